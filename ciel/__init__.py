@@ -1,0 +1,1 @@
+"""ciel: a universal execution engine."""

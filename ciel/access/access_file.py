@@ -1,0 +1,181 @@
+"""The access file: where a master listens and the key that opens it, for its user's eyes only.
+
+A master writes it, clients and workers of the same user find it without typing anything, and it is
+carried to other hosts by hand. Whoever can read it can run commands as its owner, so reading is
+refused, as ssh does, when others could have read it too.
+"""
+
+import json
+import os
+import secrets
+import shlex
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from ciel.access.errors import AccessFileError, AccessFileMissingError, MalformedKeyError
+from ciel.access.keys import Key
+
+VERSION: Final = 1
+_SIZE_MAX_BYTES = 64 * 1024
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class AccessFile:
+    """What the file says. `pid` and `pid_start` (clock ticks since boot) name the master's process.
+
+    `control` is the address for frames: `HOST:PORT`, or `unix:PATH` for peers on the same host.
+    """
+
+    url: str
+    control: str
+    cluster_id: str
+    key: Key
+    pid: int
+    pid_start: int
+
+    def is_alive(self) -> bool:
+        """Say whether the master still runs. Only its own host can tell."""
+        return process_start(self.pid) == self.pid_start
+
+    def write(self, path: Path) -> None:
+        """Put the file in place at once and whole, 0600, making a 0700 directory for it.
+
+        Raise `AccessFileError` when the directory is not ours alone to write.
+        """
+        fields = {
+            "version": VERSION,
+            "url": self.url,
+            "control": self.control,
+            "cluster_id": self.cluster_id,
+            "key": self.key.text(),
+            "pid": self.pid,
+            "pid_start": self.pid_start,
+        }
+        try:
+            path.parent.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            path.parent.mkdir(mode=0o700, exist_ok=True)
+            _check_alone(path.parent, path.parent.stat(), stat.S_IWGRP | stat.S_IWOTH)
+            _replace(path, json.dumps(fields, indent=1).encode() + b"\n")
+        except OSError as error:
+            raise AccessFileError(path, error.strerror or str(error)) from error
+
+    def unlink_if_ours(self, path: Path) -> bool:
+        """Remove the file unless another process has written its own there since."""
+        try:
+            found = read(path)
+        except AccessFileMissingError:
+            return False
+        if (found.pid, found.pid_start) != (self.pid, self.pid_start):
+            return False
+        path.unlink(missing_ok=True)
+        return True
+
+
+def read(path: Path) -> AccessFile:
+    """Read and check an access file; a symbolic link is followed, what it leads to is checked.
+
+    Raise `AccessFileMissingError` when there is none and `AccessFileError` when it is not a regular
+    file, not ours, readable by others, or does not say what it must.
+    """
+    try:
+        # O_NONBLOCK, since a FIFO planted here would otherwise hold us forever.
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+    except (FileNotFoundError, NotADirectoryError):
+        raise AccessFileMissingError(path) from None
+    except OSError as error:
+        raise AccessFileError(path, error.strerror or str(error)) from error
+    try:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
+            raise AccessFileError(path, "not a regular file")
+        _check_alone(path, status, stat.S_IRWXG | stat.S_IRWXO)
+        return _parse(path, os.read(fd, _SIZE_MAX_BYTES))
+    finally:
+        os.close(fd)
+
+
+def key_for_start(path: Path, *, new_key: bool = False) -> tuple[str, Key]:
+    """Return the cluster id and key to start with: those at `path`, made where there are none.
+
+    `new_key` rotates the key of the same cluster. A file that is there but cannot be trusted raises
+    `AccessFileError`: a key is never replaced silently.
+    """
+    try:
+        found = read(path)
+    except AccessFileMissingError:
+        return secrets.token_hex(8), Key.new()
+    return found.cluster_id, Key.new() if new_key else found.key
+
+
+def process_start(pid: int) -> int | None:
+    """Return when process `pid` started, in clock ticks since boot; None when it has ended."""
+    try:
+        line = Path(f"/proc/{pid}/stat").read_bytes()
+    except OSError:
+        return None
+    fields = line.rpartition(b")")[2].split()  # the command in parentheses may hold anything
+    return None if fields[0] in b"ZX" else int(fields[19])
+
+
+def _replace(path: Path, content: bytes) -> None:
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        with os.fdopen(fd, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(fd)
+        temporary.rename(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _check_alone(path: Path, status: os.stat_result, forbidden: int) -> None:
+    """Refuse what is not ours or gives group or others one of the `forbidden` mode bits."""
+    if status.st_uid != os.geteuid():
+        raise AccessFileError(
+            path, f"it belongs to user {status.st_uid}, we are user {os.geteuid()}"
+        )
+    if status.st_mode & forbidden:
+        raise AccessFileError(
+            path,
+            f"open to others (mode {stat.S_IMODE(status.st_mode):04o}); "
+            f"type: chmod go= {shlex.quote(str(path))}",
+        )
+
+
+def _parse(path: Path, text: bytes) -> AccessFile:
+    try:
+        fields = json.loads(text)
+    except (ValueError, RecursionError):
+        raise AccessFileError(path, "not JSON") from None  # the cause would quote the key
+    if not isinstance(fields, dict):
+        raise AccessFileError(path, "not a JSON object")
+    version = _field(path, fields, "version", int)
+    if version > VERSION:
+        raise AccessFileError(
+            path, f"written by a newer ciel (version {version}, we read up to {VERSION})"
+        )
+    try:
+        key = Key.from_text(_field(path, fields, "key", str))
+    except MalformedKeyError as error:
+        raise AccessFileError(path, f'"key" is {error}') from None
+    return AccessFile(
+        url=_field(path, fields, "url", str),
+        control=_field(path, fields, "control", str),
+        cluster_id=_field(path, fields, "cluster_id", str),
+        key=key,
+        pid=_field(path, fields, "pid", int),
+        pid_start=_field(path, fields, "pid_start", int),
+    )
+
+
+def _field(path: Path, fields: dict[str, Any], name: str, kind: type[T]) -> T:
+    value = fields.get(name)
+    if type(value) is not kind:
+        raise AccessFileError(path, f'"{name}" is missing or not {kind.__name__}')
+    return value

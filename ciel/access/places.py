@@ -1,0 +1,67 @@
+"""Where things lie: state below `$XDG_STATE_HOME/ciel`, one directory for each master's address.
+
+The environment is an argument, as everywhere in this room.
+"""
+
+import re
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from ciel.access.errors import AccessFileError
+
+ACCESS_FILE_NAME: Final = "access.json"
+_CURRENT_NAME = "current"
+_LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
+
+
+def state_directory(environ: Mapping[str, str]) -> Path:
+    """Return `$XDG_STATE_HOME/ciel`, where access files and logs lie."""
+    return _xdg_directory(environ, "XDG_STATE_HOME", ".local/state") / "ciel"
+
+
+def config_directory(environ: Mapping[str, str]) -> Path:
+    """Return `$XDG_CONFIG_HOME/ciel`, where the configuration file lies."""
+    return _xdg_directory(environ, "XDG_CONFIG_HOME", ".config") / "ciel"
+
+
+def normalise_host(host: str) -> str:
+    """Return the one spelling of `host` used in file names; all loopback names are `localhost`."""
+    name = host.strip("[]").rstrip(".").lower()
+    return "localhost" if name in _LOOPBACK_NAMES else name
+
+
+def access_path(environ: Mapping[str, str], host: str, port: int) -> Path:
+    """Return where the access file of the master at `host` and `port` lies."""
+    directory = f"{normalise_host(host)}_{port}"
+    path = state_directory(environ) / directory / ACCESS_FILE_NAME
+    if not re.fullmatch(r"[a-z0-9:][a-z0-9.:%_-]*", directory):
+        raise AccessFileError(path, f"{host!a} is no host name")
+    return path
+
+
+def current_path(environ: Mapping[str, str]) -> Path:
+    """Return the link that `ciel up` points at its access file."""
+    return state_directory(environ) / _CURRENT_NAME
+
+
+def point_current(environ: Mapping[str, str], path: Path) -> None:
+    """Make `path` the current access file, at once."""
+    link = current_path(environ)
+    temporary = link.with_name(f".{_CURRENT_NAME}.{secrets.token_hex(8)}")
+    temporary.symlink_to(path)
+    temporary.replace(link)
+
+
+def drop_current(environ: Mapping[str, str], path: Path) -> None:
+    """Take the current link away if it still points at `path`."""
+    link = current_path(environ)
+    if link.is_symlink() and link.readlink() == path:
+        link.unlink(missing_ok=True)
+
+
+def _xdg_directory(environ: Mapping[str, str], variable: str, default: str) -> Path:
+    named = Path(environ.get(variable, ""))
+    # Relative paths are to be ignored, says the XDG base directory specification.
+    return named if named.is_absolute() else Path(environ.get("HOME") or "/") / default

@@ -1,0 +1,201 @@
+"""Where a setting comes from: flag, then environment, then configuration file.
+
+The environment is an argument here; only composition roots read the real one. `find_master` adds
+the last place to look, the access file of `ciel up`, and brings the key along.
+"""
+
+import ipaddress
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+from urllib.parse import urlsplit
+
+from ciel.access import access_file
+from ciel.access.access_file import AccessFile
+from ciel.access.errors import (
+    AccessDeniedError,
+    AccessFileMissingError,
+    SettingsError,
+    UnsafeListenError,
+)
+from ciel.access.keys import Key
+from ciel.access.places import access_path, config_directory, current_path, normalise_host
+
+DEFAULT_PORT: Final = 8000
+NAMES: Final = ("master", "access")
+"""Every setting: a flag `--NAME`, a variable `CIEL_NAME`, a key `NAME` in the file."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A value and where it was set; `rank` is 0 for a flag, 1 for the environment, 2 for a file."""
+
+    value: str
+    origin: str
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class MasterLocation:
+    """Where a master is and what opens it. `origin` says in words who said so."""
+
+    url: str
+    control: str
+    cluster_id: str
+    key: Key
+    origin: str
+
+
+class Settings:
+    """All settings of one command. Raises `SettingsError` at once if the file is at fault."""
+
+    def __init__(self, flags: Mapping[str, str | None], environ: Mapping[str, str]) -> None:
+        self._found: dict[str, Setting] = {}
+        path, required = config_path(environ)
+        self._found.update(_read_config(path, required))
+        for name in NAMES:
+            variable = f"CIEL_{name.upper()}"
+            if value := environ.get(variable):
+                self._found[name] = Setting(value, variable, 1)
+            if flag := flags.get(name):
+                self._found[name] = Setting(flag, f"--{name}", 0)
+
+    def get(self, name: str) -> Setting | None:
+        return self._found.get(name)
+
+    def __iter__(self) -> Iterator[tuple[str, Setting]]:
+        return iter(sorted(self._found.items()))
+
+
+def config_path(environ: Mapping[str, str]) -> tuple[Path, bool]:
+    """Return the configuration file and whether it must exist, as one named by `CIEL_CONFIG`."""
+    if named := environ.get("CIEL_CONFIG"):
+        return Path(named), True
+    return config_directory(environ) / "config.toml", False
+
+
+def find_master(
+    flag_master: str | None, flag_access: str | None, environ: Mapping[str, str]
+) -> MasterLocation | None:
+    """Return the master that this command is meant for, or None if none is named or up.
+
+    An address needs a key: from the access file that is named, else from the address's own. When an
+    access file is named at least as directly as any address, and no address beside it, the file's
+    address counts. Raises `AccessDeniedError` when no key is found, `AccessFileError` when a file
+    cannot be trusted, `SettingsError` when a setting has no meaning.
+    """
+    settings = Settings({"master": flag_master, "access": flag_access}, environ)
+    master, access = settings.get("master"), settings.get("access")
+    if access is not None and (master is None or access.rank < master.rank):
+        return _located(_read_named(access), f"{access.origin} ({access.value})")
+    if master is not None:
+        return _locate_address(master, access, environ)
+    current = current_path(environ)
+    try:
+        found = access_file.read(current)
+    except AccessFileMissingError:
+        return None
+    return _located(found, f"ciel up ({current})") if found.is_alive() else None
+
+
+def parse_address(text: str, origin: str) -> tuple[str, str, int]:
+    """Split `[http[s]://]HOST[:PORT]` into URL, host and port. Raise `SettingsError` otherwise."""
+    try:
+        parts = urlsplit(text if "://" in text else f"http://{text}")
+        host, port = parts.hostname, parts.port or DEFAULT_PORT
+    except ValueError:
+        host, port = None, 0
+    else:
+        if parts.scheme not in ("http", "https") or "@" in parts.netloc:
+            host = None
+        if parts.path not in ("", "/") or parts.query or parts.fragment:
+            host = None
+    if not host:
+        raise SettingsError(origin, f"{text!a} is not a master: expected http://HOST:PORT")
+    return f"{parts.scheme}://{netloc(host, port)}", host, port
+
+
+def netloc(host: str, port: int) -> str:
+    """Return `HOST:PORT`, with brackets around an IPv6 address."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def require_safe_listen(host: str, *, has_key: bool, new_key: bool) -> None:
+    """Raise `UnsafeListenError` if `host` is beyond loopback and its key would be a surprise."""
+    if not (has_key or new_key or is_loopback(host)):
+        raise UnsafeListenError(host)
+
+
+def is_loopback(host: str) -> bool:
+    """Say whether only this host can reach `host`. Names are not looked up."""
+    name = normalise_host(host)
+    try:
+        return name == "localhost" or ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False
+
+
+def _locate_address(
+    master: Setting, access: Setting | None, environ: Mapping[str, str]
+) -> MasterLocation:
+    url, host, port = parse_address(master.value, master.origin)
+    if access is not None:
+        found = _read_named(access)
+    else:
+        path = access_path(environ, host, port)
+        try:
+            found = access_file.read(path)
+        except AccessFileMissingError:
+            raise AccessDeniedError(
+                f"no key for {url} ({master.origin}): there is no {path}, "
+                "and neither --access nor CIEL_ACCESS names a file"
+            ) from None
+    own = parse_address(found.url, "access file")
+    # The file's own control address may be a path on this host; it holds for its own URL only.
+    same = (normalise_host(own[1]), own[2]) == (normalise_host(host), port)
+    control = found.control if same else netloc(host, port)
+    return MasterLocation(url, control, found.cluster_id, found.key, master.origin)
+
+
+def _located(found: AccessFile, origin: str) -> MasterLocation:
+    return MasterLocation(found.url, found.control, found.cluster_id, found.key, origin)
+
+
+def _read_named(access: Setting) -> AccessFile:
+    try:
+        return access_file.read(Path(access.value))
+    except AccessFileMissingError as error:
+        raise AccessDeniedError(f"{access.origin} names {error.path}: no such file") from None
+
+
+def _read_config(path: Path, required: bool) -> dict[str, Setting]:
+    try:
+        text = path.read_text(encoding="utf-8")
+        found = tomllib.loads(text)
+    except (FileNotFoundError, NotADirectoryError):
+        if required:
+            raise SettingsError("CIEL_CONFIG", f"{path}: no such file") from None
+        return {}
+    except (OSError, ValueError, RecursionError) as error:  # TOML and UTF-8 faults are ValueErrors
+        raise SettingsError(str(path), str(error)) from None
+    settings = {}
+    for name, value in found.items():
+        origin = f"{path} line {_line_of(text, name)}"
+        if name not in NAMES:
+            raise SettingsError(origin, f"unknown setting {name!a}; known: {', '.join(NAMES)}")
+        if not isinstance(value, str) or not value:
+            raise SettingsError(origin, f"{name} must be a text")
+        if name == "access":
+            value = str(path.parent / value)  # a relative path lies beside the file that says so
+        settings[name] = Setting(value, origin, 2)
+    return settings
+
+
+def _line_of(text: str, name: str) -> int:
+    """Return the line that sets `name`; tomllib does not tell. 1 if it is spelt with escapes."""
+    said = re.compile(rf"""\s*\[*\s*["']?{re.escape(name)}["']?\s*[\].=]""")
+    numbered = enumerate(text.splitlines(), start=1)
+    return next((number for number, line in numbered if said.match(line)), 1)

@@ -1,0 +1,1 @@
+"""Pure values and rules: ids, references, tasks, the graph. Knows no clock, no socket and no process."""

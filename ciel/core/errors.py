@@ -1,0 +1,52 @@
+"""The root of this package's errors. Every error carries its data and builds its message from it."""
+
+from __future__ import annotations
+
+
+class CielError(Exception):
+    """Root of every error that ciel raises on purpose."""
+
+
+class InvalidIdError(CielError):
+    """An id that does not match the grammar; nothing was looked up or created under it."""
+
+    def __init__(self, text: object, reason: str) -> None:
+        self.text = text
+        self.reason = reason
+        super().__init__(f"{str(text)[:80]!r} is not an id: {reason}")
+
+
+class InvalidTaskError(CielError):
+    """A task that contradicts itself or the graph; the graph is as it was before."""
+
+    def __init__(self, task_id: str, reason: str) -> None:
+        self.task_id = task_id
+        self.reason = reason
+        super().__init__(f"task {task_id}: {reason}")
+
+
+class InvalidTransitionError(CielError):
+    """A step that the state table does not list: a bug of ours, with the state it met."""
+
+    def __init__(self, subject: str, state: object, step: object) -> None:
+        self.subject = subject
+        self.state = state
+        self.step = step
+        super().__init__(f"{subject} is {state}: cannot become {step}")
+
+
+class UnknownJobError(CielError):
+    """A job id that this master does not know (or no longer knows)."""
+
+    def __init__(self, job_id: str) -> None:
+        self.job_id = job_id
+        super().__init__(f"no job {job_id}")
+
+
+class InvariantError(CielError):
+    """A self-check found a broken invariant; `code` names it."""
+
+    def __init__(self, code: str, detail: str) -> None:
+        self.code = code
+        self.detail = detail
+        super().__init__(f"invariant {code}: {detail}")

@@ -1,0 +1,556 @@
+"""The dynamic task graph: lineage, laziness, delegation, growth while it runs, errors, loss and release.
+
+Pure: it is told what happened and changes; what follows from that lies in its outboxes (`runnable`, `settled`,
+`unneeded`, `droppable`), which the owner empties after each turn. Nothing here recurses, so depth has no limit.
+The rules (CIB-1, CIB-4):
+
+- a task becomes active only when one of its outputs is wanted by a job or awaited by an active task;
+- an active task waits until all its inputs are consumable; a failed input fails it, unless it sees errors;
+- a child may take over outputs of its parent (delegation); a task known already is not added twice;
+- an object that is lost or was dropped, and is needed, is made again by its producer, and so on upwards;
+- an object is droppable when no job wants it and nothing that is unfinished can name it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from ciel.core.errors import InvalidTaskError, InvalidTransitionError, InvariantError
+from ciel.core.ids import ObjectId, TaskId
+from ciel.core.jobs import Job
+from ciel.core.objects import NOBODY, ObjectNode, ObjectTable
+from ciel.core.refs import Concrete, Failure, Future, Reference, Value
+from ciel.core.tasks import (
+    ASSIGNED,
+    CANCELLED,
+    DONE,
+    DORMANT,
+    FAILED,
+    FINISHED,
+    RUNNABLE,
+    TRANSITIONS,
+    WAITING,
+    Mentions,
+    TaskSpec,
+    TaskState,
+)
+from ciel.core.waiting import Waiting
+
+
+class TaskNode:
+    """One task: its spec, its state, and what is true only while it is assigned."""
+
+    __slots__ = ("attempt", "children", "job", "live_outputs", "spec", "state", "worker")
+
+    def __init__(self, spec: TaskSpec, job: Job) -> None:
+        self.spec = spec
+        self.job = job
+        self.state = DORMANT
+        self.attempt = 0
+        self.worker: str | None = None
+        self.children: dict[int, TaskId] | None = None
+        self.live_outputs = 0  # outputs that are there; only counted where outputs mention inputs
+
+    def __repr__(self) -> str:
+        return f"<Task {self.spec.id} {self.state} attempt {self.attempt}>"
+
+
+class TaskGraph:
+    """All tasks and objects of all jobs of one master."""
+
+    def __init__(self) -> None:
+        self.tasks: dict[str, TaskNode] = {}
+        self.objects = ObjectTable()
+        self._waiting: Waiting[TaskNode] = Waiting()
+        self.runnable: list[TaskNode] = []
+        self.settled: list[ObjectId] = []
+        self.unneeded: list[TaskNode] = []
+        self.droppable: list[ObjectId] = []
+        self.divergent: list[tuple[TaskId, int]] = []  # (parent, index): a re-run made another child
+
+    # --- growth ------------------------------------------------------------------------------------------
+
+    def add(self, spec: TaskSpec, job: Job) -> TaskNode:
+        """Add a task (checked by `tasks.check_task`). One that is known already is returned as it is.
+
+        Its parent must be `job` itself or a task of it. Raises InvalidTaskError before anything changed.
+        """
+        known = self.tasks.get(spec.id)
+        if known is not None:
+            return known
+        parent = self._parent_of(spec, job)
+        node = TaskNode(spec, job)
+        nodes = self.objects.nodes
+        producing = []
+        for object_id in spec.outputs:
+            output = nodes.get(object_id)
+            if output is None:
+                output = nodes[object_id] = ObjectNode(node)
+            elif output.producer is None or output.producer is parent:
+                if output.is_settled and output.producer is None:
+                    raise InvalidTaskError(spec.id, f"its output {object_id} exists already")
+                output.producer = node
+            else:
+                continue  # named by content: the task that came first makes it for both
+            producing.append((object_id, output))
+        self.tasks[spec.id] = node
+        job.tasks.append(spec.id)
+        job.counts[DORMANT] += 1
+        for object_id in spec.inputs:
+            source = nodes.get(object_id)
+            if source is None:
+                source = nodes[object_id] = ObjectNode()
+            source.holds += 1
+        anything = Mentions.ANYTHING
+        if spec.mentions is anything or (parent is not None and parent.spec.mentions is anything):
+            for _, output in producing:
+                output.holds += 1
+        if parent is not None:
+            self._note_child(parent, spec)
+        for object_id, output in producing:
+            if output.ref is None and (output.wanters or self._waiting.is_awaited(object_id)):
+                self._demand((object_id,))
+                break
+        return node
+
+    def _parent_of(self, spec: TaskSpec, job: Job) -> TaskNode | None:
+        if spec.parent == job.spec.id:
+            return None
+        parent = self.tasks.get(spec.parent)
+        if parent is None or parent.job is not job:
+            raise InvalidTaskError(spec.id, f"its parent {spec.parent} is not a task of its job")
+        return parent
+
+    def _note_child(self, parent: TaskNode, spec: TaskSpec) -> None:
+        if parent.children is None:
+            parent.children = {}
+        before = parent.children.setdefault(spec.index, spec.id)
+        if before != spec.id:
+            self.divergent.append((parent.spec.id, spec.index))
+            parent.children[spec.index] = spec.id
+
+    def introduce(self, ref: Reference, job: Job) -> None:
+        """Take note of an object that no task makes (an upload, an argument), for the life of the job."""
+        node = self.objects.ensure(ref.id)
+        if isinstance(ref, Future):
+            return
+        if node.producer is None and node.ref is None:
+            node.holds += 1
+            job.uploads.append(ref.id)
+        self.publish(ref)
+
+    # --- demand ------------------------------------------------------------------------------------------
+
+    def want(self, object_id: ObjectId, job: Job) -> None:
+        """Have a job want an object; its producer becomes active if the object is not there."""
+        if object_id in job.wanted:
+            return
+        job.wanted[object_id] = None
+        node = self.objects.ensure(object_id)
+        node.wanters = (*node.wanters, job) if node.wanters else job.as_wanter
+        if node.is_settled:
+            self.settled.append(object_id)
+            return
+        job.unsettled += 1
+        self._demand((object_id,))
+
+    def unwant(self, object_id: ObjectId, job: Job) -> None:
+        """Have a job want an object no longer: it may be dropped, and work for it alone may stop."""
+        if object_id not in job.wanted:
+            return
+        del job.wanted[object_id]
+        node = self.objects.nodes[object_id]
+        node.wanters = tuple([other for other in node.wanters if other is not job]) or NOBODY
+        if not node.is_settled:
+            job.unsettled -= 1
+            self._release_demand([object_id])
+        self._drop_if_unused(object_id, node)
+
+    def _demand(self, object_ids: Iterable[ObjectId]) -> None:
+        pending = list(object_ids)
+        nodes = self.objects.nodes
+        while pending:
+            object_id = pending.pop()
+            node = nodes[object_id]
+            producer = node.producer
+            if producer is None or node.ref is not None:
+                continue
+            if producer.state is DORMANT or producer.state is DONE:
+                # Activating others may have failed whoever needed this.
+                if node.wanters or self._waiting.is_awaited(object_id):
+                    pending.extend(self._activate(producer))
+
+    def _activate(self, task: TaskNode) -> list[ObjectId]:
+        """Make a task wait for what it lacks, or runnable; return what is to be demanded now."""
+        if task.state is DONE:
+            self._hold_inputs_again(task)
+            self._move(task, DORMANT)
+        inputs = task.spec.inputs
+        if not inputs:
+            self._make_runnable(task)
+            return []
+        nodes = self.objects.nodes
+        missing = []
+        for object_id in inputs:
+            ref = nodes[object_id].ref
+            if ref is None or not ref.consumable:
+                missing.append(object_id)
+            elif type(ref) is Failure and not task.spec.sees_errors:
+                self._fail_with_input(task, ref)
+                return []
+        if not missing:
+            self._make_runnable(task)
+            return []
+        self._move(task, WAITING)
+        self._waiting.wait(task, missing)
+        return missing
+
+    def _make_runnable(self, task: TaskNode) -> None:
+        self._move(task, RUNNABLE)
+        self.runnable.append(task)
+
+    def _release_demand(self, object_ids: list[ObjectId]) -> None:
+        """Put tasks to sleep whose outputs nobody needs any more, and upwards from there."""
+        pending = object_ids
+        nodes = self.objects.nodes
+        while pending:
+            task = nodes[pending.pop()].producer
+            if task is None or task.state not in (WAITING, RUNNABLE, ASSIGNED):
+                continue
+            if any(self._is_needed(output) for output in task.spec.outputs):
+                continue
+            if task.state is ASSIGNED:
+                self.unneeded.append(task)
+                continue
+            self._waiting.forget(task, task.spec.inputs)
+            self._move(task, DORMANT)
+            pending.extend(task.spec.inputs)
+
+    def _is_needed(self, object_id: ObjectId) -> bool:
+        node = self.objects.nodes[object_id]
+        return not node.is_settled and (bool(node.wanters) or self._waiting.is_awaited(object_id))
+
+    # --- what happens to tasks ---------------------------------------------------------------------------
+
+    def is_ready(self, task: TaskNode) -> bool:
+        """Whether a task can be assigned now. One whose input was lost meanwhile waits again, or fails."""
+        return task.state is RUNNABLE and not self.recheck(task)
+
+    def recheck(self, task: TaskNode) -> bool:
+        """Evaluate an active task anew if an input that it had is gone or failed; return whether it was.
+
+        Losses are rare and consumers many, so a loss does not look for those who had counted on the object:
+        they find out here, when they are to be assigned.
+        """
+        nodes = self.objects.nodes
+        sees_errors = task.spec.sees_errors
+        awaited = self._waiting.missing_of(task)
+        for object_id in task.spec.inputs:
+            ref = nodes[object_id].ref
+            if ref is None or not ref.consumable:
+                awaited -= 1
+            elif type(ref) is Failure and not sees_errors:
+                awaited = -1
+                break
+        if awaited >= 0:
+            return False
+        self._waiting.forget(task, task.spec.inputs)
+        self._move(task, DORMANT)
+        self._demand_outputs(task)
+        return True
+
+    def assign(self, task: TaskNode, worker: str) -> int:
+        """Give a task that `is_ready` to a worker; return the number of this attempt, from 1."""
+        self._move(task, ASSIGNED)
+        task.attempt += 1
+        task.worker = worker
+        return task.attempt
+
+    def finish(self, task: TaskNode, published: Iterable[Reference]) -> None:
+        """An attempt ended well: publish its outputs. One neither published nor delegated is an error."""
+        task.worker = None
+        self._move(task, DONE)
+        for ref in published:
+            self.publish(ref)
+        for object_id in task.spec.outputs:
+            output = self.objects.nodes[object_id]
+            if output.ref is None and output.producer is task:
+                reason = f"task {task.spec.id} ended without making it"
+                self.publish(Failure(object_id, "NO_OUTPUT", reason))
+        self._let_inputs_go(task)
+
+    def fail(self, task: TaskNode, reason: str, details: object) -> None:
+        """End a task for good: its outputs that are not there become errors, and so do those who need them."""
+        self._fail([(task, reason, details)])
+
+    def requeue(self, task: TaskNode) -> None:
+        """An attempt came to nothing, by no fault that ends the task: it waits or runs again if needed."""
+        if task.state is not ASSIGNED:
+            raise InvalidTransitionError(f"task {task.spec.id}", task.state, RUNNABLE)
+        task.worker = None
+        self._move(task, DORMANT)
+        self._demand_outputs(task)
+
+    def _demand_outputs(self, task: TaskNode) -> None:
+        self._demand([output for output in task.spec.outputs if self._is_needed(output)])
+
+    def sleep(self, task: TaskNode) -> None:
+        """An attempt that nobody needs was called off."""
+        task.worker = None
+        self._move(task, DORMANT)
+        self._release_demand(list(task.spec.inputs))
+
+    def _fail_with_input(self, task: TaskNode, cause: Failure) -> None:
+        self._fail([(task, *_blame_input(cause))])
+
+    def _fail(self, pending: list[tuple[TaskNode, str, object]]) -> None:
+        while pending:
+            task, reason, details = pending.pop()
+            if task.state in FINISHED:
+                continue
+            self._waiting.forget(task, task.spec.inputs)
+            task.worker = None
+            self._move(task, CANCELLED if reason == "CANCELLED" else FAILED)
+            for object_id in task.spec.outputs:
+                output = self.objects.nodes[object_id]
+                if output.producer is task:
+                    failure = Failure(object_id, reason, details)
+                    if self.objects.update(output, failure):
+                        pending.extend(self._spread(object_id, output))
+            self._let_inputs_go(task)
+            self._release_demand(list(task.spec.inputs))
+
+    # --- what happens to objects -------------------------------------------------------------------------
+
+    def publish(self, ref: Reference) -> None:
+        """Merge news of an object, and release or fail those who waited for it."""
+        node = self.objects.ensure(ref.id)
+        if self.objects.update(node, ref) and (failing := self._spread(ref.id, node)):
+            self._fail(failing)
+
+    def _spread(self, object_id: ObjectId, node: ObjectNode) -> list[tuple[TaskNode, str, object]]:
+        """Tell waiters of an object that came to be; return the tasks that fail by it, with their reasons."""
+        failing: list[tuple[TaskNode, str, object]] = []
+        ref = node.ref
+        if type(ref) is Failure:
+            blame = _blame_input(ref)
+            for task in self._waiting.waiters_of(object_id):
+                if not task.spec.sees_errors:
+                    self._waiting.forget(task, task.spec.inputs)
+                    failing.append((task, *blame))
+        for task in self._waiting.release(object_id):
+            self._make_runnable(task)
+        if not node.is_settled:
+            return failing
+        producer = node.producer
+        if producer is not None and producer.spec.mentions is Mentions.INPUTS:
+            producer.live_outputs += 1
+        if node.wanters:
+            self.settled.append(object_id)
+            for job in node.wanters:
+                job.unsettled -= 1
+        else:
+            self._drop_if_unused(object_id, node)
+        return failing
+
+    def lose(self, object_id: ObjectId, location: str) -> bool:
+        """Note that a location does not hold an object; if nobody does and it is needed, it is made again.
+
+        Returns whether the object was lost by this.
+        """
+        node = self.objects.get(object_id)
+        if node is None or not self.objects.lose(node, object_id, location):
+            return False
+        self._unsettle(object_id, node)
+        return True
+
+    def _unsettle(self, object_id: ObjectId, node: ObjectNode) -> None:
+        for job in node.wanters:
+            job.unsettled += 1
+        producer = node.producer
+        if producer is None or producer.state in (FAILED, CANCELLED):
+            maker = "no task makes it" if producer is None else f"task {producer.spec.id} failed since"
+            reason = f"no copy of it is left, and {maker}"
+            failure = Failure(object_id, "OBJECT_LOST", reason)
+            if self.objects.update(node, failure):
+                self._fail(self._spread(object_id, node))
+            return
+        if producer.spec.mentions is Mentions.INPUTS:
+            producer.live_outputs -= 1
+            self._let_inputs_go(producer)
+        # Who was ready to read it learns of the loss when it is to be assigned, or when it opens its input.
+        if node.wanters or self._waiting.is_awaited(object_id):
+            self._demand((object_id,))
+
+    def lose_location(self, location: str) -> list[ObjectId]:
+        """Note that a location is gone with all that it held; return what was lost by that."""
+        return [object_id for object_id in self.objects.held_at(location) if self.lose(object_id, location)]
+
+    def drop(self, object_id: ObjectId) -> frozenset[str]:
+        """Forget an object that is still droppable; return where its copies lie (nowhere if it is needed)."""
+        node = self.objects.get(object_id)
+        if node is None or node.ref is None or node.holds or node.wanters:
+            return frozenset()
+        producer = node.producer
+        if type(node.ref) is Failure or producer is None or producer.state is not DONE:
+            return frozenset()
+        places = self.objects.forget(node, object_id)
+        if producer.spec.mentions is Mentions.INPUTS:
+            producer.live_outputs -= 1
+            self._let_inputs_go(producer)
+        return places
+
+    def _drop_if_unused(self, object_id: ObjectId, node: ObjectNode) -> None:
+        if not node.holds and not node.wanters and isinstance(node.ref, Concrete | Value):
+            self.droppable.append(object_id)
+
+    def _let_inputs_go(self, task: TaskNode) -> None:
+        """A task is finished: what only it needed may be dropped, once its outputs cannot name it either."""
+        mentions = task.spec.mentions
+        if mentions is Mentions.ANYTHING or task.state not in FINISHED:
+            return
+        if mentions is Mentions.INPUTS and task.live_outputs > 0:
+            return
+        nodes = self.objects.nodes
+        for object_id in task.spec.inputs:
+            node = nodes[object_id]
+            node.holds -= 1
+            if not node.holds:
+                self._drop_if_unused(object_id, node)
+
+    def _hold_inputs_again(self, task: TaskNode) -> None:
+        """A finished task is to run again: the opposite of `_let_inputs_go`."""
+        if task.spec.mentions is not Mentions.ANYTHING and task.live_outputs <= 0:
+            for object_id in task.spec.inputs:
+                self.objects.nodes[object_id].holds += 1
+
+    # --- the end of jobs ---------------------------------------------------------------------------------
+
+    def cancel(self, job: Job, details: str) -> list[TaskNode]:
+        """End all unfinished tasks of a job; return those that were assigned, to be called off."""
+        assigned = []
+        for task_id in job.tasks:
+            task = self.tasks[task_id]
+            if task.state is ASSIGNED:
+                assigned.append(task)
+        for task_id in job.tasks:
+            self._fail([(self.tasks[task_id], "CANCELLED", details)])
+        for object_id in [o for o in job.wanted if not self.objects.nodes[o].is_settled]:
+            self.publish(Failure(object_id, "CANCELLED", details))
+        return assigned
+
+    def remove(self, job: Job) -> dict[str, list[ObjectId]]:
+        """Forget an ended job with its tasks and objects; return what is to be deleted, by location."""
+        deletions: dict[str, list[ObjectId]] = {}
+        for object_id in job.wanted:
+            node = self.objects.nodes[object_id]
+            node.wanters = tuple([other for other in node.wanters if other is not job])
+        doomed = dict.fromkeys(job.uploads) | job.wanted
+        for task_id in job.tasks:
+            task = self.tasks.pop(task_id)
+            self._waiting.forget(task, task.spec.inputs)
+            doomed |= dict.fromkeys(task.spec.outputs) | dict.fromkeys(task.spec.inputs)
+        for object_id in doomed:
+            doomed_node = self.objects.get(object_id)
+            if doomed_node is None or doomed_node.wanters:
+                continue
+            producer = doomed_node.producer
+            if producer is not None and producer.job is not job:
+                continue
+            for place in self.objects.forget(doomed_node, object_id):
+                deletions.setdefault(place, []).append(object_id)
+            self.objects.remove(object_id)
+        job.tasks.clear()
+        return deletions
+
+    def failed_results(self, job: Job) -> list[ObjectId]:
+        """Name the errors among a job's results, those that a result merely lists included."""
+        failed = []
+        for object_id in job.wanted:
+            node = self.objects.nodes[object_id]
+            producer = node.producer
+            if type(node.ref) is Failure:
+                failed.append(object_id)
+            elif producer is not None and producer.spec.mentions is Mentions.INPUTS:
+                inputs = producer.spec.inputs
+                failed += [i for i in inputs if type(self.objects.nodes[i].ref) is Failure]
+        return failed
+
+    def stuck(self, job: Job) -> list[ObjectId]:
+        """Name what a job waits for and nobody is going to make (no producer, or a circle)."""
+        missing = {}
+        for object_id in job.wanted:
+            if not self.objects.nodes[object_id].is_settled:
+                missing[object_id] = None
+        pending = list(missing)
+        orphans = []
+        while pending:
+            object_id = pending.pop()
+            producer = self.objects.nodes[object_id].producer
+            if producer is None:
+                orphans.append(object_id)
+            elif producer.state is WAITING:
+                for source in producer.spec.inputs:
+                    if source not in missing and not self.objects.nodes[source].is_consumable:
+                        missing[source] = None
+                        pending.append(source)
+        return orphans or list(missing)
+
+    # --- states and checks -------------------------------------------------------------------------------
+
+    def _move(self, task: TaskNode, state: TaskState) -> None:
+        before = task.state
+        if state not in TRANSITIONS[before]:
+            raise InvalidTransitionError(f"task {task.spec.id}", before, state)
+        counts = task.job.counts
+        counts[before] -= 1
+        counts[state] += 1
+        task.state = state
+
+    def validate(self) -> None:
+        """Check every link in both directions; raises InvariantError. For tests, after each step."""
+        for problem in self.objects.problems():
+            raise InvariantError(problem.split()[0], problem)
+        for problem in self._problems():
+            raise InvariantError(problem.split()[0], problem)
+
+    def _problems(self) -> Iterator[str]:
+        for task_id, task in self.tasks.items():
+            spec = task.spec
+            if task.state is WAITING:
+                awaited = [i for i in spec.inputs if task in self._waiting.waiters_of(i)]
+                if not awaited or self._waiting.missing_of(task) != len(awaited):
+                    yield f"T1 {task_id} waits for {awaited}, counted otherwise"
+                for object_id in awaited:
+                    if self.objects.nodes[object_id].is_consumable:
+                        yield f"T2 {task_id} waits for {object_id}, which is there"
+                    producer = self.objects.nodes[object_id].producer
+                    if producer is not None and producer.state not in (WAITING, RUNNABLE, ASSIGNED):
+                        yield f"T3 {task_id} waits for {object_id}; its producer is {producer.state}"
+            elif task in self._waiting:
+                yield f"T4 {task_id} is {task.state} and still waits"
+            if (task.state is ASSIGNED) != (task.worker is not None):
+                yield f"T5 {task_id} is {task.state} on worker {task.worker}"
+        yield from self._job_problems()
+
+    def _job_problems(self) -> Iterator[str]:
+        for job in {task.job for task in self.tasks.values()}:
+            counts = dict.fromkeys(TaskState, 0)
+            for task_id in job.tasks:
+                counts[self.tasks[task_id].state] += 1
+            if counts != job.counts:
+                yield f"J1 {job} counts {job.counts}, there are {counts}"
+            unsettled = [o for o in job.wanted if not self.objects.nodes[o].is_settled]
+            if len(unsettled) != job.unsettled:
+                yield f"J2 {job} says {job.unsettled} of its objects are missing, not {unsettled}"
+            for object_id in unsettled:
+                producer = self.objects.nodes[object_id].producer
+                if producer is not None and producer.state not in (WAITING, RUNNABLE, ASSIGNED):
+                    yield f"J3 {object_id} is wanted; its producer is {producer.state}"
+
+
+def _blame_input(cause: Failure) -> tuple[str, object]:
+    """Say why a task fails that never ran: by its input's failure, told once however long the chain."""
+    if cause.reason in ("DEPENDENCY_FAILED", "CANCELLED"):
+        return cause.reason, cause.details
+    return "DEPENDENCY_FAILED", f"its input {cause.id} failed ({cause.reason}): {cause.details}"

@@ -1,0 +1,67 @@
+"""Names of jobs, tasks and objects: their grammar, and how a child's name follows from its parent's.
+
+Ids are plain text, unique in the cluster. They are never trusted as paths (storage escapes them), and
+every id from outside passes `check_id` once, at the border. Names are deterministic so that a task which
+runs again the same way spawns the same children (CIB-1).
+"""
+
+from __future__ import annotations
+
+import re
+from hashlib import blake2b
+from typing import NewType
+
+from ciel.core.errors import InvalidIdError
+
+JobId = NewType("JobId", str)
+TaskId = NewType("TaskId", str)
+ObjectId = NewType("ObjectId", str)
+
+ID_MAX_LENGTH = 128
+_ID = re.compile(rf"[A-Za-z0-9_][A-Za-z0-9_:.\-]{{0,{ID_MAX_LENGTH - 1}}}", re.ASCII)
+_is_id = _ID.fullmatch
+
+
+def check_id(text: object) -> str:
+    """Return the text if it is an id; a clear error otherwise.
+
+    An id is 1 to 128 of `A-Z a-z 0-9 _ : . -` and begins with a letter, a digit or `_`.
+    """
+    if not isinstance(text, str):
+        raise InvalidIdError(text, "it is not text")
+    if _is_id(text):
+        return text
+    if not text:
+        raise InvalidIdError(text, "it is empty")
+    if len(text) > ID_MAX_LENGTH:
+        raise InvalidIdError(text, f"it has {len(text)} characters, {ID_MAX_LENGTH} are allowed")
+    if text[0] in ":.-":
+        raise InvalidIdError(text, f"it begins with {text[0]!r}")
+    raise InvalidIdError(text, "only letters, digits and _ : . - are allowed")
+
+
+def child_id(parent: str, index: int, digest: str) -> TaskId:
+    """Name the `index`-th task that `parent` (a task, or an open job) creates.
+
+    BLAKE2b-128 over parent, index and the digest of what is to be run (`naming.arguments_digest`), parted by
+    bytes that none of them can contain.
+    """
+    text = f"{parent}\n{index}\n{digest}"
+    return TaskId(blake2b(text.encode(), digest_size=16).hexdigest())
+
+
+def root_task_id(job: str) -> TaskId:
+    """Name the first task of a job that starts from a package."""
+    return TaskId(f"root:{job}")
+
+
+def job_output_id(job: str) -> ObjectId:
+    """Name the object that is the result of a job that starts from a package."""
+    return ObjectId(f"{job}:job_output")
+
+
+def output_ids(task: str, count: int) -> tuple[ObjectId, ...]:
+    """Name a task's outputs as `proc` does: `<task>:out:<i>`."""
+    if count == 1:
+        return (ObjectId(f"{task}:out:0"),)
+    return tuple([ObjectId(f"{task}:out:{i}") for i in range(count)])

@@ -1,0 +1,117 @@
+"""A job: a set of wanted objects, the tasks that were created for it, and how it stands."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Any, NamedTuple
+
+from ciel.core.ids import JobId, ObjectId, TaskId
+from ciel.core.refs import Reference
+from ciel.core.tasks import TaskState
+
+JOB_NAME_MAX_LENGTH = 200
+
+
+class JobState(Enum):
+    """How a job stands. A job with an error among its results has failed."""
+
+    ACTIVE = "active"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    CANCELLING = "cancelling"  # its programs are being ended
+    CANCELLED = "cancelled"
+
+    def __str__(self) -> str:
+        return self.value
+
+    __hash__ = object.__hash__
+
+
+JOB_TRANSITIONS: dict[JobState, frozenset[JobState]] = {
+    JobState.ACTIVE: frozenset((JobState.COMPLETED, JobState.FAILED, JobState.CANCELLING)),
+    JobState.CANCELLING: frozenset((JobState.CANCELLED,)),
+    JobState.COMPLETED: frozenset(),
+    JobState.FAILED: frozenset(),
+    JobState.CANCELLED: frozenset(),
+}
+ENDED = frozenset((JobState.COMPLETED, JobState.FAILED, JobState.CANCELLED))
+
+
+class JobSpec(NamedTuple):
+    """What a client says of a job when it creates it.
+
+    An *open* job takes further tasks and wants from its client until it is closed; any other ends when all that
+    it wants is there. A `detached` job goes on without its client; others are cancelled `grace_s` after the
+    client is gone. `keep`: intermediate objects stay until the job is removed.
+    """
+
+    id: JobId
+    name: str
+    open: bool
+    detached: bool
+    keep: bool
+
+
+class Job:
+    """A job as the master knows it; the graph counts its tasks, the machine moves its state."""
+
+    __slots__ = (
+        "as_wanter", "counts", "created_at_s", "ended_at_s", "number", "open", "reason", "spec",
+        "state", "tasks", "uploads", "unsettled", "wanted",
+    )  # fmt: skip
+
+    def __init__(self, spec: JobSpec, number: int, now_s: float) -> None:
+        self.spec = spec
+        self.number = number
+        self.open = spec.open
+        self.state = JobState.ACTIVE
+        self.reason = ""
+        self.created_at_s = now_s
+        self.ended_at_s: float | None = None
+        self.counts = dict.fromkeys(TaskState, 0)
+        self.tasks: list[TaskId] = []
+        self.uploads: list[ObjectId] = []  # objects without a producer that its tasks read
+        self.wanted: dict[ObjectId, None] = {}
+        self.unsettled = 0  # how many of `wanted` are not there yet
+        self.as_wanter = (self,)  # shared by every object that this job alone wants
+
+    def __repr__(self) -> str:
+        return f"<Job {self.number} {self.spec.id} {self.state}>"
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a task of it can run now or is running."""
+        return bool(self.counts[TaskState.RUNNABLE] or self.counts[TaskState.ASSIGNED])
+
+
+class JobSummary(NamedTuple):
+    """What the master tells of a job: the row of a listing, and the last word to its client."""
+
+    id: JobId
+    number: int
+    name: str
+    state: str
+    reason: str
+    counts: dict[str, int]
+    created_at_s: float
+    ended_at_s: float | None
+    wanted: int
+    unsettled: int
+
+
+def summarise(job: Job) -> JobSummary:
+    counts = {str(state): count for state, count in job.counts.items() if count}
+    return JobSummary(
+        job.spec.id, job.number, job.spec.name, str(job.state), job.reason, counts,
+        job.created_at_s, job.ended_at_s, len(job.wanted), job.unsettled,
+    )  # fmt: skip
+
+
+class Settled(NamedTuple):
+    """A wanted object is there (or failed): pushed to whoever watches the job."""
+
+    job: JobId
+    ref: Reference
+
+
+Options = dict[str, Any]

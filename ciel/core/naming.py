@@ -1,0 +1,81 @@
+"""What is run, as a digest: the same executor, arguments and inputs give the same name.
+
+The canonical form is compact JSON with sorted keys, in which a reference is `{"__ref__": id}`. JSON keeps apart
+what the original's form confused (`1`, `"1"` and `true`), and a mapping may not itself have a key `__ref__`, so
+the form is injective. A reference counts by its id alone: type, size and locations do not matter, nor does the
+text in which arguments happen to be encoded.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from hashlib import blake2b
+from typing import Any
+
+from ciel.core.ids import ObjectId
+from ciel.core.refs import REFERENCE_TYPES, Reference
+
+DIGEST_BYTES = 16
+
+
+def _plain(value: Any) -> Any:
+    """Give references their canonical form; called by the encoder for what is not JSON."""
+    if isinstance(value, Mapping):
+        return dict(value)
+    raise TypeError(f"{type(value).__name__} cannot be an argument of a task: {value!r:.80}")
+
+
+def _with_references(value: Any) -> Any:
+    if isinstance(value, REFERENCE_TYPES):
+        return {"__ref__": value.id}
+    if isinstance(value, dict):
+        for key in value:
+            if not isinstance(key, str):
+                raise TypeError(f"a mapping key in arguments must be text, not {key!r:.40}")
+        if "__ref__" in value:
+            raise ValueError("a mapping in arguments may not have the key '__ref__'")
+        return {key: _with_references(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_with_references(item) for item in value]
+    return value
+
+
+_encode = json.JSONEncoder(
+    sort_keys=True, separators=(",", ":"), allow_nan=False, default=_plain
+).encode
+
+
+def canonical(value: Any) -> bytes:
+    """Encode a JSON-like value with references in it, injectively.
+
+    Raises TypeError or ValueError for what JSON cannot say (NaN, bytes, a key that is not text).
+    """
+    return _encode(_with_references(value)).encode()
+
+
+def arguments_digest(executor: str, arguments: Any, inputs: tuple[str, ...] = ()) -> str:
+    """Digest what is to be run, as 32 hexadecimal digits; part of a child's id and of memoised names."""
+    text = canonical([executor, arguments, list(inputs)])
+    return blake2b(text, digest_size=DIGEST_BYTES).hexdigest()
+
+
+def memo_output_ids(executor: str, digest: str, scope: str, count: int) -> tuple[ObjectId, ...]:
+    """Name outputs that any task of the same executor and arguments shares within `scope` (a job's id)."""
+    name = blake2b(f"{digest}\n{scope}".encode(), digest_size=DIGEST_BYTES).hexdigest()
+    return tuple([ObjectId(f"{executor}:{name}:{i}") for i in range(count)])
+
+
+def all_references(value: Any) -> list[Reference]:
+    """List the references inside a value, in order of appearance, each id once."""
+    found: dict[str, Reference] = {}
+    pending = [value]
+    while pending:
+        item = pending.pop()
+        if isinstance(item, REFERENCE_TYPES):
+            found.setdefault(item.id, item)
+        elif isinstance(item, dict):
+            pending.extend(reversed(list(item.values())))
+        elif isinstance(item, list | tuple):
+            pending.extend(reversed(item))
+    return list(found.values())

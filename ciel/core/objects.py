@@ -1,0 +1,147 @@
+"""The object table: what is known of every object, who holds it, and who still needs it.
+
+A table entry with `ref` None is a future: most entries are for most of their life, and the id is already the key.
+`holds` counts the reasons to keep an object apart from being wanted by a job; at zero it may be dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from ciel.core.ids import ObjectId
+from ciel.core.jobs import Job
+from ciel.core.refs import (
+    NOWHERE,
+    Concrete,
+    Failure,
+    Fixed,
+    Future,
+    Reference,
+    Sweetheart,
+    Tombstone,
+    Value,
+    locations_of,
+    merge,
+)
+
+if TYPE_CHECKING:
+    from ciel.core.graph import TaskNode
+
+NOBODY: tuple[Job, ...] = ()
+_SETTLED = frozenset((Value, Concrete, Sweetheart, Failure, Fixed))
+
+
+class ObjectNode:
+    """One object: what is known of it, which task makes it, and which jobs want it."""
+
+    __slots__ = ("holds", "producer", "ref", "wanters")
+
+    def __init__(self, producer: TaskNode | None = None) -> None:
+        self.ref: Reference | None = None
+        self.producer = producer
+        self.holds = 0
+        self.wanters: tuple[Job, ...] = NOBODY
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether it is there for good, as far as one can know (a stream is not yet)."""
+        return type(self.ref) in _SETTLED
+
+    @property
+    def is_consumable(self) -> bool:
+        return self.ref is not None and self.ref.consumable
+
+
+class ObjectTable:
+    """Every object of every job, by id; and what each location holds."""
+
+    def __init__(self) -> None:
+        self.nodes: dict[str, ObjectNode] = {}
+        self._held: dict[str, dict[ObjectId, None]] = {}
+        self._places: dict[frozenset[str], frozenset[str]] = {}
+
+    def __len__(self) -> int:
+        return len(self.nodes)
+
+    def get(self, object_id: str) -> ObjectNode | None:
+        return self.nodes.get(object_id)
+
+    def ensure(self, object_id: str) -> ObjectNode:
+        node = self.nodes.get(object_id)
+        if node is None:
+            node = self.nodes[object_id] = ObjectNode()
+        return node
+
+    def reference(self, object_id: ObjectId) -> Reference:
+        """What is known of an object now; a future if nothing is."""
+        node = self.nodes.get(object_id)
+        return Future(object_id) if node is None or node.ref is None else node.ref
+
+    def update(self, node: ObjectNode, ref: Reference) -> bool:
+        """Merge news of an object; return whether it is settled or consumable by this, and was not before."""
+        old = node.ref
+        if old is None:
+            if type(ref) is Value:  # has no place: nothing else to keep in step
+                node.ref = ref
+                return True
+            old = Future(ref.id)
+        new = merge(old, ref)
+        if new is old:
+            return False
+        was_consumable, was_settled = node.is_consumable, node.is_settled
+        self._replace(node, ref.id, new)
+        return (node.is_consumable and not was_consumable) or (node.is_settled and not was_settled)
+
+    def lose(self, node: ObjectNode, object_id: ObjectId, location: str) -> bool:
+        """Note that `location` does not hold an object (any more); return whether nobody does by this."""
+        if node.ref is None or location not in locations_of(node.ref):
+            return False
+        was_consumable = node.ref.consumable
+        self._replace(node, object_id, merge(node.ref, Tombstone(object_id, frozenset((location,)))))
+        return was_consumable and not node.is_consumable
+
+    def forget(self, node: ObjectNode, object_id: ObjectId) -> frozenset[str]:
+        """Make an object a future again; return where its copies lie, for them to be deleted."""
+        places = NOWHERE if node.ref is None else locations_of(node.ref)
+        self._replace(node, object_id, None)
+        return places
+
+    def held_at(self, location: str) -> list[ObjectId]:
+        return list(self._held.get(location, ()))
+
+    def remove(self, object_id: ObjectId) -> None:
+        node = self.nodes.pop(object_id, None)
+        if node is not None:
+            self._replace(node, object_id, None)
+
+    def _replace(self, node: ObjectNode, object_id: ObjectId, ref: Reference | None) -> None:
+        before = NOWHERE if node.ref is None else locations_of(node.ref)
+        if isinstance(ref, Concrete):
+            # One frozenset for all objects at the same places: it would cost more than the rest of the entry.
+            ref = ref._replace(locations=self._places.setdefault(ref.locations, ref.locations))
+        node.ref = None if isinstance(ref, Future) else ref
+        after = NOWHERE if ref is None else locations_of(ref)
+        if before is after:
+            return
+        for place in before - after:
+            del self._held[place][object_id]
+        for place in after - before:
+            self._held.setdefault(place, {})[object_id] = None
+
+    def problems(self) -> Iterator[str]:
+        """Yield every broken link between objects and locations; for tests, after each step."""
+        for object_id, node in self.nodes.items():
+            if node.ref is not None:
+                if node.ref.id != object_id:
+                    yield f"O1 {object_id} is filed with a reference to {node.ref.id}"
+                for place in locations_of(node.ref):
+                    if object_id not in self._held.get(place, ()):
+                        yield f"O2 {object_id} lies at {place}, which does not list it"
+            if node.holds < 0:
+                yield f"O3 {object_id} has {node.holds} holds"
+        for place, objects in self._held.items():
+            for object_id in objects:
+                held = self.nodes.get(object_id)
+                if held is None or held.ref is None or place not in locations_of(held.ref):
+                    yield f"O4 {place} lists {object_id}, which does not lie there"

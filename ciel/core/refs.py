@@ -1,0 +1,224 @@
+"""References: what is known of an object. Eleven kinds, and the table by which knowledge is merged.
+
+A reference never holds bulk data; content below 1,024 bytes rides inside it as base64 text, which nobody between
+its maker and its reader decodes. Locations are `host:port` of workers, as sets. Requirements CIB-1, CIB-4.
+"""
+
+from __future__ import annotations
+
+from base64 import b64decode, b64encode
+from collections.abc import Callable
+from typing import Any, ClassVar, NamedTuple
+
+from ciel.core.ids import ObjectId
+
+INLINE_MAX_BYTES = 1023
+"""Content up to this size becomes a `Value`; larger content is stored."""
+
+NOWHERE: frozenset[str] = frozenset()
+
+
+class Future(NamedTuple):
+    """Not yet produced."""
+
+    id: ObjectId
+    tag: ClassVar[str] = "f2"
+    consumable: ClassVar[bool] = False
+
+
+class Concrete(NamedTuple):
+    """Complete, and held at `locations`."""
+
+    id: ObjectId
+    size_bytes: int | None
+    locations: frozenset[str]
+    tag: ClassVar[str] = "c2"
+    consumable: ClassVar[bool] = True
+
+
+class Sweetheart(NamedTuple):
+    """Complete, and better read at `preferred` than anywhere else."""
+
+    id: ObjectId
+    preferred: str
+    size_bytes: int | None
+    locations: frozenset[str]
+    tag: ClassVar[str] = "<3"
+    consumable: ClassVar[bool] = True
+
+
+class Stream(NamedTuple):
+    """Being produced; it can be read at `locations` while it grows."""
+
+    id: ObjectId
+    locations: frozenset[str]
+    tag: ClassVar[str] = "s2"
+    consumable: ClassVar[bool] = True
+
+
+class SocketStream(NamedTuple):
+    """Being produced; it can be read from one auxiliary TCP port."""
+
+    id: ObjectId
+    location: str
+    port: int
+    tag: ClassVar[str] = "ss2"
+    consumable: ClassVar[bool] = True
+
+
+class Value(NamedTuple):
+    """The content itself, as base64 text."""
+
+    id: ObjectId
+    encoded: str
+    tag: ClassVar[str] = "val"
+    consumable: ClassVar[bool] = True
+
+    @property
+    def content(self) -> bytes:
+        return b64decode(self.encoded, validate=True)
+
+    @classmethod
+    def of(cls, object_id: ObjectId, content: bytes) -> Value:
+        return cls(object_id, b64encode(content).decode())
+
+
+class Fixed(NamedTuple):
+    """Meaningful on one worker only (a process that waits there)."""
+
+    id: ObjectId
+    location: str
+    tag: ClassVar[str] = "fx"
+    consumable: ClassVar[bool] = True
+
+
+class Failure(NamedTuple):
+    """It could not be produced. `reason` is a word, `details` the message for people."""
+
+    id: ObjectId
+    reason: str
+    details: Any
+    tag: ClassVar[str] = "err"
+    consumable: ClassVar[bool] = True
+
+
+class Tombstone(NamedTuple):
+    """An update that says: not at these locations."""
+
+    id: ObjectId
+    locations: frozenset[str]
+    tag: ClassVar[str] = "t2"
+    consumable: ClassVar[bool] = False
+
+
+class Piped(NamedTuple):
+    """It was produced, but went straight to its only reader and is kept nowhere."""
+
+    id: ObjectId
+    tag: ClassVar[str] = "completed2"
+    consumable: ClassVar[bool] = False
+
+
+class Fetch(NamedTuple):
+    """To be fetched from a URL (uploads only)."""
+
+    id: ObjectId
+    url: str
+    tag: ClassVar[str] = "fetch2"
+    consumable: ClassVar[bool] = False
+
+
+Reference = (
+    Future | Concrete | Sweetheart | Stream | SocketStream | Value | Fixed | Failure | Tombstone
+    | Piped | Fetch
+)  # fmt: skip
+REFERENCE_TYPES = (
+    Future, Concrete, Sweetheart, Stream, SocketStream, Value, Fixed, Failure, Tombstone, Piped,
+    Fetch,
+)  # fmt: skip
+
+
+def locations_of(ref: Reference) -> frozenset[str]:
+    """Where the content can be read now; empty for kinds that have no place."""
+    if isinstance(ref, Concrete | Sweetheart | Stream):
+        return ref.locations
+    if isinstance(ref, SocketStream | Fixed):
+        return frozenset((ref.location,))
+    return NOWHERE
+
+
+# --- merging -----------------------------------------------------------------------------------------------
+
+
+def _keep(old: Any, update: Any) -> Reference:
+    return old  # type: ignore[no-any-return]  # Any in, a Reference by the table's key
+
+
+def _take(old: Any, update: Any) -> Reference:
+    return update  # type: ignore[no-any-return]  # as above
+
+
+def _take_with_locations(old: Concrete | Sweetheart, update: Sweetheart) -> Reference:
+    return update._replace(locations=update.locations | old.locations)
+
+
+def _join_streams(old: Stream, update: Stream | SocketStream) -> Reference:
+    return old._replace(locations=old.locations | locations_of(update))
+
+
+def _join_copies(old: Concrete | Sweetheart, update: Concrete) -> Reference:
+    size_bytes = update.size_bytes if old.size_bytes is None else old.size_bytes
+    return old._replace(locations=old.locations | update.locations, size_bytes=size_bytes)
+
+
+def _bury(old: Concrete | Sweetheart | Stream, update: Tombstone) -> Reference:
+    left = old.locations - update.locations
+    return old._replace(locations=left) if left else Future(old.id)
+
+
+def _bury_socket(old: SocketStream, update: Tombstone) -> Reference:
+    return Future(old.id) if old.location in update.locations else old
+
+
+def _bury_fixed(old: Fixed, update: Tombstone) -> Reference:
+    if old.location not in update.locations:
+        return old
+    return Failure(old.id, "LOST_FIXED_OBJECT", old.location)
+
+
+_ANY: tuple[type, ...] = REFERENCE_TYPES
+_COPIES: tuple[type, ...] = (Concrete, Sweetheart)
+_STREAMS: tuple[type, ...] = (Stream, SocketStream)
+
+# The first matching row wins. Rows are numbered as in the original's table; 11 ("anything else: keep the old")
+# is the default, with two exceptions decided anew: an error ends a stream, and a future may become fixed.
+_ROWS: tuple[tuple[str, tuple[type, ...], tuple[type, ...], Callable[[Any, Any], Reference]], ...] = (
+    ("1", (Value,), _ANY, _keep),
+    ("2", _ANY, (Value,), _take),
+    ("3 concrete", _COPIES, (Sweetheart,), _take_with_locations),
+    ("3", _ANY, (Sweetheart,), _take),
+    ("4", (Future, *_STREAMS), (Concrete,), _take),
+    ("5", (Future,), _STREAMS, _take),
+    ("6", (Future,), (Failure,), _take),
+    ("7", (Stream,), _STREAMS, _join_streams),
+    ("7 socket", (SocketStream,), _STREAMS, _keep),
+    ("8", _COPIES, (Concrete,), _join_copies),
+    ("9", (Concrete, Sweetheart, Stream), (Tombstone,), _bury),
+    ("9 socket", (SocketStream,), (Tombstone,), _bury_socket),
+    ("10", (Fixed,), (Tombstone,), _bury_fixed),
+    ("11 stream error", _STREAMS, (Failure,), _take),
+    ("11 fixed", (Future,), (Fixed,), _take),
+)
+MERGE_TABLE: dict[tuple[type, type], tuple[str, Callable[[Any, Any], Reference]]] = {}
+for _name, _olds, _updates, _rule in reversed(_ROWS):
+    for _old in _olds:
+        for _update in _updates:
+            MERGE_TABLE[_old, _update] = (_name, _rule)
+
+
+def merge(old: Reference, update: Reference) -> Reference:
+    """Say what is known of an object after `update`; both must name the same object."""
+    if old.id != update.id:
+        raise ValueError(f"references of two objects: {old.id} and {update.id}")
+    row = MERGE_TABLE.get((type(old), type(update)))
+    return old if row is None else row[1](old, update)

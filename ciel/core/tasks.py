@@ -1,0 +1,127 @@
+"""A task: what is to be run, on which inputs, for which outputs; and the states it goes through."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import NamedTuple
+
+from ciel.core.errors import InvalidTaskError
+from ciel.core.ids import JobId, ObjectId, TaskId, child_id, root_task_id
+
+PRIORITY_MIN, PRIORITY_MAX = -1000, 1000
+SLOTS_MAX = 1024
+RETRIES_MAX = 1000
+
+
+class Needs(NamedTuple):
+    """What a task asks for. Shared between the tasks of an array: one value, many tasks."""
+
+    slots: int = 1
+    memory_bytes: int = 0  # 0: no limit
+    priority: int = 0  # higher runs first
+    timeout_s: float = 0.0  # 0: no limit
+    retries: int = 0
+
+
+USUAL_NEEDS = Needs()
+
+
+class Mentions(Enum):
+    """Which objects a task's outputs and children may name: it decides how long those must be kept."""
+
+    NOTHING = 0  # its outputs are bytes of a program that never saw an id
+    INPUTS = 1  # its outputs list its inputs
+    ANYTHING = 2  # whatever it saw may stand in whatever it makes
+
+    __hash__ = object.__hash__
+
+
+class TaskSpec(NamedTuple):
+    """Everything that is fixed when a task is created; the same value in client, master and worker.
+
+    `payload` is the executor's arguments, encoded by the creator and decoded by the executor alone. `inputs` are
+    the objects that must be consumable before it runs. `sees_errors`: it wants to run even when an input failed.
+    """
+
+    id: TaskId
+    job: JobId
+    parent: str
+    index: int
+    digest: str
+    executor: str
+    inputs: tuple[ObjectId, ...]
+    outputs: tuple[ObjectId, ...]
+    needs: Needs
+    sees_errors: bool
+    mentions: Mentions
+    name: str
+    payload: bytes
+
+
+class TaskState(Enum):
+    """Where a task is. A dormant one is known, but nobody wants its outputs (lazy evaluation, CIB-1)."""
+
+    DORMANT = 0
+    WAITING = 1
+    RUNNABLE = 2
+    ASSIGNED = 3
+    DONE = 4
+    FAILED = 5
+    CANCELLED = 6
+
+    def __str__(self) -> str:
+        return self.name.lower()
+
+    # Members are singletons; hashing them by identity is several times cheaper than Enum's own hash.
+    __hash__ = object.__hash__
+
+
+DORMANT, WAITING, RUNNABLE, ASSIGNED, DONE, FAILED, CANCELLED = TaskState
+
+# Every legal step. DONE goes back to DORMANT when an object of it was lost and must be made again.
+TRANSITIONS: dict[TaskState, frozenset[TaskState]] = {
+    DORMANT: frozenset((WAITING, RUNNABLE, FAILED, CANCELLED)),
+    WAITING: frozenset((RUNNABLE, DORMANT, FAILED, CANCELLED)),
+    RUNNABLE: frozenset((ASSIGNED, WAITING, DORMANT, FAILED, CANCELLED)),
+    ASSIGNED: frozenset((DONE, FAILED, RUNNABLE, WAITING, DORMANT, CANCELLED)),
+    DONE: frozenset((DORMANT,)),
+    FAILED: frozenset(),
+    CANCELLED: frozenset(),
+}
+FINISHED = frozenset((DONE, FAILED, CANCELLED))
+
+
+def check_task(spec: TaskSpec) -> None:
+    """Refuse a task that contradicts itself; ids are known to match the grammar.
+
+    The id must be the one that its parent, index and digest give (only a job's root task is named otherwise), so
+    that nobody can name a task of another job.
+    """
+    expected = (
+        root_task_id(spec.job)
+        if spec.parent == spec.job and spec.index < 0
+        else child_id(spec.parent, spec.index, spec.digest)
+    )
+    if spec.id != expected:
+        raise InvalidTaskError(spec.id, f"its parent, index and digest give the id {expected}")
+    if spec.needs is not USUAL_NEEDS:
+        _check_needs(spec)
+    if not spec.outputs:
+        raise InvalidTaskError(spec.id, "it has no outputs, so nobody could ever want it")
+    if len(spec.outputs) > 1 and len(set(spec.outputs)) != len(spec.outputs):
+        raise InvalidTaskError(spec.id, "it names an output twice")
+    if spec.inputs and not set(spec.inputs).isdisjoint(spec.outputs):
+        raise InvalidTaskError(spec.id, "one of its outputs is also its input")
+
+
+def _check_needs(spec: TaskSpec) -> None:
+    needs = spec.needs
+    if not 1 <= needs.slots <= SLOTS_MAX:
+        raise InvalidTaskError(spec.id, f"slots must be 1 to {SLOTS_MAX}, not {needs.slots}")
+    if not PRIORITY_MIN <= needs.priority <= PRIORITY_MAX:
+        limits = f"{PRIORITY_MIN} to {PRIORITY_MAX}"
+        raise InvalidTaskError(spec.id, f"priority must be {limits}, not {needs.priority}")
+    if not 0 <= needs.retries <= RETRIES_MAX:
+        raise InvalidTaskError(spec.id, f"retries must be 0 to {RETRIES_MAX}, not {needs.retries}")
+    if needs.timeout_s < 0 or needs.memory_bytes < 0:
+        raise InvalidTaskError(spec.id, "timeout_s and memory_bytes must not be negative")

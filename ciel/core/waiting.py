@@ -1,0 +1,84 @@
+"""This waits for those, now released: the one readiness rule, for the graph and for a worker's queue."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable
+from typing import Generic, TypeVar
+
+K = TypeVar("K", bound=Hashable)
+
+LIST_MAX_LENGTH = 16
+
+
+class Waiting(Generic[K]):
+    """Who waits for which objects. A waiter is ready once everything it waited for was released."""
+
+    __slots__ = ("_missing", "_waiters")
+
+    def __init__(self) -> None:
+        # A list while it is short (a third of a dict's memory), a dict beyond (to forget one of many at once).
+        self._waiters: dict[str, list[K] | dict[K, None]] = {}
+        self._missing: dict[K, int] = {}
+
+    def __contains__(self, waiter: K) -> bool:
+        return waiter in self._missing
+
+    def __len__(self) -> int:
+        return len(self._missing)
+
+    def wait(self, waiter: K, objects: Iterable[str]) -> None:
+        """Make `waiter` wait for `objects` (at least one, none twice, and it must not wait already)."""
+        count = 0
+        waiters = self._waiters
+        for object_id in objects:
+            others = waiters.get(object_id)
+            if others is None:
+                waiters[object_id] = [waiter]
+            elif isinstance(others, dict):
+                others[waiter] = None
+            elif len(others) < LIST_MAX_LENGTH:
+                others.append(waiter)
+            else:
+                waiters[object_id] = dict.fromkeys([*others, waiter])
+            count += 1
+        self._missing[waiter] = count
+
+    def release(self, object_id: str) -> list[K]:
+        """Say that an object is there; return who is ready by that, in the order in which they came."""
+        waiters = self._waiters.pop(object_id, None)
+        if waiters is None:
+            return []
+        ready = []
+        missing = self._missing
+        for waiter in waiters:
+            left = missing[waiter] - 1
+            if left:
+                missing[waiter] = left
+            else:
+                del missing[waiter]
+                ready.append(waiter)
+        return ready
+
+    def forget(self, waiter: K, objects: Iterable[str]) -> None:
+        """Let `waiter` wait no longer. `objects` must include all that it still waits for."""
+        if self._missing.pop(waiter, None) is None:
+            return
+        for object_id in objects:
+            others = self._waiters.get(object_id)
+            if others is not None and waiter in others:
+                if isinstance(others, dict):
+                    del others[waiter]
+                else:
+                    others.remove(waiter)
+                if not others:
+                    del self._waiters[object_id]
+
+    def waiters_of(self, object_id: str) -> list[K]:
+        return list(self._waiters.get(object_id, ()))
+
+    def is_awaited(self, object_id: str) -> bool:
+        return object_id in self._waiters
+
+    def missing_of(self, waiter: K) -> int:
+        """How many objects `waiter` still waits for; 0 when it does not wait."""
+        return self._missing.get(waiter, 0)

@@ -1,0 +1,146 @@
+"""Frames: many small records and their opaque payloads, cut out of a stream of bytes.
+
+    4 bytes   length of all that follows the first eight bytes, big-endian
+    4 bytes   length of the header, big-endian
+    header    JSON list of records, each a list `[kind, field ..., payload length]`
+    payloads  one after the other, in the order of their records
+
+Here a record is a pair: its fields, beginning with the kind, and its payload (empty if none). The
+payload's length is added on the way out and taken off on the way in, so what is sent is what
+arrives. Payloads are never looked into: master and worker forward them as they came.
+"""
+
+import struct
+from collections.abc import Sequence
+from typing import Any, Final
+
+from ciel.wire.codec import decode, encode
+from ciel.wire.errors import (
+    DecodeError,
+    FrameTooLargeError,
+    RecordTooLargeError,
+    RemoteProtocolError,
+)
+from ciel.wire.limits import FRAME_MAX_BYTES, HEADER_MAX_BYTES, RECORDS_PER_FRAME_MAX
+
+Record = tuple[list[Any], bytes]
+"""What arrives: fields and payload."""
+
+SendableRecord = tuple[Sequence[Any], bytes | memoryview]
+"""What is sent. Nothing of it is changed, so one record may go to many peers."""
+
+_PREFIX: Final = struct.Struct(">II")
+
+
+def looks_like_frame(first_byte: int) -> bool:
+    """Say whether a connection that begins so speaks frames; HTTP begins with a letter."""
+    return first_byte <= 1
+
+
+def encode_frames(records: Sequence[SendableRecord]) -> bytes:
+    """Return the records as one frame, or as few as the limits allow; no bytes for no records.
+
+    Raise `RecordTooLargeError` for a record that fits no frame and `EncodeError` for one that has
+    no JSON form; then none of them is to be sent.
+    """
+    if len(records) <= RECORDS_PER_FRAME_MAX:
+        return _encode_batch(records) if records else b""
+    step = RECORDS_PER_FRAME_MAX
+    batches = (records[start : start + step] for start in range(0, len(records), step))
+    return b"".join([_encode_batch(batch) for batch in batches])
+
+
+def _encode_batch(records: Sequence[SendableRecord]) -> bytes:
+    header = encode([[*fields, len(payload)] for fields, payload in records])
+    payloads = [payload for _, payload in records]
+    size_bytes = len(header) + sum(map(len, payloads))
+    if size_bytes + _PREFIX.size > FRAME_MAX_BYTES or len(header) > HEADER_MAX_BYTES:
+        if len(records) > 1:
+            half = len(records) // 2
+            return _encode_batch(records[:half]) + _encode_batch(records[half:])
+        kind = str(records[0][0][0])
+        if len(header) > HEADER_MAX_BYTES:
+            raise RecordTooLargeError(kind, len(header), HEADER_MAX_BYTES)
+        raise RecordTooLargeError(kind, size_bytes + _PREFIX.size, FRAME_MAX_BYTES)
+    return b"".join([_PREFIX.pack(size_bytes, len(header)), header, *payloads])
+
+
+class FrameReader:
+    """Cuts frames out of a stream fed in any pieces.
+
+    Never keeps more than `max_bytes` and one piece: a larger frame raises `FrameTooLargeError` as
+    soon as its first eight bytes are here. `max_bytes` may be changed between frames. After an
+    error the stream has no frame boundary any more, and the reader is of no further use.
+    """
+
+    def __init__(self, max_bytes: int = FRAME_MAX_BYTES) -> None:
+        self.max_bytes = max_bytes
+        self.taken_bytes = 0  # of the stream, by the frames returned so far
+        self._buffer = bytearray()
+        self._header_bytes = 0
+        self._frame_bytes = 0  # of the frame in the making, prefix included; 0 while unknown
+
+    @property
+    def is_between_frames(self) -> bool:
+        """True when a stream that ends here ends properly."""
+        return not self._buffer
+
+    def feed(self, data: bytes) -> None:
+        self._buffer += data
+
+    def next_frame(self) -> list[Record] | None:
+        """Return the records of the next whole frame; None until more bytes have been fed.
+
+        Raise `RemoteProtocolError` when the bytes are no frame.
+        """
+        if not self._frame_bytes and not self._read_prefix():
+            return None
+        size_bytes = self._frame_bytes
+        if len(self._buffer) < size_bytes:
+            return None
+        with memoryview(self._buffer) as view:
+            frame = bytes(view[:size_bytes])
+        del self._buffer[:size_bytes]  # moves the start, not the rest
+        self.taken_bytes += size_bytes
+        self._frame_bytes = 0
+        return _decode_frame(frame, _PREFIX.size + self._header_bytes)
+
+    def _read_prefix(self) -> bool:
+        """Learn the sizes of the frame that begins here. False while there are too few bytes."""
+        if self._buffer and not looks_like_frame(self._buffer[0]):
+            raise RemoteProtocolError(f"not a frame: it begins with byte {self._buffer[0]}")
+        if len(self._buffer) < _PREFIX.size:
+            return False
+        rest_bytes, header_bytes = _PREFIX.unpack_from(self._buffer)
+        if rest_bytes + _PREFIX.size > self.max_bytes:
+            raise FrameTooLargeError("frame", rest_bytes + _PREFIX.size, self.max_bytes)
+        if header_bytes > HEADER_MAX_BYTES:
+            raise FrameTooLargeError("frame header", header_bytes, HEADER_MAX_BYTES)
+        if header_bytes > rest_bytes:
+            raise RemoteProtocolError("a frame's header is longer than the frame")
+        self._header_bytes = header_bytes
+        self._frame_bytes = rest_bytes + _PREFIX.size
+        return True
+
+
+def _decode_frame(frame: bytes, payloads_at: int) -> list[Record]:
+    try:
+        header = decode(frame[_PREFIX.size : payloads_at])
+    except DecodeError as error:
+        raise RemoteProtocolError(f"frame header: {error}") from None
+    if type(header) is not list or not 0 < len(header) <= RECORDS_PER_FRAME_MAX:
+        raise RemoteProtocolError(f"a frame holds 1 to {RECORDS_PER_FRAME_MAX} records")
+    records = []
+    start = payloads_at
+    for fields in header:
+        if type(fields) is not list or len(fields) < 2 or type(fields[0]) is not str:
+            raise RemoteProtocolError("a record is a list of its kind, fields and payload length")
+        length = fields.pop()
+        if type(length) is not int or length < 0:
+            raise RemoteProtocolError("a payload length is not a whole number of bytes")
+        end = start + length
+        records.append((fields, frame[start:end]))
+        start = end
+    if start != len(frame):
+        raise RemoteProtocolError("the payload lengths do not add up to the frame's")
+    return records

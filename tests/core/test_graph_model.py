@@ -1,0 +1,337 @@
+"""The graph against a model that knows only the rules: after each step, every task's state is recomputed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from hypothesis import Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from ciel.core.graph import TaskGraph, TaskNode
+from ciel.core.ids import JobId, ObjectId, TaskId
+from ciel.core.jobs import Job, JobSpec
+from ciel.core.refs import Concrete, Failure, Value
+from ciel.core.tasks import (
+    ASSIGNED,
+    CANCELLED,
+    DONE,
+    DORMANT,
+    FAILED,
+    RUNNABLE,
+    USUAL_NEEDS,
+    WAITING,
+    Mentions,
+    TaskSpec,
+)
+
+WORKERS = ("w1:8001", "w2:8002")
+
+
+@dataclass
+class ModelTask:
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    sees_errors: bool
+    status: str = "idle"  # idle, assigned, failed; "idle" is also what has finished and could run again
+
+
+@dataclass
+class Model:
+    """Lazy evaluation by brute force: nothing is remembered but facts, everything else is recomputed."""
+
+    tasks: dict[str, ModelTask] = field(default_factory=dict)
+    producer: dict[str, str] = field(default_factory=dict)
+    wanted: set[str] = field(default_factory=set)
+    places: dict[str, set[str]] = field(default_factory=dict)  # where an object is; {"inline"} for a value
+    failed: set[str] = field(default_factory=set)
+
+    def settle(self) -> set[str]:
+        """Propagate errors until nothing changes; return the tasks that must be waiting or runnable."""
+        while True:
+            active = self._active()
+            failing = [
+                name
+                for name in active
+                if not self.tasks[name].sees_errors and self.failed.intersection(self.tasks[name].inputs)
+            ]
+            if not failing:
+                return active
+            for name in failing:
+                self.fail(name)
+
+    def fail(self, name: str) -> None:
+        self.tasks[name].status = "failed"
+        for output in self.tasks[name].outputs:
+            if self.producer[output] == name and not self.places.get(output):
+                self.failed.add(output)
+
+    def _active(self) -> set[str]:
+        active: set[str] = set()
+        pending = [o for o in self.wanted if self.is_missing(o)]
+        while pending:
+            name = self.producer.get(pending.pop())
+            if name is None or name in active or self.tasks[name].status != "idle":
+                continue
+            active.add(name)
+            pending += [i for i in self.tasks[name].inputs if self.is_missing(i)]
+        return active
+
+    def is_missing(self, object_id: str) -> bool:
+        return not self.places.get(object_id) and object_id not in self.failed
+
+
+class GraphAgainstModel(RuleBasedStateMachine):
+    """Random growth, demand, completion, failure, loss and release."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.graph = TaskGraph()
+        self.job = Job(JobSpec(JobId("job"), "", open=True, detached=False, keep=False), 1, 0.0)
+        self.model = Model()
+        self.count = 0
+
+    # --- choosing ---------------------------------------------------------------------------------------
+
+    def _pick(self, data: st.DataObject, ids: list[str]) -> str:
+        return data.draw(st.sampled_from(sorted(ids)))
+
+    def _in_state(self, *states: object) -> list[str]:
+        return [name for name, task in self.graph.tasks.items() if task.state in states]
+
+    def _new_spec(
+        self, data: st.DataObject, parent: str, outputs: tuple[str, ...] | None = None
+    ) -> TaskSpec:
+        self.count += 1
+        name = f"t{self.count}"
+        known = sorted({*self.model.producer, *self.model.places})
+        names = st.lists(st.sampled_from(known), max_size=3, unique=True) if known else st.just([])
+        inputs = tuple(ObjectId(i) for i in data.draw(names))
+        made = outputs or tuple(f"{name}.{i}" for i in range(data.draw(st.integers(1, 2))))
+        inputs = tuple(i for i in inputs if i not in made and not self._depends_on(i, made))
+        return TaskSpec(
+            TaskId(name), JobId("job"), parent, self.count, "", "x", inputs,
+            tuple(ObjectId(o) for o in made), USUAL_NEEDS,
+            data.draw(st.booleans()), data.draw(st.sampled_from(Mentions)), "", b"",
+        )  # fmt: skip
+
+    def _depends_on(self, object_id: str, targets: tuple[str, ...]) -> bool:
+        pending, seen = [object_id], set()
+        while pending:
+            item = pending.pop()
+            if item in targets:
+                return True
+            name = self.model.producer.get(item)
+            if name is not None and name not in seen:
+                seen.add(name)
+                pending += self.model.tasks[name].inputs
+        return False
+
+    def _add(self, spec: TaskSpec) -> None:
+        self.graph.add(spec, self.job)
+        self.model.tasks[spec.id] = ModelTask(spec.inputs, spec.outputs, spec.sees_errors)
+        for output in spec.outputs:
+            self.model.producer[output] = spec.id
+
+    # --- growth and demand ------------------------------------------------------------------------------
+
+    @rule(data=st.data())
+    def add_task(self, data: st.DataObject) -> None:
+        self._add(self._new_spec(data, "job"))
+
+    @rule(data=st.data())
+    def add_upload(self, data: st.DataObject) -> None:
+        self.count += 1
+        object_id, place = f"upload{self.count}", data.draw(st.sampled_from(WORKERS))
+        self.graph.introduce(Concrete(ObjectId(object_id), 5000, frozenset((place,))), self.job)
+        self.model.places[object_id] = {place}
+
+    @precondition(lambda self: self.model.producer)
+    @rule(data=st.data())
+    def want(self, data: st.DataObject) -> None:
+        object_id = self._pick(data, list(self.model.producer))
+        self.graph.want(ObjectId(object_id), self.job)
+        self.model.wanted.add(object_id)
+
+    @precondition(lambda self: self.model.wanted)
+    @rule(data=st.data())
+    def unwant(self, data: st.DataObject) -> None:
+        object_id = self._pick(data, list(self.model.wanted))
+        self.graph.unwant(ObjectId(object_id), self.job)
+        self.model.wanted.discard(object_id)
+
+    # --- running ----------------------------------------------------------------------------------------
+
+    @precondition(lambda self: self._in_state(RUNNABLE))
+    @rule(data=st.data())
+    def assign(self, data: st.DataObject) -> None:
+        name = self._pick(data, self._in_state(RUNNABLE))
+        assert self.graph.is_ready(self.graph.tasks[name])
+        self.graph.assign(self.graph.tasks[name], data.draw(st.sampled_from(WORKERS)))
+        self.model.tasks[name].status = "assigned"
+
+    def _running(self, data: st.DataObject) -> tuple[str, TaskNode]:
+        name = self._pick(data, self._in_state(ASSIGNED))
+        return name, self.graph.tasks[name]
+
+    @precondition(lambda self: self._in_state(ASSIGNED))
+    @rule(data=st.data(), inline=st.booleans())
+    def finish(self, data: st.DataObject, inline: bool) -> None:
+        name, task = self._running(data)
+        worker = task.worker
+        assert worker is not None
+        published: list[Concrete | Value] = []
+        for output in task.spec.outputs:
+            if self.model.producer[output] != name:
+                continue
+            if data.draw(st.integers(0, 9)) == 0:  # forgotten: an error
+                if self.model.is_missing(output):
+                    self.model.failed.add(output)
+                continue
+            if inline:
+                published.append(Value.of(output, b"content"))
+            else:
+                published.append(Concrete(output, 5000, frozenset((worker,))))
+            if inline:  # a value wins over whatever was known, an error included
+                self.model.failed.discard(output)
+            if output not in self.model.failed:
+                places = self.model.places.setdefault(output, set())
+                if "inline" not in places:
+                    places.clear() if inline else None
+                    places.add("inline" if inline else worker)
+        self.model.tasks[name].status = "idle"
+        self.graph.finish(task, published)
+
+    @precondition(lambda self: self._in_state(ASSIGNED))
+    @rule(data=st.data())
+    def spawn_and_delegate(self, data: st.DataObject) -> None:
+        name, task = self._running(data)
+        mine = tuple(
+            o for o in task.spec.outputs if self.model.producer[o] == name and self.model.is_missing(o)
+        )
+        delegated = mine if mine and data.draw(st.booleans()) else None
+        self._add(self._new_spec(data, name, delegated))
+
+    @precondition(lambda self: self._in_state(ASSIGNED))
+    @rule(data=st.data())
+    def fail(self, data: st.DataObject) -> None:
+        name, task = self._running(data)
+        self.model.fail(name)
+        self.graph.fail(task, "RUNTIME_EXCEPTION", "exit status 3")
+
+    @precondition(lambda self: self._in_state(ASSIGNED))
+    @rule(data=st.data())
+    def requeue(self, data: st.DataObject) -> None:
+        name, task = self._running(data)
+        self.model.tasks[name].status = "idle"
+        self.graph.requeue(task)
+
+    # --- loss and release -------------------------------------------------------------------------------
+
+    @rule(worker=st.sampled_from(WORKERS))
+    def lose_worker(self, worker: str) -> None:
+        for name in self._in_state(ASSIGNED):
+            task = self.graph.tasks[name]
+            if task.worker == worker:
+                self.model.tasks[name].status = "idle"
+                self.graph.requeue(task)
+        for object_id, places in self.model.places.items():
+            if worker in places:
+                places.discard(worker)
+                if not places and self._cannot_be_made(object_id):
+                    self.model.failed.add(object_id)
+        self.graph.lose_location(worker)
+
+    def _cannot_be_made(self, object_id: str) -> bool:
+        name = self.model.producer.get(object_id)
+        return name is None or self.model.tasks[name].status == "failed"
+
+    @rule()
+    def release(self) -> None:
+        """Drop all that may be dropped, and hold that none of it is still needed."""
+        droppable, self.graph.droppable = self.graph.droppable, []
+        for object_id in droppable:
+            before = self.graph.objects.reference(object_id)
+            self.graph.drop(object_id)
+            after = self.graph.objects.reference(object_id)
+            if before != after:
+                assert object_id not in self.model.wanted
+                waiting = [self.model.tasks[name] for name in self._in_state(WAITING, RUNNABLE, ASSIGNED)]
+                assert all(object_id not in task.inputs for task in waiting)
+                self.model.places[object_id].clear()
+
+    # --- what must hold ---------------------------------------------------------------------------------
+
+    @invariant()
+    def states_agree(self) -> None:
+        for name in self._in_state(WAITING, RUNNABLE):
+            if self.graph.tasks[name].state in (WAITING, RUNNABLE):
+                self.graph.recheck(self.graph.tasks[name])
+        for task in self.graph.unneeded:
+            if task.state is ASSIGNED:
+                self.model.tasks[task.spec.id].status = "idle"
+                self.graph.sleep(task)
+        self.graph.unneeded.clear()
+        self.graph.runnable.clear()
+        active = self.model.settle()
+        for name, task in self.graph.tasks.items():
+            expected = self.model.tasks[name]
+            assert (task.state is ASSIGNED) == (expected.status == "assigned"), task
+            if expected.status == "failed" and task.state is DORMANT:
+                self._never_asked(name)
+            assert (task.state is FAILED) == (expected.status == "failed"), task
+            assert (task.state in (WAITING, RUNNABLE)) == (name in active), task
+            assert task.state is not CANCELLED
+            if task.state is RUNNABLE:
+                assert not any(self.model.is_missing(i) for i in expected.inputs)
+        for object_id in self.graph.objects.nodes:
+            ref = self.graph.objects.reference(ObjectId(object_id))
+            assert isinstance(ref, Failure) == (object_id in self.model.failed), ref
+            there = isinstance(ref, Value | Concrete)
+            assert there == bool(self.model.places.get(object_id)), ref
+
+    def _never_asked(self, name: str) -> None:
+        """The model fails all at once; where a consumer failed first, its producer is simply not needed."""
+        self.model.tasks[name].status = "idle"
+        for output in self.model.tasks[name].outputs:
+            if self.model.producer[output] == name:
+                self.model.failed.discard(output)
+                assert output not in self.model.wanted
+
+    @invariant()
+    def graph_is_valid(self) -> None:
+        self.graph.validate()
+
+    def teardown(self) -> None:
+        """Liveness: with nothing failing any more, all that is wanted comes to be."""
+        for _ in range(10 * len(self.graph.tasks) + 10):
+            self.states_agree()
+            ready = self._in_state(RUNNABLE)
+            if not ready and not self._in_state(ASSIGNED):
+                break
+            for name in self._in_state(ASSIGNED):
+                task = self.graph.tasks[name]
+                mine = [o for o in task.spec.outputs if self.model.producer[o] == name]
+                self.graph.finish(task, [Value.of(o, b"") for o in mine])
+                for output in mine:
+                    self.model.failed.discard(output)
+                    self.model.places[output] = {"inline"}
+                self.model.tasks[name].status = "idle"
+            for name in ready:
+                if self.graph.is_ready(self.graph.tasks[name]):
+                    self.graph.assign(self.graph.tasks[name], WORKERS[0])
+                    self.model.tasks[name].status = "assigned"
+        for object_id in self.model.wanted:
+            assert not self.model.is_missing(object_id)
+        assert self.job.unsettled == 0
+        assert self.job.counts[DONE] <= len(self.graph.tasks)
+
+
+GraphAgainstModel.TestCase.settings = settings(
+    max_examples=100,
+    stateful_step_count=40,
+    deadline=None,
+    derandomize=True,
+    phases=[Phase.generate, Phase.shrink],
+)
+TestGraphAgainstModel = GraphAgainstModel.TestCase
