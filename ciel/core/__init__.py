@@ -1,1 +1,3 @@
-"""Pure values and rules: ids, references, tasks, the graph. Knows no clock, no socket and no process."""
+"""Pure values and rules: ids, references, tasks, the graph. Knows no clock, no socket and no
+process.
+"""

@@ -1,13 +1,17 @@
-"""The dynamic task graph: lineage, laziness, delegation, growth while it runs, errors, loss and release.
+"""The dynamic task graph: lineage, laziness, delegation, growth while it runs, errors, loss and
+release.
 
-Pure: it is told what happened and changes; what follows from that lies in its outboxes (`runnable`, `settled`,
-`unneeded`, `droppable`), which the owner empties after each turn. Nothing here recurses, so depth has no limit.
-The rules (CIB-1, CIB-4):
+Pure: it is told what happened and changes; what follows from that lies in its outboxes (`runnable`,
+`settled`, `unneeded`, `droppable`), which the owner empties after each turn. Nothing here recurses,
+so depth has no limit. The rules (CIB-1, CIB-4):
 
-- a task becomes active only when one of its outputs is wanted by a job or awaited by an active task;
-- an active task waits until all its inputs are consumable; a failed input fails it, unless it sees errors;
+- a task becomes active only when one of its outputs is wanted by a job or awaited by an active
+  task;
+- an active task waits until all its inputs are consumable; a failed input fails it, unless it sees
+  errors;
 - a child may take over outputs of its parent (delegation); a task known already is not added twice;
-- an object that is lost or was dropped, and is needed, is made again by its producer, and so on upwards;
+- an object that is lost or was dropped, and is needed, is made again by its producer, and so on
+  upwards;
 - an object is droppable when no job wants it and nothing that is unfinished can name it.
 """
 
@@ -19,7 +23,7 @@ from ciel.core.errors import InvalidTaskError, InvalidTransitionError, Invariant
 from ciel.core.ids import ObjectId, TaskId
 from ciel.core.jobs import Job
 from ciel.core.objects import NOBODY, ObjectNode, ObjectTable
-from ciel.core.refs import Concrete, Failure, Future, Reference, Value
+from ciel.core.refs import CONSUMABLE, Concrete, Failure, Future, Reference, Value
 from ciel.core.tasks import (
     ASSIGNED,
     CANCELLED,
@@ -40,7 +44,7 @@ from ciel.core.waiting import Waiting
 class TaskNode:
     """One task: its spec, its state, and what is true only while it is assigned."""
 
-    __slots__ = ("attempt", "children", "job", "live_outputs", "spec", "state", "worker")
+    __slots__ = ("attempt", "children", "job", "live_outputs", "reason", "spec", "state", "worker")
 
     def __init__(self, spec: TaskSpec, job: Job) -> None:
         self.spec = spec
@@ -49,6 +53,7 @@ class TaskNode:
         self.attempt = 0
         self.worker: str | None = None
         self.children: dict[int, TaskId] | None = None
+        self.reason = ""  # why it was placed where it is, if there was a choice
         self.live_outputs = 0  # outputs that are there; only counted where outputs mention inputs
 
     def __repr__(self) -> str:
@@ -66,14 +71,18 @@ class TaskGraph:
         self.settled: list[ObjectId] = []
         self.unneeded: list[TaskNode] = []
         self.droppable: list[ObjectId] = []
-        self.divergent: list[tuple[TaskId, int]] = []  # (parent, index): a re-run made another child
+        self.divergent: list[
+            tuple[TaskId, int]
+        ] = []  # (parent, index): a re-run made another child
 
-    # --- growth ------------------------------------------------------------------------------------------
+    # --- growth -----------------------------------------------------------------------------------
 
     def add(self, spec: TaskSpec, job: Job) -> TaskNode:
-        """Add a task (checked by `tasks.check_task`). One that is known already is returned as it is.
+        """Add a task (checked by `tasks.check_task`). One that is known already is returned as it
+        is.
 
-        Its parent must be `job` itself or a task of it. Raises InvalidTaskError before anything changed.
+        Its parent must be `job` itself or a task of it. Raises InvalidTaskError before anything
+        changed.
         """
         known = self.tasks.get(spec.id)
         if known is not None:
@@ -124,13 +133,15 @@ class TaskGraph:
     def _note_child(self, parent: TaskNode, spec: TaskSpec) -> None:
         if parent.children is None:
             parent.children = {}
-        before = parent.children.setdefault(spec.index, spec.id)
+        before = parent.children.setdefault(spec.ordinal, spec.id)
         if before != spec.id:
-            self.divergent.append((parent.spec.id, spec.index))
-            parent.children[spec.index] = spec.id
+            self.divergent.append((parent.spec.id, spec.ordinal))
+            parent.children[spec.ordinal] = spec.id
 
     def introduce(self, ref: Reference, job: Job) -> None:
-        """Take note of an object that no task makes (an upload, an argument), for the life of the job."""
+        """Take note of an object that no task makes (an upload, an argument), for the life of the
+        job.
+        """
         node = self.objects.ensure(ref.id)
         if isinstance(ref, Future):
             return
@@ -139,7 +150,7 @@ class TaskGraph:
             job.uploads.append(ref.id)
         self.publish(ref)
 
-    # --- demand ------------------------------------------------------------------------------------------
+    # --- demand -----------------------------------------------------------------------------------
 
     def want(self, object_id: ObjectId, job: Job) -> None:
         """Have a job want an object; its producer becomes active if the object is not there."""
@@ -193,7 +204,7 @@ class TaskGraph:
         missing = []
         for object_id in inputs:
             ref = nodes[object_id].ref
-            if ref is None or not ref.consumable:
+            if type(ref) not in CONSUMABLE:
                 missing.append(object_id)
             elif type(ref) is Failure and not task.spec.sees_errors:
                 self._fail_with_input(task, ref)
@@ -230,24 +241,27 @@ class TaskGraph:
         node = self.objects.nodes[object_id]
         return not node.is_settled and (bool(node.wanters) or self._waiting.is_awaited(object_id))
 
-    # --- what happens to tasks ---------------------------------------------------------------------------
+    # --- what happens to tasks --------------------------------------------------------------------
 
     def is_ready(self, task: TaskNode) -> bool:
-        """Whether a task can be assigned now. One whose input was lost meanwhile waits again, or fails."""
+        """Whether a task can be assigned now. One whose input was lost meanwhile waits again, or
+        fails.
+        """
         return task.state is RUNNABLE and not self.recheck(task)
 
     def recheck(self, task: TaskNode) -> bool:
-        """Evaluate an active task anew if an input that it had is gone or failed; return whether it was.
+        """Evaluate an active task anew if an input that it had is gone or failed; return whether it
+        was.
 
-        Losses are rare and consumers many, so a loss does not look for those who had counted on the object:
-        they find out here, when they are to be assigned.
+        Losses are rare and consumers many, so a loss does not look for those who had counted on the
+        object: they find out here, when they are to be assigned.
         """
         nodes = self.objects.nodes
         sees_errors = task.spec.sees_errors
         awaited = self._waiting.missing_of(task)
         for object_id in task.spec.inputs:
             ref = nodes[object_id].ref
-            if ref is None or not ref.consumable:
+            if type(ref) not in CONSUMABLE:
                 awaited -= 1
             elif type(ref) is Failure and not sees_errors:
                 awaited = -1
@@ -267,7 +281,9 @@ class TaskGraph:
         return task.attempt
 
     def finish(self, task: TaskNode, published: Iterable[Reference]) -> None:
-        """An attempt ended well: publish its outputs. One neither published nor delegated is an error."""
+        """An attempt ended well: publish its outputs. One neither published nor delegated is an
+        error.
+        """
         task.worker = None
         self._move(task, DONE)
         for ref in published:
@@ -280,11 +296,15 @@ class TaskGraph:
         self._let_inputs_go(task)
 
     def fail(self, task: TaskNode, reason: str, details: object) -> None:
-        """End a task for good: its outputs that are not there become errors, and so do those who need them."""
+        """End a task for good: its outputs that are not there become errors, and so do those who
+        need them.
+        """
         self._fail([(task, reason, details)])
 
     def requeue(self, task: TaskNode) -> None:
-        """An attempt came to nothing, by no fault that ends the task: it waits or runs again if needed."""
+        """An attempt came to nothing, by no fault that ends the task: it waits or runs again if
+        needed.
+        """
         if task.state is not ASSIGNED:
             raise InvalidTransitionError(f"task {task.spec.id}", task.state, RUNNABLE)
         task.worker = None
@@ -320,7 +340,7 @@ class TaskGraph:
             self._let_inputs_go(task)
             self._release_demand(list(task.spec.inputs))
 
-    # --- what happens to objects -------------------------------------------------------------------------
+    # --- what happens to objects ------------------------------------------------------------------
 
     def publish(self, ref: Reference) -> None:
         """Merge news of an object, and release or fail those who waited for it."""
@@ -329,7 +349,9 @@ class TaskGraph:
             self._fail(failing)
 
     def _spread(self, object_id: ObjectId, node: ObjectNode) -> list[tuple[TaskNode, str, object]]:
-        """Tell waiters of an object that came to be; return the tasks that fail by it, with their reasons."""
+        """Tell waiters of an object that came to be; return the tasks that fail by it, with their
+        reasons.
+        """
         failing: list[tuple[TaskNode, str, object]] = []
         ref = node.ref
         if type(ref) is Failure:
@@ -354,7 +376,8 @@ class TaskGraph:
         return failing
 
     def lose(self, object_id: ObjectId, location: str) -> bool:
-        """Note that a location does not hold an object; if nobody does and it is needed, it is made again.
+        """Note that a location does not hold an object; if nobody does and it is needed, it is made
+        again.
 
         Returns whether the object was lost by this.
         """
@@ -369,7 +392,9 @@ class TaskGraph:
             job.unsettled += 1
         producer = node.producer
         if producer is None or producer.state in (FAILED, CANCELLED):
-            maker = "no task makes it" if producer is None else f"task {producer.spec.id} failed since"
+            maker = (
+                "no task makes it" if producer is None else f"task {producer.spec.id} failed since"
+            )
             reason = f"no copy of it is left, and {maker}"
             failure = Failure(object_id, "OBJECT_LOST", reason)
             if self.objects.update(node, failure):
@@ -378,16 +403,23 @@ class TaskGraph:
         if producer.spec.mentions is Mentions.INPUTS:
             producer.live_outputs -= 1
             self._let_inputs_go(producer)
-        # Who was ready to read it learns of the loss when it is to be assigned, or when it opens its input.
+        # Who was ready to read it learns of the loss when it is to be assigned, or when it opens
+        # its input.
         if node.wanters or self._waiting.is_awaited(object_id):
             self._demand((object_id,))
 
     def lose_location(self, location: str) -> list[ObjectId]:
         """Note that a location is gone with all that it held; return what was lost by that."""
-        return [object_id for object_id in self.objects.held_at(location) if self.lose(object_id, location)]
+        return [
+            object_id
+            for object_id in self.objects.held_at(location)
+            if self.lose(object_id, location)
+        ]
 
     def drop(self, object_id: ObjectId) -> frozenset[str]:
-        """Forget an object that is still droppable; return where its copies lie (nowhere if it is needed)."""
+        """Forget an object that is still droppable; return where its copies lie (nowhere if it is
+        needed).
+        """
         node = self.objects.get(object_id)
         if node is None or node.ref is None or node.holds or node.wanters:
             return frozenset()
@@ -405,7 +437,9 @@ class TaskGraph:
             self.droppable.append(object_id)
 
     def _let_inputs_go(self, task: TaskNode) -> None:
-        """A task is finished: what only it needed may be dropped, once its outputs cannot name it either."""
+        """A task is finished: what only it needed may be dropped, once its outputs cannot name it
+        either.
+        """
         mentions = task.spec.mentions
         if mentions is Mentions.ANYTHING or task.state not in FINISHED:
             return
@@ -424,23 +458,26 @@ class TaskGraph:
             for object_id in task.spec.inputs:
                 self.objects.nodes[object_id].holds += 1
 
-    # --- the end of jobs ---------------------------------------------------------------------------------
+    # --- the end of jobs --------------------------------------------------------------------------
 
-    def cancel(self, job: Job, details: str) -> list[TaskNode]:
-        """End all unfinished tasks of a job; return those that were assigned, to be called off."""
-        assigned = []
-        for task_id in job.tasks:
-            task = self.tasks[task_id]
-            if task.state is ASSIGNED:
-                assigned.append(task)
+    def running(self, job: Job) -> list[TaskNode]:
+        """List the assigned tasks of a job."""
+        if not job.counts[ASSIGNED]:
+            return []
+        tasks = self.tasks
+        return [tasks[task_id] for task_id in job.tasks if tasks[task_id].state is ASSIGNED]
+
+    def cancel(self, job: Job, details: str) -> None:
+        """End all unfinished tasks of a job, with what it still wants."""
         for task_id in job.tasks:
             self._fail([(self.tasks[task_id], "CANCELLED", details)])
         for object_id in [o for o in job.wanted if not self.objects.nodes[o].is_settled]:
             self.publish(Failure(object_id, "CANCELLED", details))
-        return assigned
 
     def remove(self, job: Job) -> dict[str, list[ObjectId]]:
-        """Forget an ended job with its tasks and objects; return what is to be deleted, by location."""
+        """Forget an ended job with its tasks and objects; return what is to be deleted, by
+        location.
+        """
         deletions: dict[str, list[ObjectId]] = {}
         for object_id in job.wanted:
             node = self.objects.nodes[object_id]
@@ -478,7 +515,7 @@ class TaskGraph:
 
     def stuck(self, job: Job) -> list[ObjectId]:
         """Name what a job waits for and nobody is going to make (no producer, or a circle)."""
-        missing = {}
+        missing: dict[ObjectId, None] = {}
         for object_id in job.wanted:
             if not self.objects.nodes[object_id].is_settled:
                 missing[object_id] = None
@@ -496,7 +533,7 @@ class TaskGraph:
                         pending.append(source)
         return orphans or list(missing)
 
-    # --- states and checks -------------------------------------------------------------------------------
+    # --- states and checks ------------------------------------------------------------------------
 
     def _move(self, task: TaskNode, state: TaskState) -> None:
         before = task.state
@@ -550,7 +587,9 @@ class TaskGraph:
 
 
 def _blame_input(cause: Failure) -> tuple[str, object]:
-    """Say why a task fails that never ran: by its input's failure, told once however long the chain."""
+    """Say why a task fails that never ran: by its input's failure, told once however long the
+    chain.
+    """
     if cause.reason in ("DEPENDENCY_FAILED", "CANCELLED"):
         return cause.reason, cause.details
     return "DEPENDENCY_FAILED", f"its input {cause.id} failed ({cause.reason}): {cause.details}"

@@ -1,8 +1,9 @@
-"""Names of jobs, tasks and objects: their grammar, and how a child's name follows from its parent's.
+"""Names of jobs, tasks and objects: their grammar, and how a child's name follows from its
+parent's.
 
-Ids are plain text, unique in the cluster. They are never trusted as paths (storage escapes them), and
-every id from outside passes `check_id` once, at the border. Names are deterministic so that a task which
-runs again the same way spawns the same children (CIB-1).
+Ids are plain text, unique in the cluster. They are never trusted as paths (storage escapes them),
+and every id from outside passes `check_id` once, at the border. Names are deterministic so that a
+task which runs again the same way spawns the same children (CIB-1).
 """
 
 from __future__ import annotations
@@ -40,13 +41,13 @@ def check_id(text: object) -> str:
     raise InvalidIdError(text, "only letters, digits and _ : . - are allowed")
 
 
-def child_id(parent: str, index: int, digest: str) -> TaskId:
-    """Name the `index`-th task that `parent` (a task, or an open job) creates.
+def child_id(parent: str, ordinal: int, digest: str) -> TaskId:
+    """Name the `ordinal`-th task that `parent` (a task, or an open job) creates.
 
-    BLAKE2b-128 over parent, index and the digest of what is to be run (`naming.arguments_digest`), parted by
-    bytes that none of them can contain.
+    BLAKE2b-128 over parent, ordinal and the digest of what is to be run
+    (`naming.arguments_digest`), parted by bytes that none of them can contain.
     """
-    text = f"{parent}\n{index}\n{digest}"
+    text = f"{parent}\n{ordinal}\n{digest}"
     return TaskId(blake2b(text.encode(), digest_size=16).hexdigest())
 
 

@@ -40,9 +40,10 @@ ENDED = frozenset((JobState.COMPLETED, JobState.FAILED, JobState.CANCELLED))
 class JobSpec(NamedTuple):
     """What a client says of a job when it creates it.
 
-    An *open* job takes further tasks and wants from its client until it is closed; any other ends when all that
-    it wants is there. A `detached` job goes on without its client; others are cancelled `grace_s` after the
-    client is gone. `keep`: intermediate objects stay until the job is removed.
+    An *open* job takes further tasks and wants from its client until it is closed; any other ends
+    when all that it wants is there. A `detached` job goes on without its client; others are
+    cancelled `grace_s` after the client is gone. `keep`: intermediate objects stay until the job is
+    removed.
     """
 
     id: JobId
@@ -56,8 +57,19 @@ class Job:
     """A job as the master knows it; the graph counts its tasks, the machine moves its state."""
 
     __slots__ = (
-        "as_wanter", "counts", "created_at_s", "ended_at_s", "number", "open", "reason", "spec",
-        "state", "tasks", "uploads", "unsettled", "wanted",
+        "as_wanter",
+        "counts",
+        "created_at_s",
+        "ended_at_s",
+        "number",
+        "open",
+        "reason",
+        "spec",
+        "state",
+        "tasks",
+        "unsettled",
+        "uploads",
+        "wanted",
     )  # fmt: skip
 
     def __init__(self, spec: JobSpec, number: int, now_s: float) -> None:

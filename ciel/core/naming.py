@@ -1,9 +1,9 @@
 """What is run, as a digest: the same executor, arguments and inputs give the same name.
 
-The canonical form is compact JSON with sorted keys, in which a reference is `{"__ref__": id}`. JSON keeps apart
-what the original's form confused (`1`, `"1"` and `true`), and a mapping may not itself have a key `__ref__`, so
-the form is injective. A reference counts by its id alone: type, size and locations do not matter, nor does the
-text in which arguments happen to be encoded.
+The canonical form is compact JSON with sorted keys, in which a reference is `{"__ref__": id}`. JSON
+keeps apart what the original's form confused (`1`, `"1"` and `true`), and a mapping may not itself
+have a key `__ref__`, so the form is injective. A reference counts by its id alone: type, size and
+locations do not matter, nor does the text in which arguments happen to be encoded.
 """
 
 from __future__ import annotations
@@ -55,13 +55,17 @@ def canonical(value: Any) -> bytes:
 
 
 def arguments_digest(executor: str, arguments: Any, inputs: tuple[str, ...] = ()) -> str:
-    """Digest what is to be run, as 32 hexadecimal digits; part of a child's id and of memoised names."""
+    """Digest what is to be run, as 32 hexadecimal digits; part of a child's id and of memoised
+    names.
+    """
     text = canonical([executor, arguments, list(inputs)])
     return blake2b(text, digest_size=DIGEST_BYTES).hexdigest()
 
 
 def memo_output_ids(executor: str, digest: str, scope: str, count: int) -> tuple[ObjectId, ...]:
-    """Name outputs that any task of the same executor and arguments shares within `scope` (a job's id)."""
+    """Name outputs that any task of the same executor and arguments shares within `scope` (a job's
+    id).
+    """
     name = blake2b(f"{digest}\n{scope}".encode(), digest_size=DIGEST_BYTES).hexdigest()
     return tuple([ObjectId(f"{executor}:{name}:{i}") for i in range(count)])
 

@@ -1,7 +1,8 @@
 """The object table: what is known of every object, who holds it, and who still needs it.
 
-A table entry with `ref` None is a future: most entries are for most of their life, and the id is already the key.
-`holds` counts the reasons to keep an object apart from being wanted by a job; at zero it may be dropped.
+A table entry with `ref` None is a future: most entries are for most of their life, and the id is
+already the key. `holds` counts the reasons to keep an object apart from being wanted by a job; at
+zero it may be dropped.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING
 from ciel.core.ids import ObjectId
 from ciel.core.jobs import Job
 from ciel.core.refs import (
+    CONSUMABLE,
     NOWHERE,
     Concrete,
     Failure,
@@ -50,7 +52,7 @@ class ObjectNode:
 
     @property
     def is_consumable(self) -> bool:
-        return self.ref is not None and self.ref.consumable
+        return type(self.ref) in CONSUMABLE
 
 
 class ObjectTable:
@@ -79,7 +81,9 @@ class ObjectTable:
         return Future(object_id) if node is None or node.ref is None else node.ref
 
     def update(self, node: ObjectNode, ref: Reference) -> bool:
-        """Merge news of an object; return whether it is settled or consumable by this, and was not before."""
+        """Merge news of an object; return whether it is settled or consumable by this, and was not
+        before.
+        """
         old = node.ref
         if old is None:
             if type(ref) is Value:  # has no place: nothing else to keep in step
@@ -94,11 +98,15 @@ class ObjectTable:
         return (node.is_consumable and not was_consumable) or (node.is_settled and not was_settled)
 
     def lose(self, node: ObjectNode, object_id: ObjectId, location: str) -> bool:
-        """Note that `location` does not hold an object (any more); return whether nobody does by this."""
+        """Note that `location` does not hold an object (any more); return whether nobody does by
+        this.
+        """
         if node.ref is None or location not in locations_of(node.ref):
             return False
-        was_consumable = node.ref.consumable
-        self._replace(node, object_id, merge(node.ref, Tombstone(object_id, frozenset((location,)))))
+        was_consumable = node.is_consumable
+        self._replace(
+            node, object_id, merge(node.ref, Tombstone(object_id, frozenset((location,))))
+        )
         return was_consumable and not node.is_consumable
 
     def forget(self, node: ObjectNode, object_id: ObjectId) -> frozenset[str]:
@@ -118,7 +126,8 @@ class ObjectTable:
     def _replace(self, node: ObjectNode, object_id: ObjectId, ref: Reference | None) -> None:
         before = NOWHERE if node.ref is None else locations_of(node.ref)
         if isinstance(ref, Concrete):
-            # One frozenset for all objects at the same places: it would cost more than the rest of the entry.
+            # One frozenset for all objects at the same places: it would cost more than the rest of
+            # the entry.
             ref = ref._replace(locations=self._places.setdefault(ref.locations, ref.locations))
         node.ref = None if isinstance(ref, Future) else ref
         after = NOWHERE if ref is None else locations_of(ref)

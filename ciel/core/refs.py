@@ -1,14 +1,15 @@
 """References: what is known of an object. Eleven kinds, and the table by which knowledge is merged.
 
-A reference never holds bulk data; content below 1,024 bytes rides inside it as base64 text, which nobody between
-its maker and its reader decodes. Locations are `host:port` of workers, as sets. Requirements CIB-1, CIB-4.
+A reference never holds bulk data; content below 1,024 bytes rides inside it as base64 text, which
+nobody between its maker and its reader decodes. Locations are `host:port` of workers, as sets.
+Requirements CIB-1, CIB-4.
 """
 
 from __future__ import annotations
 
 from base64 import b64decode, b64encode
 from collections.abc import Callable
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 from ciel.core.ids import ObjectId
 
@@ -22,8 +23,6 @@ class Future(NamedTuple):
     """Not yet produced."""
 
     id: ObjectId
-    tag: ClassVar[str] = "f2"
-    consumable: ClassVar[bool] = False
 
 
 class Concrete(NamedTuple):
@@ -32,8 +31,6 @@ class Concrete(NamedTuple):
     id: ObjectId
     size_bytes: int | None
     locations: frozenset[str]
-    tag: ClassVar[str] = "c2"
-    consumable: ClassVar[bool] = True
 
 
 class Sweetheart(NamedTuple):
@@ -43,8 +40,6 @@ class Sweetheart(NamedTuple):
     preferred: str
     size_bytes: int | None
     locations: frozenset[str]
-    tag: ClassVar[str] = "<3"
-    consumable: ClassVar[bool] = True
 
 
 class Stream(NamedTuple):
@@ -52,8 +47,6 @@ class Stream(NamedTuple):
 
     id: ObjectId
     locations: frozenset[str]
-    tag: ClassVar[str] = "s2"
-    consumable: ClassVar[bool] = True
 
 
 class SocketStream(NamedTuple):
@@ -62,8 +55,6 @@ class SocketStream(NamedTuple):
     id: ObjectId
     location: str
     port: int
-    tag: ClassVar[str] = "ss2"
-    consumable: ClassVar[bool] = True
 
 
 class Value(NamedTuple):
@@ -71,8 +62,6 @@ class Value(NamedTuple):
 
     id: ObjectId
     encoded: str
-    tag: ClassVar[str] = "val"
-    consumable: ClassVar[bool] = True
 
     @property
     def content(self) -> bytes:
@@ -88,8 +77,6 @@ class Fixed(NamedTuple):
 
     id: ObjectId
     location: str
-    tag: ClassVar[str] = "fx"
-    consumable: ClassVar[bool] = True
 
 
 class Failure(NamedTuple):
@@ -98,8 +85,6 @@ class Failure(NamedTuple):
     id: ObjectId
     reason: str
     details: Any
-    tag: ClassVar[str] = "err"
-    consumable: ClassVar[bool] = True
 
 
 class Tombstone(NamedTuple):
@@ -107,16 +92,12 @@ class Tombstone(NamedTuple):
 
     id: ObjectId
     locations: frozenset[str]
-    tag: ClassVar[str] = "t2"
-    consumable: ClassVar[bool] = False
 
 
 class Piped(NamedTuple):
     """It was produced, but went straight to its only reader and is kept nowhere."""
 
     id: ObjectId
-    tag: ClassVar[str] = "completed2"
-    consumable: ClassVar[bool] = False
 
 
 class Fetch(NamedTuple):
@@ -124,8 +105,6 @@ class Fetch(NamedTuple):
 
     id: ObjectId
     url: str
-    tag: ClassVar[str] = "fetch2"
-    consumable: ClassVar[bool] = False
 
 
 Reference = (
@@ -137,6 +116,11 @@ REFERENCE_TYPES = (
     Fetch,
 )  # fmt: skip
 
+CONSUMABLE: frozenset[type] = frozenset(
+    (Concrete, Sweetheart, Stream, SocketStream, Value, Fixed, Failure)
+)
+"""The kinds that let a task run which waits for the object; an error is among them."""
+
 
 def locations_of(ref: Reference) -> frozenset[str]:
     """Where the content can be read now; empty for kinds that have no place."""
@@ -147,7 +131,7 @@ def locations_of(ref: Reference) -> frozenset[str]:
     return NOWHERE
 
 
-# --- merging -----------------------------------------------------------------------------------------------
+# --- merging --------------------------------------------------------------------------------------
 
 
 def _keep(old: Any, update: Any) -> Reference:
@@ -190,9 +174,12 @@ _ANY: tuple[type, ...] = REFERENCE_TYPES
 _COPIES: tuple[type, ...] = (Concrete, Sweetheart)
 _STREAMS: tuple[type, ...] = (Stream, SocketStream)
 
-# The first matching row wins. Rows are numbered as in the original's table; 11 ("anything else: keep the old")
-# is the default, with two exceptions decided anew: an error ends a stream, and a future may become fixed.
-_ROWS: tuple[tuple[str, tuple[type, ...], tuple[type, ...], Callable[[Any, Any], Reference]], ...] = (
+# The first matching row wins. Rows are numbered as in the original's table; 11 ("anything else:
+# keep the old") is the default, with two exceptions decided anew: an error ends a stream, and a
+# future may become fixed.
+_ROWS: tuple[
+    tuple[str, tuple[type, ...], tuple[type, ...], Callable[[Any, Any], Reference]], ...
+] = (
     ("1", (Value,), _ANY, _keep),
     ("2", _ANY, (Value,), _take),
     ("3 concrete", _COPIES, (Sweetheart,), _take_with_locations),

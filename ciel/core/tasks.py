@@ -39,14 +39,16 @@ class Mentions(Enum):
 class TaskSpec(NamedTuple):
     """Everything that is fixed when a task is created; the same value in client, master and worker.
 
-    `payload` is the executor's arguments, encoded by the creator and decoded by the executor alone. `inputs` are
-    the objects that must be consumable before it runs. `sees_errors`: it wants to run even when an input failed.
+    `payload` is the executor's arguments, encoded by the creator and decoded by the executor alone.
+    It is the `ordinal`-th that its parent (a task, or its job itself) created. `inputs` are the
+    objects that must be consumable before it runs. `sees_errors`: it wants to run even when an
+    input failed.
     """
 
     id: TaskId
     job: JobId
     parent: str
-    index: int
+    ordinal: int
     digest: str
     executor: str
     inputs: tuple[ObjectId, ...]
@@ -59,7 +61,9 @@ class TaskSpec(NamedTuple):
 
 
 class TaskState(Enum):
-    """Where a task is. A dormant one is known, but nobody wants its outputs (lazy evaluation, CIB-1)."""
+    """Where a task is. A dormant one is known, but nobody wants its outputs (lazy evaluation,
+    CIB-1).
+    """
 
     DORMANT = 0
     WAITING = 1
@@ -72,7 +76,8 @@ class TaskState(Enum):
     def __str__(self) -> str:
         return self.name.lower()
 
-    # Members are singletons; hashing them by identity is several times cheaper than Enum's own hash.
+    # Members are singletons; hashing them by identity is several times cheaper than Enum's own
+    # hash.
     __hash__ = object.__hash__
 
 
@@ -94,16 +99,16 @@ FINISHED = frozenset((DONE, FAILED, CANCELLED))
 def check_task(spec: TaskSpec) -> None:
     """Refuse a task that contradicts itself; ids are known to match the grammar.
 
-    The id must be the one that its parent, index and digest give (only a job's root task is named otherwise), so
-    that nobody can name a task of another job.
+    The id must be the one that its parent, ordinal and digest give (only a job's root task is named
+    otherwise), so that nobody can name a task of another job.
     """
     expected = (
         root_task_id(spec.job)
-        if spec.parent == spec.job and spec.index < 0
-        else child_id(spec.parent, spec.index, spec.digest)
+        if spec.parent == spec.job and spec.ordinal < 0
+        else child_id(spec.parent, spec.ordinal, spec.digest)
     )
     if spec.id != expected:
-        raise InvalidTaskError(spec.id, f"its parent, index and digest give the id {expected}")
+        raise InvalidTaskError(spec.id, f"its parent, ordinal and digest give the id {expected}")
     if spec.needs is not USUAL_NEEDS:
         _check_needs(spec)
     if not spec.outputs:

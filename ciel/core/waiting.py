@@ -1,4 +1,6 @@
-"""This waits for those, now released: the one readiness rule, for the graph and for a worker's queue."""
+"""This waits for those, now released: the one readiness rule, for the graph and for a worker's
+queue.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,8 @@ class Waiting(Generic[K]):
     __slots__ = ("_missing", "_waiters")
 
     def __init__(self) -> None:
-        # A list while it is short (a third of a dict's memory), a dict beyond (to forget one of many at once).
+        # A list while it is short (a third of a dict's memory), a dict beyond (to forget one of
+        # many at once).
         self._waiters: dict[str, list[K] | dict[K, None]] = {}
         self._missing: dict[K, int] = {}
 
@@ -27,7 +30,9 @@ class Waiting(Generic[K]):
         return len(self._missing)
 
     def wait(self, waiter: K, objects: Iterable[str]) -> None:
-        """Make `waiter` wait for `objects` (at least one, none twice, and it must not wait already)."""
+        """Make `waiter` wait for `objects` (at least one, none twice, and it must not wait
+        already).
+        """
         count = 0
         waiters = self._waiters
         for object_id in objects:
@@ -44,7 +49,9 @@ class Waiting(Generic[K]):
         self._missing[waiter] = count
 
     def release(self, object_id: str) -> list[K]:
-        """Say that an object is there; return who is ready by that, in the order in which they came."""
+        """Say that an object is there; return who is ready by that, in the order in which they
+        came.
+        """
         waiters = self._waiters.pop(object_id, None)
         if waiters is None:
             return []

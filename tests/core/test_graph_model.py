@@ -1,4 +1,6 @@
-"""The graph against a model that knows only the rules: after each step, every task's state is recomputed."""
+"""The graph against a model that knows only the rules: after each step, every task's state is
+recomputed.
+"""
 
 from __future__ import annotations
 
@@ -33,27 +35,36 @@ class ModelTask:
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     sees_errors: bool
-    status: str = "idle"  # idle, assigned, failed; "idle" is also what has finished and could run again
+    status: str = (
+        "idle"  # idle, assigned, failed; "idle" is also what has finished and could run again
+    )
 
 
 @dataclass
 class Model:
-    """Lazy evaluation by brute force: nothing is remembered but facts, everything else is recomputed."""
+    """Lazy evaluation by brute force: nothing is remembered but facts, everything else is
+    recomputed.
+    """
 
     tasks: dict[str, ModelTask] = field(default_factory=dict)
     producer: dict[str, str] = field(default_factory=dict)
     wanted: set[str] = field(default_factory=set)
-    places: dict[str, set[str]] = field(default_factory=dict)  # where an object is; {"inline"} for a value
+    places: dict[str, set[str]] = field(
+        default_factory=dict
+    )  # where an object is; {"inline"} for a value
     failed: set[str] = field(default_factory=set)
 
     def settle(self) -> set[str]:
-        """Propagate errors until nothing changes; return the tasks that must be waiting or runnable."""
+        """Propagate errors until nothing changes; return the tasks that must be waiting or
+        runnable.
+        """
         while True:
             active = self._active()
             failing = [
                 name
                 for name in active
-                if not self.tasks[name].sees_errors and self.failed.intersection(self.tasks[name].inputs)
+                if not self.tasks[name].sees_errors
+                and self.failed.intersection(self.tasks[name].inputs)
             ]
             if not failing:
                 return active
@@ -91,7 +102,7 @@ class GraphAgainstModel(RuleBasedStateMachine):
         self.model = Model()
         self.count = 0
 
-    # --- choosing ---------------------------------------------------------------------------------------
+    # --- choosing ---------------------------------------------------------------------------------
 
     def _pick(self, data: st.DataObject, ids: list[str]) -> str:
         return data.draw(st.sampled_from(sorted(ids)))
@@ -133,7 +144,7 @@ class GraphAgainstModel(RuleBasedStateMachine):
         for output in spec.outputs:
             self.model.producer[output] = spec.id
 
-    # --- growth and demand ------------------------------------------------------------------------------
+    # --- growth and demand ------------------------------------------------------------------------
 
     @rule(data=st.data())
     def add_task(self, data: st.DataObject) -> None:
@@ -160,7 +171,7 @@ class GraphAgainstModel(RuleBasedStateMachine):
         self.graph.unwant(ObjectId(object_id), self.job)
         self.model.wanted.discard(object_id)
 
-    # --- running ----------------------------------------------------------------------------------------
+    # --- running ----------------------------------------------------------------------------------
 
     @precondition(lambda self: self._in_state(RUNNABLE))
     @rule(data=st.data())
@@ -207,7 +218,9 @@ class GraphAgainstModel(RuleBasedStateMachine):
     def spawn_and_delegate(self, data: st.DataObject) -> None:
         name, task = self._running(data)
         mine = tuple(
-            o for o in task.spec.outputs if self.model.producer[o] == name and self.model.is_missing(o)
+            o
+            for o in task.spec.outputs
+            if self.model.producer[o] == name and self.model.is_missing(o)
         )
         delegated = mine if mine and data.draw(st.booleans()) else None
         self._add(self._new_spec(data, name, delegated))
@@ -226,7 +239,7 @@ class GraphAgainstModel(RuleBasedStateMachine):
         self.model.tasks[name].status = "idle"
         self.graph.requeue(task)
 
-    # --- loss and release -------------------------------------------------------------------------------
+    # --- loss and release -------------------------------------------------------------------------
 
     @rule(worker=st.sampled_from(WORKERS))
     def lose_worker(self, worker: str) -> None:
@@ -256,11 +269,13 @@ class GraphAgainstModel(RuleBasedStateMachine):
             after = self.graph.objects.reference(object_id)
             if before != after:
                 assert object_id not in self.model.wanted
-                waiting = [self.model.tasks[name] for name in self._in_state(WAITING, RUNNABLE, ASSIGNED)]
+                waiting = [
+                    self.model.tasks[name] for name in self._in_state(WAITING, RUNNABLE, ASSIGNED)
+                ]
                 assert all(object_id not in task.inputs for task in waiting)
                 self.model.places[object_id].clear()
 
-    # --- what must hold ---------------------------------------------------------------------------------
+    # --- what must hold ---------------------------------------------------------------------------
 
     @invariant()
     def states_agree(self) -> None:
@@ -291,7 +306,9 @@ class GraphAgainstModel(RuleBasedStateMachine):
             assert there == bool(self.model.places.get(object_id)), ref
 
     def _never_asked(self, name: str) -> None:
-        """The model fails all at once; where a consumer failed first, its producer is simply not needed."""
+        """The model fails all at once; where a consumer failed first, its producer is simply not
+        needed.
+        """
         self.model.tasks[name].status = "idle"
         for output in self.model.tasks[name].outputs:
             if self.model.producer[output] == name:

@@ -1,0 +1,212 @@
+"""What the parties tell each other: plain values, the same at both ends of a connection.
+
+Orders are in the imperative, reports in the past tense. `wire.messages` gives each its form on the
+wire; the state machines take and return them and know of no connection, only of names for peers.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from ciel.core.ids import JobId, ObjectId, TaskId
+from ciel.core.jobs import JobSpec, JobSummary
+from ciel.core.refs import Reference
+from ciel.core.tasks import TaskSpec
+
+# --- client to master -----------------------------------------------------------------------------
+
+
+class SubmitJob(NamedTuple):
+    """Create a job; sent again with the same id it changes nothing (a lost reply may be retried)."""
+
+    spec: JobSpec
+
+
+class AddTask(NamedTuple):
+    """Add a task to one's open job (or the first task of any job). `known`: inputs that are no
+    futures.
+    """
+
+    spec: TaskSpec
+    known: tuple[Reference, ...]
+
+
+class WantObjects(NamedTuple):
+    """Have a job want objects: they are made, and announced when they are there."""
+
+    job: JobId
+    objects: tuple[ObjectId, ...]
+
+
+class ReleaseObjects(NamedTuple):
+    """Have a job want objects no longer."""
+
+    job: JobId
+    objects: tuple[ObjectId, ...]
+
+
+class CloseJob(NamedTuple):
+    """No more tasks or wants will come: the job ends when what it wants is there."""
+
+    job: JobId
+
+
+class CancelJob(NamedTuple):
+    """End a job now; its programs are killed, and it is over when they are gone."""
+
+    job: JobId
+    reason: str
+
+
+class WatchJob(NamedTuple):
+    """Be told of a job from now on (what is settled already is told at once), and answer for it."""
+
+    job: JobId
+
+
+class Ask(NamedTuple):
+    """Ask for something to look at (`status`, `jobs`, `job`, …); answered by an `Answer` of the
+    same number.
+    """
+
+    number: int
+    topic: str
+    argument: Any
+
+
+# --- master to client -----------------------------------------------------------------------------
+
+
+class ObjectSettled(NamedTuple):
+    """A wanted object is there, or has failed."""
+
+    job: JobId
+    ref: Reference
+
+
+class JobChanged(NamedTuple):
+    """How a job stands: now and then while it runs, and when it has ended."""
+
+    summary: JobSummary
+
+
+class RequestRefused(NamedTuple):
+    """A message about a job was not carried out; says whose fault it was and why."""
+
+    job: JobId
+    reason: str
+
+
+class Answer(NamedTuple):
+    """The reply to an `Ask`; `error` is empty if it could be answered."""
+
+    number: int
+    value: Any
+    error: str
+
+
+# --- master to worker -----------------------------------------------------------------------------
+
+
+class AssignTask(NamedTuple):
+    """Run a task. `inputs` are its inputs as the master knows them now, in the spec's order."""
+
+    spec: TaskSpec
+    attempt: int
+    inputs: tuple[Reference, ...]
+
+
+class CancelTask(NamedTuple):
+    """Call an attempt off; it is answered by a `TaskReported` once nothing of it runs any more."""
+
+    task: TaskId
+    attempt: int
+
+
+class DropObjects(NamedTuple):
+    """Delete objects; nobody needs them any more."""
+
+    objects: tuple[ObjectId, ...]
+
+
+class Neighbour(NamedTuple):
+    """Another worker, as seen by workers: where it serves, on which host, where its store lies
+    there.
+    """
+
+    netloc: str
+    host: str
+    store: str
+
+
+class MeetWorkers(NamedTuple):
+    """All other workers that are there now."""
+
+    neighbours: tuple[Neighbour, ...]
+
+
+# --- worker to master -----------------------------------------------------------------------------
+
+
+class TaskFault(NamedTuple):
+    """Why an attempt failed: a word for programs, text for people."""
+
+    reason: str
+    details: str
+
+
+class TaskReported(NamedTuple):
+    """An attempt is over: what it published, or why it failed; `run_s` is the time its program
+    took.
+    """
+
+    task: TaskId
+    attempt: int
+    published: tuple[Reference, ...]
+    fault: TaskFault | None
+    run_s: float
+
+
+class SpawnTask(NamedTuple):
+    """A running attempt of the task's parent created a task; counts only if that attempt still
+    does.
+    """
+
+    spec: TaskSpec
+    known: tuple[Reference, ...]
+    attempt: int
+
+
+class ObjectsStored(NamedTuple):
+    """This worker holds objects that it did not make just now (copies, or what its store kept)."""
+
+    refs: tuple[Reference, ...]
+
+
+class InputsLost(NamedTuple):
+    """An attempt came to nothing since inputs are not where they were said to be: (object,
+    location) pairs.
+    """
+
+    task: TaskId
+    attempt: int
+    losses: tuple[tuple[ObjectId, str], ...]
+    details: str
+
+
+class Heartbeat(NamedTuple):
+    """I am alive; sent both ways when nothing else was for a while."""
+
+
+FromClient = (
+    SubmitJob | AddTask | WantObjects | ReleaseObjects | CloseJob | CancelJob | WatchJob | Ask
+    | Heartbeat
+)  # fmt: skip
+ToClient = ObjectSettled | JobChanged | RequestRefused | Answer | Heartbeat
+ToWorker = AssignTask | CancelTask | DropObjects | MeetWorkers | Heartbeat
+FromWorker = TaskReported | SpawnTask | ObjectsStored | InputsLost | Heartbeat
+Message = FromClient | ToClient | ToWorker | FromWorker
+
+HEARTBEAT_INTERVAL_S = 1.0
+LOST_AFTER_S = 3.0
+"""A peer that was silent for so long is taken for dead (architecture, control plane)."""

@@ -1,0 +1,59 @@
+"""Whether a failed attempt is tried again: how often, for which failures, with what delay.
+
+A program's own failure counts against the task's `retries`. The loss of a worker is not the task's
+fault, until the same task has taken down three workers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+WORKER_LOSSES_MAX = 3
+BACK_OFF_FIRST_S = 0.2
+BACK_OFF_MAX_S = 30.0
+
+NOT_RETRIED = frozenset(("CANCELLED", "BAD_ARGUMENTS", "NO_EXECUTOR", "DEPENDENCY_FAILED"))
+"""Faults that another attempt cannot mend."""
+
+
+@dataclass(slots=True)
+class Blame:
+    """What has gone wrong with one task so far; exists only for tasks that had trouble."""
+
+    failures: int = 0
+    worker_losses: int = 0
+
+
+class Again(NamedTuple):
+    """Try again after a delay."""
+
+    delay_s: float
+
+
+class GiveUp(NamedTuple):
+    """Do not try again."""
+
+    reason: str
+    details: str
+
+
+def after_failure(blame: Blame, retries: int, reason: str, details: str) -> Again | GiveUp:
+    """Decide after a failed attempt; `blame` is updated."""
+    blame.failures += 1
+    if reason in NOT_RETRIED or blame.failures > retries:
+        if retries and reason not in NOT_RETRIED:
+            details = f"{details}\n(attempt {blame.failures} of {retries + 1})"
+        return GiveUp(reason, details)
+    return Again(min(BACK_OFF_FIRST_S * 2 ** (blame.failures - 1), BACK_OFF_MAX_S))
+
+
+def after_worker_loss(blame: Blame, worker: str) -> Again | GiveUp:
+    """Decide after the worker that ran an attempt was lost; `blame` is updated."""
+    blame.worker_losses += 1
+    if blame.worker_losses >= WORKER_LOSSES_MAX:
+        details = (
+            f"{blame.worker_losses} workers were lost while they ran it, the last was {worker}"
+        )
+        return GiveUp("WORKER_FAILED", details)
+    return Again(0.0)

@@ -1,0 +1,41 @@
+"""What happened to one task, in a bounded list; told by `explain`, and with an error.
+
+Only what is out of the ordinary is kept: a task that ran once and ended well has no story.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+STORY_MAX_LENGTH = 20
+TEXT_MAX_LENGTH = 2000
+
+
+class Chapter(NamedTuple):
+    """One thing that happened, `at_s` on the master's clock."""
+
+    at_s: float
+    text: str
+
+
+class Story:
+    """The first and the latest things that happened to a task."""
+
+    __slots__ = ("_chapters", "_left_out")
+
+    def __init__(self) -> None:
+        self._chapters: list[Chapter] = []
+        self._left_out = 0
+
+    def tell(self, at_s: float, text: str) -> None:
+        self._chapters.append(Chapter(at_s, text[:TEXT_MAX_LENGTH]))
+        if len(self._chapters) > STORY_MAX_LENGTH:
+            del self._chapters[STORY_MAX_LENGTH // 2]
+            self._left_out += 1
+
+    def lines(self, now_s: float) -> list[str]:
+        """Tell the story as lines, oldest first, with ages."""
+        lines = [f"{now_s - at_s:.1f} s ago: {text}" for at_s, text in self._chapters]
+        if self._left_out:
+            lines.insert(STORY_MAX_LENGTH // 2, f"({self._left_out} more)")
+        return lines

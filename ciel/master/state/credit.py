@@ -1,0 +1,33 @@
+"""How much a worker is given ahead: its slots, and a prefetch that adapts to how long tasks take.
+
+A worker's queue should outlast one round trip to the master, so that no slot idles; beyond that,
+every task given ahead is one that cannot go to an idle worker.
+"""
+
+from __future__ import annotations
+
+PREFETCH_MIN, PREFETCH_MAX = 1, 512
+AHEAD_S = 0.02
+"""How much work a worker should have ahead: a round trip, its wake-ups and a busy master's turn."""
+SMOOTHING = 0.2
+
+
+class Credit:
+    """One worker's limit, in slots."""
+
+    __slots__ = ("limit", "slots", "task_s")
+
+    def __init__(self, slots: int) -> None:
+        self.slots = slots
+        self.task_s = 0.01  # a guess until the first tasks have ended
+        self.limit = slots
+        self._adapt()
+
+    def learn(self, run_s: float) -> None:
+        """Note how long a task took."""
+        self.task_s += SMOOTHING * (max(run_s, 1e-5) - self.task_s)
+        self._adapt()
+
+    def _adapt(self) -> None:
+        ahead = int(AHEAD_S / self.task_s * self.slots)
+        self.limit = self.slots + min(max(ahead, PREFETCH_MIN), PREFETCH_MAX)

@@ -1,0 +1,527 @@
+"""The master's machine: what clients and workers say goes in, what is to be said to them comes out.
+
+Every entry point takes the time; none of them talks. Messages pile up in `outbox` as (peer,
+message) pairs, and `end_turn` is called once after a batch of events: it places tasks, announces
+results and ends jobs, so that ten events cost one pass. Peers are names: a worker's id, a client's
+connection name.
+"""
+
+from __future__ import annotations
+
+from heapq import heappop, heappush
+
+from ciel.core.errors import CielError, UnknownJobError
+from ciel.core.events import (
+    LOST_AFTER_S,
+    AddTask,
+    AssignTask,
+    CancelJob,
+    CancelTask,
+    CloseJob,
+    DropObjects,
+    Heartbeat,
+    InputsLost,
+    JobChanged,
+    MeetWorkers,
+    Message,
+    Neighbour,
+    ObjectSettled,
+    ObjectsStored,
+    ReleaseObjects,
+    RequestRefused,
+    SpawnTask,
+    SubmitJob,
+    TaskReported,
+    WantObjects,
+    WatchJob,
+)
+from ciel.core.graph import TaskGraph, TaskNode
+from ciel.core.ids import ObjectId
+from ciel.core.jobs import ENDED, JOB_TRANSITIONS, Job, JobState, summarise
+from ciel.core.refs import Failure, Reference
+from ciel.core.retries import Again, Blame, after_failure, after_worker_loss
+from ciel.core.story import Story
+from ciel.core.tasks import ASSIGNED, TaskSpec, check_task
+from ciel.master.state.dispatch import Dispatcher
+from ciel.master.state.workers import WorkerFacts, WorkerNode
+
+CLIENT_GRACE_S = 5.0
+"""How long a job whose client is gone waits for it to come back before it is cancelled."""
+PROGRESS_INTERVAL_S = 0.2
+JOBS_MAX = 100_000
+
+
+class MasterMachine:
+    """All that the master knows and decides."""
+
+    def __init__(self) -> None:
+        self.graph = TaskGraph()
+        self.jobs: dict[str, Job] = {}
+        self.outbox: list[tuple[str, Message]] = []
+        self.journal: list[Message] = []  # what a journal has to keep, in order
+        self.dispatcher = Dispatcher(self.graph, self._assign, self._refuse_task)
+        self.stories: dict[str, Story] = {}
+        self._blame: dict[str, Blame] = {}
+        self._delayed: list[tuple[float, int, TaskNode]] = []
+        self._not_before: dict[str, float] = {}
+        self._owners: dict[str, str] = {}  # job: the client that answers for it
+        self._watchers: dict[str, dict[str, None]] = {}  # job: clients
+        self._orphans: dict[str, float] = {}  # job: when it is cancelled for want of a client
+        self._called_off: dict[str, set[tuple[str, str, int]]] = {}  # job: attempts that still run
+        self._touched: dict[str, Job] = {}
+        self._progress_due: dict[str, Job] = {}
+        self._progress_at_s = 0.0
+        self._sequence = 0
+        self._now_s = 0.0
+
+    @property
+    def workers(self) -> dict[str, WorkerNode]:
+        return self.dispatcher.workers
+
+    def find_job(self, job_id: str) -> Job:
+        job = self.jobs.get(job_id)
+        if job is None:
+            raise UnknownJobError(job_id)
+        return job
+
+    # --- clients ----------------------------------------------------------------------------------
+
+    def client_said(self, client: str, message: Message, now_s: float) -> None:
+        """Take one message of a client; one that cannot be carried out is refused and changes
+        nothing.
+        """
+        self._now_s = now_s
+        try:
+            self._client_said(client, message)
+        except CielError as error:
+            job = message.spec.job if isinstance(message, AddTask) else getattr(message, "job", "")
+            self._say(client, RequestRefused(job, str(error)))
+            if isinstance(message, AddTask) and job in self.jobs:
+                self._fail_job(self.jobs[job], f"a task was refused: {error}")
+
+    def _client_said(self, client: str, message: Message) -> None:
+        match message:
+            case AddTask(spec, known):
+                job = self.find_job(spec.job)
+                self._add_task(spec, known, job)
+            case WantObjects(job_id, objects):
+                job = self.find_job(job_id)
+                if job.state is JobState.ACTIVE:
+                    for object_id in objects:
+                        self.graph.want(object_id, job)
+                    self._touched[job_id] = job
+                    self.journal.append(message)
+            case ReleaseObjects(job_id, objects):
+                job = self.find_job(job_id)
+                for object_id in objects:
+                    self.graph.unwant(object_id, job)
+                self.journal.append(message)
+            case SubmitJob():
+                self._submit(client, message)
+            case CloseJob(job_id):
+                job = self.find_job(job_id)
+                job.open = False
+                self._touched[job_id] = job
+                self.journal.append(message)
+            case WatchJob(job_id):
+                self._watch(client, self.find_job(job_id))
+            case CancelJob(job_id, reason):
+                self._cancel(self.find_job(job_id), reason)
+
+    def _submit(self, client: str, message: SubmitJob) -> None:
+        spec = message.spec
+        job = self.jobs.get(spec.id)
+        if job is None:
+            if len(self.jobs) >= JOBS_MAX:
+                raise CielError(f"there are {JOBS_MAX} jobs already; remove some")
+            job = self.jobs[spec.id] = Job(spec, len(self.jobs) + 1, self._now_s)
+            self.journal.append(message)
+        self._watchers.setdefault(spec.id, {})[client] = None
+        if not spec.detached:
+            self._owners[spec.id] = client
+        self._say(client, JobChanged(summarise(job)))
+
+    def _watch(self, client: str, job: Job) -> None:
+        job_id = job.spec.id
+        self._watchers.setdefault(job_id, {})[client] = None
+        if self._orphans.pop(job_id, None) is not None:
+            self._owners[job_id] = client
+        for object_id in job.wanted:
+            node = self.graph.objects.nodes[object_id]
+            if node.is_settled:
+                self._say(
+                    client, ObjectSettled(job.spec.id, self.graph.objects.reference(object_id))
+                )
+        self._say(client, JobChanged(summarise(job)))
+
+    def client_gone(self, client: str, now_s: float) -> None:
+        """A client's connection ended: the jobs it answers for get a grace period."""
+        for job_id in [job_id for job_id, owner in self._owners.items() if owner == client]:
+            del self._owners[job_id]
+            if self.jobs[job_id].state is JobState.ACTIVE:
+                self._orphans[job_id] = now_s + CLIENT_GRACE_S
+        for watchers in self._watchers.values():
+            watchers.pop(client, None)
+
+    def _add_task(self, spec: TaskSpec, known: tuple[Reference, ...], job: Job) -> None:
+        if job.state is not JobState.ACTIVE:
+            return  # it was cancelled while its tasks were still coming in
+        check_task(spec)
+        for ref in known:
+            self.graph.introduce(ref, job)
+        self.graph.add(spec, job)
+        self.journal.append(AddTask(spec, known))
+
+    # --- workers ----------------------------------------------------------------------------------
+
+    def worker_joined(self, facts: WorkerFacts, now_s: float) -> None:
+        """A worker is there; an earlier one of the same id or address is taken for lost."""
+        self._now_s = now_s
+        for other in list(self.workers.values()):
+            if other.facts.id == facts.id or other.facts.netloc == facts.netloc:
+                self.worker_lost(other.facts.id, "another worker took its place", now_s)
+        self.dispatcher.add_worker(WorkerNode(facts, now_s))
+        self._introduce_workers()
+
+    def worker_lost(self, worker_id: str, reason: str, now_s: float) -> None:
+        """A worker is gone, with what it ran and what it held."""
+        self._now_s = now_s
+        worker = self.workers.get(worker_id)
+        if worker is None:
+            return
+        self.dispatcher.remove_worker(worker)
+        for task in list(worker.assigned.values()):
+            if task.state is not ASSIGNED or task.worker != worker_id:
+                continue
+            blame = self._blame.setdefault(task.spec.id, Blame())
+            verdict = after_worker_loss(blame, worker_id)
+            self._tell(
+                task, f"worker {worker_id} was lost ({reason}) during attempt {task.attempt}"
+            )
+            self._touched[task.spec.job] = task.job
+            if isinstance(verdict, Again):
+                self.graph.requeue(task)
+            else:
+                self.graph.fail(task, verdict.reason, verdict.details)
+        self.graph.lose_location(worker.facts.netloc)
+        for job_id, attempts in list(self._called_off.items()):
+            self._forget_calls(job_id, {call for call in attempts if call[0] == worker_id})
+        self._introduce_workers()
+
+    def worker_said(self, worker_id: str, message: Message, now_s: float) -> None:
+        """Take one message of a worker that has joined."""
+        self._now_s = now_s
+        worker = self.workers.get(worker_id)
+        if worker is None:
+            return
+        worker.heard_at_s = now_s
+        match message:
+            case TaskReported():
+                self._reported(worker, message)
+            case SpawnTask(spec, known, attempt):
+                parent = self._current(worker, spec.parent, attempt)
+                if parent is not None:
+                    self._spawned(parent, spec, known)
+            case InputsLost():
+                self._inputs_lost(worker, message)
+            case ObjectsStored(refs):
+                for ref in refs:
+                    if self.graph.objects.get(ref.id) is not None:
+                        self.graph.publish(ref)
+            case Heartbeat():
+                pass
+
+    def _current(self, worker: WorkerNode, task_id: str, attempt: int) -> TaskNode | None:
+        """Find the task of a running attempt; None if that attempt does not count any more."""
+        task = self.graph.tasks.get(task_id)
+        if task is None or task.state is not ASSIGNED or task.attempt != attempt:
+            return None
+        return task if task.worker == worker.facts.id else None
+
+    def _spawned(self, parent: TaskNode, spec: TaskSpec, known: tuple[Reference, ...]) -> None:
+        try:
+            if spec.job != parent.spec.job:
+                raise CielError(f"task {spec.id}: it is spawned into another job")
+            self._add_task(spec, known, parent.job)
+        except CielError as error:
+            self.graph.fail(parent, "BAD_SPAWN", str(error))
+
+    def _reported(self, worker: WorkerNode, report: TaskReported) -> None:
+        task = self._current(worker, report.task, report.attempt)
+        if task is None:
+            self._superseded(worker, report.task, report.attempt)
+            return
+        worker.give_back(task)
+        worker.credit.learn(report.run_s)
+        self._touched[task.spec.job] = task.job
+        if report.fault is None:
+            self.graph.finish(task, report.published)
+            self.journal.append(report)
+            if self._blame:
+                self._blame.pop(task.spec.id, None)
+            return
+        reason, details = report.fault
+        self._tell(task, f"attempt {task.attempt} failed on {worker.facts.id}: {reason}: {details}")
+        blame = self._blame.setdefault(task.spec.id, Blame())
+        verdict = after_failure(blame, task.spec.needs.retries, reason, details)
+        if isinstance(verdict, Again):
+            self._not_before[task.spec.id] = self._now_s + verdict.delay_s
+            self.graph.requeue(task)
+        else:
+            self.graph.fail(task, verdict.reason, verdict.details)
+            self.journal.append(report)
+
+    def _superseded(self, worker: WorkerNode, task_id: str, attempt: int) -> None:
+        """An attempt ended that counts no more (it was called off, or its worker was thought lost)."""
+        task = self.graph.tasks.get(task_id)
+        if task is None:
+            return
+        if worker.assigned.get(task_id) is task and (
+            task.state is not ASSIGNED or task.worker != worker.facts.id or task.attempt == attempt
+        ):
+            worker.give_back(task)
+        call = (worker.facts.id, task_id, attempt)
+        if call in self._called_off.get(task.spec.job, ()):
+            self._forget_calls(task.spec.job, {call})
+
+    def _inputs_lost(self, worker: WorkerNode, message: InputsLost) -> None:
+        task = self._current(worker, message.task, message.attempt)
+        if task is None:
+            self._superseded(worker, message.task, message.attempt)
+            return
+        worker.give_back(task)
+        self._touched[task.spec.job] = task.job
+        self._tell(task, f"attempt {task.attempt} could not get its inputs: {message.details}")
+        blame = self._blame.setdefault(task.spec.id, Blame())
+        lost = [self.graph.lose(object_id, place) for object_id, place in message.losses]
+        if not any(lost):
+            blame.failures += 1  # the copies are said to be there: do not try for ever
+        if blame.failures > max(3, task.spec.needs.retries):
+            self.graph.fail(task, "MISSING_INPUT", message.details)
+        else:
+            self.graph.requeue(task)
+
+    # --- the end of a turn ------------------------------------------------------------------------
+
+    def end_turn(self, now_s: float) -> None:
+        """Place tasks, announce results, end jobs; called once after a batch of events."""
+        self._now_s = now_s
+        self._call_off_unneeded()
+        self._collect_runnable()
+        self.dispatcher.dispatch()
+        self._announce_settled()
+        self._drop()
+        self._settle_jobs()
+
+    def _collect_runnable(self) -> None:
+        graph = self.graph
+        if graph.runnable:
+            runnable, graph.runnable = graph.runnable, []
+            push = self.dispatcher.ready.push
+            for task in runnable:
+                if self._not_before and task.spec.id in self._not_before:
+                    self._sequence += 1
+                    due_s = self._not_before.pop(task.spec.id)
+                    heappush(self._delayed, (due_s, self._sequence, task))
+                else:
+                    push(task)
+        while self._delayed and self._delayed[0][0] <= self._now_s:
+            self.dispatcher.ready.push(heappop(self._delayed)[2])
+
+    def _assign(self, task: TaskNode, worker: WorkerNode) -> None:
+        spec = task.spec
+        attempt = self.graph.assign(task, worker.facts.id)
+        worker.take(task)
+        reference = self.graph.objects.reference
+        inputs = tuple([reference(object_id) for object_id in spec.inputs]) if spec.inputs else ()
+        self.outbox.append((worker.facts.id, AssignTask(spec, attempt, inputs)))
+
+    def _refuse_task(self, task: TaskNode, reason: str, details: str) -> None:
+        self._touched[task.spec.job] = task.job
+        self.graph.fail(task, reason, details)
+
+    def _call_off_unneeded(self) -> None:
+        if not self.graph.unneeded:
+            return
+        unneeded, self.graph.unneeded = self.graph.unneeded, []
+        for task in unneeded:
+            if task.state is ASSIGNED and task.worker is not None:
+                self._say(task.worker, CancelTask(task.spec.id, task.attempt))
+                self.graph.sleep(task)
+
+    def _announce_settled(self) -> None:
+        if not self.graph.settled:
+            return
+        settled, self.graph.settled = self.graph.settled, []
+        nodes = self.graph.objects.nodes
+        for object_id in settled:
+            node = nodes.get(object_id)
+            if node is None or not node.is_settled or node.ref is None:
+                continue
+            for job in node.wanters:
+                job_id = job.spec.id
+                self._touched[job_id] = job
+                for client in self._watchers.get(job_id, ()):
+                    self.outbox.append((client, ObjectSettled(job_id, node.ref)))
+
+    def _drop(self) -> None:
+        if not self.graph.droppable:
+            return
+        droppable, self.graph.droppable = self.graph.droppable, []
+        by_place: dict[str, list[ObjectId]] = {}
+        for object_id in droppable:
+            node = self.graph.objects.get(object_id)
+            if node is None or node.producer is None or node.producer.job.spec.keep:
+                continue
+            for place in self.graph.drop(object_id):
+                by_place.setdefault(place, []).append(object_id)
+        for worker in self.workers.values():
+            doomed = by_place.get(worker.facts.netloc)
+            if doomed:
+                self._say(worker.facts.id, DropObjects(tuple(dict.fromkeys(doomed))))
+
+    # --- jobs -------------------------------------------------------------------------------------
+
+    def _settle_jobs(self) -> None:
+        touched, self._touched = self._touched, {}
+        for job_id, job in touched.items():
+            if job.state is not JobState.ACTIVE:
+                continue
+            if not job.open and job.unsettled == 0:
+                self._finish_job(job)
+            elif not job.open and not job.is_busy and not self._waits_for_retry(job):
+                self._fail_stuck(job)
+            elif self._watchers.get(job_id):
+                self._progress_due[job_id] = job
+        if self._progress_due and self._now_s >= self._progress_at_s + PROGRESS_INTERVAL_S:
+            self._progress_at_s = self._now_s
+            for job in self._progress_due.values():
+                self._tell_watchers(job)
+            self._progress_due.clear()
+
+    def _waits_for_retry(self, job: Job) -> bool:
+        return any(task.job is job for _, _, task in self._delayed)
+
+    def _finish_job(self, job: Job) -> None:
+        failed = self.graph.failed_results(job)
+        if failed:
+            ref = self.graph.objects.reference(failed[0])
+            assert isinstance(ref, Failure)
+            more = f" (and {len(failed) - 1} more)" if len(failed) > 1 else ""
+            self._end_job(job, JobState.FAILED, f"{ref.reason}: {ref.details}{more}")
+        else:
+            self._end_job(job, JobState.COMPLETED, "")
+
+    def _fail_stuck(self, job: Job) -> None:
+        """Nothing of a job runs or can run, yet something is missing: say what, and end it."""
+        missing = self.graph.stuck(job)
+        text = f"nothing is going to make {', '.join(missing[:3])}"
+        for object_id in missing:
+            self.graph.publish(Failure(object_id, "NEVER_MADE", "no task of the job makes it"))
+        if job.unsettled:
+            self._fail_job(job, text)
+        else:
+            self._touched[job.spec.id] = job
+            self._announce_settled()
+            self._finish_job(job)
+
+    def _fail_job(self, job: Job, reason: str) -> None:
+        if job.state is JobState.ACTIVE:
+            self._call_off(job, reason)
+            self._end_job(job, JobState.FAILED, reason)
+
+    def _cancel(self, job: Job, reason: str) -> None:
+        if job.state is not JobState.ACTIVE:
+            return
+        self._move(job, JobState.CANCELLING)
+        job.reason = reason
+        job.open = False
+        self._call_off(job, reason)
+        if not self._called_off.get(job.spec.id):
+            self._end_job(job, JobState.CANCELLED, reason)
+
+    def _call_off(self, job: Job, reason: str) -> None:
+        """End all tasks of a job; those that run are called off, and remembered until they are
+        gone.
+        """
+        running = [(task, task.worker) for task in self.graph.running(job)]
+        calls = self._called_off.setdefault(job.spec.id, set())
+        for task, worker_id in running:
+            if worker_id is not None:
+                self._say(worker_id, CancelTask(task.spec.id, task.attempt))
+                calls.add((worker_id, task.spec.id, task.attempt))
+        self.graph.cancel(job, reason)
+
+    def _forget_calls(self, job_id: str, calls: set[tuple[str, str, int]]) -> None:
+        left = self._called_off.get(job_id)
+        if left is None:
+            return
+        left -= calls
+        if not left:
+            del self._called_off[job_id]
+            job = self.jobs.get(job_id)
+            if job is not None and job.state is JobState.CANCELLING:
+                self._end_job(job, JobState.CANCELLED, job.reason)
+
+    def _end_job(self, job: Job, state: JobState, reason: str) -> None:
+        self._move(job, state)
+        job.reason = reason
+        job.ended_at_s = self._now_s
+        job_id = job.spec.id
+        self._owners.pop(job_id, None)
+        self._orphans.pop(job_id, None)
+        self._progress_due.pop(job_id, None)
+        if self.graph.settled:
+            self._announce_settled()
+        self._tell_watchers(job)
+        self.journal.append(JobChanged(summarise(job)))
+
+    def _move(self, job: Job, state: JobState) -> None:
+        if state not in JOB_TRANSITIONS[job.state]:
+            raise CielError(f"job {job.spec.id} is {job.state}: cannot become {state}")
+        job.state = state
+
+    def _tell_watchers(self, job: Job) -> None:
+        watchers = self._watchers.get(job.spec.id)
+        if watchers:
+            message = JobChanged(summarise(job))
+            self.outbox += [(client, message) for client in watchers]
+        if job.state in ENDED:
+            self._watchers.pop(job.spec.id, None)
+
+    # --- time -------------------------------------------------------------------------------------
+
+    def tick(self, now_s: float) -> None:
+        """Act on the time: silent workers, jobs without clients; called about once a second."""
+        for worker in list(self.workers.values()):
+            silent_s = now_s - worker.heard_at_s
+            if silent_s > LOST_AFTER_S:
+                self.worker_lost(worker.facts.id, f"silent for {silent_s:.1f} s", now_s)
+        self._now_s = now_s
+        for job_id, due_s in list(self._orphans.items()):
+            if now_s >= due_s:
+                del self._orphans[job_id]
+                self._cancel(self.jobs[job_id], "its client is gone")
+
+    def due_s(self) -> float | None:
+        """When `end_turn` has to be called next though nothing happened; None if there is no such
+        time.
+        """
+        due = [self._progress_at_s + PROGRESS_INTERVAL_S] if self._progress_due else []
+        if self._delayed:
+            due.append(self._delayed[0][0])
+        return min(due, default=None)
+
+    # --- telling ----------------------------------------------------------------------------------
+
+    def _say(self, peer: str, message: Message) -> None:
+        self.outbox.append((peer, message))
+
+    def _tell(self, task: TaskNode, text: str) -> None:
+        self.stories.setdefault(task.spec.id, Story()).tell(self._now_s, text)
+
+    def _introduce_workers(self) -> None:
+        everyone = [w.facts for w in self.workers.values()]
+        for facts in everyone:
+            others = [Neighbour(o.netloc, o.host, o.store) for o in everyone if o is not facts]
+            self._say(facts.id, MeetWorkers(tuple(others)))

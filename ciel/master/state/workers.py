@@ -1,0 +1,59 @@
+"""The workers as the master knows them: what they offer, what they were given, when they were
+heard.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import NamedTuple
+
+from ciel.core.graph import TaskNode
+from ciel.master.state.credit import Credit
+
+
+class WorkerFacts(NamedTuple):
+    """What a worker says of itself when it joins."""
+
+    id: str
+    netloc: str
+    host: str
+    slots: int
+    executors: frozenset[str]
+    store: str  # where its store lies on its host; empty if others cannot reach into it
+
+
+class WorkerNode:
+    """One worker that is there."""
+
+    __slots__ = ("assigned", "credit", "facts", "heard_at_s", "joined_at_s", "parked", "slots_used")
+
+    def __init__(self, facts: WorkerFacts, now_s: float) -> None:
+        self.facts = facts
+        self.credit = Credit(facts.slots)
+        self.assigned: dict[str, TaskNode] = {}
+        self.slots_used = 0
+        self.parked: deque[TaskNode] = deque()  # waits for room here, since its inputs are here
+        self.joined_at_s = now_s
+        self.heard_at_s = now_s
+
+    def __repr__(self) -> str:
+        return f"<Worker {self.facts.id} {len(self.assigned)} assigned>"
+
+    @property
+    def has_room(self) -> bool:
+        return self.slots_used < self.credit.limit
+
+    @property
+    def wait_s(self) -> float:
+        """About how long a task given to it now would wait for a slot."""
+        ahead = self.slots_used + len(self.parked) - self.facts.slots + 1
+        return max(ahead, 0) * self.credit.task_s / self.facts.slots
+
+    def take(self, task: TaskNode) -> None:
+        self.assigned[task.spec.id] = task
+        self.slots_used += task.spec.needs.slots
+
+    def give_back(self, task: TaskNode) -> None:
+        """Note that it does not have a task any more (it may not have had it)."""
+        if self.assigned.pop(task.spec.id, None) is not None:
+            self.slots_used -= task.spec.needs.slots

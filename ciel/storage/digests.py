@@ -1,0 +1,84 @@
+"""Where an object's checksum comes from and where it lies: see docs/adr/0004.
+
+XXH3-64 as 16 hex digits, in the extended attribute `user.ciel.xxh3` of the object's own file, so
+that it comes and goes with the file and a hard link shares it. It finds what broke by accident; it
+proves nothing about who wrote the content.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+
+import xxhash
+
+ATTRIBUTE = "user.ciel.xxh3"
+_CHUNK_BYTES = 2**20
+
+
+def digest_of(fd: int) -> str:
+    """Read a whole file from its start, whatever its position, in constant memory."""
+    digest = xxhash.xxh3_64()
+    buffer = memoryview(bytearray(_CHUNK_BYTES))
+    offset_bytes = 0
+    while count := os.preadv(fd, [buffer], offset_bytes):
+        digest.update(buffer[:count])
+        offset_bytes += count
+    return str(digest.hexdigest())
+
+
+class DigestRecords:
+    """The recorded checksums of one store's files.
+
+    Where the file system has no attributes (tmpfs before Linux 6.6, some network file systems) they
+    are remembered while the store is open, and computed again after that.
+    """
+
+    def __init__(self) -> None:
+        self._remembered: dict[tuple[int, int, int], str] = {}
+
+    def recorded(self, fd: int) -> str | None:
+        """Return the checksum recorded for an open file, None if there is none."""
+        try:
+            return os.getxattr(fd, ATTRIBUTE).decode("ascii", "replace")
+        except OSError:
+            pass  # no record, or no attributes here
+        return self._remembered.get(_identity(fd)) if self._remembered else None
+
+    def record(self, fd: int, checksum: str) -> None:
+        """Record the checksum of an open file, committed or about to be."""
+        try:
+            _set_attribute(fd, checksum)
+        except OSError:
+            self._remembered[_identity(fd)] = checksum
+
+    def clear(self, fd: int) -> None:
+        """Disbelieve a record which a program has copied with another object's file."""
+        try:
+            os.removexattr(fd, ATTRIBUTE)
+        except OSError:
+            pass  # no record, as nearly always
+
+    def forget(self, fd: int) -> None:
+        """Drop what is remembered of a deleted file; its attribute may serve other links."""
+        if self._remembered:
+            self._remembered.pop(_identity(fd), None)
+
+
+def _set_attribute(fd: int, checksum: str) -> None:
+    try:
+        os.setxattr(fd, ATTRIBUTE, checksum.encode())
+    except PermissionError:
+        # The attribute asks for the right to write, by mode and not by descriptor: a committed file
+        # (0400) lends it for a moment, unless the process is privileged.
+        mode = stat.S_IMODE(os.fstat(fd).st_mode)
+        os.fchmod(fd, mode | stat.S_IWUSR)
+        try:
+            os.setxattr(fd, ATTRIBUTE, checksum.encode())
+        finally:
+            os.fchmod(fd, mode)
+
+
+def _identity(fd: int) -> tuple[int, int, int]:
+    status = os.fstat(fd)
+    return status.st_dev, status.st_ino, status.st_mtime_ns

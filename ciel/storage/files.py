@@ -1,0 +1,329 @@
+"""The store of plain files: one directory, on a disk or in memory, open to several processes.
+
+The interface over a `shelf`, which says what lies where. Nothing is synced to the device unless
+asked: a process may die at any point, but after a power failure objects may be short. Intermediate
+results can be had again (CIB-4); `sync=yes` pays for more.
+"""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import xxhash
+
+from ciel.core.ids import check_id
+from ciel.storage.errors import (
+    CannotAdoptError,
+    CorruptObjectError,
+    ObjectConflictError,
+    ObjectNotFoundError,
+    StorageError,
+    StoreClosedError,
+    StoreSystemError,
+)
+from ciel.storage.interface import (
+    Capabilities,
+    Chunk,
+    ObjectInfo,
+    ObjectReader,
+    ObjectStore,
+    ObjectWriter,
+    Problem,
+    StoreUsage,
+)
+from ciel.storage.shelf import Shelf, ShelfOptions, file_name
+from ciel.storage.space import occupied_bytes, reserve_blocks
+from ciel.storage.specs import check_options, parse_flag, parse_size
+
+_ADOPT_REASONS = {
+    errno.ENOENT: "missing",
+    errno.ENOTDIR: "missing",
+    errno.EXDEV: "on another file system",
+    errno.EPERM: "link not permitted",
+    errno.EACCES: "link not permitted",
+    errno.EMLINK: "too many links",
+}
+
+
+def open_disk(options: Mapping[str, str], directory: Path) -> FileStore:
+    """Open the store kept in a directory; options `capacity` (a size), `sync` (`yes` or `no`)."""
+    check_options("disk", options, ("capacity", "sync"))
+    capacity = options.get("capacity")
+    return FileStore(
+        directory,
+        ShelfOptions(
+            capacity_bytes=parse_size(capacity) if capacity else None,
+            sync=parse_flag(options.get("sync", "no")),
+        ),
+    )
+
+
+class FileReader(ObjectReader):
+    """A committed file, open."""
+
+    def __init__(self, object_id: str, fd: int, path: str) -> None:
+        self.object_id = object_id
+        self.size_bytes = os.fstat(fd).st_size
+        self._fd = fd
+        self._path = path
+
+    @property
+    def path(self) -> str:
+        return self._path
+
+    def fileno(self) -> int:
+        if self._fd < 0:
+            raise StoreClosedError(f"the reader of {self.object_id}")
+        return self._fd
+
+    def read_into(self, buffer: bytearray | memoryview, offset_bytes: int) -> int:
+        rest = memoryview(buffer)
+        filled = 0
+        try:
+            while rest and (count := os.preadv(self.fileno(), [rest], offset_bytes + filled)):
+                filled += count
+                rest = rest[count:]
+        except OSError as error:
+            raise CorruptObjectError(self.object_id, "unreadable", str(error)) from error
+        return filled
+
+    def view(self) -> memoryview:
+        fd = self.fileno()
+        if not self.size_bytes:
+            return memoryview(b"")
+        try:
+            return memoryview(mmap.mmap(fd, self.size_bytes, access=mmap.ACCESS_READ))
+        except OSError as error:
+            raise StoreSystemError("map", error.errno or errno.EIO) from error
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def __del__(self) -> None:
+        self.close()
+
+
+class FileWriter(ObjectWriter):
+    """One temporary file; what is written here is digested as it passes."""
+
+    def __init__(
+        self, shelf: Shelf, object_id: str, name: str, fd: int, reserved_bytes: int
+    ) -> None:
+        self.object_id = object_id
+        self._shelf = shelf
+        self._name = name
+        self._fd = fd
+        self._pid = os.getpid()
+        self._reserved_bytes = reserved_bytes
+        self._written_bytes = 0
+        self._digest = xxhash.xxh3_64()
+        self._shared = False  # once a program may write too, only the file knows what was written
+
+    @property
+    def path(self) -> str:
+        self.fileno()
+        return self._shelf.temporaries.path_of(self._name)
+
+    def fileno(self) -> int:
+        self._require_open()
+        self._shared = True
+        return self._fd
+
+    @property
+    def size_bytes(self) -> int:
+        fd = self._current_fd()
+        return os.fstat(fd).st_size if self._shared else self._written_bytes
+
+    def write(self, chunk: Chunk) -> None:
+        self._require_open()
+        rest = memoryview(chunk)
+        length_bytes = rest.nbytes
+        if not length_bytes:
+            return
+        rest = rest.cast("B")
+        self._charge(self._written_bytes + length_bytes)
+        try:
+            while rest:
+                rest = rest[os.write(self._fd, rest) :]
+        except OSError as error:
+            raise self._shelf.translated(error, "write", length_bytes) from error
+        self._digest.update(chunk)
+        self._written_bytes += length_bytes
+
+    def read(self, offset_bytes: int, length_bytes: int) -> bytes:
+        return os.pread(self._current_fd(), length_bytes, offset_bytes)
+
+    def commit(self) -> ObjectInfo:
+        fd = self._current_fd()
+        status = os.fstat(fd)
+        self._charge(status.st_size)
+        checksum = None if self._shared else str(self._digest.hexdigest())
+        try:
+            surplus_bytes = self._reserved_bytes - occupied_bytes(status.st_size)
+            self._shelf.seal(fd, status, surplus_bytes, checksum)
+            self._shelf.space.release(surplus_bytes)
+            self._reserved_bytes -= surplus_bytes
+            info = self._shelf.publish(self.object_id, self._name, fd, status.st_size, checksum)
+        except OSError as error:
+            raise self._shelf.translated(error, "commit", status.st_size) from error
+        except ObjectConflictError:
+            self.abort()
+            raise
+        self._reserved_bytes = 0
+        self.abort()  # all that is left is the temporary name
+        return info
+
+    def abort(self) -> None:
+        if self._fd < 0:
+            return
+        os.close(self._fd)
+        self._fd = -1
+        if os.getpid() == self._pid:  # a forked copy owns neither the file nor the space
+            self._shelf.temporaries.discard(self._name)
+            self._shelf.space.release(self._reserved_bytes)
+
+    def __del__(self) -> None:
+        self.abort()
+
+    def _require_open(self) -> None:
+        if self._fd < 0:
+            raise StoreClosedError(f"the writer of {self.object_id}")
+        self._shelf.require_open()
+
+    def _charge(self, size_bytes: int) -> None:
+        more_bytes = occupied_bytes(size_bytes) - self._reserved_bytes
+        if more_bytes > 0:
+            self._shelf.space.reserve(more_bytes)
+            self._reserved_bytes += more_bytes
+
+    def _current_fd(self) -> int:
+        """Return our file; a program may have moved one of its own to the name it was given."""
+        self._require_open()
+        if not self._shared:
+            return self._fd
+        try:
+            fd = self._shelf.temporaries.reopen(self._name)
+        except OSError as error:
+            raise self._shelf.translated(error, "reopen") from error
+        if fd is None:
+            detail = "the program left no regular file of its own under the name it was given"
+            raise CorruptObjectError(self.object_id, "output", detail)
+        if not os.path.sameopenfile(fd, self._fd):
+            self._fd, fd = fd, self._fd
+        os.close(fd)
+        return self._fd
+
+
+class FileStore(ObjectStore):
+    """Objects as files of one directory, which is made when missing."""
+
+    def __init__(self, directory: Path, options: ShelfOptions, *, may_block: bool = True) -> None:
+        self.capabilities = Capabilities(
+            mappable=True,
+            nameable=True,
+            streaming=True,
+            shared_between_processes=True,
+            bounded=options.capacity_bytes is not None,
+            may_block=may_block,
+        )
+        self._shelf = Shelf(os.path.abspath(directory), options)
+
+    def begin(self, object_id: str, *, size_hint_bytes: int | None = None) -> FileWriter:
+        check_id(object_id)
+        self._shelf.require_open()
+        hint_bytes = size_hint_bytes or 0
+        reserved_bytes = occupied_bytes(hint_bytes)
+        self._shelf.space.reserve(reserved_bytes)
+        try:
+            name, fd = self._shelf.temporaries.create()
+        except OSError as error:
+            self._shelf.space.release(reserved_bytes)
+            raise self._shelf.translated(error, "begin", hint_bytes) from error
+        writer = FileWriter(self._shelf, object_id, name, fd, reserved_bytes)
+        try:
+            if hint_bytes:
+                reserve_blocks(fd, hint_bytes, keep_size=True)
+        except OSError as error:
+            writer.abort()
+            raise self._shelf.translated(error, "begin", hint_bytes) from error
+        return writer
+
+    def open(self, object_id: str) -> FileReader:
+        name = file_name(object_id)
+        self._shelf.require_open()
+        try:
+            fd = self._shelf.open(object_id)
+        except OSError as error:
+            raise self._shelf.translated(error, "open") from error
+        if fd is None:
+            raise ObjectNotFoundError(object_id)
+        return FileReader(object_id, fd, f"{self._shelf.objects_path}/{name}")
+
+    def stat(self, object_id: str) -> ObjectInfo | None:
+        try:
+            with self.open(object_id) as reader:
+                recorded = self._shelf.recorded(reader.fileno())
+                return ObjectInfo(object_id, reader.size_bytes, recorded)
+        except ObjectNotFoundError:
+            return None
+
+    def checksum(self, object_id: str) -> str:
+        with self.open(object_id) as reader:
+            return self._shelf.checksum(object_id, reader.fileno())
+
+    def verify(self, object_id: str) -> ObjectInfo:
+        with self.open(object_id) as reader:
+            found = self._shelf.verify(object_id, reader.fileno())
+            return ObjectInfo(object_id, reader.size_bytes, found)
+
+    def adopt(self, object_id: str, path: str, *, checksum: str, size_bytes: int) -> ObjectInfo:
+        expected = ObjectInfo(check_id(object_id), size_bytes, checksum)
+        self._shelf.require_open()
+        charged_bytes = occupied_bytes(size_bytes)
+        self._shelf.space.reserve(charged_bytes)
+        try:
+            temporary = self._shelf.temporaries.link(path)
+            try:
+                return self._shelf.publish_linked(expected, path, temporary)
+            finally:
+                self._shelf.temporaries.discard(temporary)
+        except OSError as error:
+            self._shelf.space.release(charged_bytes)
+            reason = _ADOPT_REASONS.get(error.errno or 0)
+            if reason is None:
+                raise self._shelf.translated(error, "adopt", size_bytes) from error
+            raise CannotAdoptError(object_id, path, reason) from error
+        except StorageError:
+            self._shelf.space.release(charged_bytes)
+            raise
+
+    def delete(self, object_id: str) -> bool:
+        try:
+            with self.open(object_id) as reader:
+                self._shelf.unlink(object_id, reader.fileno())
+        except (ObjectNotFoundError, FileNotFoundError):
+            return False
+        except OSError as error:
+            raise self._shelf.translated(error, "delete") from error
+        return True
+
+    def __iter__(self) -> Iterator[str]:
+        self._shelf.require_open()
+        return self._shelf.ids()
+
+    def usage(self) -> StoreUsage:
+        self._shelf.require_open()
+        return self._shelf.space.usage()
+
+    def check(self) -> list[Problem]:
+        self._shelf.require_open()
+        return self._shelf.problems() + super().check()
+
+    def close(self) -> None:
+        self._shelf.close()

@@ -1,0 +1,278 @@
+"""What a store is: write-once objects by id, behind one small synchronous interface.
+
+An object is absent, being written, committed, or gone. Only committed objects are visible.
+Committing is atomic, fixes the size and makes the object read-only for good.
+
+    with store.begin("4f2a:out:0", size_hint_bytes=len(content)) as writer:
+        writer.write(content)
+        writer.commit()
+    with store.open("4f2a:out:0") as reader:
+        view = reader.view()
+
+Callers ask for `capabilities` and never for a class. Where a store may block, the caller moves the
+call to a thread: stores may be used by several threads at once, a writer or a reader by one at a
+time. Every method may raise `StoreSystemError`, and `StoreClosedError` after close; those taking an
+id raise `ciel.core.errors.InvalidIdError` before anything is touched. Who implements a store
+inherits `ciel.testing.store_suite`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+from ciel.storage.errors import CorruptObjectError, ObjectNotFoundError
+
+Chunk = bytes | bytearray | memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """Questions a caller may ask before it chooses how to use a store."""
+
+    mappable: bool
+    """`ObjectReader.view` is the store's own memory: no copy is made."""
+    nameable: bool
+    """Readers and writers have a `path` which a child process can open."""
+    streaming: bool
+    """What has been written so far can be read through the writer, before commit."""
+    shared_between_processes: bool
+    """Several processes may open the same store at once."""
+    bounded: bool
+    """There is a capacity, and `begin` or `write` beyond it raises `NoSpaceError`."""
+    may_block: bool
+    """Calls may wait for a device; a caller which must not wait uses a thread."""
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectInfo:
+    """A committed object. The checksum is XXH3-64 in 16 hex digits, or None while nobody asked."""
+
+    object_id: str
+    size_bytes: int
+    checksum: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class StoreUsage:
+    """How full a store is. `used_bytes` are committed, `reserved_bytes` promised to open writers.
+
+    Both are what the objects occupy, so rounded up to the store's blocks.
+    """
+
+    capacity_bytes: int | None
+    used_bytes: int
+    reserved_bytes: int
+    object_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing `check` found.
+
+    Codes: `checksum` (content is not what was committed), `writable` (a committed object that can
+    be changed), `foreign` (something no store put there; treated as missing), `unreadable` (the
+    device fails), `output` (what a program left under a writer's path is no file of ours).
+    """
+
+    code: str
+    place: str
+    detail: str
+
+
+class ObjectWriter(ABC):
+    """One object on its way: write, then commit or abort. Dropped without either, it is aborted.
+
+    A program may write the object itself, through `path` or `fileno`; have it end before the
+    commit. Bytes written here go where the descriptor stands, so do not mix the two.
+    Once either was asked for, the checksum waits until somebody wants it: it takes reading the
+    file.
+    """
+
+    object_id: str
+
+    @property
+    @abstractmethod
+    def path(self) -> str | None:
+        """A name to open for writing, valid until commit or abort; None unless `nameable`."""
+
+    @abstractmethod
+    def fileno(self) -> int:
+        """Return a descriptor open for reading and writing, owned by the writer."""
+
+    @property
+    @abstractmethod
+    def size_bytes(self) -> int:
+        """What has been written so far, by whomever."""
+
+    @abstractmethod
+    def write(self, chunk: Chunk) -> None:
+        """Append; after a `NoSpaceError` only abort makes sense."""
+
+    @abstractmethod
+    def read(self, offset_bytes: int, length_bytes: int) -> bytes:
+        """Return what has been written there so far, by whomever; short or empty past its end."""
+
+    @abstractmethod
+    def commit(self) -> ObjectInfo:
+        """Make the object visible. The first commit of an id wins.
+
+        A later one is compared and dropped: equal content returns the kept object, other content
+        raises `ObjectConflictError`. `CorruptObjectError` (code `output`): what a program left is
+        not a file of ours. `NoSpaceError`: it wrote more than there is room for; the writer stays
+        open.
+        """
+
+    @abstractmethod
+    def abort(self) -> None:
+        """Forget what was written and give its space back; after commit or abort, do nothing."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.abort()
+
+
+class ObjectReader(ABC):
+    """A committed object, open. It stays readable when the object is deleted meanwhile."""
+
+    object_id: str
+    size_bytes: int
+
+    @property
+    @abstractmethod
+    def path(self) -> str | None:
+        """A name to open for reading, valid until the object is deleted; None unless `nameable`."""
+
+    @abstractmethod
+    def fileno(self) -> int:
+        """Return a descriptor open for reading, owned by the reader."""
+
+    @abstractmethod
+    def read_into(self, buffer: bytearray | memoryview, offset_bytes: int) -> int:
+        """Fill the buffer from there and return how many bytes came: fewer only at the end."""
+
+    @abstractmethod
+    def view(self) -> memoryview:
+        """Return the whole content, read-only. It outlives `close`, and ends with its last user."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """End the reader; closing twice is closing once."""
+
+    def read(self, offset_bytes: int, length_bytes: int) -> bytes:
+        """Return the bytes from there, fewer only at the end."""
+        buffer = bytearray(max(0, min(length_bytes, self.size_bytes - offset_bytes)))
+        count = self.read_into(buffer, offset_bytes)
+        return bytes(memoryview(buffer)[:count])
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class ObjectStore(ABC):
+    """Write-once objects by id."""
+
+    capabilities: Capabilities
+
+    @abstractmethod
+    def begin(self, object_id: str, *, size_hint_bytes: int | None = None) -> ObjectWriter:
+        """Start writing. Two writers of one id do not meet before they commit.
+
+        A size hint is reserved at once, so that writing that much cannot fail for want of space;
+        raises `NoSpaceError` when that much is not there.
+        """
+
+    @abstractmethod
+    def open(self, object_id: str) -> ObjectReader:
+        """Open a committed object, or raise `ObjectNotFoundError`."""
+
+    @abstractmethod
+    def stat(self, object_id: str) -> ObjectInfo | None:
+        """Return what is known of a committed object without reading it; None if there is none."""
+
+    @abstractmethod
+    def checksum(self, object_id: str) -> str:
+        """Return the checksum, reading the object only when nobody has asked before."""
+
+    @abstractmethod
+    def verify(self, object_id: str) -> ObjectInfo:
+        """Read the object and compare; raises `CorruptObjectError` (code `checksum`)."""
+
+    @abstractmethod
+    def adopt(self, object_id: str, path: str, *, checksum: str, size_bytes: int) -> ObjectInfo:
+        """Take over, without copying, the committed file of another store on this host.
+
+        It is committed as by a writer (first wins). Raises `CannotAdoptError` with the reason when
+        the file cannot be shared or is not the one described.
+        """
+
+    @abstractmethod
+    def delete(self, object_id: str) -> bool:
+        """Remove a committed object; True if something went. Its open readers keep it."""
+
+    @abstractmethod
+    def __iter__(self) -> Iterator[str]:
+        """Yield the ids of the objects committed at this moment, in no order."""
+
+    @abstractmethod
+    def usage(self) -> StoreUsage:
+        """Return how full the store is; cheap enough for every heartbeat."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """End the store. Open writers are aborted, open readers live on; twice is once."""
+
+    def check(self) -> list[Problem]:
+        """Scrub: read every object and return the problems, none when the store is healthy.
+
+        A store adds what it knows of its own shape.
+        """
+        problems = []
+        for object_id in self:
+            try:
+                self.verify(object_id)
+            except ObjectNotFoundError:
+                continue  # deleted while we walked
+            except CorruptObjectError as error:
+                problems.append(Problem(error.code, object_id, error.detail))
+        return problems
+
+    def put(self, object_id: str, content: Chunk) -> ObjectInfo:
+        """Write and commit in one step."""
+        with self.begin(object_id, size_hint_bytes=memoryview(content).nbytes) as writer:
+            writer.write(content)
+            return writer.commit()
+
+    def get(self, object_id: str) -> bytes:
+        """Return a whole object; for small ones."""
+        with self.open(object_id) as reader:
+            return reader.read(0, reader.size_bytes)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()

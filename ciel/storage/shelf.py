@@ -1,0 +1,266 @@
+"""The directory behind a store of files: what lies where, and the step that makes it visible.
+
+    objects/     committed objects, 0400; the name is the id with `:` written `+`, which no id
+    contains incoming/    one held directory for each open store (`leases`), with its writers'
+    temporaries aside/       what stood under an object's name and was no object
+
+The commit point is one hard link from `incoming` to `objects`: dying before it leaves nothing
+visible, dying after it a second name that goes with the temporaries.
+
+No id is ever used as a path: names are derived, opened relative to a descriptor, never through a
+link, and are objects only if they are regular files of this user. All else there counts as missing.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ciel.core.errors import InvalidIdError
+from ciel.core.ids import check_id
+from ciel.storage import leases
+from ciel.storage.digests import DigestRecords, digest_of
+from ciel.storage.errors import (
+    CannotAdoptError,
+    CorruptObjectError,
+    ObjectConflictError,
+    StorageError,
+    StoreClosedError,
+    StoreSystemError,
+    translated,
+)
+from ciel.storage.interface import ObjectInfo, Problem
+from ciel.storage.space import Space, occupied_bytes, reserve_blocks
+from ciel.storage.temporaries import Temporaries, list_names, open_regular, regular_status
+
+_COMMITTED_MODE = 0o400
+_WRITABLE_BITS = 0o222
+# Each try beyond the first means that another process deleted or planted something meanwhile.
+_PUBLISH_TRIES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class ShelfOptions:
+    """How a shelf keeps its files.
+
+    `whole` files have no holes: in memory, reading a hole through a mapping takes a page, and the
+    reader dies by SIGBUS when there is none. `sync` writes each commit through to the device.
+    """
+
+    capacity_bytes: int | None = None
+    sync: bool = False
+    whole: bool = False
+
+
+class Shelf:
+    """One open directory of objects. Its methods raise OSError where they do not say otherwise."""
+
+    def __init__(self, directory: str, options: ShelfOptions) -> None:
+        self.objects_path = f"{directory}/objects"
+        self._options = options
+        self._digests = DigestRecords()
+        self._root_fd = self._objects_fd = -1
+        try:
+            os.makedirs(directory, 0o700, exist_ok=True)
+            self._root_fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            self._objects_fd = leases.open_private("objects", parent_fd=self._root_fd)
+            self.space = Space(options.capacity_bytes, self._recount)
+            self.temporaries = Temporaries(self._root_fd, directory)
+        except (OSError, StorageError) as error:
+            self._close_directories()
+            if isinstance(error, StorageError):
+                raise
+            raise StoreSystemError(f"open {directory}", error.errno or errno.EIO) from error
+
+    def close(self) -> None:
+        """Drop the temporaries; closing twice is closing once."""
+        if self._root_fd >= 0:
+            self.temporaries.close()
+            self._close_directories()
+
+    def require_open(self) -> None:
+        """Raise `StoreClosedError` after close."""
+        if self._root_fd < 0:
+            raise StoreClosedError("the store")
+
+    def translated(self, error: OSError, operation: str, wanted_bytes: int = 0) -> StorageError:
+        """Return our error for the system's."""
+        return translated(error, operation, wanted_bytes, self._root_fd)
+
+    def open(self, object_id: str) -> int | None:
+        """Open a committed file to read; None when there is none."""
+        return open_regular(file_name(object_id), self._objects_fd)
+
+    def ids(self) -> Iterator[str]:
+        """Yield the ids of the committed files."""
+        for name in list_names(self._objects_fd):
+            object_id = _object_id(name)
+            if object_id and regular_status(name, self._objects_fd):
+                yield object_id
+
+    def unlink(self, object_id: str, fd: int) -> None:
+        """Remove the name of an open committed file."""
+        os.unlink(file_name(object_id), dir_fd=self._objects_fd)
+        self._digests.forget(fd)
+        self.space.forget(occupied_bytes(os.fstat(fd).st_size))
+
+    def recorded(self, fd: int) -> str | None:
+        """Return the checksum that lies beside an open file, None if nobody asked for one."""
+        return self._digests.recorded(fd)
+
+    def checksum(self, object_id: str, fd: int) -> str:
+        """Return the recorded checksum, or read the file and record it."""
+        recorded = self._digests.recorded(fd)
+        if recorded is None:
+            recorded = _digest(object_id, fd)
+            self._digests.record(fd, recorded)
+        return recorded
+
+    def verify(self, object_id: str, fd: int) -> str:
+        """Read the file and compare; raises `CorruptObjectError`."""
+        found = _digest(object_id, fd)
+        if (expected := self.checksum(object_id, fd)) != found:
+            detail = f"committed as {expected}, now {found}"
+            raise CorruptObjectError(object_id, "checksum", detail)
+        return found
+
+    def problems(self) -> list[Problem]:
+        """Return what does not belong here, and objects that could be changed."""
+        problems = []
+        for name in sorted(list_names(self._objects_fd)):
+            object_id, status = _object_id(name), regular_status(name, self._objects_fd)
+            if object_id is None or status is None:
+                problems.append(Problem("foreign", name, "no store has put this there"))
+            elif status.st_mode & _WRITABLE_BITS:
+                mode = f"mode {stat.S_IMODE(status.st_mode):04o}"
+                problems.append(Problem("writable", object_id, mode))
+        return problems
+
+    def seal(
+        self, fd: int, status: os.stat_result, surplus_bytes: int, checksum: str | None
+    ) -> None:
+        """Give a temporary the shape of a committed file."""
+        if surplus_bytes:
+            os.ftruncate(fd, status.st_size)  # frees what was reserved beyond the end
+        if self._options.whole and status.st_blocks * 512 < status.st_size:
+            reserve_blocks(fd, status.st_size, keep_size=False)
+        if checksum is None:
+            self._digests.clear(fd)
+        else:
+            self._digests.record(fd, checksum)
+        os.fchmod(fd, _COMMITTED_MODE)
+        if self._options.sync:
+            os.fsync(fd)
+
+    def publish(
+        self, object_id: str, temporary: str, fd: int, size_bytes: int, checksum: str | None
+    ) -> ObjectInfo:
+        """Link a sealed temporary into `objects`, unless an equal object is there.
+
+        On return its space is accounted for. On an error it is still the caller's, above all on
+        `ObjectConflictError`.
+        """
+        name = file_name(object_id)
+        source_fd, charged_bytes = self.temporaries.directory_fd, occupied_bytes(size_bytes)
+        for _ in range(_PUBLISH_TRIES):
+            try:
+                os.link(temporary, name, src_dir_fd=source_fd, dst_dir_fd=self._objects_fd)
+            except FileExistsError:
+                kept = self._kept_instead(object_id, fd, checksum)
+                if kept is None:
+                    continue
+                self.space.release(charged_bytes)
+                return kept
+            if self._options.sync:
+                os.fsync(self._objects_fd)
+            self.space.commit(charged_bytes)
+            return ObjectInfo(object_id, size_bytes, checksum)
+        raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), name)
+
+    def publish_linked(self, expected: ObjectInfo, path: str, temporary: str) -> ObjectInfo:
+        """Publish another store's file, linked here as a temporary; raises `CannotAdoptError`.
+
+        Every look is at the file we hold, never again at its path.
+        """
+        object_id = expected.object_id
+        fd = open_regular(temporary, self.temporaries.directory_fd)
+        if fd is None:
+            raise CannotAdoptError(object_id, path, "not a regular file of this user")
+        try:
+            status = os.fstat(fd)
+            if status.st_mode & _WRITABLE_BITS:
+                raise CannotAdoptError(object_id, path, "writable, so not committed")
+            if status.st_size != expected.size_bytes:
+                reason = f"{status.st_size} bytes, not {expected.size_bytes}"
+                raise CannotAdoptError(object_id, path, reason)
+            if (found := self.checksum(object_id, fd)) != expected.checksum:
+                reason = f"checksum {found}, not {expected.checksum}"
+                raise CannotAdoptError(object_id, path, reason)
+            return self.publish(object_id, temporary, fd, status.st_size, found)
+        finally:
+            os.close(fd)
+
+    def _kept_instead(self, object_id: str, fd: int, checksum: str | None) -> ObjectInfo | None:
+        """Return the equal object that was there first; None if there is none after all."""
+        kept_fd = self.open(object_id)
+        if kept_fd is None:
+            self._set_aside(file_name(object_id))
+            return None
+        try:
+            kept = self.checksum(object_id, kept_fd)
+            refused = checksum or _digest(object_id, fd)
+            if kept != refused:
+                raise ObjectConflictError(object_id, kept, refused)
+            return ObjectInfo(object_id, os.fstat(kept_fd).st_size, kept)
+        finally:
+            os.close(kept_fd)
+
+    def _set_aside(self, name: str) -> None:
+        """Move what is no object out of an object's way; it may be a directory, and not ours."""
+        aside_fd = leases.open_private("aside", parent_fd=self._root_fd)
+        try:
+            unique = f"{name}.{secrets.token_hex(4)}"
+            os.rename(name, unique, src_dir_fd=self._objects_fd, dst_dir_fd=aside_fd)
+        except FileNotFoundError:
+            pass  # it went by itself
+        finally:
+            os.close(aside_fd)
+
+    def _recount(self) -> tuple[int, int]:
+        """Return the bytes that objects occupy, and how many there are."""
+        sizes = [
+            occupied_bytes(status.st_size)
+            for name in list_names(self._objects_fd)
+            if (status := regular_status(name, self._objects_fd))
+        ]
+        return sum(sizes), len(sizes)
+
+    def _close_directories(self) -> None:
+        for fd in (self._root_fd, self._objects_fd):
+            if fd >= 0:
+                os.close(fd)
+        self._root_fd = self._objects_fd = -1
+
+
+def file_name(object_id: str) -> str:
+    """Return the name of an object's file; injective, since no id contains `+`."""
+    return check_id(object_id).replace(":", "+")
+
+
+def _object_id(name: str) -> str | None:
+    """Return the id whose file has this name; None when no id has."""
+    try:
+        return None if ":" in name else check_id(name.replace("+", ":"))
+    except InvalidIdError:
+        return None
+
+
+def _digest(object_id: str, fd: int) -> str:
+    try:
+        return digest_of(fd)
+    except OSError as error:
+        raise CorruptObjectError(object_id, "unreadable", str(error)) from error

@@ -1,0 +1,92 @@
+"""How much a store of files holds, and making sure that promised space is really there."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import threading
+from collections.abc import Callable
+
+from ciel.storage.errors import NoSpaceError
+from ciel.storage.interface import StoreUsage
+
+PAGE_BYTES = 4096
+_FALLOC_FL_KEEP_SIZE = 1
+# os.posix_fallocate cannot keep the size, and then nobody could tell how much a program has
+# written.
+_fallocate = ctypes.CDLL(None, use_errno=True).fallocate
+_fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_longlong, ctypes.c_longlong)
+
+
+def occupied_bytes(size_bytes: int) -> int:
+    """Return what an object of this size is charged: whole pages."""
+    return -(-size_bytes // PAGE_BYTES) * PAGE_BYTES
+
+
+def reserve_blocks(fd: int, size_bytes: int, *, keep_size: bool) -> None:
+    """Have the file system set aside this many bytes from the file's start, or raise its OSError.
+
+    Afterwards neither a write nor a mapping within them can fail for want of space. Without
+    `keep_size` holes are filled in a file which has that size already. A file system that cannot is
+    let be: it has no pages to run out of behind a mapping.
+    """
+    mode = _FALLOC_FL_KEEP_SIZE if keep_size else 0
+    while _fallocate(fd, mode, 0, size_bytes):
+        number = ctypes.get_errno()
+        if number in (errno.EOPNOTSUPP, errno.ENOSYS):
+            return
+        if number != errno.EINTR:  # interrupted, tmpfs has undone it: begin again
+            raise OSError(number, os.strerror(number))
+
+
+class Space:
+    """The account of one store: bytes committed, bytes reserved by writers, and their common limit.
+
+    Others may work in the same directory. What they hold is seen when the account is opened and
+    again before a request is refused; in between each process answers for its own.
+    """
+
+    def __init__(self, capacity_bytes: int | None, recount: Callable[[], tuple[int, int]]) -> None:
+        self._lock = threading.Lock()
+        self._capacity_bytes = capacity_bytes
+        self._recount = recount
+        self._used_bytes, self._object_count = recount()
+        self._reserved_bytes = 0
+
+    def reserve(self, wanted_bytes: int) -> None:
+        """Promise this many bytes to a writer, or raise `NoSpaceError`."""
+        with self._lock:
+            if self._capacity_bytes is not None and wanted_bytes > self._available_bytes():
+                self._used_bytes, self._object_count = self._recount()
+                if wanted_bytes > self._available_bytes():
+                    raise NoSpaceError(wanted_bytes, max(0, self._available_bytes()))
+            self._reserved_bytes += wanted_bytes
+
+    def release(self, reserved_bytes: int) -> None:
+        """Take a promise back."""
+        with self._lock:
+            self._reserved_bytes -= reserved_bytes
+
+    def commit(self, reserved_bytes: int) -> None:
+        """Turn a promise into an object of that size."""
+        with self._lock:
+            self._reserved_bytes -= reserved_bytes
+            self._used_bytes += reserved_bytes
+            self._object_count += 1
+
+    def forget(self, used_bytes: int) -> None:
+        """Count an object out; another process may have brought it, hence never below zero."""
+        with self._lock:
+            self._used_bytes = max(0, self._used_bytes - used_bytes)
+            self._object_count = max(0, self._object_count - 1)
+
+    def usage(self) -> StoreUsage:
+        """Return the account as it stands."""
+        with self._lock:
+            return StoreUsage(
+                self._capacity_bytes, self._used_bytes, self._reserved_bytes, self._object_count
+            )
+
+    def _available_bytes(self) -> int:
+        return (self._capacity_bytes or 0) - self._used_bytes - self._reserved_bytes

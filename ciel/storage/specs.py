@@ -1,0 +1,55 @@
+"""How a store is asked for in a word: `shm:capacity=8GiB`, `disk`, `disk:sync=yes`.
+
+The name before the colon picks the factory (entry points `ciel.stores`); the factory reads the
+options.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from ciel.storage.errors import StoreSpecError
+
+_NAME = re.compile(r"[a-z][a-z0-9_-]*")
+_SIZE = re.compile(r"([0-9]{1,15})(B|[KMGT]iB)?")
+_UNIT_BYTES = {None: 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
+
+
+def parse_spec(text: str) -> tuple[str, dict[str, str]]:
+    """Split `name:option=value,option=value` into the name and its options."""
+    name, _, rest = text.partition(":")
+    if not _NAME.fullmatch(name):
+        raise StoreSpecError(text, "a store is written name or name:option=value,option=value")
+    options: dict[str, str] = {}
+    for item in rest.split(",") if rest else []:
+        option, equals, value = item.partition("=")
+        if not (_NAME.fullmatch(option) and equals and value):
+            raise StoreSpecError(text, f"{item!r} is not option=value")
+        if option in options:
+            raise StoreSpecError(text, f"option {option!r} is given twice")
+        options[option] = value
+    return name, options
+
+
+def check_options(store: str, options: Mapping[str, str], known: tuple[str, ...]) -> None:
+    """Refuse an option the store does not have, naming those it has."""
+    for option in options:
+        if option not in known:
+            raise StoreSpecError(store, f"no option {option!r}; there are: {', '.join(known)}")
+
+
+def parse_size(text: str) -> int:
+    """Return the bytes meant by `8GiB`, `512MiB` or `1000000`: powers of 1024, never zero."""
+    match = _SIZE.fullmatch(text)
+    size_bytes = int(match[1]) * _UNIT_BYTES[match[2]] if match else 0
+    if not size_bytes:
+        raise StoreSpecError(text, "not a size; write 8GiB, 512MiB or 1000000")
+    return size_bytes
+
+
+def parse_flag(text: str) -> bool:
+    """Return what `yes` or `no` means."""
+    if text not in ("yes", "no"):
+        raise StoreSpecError(text, "write yes or no")
+    return text == "yes"

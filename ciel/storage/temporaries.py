@@ -1,0 +1,124 @@
+"""The unfinished files of one open store, in a held directory: others empty it if we die."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import secrets
+import stat
+
+from ciel.storage import leases
+
+# Without O_NONBLOCK a planted FIFO would hold us until somebody writes to it.
+_OPEN = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_CREATE = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+def open_regular(name: str, parent_fd: int, access: int = os.O_RDONLY) -> int | None:
+    """Open a regular file of this user; None when anything else, or nothing, stands there."""
+    try:
+        fd = os.open(name, access | _OPEN, dir_fd=parent_fd)
+    except FileNotFoundError:
+        return None
+    except OSError:
+        if regular_status(name, parent_fd) is None:
+            return None  # a link, a socket, another user's
+        raise
+    if is_ours(os.fstat(fd)):
+        return fd
+    os.close(fd)
+    return None
+
+
+def regular_status(name: str, parent_fd: int) -> os.stat_result | None:
+    """Stat a regular file of this user; None when anything else, or nothing, stands there."""
+    try:
+        status = os.stat(name, dir_fd=parent_fd, follow_symlinks=False)
+    except FileNotFoundError:
+        return None
+    return status if is_ours(status) else None
+
+
+def is_ours(status: os.stat_result) -> bool:
+    """Tell a regular file of this user from whatever else may be planted in a store."""
+    return stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid()
+
+
+def list_names(directory_fd: int) -> list[str]:
+    """Return the names in a directory, by a descriptor of its own: threads share positions."""
+    fd = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=directory_fd)
+    try:
+        return os.listdir(fd)
+    finally:
+        os.close(fd)
+
+
+class Temporaries:
+    """Makes, finds and discards the temporaries of one open store. Errors are OSErrors."""
+
+    def __init__(self, root_fd: int, root_path: str) -> None:
+        self._token = secrets.token_hex(8)
+        self._path = f"{root_path}/incoming/{self._token}"
+        self._numbers = itertools.count()
+        self._parent_fd = leases.open_private("incoming", parent_fd=root_fd)
+        try:
+            leases.sweep(self._parent_fd)
+            self.directory_fd = leases.hold(self._token, parent_fd=self._parent_fd)
+        except BaseException:
+            os.close(self._parent_fd)
+            raise
+
+    def create(self) -> tuple[str, int]:
+        """Make an empty file; return its name and a descriptor to read and write it."""
+        while True:
+            name = str(next(self._numbers))
+            try:
+                return name, os.open(name, _CREATE, 0o600, dir_fd=self.directory_fd)
+            except FileExistsError:
+                continue  # a forked copy of this store has counted past us
+
+    def link(self, path: str) -> str:
+        """Give a file of the same file system a name here, and return it."""
+        while True:
+            name = str(next(self._numbers))
+            try:
+                os.link(path, name, dst_dir_fd=self.directory_fd, follow_symlinks=False)
+            except FileExistsError:
+                continue
+            return name
+
+    def path_of(self, name: str) -> str:
+        """Return the name by which another process can open a temporary."""
+        return f"{self._path}/{name}"
+
+    def reopen(self, name: str) -> int | None:
+        """Open what stands there now to read and write; None when it is no file of ours alone.
+
+        A file with a second name is refused: somebody could change it there after the commit.
+        """
+        fd = open_regular(name, self.directory_fd)
+        if fd is None:
+            return None
+        try:
+            if os.fstat(fd).st_nlink != 1:
+                return None
+            os.fchmod(fd, 0o600)  # the program may have copied a read-only file's mode
+            return open_regular(name, self.directory_fd, os.O_RDWR)
+        finally:
+            os.close(fd)
+
+    def discard(self, name: str) -> None:
+        """Remove a temporary, if it is still there and the store still open."""
+        if self.directory_fd < 0:
+            return
+        try:
+            os.unlink(name, dir_fd=self.directory_fd)
+        except OSError:
+            pass  # gone, or replaced by a directory: then it goes when the store closes
+
+    def close(self) -> None:
+        """Remove the directory with all that is left in it."""
+        os.close(self.directory_fd)
+        self.directory_fd = -1
+        leases.remove_unheld(self._token, parent_fd=self._parent_fd)
+        os.close(self._parent_fd)

@@ -1,0 +1,170 @@
+"""Tasks in records, and the arguments of executors in payloads.
+
+A task is one record; its outputs are a number where they have their usual names. The payload is
+JSON that only its creator and its executor read: `{"args": …}` and whatever else the executor
+knows, references as `__ref__` objects.
+"""
+
+from __future__ import annotations
+
+from sys import intern
+from typing import Any
+
+from ciel.core.ids import JobId, ObjectId, check_id, child_id, output_ids
+from ciel.core.jobs import JOB_NAME_MAX_LENGTH, JobSpec, JobSummary
+from ciel.core.naming import all_references, arguments_digest, memo_output_ids
+from ciel.core.refs import Future, Reference
+from ciel.core.tasks import USUAL_NEEDS, Mentions, Needs, TaskSpec
+from ciel.wire import codec
+from ciel.wire.errors import DecodeError
+from ciel.wire.references import from_json, to_json
+
+_MENTIONS = tuple(Mentions)
+_SEES_ERRORS = 4
+_NAME_MAX_LENGTH = 300
+INPUTS_MAX = 1_000_000
+
+
+def make_task(
+    *,
+    job: JobId,
+    parent: str,
+    ordinal: int,
+    executor: str,
+    arguments: dict[str, Any],
+    n_outputs: int = 1,
+    outputs: tuple[ObjectId, ...] | None = None,
+    memoise: bool = False,
+    needs: Needs = USUAL_NEEDS,
+    sees_errors: bool = False,
+    mentions: Mentions = Mentions.ANYTHING,
+    name: str = "",
+) -> tuple[TaskSpec, tuple[Reference, ...]]:
+    """Make the `ordinal`-th task of `parent`; references inside `arguments` become its inputs.
+
+    `outputs` are given when it takes over its parent's; memoised ones are named by executor and
+    arguments within the job, others by the task. Returns the task and those inputs that are no
+    futures.
+    """
+    references = all_references(arguments)
+    inputs = tuple([ref.id for ref in references])
+    digest = arguments_digest(executor, arguments)
+    task_id = child_id(parent, ordinal, digest)
+    if outputs is None:
+        if memoise:
+            outputs = memo_output_ids(executor, digest, job, n_outputs)
+        else:
+            outputs = output_ids(task_id, n_outputs)
+    payload = codec.encode(to_json(arguments) if references else arguments)
+    spec = TaskSpec(
+        task_id, job, parent, ordinal, digest, executor, inputs, outputs, needs, sees_errors,
+        mentions, name, payload,
+    )  # fmt: skip
+    return spec, tuple([ref for ref in references if not isinstance(ref, Future)])
+
+
+def read_arguments(payload: bytes) -> dict[str, Any]:
+    """Decode a task's payload: what `make_task` was given as `arguments`."""
+    arguments = from_json(codec.decode(payload))
+    if not isinstance(arguments, dict):
+        raise DecodeError("the arguments of a task must be an object")
+    return arguments
+
+
+def task_fields(spec: TaskSpec) -> list[Any]:
+    """Give a task its fields in a record; the payload travels behind the record."""
+    outputs: int | tuple[str, ...] = spec.outputs
+    if outputs == output_ids(spec.id, len(spec.outputs)):
+        outputs = len(spec.outputs)
+    flags = spec.mentions.value | (_SEES_ERRORS if spec.sees_errors else 0)
+    needs = 0 if spec.needs == USUAL_NEEDS else list(spec.needs)
+    return [
+        spec.id, spec.job, spec.parent, spec.ordinal, spec.digest, spec.executor, spec.inputs, outputs,
+        needs, flags, spec.name,
+    ]  # fmt: skip
+
+
+TASK_FIELD_COUNT = 11
+
+
+def read_task(fields: list[Any], payload: bytes) -> TaskSpec:
+    """Read a task from the fields of a record; raises DecodeError or InvalidIdError."""
+    task_id, job, parent, ordinal, digest, executor, inputs, outputs, needs, flags, name = fields
+    check_id(task_id)
+    check_id(job)
+    check_id(parent)
+    if type(ordinal) is not int or not -1 <= ordinal < 2**63:
+        raise DecodeError("a task's ordinal must be a whole number")
+    if type(digest) is not str or len(digest) > 64 or type(executor) is not str or not executor:
+        raise DecodeError("a task's digest and executor must be texts")
+    if type(flags) is not int or not 0 <= flags < 8 or flags & 3 == 3:
+        raise DecodeError("a task's flags must be a number that is known here")
+    if type(name) is not str or len(name) > _NAME_MAX_LENGTH:
+        raise DecodeError(f"a task's name must be a text of at most {_NAME_MAX_LENGTH} characters")
+    if type(outputs) is int:
+        if not 0 < outputs <= INPUTS_MAX:
+            raise DecodeError("a task must have at least one output")
+        made = output_ids(task_id, outputs)
+    else:
+        made = read_ids(outputs)
+    return TaskSpec(
+        task_id, intern(job), intern(parent), ordinal, digest, intern(executor),  # type: ignore[arg-type]  # checked text is an id
+        read_ids(inputs) if inputs else (), made, _read_needs(needs), flags >= _SEES_ERRORS,
+        _MENTIONS[flags & 3], name, payload,
+    )  # fmt: skip
+
+
+def read_ids(value: Any) -> tuple[ObjectId, ...]:
+    """Read a list of ids, each once; raises DecodeError or InvalidIdError."""
+    if not isinstance(value, list) or len(value) > INPUTS_MAX:
+        raise DecodeError("a list of ids was expected")
+    for item in value:
+        check_id(item)
+    if len(value) == 1:
+        return (value[0],)
+    ids = tuple(dict.fromkeys(value))
+    if len(ids) != len(value):
+        raise DecodeError("an id stands twice in a list")
+    return ids
+
+
+_needs_seen: dict[tuple[Any, ...], Needs] = {}
+
+
+def _read_needs(value: Any) -> Needs:
+    if value == 0:
+        return USUAL_NEEDS
+    if not isinstance(value, list) or len(value) != 5:
+        raise DecodeError("what a task needs must be five numbers")
+    key = tuple(value)
+    if not all(type(item) is int or (type(item) is float and i == 3) for i, item in enumerate(key)):
+        raise DecodeError("what a task needs must be five numbers")
+    known = _needs_seen.get(key)
+    if known is None:
+        if len(_needs_seen) > 1000:
+            _needs_seen.clear()  # it only saves memory
+        known = _needs_seen[key] = Needs(*key)
+    return known
+
+
+def job_fields(spec: JobSpec) -> list[Any]:
+    return [spec.id, spec.name, spec.open, spec.detached, spec.keep]
+
+
+def read_job(fields: list[Any]) -> JobSpec:
+    """Read a job from the fields of a record; raises DecodeError or InvalidIdError."""
+    job_id, name, is_open, detached, keep = fields
+    check_id(job_id)
+    if type(name) is not str or len(name) > JOB_NAME_MAX_LENGTH:
+        raise DecodeError(
+            f"a job's name must be a text of at most {JOB_NAME_MAX_LENGTH} characters"
+        )
+    if not all(type(flag) is bool for flag in (is_open, detached, keep)):
+        raise DecodeError("a job's options must be true or false")
+    return JobSpec(job_id, name, is_open, detached, keep)
+
+
+def read_summary(fields: Any) -> JobSummary:
+    if not isinstance(fields, list) or len(fields) != len(JobSummary._fields):
+        raise DecodeError("the summary of a job has the wrong shape")
+    return JobSummary(*fields)

@@ -1,0 +1,255 @@
+"""Control messages on the wire: one record each, `[kind, field, …]` and an opaque payload.
+
+One table says how each message is written and read; `encode` and `decode` look up in it and do
+nothing else. Fields are checked when read: a message that exists is well-formed. Which kinds a peer
+may send is its receiver's affair (`decode` takes the set it allows).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+from ciel.core.errors import InvalidIdError
+from ciel.core.events import (
+    AddTask,
+    Answer,
+    Ask,
+    AssignTask,
+    CancelJob,
+    CancelTask,
+    CloseJob,
+    DropObjects,
+    Heartbeat,
+    InputsLost,
+    JobChanged,
+    MeetWorkers,
+    Message,
+    Neighbour,
+    ObjectSettled,
+    ObjectsStored,
+    ReleaseObjects,
+    RequestRefused,
+    SpawnTask,
+    SubmitJob,
+    TaskFault,
+    TaskReported,
+    WantObjects,
+    WatchJob,
+)
+from ciel.core.ids import check_id
+from ciel.core.refs import Reference
+from ciel.wire import codec
+from ciel.wire.descriptors import (
+    TASK_FIELD_COUNT,
+    job_fields,
+    read_ids,
+    read_job,
+    read_summary,
+    read_task,
+    task_fields,
+)
+from ciel.wire.errors import DecodeError
+from ciel.wire.frames import Record
+from ciel.wire.references import from_array, to_array
+
+Fields = list[Any]
+N = TASK_FIELD_COUNT
+
+
+class Form(NamedTuple):
+    """How one kind of message is written (to fields and payload) and read (from them, kind taken
+    off).
+    """
+
+    kind: str
+    write: Callable[[Any], tuple[Fields, bytes]]
+    read: Callable[[Fields, bytes], Any]
+
+
+def _arrays(refs: Iterable[Reference]) -> list[list[Any]]:
+    return [to_array(ref) for ref in refs]
+
+
+def _refs(value: Any) -> tuple[Reference, ...]:
+    if not isinstance(value, list):
+        raise DecodeError("a list of references was expected")
+    return tuple([from_array(item) for item in value])
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise DecodeError("a text was expected")
+    return value
+
+
+def _count(value: Any) -> int:
+    if type(value) is not int or value < 0:
+        raise DecodeError("a whole number was expected")
+    return value
+
+
+def _seconds(value: Any) -> float:
+    if type(value) is float or type(value) is int:
+        return value
+    raise DecodeError("a number of seconds was expected")
+
+
+def _id(value: Any) -> Any:
+    return check_id(value)
+
+
+def _write_report(m: TaskReported) -> tuple[Fields, bytes]:
+    fault = 0 if m.fault is None else list(m.fault)
+    return [m.task, m.attempt, _arrays(m.published), fault, round(m.run_s, 6)], b""
+
+
+def _read_report(f: Fields, payload: bytes) -> TaskReported:
+    fault = None
+    if f[3] != 0:
+        if not isinstance(f[3], list) or len(f[3]) != 2:
+            raise DecodeError("a fault must be a reason and details")
+        fault = TaskFault(_text(f[3][0]), _text(f[3][1]))
+    return TaskReported(_id(f[0]), _count(f[1]), _refs(f[2]), fault, _seconds(f[4]))
+
+
+def _read_losses(value: Any) -> Any:
+    if not isinstance(value, list) or not all(isinstance(i, list) and len(i) == 2 for i in value):
+        raise DecodeError("losses must be pairs of object and location")
+    return tuple([(_id(object_id), _text(place)) for object_id, place in value])
+
+
+def _read_neighbours(value: Any) -> tuple[Neighbour, ...]:
+    if not isinstance(value, list) or not all(isinstance(i, list) and len(i) == 3 for i in value):
+        raise DecodeError("neighbours must be triples of texts")
+    return tuple([Neighbour(*map(_text, item)) for item in value])
+
+
+def _read_answer(f: Fields, payload: bytes) -> Answer:
+    return Answer(_count(f[0]), codec.decode(payload), _text(f[1]))
+
+
+def _read_ask(f: Fields, payload: bytes) -> Ask:
+    return Ask(_count(f[0]), _text(f[1]), codec.decode(payload))
+
+
+_FORMS: dict[type, Form] = {
+    SubmitJob: Form(
+        "job", lambda m: (job_fields(m.spec), b""), lambda f, p: SubmitJob(read_job(f))
+    ),
+    AddTask: Form(
+        "task",
+        lambda m: ([*task_fields(m.spec), _arrays(m.known)], m.spec.payload),
+        lambda f, p: AddTask(read_task(f[:N], p), _refs(f[N]) if f[N] else ()),
+    ),
+    WantObjects: Form(
+        "want",
+        lambda m: ([m.job, m.objects], b""),
+        lambda f, p: WantObjects(_id(f[0]), read_ids(f[1])),
+    ),
+    ReleaseObjects: Form(
+        "release",
+        lambda m: ([m.job, m.objects], b""),
+        lambda f, p: ReleaseObjects(_id(f[0]), read_ids(f[1])),
+    ),
+    CloseJob: Form("close", lambda m: ([m.job], b""), lambda f, p: CloseJob(_id(f[0]))),
+    CancelJob: Form(
+        "cancel_job",
+        lambda m: ([m.job, m.reason], b""),
+        lambda f, p: CancelJob(_id(f[0]), _text(f[1])),
+    ),
+    WatchJob: Form("watch", lambda m: ([m.job], b""), lambda f, p: WatchJob(_id(f[0]))),
+    Ask: Form("ask", lambda m: ([m.number, m.topic], codec.encode(m.argument)), _read_ask),
+    ObjectSettled: Form(
+        "settled",
+        lambda m: ([m.job, to_array(m.ref)], b""),
+        lambda f, p: ObjectSettled(_id(f[0]), from_array(f[1])),
+    ),
+    JobChanged: Form(
+        "job_changed",
+        lambda m: ([list(m.summary)], b""),
+        lambda f, p: JobChanged(read_summary(f[0])),
+    ),
+    RequestRefused: Form(
+        "request_refused",
+        lambda m: ([m.job, m.reason], b""),
+        lambda f, p: RequestRefused(_id(f[0]), _text(f[1])),
+    ),
+    Answer: Form("answer", lambda m: ([m.number, m.error], codec.encode(m.value)), _read_answer),
+    AssignTask: Form(
+        "assign",
+        lambda m: ([*task_fields(m.spec), m.attempt, _arrays(m.inputs)], m.spec.payload),
+        lambda f, p: AssignTask(
+            read_task(f[:N], p), _count(f[N]), _refs(f[N + 1]) if f[N + 1] else ()
+        ),
+    ),
+    CancelTask: Form(
+        "cancel_task",
+        lambda m: ([m.task, m.attempt], b""),
+        lambda f, p: CancelTask(_id(f[0]), _count(f[1])),
+    ),
+    DropObjects: Form(
+        "drop", lambda m: ([m.objects], b""), lambda f, p: DropObjects(read_ids(f[0]))
+    ),
+    MeetWorkers: Form(
+        "meet",
+        lambda m: ([[list(n) for n in m.neighbours]], b""),
+        lambda f, p: MeetWorkers(_read_neighbours(f[0])),
+    ),
+    TaskReported: Form("report", _write_report, _read_report),
+    SpawnTask: Form(
+        "spawn",
+        lambda m: ([*task_fields(m.spec), _arrays(m.known), m.attempt], m.spec.payload),
+        lambda f, p: SpawnTask(read_task(f[:N], p), _refs(f[N]), _count(f[N + 1])),
+    ),
+    ObjectsStored: Form(
+        "stored", lambda m: ([_arrays(m.refs)], b""), lambda f, p: ObjectsStored(_refs(f[0]))
+    ),
+    InputsLost: Form(
+        "lost",
+        lambda m: ([m.task, m.attempt, [list(loss) for loss in m.losses], m.details], b""),
+        lambda f, p: InputsLost(_id(f[0]), _count(f[1]), _read_losses(f[2]), _text(f[3])),
+    ),
+    Heartbeat: Form("alive", lambda m: ([], b""), lambda f, p: Heartbeat()),
+}
+_BY_KIND: dict[str, tuple[type, Callable[[Fields, bytes], Any]]] = {
+    form.kind: (message, form.read) for message, form in _FORMS.items()
+}
+
+FROM_CLIENT: frozenset[type] = frozenset(
+    (SubmitJob, AddTask, WantObjects, ReleaseObjects, CloseJob, CancelJob, WatchJob, Ask, Heartbeat)
+)
+TO_CLIENT: frozenset[type] = frozenset(
+    (ObjectSettled, JobChanged, RequestRefused, Answer, Heartbeat)
+)
+FROM_WORKER: frozenset[type] = frozenset(
+    (TaskReported, SpawnTask, ObjectsStored, InputsLost, Heartbeat)
+)
+TO_WORKER: frozenset[type] = frozenset(
+    (AssignTask, CancelTask, DropObjects, MeetWorkers, Heartbeat)
+)
+
+
+def encode(message: Message) -> Record:
+    """Write a message as a record for `Session.send`."""
+    form = _FORMS[type(message)]
+    fields, payload = form.write(message)
+    return [form.kind, *fields], payload
+
+
+def decode(record: Record, allowed: frozenset[type]) -> Message:
+    """Read a record that a session received.
+
+    Raises DecodeError for what is malformed, unknown, or not among the `allowed` kinds; the text
+    names the kind.
+    """
+    fields, payload = record
+    kind, known = fields[0], _BY_KIND.get(fields[0])
+    if known is None or known[0] not in allowed:
+        raise DecodeError(f"a record of the kind {kind!r} is not expected here")
+    try:
+        return known[1](fields[1:], payload)  # type: ignore[no-any-return]  # the table's readers return messages
+    except (DecodeError, InvalidIdError) as error:
+        raise DecodeError(f"a {kind} record is malformed: {error}") from None
+    except (IndexError, ValueError, TypeError) as error:
+        raise DecodeError(f"a {kind} record is malformed ({type(error).__name__})") from None

@@ -1,0 +1,137 @@
+"""References outside: arrays in records, `{"__ref__": [...]}` objects in arguments and results.
+
+Both have the original's element order, so that clients written for it can read them
+(ciel-interfaces, section 2).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from ciel.core.ids import check_id
+from ciel.core.refs import (
+    REFERENCE_TYPES,
+    Concrete,
+    Failure,
+    Fetch,
+    Fixed,
+    Future,
+    Piped,
+    Reference,
+    SocketStream,
+    Stream,
+    Sweetheart,
+    Tombstone,
+    Value,
+)
+from ciel.wire.errors import DecodeError
+
+LOCATIONS_MAX = 10_000
+
+
+def to_array(ref: Reference) -> list[Any]:
+    """Give a reference its array form: tag, id, and what its kind adds."""
+    array: list[Any] = [_TAGS[type(ref)], *ref]
+    last = array[-1]
+    if type(last) is frozenset:
+        array[-1] = sorted(last)
+    return array
+
+
+def _locations(value: Any) -> frozenset[str]:
+    if not isinstance(value, list) or len(value) > LOCATIONS_MAX:
+        raise DecodeError("the locations of a reference must be a list of host:port texts")
+    return frozenset([_location(item) for item in value])
+
+
+def _location(value: Any) -> str:
+    if not isinstance(value, str) or not value or len(value) > 300 or "/" in value:
+        raise DecodeError("a location in a reference must be a host:port text")
+    return value
+
+
+def _size(value: Any) -> int | None:
+    if value is None:
+        return None
+    if isinstance(value, float) and value.is_integer() and math.isfinite(value):
+        return int(value)  # encoders without integers write 67108864.0
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise DecodeError("the size in a reference must be a whole number of bytes, or null")
+    return value
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise DecodeError("a text was expected in a reference")
+    return value
+
+
+def _port(value: Any) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 < value < 65536:
+        raise DecodeError("the port in a reference must be 1 to 65535")
+    return value
+
+
+def _anything(value: Any) -> Any:
+    return value
+
+
+_SHAPES: dict[str, tuple[type, tuple[Callable[[Any], Any], ...]]] = {
+    "f2": (Future, ()),
+    "c2": (Concrete, (_size, _locations)),
+    "<3": (Sweetheart, (_location, _size, _locations)),
+    "s2": (Stream, (_locations,)),
+    "ss2": (SocketStream, (_location, _port)),
+    "val": (Value, (_text,)),
+    "fx": (Fixed, (_location,)),
+    "err": (Failure, (_text, _anything)),
+    "t2": (Tombstone, (_locations,)),
+    "completed2": (Piped, ()),
+    "fetch2": (Fetch, (_text,)),
+}
+
+_TAGS = {kind: tag for tag, (kind, _) in _SHAPES.items()}
+
+
+def from_array(array: Any) -> Reference:
+    """Read a reference from its array form; raises DecodeError or InvalidIdError for anything else."""
+    if not isinstance(array, list) or len(array) < 2:
+        raise DecodeError("a reference must be an array of a tag and an id at least")
+    shape = _SHAPES.get(array[0]) if isinstance(array[0], str) else None
+    if shape is None:
+        raise DecodeError(f"a reference has the unknown tag {array[0]!r:.40}")
+    kind, fields = shape
+    if len(array) != 2 + len(fields):
+        raise DecodeError(
+            f"a {array[0]} reference has {len(array)} elements, not {2 + len(fields)}"
+        )
+    check_id(array[1])
+    if not fields:
+        return kind(array[1])
+    return kind(array[1], *[read(value) for read, value in zip(fields, array[2:], strict=True)])
+
+
+def to_json(value: Any) -> Any:
+    """Replace references in a JSON-like value by `{"__ref__": array}`; the value itself is not
+    changed.
+    """
+    if isinstance(value, REFERENCE_TYPES):
+        return {"__ref__": to_array(value)}
+    if isinstance(value, dict):
+        return {key: to_json(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [to_json(item) for item in value]
+    return value
+
+
+def from_json(value: Any) -> Any:
+    """Replace every object with a key `__ref__`, wherever it stands, by its reference."""
+    if isinstance(value, dict):
+        if "__ref__" in value:
+            return from_array(value["__ref__"])
+        return {key: from_json(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [from_json(item) for item in value]
+    return value

@@ -1,0 +1,53 @@
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ciel.storage import leases
+from ciel.testing.store_rules import exit_code, start_child
+
+ROUNDS = 1500
+
+
+@pytest.fixture
+def parent_fd(tmp_path: Path) -> Iterator[int]:
+    fd = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
+    yield fd
+    os.close(fd)
+
+
+def test_held_directory_stays_until_its_last_holder_lets_go(parent_fd: int, tmp_path: Path) -> None:
+    first = leases.hold("held", parent_fd=parent_fd)
+    second = leases.hold("held", parent_fd=parent_fd)
+    (tmp_path / "held" / "content").touch()
+    for fd in (first, second):
+        assert leases.remove_unheld("held", parent_fd=parent_fd) is False
+        os.close(fd)
+    assert leases.remove_unheld("held", parent_fd=parent_fd) is True
+    assert os.listdir(tmp_path) == []
+
+
+def test_sweep_takes_the_unheld_of_its_prefix(parent_fd: int, tmp_path: Path) -> None:
+    for name in ("a-held", "a-dead", "a-dead.0123", "b-dead"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "a-file").touch()
+    held = leases.hold("a-held", parent_fd=parent_fd)
+    assert leases.sweep(parent_fd, prefix="a-") == 2
+    assert sorted(os.listdir(tmp_path)) == ["a-file", "a-held", "b-dead"]
+    os.close(held)
+
+
+def test_holder_never_loses_its_directory_to_a_remover(parent_fd: int, tmp_path: Path) -> None:
+    def come_and_go() -> None:
+        for _ in range(ROUNDS):
+            fd = leases.hold("held", parent_fd=parent_fd)
+            os.mkdir(str(os.getpid()), dir_fd=fd)  # fails in a directory that was removed
+            assert os.path.samestat(os.fstat(fd), os.stat("held", dir_fd=parent_fd))
+            os.rmdir(str(os.getpid()), dir_fd=fd)
+            os.close(fd)
+            leases.remove_unheld("held", parent_fd=parent_fd)
+
+    children = [start_child(come_and_go) for _ in range(4)]
+    assert [exit_code(pid) for pid in children] == [0, 0, 0, 0]
+    assert os.listdir(tmp_path) == []

@@ -1,0 +1,71 @@
+from importlib.metadata import entry_points
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ciel.storage.errors import StorageError, StoreSpecError
+from ciel.storage.specs import check_options, parse_flag, parse_size, parse_spec
+
+
+@pytest.mark.parametrize(
+    "text, name, options",
+    [
+        ("disk", "disk", {}),
+        ("shm:capacity=8GiB", "shm", {"capacity": "8GiB"}),
+        ("shm:capacity=1,instance=a-b", "shm", {"capacity": "1", "instance": "a-b"}),
+    ],
+)
+def test_spec_is_a_name_and_options(text: str, name: str, options: dict[str, str]) -> None:
+    assert parse_spec(text) == (name, options)
+
+
+@pytest.mark.parametrize(
+    "text", ["", ":", "Disk", "shm:capacity", "shm:=1", "shm:a=", "shm:a=1,,b=2", "shm:a=1,a=2"]
+)
+def test_malformed_spec_is_refused(text: str) -> None:
+    with pytest.raises(StoreSpecError):
+        parse_spec(text)
+
+
+@given(st.text())
+def test_any_spec_parses_or_is_refused(text: str) -> None:
+    try:
+        name, options = parse_spec(text)
+    except StoreSpecError:
+        return
+    assert name
+    assert all(options.values())
+
+
+@pytest.mark.parametrize(
+    "text, size_bytes",
+    [("1000000", 1_000_000), ("512MiB", 512 * 2**20), ("8GiB", 2**33), ("1TiB", 2**40), ("3B", 3)],
+)
+def test_size_in_units_of_1024(text: str, size_bytes: int) -> None:
+    assert parse_size(text) == size_bytes
+
+
+@pytest.mark.parametrize("text", ["", "0", "0GiB", "-1", "8GB", "8 GiB", "1.5GiB", "٣", "9" * 40])
+def test_other_sizes_are_refused(text: str) -> None:
+    with pytest.raises(StoreSpecError, match="not a size"):
+        parse_size(text)
+
+
+def test_flag_is_yes_or_no() -> None:
+    assert parse_flag("yes")
+    assert not parse_flag("no")
+    with pytest.raises(StoreSpecError):
+        parse_flag("true")
+
+
+def test_unknown_option_names_the_known_ones() -> None:
+    with pytest.raises(StoreSpecError, match="capacity, sync"):
+        check_options("disk", {"size": "1"}, ("capacity", "sync"))
+
+
+@pytest.mark.parametrize("name", ["disk", "shm"])
+def test_store_is_found_by_name(name: str) -> None:
+    (found,) = entry_points(group="ciel.stores", name=name)
+    with pytest.raises(StorageError, match="no option 'colour'"):
+        found.load()({"colour": "red"}, None)
