@@ -1,4 +1,4 @@
-"""The root of this package's errors. Every error carries its data and builds its message from it."""
+"""The root of our errors. Every error carries its data and builds its message from it."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from ciel.core.tasks import TaskSpec
 
 
 class SubmitJob(NamedTuple):
-    """Create a job; sent again with the same id it changes nothing (a lost reply may be retried)."""
+    """Create a job; sent again with the same id it changes nothing, so it may be retried."""
 
     spec: JobSpec
 
@@ -130,13 +130,10 @@ class DropObjects(NamedTuple):
 
 
 class Neighbour(NamedTuple):
-    """Another worker, as seen by workers: where it serves, on which host, where its store lies
-    there.
-    """
+    """Another worker, as seen by workers: where it serves, and on which host."""
 
     netloc: str
     host: str
-    store: str
 
 
 class MeetWorkers(NamedTuple):

@@ -40,6 +40,8 @@ from ciel.core.tasks import (
 )
 from ciel.core.waiting import Waiting
 
+ACTIVE = frozenset((WAITING, RUNNABLE, ASSIGNED))
+
 
 class TaskNode:
     """One task: its spec, its state, and what is true only while it is assigned."""
@@ -166,7 +168,7 @@ class TaskGraph:
         self._demand((object_id,))
 
     def unwant(self, object_id: ObjectId, job: Job) -> None:
-        """Have a job want an object no longer: it may be dropped, and work for it alone may stop."""
+        """Have a job want an object no longer: it may go, and work for it alone may stop."""
         if object_id not in job.wanted:
             return
         del job.wanted[object_id]
@@ -545,7 +547,7 @@ class TaskGraph:
         task.state = state
 
     def validate(self) -> None:
-        """Check every link in both directions; raises InvariantError. For tests, after each step."""
+        """Check every link in both directions, for tests; raises InvariantError."""
         for problem in self.objects.problems():
             raise InvariantError(problem.split()[0], problem)
         for problem in self._problems():
@@ -562,8 +564,8 @@ class TaskGraph:
                     if self.objects.nodes[object_id].is_consumable:
                         yield f"T2 {task_id} waits for {object_id}, which is there"
                     producer = self.objects.nodes[object_id].producer
-                    if producer is not None and producer.state not in (WAITING, RUNNABLE, ASSIGNED):
-                        yield f"T3 {task_id} waits for {object_id}; its producer is {producer.state}"
+                    if producer is not None and producer.state not in ACTIVE:
+                        yield f"T3 {task_id} waits for {object_id}, its maker is {producer.state}"
             elif task in self._waiting:
                 yield f"T4 {task_id} is {task.state} and still waits"
             if (task.state is ASSIGNED) != (task.worker is not None):
@@ -582,8 +584,8 @@ class TaskGraph:
                 yield f"J2 {job} says {job.unsettled} of its objects are missing, not {unsettled}"
             for object_id in unsettled:
                 producer = self.objects.nodes[object_id].producer
-                if producer is not None and producer.state not in (WAITING, RUNNABLE, ASSIGNED):
-                    yield f"J3 {object_id} is wanted; its producer is {producer.state}"
+                if producer is not None and producer.state not in ACTIVE:
+                    yield f"J3 {object_id} is wanted, its maker is {producer.state}"
 
 
 def _blame_input(cause: Failure) -> tuple[str, object]:

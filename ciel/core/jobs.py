@@ -112,6 +112,7 @@ class JobSummary(NamedTuple):
 
 
 def summarise(job: Job) -> JobSummary:
+    """Say how a job stands now."""
     counts = {str(state): count for state, count in job.counts.items() if count}
     return JobSummary(
         job.spec.id, job.number, job.spec.name, str(job.state), job.reason, counts,

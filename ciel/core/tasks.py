@@ -27,7 +27,7 @@ USUAL_NEEDS = Needs()
 
 
 class Mentions(Enum):
-    """Which objects a task's outputs and children may name: it decides how long those must be kept."""
+    """Which objects a task's outputs and children may name: so long must those be kept."""
 
     NOTHING = 0  # its outputs are bytes of a program that never saw an id
     INPUTS = 1  # its outputs list its inputs

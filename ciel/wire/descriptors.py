@@ -148,6 +148,7 @@ def _read_needs(value: Any) -> Needs:
 
 
 def job_fields(spec: JobSpec) -> list[Any]:
+    """Give a job its fields in a record."""
     return [spec.id, spec.name, spec.open, spec.detached, spec.keep]
 
 
@@ -165,6 +166,7 @@ def read_job(fields: list[Any]) -> JobSpec:
 
 
 def read_summary(fields: Any) -> JobSummary:
+    """Read the summary of a job; raises DecodeError."""
     if not isinstance(fields, list) or len(fields) != len(JobSummary._fields):
         raise DecodeError("the summary of a job has the wrong shape")
     return JobSummary(*fields)

@@ -120,8 +120,8 @@ def _read_losses(value: Any) -> Any:
 
 
 def _read_neighbours(value: Any) -> tuple[Neighbour, ...]:
-    if not isinstance(value, list) or not all(isinstance(i, list) and len(i) == 3 for i in value):
-        raise DecodeError("neighbours must be triples of texts")
+    if not isinstance(value, list) or not all(isinstance(i, list) and len(i) == 2 for i in value):
+        raise DecodeError("neighbours must be pairs of texts")
     return tuple([Neighbour(*map(_text, item)) for item in value])
 
 

@@ -78,7 +78,7 @@ def _anything(value: Any) -> Any:
     return value
 
 
-_SHAPES: dict[str, tuple[type, tuple[Callable[[Any], Any], ...]]] = {
+_SHAPES: dict[str, tuple[Any, tuple[Callable[[Any], Any], ...]]] = {
     "f2": (Future, ()),
     "c2": (Concrete, (_size, _locations)),
     "<3": (Sweetheart, (_location, _size, _locations)),
@@ -108,9 +108,10 @@ def from_array(array: Any) -> Reference:
             f"a {array[0]} reference has {len(array)} elements, not {2 + len(fields)}"
         )
     check_id(array[1])
-    if not fields:
-        return kind(array[1])
-    return kind(array[1], *[read(value) for read, value in zip(fields, array[2:], strict=True)])
+    ref: Reference = kind(
+        array[1], *[read(value) for read, value in zip(fields, array[2:], strict=True)]
+    )
+    return ref
 
 
 def to_json(value: Any) -> Any:

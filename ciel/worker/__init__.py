@@ -1,1 +1,1 @@
-"""worker"""
+"""The worker: fetches inputs, runs programs, publishes what they made."""

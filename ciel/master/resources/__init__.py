@@ -1,1 +1,1 @@
-"""master/resources"""
+"""What the master answers over HTTP."""

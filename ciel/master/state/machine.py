@@ -36,7 +36,7 @@ from ciel.core.events import (
     WatchJob,
 )
 from ciel.core.graph import TaskGraph, TaskNode
-from ciel.core.ids import ObjectId
+from ciel.core.ids import JobId, ObjectId
 from ciel.core.jobs import ENDED, JOB_TRANSITIONS, Job, JobState, summarise
 from ciel.core.refs import Failure, Reference
 from ciel.core.retries import Again, Blame, after_failure, after_worker_loss
@@ -94,10 +94,19 @@ class MasterMachine:
         try:
             self._client_said(client, message)
         except CielError as error:
-            job = message.spec.job if isinstance(message, AddTask) else getattr(message, "job", "")
-            self._say(client, RequestRefused(job, str(error)))
-            if isinstance(message, AddTask) and job in self.jobs:
-                self._fail_job(self.jobs[job], f"a task was refused: {error}")
+            self._refuse(client, message, str(error))
+
+    def _refuse(self, client: str, message: Message, reason: str) -> None:
+        match message:
+            case AddTask(spec, _):
+                job_id = spec.job
+                if job_id in self.jobs:
+                    self._fail_job(self.jobs[job_id], f"a task was refused: {reason}")
+            case SubmitJob(job_spec):
+                job_id = job_spec.id
+            case _:
+                job_id = getattr(message, "job", JobId(""))
+        self._say(client, RequestRefused(job_id, reason))
 
     def _client_said(self, client: str, message: Message) -> None:
         match message:
@@ -272,7 +281,7 @@ class MasterMachine:
             self.journal.append(report)
 
     def _superseded(self, worker: WorkerNode, task_id: str, attempt: int) -> None:
-        """An attempt ended that counts no more (it was called off, or its worker was thought lost)."""
+        """Note the end of an attempt that counts no more: called off, or thought lost."""
         task = self.graph.tasks.get(task_id)
         if task is None:
             return
@@ -523,5 +532,5 @@ class MasterMachine:
     def _introduce_workers(self) -> None:
         everyone = [w.facts for w in self.workers.values()]
         for facts in everyone:
-            others = [Neighbour(o.netloc, o.host, o.store) for o in everyone if o is not facts]
+            others = [Neighbour(o.netloc, o.host) for o in everyone if o is not facts]
             self._say(facts.id, MeetWorkers(tuple(others)))

@@ -9,7 +9,7 @@ from ciel.core.graph import TaskNode
 
 
 class ReadyQueue:
-    """A deque per priority. Entries are hints: who takes one asks the graph whether it still holds."""
+    """A deque per priority. Entries are hints: who takes one asks the graph if it still holds."""
 
     __slots__ = ("_count", "_order", "_queues")
 

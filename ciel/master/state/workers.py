@@ -19,7 +19,6 @@ class WorkerFacts(NamedTuple):
     host: str
     slots: int
     executors: frozenset[str]
-    store: str  # where its store lies on its host; empty if others cannot reach into it
 
 
 class WorkerNode:

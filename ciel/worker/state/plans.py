@@ -1,0 +1,46 @@
+"""The ways to get an input, in the order in which they are tried (CIB-3)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from ciel.core.refs import Reference, Value, locations_of
+
+
+class InlinePlan(NamedTuple):
+    """The content is in the reference itself."""
+
+    content: str  # base64, as it came
+
+
+class LinkPlan(NamedTuple):
+    """Another worker on this host holds it: ask where, and link it into our store."""
+
+    netloc: str
+
+
+class HttpPlan(NamedTuple):
+    """Copy it from a worker that holds it."""
+
+    netloc: str
+
+
+Plan = InlinePlan | LinkPlan | HttpPlan
+
+
+def plans_for(
+    ref: Reference, own_netloc: str, own_host: str, hosts: Mapping[str, str]
+) -> tuple[Plan, ...]:
+    """List the plans for an input that is not in the own store.
+
+    `hosts` maps the address of every registered worker to its host; an address that is not in it is
+    not asked, so that a forged reference leads nowhere.
+    """
+    if isinstance(ref, Value):
+        return (InlinePlan(ref.encoded),)
+    known = sorted(place for place in locations_of(ref) if place in hosts and place != own_netloc)
+    near = [place for place in known if hosts[place] == own_host]
+    far = [place for place in known if hosts[place] != own_host]
+    links = tuple([LinkPlan(place) for place in near])
+    return links + tuple([HttpPlan(place) for place in near + far])
