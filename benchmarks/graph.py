@@ -1,8 +1,9 @@
-"""The graph core alone: add, make runnable, complete, with ids and events; and memory per waiting task.
+"""The graph core alone: add, make runnable, complete, with ids and events; and memory per waiting
+task.
 
-What it should cost: two dictionary entries, one digest of 32 bytes, four objects and three state moves a task,
-about 4 microseconds in this interpreter. The collector runs as the master sets it: what is long-lived is frozen
-away, and the thresholds are high.
+What it should cost: two dictionary entries, one digest of 32 bytes, four objects and three state
+moves a task, about 4 microseconds in this interpreter. The collector runs as the master sets it:
+what is long-lived is frozen away, and the thresholds are high.
 """
 
 from __future__ import annotations
@@ -42,7 +43,9 @@ def make_batch(base: int) -> list[TaskSpec]:
 
 
 def run(count: int) -> float:
-    """Put `count` tasks (every second one reads its predecessor) through the graph; return us a task."""
+    """Put `count` tasks (every second one reads its predecessor) through the graph; return us a
+    task.
+    """
     graph = TaskGraph()
     job = Job(JobSpec(JOB, "", open=True, detached=False, keep=False), 1, 0.0)
     elapsed = 0.0

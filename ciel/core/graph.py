@@ -73,9 +73,7 @@ class TaskGraph:
         self.settled: list[ObjectId] = []
         self.unneeded: list[TaskNode] = []
         self.droppable: list[ObjectId] = []
-        self.divergent: list[
-            tuple[TaskId, int]
-        ] = []  # (parent, index): a re-run made another child
+        self.divergent: list[tuple[TaskId, int]] = []  # the children that a re-run made otherwise
 
     # --- growth -----------------------------------------------------------------------------------
 
@@ -92,14 +90,16 @@ class TaskGraph:
         parent = self._parent_of(spec, job)
         node = TaskNode(spec, job)
         nodes = self.objects.nodes
+        for object_id in spec.outputs:
+            output = nodes.get(object_id)
+            if output is not None and output.producer is None and output.is_settled:
+                raise InvalidTaskError(spec.id, f"its output {object_id} exists already")
         producing = []
         for object_id in spec.outputs:
             output = nodes.get(object_id)
             if output is None:
                 output = nodes[object_id] = ObjectNode(node)
             elif output.producer is None or output.producer is parent:
-                if output.is_settled and output.producer is None:
-                    raise InvalidTaskError(spec.id, f"its output {object_id} exists already")
                 output.producer = node
             else:
                 continue  # named by content: the task that came first makes it for both
@@ -368,7 +368,7 @@ class TaskGraph:
             return failing
         producer = node.producer
         if producer is not None and producer.spec.mentions is Mentions.INPUTS:
-            producer.live_outputs += 1
+            producer.live_outputs += type(ref) is not Failure
         if node.wanters:
             self.settled.append(object_id)
             for job in node.wanters:
@@ -384,14 +384,16 @@ class TaskGraph:
         Returns whether the object was lost by this.
         """
         node = self.objects.get(object_id)
+        was_settled = node is not None and node.is_settled  # a stream is not
         if node is None or not self.objects.lose(node, object_id, location):
             return False
-        self._unsettle(object_id, node)
+        self._unsettle(object_id, node, was_settled)
         return True
 
-    def _unsettle(self, object_id: ObjectId, node: ObjectNode) -> None:
-        for job in node.wanters:
-            job.unsettled += 1
+    def _unsettle(self, object_id: ObjectId, node: ObjectNode, was_settled: bool) -> None:
+        if was_settled:
+            for job in node.wanters:
+                job.unsettled += 1
         producer = node.producer
         if producer is None or producer.state in (FAILED, CANCELLED):
             maker = (
@@ -402,7 +404,7 @@ class TaskGraph:
             if self.objects.update(node, failure):
                 self._fail(self._spread(object_id, node))
             return
-        if producer.spec.mentions is Mentions.INPUTS:
+        if was_settled and producer.spec.mentions is Mentions.INPUTS:
             producer.live_outputs -= 1
             self._let_inputs_go(producer)
         # Who was ready to read it learns of the loss when it is to be assigned, or when it opens

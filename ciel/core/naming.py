@@ -9,7 +9,6 @@ locations do not matter, nor does the text in which arguments happen to be encod
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from hashlib import blake2b
 from typing import Any
 
@@ -19,10 +18,8 @@ from ciel.core.refs import REFERENCE_TYPES, Reference
 DIGEST_BYTES = 16
 
 
-def _plain(value: Any) -> Any:
-    """Give references their canonical form; called by the encoder for what is not JSON."""
-    if isinstance(value, Mapping):
-        return dict(value)
+def _refuse(value: Any) -> Any:
+    """Called by the encoder for what is not JSON."""
     raise TypeError(f"{type(value).__name__} cannot be an argument of a task: {value!r:.80}")
 
 
@@ -42,16 +39,20 @@ def _with_references(value: Any) -> Any:
 
 
 _encode = json.JSONEncoder(
-    sort_keys=True, separators=(",", ":"), allow_nan=False, default=_plain
+    sort_keys=True, separators=(",", ":"), allow_nan=False, default=_refuse
 ).encode
 
 
 def canonical(value: Any) -> bytes:
     """Encode a JSON-like value with references in it, injectively.
 
-    Raises TypeError or ValueError for what JSON cannot say (NaN, bytes, a key that is not text).
+    Raises TypeError or ValueError for what JSON cannot say (NaN, bytes, a key that is not text, a
+    value that contains itself).
     """
-    return _encode(_with_references(value)).encode()
+    try:
+        return _encode(_with_references(value)).encode()
+    except RecursionError:
+        raise ValueError("the arguments are nested too deeply, or contain themselves") from None
 
 
 def arguments_digest(executor: str, arguments: Any, inputs: tuple[str, ...] = ()) -> str:

@@ -9,7 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from ciel.core.refs import Concrete, Reference, Stream, Sweetheart, locations_of
+from ciel.core.refs import (
+    Concrete,
+    Reference,
+    SocketStream,
+    Stream,
+    Sweetheart,
+    locations_of,
+)
 
 SAME_HOST_BYTES_PER_S = 5e9  # a link or a copy in memory
 OTHER_HOST_BYTES_PER_S = 1e8  # a gigabit link, until something is measured
@@ -46,13 +53,17 @@ def loads_of(inputs: Iterable[Reference]) -> list[Load]:
     loads = []
     for ref in inputs:
         if isinstance(ref, Concrete):
-            loads.append(Load(ref.size_bytes or STREAM_BYTES, ref.locations))
+            loads.append(Load(_weight(ref.size_bytes), ref.locations))
         elif isinstance(ref, Sweetheart):
-            weight = (ref.size_bytes or STREAM_BYTES) * SWEETHEART_FACTOR
+            weight = _weight(ref.size_bytes) * SWEETHEART_FACTOR
             loads.append(Load(weight, frozenset((ref.preferred,))))
-        elif isinstance(ref, Stream):
+        elif isinstance(ref, Stream | SocketStream):
             loads.append(Load(STREAM_BYTES, locations_of(ref)))
     return loads
+
+
+def _weight(size_bytes: int | None) -> int:
+    return STREAM_BYTES if size_bytes is None else size_bytes
 
 
 def rank(

@@ -11,6 +11,8 @@ from ciel.core.ids import JobId, ObjectId, TaskId, child_id, root_task_id
 PRIORITY_MIN, PRIORITY_MAX = -1000, 1000
 SLOTS_MAX = 1024
 RETRIES_MAX = 1000
+TIMEOUT_MAX_S = 1e9  # 30 years; more could not be added to a clock
+MEMORY_MAX_BYTES = 2**63 - 1  # what the kernel can count
 
 
 class Needs(NamedTuple):
@@ -128,5 +130,7 @@ def _check_needs(spec: TaskSpec) -> None:
         raise InvalidTaskError(spec.id, f"priority must be {limits}, not {needs.priority}")
     if not 0 <= needs.retries <= RETRIES_MAX:
         raise InvalidTaskError(spec.id, f"retries must be 0 to {RETRIES_MAX}, not {needs.retries}")
-    if needs.timeout_s < 0 or needs.memory_bytes < 0:
-        raise InvalidTaskError(spec.id, "timeout_s and memory_bytes must not be negative")
+    if not 0 <= needs.timeout_s <= TIMEOUT_MAX_S:
+        raise InvalidTaskError(spec.id, f"timeout_s must be 0 to {TIMEOUT_MAX_S:g}")
+    if not 0 <= needs.memory_bytes <= MEMORY_MAX_BYTES:
+        raise InvalidTaskError(spec.id, f"memory_bytes must be 0 to {MEMORY_MAX_BYTES}")

@@ -10,8 +10,8 @@ from __future__ import annotations
 from sys import intern
 from typing import Any
 
-from ciel.core.ids import JobId, ObjectId, check_id, child_id, output_ids
-from ciel.core.jobs import JOB_NAME_MAX_LENGTH, JobSpec, JobSummary
+from ciel.core.ids import ID_MAX_LENGTH, JobId, ObjectId, check_id, child_id, output_ids
+from ciel.core.jobs import JOB_NAME_MAX_LENGTH, JobSpec, JobState, JobSummary
 from ciel.core.naming import all_references, arguments_digest, memo_output_ids
 from ciel.core.refs import Future, Reference
 from ciel.core.tasks import USUAL_NEEDS, Mentions, Needs, TaskSpec
@@ -22,6 +22,9 @@ from ciel.wire.references import from_json, to_json
 _MENTIONS = tuple(Mentions)
 _SEES_ERRORS = 4
 _NAME_MAX_LENGTH = 300
+_DIGEST_MAX_LENGTH = 64
+_EXECUTOR_MAX_LENGTH = 64
+_JOB_STATES = frozenset(str(state) for state in JobState)
 INPUTS_MAX = 1_000_000
 
 
@@ -46,9 +49,9 @@ def make_task(
     arguments within the job, others by the task. Returns the task and those inputs that are no
     futures.
     """
+    digest = arguments_digest(executor, arguments)  # first: it refuses what contains itself
     references = all_references(arguments)
     inputs = tuple([ref.id for ref in references])
-    digest = arguments_digest(executor, arguments)
     task_id = child_id(parent, ordinal, digest)
     if outputs is None:
         if memoise:
@@ -79,8 +82,8 @@ def task_fields(spec: TaskSpec) -> list[Any]:
     flags = spec.mentions.value | (_SEES_ERRORS if spec.sees_errors else 0)
     needs = 0 if spec.needs == USUAL_NEEDS else list(spec.needs)
     return [
-        spec.id, spec.job, spec.parent, spec.ordinal, spec.digest, spec.executor, spec.inputs, outputs,
-        needs, flags, spec.name,
+        spec.id, spec.job, spec.parent, spec.ordinal, spec.digest, spec.executor, spec.inputs,
+        outputs, needs, flags, spec.name,
     ]  # fmt: skip
 
 
@@ -95,8 +98,12 @@ def read_task(fields: list[Any], payload: bytes) -> TaskSpec:
     check_id(parent)
     if type(ordinal) is not int or not -1 <= ordinal < 2**63:
         raise DecodeError("a task's ordinal must be a whole number")
-    if type(digest) is not str or len(digest) > 64 or type(executor) is not str or not executor:
-        raise DecodeError("a task's digest and executor must be texts")
+    if type(digest) is not str or len(digest) > _DIGEST_MAX_LENGTH:
+        raise DecodeError(f"a task's digest must be a text of at most {_DIGEST_MAX_LENGTH} letters")
+    if type(executor) is not str or not 0 < len(executor) <= _EXECUTOR_MAX_LENGTH:
+        raise DecodeError(
+            f"a task's executor must be a text of 1 to {_EXECUTOR_MAX_LENGTH} letters"
+        )
     if type(flags) is not int or not 0 <= flags < 8 or flags & 3 == 3:
         raise DecodeError("a task's flags must be a number that is known here")
     if type(name) is not str or len(name) > _NAME_MAX_LENGTH:
@@ -105,11 +112,13 @@ def read_task(fields: list[Any], payload: bytes) -> TaskSpec:
         if not 0 < outputs <= INPUTS_MAX:
             raise DecodeError("a task must have at least one output")
         made = output_ids(task_id, outputs)
+        if len(made[-1]) > ID_MAX_LENGTH:
+            raise DecodeError("a task's id is too long for its outputs to be named after it")
     else:
         made = read_ids(outputs)
     return TaskSpec(
         task_id, intern(job), intern(parent), ordinal, digest, intern(executor),  # type: ignore[arg-type]  # checked text is an id
-        read_ids(inputs) if inputs else (), made, _read_needs(needs), flags >= _SEES_ERRORS,
+        read_ids(inputs) if inputs != [] else (), made, _read_needs(needs), flags >= _SEES_ERRORS,
         _MENTIONS[flags & 3], name, payload,
     )  # fmt: skip
 
@@ -132,7 +141,7 @@ _needs_seen: dict[tuple[Any, ...], Needs] = {}
 
 
 def _read_needs(value: Any) -> Needs:
-    if value == 0:
+    if type(value) is int and value == 0:
         return USUAL_NEEDS
     if not isinstance(value, list) or len(value) != 5:
         raise DecodeError("what a task needs must be five numbers")
@@ -166,7 +175,21 @@ def read_job(fields: list[Any]) -> JobSpec:
 
 
 def read_summary(fields: Any) -> JobSummary:
-    """Read the summary of a job; raises DecodeError."""
+    """Read the summary of a job; raises DecodeError or InvalidIdError."""
     if not isinstance(fields, list) or len(fields) != len(JobSummary._fields):
         raise DecodeError("the summary of a job has the wrong shape")
-    return JobSummary(*fields)
+    summary = JobSummary(*fields)
+    check_id(summary.id)
+    texts = (summary.name, summary.reason, summary.state)
+    numbers = (summary.number, summary.wanted, summary.unsettled)
+    times = (summary.created_at_s, 0 if summary.ended_at_s is None else summary.ended_at_s)
+    if (
+        not all(type(text) is str for text in texts)
+        or summary.state not in _JOB_STATES
+        or not all(type(number) is int and number >= 0 for number in numbers)
+        or not all(type(time_s) is float or type(time_s) is int for time_s in times)
+        or type(summary.counts) is not dict
+        or not all(type(count) is int and count >= 0 for count in summary.counts.values())
+    ):
+        raise DecodeError("the summary of a job has a field of the wrong kind")
+    return summary

@@ -55,6 +55,7 @@ from ciel.wire.references import from_array, to_array
 
 Fields = list[Any]
 N = TASK_FIELD_COUNT
+SECONDS_MAX = 1e10  # three centuries
 
 
 class Form(NamedTuple):
@@ -72,6 +73,8 @@ def _arrays(refs: Iterable[Reference]) -> list[list[Any]]:
 
 
 def _refs(value: Any) -> tuple[Reference, ...]:
+    if value == []:
+        return ()
     if not isinstance(value, list):
         raise DecodeError("a list of references was expected")
     return tuple([from_array(item) for item in value])
@@ -90,7 +93,7 @@ def _count(value: Any) -> int:
 
 
 def _seconds(value: Any) -> float:
-    if type(value) is float or type(value) is int:
+    if (type(value) is float or type(value) is int) and 0 <= value < SECONDS_MAX:
         return value
     raise DecodeError("a number of seconds was expected")
 
@@ -106,7 +109,7 @@ def _write_report(m: TaskReported) -> tuple[Fields, bytes]:
 
 def _read_report(f: Fields, payload: bytes) -> TaskReported:
     fault = None
-    if f[3] != 0:
+    if f[3] != 0 or type(f[3]) is not int:
         if not isinstance(f[3], list) or len(f[3]) != 2:
             raise DecodeError("a fault must be a reason and details")
         fault = TaskFault(_text(f[3][0]), _text(f[3][1]))
@@ -140,7 +143,7 @@ _FORMS: dict[type, Form] = {
     AddTask: Form(
         "task",
         lambda m: ([*task_fields(m.spec), _arrays(m.known)], m.spec.payload),
-        lambda f, p: AddTask(read_task(f[:N], p), _refs(f[N]) if f[N] else ()),
+        lambda f, p: AddTask(read_task(f[:N], p), _refs(f[N])),
     ),
     WantObjects: Form(
         "want",
@@ -179,9 +182,7 @@ _FORMS: dict[type, Form] = {
     AssignTask: Form(
         "assign",
         lambda m: ([*task_fields(m.spec), m.attempt, _arrays(m.inputs)], m.spec.payload),
-        lambda f, p: AssignTask(
-            read_task(f[:N], p), _count(f[N]), _refs(f[N + 1]) if f[N + 1] else ()
-        ),
+        lambda f, p: AssignTask(read_task(f[:N], p), _count(f[N]), _refs(f[N + 1])),
     ),
     CancelTask: Form(
         "cancel_task",

@@ -6,7 +6,7 @@ Both have the original's element order, so that clients written for it can read 
 
 from __future__ import annotations
 
-import math
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -29,6 +29,8 @@ from ciel.core.refs import (
 from ciel.wire.errors import DecodeError
 
 LOCATIONS_MAX = 10_000
+SIZE_MAX_BYTES = 2**63 - 1  # of one object, and what a file can have
+_is_location = re.compile(r"[A-Za-z0-9_.:%\[\]-]{1,255}:[0-9]{1,5}", re.ASCII).fullmatch
 
 
 def to_array(ref: Reference) -> list[Any]:
@@ -47,7 +49,7 @@ def _locations(value: Any) -> frozenset[str]:
 
 
 def _location(value: Any) -> str:
-    if not isinstance(value, str) or not value or len(value) > 300 or "/" in value:
+    if not isinstance(value, str) or not _is_location(value):
         raise DecodeError("a location in a reference must be a host:port text")
     return value
 
@@ -55,9 +57,9 @@ def _location(value: Any) -> str:
 def _size(value: Any) -> int | None:
     if value is None:
         return None
-    if isinstance(value, float) and value.is_integer() and math.isfinite(value):
-        return int(value)  # encoders without integers write 67108864.0
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)  # encoders without integers write 67108864.0
+    if type(value) is not int or not 0 <= value <= SIZE_MAX_BYTES:
         raise DecodeError("the size in a reference must be a whole number of bytes, or null")
     return value
 

@@ -1,17 +1,11 @@
-"""The ways to get an input, in the order in which they are tried (CIB-3)."""
+"""The ways to get an input that is not in the own store, in the order in which they are tried (CIB-3)."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from ciel.core.refs import Reference, Value, locations_of
-
-
-class InlinePlan(NamedTuple):
-    """The content is in the reference itself."""
-
-    content: str  # base64, as it came
+from ciel.core.refs import Reference, locations_of
 
 
 class LinkPlan(NamedTuple):
@@ -26,7 +20,7 @@ class HttpPlan(NamedTuple):
     netloc: str
 
 
-Plan = InlinePlan | LinkPlan | HttpPlan
+Plan = LinkPlan | HttpPlan
 
 
 def plans_for(
@@ -37,8 +31,6 @@ def plans_for(
     `hosts` maps the address of every registered worker to its host; an address that is not in it is
     not asked, so that a forged reference leads nowhere.
     """
-    if isinstance(ref, Value):
-        return (InlinePlan(ref.encoded),)
     known = sorted(place for place in locations_of(ref) if place in hosts and place != own_netloc)
     near = [place for place in known if hosts[place] == own_host]
     far = [place for place in known if hosts[place] != own_host]

@@ -1,0 +1,184 @@
+"""`ciel-master`: the composition root of the master daemon."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import secrets
+import sys
+from pathlib import Path
+from typing import Any
+
+import ciel
+from ciel.access.access_file import AccessFile, key_for_start, process_start
+from ciel.access.errors import AccessError
+from ciel.access.keys import Key
+from ciel.access.places import access_path
+from ciel.access.settings import netloc, require_safe_listen
+from ciel.cli.daemon import (
+    DaemonError,
+    Lifeline,
+    begin_log,
+    log,
+    say_ready,
+    settle_memory,
+    stop_on_signals,
+)
+from ciel.master.journal import NullJournal
+from ciel.master.resources.root import master_site
+from ciel.master.service import CLIENT_LOST_AFTER_S, MasterService
+from ciel.net.control import ControlPeer
+from ciel.net.errors import NetError
+from ciel.net.transports import (
+    ControlFactory,
+    Doorstep,
+    FrontDoorFactory,
+    Listener,
+    listen,
+    parse_address,
+)
+from ciel.net.turns import Turns, use_monotonic_clock
+from ciel.wire.session import Session
+
+DEFAULT_LISTEN = "127.0.0.1:8000"
+
+
+def parser() -> argparse.ArgumentParser:
+    """Describe the command line."""
+    parse = argparse.ArgumentParser(
+        prog="ciel-master",
+        description="Hold the task graph and the object table of a cluster, and place its tasks.",
+        epilog="It writes an access file with its address and key; whoever can read it may come in.",
+    )
+    add = parse.add_argument
+    add(
+        "--listen",
+        metavar="HOST:PORT",
+        default=DEFAULT_LISTEN,
+        help="default %(default)s; port 0: any",
+    )
+    add("--advertise", metavar="HOST:PORT", help="the address that others are told")
+    add("--state", metavar="DIR", help="keep the access file there (also $STATE_DIRECTORY)")
+    add(
+        "--access",
+        metavar="FILE",
+        help="the access file (default: below the user's state directory)",
+    )
+    add("--new-key", action="store_true", help="make a new key even if there is one")
+    add("--log", metavar="FILE", help="log there (default: standard error)")
+    add("--embedded", action="store_true", help=argparse.SUPPRESS)
+    add("--version", action="version", version=f"ciel {ciel.__version__}")
+    return parse
+
+
+class Master:
+    """A master daemon, from its key to its end."""
+
+    def __init__(self, reactor: Any, options: argparse.Namespace) -> None:
+        self._reactor = reactor
+        self._options = options
+        self._service: MasterService | None = None
+        self._access: tuple[AccessFile, Path] | None = None
+        self._listeners: list[Listener] = []
+        self.failure = ""
+
+    def open(self, cluster_id: str, key: Key) -> dict[str, str]:
+        """Listen and serve; returns what others need to find it. Raises NetError."""
+        options, reactor = self._options, self._reactor
+        turns = Turns(reactor)
+        name = f"ciel-{cluster_id[:8]}-{secrets.token_hex(8)}"
+        about = {"version": ciel.__version__, "cluster_id": cluster_id}
+        service = self._service = MasterService(reactor, turns, NullJournal(), about)
+
+        def build() -> ControlPeer:
+            session = Session.acceptor(key.derive, software=ciel.__version__, cluster_id=cluster_id)
+            return ControlPeer(reactor, turns, session, service, lost_after_s=CLIENT_LOST_AFTER_S)
+
+        site, gate = master_site(reactor, key, service)
+        doorstep = Doorstep()
+        front = listen(reactor, options.listen, FrontDoorFactory(reactor, build, site, doorstep))
+        self._listeners.append(front)
+        side = listen(reactor, f"unix:@{name}", ControlFactory(build, doorstep))
+        self._listeners.append(side)
+        advertised = options.advertise or netloc(front.address.host, front.address.port)
+        about["url"] = f"http://{advertised}"
+        gate.serve_as(advertised)
+        log.info("master of cluster {id} at {url}", id=cluster_id, url=about["url"])
+        settle_memory()
+        return {"url": about["url"], "control": str(side.address)}
+
+    def open_alone(self) -> None:
+        """Find or make the key, open, and write the access file. Raises AccessError or NetError."""
+        options = self._options
+        address = parse_address(options.listen)
+        advertised = parse_address(options.advertise) if options.advertise else address
+        path = self._access_path(advertised.host, advertised.port)
+        require_safe_listen(address.host, has_key=path.exists(), new_key=options.new_key)
+        cluster_id, key = key_for_start(path, new_key=options.new_key)
+        facts = self.open(cluster_id, key)
+        if not address.port and not options.access and not options.state:
+            port = self._listeners[0].address.port
+            path = self._access_path(advertised.host, port)
+        started = process_start(os.getpid()) or 0
+        access = AccessFile(facts["url"], facts["control"], cluster_id, key, os.getpid(), started)
+        access.write(path)
+        self._access = (access, path)
+        log.info("access file: {path}", path=path)
+
+    def _access_path(self, host: str, port: int) -> Path:
+        options = self._options
+        state = options.state or os.environ.get("STATE_DIRECTORY")
+        if options.access:
+            return Path(options.access)
+        if state:
+            return Path(state) / "access.json"
+        return access_path(os.environ, host, port)
+
+    def told(self, line: dict[str, Any]) -> None:
+        """Open as an embedded master, with the key from the parent."""
+        try:
+            say_ready(self.open(str(line["cluster_id"]), Key.from_text(str(line["key"]))))
+        except (KeyError, AccessError, NetError, DaemonError) as error:
+            self.fail(error)
+
+    def fail(self, error: Exception) -> None:
+        """End with a reason."""
+        self.failure = str(error)
+        log.error("{error}", error=error)
+        self.stop()
+
+    def stop(self) -> None:
+        """End in order."""
+        if self._service is not None:
+            self._service.close()
+            self._service = None
+        if self._reactor.running:
+            self._reactor.stop()
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run a master until it is told to end; returns the exit status."""
+    options = parser().parse_args(argv)
+    begin_log(options.log)
+    from twisted.internet import reactor as twisted_reactor
+
+    reactor: Any = twisted_reactor  # a module that stands for an object
+    use_monotonic_clock(reactor)
+    master = Master(reactor, options)
+    stop_on_signals(reactor, master.stop)
+    try:
+        if options.embedded:
+            Lifeline(reactor, master.told, master.stop)
+        else:
+            master.open_alone()
+    except (AccessError, NetError, DaemonError, OSError) as error:
+        print(f"ciel-master: {error}", file=sys.stderr)
+        return 3 if isinstance(error, AccessError) else 1
+    reactor.run(installSignalHandlers=False)
+    if master.failure:
+        print(f"ciel-master: {master.failure}", file=sys.stderr)
+    return 1 if master.failure else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

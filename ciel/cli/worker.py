@@ -1,0 +1,259 @@
+"""`ciel-worker`: the composition root of a worker daemon."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import secrets
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import ciel
+from ciel import plugins
+from ciel.access.errors import AccessError
+from ciel.access.keys import Key, Role
+from ciel.access.settings import find_master, netloc
+from ciel.cli.daemon import (
+    DaemonError,
+    Lifeline,
+    begin_log,
+    log,
+    say_ready,
+    settle_memory,
+    stop_on_signals,
+)
+from ciel.core.errors import CielError
+from ciel.execution.environment import inherited
+from ciel.execution.executor import Executor
+from ciel.launch import LaunchError, become_subreaper
+from ciel.net.control import ControlPeer, Owner
+from ciel.net.errors import NetError
+from ciel.net.transfers import Transfers
+from ciel.net.transports import Reconnector, listen
+from ciel.net.turns import Turns, use_monotonic_clock
+from ciel.storage.interface import ObjectStore
+from ciel.storage.specs import parse_spec
+from ciel.wire.errors import RefusedError
+from ciel.wire.session import Session
+from ciel.worker.fetching import Fetcher
+from ciel.worker.host import host_identity
+from ciel.worker.hosting import Hosting
+from ciel.worker.launching import Launching
+from ciel.worker.resources import WorkerSite
+from ciel.worker.service import WorkerService
+from ciel.worker.state.machine import WorkerMachine
+
+DEFAULT_LISTEN = "127.0.0.1:0"
+
+
+def parser() -> argparse.ArgumentParser:
+    """Describe the command line."""
+    parse = argparse.ArgumentParser(
+        prog="ciel-worker",
+        description="Run the tasks that a master assigns, and keep what they make.",
+    )
+    add = parse.add_argument
+    add(
+        "--master",
+        metavar="URL",
+        help="the master (default: CIEL_MASTER, the configuration, `ciel up`)",
+    )
+    add("--access", metavar="FILE", help="the master's access file, with its key")
+    add(
+        "--listen",
+        metavar="HOST:PORT",
+        default=DEFAULT_LISTEN,
+        help="default %(default)s; port 0: any",
+    )
+    add("--advertise", metavar="HOST:PORT", help="the address that others are told")
+    add("--slots", type=_slots, metavar="N", help="tasks at a time (default: the cores it may use)")
+    add("--store", metavar="SPEC", default="disk", help="disk or shm, options after a colon")
+    add("--spool", metavar="DIR", help="objects and scratch directories (default: a fresh one)")
+    add("--log", metavar="FILE", help="log there (default: standard error)")
+    add("--embedded", action="store_true", help=argparse.SUPPRESS)
+    add("--version", action="version", version=f"ciel {ciel.__version__}")
+    return parse
+
+
+def _slots(text: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text) <= 1024:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of slots from 1 to 1024")
+    return int(text)
+
+
+class Worker:
+    """A worker daemon, from finding its master to its end."""
+
+    def __init__(self, reactor: Any, options: argparse.Namespace) -> None:
+        self._reactor = reactor
+        self._options = options
+        self._id = secrets.token_hex(8)
+        self._made_spool = options.spool is None
+        self._spool = Path(options.spool or tempfile.mkdtemp(prefix="ciel-worker-"))
+        self._closers: list[Any] = []
+        self._has_joined = False
+        self.failure = ""
+
+    def open(self, control: str, cluster_id: str, key: Key) -> None:
+        """Open store, launcher and doors, and join the master. Raises what a start may raise."""
+        reactor, options = self._reactor, self._options
+        slots = options.slots or len(os.sched_getaffinity(0))
+        turns = Turns(reactor)
+        become_subreaper()
+        self._spool.mkdir(mode=0o700, parents=True, exist_ok=True)
+        logs = Path(options.log).resolve().parent if options.log else self._spool
+        store = self._keep(self._open_store())
+        launching = self._keep(Launching(reactor, turns, inherited(os.environ)))
+        transfers = self._keep(Transfers(reactor))
+        executors = load_executors()
+        host = host_identity()
+        site = WorkerSite(reactor, key, store, host, lambda object_id: service.uploaded(object_id))
+        listener = listen(reactor, options.listen, site.site)
+        own = options.advertise or netloc(listener.address.host, listener.address.port)
+        site.serve_as(own)
+        machine = WorkerMachine(own, host, slots)
+        service = self._keep(
+            WorkerService(reactor, turns, machine, store, lambda: self._joined(own), self._refused)
+        )
+        hosting = Hosting(
+            reactor=reactor, owner=service, launching=launching, store=store, executors=executors,
+            worker=self._id, netloc=own, spool=self._spool, kept=self._spool / "kept", logs=logs,
+        )  # fmt: skip
+        service.equip(self._keep(hosting), Fetcher(transfers, store, key, host, service))
+        about = {
+            "kind": "worker", "worker": self._id, "netloc": own, "host": host, "slots": slots,
+            "executors": sorted(executors),
+        }  # fmt: skip
+
+        def build(owner: Owner) -> ControlPeer:
+            session = Session.initiator(
+                worker_key(key), Role.WORKER, software=ciel.__version__, cluster_id=cluster_id,
+                about=about,
+            )  # fmt: skip
+            return ControlPeer(reactor, turns, session, owner)
+
+        reconnector = Reconnector(reactor, control, build, service)
+        reconnector.start()
+        self._closers.append(reconnector.stop)
+        settle_memory()
+
+    def _keep(self, thing: Any) -> Any:
+        self._closers.append(thing.close)
+        return thing
+
+    def _open_store(self) -> ObjectStore:
+        name, store_options = parse_spec(self._options.store)
+        open_store = plugins.load("ciel.stores", name)
+        store: ObjectStore = open_store(store_options, self._spool / "store")
+        return store
+
+    def open_alone(self) -> None:
+        """Find the master, then open."""
+        options = self._options
+        found = find_master(options.master, options.access, os.environ)
+        if found is None:
+            raise DaemonError(
+                "no master: name one with --master, CIEL_MASTER or --access, or start one (ciel up)"
+            )
+        log.info("master {url}, from {origin}", url=found.url, origin=found.origin)
+        self.open(found.control, found.cluster_id, found.key)
+
+    def told(self, line: dict[str, Any]) -> None:
+        """Open as an embedded worker, with address and key from the parent."""
+        try:
+            key = Key.from_text(str(line["key"]))
+            self.open(str(line["control"]), str(line["cluster_id"]), key)
+        except START_ERRORS as error:
+            self.fail(str(error))
+
+    def _joined(self, own: str) -> None:
+        if not self._has_joined:
+            self._has_joined = True
+            log.info("worker {id} at {netloc}", id=self._id, netloc=own)
+            if self._options.embedded:
+                say_ready({"netloc": own, "worker": self._id})
+
+    def _refused(self, error: RefusedError) -> None:
+        self.fail(f"the master refused this worker: {error}")
+
+    def fail(self, reason: str) -> None:
+        """End with a reason."""
+        self.failure = reason
+        log.error("{reason}", reason=reason)
+        self._reactor.callLater(0, self.stop)
+
+    def stop(self) -> None:
+        """End everything that was opened, the latest first; what was made for this life goes with it."""
+        while self._closers:
+            close = self._closers.pop()
+            try:
+                close()
+            except (CielError, LaunchError, OSError) as error:
+                log.error("while ending: {error}", error=error)
+        if self._options.embedded or self._made_spool:
+            self._remove_spool()
+        if self._reactor.running:
+            self._reactor.stop()
+
+    def _remove_spool(self) -> None:
+        """Remove the spool, but not what failed tasks left: whoever made it takes that along."""
+        for entry in self._spool.iterdir() if self._spool.exists() else ():
+            if entry.name != "kept":
+                shutil.rmtree(entry, ignore_errors=True)
+        try:
+            self._spool.rmdir()
+        except OSError:
+            log.info("files of failed tasks are kept in {kept}", kept=self._spool / "kept")
+
+
+START_ERRORS = (
+    KeyError, AccessError, NetError, DaemonError, LaunchError, CielError, plugins.PluginError, OSError
+)  # fmt: skip
+
+
+def worker_key(key: Key) -> Key:
+    """Return the key with which a worker proves itself, derived from the one it was given."""
+    return key.derive(Role.WORKER) or key
+
+
+def load_executors() -> dict[str, Executor]:
+    """Load every installed executor that can be loaded; one that cannot is logged and left out."""
+    executors: dict[str, Executor] = {}
+    for name in plugins.names("ciel.executors"):
+        try:
+            executors[name] = plugins.load("ciel.executors", name)()
+        except plugins.PluginError as error:
+            log.error("{error}", error=error)
+    return executors
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run a worker until it is told to end; returns the exit status."""
+    options = parser().parse_args(argv)
+    begin_log(options.log)
+    from twisted.internet import reactor as twisted_reactor
+
+    reactor: Any = twisted_reactor  # a module that stands for an object
+    use_monotonic_clock(reactor)
+    worker = Worker(reactor, options)
+    stop_on_signals(reactor, worker.stop)
+    try:
+        if options.embedded:
+            Lifeline(reactor, worker.told, worker.stop)
+        else:
+            worker.open_alone()
+    except START_ERRORS as error:
+        worker.stop()
+        print(f"ciel-worker: {error}", file=sys.stderr)
+        return 3 if isinstance(error, AccessError | DaemonError) else 1
+    reactor.run(installSignalHandlers=False)
+    if worker.failure:
+        print(f"ciel-worker: {worker.failure}", file=sys.stderr)
+    return 1 if worker.failure else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

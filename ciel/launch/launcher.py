@@ -1,0 +1,326 @@
+"""Our side of the launcher: the one process that starts programs, seen from the one that owns it.
+
+Order of calls:
+
+    with Launcher.start_process() as launcher:
+        launcher.start(1, LaunchSpec(["sort", "-u"], stdin=File("in"), stdout=File("out")))
+        while not any(isinstance(event, ProgramExited) for event in launcher.wait_events(10)): ...
+
+A reactor watches `fileno()` instead, calls `receive` when it is readable, `flush` at the end of a
+turn and again, while `wants_write`, when it is writable. Not for use by two threads at once.
+"""
+
+import contextlib
+import ctypes
+import os
+import resource
+import select
+import signal
+import socket
+import time
+from collections import deque
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from ciel.launch.errors import DescendantsRemainError, LauncherDiedError, LauncherMissingError
+from ciel.launch.messages import (
+    Event,
+    LaunchSpec,
+    decode_events,
+    encode_kill,
+    encode_start,
+)
+
+_RECEIVE_BYTES = 64 << 10
+_SEND_BYTES = 256 << 10
+_PASSED_MAX = 250  # the kernel takes 253 descriptors in one message
+_DEATH_S = 0.05  # from the end of the stream to the end of the process
+_RLIMIT_LOCKS = 10  # carries the tag (see launcher.c); the resource module does not name it
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+class Launcher:
+    """A running launcher; it and all its programs end with `close`, or with us, however we end."""
+
+    def __init__(self, pid: int, link: socket.socket, salt: int) -> None:
+        """Take over a process just started; use `start_process`."""
+        link.setblocking(False)
+        self.pid = pid
+        self._poll = select.poll()
+        self._poll.register(link, select.POLLIN)
+        self._poll_both = select.poll()
+        self._poll_both.register(link, select.POLLIN | select.POLLOUT)
+        self._link = link
+        self._salt = salt
+        self._pidfd: int | None = os.pidfd_open(pid)
+        self._requests: deque[tuple[bytes, list[int]]] = deque()
+        self._partial = b""
+
+    @classmethod
+    def start_process(
+        cls, environ: Mapping[str, str] | None = None, program: Path | None = None
+    ) -> Self:
+        """Start a launcher; `environ` (default: ours) is what its programs inherit.
+
+        It has a session of its own and blocks all signals: Ctrl-C is for us alone. What we ignore,
+        such as SIGPIPE, its programs do not. Raises LauncherMissingError.
+        """
+        program = program or Path(__file__).with_name("ciel-launcher")
+        salt = 1 + int.from_bytes(os.urandom(8), "big") % (2**31 - 1)
+        signals = signal.valid_signals()
+        ours, theirs = socket.socketpair()
+        with contextlib.ExitStack() as undo, theirs:
+            undo.callback(ours.close)
+            # Not to 3 itself, where it may already be: dup2 to itself would leave it close-on-exec.
+            number = 3 if theirs.fileno() != 3 else 4
+            try:
+                pid = os.posix_spawn(
+                    program,
+                    [program.name, str(number), str(salt)],
+                    os.environ if environ is None else environ,
+                    file_actions=[(os.POSIX_SPAWN_DUP2, theirs.fileno(), number)],
+                    setsid=True,
+                    setsigmask=signals,
+                    setsigdef=signals - {signal.SIGKILL, signal.SIGSTOP},
+                )
+            except FileNotFoundError as error:
+                raise LauncherMissingError(program) from error
+            undo.pop_all()
+        return cls(pid, ours, salt)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def fileno(self) -> int:
+        """Return the descriptor to poll; -1 once closed."""
+        return self._link.fileno()
+
+    @property
+    def wants_write(self) -> bool:
+        """Whether `flush` has something left to send."""
+        return bool(self._requests)
+
+    def start(self, launch_id: int, spec: LaunchSpec) -> None:
+        """Queue a launch: ProgramStarted, then ProgramExited will answer, or ProgramFailed alone.
+
+        The id (0 to 2**64-1) must be that of no other running program. Raises LaunchSpecError.
+        """
+        request = encode_start(launch_id, spec)
+        descriptors: list[int] = []
+        try:
+            for number in spec.descriptors:
+                descriptors.append(os.dup(number))
+        except OSError:
+            _close_all(descriptors)
+            raise
+        self._requests.append((request, descriptors))
+
+    def kill(self, launch_id: int, signal_number: int = signal.SIGKILL) -> None:
+        """Queue a signal for the program's process group; one that has ended is left in peace.
+
+        SIGKILL reaches everything the program started, in whatever group or session.
+        """
+        self._requests.append((encode_kill(launch_id, signal_number), []))
+
+    def flush(self) -> bool:
+        """Send what is queued, as far as that does not block; return whether all was sent."""
+        while self._requests:
+            batch, descriptors = self._next_batch()
+            try:
+                if descriptors:
+                    sent_bytes = socket.send_fds(self._link, [batch], descriptors)
+                else:
+                    sent_bytes = self._link.send(batch)
+            except BlockingIOError:
+                self._requests.appendleft((batch, descriptors))
+                return False
+            except OSError as error:
+                _close_all(descriptors)
+                raise self._died(str(error)) from error
+            _close_all(descriptors)
+            if sent_bytes < len(batch):
+                self._requests.appendleft((batch[sent_bytes:], []))
+        return True
+
+    def receive(self) -> list[Event]:
+        """Return what has happened, without waiting; [] if nothing. Raises LauncherDiedError."""
+        try:
+            data = self._link.recv(_RECEIVE_BYTES)
+        except BlockingIOError:
+            return []
+        except OSError as error:
+            raise self._died(str(error)) from error
+        if not data:
+            raise self._died("it closed the connection")
+        events, self._partial = decode_events(self._partial + data)
+        return events
+
+    def wait_events(self, timeout_s: float) -> list[Event]:
+        """Send what is queued, then wait until something has happened; [] when the time is over."""
+        deadline_s = time.monotonic() + timeout_s
+        while True:
+            poll = self._poll if self.flush() else self._poll_both
+            remaining_s = max(0.0, deadline_s - time.monotonic())
+            if poll.poll(remaining_s * 1000) and (events := self.receive()):
+                return events
+            if not remaining_s:
+                return []
+
+    def close(self, timeout_s: float = 5.0) -> None:
+        """End the launcher with all its programs, and reap it; requests not yet sent are dropped.
+
+        Raises DescendantsRemainError if that takes longer than twice `timeout_s`.
+        """
+        self._drop_link()
+        if self._pidfd is None:
+            return
+        if _wait_end([self._pidfd], time.monotonic() + timeout_s):
+            self._reap()
+        else:
+            self.kill_descendants(timeout_s)
+
+    def kill_descendants(self, timeout_s: float = 5.0) -> int:
+        """Kill the launcher, if it lives, and what its programs left; return how many these were.
+
+        For when it was itself killed, and could not clean up. Its programs then die with it, but
+        what these have started becomes ours (see `become_subreaper`) or init's, and is found by its
+        tag. Of our children only those are reaped. Raises DescendantsRemainError.
+        """
+        self._drop_link()
+        deadline_s = time.monotonic() + timeout_s
+        if self._pidfd is not None:
+            _kill(self._pidfd)
+            if not _wait_end([self._pidfd], deadline_s):
+                raise DescendantsRemainError([self.pid], timeout_s)
+            self._reap()
+        killed: set[int] = set()
+        # Each round orphans the children of those killed in it, hence the next.
+        while tagged := _kill_tagged(self._salt):
+            killed |= tagged.keys()
+            try:
+                if not _wait_end(list(tagged.values()), deadline_s):
+                    raise DescendantsRemainError(sorted(tagged), timeout_s)
+            finally:
+                _close_all(tagged.values())
+            for pid in tagged:
+                _reap_if_ours(pid)
+        return len(killed)
+
+    def _next_batch(self) -> tuple[bytes, list[int]]:
+        """Take requests for one message; its descriptors travel with its first byte."""
+        batch: list[bytes] = []
+        descriptors: list[int] = []
+        size_bytes = 0
+        while self._requests and size_bytes < _SEND_BYTES:
+            request, needed = self._requests[0]
+            if len(descriptors) + len(needed) > _PASSED_MAX:
+                break
+            self._requests.popleft()
+            batch.append(request)
+            descriptors += needed
+            size_bytes += len(request)
+        return b"".join(batch), descriptors
+
+    def _died(self, reason: str) -> LauncherDiedError:
+        """Say how it ended, if that is known already."""
+        if self._pidfd is not None and _wait_end([self._pidfd], time.monotonic() + _DEATH_S):
+            status = self._reap()
+            if status is not None:
+                code = os.waitstatus_to_exitcode(status)
+                reason = f"signal {-code}" if code < 0 else f"exit status {code}"
+        return LauncherDiedError(self.pid, reason)
+
+    def _reap(self) -> int | None:
+        """Reap the dead launcher; None if someone else in this process did, or has it ignored."""
+        assert self._pidfd is not None
+        os.close(self._pidfd)
+        self._pidfd = None
+        try:
+            return os.waitpid(self.pid, 0)[1]
+        except ChildProcessError:
+            return None
+
+    def _drop_link(self) -> None:
+        self._link.close()
+        for _, descriptors in self._requests:
+            _close_all(descriptors)
+        self._requests.clear()
+
+
+def become_subreaper() -> None:
+    """Make orphaned descendants of this process its children, for `kill_descendants` to reap."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+
+
+def _kill_tagged(salt: int) -> dict[int, int]:
+    """Send SIGKILL to all with this tag, or reap what is dead; a pidfd for each process killed."""
+    killed: dict[int, int] = {}
+    for pid in (int(name) for name in os.listdir("/proc") if name.isdecimal()):
+        try:
+            pidfd = os.pidfd_open(pid)
+        except ProcessLookupError:
+            continue
+        except OSError:  # our descriptors are used up; the next round sees the rest
+            if killed:
+                break
+            raise
+        tagged = _has_tag(pid, salt)
+        if tagged and not _wait_end([pidfd], 0):
+            killed[pid] = pidfd
+            _kill(pidfd)
+            continue
+        os.close(pidfd)
+        if tagged:
+            _reap_if_ours(pid)
+    return killed
+
+
+def _kill(pidfd: int) -> None:
+    with contextlib.suppress(ProcessLookupError):  # it has died by itself
+        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+
+
+def _reap_if_ours(pid: int) -> None:
+    with contextlib.suppress(ChildProcessError):  # then it is init's
+        os.waitpid(pid, os.WNOHANG)
+
+
+def _has_tag(pid: int, salt: int) -> bool:
+    try:
+        return resource.prlimit(pid, _RLIMIT_LOCKS)[0] >> 32 == salt
+    except (ProcessLookupError, PermissionError):
+        return False
+
+
+def _wait_end(pidfds: list[int], deadline_s: float) -> bool:
+    """Wait until all these processes are dead; False if some are not in time."""
+    poll = select.poll()
+    for pidfd in pidfds:
+        poll.register(pidfd, select.POLLIN)
+    remaining = len(pidfds)
+    while remaining:
+        dead = poll.poll(max(0.0, deadline_s - time.monotonic()) * 1000)
+        if not dead:
+            return False
+        for pidfd, _ in dead:
+            poll.unregister(pidfd)
+        remaining -= len(dead)
+    return True
+
+
+def _close_all(descriptors: Iterable[int]) -> None:
+    for number in descriptors:
+        os.close(number)

@@ -1,0 +1,182 @@
+"""The master's edge: connections and the clock on one side, the machine on the other.
+
+Every message goes to the machine at once; what follows from a turn's messages leaves at the turn's end, after the
+journal has it. Nothing is decided here.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from twisted.internet.task import LoopingCall
+from twisted.logger import Logger
+
+from ciel.access.keys import Role
+from ciel.core.errors import CielError
+from ciel.core.events import Answer, Ask, Heartbeat, Message
+from ciel.core.ids import check_id
+from ciel.master.journal import Journal
+from ciel.master.state import answers
+from ciel.master.state.machine import MasterMachine
+from ciel.master.state.workers import WorkerFacts
+from ciel.net.control import ControlPeer
+from ciel.net.turns import DelayedCall, Turns
+from ciel.wire.references import to_json
+
+TICK_S = 0.5
+CLIENT_LOST_AFTER_S = 30.0
+
+log = Logger()
+
+
+class MasterService:
+    """Owns the control connections of one master."""
+
+    def __init__(self, reactor: Any, turns: Turns, journal: Journal, about: dict[str, Any]) -> None:
+        self.machine = MasterMachine()
+        self._reactor = reactor
+        self._turns = turns
+        self._journal = journal
+        self._about = about  # what status tells besides the machine's own facts
+        self._started_at_s = time.time()
+        self._names: dict[ControlPeer, str] = {}
+        self._peers: dict[str, ControlPeer] = {}
+        self._client_count = 0
+        self._due: DelayedCall | None = None
+        self._ticks = LoopingCall(self._tick)
+        self._ticks.clock = reactor
+        self._ticks.start(TICK_S, now=False)
+
+    def close(self) -> None:
+        """Stop deciding and close all connections."""
+        if self._ticks.running:
+            self._ticks.stop()
+        if self._due is not None and self._due.active():
+            self._due.cancel()
+        for peer in list(self._names):
+            peer.close()
+        self._journal.close()
+
+    # --- connections -----------------------------------------------------------------------------------------
+
+    def peer_opened(self, peer: ControlPeer) -> None:
+        assert peer.hello is not None
+        if peer.hello.role is Role.WORKER:
+            try:
+                facts = worker_facts(peer.hello.about)
+            except (CielError, ValueError) as error:
+                peer.refuse(f"this worker does not say who it is: {error}")
+                return
+            self._admit(peer, facts.id)
+            self.machine.worker_joined(facts, self._reactor.seconds())
+            log.info(
+                "worker {worker} at {netloc} joined, {slots} slots",
+                worker=facts.id, netloc=facts.netloc, slots=facts.slots,
+            )  # fmt: skip
+        else:
+            self._client_count += 1
+            self._admit(peer, f"client-{self._client_count}")
+        self._turns.at_end(self._end_turn)
+
+    def _admit(self, peer: ControlPeer, name: str) -> None:
+        former = self._peers.get(name)
+        self._names[peer] = name
+        self._peers[name] = peer
+        if former is not None:
+            del self._names[former]
+            former.refuse(f"another worker joined as {name}")
+
+    def peer_said(self, peer: ControlPeer, messages: list[Message]) -> None:
+        name = self._names.get(peer)
+        if name is None or peer.hello is None:
+            return
+        now_s = self._reactor.seconds()
+        from_worker = peer.hello.role is Role.WORKER
+        say: Callable[[str, Message, float], None] = (
+            self.machine.worker_said if from_worker else self.machine.client_said
+        )
+        for message in messages:
+            if type(message) is Ask:
+                self._answer(peer, message)
+            else:
+                say(name, message, now_s)
+        self._turns.at_end(self._end_turn)
+
+    def peer_drained(self, peer: ControlPeer) -> None:
+        """Nothing waits here for a peer to take more: the machine's outbox is emptied every turn."""
+
+    def peer_closed(self, peer: ControlPeer, reason: str) -> None:
+        name = self._names.pop(peer, None)
+        if name is None:
+            return
+        del self._peers[name]
+        now_s = self._reactor.seconds()
+        if peer.hello is not None and peer.hello.role is Role.WORKER:
+            log.info("worker {worker} is gone: {reason}", worker=name, reason=reason)
+            self.machine.worker_lost(name, reason, now_s)
+        else:
+            self.machine.client_gone(name, now_s)
+        self._turns.at_end(self._end_turn)
+
+    def _answer(self, peer: ControlPeer, ask: Ask) -> None:
+        try:
+            peer.send(Answer(ask.number, self.answer(ask.topic, ask.argument), ""))
+        except CielError as error:
+            peer.send(Answer(ask.number, None, str(error)))
+
+    def answer(self, topic: str, argument: Any) -> Any:
+        """Answer a question with a JSON value; raises UnknownQuestionError."""
+        value = answers.answer(self.machine, topic, argument, self._reactor.seconds())
+        if topic == "status":
+            value = {**self._about, "started_at_s": self._started_at_s, **value}
+        return to_json(value)
+
+    # --- turns and time --------------------------------------------------------------------------------------
+
+    def _end_turn(self) -> None:
+        machine = self.machine
+        machine.end_turn(self._reactor.seconds())
+        if machine.journal:
+            records, machine.journal = machine.journal, []
+            self._journal.append(records)
+        if machine.outbox:
+            outbox, machine.outbox = machine.outbox, []
+            peers = self._peers
+            for name, message in outbox:
+                peer = peers.get(name)
+                if peer is not None:
+                    peer.send(message)
+        self._schedule(machine.due_s())
+
+    def _schedule(self, due_s: float | None) -> None:
+        if self._due is not None and self._due.active():
+            if due_s is not None:
+                return  # it comes back here anyway
+            self._due.cancel()
+        if due_s is not None:
+            delay_s = max(due_s - self._reactor.seconds(), 0.0)
+            self._due = self._reactor.callLater(delay_s, self._end_turn)
+
+    def _tick(self) -> None:
+        now_s = self._reactor.seconds()
+        for peer, name in self._names.items():
+            if peer.hello is not None and peer.hello.role is Role.WORKER:
+                self.machine.worker_said(name, Heartbeat(), now_s - peer.silent_s)
+        self.machine.tick(now_s)
+        self._end_turn()
+
+
+def worker_facts(about: Mapping[str, Any]) -> WorkerFacts:
+    """Read what a worker says of itself; raises ValueError or InvalidIdError."""
+    worker, netloc, host = about.get("worker"), about.get("netloc"), about.get("host")
+    slots, executors = about.get("slots"), about.get("executors")
+    check_id(worker)
+    if not isinstance(netloc, str) or not isinstance(host, str) or ":" not in netloc:
+        raise ValueError("its address and host must be texts")
+    if not isinstance(slots, int) or not 1 <= slots <= 1024:
+        raise ValueError("its slots must be 1 to 1024")
+    if not isinstance(executors, list) or not all(isinstance(item, str) for item in executors):
+        raise ValueError("its executors must be a list of names")
+    return WorkerFacts(str(worker), netloc, host, slots, frozenset(executors))

@@ -1,0 +1,424 @@
+"""HTTP for people and programs, behind one door: no key, no answer but 401.
+
+A request is judged once, when its header is complete and before any of its body is taken: who asks,
+under which name we are addressed, for which route, in which role, by which method, with how much.
+Only then may a resource see it. So a resource cannot forget to ask, and a stranger costs us a
+header. Every refusal and every failure is JSON, `{"error": "one line"}`; nothing of a traceback.
+
+    routes = Routes()
+    routes.add("/data/{id}", Data(store))
+    gate = Gate(key.derive)
+    listener = listen(reactor, "127.0.0.1:0", SecureSite(reactor, routes, gate))
+    gate.serve_as(str(listener.address))
+"""
+
+# Most of twisted.web has no annotations.
+# mypy: allow-untyped-calls
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from io import BytesIO
+from typing import Any, ClassVar, Final, Protocol
+
+from twisted.internet.address import UNIXAddress
+from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.protocol import connectionDone
+from twisted.logger import Logger
+from twisted.python.failure import Failure
+from twisted.web.http import HTTPChannel, datetimeToString, parse_qs
+from twisted.web.server import NOT_DONE_YET, Site
+from twisted.web.server import Request as TwistedRequest
+
+from ciel.access.errors import AccessDeniedError
+from ciel.access.keys import Role
+from ciel.access.settings import is_loopback
+from ciel.net.control import describe
+from ciel.net.errors import HttpError
+from ciel.net.gate import Gate
+from ciel.net.paths import PathTable
+from ciel.net.turns import DelayedCall
+from ciel.wire import codec
+from ciel.wire.errors import DecodeError
+
+BODY_MAX_BYTES: Final = 1024 * 1024
+"""A body that is kept in memory, unless its route says otherwise. Bulk goes to a sink."""
+
+HEADER_MAX_BYTES: Final = 16 * 1024
+HEADERS_MAX: Final = 100
+
+HEADER_TIMEOUT_S: Final = 10.0
+"""From a request's first byte to its last header, however busily the bytes drip."""
+
+IDLE_TIMEOUT_S: Final = 60.0
+"""Without a byte, between two requests or within a body."""
+
+CONNECTIONS_MAX: Final = 256
+
+LINGER_S: Final = 2.0
+LINGER_MAX_BYTES: Final = 16 * 1024 * 1024
+"""After an answer that came before the body, what is still on its way is thrown away so long and
+so far. Closing at once would reset the connection, and the answer would be lost with it."""
+
+HEALTH_PATH: Final = b"/healthz"
+
+_PREFIX = "render_"
+_log = Logger()
+
+
+# --- routes ---------------------------------------------------------------------------------------
+
+
+class BodySink(Protocol):
+    """Where a body goes as it arrives, such as a store's writer."""
+
+    def write(self, chunk: bytes, /) -> object: ...
+    def abort(self) -> object: ...
+
+
+Answer = bytes | int | Deferred[bytes]
+"""A body; or `NOT_DONE_YET` by a resource that writes and finishes itself; or one that comes."""
+
+
+class Route:
+    """What is served at one path. The methods it allows are those with a `render_METHOD` here.
+
+    `render_GET(request)` and the like return an `Answer`, or raise `HttpError`. `HEAD` is answered
+    by `render_GET` unless there is a `render_HEAD`.
+    """
+
+    needs_role: ClassVar[Role] = Role.SUBMIT
+    body_limit_bytes: ClassVar[int | None] = BODY_MAX_BYTES
+    """None: as large as it comes, for a route with a sink."""
+
+    def methods(self) -> tuple[str, ...]:
+        found = {name.removeprefix(_PREFIX) for name in dir(self) if name.startswith(_PREFIX)}
+        return tuple(sorted(found | {"HEAD"} if "GET" in found else found))
+
+    def role_for(self, method: str) -> Role:
+        """Say which role a method needs; for routes where reading takes less than writing."""
+        return self.needs_role
+
+    def body_sink(self, request: Request) -> BodySink | None:
+        """Return where this request's body shall go; None to have it kept in `request.content`.
+
+        Called when the request was let in and before its body is read. From the moment at which
+        `render` is called the sink is the resource's to commit or abort; before, whatever goes
+        wrong (the client leaves, the body is too large, the sink raises) aborts it.
+        """
+        return None
+
+    def render(self, request: Request) -> Answer:
+        method = request.method.decode()
+        if method == "HEAD" and not hasattr(self, f"{_PREFIX}HEAD"):
+            method = "GET"
+        answer: Answer = getattr(self, _PREFIX + method)(request)
+        return answer
+
+
+Routes = PathTable[Route]
+"""All that a site serves; iterating lists each path with its route."""
+
+
+# --- requests -------------------------------------------------------------------------------------
+
+
+class Request(TwistedRequest):
+    """A request that was judged: `role`, the path's `params` and the `sink` are what it came to."""
+
+    channel: Any
+    content: Any
+    site: Any
+
+    def __init__(self, channel: Any, *args: Any, **options: Any) -> None:
+        super().__init__(channel, *args, **options)
+        self.defaultContentType = None
+        self.role = Role.READ
+        self.params: dict[str, str] = {}
+        self.sink: BodySink | None = None
+        self.refusal: HttpError | None = None
+        self._route: Route | None = None
+        self._taken_bytes = 0
+        self._is_rendering = False
+        self._is_gone = False
+        self._coming: Deferred[bytes] | None = None
+
+    def json(self) -> Any:
+        """Return the body's value, or have a body that is no JSON answered by 400."""
+        try:
+            return codec.decode(self.content.read())
+        except DecodeError as error:
+            raise HttpError(400, f"the body: {error}") from None
+
+    def reply(self, value: object, status: int = 200) -> bytes:
+        """Make a JSON answer, to be returned by the resource."""
+        self.setResponseCode(status, HTTPStatus(status).phrase.encode())
+        self.setHeader("Content-Type", "application/json")
+        return codec.encode(value) + b"\n"
+
+    # From here on for the channel.
+
+    def judge(self, method: bytes, target: bytes, version: bytes, length: int | None) -> None:
+        """Look at the header; afterwards `refusal` is set, or the request is let in."""
+        self.method, self.uri, self.clientproto = method, target, version
+        self.path, _, query = target.partition(b"?")
+        self.args = parse_qs(query, 1)
+        self.content = BytesIO()
+        try:
+            self._let_in(method.decode("latin-1"), target.decode("latin-1"), length)
+        except HttpError as error:
+            self.refusal = error
+        except Exception:
+            self.refusal = self._failed()
+
+    def handleContentChunk(self, data: bytes) -> None:
+        if self.refusal is not None or self._route is None:
+            return
+        self._taken_bytes += len(data)
+        try:
+            self._check_size(self._route, self._taken_bytes)
+            (self.content if self.sink is None else self.sink).write(data)
+        except Exception as error:
+            self.refusal = error if isinstance(error, HttpError) else self._failed()
+            self._abort_sink()
+            self.channel.cut_body()
+
+    def requestReceived(self, command: bytes, path: bytes, version: bytes) -> None:
+        for name, value in ("Server", "ciel"), ("X-Content-Type-Options", "nosniff"):
+            self.setHeader(name, value)
+        self.setHeader("Date", datetimeToString())
+        if self.refusal is not None or self._route is None:
+            self._answer_error(self.refusal or self._failed())
+            return
+        self.content.seek(0)
+        self._is_rendering = True
+        try:
+            self._answer(self._route.render(self))
+        except Exception:
+            self.processingFailed(Failure())
+
+    def processingFailed(self, reason: Failure) -> None:
+        """Answer for a resource that raised: an `HttpError` is its answer, all else is 500."""
+        error = reason.value
+        if self._is_gone and isinstance(error, CancelledError):
+            return
+        if not isinstance(error, HttpError):
+            error = self._failed(reason)
+        if self._is_gone:
+            return
+        if self.startedWriting:
+            self.channel.forceAbortClient()  # a body cut short says more than a good ending
+        else:
+            self._answer_error(error)
+
+    def connectionLost(self, reason: Failure) -> None:
+        self._is_gone = True
+        if not self._is_rendering:
+            self._abort_sink()
+        super().connectionLost(reason)
+        if self._coming is not None:
+            self._coming.cancel()
+
+    def _let_in(self, method: str, target: str, length: int | None) -> None:
+        gate: Gate = self.site.gate
+        if self.site.open_healthz and self.path == HEALTH_PATH:
+            self.role = Role.READ
+        else:
+            authorization = self.requestHeaders.getRawHeaders("Authorization", [""])
+            try:
+                self.role = gate.admit(
+                    authorization[0] if len(authorization) == 1 else "",
+                    method, target, is_local=_is_local(self.client),
+                )  # fmt: skip
+            except AccessDeniedError as error:
+                raise HttpError(401, str(error), WWW_Authenticate="Bearer") from None
+        hosts = self.requestHeaders.getRawHeaders("Host", [])
+        if len(hosts) != 1 or not gate.answers_to(hosts[0]):
+            raise HttpError(421, "this is not the host that the request is for")
+        found = self.site.routes.find(self.path)
+        if found is None:
+            raise HttpError(404, "there is nothing here")
+        route, self.params = found
+        if not self.role.permits(needed := route.role_for(method)):
+            raise HttpError(403, f"a {self.role} key does not open this, it takes a {needed} key")
+        if method not in (allowed := route.methods()):
+            raise HttpError(405, f"only {', '.join(allowed)} here", Allow=", ".join(allowed))
+        self._check_size(route, length or 0)
+        self.sink = route.body_sink(self)
+        self._route = route
+
+    def _check_size(self, route: Route, size_bytes: int) -> None:
+        limit_bytes = route.body_limit_bytes
+        if limit_bytes is not None and size_bytes > limit_bytes:
+            raise HttpError(413, f"the body may have {limit_bytes} bytes here")
+
+    def _answer(self, answer: Answer) -> None:
+        if isinstance(answer, Deferred):
+            self._coming = answer
+            answer.addCallback(self._answer)
+            answer.addErrback(self.processingFailed)
+        elif answer is not NOT_DONE_YET and not self._is_gone:
+            if not isinstance(answer, bytes):
+                raise TypeError(f"{type(self._route).__name__} answered a {type(answer).__name__}")
+            self.setHeader("Content-Length", str(len(answer)))
+            self.write(answer)
+            self.finish()
+
+    def _answer_error(self, error: HttpError) -> None:
+        for name, value in error.headers.items():
+            self.setHeader(name, value)
+        self._answer(self.reply({"error": error.reason}, error.status))
+
+    def _failed(self, reason: Failure | None = None) -> HttpError:
+        _log.failure(
+            "{method!r} {path!r} failed", reason or Failure(), method=self.method, path=self.path
+        )
+        return HttpError(500, "internal error; see the log of this daemon")
+
+    def _abort_sink(self) -> None:
+        sink, self.sink = self.sink, None
+        if sink is not None:
+            try:
+                sink.abort()
+            except Exception:
+                _log.failure("a sink could not be aborted")
+
+
+def _is_local(address: Any) -> bool:
+    host = getattr(address, "host", "")
+    return isinstance(address, UNIXAddress) or is_loopback(host.removeprefix("::ffff:"))
+
+
+# --- connections ----------------------------------------------------------------------------------
+
+
+class _Channel(HTTPChannel):
+    """A connection on which a request is judged before its body is read."""
+
+    transport: Any
+    site: Any
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxHeaders = HEADERS_MAX
+        self.totalHeadersSize = self.MAX_LENGTH = HEADER_MAX_BYTES
+        self._deadline: DelayedCall | None = None
+        self._in_header = True
+        self._discards = False
+        self._discarded_bytes = 0
+
+    def connectionMade(self) -> None:
+        super().connectionMade()
+        self._await_header()
+
+    def dataReceived(self, data: bytes) -> None:
+        if self._discards:
+            self._discarded_bytes += len(data)
+            if self._discarded_bytes > LINGER_MAX_BYTES:
+                self.transport.abortConnection()
+            return
+        if self._in_header and self._deadline is None:
+            self._await_header()
+        super().dataReceived(data)
+
+    def rawDataReceived(self, data: bytes) -> None:
+        if not self._discards:
+            super().rawDataReceived(data)
+
+    def allHeadersReceived(self) -> None:
+        self._in_header = False
+        self._stop_deadline()
+        request: Request = self.requests[-1]
+        request.site = self.site
+        self.persistent = self.checkPersistence(request, self._version)
+        # What Twisted knows of the request by now it tells the request only after the body.
+        target: Any = self._path
+        request.judge(self._command, target, self._version, self.length)
+        if request.refusal is not None:
+            if request.refusal.status == 401 or self.length != 0:
+                self._leave_unread(request)
+            self.length = 0  # the body is over, as far as we are concerned: answer now
+        elif request.getHeader("Expect") == "100-continue":
+            self._send100Continue()
+
+    def cut_body(self) -> None:
+        """Have a request answered in the middle of its body."""
+        self._leave_unread(self.requests[-1])
+        self.allContentReceived()
+
+    def allContentReceived(self) -> None:
+        if not self._handlingRequest:  # else the body was cut, and its decoder has reached its end
+            super().allContentReceived()
+
+    def requestDone(self, request: Any) -> None:
+        self._in_header = True
+        super().requestDone(request)
+
+    def loseConnection(self) -> None:
+        if not self._discards:
+            super().loseConnection()
+        elif self._deadline is None:
+            self._networkProducer.unregisterProducer()
+            self.transport.loseWriteConnection()
+            self.transport.resumeProducing()
+            self._deadline = self.callLater(LINGER_S, self.transport.abortConnection)
+
+    def connectionLost(self, reason: Failure = connectionDone) -> None:
+        self._stop_deadline()
+        self.site.channels.discard(self)
+        super().connectionLost(reason)
+
+    def _leave_unread(self, request: Request) -> None:
+        self.persistent = False
+        self._discards = True
+        request.setHeader("Connection", "close")
+
+    def _await_header(self) -> None:
+        self._deadline = self.callLater(HEADER_TIMEOUT_S, self.transport.abortConnection)
+
+    def _stop_deadline(self) -> None:
+        if self._deadline is not None and self._deadline.active():
+            self._deadline.cancel()
+        self._deadline = None
+
+
+class SecureSite(Site):
+    """Serves `routes` to whom `gate` admits. `open_healthz` lets anyone read `/healthz`."""
+
+    protocol: Any = _Channel
+    noisy = False
+
+    def __init__(
+        self,
+        reactor: Any,
+        routes: Routes,
+        gate: Gate,
+        *,
+        open_healthz: bool = False,
+        connections_max: int = CONNECTIONS_MAX,
+    ) -> None:
+        super().__init__(None, Request, timeout=IDLE_TIMEOUT_S, reactor=reactor)
+        self.routes = routes
+        self.gate = gate
+        self.open_healthz = open_healthz
+        self.channels: set[HTTPChannel] = set()
+        self._connections_max = connections_max
+
+    def startFactory(self) -> None:
+        """Start none of Twisted's access log and the clock that it keeps."""
+
+    def stopFactory(self) -> None:
+        """Nothing was started."""
+
+    def buildProtocol(self, addr: Any) -> Any:
+        if len(self.channels) >= self._connections_max:
+            return None
+        channel: HTTPChannel = super().buildProtocol(addr)
+        self.channels.add(channel)
+        return channel
+
+    def log(self, request: Any) -> None:
+        _log.debug(
+            "{peer} {method!r} {path!r} {status}", peer=describe(request.client),
+            method=request.method, path=request.path, status=request.code,
+        )  # fmt: skip

@@ -1,0 +1,364 @@
+"""Transfers: bytes of objects from other workers, by libcurl on the reactor.
+
+libcurl says which sockets and how long it waits for; the reactor tells it when they are ready. All
+transfers of a process share one pool of connections, and so many run at a time; the others wait
+their turn. Bytes go to the sink as they come, no body is ever held.
+
+    done = transfers.fetch(url, writer, headers=lambda: {"Authorization": ticket()})
+    done.addCallbacks(lambda result: writer.commit(), lambda failure: writer.abort())
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any, Final, NamedTuple, Protocol
+
+import pycurl
+from twisted.internet.defer import Deferred
+from twisted.internet.interfaces import IReadWriteDescriptor
+from twisted.python.failure import Failure
+from zope.interface import implementer
+
+from ciel.net.errors import TransferError
+from ciel.net.turns import DelayedCall
+from ciel.wire.codec import decode
+from ciel.wire.errors import DecodeError
+
+CHECKSUM_HEADER: Final = "Ciel-Checksum"
+"""What a holder says of the whole object, whichever part of it is asked for."""
+
+CONCURRENT_MAX: Final = 16
+"""Transfers at one time: enough to fill a link from several hosts, few enough to share it."""
+
+BUFFER_BYTES: Final = 1024 * 1024
+CONNECT_TIMEOUT_S: Final = 5.0
+STALL_TIMEOUT_S: Final = 15
+"""A holder that sends less than `STALL_BYTES_PER_S` for so long is as good as gone."""
+
+STALL_BYTES_PER_S: Final = 1024
+
+_ERROR_TEXT_MAX_BYTES = 4096
+
+
+class Sink(Protocol):
+    """Where bytes go. What it raises ends the transfer."""
+
+    def write(self, chunk: bytes, /) -> object: ...
+
+
+class TransferResult(NamedTuple):
+    """A transfer that ended well. `checksum` is that of the whole object, if its holder said it."""
+
+    status: int
+    size_bytes: int
+    checksum: str | None
+
+
+Headers = Mapping[str, str] | Callable[[], Mapping[str, str]]
+"""For a request; called when it is made if what they say (a ticket) does not keep."""
+
+
+class Transfers:
+    """Fetches over HTTP. `close` ends all of it."""
+
+    def __init__(self, reactor: Any, *, concurrent_max: int = CONCURRENT_MAX) -> None:
+        self._reactor = reactor
+        self._concurrent_max = concurrent_max
+        self._waiting: deque[_Transfer] = deque()
+        self._running: dict[pycurl.Curl, _Transfer] = {}
+        self._spare: list[pycurl.Curl] = []
+        self._sockets: dict[int, _Socket] = {}
+        self._timer: DelayedCall | None = None
+        self._in_curl = False  # where libcurl may not be called again
+        self._is_closed = False
+        self._multi = pycurl.CurlMulti()
+        self._multi.setopt(pycurl.M_SOCKETFUNCTION, self._watch)
+        self._multi.setopt(pycurl.M_TIMERFUNCTION, self._wait)
+        self._multi.setopt(pycurl.M_MAXCONNECTS, concurrent_max)
+
+    @property
+    def running(self) -> int:
+        return len(self._running)
+
+    def fetch(
+        self,
+        url: str,
+        sink: Sink,
+        *,
+        headers: Headers | None = None,
+        offset_bytes: int = 0,
+        expected_size_bytes: int | None = None,
+        connect_timeout_s: float = CONNECT_TIMEOUT_S,
+        stall_timeout_s: int = STALL_TIMEOUT_S,
+    ) -> Deferred[TransferResult]:
+        """Write the object at `url` into `sink`, from `offset_bytes` on.
+
+        `expected_size_bytes` is that of the whole object; more or less of it is an error. Fails
+        with `TransferError`, or with what the sink raised. Cancelling ends the transfer at once.
+        """
+        transfer = _Transfer(url, sink, headers or {}, offset_bytes, expected_size_bytes)
+        transfer.connect_timeout_s = connect_timeout_s
+        transfer.stall_timeout_s = stall_timeout_s
+        transfer.done = Deferred(lambda _: self._give_up(transfer))
+        if self._is_closed:
+            transfer.done.errback(TransferError(url, "no more transfers are made here"))
+        else:
+            self._waiting.append(transfer)
+            self._move_on()
+        return transfer.done
+
+    def close(self) -> None:
+        """Fail what is under way or waits, and let go of every socket. Not for use in a sink."""
+        self._is_closed = True
+        ended = [*self._running.values(), *self._waiting]
+        self._waiting.clear()
+        for transfer in ended:
+            transfer.error = TransferError(transfer.url, "the transfers of this process have ended")
+        for curl in list(self._running):
+            self._release(curl)
+        for socket in self._sockets.values():
+            socket.watch(pycurl.POLL_REMOVE)
+        self._sockets.clear()
+        self._stop_timer()
+        self._multi.close()
+        for curl in self._spare:
+            curl.close()
+        self._spare.clear()
+        for transfer in ended:
+            transfer.finish()
+
+    # --- what libcurl asks of the reactor ---------------------------------------------------------
+
+    def _watch(self, what: int, fd: int, multi: object, data: object) -> None:
+        socket = self._sockets.get(fd)
+        if what == pycurl.POLL_REMOVE:
+            if socket is not None:
+                del self._sockets[fd]
+                socket.watch(what)
+            return
+        if socket is None:
+            socket = self._sockets[fd] = _Socket(fd, self._reactor, self._act)
+        socket.watch(what)
+
+    def _wait(self, timeout_ms: int) -> None:
+        self._stop_timer()
+        if timeout_ms >= 0 and not self._is_closed:
+            self._timer = self._reactor.callLater(
+                timeout_ms / 1000, self._act, pycurl.SOCKET_TIMEOUT, 0
+            )
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None and self._timer.active():
+            self._timer.cancel()
+        self._timer = None
+
+    # --- what the reactor tells libcurl -----------------------------------------------------------
+
+    def _act(self, fd: int, events: int) -> None:
+        if self._is_closed:
+            return
+        self._in_curl = True
+        try:
+            self._multi.socket_action(fd, events)
+        finally:
+            self._in_curl = False
+        self._move_on()
+
+    def _move_on(self) -> None:
+        """Finish what is finished and start what waits."""
+        if self._in_curl or self._is_closed:
+            return
+        for transfer in [t for t in self._running.values() if t.is_given_up]:
+            self._release(transfer.curl)
+        ended = []
+        left = 1
+        while left:
+            left, good, bad = self._multi.info_read()
+            for curl, code, text in [*((curl, 0, "") for curl in good), *bad]:
+                transfer = self._running[curl]
+                transfer.judge(code, text)
+                self._release(curl)
+                ended.append(transfer)
+        while self._waiting and len(self._running) < self._concurrent_max:
+            self._start(self._waiting.popleft())
+        for transfer in ended:  # last, as they may fetch, cancel or close
+            transfer.finish()
+
+    def _start(self, transfer: _Transfer) -> None:
+        curl = self._spare.pop() if self._spare else pycurl.Curl()
+        try:
+            transfer.prepare(curl)
+        except Exception:
+            self._spare.append(curl)
+            transfer.fail(Failure())
+            return
+        self._running[curl] = transfer
+        self._multi.add_handle(curl)
+
+    def _release(self, curl: pycurl.Curl) -> None:
+        del self._running[curl]
+        self._multi.remove_handle(curl)
+        curl.reset()
+        self._spare.append(curl)
+
+    def _give_up(self, transfer: _Transfer) -> None:
+        transfer.is_given_up = True
+        if transfer in self._waiting:
+            self._waiting.remove(transfer)
+        self._move_on()
+
+
+class _Transfer:
+    """One transfer, from its place in the queue to its result."""
+
+    done: Deferred[TransferResult]
+    curl: pycurl.Curl
+    connect_timeout_s: float
+    stall_timeout_s: int
+
+    def __init__(
+        self, url: str, sink: Sink, headers: Headers, offset_bytes: int, expected: int | None
+    ) -> None:
+        self.url = url
+        self.error: Exception | None = None
+        self.is_given_up = False
+        self._sink = sink
+        self._headers = headers
+        self._offset_bytes = offset_bytes
+        self._expected_bytes = None if expected is None else expected - offset_bytes
+        self._taken_bytes = 0
+        self._status = 0
+        self._checksum: str | None = None
+        self._error_text = b""
+
+    def prepare(self, curl: pycurl.Curl) -> None:
+        """Set up a handle. Raise what the headers raise, or pycurl.error for a URL that is none."""
+        self.curl = curl
+        headers = self._headers() if callable(self._headers) else self._headers
+        for option, value in (
+            (pycurl.URL, self.url),
+            (pycurl.HTTPHEADER, [f"{name}: {value}" for name, value in headers.items()]),
+            (pycurl.PROTOCOLS, pycurl.PROTO_HTTP),
+            (pycurl.HTTP_VERSION, pycurl.CURL_HTTP_VERSION_1_1),
+            (pycurl.PATH_AS_IS, 1),  # a ticket is for the path as written
+            (pycurl.FOLLOWLOCATION, 0),
+            (pycurl.PROXY, ""),  # and none from the environment
+            (pycurl.NOSIGNAL, 1),
+            (pycurl.USERAGENT, "ciel"),
+            (pycurl.BUFFERSIZE, BUFFER_BYTES),
+            (pycurl.CONNECTTIMEOUT_MS, int(self.connect_timeout_s * 1000)),
+            (pycurl.LOW_SPEED_LIMIT, STALL_BYTES_PER_S),
+            (pycurl.LOW_SPEED_TIME, self.stall_timeout_s),
+            (pycurl.WRITEFUNCTION, self._take),
+            (pycurl.HEADERFUNCTION, self._take_header),
+        ):
+            curl.setopt(option, value)
+        if self._offset_bytes:
+            curl.setopt(pycurl.RANGE, f"{self._offset_bytes}-")
+
+    def judge(self, code: int, text: str) -> None:
+        """Settle how it ended, while the handle still knows."""
+        self._status = self.curl.getinfo(pycurl.RESPONSE_CODE)
+        if self.error is not None:
+            return
+        if self._status not in (0, self._wanted_status):
+            self.error = TransferError(self.url, self._refusal(), self._status)
+        elif code == pycurl.E_PARTIAL_FILE:
+            reason = f"the body ended after {self._taken_bytes} bytes: {text}"
+            self.error = TransferError(self.url, reason, self._status)
+        elif code == pycurl.E_OPERATION_TIMEDOUT and self._status:
+            reason = f"nothing came for {self.stall_timeout_s} s, after {self._taken_bytes} bytes"
+            self.error = TransferError(self.url, reason, self._status)
+        elif code:
+            self.error = TransferError(self.url, text or f"libcurl error {code}", self._status)
+        elif self._expected_bytes is not None and self._taken_bytes != self._expected_bytes:
+            reason = f"{self._taken_bytes} bytes came, {self._expected_bytes} were expected"
+            self.error = TransferError(self.url, reason, self._status)
+
+    def finish(self) -> None:
+        """Tell who waits, unless it was they who gave up."""
+        if self.is_given_up:
+            return
+        if self.error is not None:
+            self.fail(self.error)
+        else:
+            self.done.callback(TransferResult(self._status, self._taken_bytes, self._checksum))
+
+    def fail(self, error: Exception | Failure) -> None:
+        self.done.errback(error)
+
+    @property
+    def _wanted_status(self) -> int:
+        return 206 if self._offset_bytes else 200
+
+    def _take(self, data: bytes) -> int | None:
+        """Take a piece of the body; whatever but None has libcurl end the transfer."""
+        if self.is_given_up:
+            return -1
+        if self._status != self._wanted_status:
+            self._error_text += data[:_ERROR_TEXT_MAX_BYTES]
+            return None if len(self._error_text) < _ERROR_TEXT_MAX_BYTES else -1
+        self._taken_bytes += len(data)
+        if self._expected_bytes is not None and self._taken_bytes > self._expected_bytes:
+            reason = f"more than the {self._expected_bytes} bytes came that were expected"
+            self.error = TransferError(self.url, reason, self._status)
+            return -1
+        try:
+            self._sink.write(data)
+        except Exception as error:
+            self.error = error
+            return -1
+        return None
+
+    def _take_header(self, line: bytes) -> None:
+        text = line.decode("latin-1")
+        if text.startswith("HTTP/"):
+            self._status = int(text.split(None, 2)[1])
+        name, _, value = text.partition(":")
+        if name.lower() == CHECKSUM_HEADER.lower():
+            self._checksum = value.strip()
+
+    def _refusal(self) -> str:
+        """Return the one line that our own sites answer errors with, if there is one."""
+        try:
+            answer = decode(self._error_text)
+        except DecodeError:
+            answer = None
+        text = answer.get("error") if isinstance(answer, dict) else None
+        return str(text or f"expected {self._wanted_status}")
+
+
+@implementer(IReadWriteDescriptor)
+class _Socket:
+    """One of libcurl's sockets, as the reactor wants to see it."""
+
+    def __init__(self, fd: int, reactor: Any, act: Callable[[int, int], None]) -> None:
+        self._fd = fd
+        self._reactor = reactor
+        self._act = act
+
+    def fileno(self) -> int:
+        return self._fd
+
+    def logPrefix(self) -> str:
+        return "transfers"
+
+    def doRead(self) -> None:
+        self._act(self._fd, pycurl.CSELECT_IN)
+
+    def doWrite(self) -> None:
+        self._act(self._fd, pycurl.CSELECT_OUT)
+
+    def connectionLost(self, reason: Failure) -> None:
+        self._act(self._fd, pycurl.CSELECT_ERR)
+
+    def watch(self, what: int) -> None:
+        if what & pycurl.POLL_IN:
+            self._reactor.addReader(self)
+        else:
+            self._reactor.removeReader(self)
+        if what & pycurl.POLL_OUT:
+            self._reactor.addWriter(self)
+        else:
+            self._reactor.removeWriter(self)

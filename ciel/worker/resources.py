@@ -1,0 +1,232 @@
+"""The worker's HTTP side: objects out, with ranges; uploads in, straight to the store."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from typing import Any
+
+from twisted.internet.interfaces import IPullProducer
+from twisted.internet.threads import deferToThread
+from twisted.web.server import NOT_DONE_YET
+from zope.interface import implementer
+
+from ciel.access.keys import Key, Role
+from ciel.core.errors import InvalidIdError
+from ciel.core.ids import ObjectId, check_id
+from ciel.core.refs import INLINE_MAX_BYTES, Concrete, Reference, Value
+from ciel.net.errors import HttpError
+from ciel.net.gate import Gate
+from ciel.net.http import Answer, Request, Route, Routes, SecureSite
+from ciel.net.transfers import CHECKSUM_HEADER
+from ciel.storage.errors import NoSpaceError, ObjectNotFoundError, StorageError
+from ciel.storage.interface import ObjectReader, ObjectStore, ObjectWriter
+from ciel.wire.references import to_array
+
+CHUNK_BYTES = 1024 * 1024
+_RANGE = re.compile(r"bytes=(\d*)-(\d*)")
+
+
+def byte_range(header: str, size_bytes: int) -> tuple[int, int] | None:
+    """Return the half-open range that a `Range` header asks for; None for the whole object.
+
+    Several ranges, or a header that is none, count as none (RFC 9110 allows it). Raises HttpError 416 for one
+    that lies outside.
+    """
+    match = _RANGE.fullmatch(header.strip())
+    if match is None or match.groups() == ("", ""):
+        return None
+    first, last = match.groups()
+    if not first:
+        start, end = max(size_bytes - int(last), 0), size_bytes
+    else:
+        start = int(first)
+        end = min(int(last) + 1, size_bytes) if last else size_bytes
+    if start >= size_bytes or end <= start:
+        raise HttpError(
+            416, "the range is not within the object", Content_Range=f"bytes */{size_bytes}"
+        )
+    return start, end
+
+
+def open_object(store: ObjectStore, request: Request) -> ObjectReader:
+    """Open the object that a request names; raises HttpError 400 or 404."""
+    try:
+        return store.open(check_id(request.params["id"]))
+    except InvalidIdError as error:
+        raise HttpError(400, str(error)) from None
+    except ObjectNotFoundError:
+        raise HttpError(404, "no such object here") from None
+
+
+@implementer(IPullProducer)
+class _Sending:
+    """Sends a part of an object as fast as the other side reads it."""
+
+    def __init__(self, request: Request, reader: ObjectReader, start: int, end: int) -> None:
+        self._request = request
+        self._reader = reader
+        self._offset = start
+        self._end = end
+        request.notifyFinish().addBoth(lambda _: reader.close())
+        request.registerProducer(self, False)
+
+    def resumeProducing(self) -> None:
+        wanted = min(CHUNK_BYTES, self._end - self._offset)
+        chunk = os.pread(self._reader.fileno(), wanted, self._offset)
+        self._offset += len(chunk)
+        if chunk:
+            self._request.write(chunk)
+        if self._offset >= self._end or not chunk:
+            self._request.unregisterProducer()
+            self._request.finish()
+
+    def stopProducing(self) -> None:
+        """The other side is gone; `notifyFinish` closes the object."""
+
+
+class Data(Route):
+    """Committed objects, to be read."""
+
+    needs_role = Role.READ
+
+    def __init__(self, store: ObjectStore) -> None:
+        self._store = store
+
+    def render_GET(self, request: Request) -> Answer:
+        reader = self._open(request)
+        try:
+            span = byte_range(request.getHeader("Range") or "", reader.size_bytes)
+        except HttpError:
+            reader.close()
+            raise
+        start, end = span or (0, reader.size_bytes)
+        if span is not None:
+            request.setResponseCode(206)
+            request.setHeader("Content-Range", f"bytes {start}-{end - 1}/{reader.size_bytes}")
+        self._describe(request, end - start)
+        info = self._store.stat(request.params["id"])
+        if info is not None and info.checksum is not None:
+            request.setHeader(CHECKSUM_HEADER, info.checksum)
+        if start == end:
+            reader.close()
+            return b""
+        _Sending(request, reader, start, end)
+        return NOT_DONE_YET
+
+    def render_HEAD(self, request: Request) -> Answer:
+        with self._open(request) as reader:
+            self._describe(request, reader.size_bytes)
+        request.write(b"")
+        request.finish()
+        return NOT_DONE_YET
+
+    def _open(self, request: Request) -> ObjectReader:
+        return open_object(self._store, request)
+
+    def _describe(self, request: Request, length_bytes: int) -> None:
+        request.setHeader("Content-Type", "application/octet-stream")
+        request.setHeader("Accept-Ranges", "bytes")
+        request.setHeader("Content-Length", str(length_bytes))
+
+
+class Link(Route):
+    """Where an object lies, for a worker on this host to link it into its own store instead of copying."""
+
+    needs_role = Role.WORKER
+
+    def __init__(self, store: ObjectStore, host: str) -> None:
+        self._store = store
+        self._host = host
+
+    def render_GET(self, request: Request) -> Answer:
+        if request.args.get(b"host") != [self._host.encode()]:
+            raise HttpError(409, "this is another host, or another view of its files")
+        reader = open_object(self._store, request)
+        path, size_bytes = reader.path, reader.size_bytes
+        reader.close()
+        if path is None:
+            raise HttpError(409, "this store's objects have no paths")
+        known = deferToThread(self._store.checksum, request.params["id"])  # may have to read it all
+        return known.addCallback(
+            lambda checksum: request.reply(
+                {"path": path, "checksum": checksum, "size_bytes": size_bytes}
+            )
+        )
+
+
+class Upload(Route):
+    """Objects that a client brings; answered by a reference."""
+
+    needs_role = Role.SUBMIT
+    body_limit_bytes = None
+
+    def __init__(self, store: ObjectStore, uploaded: Callable[[ObjectId], None]) -> None:
+        self._store = store
+        self._uploaded = uploaded
+        self.netloc = ""
+
+    def body_sink(self, request: Request) -> ObjectWriter:
+        length = request.getHeader("Content-Length") or ""
+        try:
+            object_id = check_id(request.params["id"])
+            hint = int(length) if length.isdecimal() else None
+            return self._store.begin(object_id, size_hint_bytes=hint)
+        except InvalidIdError as error:
+            raise HttpError(400, str(error)) from None
+        except NoSpaceError as error:
+            raise HttpError(507, str(error)) from None
+
+    def render_POST(self, request: Request) -> Answer:
+        writer: Any = request.sink  # what `body_sink` returned
+        try:
+            ref = self._take(ObjectId(request.params["id"]), writer)
+        except StorageError as error:
+            writer.abort()
+            raise HttpError(507 if isinstance(error, NoSpaceError) else 409, str(error)) from None
+        return request.reply(to_array(ref), 201)
+
+    def _take(self, object_id: ObjectId, writer: ObjectWriter) -> Reference:
+        size_bytes = writer.size_bytes
+        if size_bytes <= INLINE_MAX_BYTES:
+            content = writer.read(0, size_bytes)
+            writer.abort()
+            return Value.of(object_id, content)
+        size_bytes = writer.commit().size_bytes
+        self._uploaded(object_id)
+        return Concrete(object_id, size_bytes, frozenset((self.netloc,)))
+
+
+class Health(Route):
+    """Says that the daemon serves."""
+
+    needs_role = Role.READ
+
+    def render_GET(self, request: Request) -> bytes:
+        return request.reply({"status": "ok"})
+
+
+class WorkerSite:
+    """Everything that a worker serves; `serve_as` tells it its own address, once it is known."""
+
+    def __init__(
+        self,
+        reactor: Any,
+        key: Key,
+        store: ObjectStore,
+        host: str,
+        uploaded: Callable[[ObjectId], None],
+    ) -> None:
+        self._gate = Gate(key.derive)
+        self._upload = Upload(store, uploaded)
+        self.routes = Routes()
+        self.routes.add("/healthz", Health())
+        self.routes.add("/data/{id}", Data(store))
+        self.routes.add("/control/link/{id}", Link(store, host))
+        self.routes.add("/control/data/{id}", self._upload)
+        self.site: Any = SecureSite(reactor, self.routes, self._gate)
+
+    def serve_as(self, netloc: str) -> None:
+        self._gate.serve_as(netloc)
+        self._upload.netloc = netloc

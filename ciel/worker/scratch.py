@@ -1,0 +1,99 @@
+"""The files of one attempt besides its outputs: scratch directory, standard input, standard error.
+
+    <spool>/scratch/<task>.<attempt>/         the program's directory, CIEL_SCRATCH
+    <spool>/scratch/<task>.<attempt>.stderr   what it complained
+    <spool>/scratch/<task>.<attempt>.in/      inputs that came inside their references
+
+All of it goes when the attempt ends well; a failed one's is moved to `kept`, and named in the error.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+from ciel.execution.report import STDERR_TAIL_BYTES, tail_text
+
+
+class Scratch:
+    """The private files of one attempt; made at once, `remove` or `keep` ends it."""
+
+    def __init__(self, spool: Path, name: str) -> None:
+        self._base = f"{spool}/scratch/{name}"
+        self.path = f"{self._base}/"
+        self.stderr_path = f"{self._base}.stderr"
+        self._inputs: str | None = None
+        self._input_count = 0
+        os.mkdir(self._base, 0o700)
+
+    def write_input(self, content: bytes) -> str:
+        """Write a file for an input that has none; return its path."""
+        if self._inputs is None:
+            self._inputs = f"{self._base}.in"
+            os.mkdir(self._inputs, 0o700)
+        self._input_count += 1
+        path = f"{self._inputs}/{self._input_count}"
+        with open(path, "wb") as file:
+            file.write(content)
+        return path
+
+    def place(self, name: str, source: str) -> None:
+        """Have a file lie in the scratch directory: a link where that is possible, else a copy."""
+        target = self.path + name
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+        os.symlink(source, target)
+
+    def copy_executable(self, source: str) -> str:
+        """Copy an input that is to be run; the store's own files are never made executable."""
+        path = self.write_input(b"")
+        shutil.copyfile(source, path)
+        os.chmod(path, 0o700)
+        return path
+
+    def stderr_size(self) -> int:
+        try:
+            return os.stat(self.stderr_path).st_size
+        except FileNotFoundError:
+            return 0
+
+    def stderr_tail(self) -> str:
+        """Return the end of standard error, as text."""
+        try:
+            with open(self.stderr_path, "rb") as file:
+                size = os.fstat(file.fileno()).st_size
+                file.seek(max(size - STDERR_TAIL_BYTES, 0))
+                return tail_text(file.read(STDERR_TAIL_BYTES), size)
+        except FileNotFoundError:
+            return ""
+
+    def is_clean(self) -> bool:
+        """Whether nothing but an empty directory is left to remove, as after most programs."""
+        return self._inputs is None
+
+    def remove(self) -> None:
+        """Remove everything. May take long when the program left much: then call it in a thread."""
+        _unlink(self.stderr_path)
+        if self._inputs is not None:
+            shutil.rmtree(self._inputs, ignore_errors=True)
+        try:
+            os.rmdir(self._base)
+        except OSError:
+            shutil.rmtree(self._base, ignore_errors=True)
+
+    def keep(self, kept: Path, partial_output: str | None) -> None:
+        """Move what the attempt left to `kept` (a directory that does not exist), with its partial output."""
+        kept.mkdir(parents=True, mode=0o700)
+        if partial_output is not None and os.path.exists(partial_output):
+            shutil.copyfile(partial_output, kept / "stdout")
+        if os.path.exists(self.stderr_path):
+            shutil.move(self.stderr_path, kept / "stderr")
+        shutil.move(self._base, kept / "scratch")
+        self.remove()
+
+
+def _unlink(path: str) -> None:
+    try:
+        os.unlink(path)
+    except FileNotFoundError:
+        pass

@@ -1,0 +1,185 @@
+"""The worker's edge: the master on one side, programs and the store on the other, the machine between.
+
+Orders of the machine are carried out at once, in order, until there are none; reports leave at the end of the turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from twisted.internet.threads import deferToThread
+from twisted.logger import Logger
+
+from ciel.core.events import Message, TaskFault
+from ciel.core.ids import ObjectId
+from ciel.core.refs import Reference
+from ciel.execution.executor import Child
+from ciel.net.control import ControlPeer
+from ciel.net.turns import DelayedCall, Turns
+from ciel.storage.errors import StorageError
+from ciel.storage.interface import ObjectStore
+from ciel.wire.errors import RefusedError
+from ciel.worker.fetching import Fetcher
+from ciel.worker.hosting import Hosting
+from ciel.worker.state.machine import (
+    DeleteObjects,
+    FetchObject,
+    Key,
+    KillAttempt,
+    StartAttempt,
+    WorkerMachine,
+)
+
+log = Logger()
+
+
+class WorkerService:
+    """Carries out what the machine orders, and tells it what came of it."""
+
+    def __init__(
+        self,
+        reactor: Any,
+        turns: Turns,
+        machine: WorkerMachine,
+        store: ObjectStore,
+        joined: Callable[[], None],
+        refused: Callable[[RefusedError], None],
+    ) -> None:
+        self.machine = machine
+        self._joined = joined
+        self._refused = refused
+        self._reactor = reactor
+        self._turns = turns
+        self._store = store
+        self._master: ControlPeer | None = None
+        self._due: DelayedCall | None = None
+        self._due_s = 0.0
+        self._is_acting = False
+        self._hosting: Hosting
+        self._fetcher: Fetcher
+
+    def equip(self, hosting: Hosting, fetcher: Fetcher) -> None:
+        """Give it what it acts through; both call back here."""
+        self._hosting = hosting
+        self._fetcher = fetcher
+
+    def close(self) -> None:
+        if self._due is not None and self._due.active():
+            self._due.cancel()
+        if self._master is not None:
+            self._master.close()
+
+    # --- the master --------------------------------------------------------------------------------------
+
+    def peer_opened(self, peer: ControlPeer) -> None:
+        self._master = peer
+        log.info("joined the master at {address}", address=peer.address)
+        self.machine.master_joined()
+        self._joined()
+        self._act()
+
+    def peer_said(self, peer: ControlPeer, messages: list[Message]) -> None:
+        now_s = self._reactor.seconds()
+        for message in messages:
+            self.machine.master_said(message, now_s)
+        self._act()
+
+    def peer_drained(self, peer: ControlPeer) -> None:
+        """Nothing waits here: what a worker has to say is bounded by what it was given to do."""
+
+    def peer_closed(self, peer: ControlPeer, reason: str) -> None:
+        if peer is self._master:
+            self._master = None
+            log.warn("lost the master: {reason}", reason=reason)
+            self.machine.master_lost(self._reactor.seconds())
+            self._act()
+
+    def connection_refused(self, error: RefusedError) -> bool:
+        """Take a refusal as final: a wrong key or version does not mend itself."""
+        self._refused(error)
+        return False
+
+    # --- what came of orders -----------------------------------------------------------------------------
+
+    def attempt_ended(
+        self, key: Key, published: tuple[Reference, ...], fault: TaskFault | None, run_s: float
+    ) -> None:
+        self.machine.ended(key, published, fault, run_s, self._reactor.seconds())
+        self._act()
+
+    def attempt_spawned(self, key: Key, child: Child) -> None:
+        self.machine.spawned(key, child.spec, child.known)
+
+    def inputs_gone(self, key: Key, objects: tuple[ObjectId, ...], details: str) -> None:
+        self.machine.inputs_gone(key, objects, details, self._reactor.seconds())
+        self._act()
+
+    def fetched(self, object_id: ObjectId, size_bytes: int) -> None:
+        self.machine.fetched(object_id, self._reactor.seconds(), size_bytes)
+        self._act()
+
+    def fetch_failed(self, object_id: ObjectId, losses: tuple[str, ...], details: str) -> None:
+        self.machine.fetch_failed(object_id, losses, details, self._reactor.seconds())
+        self._act()
+
+    def uploaded(self, object_id: ObjectId) -> None:
+        """A client left an object in the store."""
+        self.machine.uploaded(object_id)
+
+    # --- acting ------------------------------------------------------------------------------------------
+
+    def _act(self) -> None:
+        """Carry out orders until there are none; carrying one out may give rise to others."""
+        if self._is_acting:
+            return
+        self._is_acting = True
+        machine = self.machine
+        try:
+            while machine.outbox:
+                orders, machine.outbox = machine.outbox, []
+                for order in orders:
+                    match order:
+                        case StartAttempt():
+                            self._hosting.start(order)
+                        case FetchObject():
+                            self._fetcher.fetch(order)
+                        case KillAttempt(task, attempt, force):
+                            self._hosting.kill((task, attempt), force=force)
+                        case DeleteObjects(objects):
+                            self._delete(objects)
+        finally:
+            self._is_acting = False
+        if machine.reports:
+            reports, machine.reports = machine.reports, []
+            if self._master is not None:
+                for report in reports:
+                    self._master.send(report)
+        self._schedule()
+
+    def _delete(self, objects: tuple[ObjectId, ...]) -> None:
+        """Delete in a thread: freeing a large file takes long enough to be felt."""
+
+        def delete() -> None:
+            for object_id in objects:
+                try:
+                    self._store.delete(object_id)
+                except StorageError as error:
+                    log.warn("{id} could not be deleted: {error}", id=object_id, error=error)
+
+        deferToThread(delete).addErrback(lambda failure: log.failure("deletion failed", failure))
+
+    def _schedule(self) -> None:
+        due_s = self.machine.due_s()
+        if self._due is not None and self._due.active():
+            if due_s is not None and self._due_s <= due_s:
+                return
+            self._due.cancel()
+        if due_s is not None:
+            self._due_s = due_s
+            delay_s = max(due_s - self._reactor.seconds(), 0.0)
+            self._due = self._reactor.callLater(delay_s, self._tick)
+
+    def _tick(self) -> None:
+        self.machine.tick(self._reactor.seconds())
+        self._act()

@@ -1,0 +1,22 @@
+"""`sync`: waits for its inputs; its output is the JSON list of what they became, errors included."""
+
+from __future__ import annotations
+
+from ciel.core.tasks import Mentions
+from ciel.execution.executor import Action, Executor, Finish, Task
+from ciel.executors.arguments import args_of, reference_list, require_output_count
+from ciel.wire import codec
+from ciel.wire.references import to_json
+
+
+class SyncExecutor(Executor):
+    """Needs no program. It sees errors, as whoever reads its list wants to know which input failed."""
+
+    name = "sync"
+    mentions = Mentions.INPUTS
+
+    def begin(self, task: Task) -> Action:
+        require_output_count(task, 1)
+        inputs = reference_list(args_of(task), "inputs")
+        resolved = [task.inputs.get(ref.id, ref) for ref in inputs]
+        return Finish({0: codec.encode(to_json(resolved))})
