@@ -418,8 +418,8 @@ static void settle_ended(void)
 }
 
 /* Forget the descriptors that the owner handed down. Fill in what else to poll: SIGCHLD, and the
- * process that made the stream, since a forked copy of it may hold that open. (PR_SET_PDEATHSIG would
- * tell the end of a thread, and leave no time to clean up.) */
+ * process that made the stream, since a forked copy of it may hold that open. (PR_SET_PDEATHSIG
+ * would tell the end of a thread, and leave no time to clean up.) */
 static void prepare(struct pollfd *ends, struct pollfd *owner_process)
 {
     sigset_t all, child;

@@ -25,13 +25,7 @@ from types import TracebackType
 from typing import Self
 
 from ciel.launch.errors import DescendantsRemainError, LauncherDiedError, LauncherMissingError
-from ciel.launch.messages import (
-    Event,
-    LaunchSpec,
-    decode_events,
-    encode_kill,
-    encode_start,
-)
+from ciel.launch.messages import Event, LaunchSpec, decode_events, encode_kill, encode_start
 
 _RECEIVE_BYTES = 64 << 10
 _SEND_BYTES = 256 << 10
@@ -57,6 +51,7 @@ class Launcher:
         self._pidfd: int | None = os.pidfd_open(pid)
         self._requests: deque[tuple[bytes, list[int]]] = deque()
         self._partial = b""
+        self._nothing_left = False
 
     @classmethod
     def start_process(
@@ -182,11 +177,9 @@ class Launcher:
         Raises DescendantsRemainError if that takes longer than twice `timeout_s`.
         """
         self._drop_link()
-        if self._pidfd is None:
-            return
-        if _wait_end([self._pidfd], time.monotonic() + timeout_s):
+        if self._pidfd is not None and _wait_end([self._pidfd], time.monotonic() + timeout_s):
             self._reap()
-        else:
+        if not self._nothing_left:
             self.kill_descendants(timeout_s)
 
     def kill_descendants(self, timeout_s: float = 5.0) -> int:
@@ -214,6 +207,7 @@ class Launcher:
                 _close_all(tagged.values())
             for pid in tagged:
                 _reap_if_ours(pid)
+        self._nothing_left = True
         return len(killed)
 
     def _next_batch(self) -> tuple[bytes, list[int]]:
@@ -246,9 +240,11 @@ class Launcher:
         os.close(self._pidfd)
         self._pidfd = None
         try:
-            return os.waitpid(self.pid, 0)[1]
+            status = os.waitpid(self.pid, 0)[1]
         except ChildProcessError:
             return None
+        self._nothing_left = status == 0  # it cleaned up
+        return status
 
     def _drop_link(self) -> None:
         self._link.close()

@@ -20,8 +20,6 @@ _START = struct.Struct("=IHHQII3B5x4Q")
 _KILL = struct.Struct("=IHHQ")
 _EVENT = struct.Struct("=HHiQQQQ")
 _UNLIMITED = 2**64 - 1
-
-
 _START_KIND, _KILL_KIND = 1, 2
 _STARTED, _FAILED, _EXITED = 1, 2, 3
 _TRUNCATED, _APPENDED, _DESCRIPTOR, _INHERITED, _AS_STDOUT = range(5)
