@@ -46,7 +46,17 @@ ACTIVE = frozenset((WAITING, RUNNABLE, ASSIGNED))
 class TaskNode:
     """One task: its spec, its state, and what is true only while it is assigned."""
 
-    __slots__ = ("attempt", "children", "job", "live_outputs", "reason", "spec", "state", "worker")
+    __slots__ = (
+        "attempt",
+        "children",
+        "holds_inputs",
+        "job",
+        "live_outputs",
+        "reason",
+        "spec",
+        "state",
+        "worker",
+    )
 
     def __init__(self, spec: TaskSpec, job: Job) -> None:
         self.spec = spec
@@ -56,6 +66,7 @@ class TaskNode:
         self.worker: str | None = None
         self.children: dict[int, TaskId] | None = None
         self.reason = ""  # why it was placed where it is, if there was a choice
+        self.holds_inputs = True
         self.live_outputs = 0  # outputs that are there; only counted where outputs mention inputs
 
     def __repr__(self) -> str:
@@ -142,15 +153,13 @@ class TaskGraph:
 
     def introduce(self, ref: Reference, job: Job) -> None:
         """Take note of an object that no task makes (an upload, an argument), for the life of the
-        job.
+        job. Of others, and of one known already, more is known here: what is said may be outdated.
         """
         node = self.objects.ensure(ref.id)
-        if isinstance(ref, Future):
-            return
-        if node.producer is None and node.ref is None:
+        if node.producer is None and node.ref is None and not isinstance(ref, Future):
             node.holds += 1
             job.uploads.append(ref.id)
-        self.publish(ref)
+            self.publish(ref)
 
     # --- demand -----------------------------------------------------------------------------------
 
@@ -196,7 +205,7 @@ class TaskGraph:
     def _activate(self, task: TaskNode) -> list[ObjectId]:
         """Make a task wait for what it lacks, or runnable; return what is to be demanded now."""
         if task.state is DONE:
-            self._hold_inputs_again(task)
+            self._hold_inputs(task)
             self._move(task, DORMANT)
         inputs = task.spec.inputs
         if not inputs:
@@ -230,7 +239,7 @@ class TaskGraph:
             task = nodes[pending.pop()].producer
             if task is None or task.state not in (WAITING, RUNNABLE, ASSIGNED):
                 continue
-            if any(self._is_needed(output) for output in task.spec.outputs):
+            if self.is_needed(task):
                 continue
             if task.state is ASSIGNED:
                 self.unneeded.append(task)
@@ -239,7 +248,11 @@ class TaskGraph:
             self._move(task, DORMANT)
             pending.extend(task.spec.inputs)
 
-    def _is_needed(self, object_id: ObjectId) -> bool:
+    def is_needed(self, task: TaskNode) -> bool:
+        """Whether somebody needs an output of a task that is not there."""
+        return any(self._is_awaited(output) for output in task.spec.outputs)
+
+    def _is_awaited(self, object_id: ObjectId) -> bool:
         node = self.objects.nodes[object_id]
         return not node.is_settled and (bool(node.wanters) or self._waiting.is_awaited(object_id))
 
@@ -314,7 +327,7 @@ class TaskGraph:
         self._demand_outputs(task)
 
     def _demand_outputs(self, task: TaskNode) -> None:
-        self._demand([output for output in task.spec.outputs if self._is_needed(output)])
+        self._demand([output for output in task.spec.outputs if self._is_awaited(output)])
 
     def sleep(self, task: TaskNode) -> None:
         """An attempt that nobody needs was called off."""
@@ -368,7 +381,9 @@ class TaskGraph:
             return failing
         producer = node.producer
         if producer is not None and producer.spec.mentions is Mentions.INPUTS:
-            producer.live_outputs += type(ref) is not Failure
+            if type(ref) is not Failure:
+                producer.live_outputs += 1
+                self._hold_inputs(producer)  # it may be back after it was lost
         if node.wanters:
             self.settled.append(object_id)
             for job in node.wanters:
@@ -449,6 +464,9 @@ class TaskGraph:
             return
         if mentions is Mentions.INPUTS and task.live_outputs > 0:
             return
+        if not task.holds_inputs:
+            return
+        task.holds_inputs = False
         nodes = self.objects.nodes
         for object_id in task.spec.inputs:
             node = nodes[object_id]
@@ -456,9 +474,10 @@ class TaskGraph:
             if not node.holds:
                 self._drop_if_unused(object_id, node)
 
-    def _hold_inputs_again(self, task: TaskNode) -> None:
-        """A finished task is to run again: the opposite of `_let_inputs_go`."""
-        if task.spec.mentions is not Mentions.ANYTHING and task.live_outputs <= 0:
+    def _hold_inputs(self, task: TaskNode) -> None:
+        """The opposite of `_let_inputs_go`: a task is to run again, or an output mentions them."""
+        if not task.holds_inputs:
+            task.holds_inputs = True
             for object_id in task.spec.inputs:
                 self.objects.nodes[object_id].holds += 1
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from hashlib import blake2b
-from typing import Any
+from typing import Any, NamedTuple
 
 from ciel.core.ids import ObjectId
 from ciel.core.refs import REFERENCE_TYPES, Reference
@@ -23,15 +23,19 @@ def _refuse(value: Any) -> Any:
     raise TypeError(f"{type(value).__name__} cannot be an argument of a task: {value!r:.80}")
 
 
+def _check_key(key: Any) -> None:
+    if type(key) is not str:
+        raise TypeError(f"a mapping key in arguments must be text, not {key!r:.40}")
+    if key == "__ref__":
+        raise ValueError("a mapping in arguments may not have the key '__ref__'")
+
+
 def _with_references(value: Any) -> Any:
     if isinstance(value, REFERENCE_TYPES):
         return {"__ref__": value.id}
     if isinstance(value, dict):
         for key in value:
-            if not isinstance(key, str):
-                raise TypeError(f"a mapping key in arguments must be text, not {key!r:.40}")
-        if "__ref__" in value:
-            raise ValueError("a mapping in arguments may not have the key '__ref__'")
+            _check_key(key)
         return {key: _with_references(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_with_references(item) for item in value]
@@ -49,18 +53,65 @@ def canonical(value: Any) -> bytes:
     Raises TypeError or ValueError for what JSON cannot say (NaN, bytes, a key that is not text, a
     value that contains itself).
     """
+    return _canonical(value)[0].encode()
+
+
+def _canonical(value: Any) -> tuple[str, list[Reference]]:
     try:
-        return _encode(_with_references(value)).encode()
+        try:
+            text = _encode(value)  # first: it refuses what contains itself
+        except TypeError:
+            return _encode(_with_references(value)), all_references(value)
+        references = _survey(value)
+        return _encode(_with_references(value)) if references else text, references
     except RecursionError:
         raise ValueError("the arguments are nested too deeply, or contain themselves") from None
+
+
+def _survey(value: Any) -> list[Reference]:
+    """List the references in a value, and refuse keys that would make its encoding ambiguous."""
+    found: list[Reference] = []
+    pending = [value]
+    while pending:
+        item = pending.pop()
+        kind = type(item)
+        if kind is str or kind is int:
+            continue
+        if isinstance(item, dict):
+            for key in item:
+                _check_key(key)
+            pending += item.values()
+        elif isinstance(item, REFERENCE_TYPES):
+            found.append(item)
+        elif isinstance(item, list | tuple):
+            pending += item
+    return all_references(value) if found else found
 
 
 def arguments_digest(executor: str, arguments: Any, inputs: tuple[str, ...] = ()) -> str:
     """Digest what is to be run, as 32 hexadecimal digits; part of a child's id and of memoised
     names.
     """
-    text = canonical([executor, arguments, list(inputs)])
-    return blake2b(text, digest_size=DIGEST_BYTES).hexdigest()
+    return _digest(executor, canonical(arguments).decode(), inputs)
+
+
+class NamedArguments(NamedTuple):
+    """Arguments with what follows from them; `text` is their canonical form."""
+
+    digest: str
+    references: list[Reference]
+    text: bytes
+
+
+def name_arguments(executor: str, arguments: Any) -> NamedArguments:
+    """Digest what is to be run, and list the references in it; raises as `canonical` does."""
+    text, references = _canonical(arguments)
+    return NamedArguments(_digest(executor, text, ()), references, text.encode())
+
+
+def _digest(executor: str, arguments: str, inputs: tuple[str, ...]) -> str:
+    text = f"[{_encode(executor)},{arguments},{_encode(inputs) if inputs else '[]'}]"
+    return blake2b(text.encode(), digest_size=DIGEST_BYTES).hexdigest()
 
 
 def memo_output_ids(executor: str, digest: str, scope: str, count: int) -> tuple[ObjectId, ...]:

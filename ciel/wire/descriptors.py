@@ -12,7 +12,7 @@ from typing import Any
 
 from ciel.core.ids import ID_MAX_LENGTH, JobId, ObjectId, check_id, child_id, output_ids
 from ciel.core.jobs import JOB_NAME_MAX_LENGTH, JobSpec, JobState, JobSummary
-from ciel.core.naming import all_references, arguments_digest, memo_output_ids
+from ciel.core.naming import memo_output_ids, name_arguments
 from ciel.core.refs import Future, Reference
 from ciel.core.tasks import USUAL_NEEDS, Mentions, Needs, TaskSpec
 from ciel.wire import codec
@@ -26,6 +26,7 @@ _DIGEST_MAX_LENGTH = 64
 _EXECUTOR_MAX_LENGTH = 64
 _JOB_STATES = frozenset(str(state) for state in JobState)
 INPUTS_MAX = 1_000_000
+OUTPUTS_MAX = 10_000  # where a number stands for them: naming so many takes 3 ms
 
 
 def make_task(
@@ -49,8 +50,7 @@ def make_task(
     arguments within the job, others by the task. Returns the task and those inputs that are no
     futures.
     """
-    digest = arguments_digest(executor, arguments)  # first: it refuses what contains itself
-    references = all_references(arguments)
+    digest, references, text = name_arguments(executor, arguments)
     inputs = tuple([ref.id for ref in references])
     task_id = child_id(parent, ordinal, digest)
     if outputs is None:
@@ -58,7 +58,7 @@ def make_task(
             outputs = memo_output_ids(executor, digest, job, n_outputs)
         else:
             outputs = output_ids(task_id, n_outputs)
-    payload = codec.encode(to_json(arguments) if references else arguments)
+    payload = codec.encode(to_json(arguments)) if references else text
     spec = TaskSpec(
         task_id, job, parent, ordinal, digest, executor, inputs, outputs, needs, sees_errors,
         mentions, name, payload,
@@ -68,7 +68,9 @@ def make_task(
 
 def read_arguments(payload: bytes) -> dict[str, Any]:
     """Decode a task's payload: what `make_task` was given as `arguments`."""
-    arguments = from_json(codec.decode(payload))
+    arguments = codec.decode(payload)
+    if b"__ref__" in payload:
+        arguments = from_json(arguments)
     if not isinstance(arguments, dict):
         raise DecodeError("the arguments of a task must be an object")
     return arguments
@@ -80,9 +82,10 @@ def task_fields(spec: TaskSpec) -> list[Any]:
     if outputs == output_ids(spec.id, len(spec.outputs)):
         outputs = len(spec.outputs)
     flags = spec.mentions.value | (_SEES_ERRORS if spec.sees_errors else 0)
-    needs = 0 if spec.needs == USUAL_NEEDS else list(spec.needs)
+    needs = 0 if spec.needs is USUAL_NEEDS or spec.needs == USUAL_NEEDS else list(spec.needs)
+    parent = 0 if spec.parent == spec.job else spec.parent
     return [
-        spec.id, spec.job, spec.parent, spec.ordinal, spec.digest, spec.executor, spec.inputs,
+        spec.id, spec.job, parent, spec.ordinal, spec.digest, spec.executor, spec.inputs,
         outputs, needs, flags, spec.name,
     ]  # fmt: skip
 
@@ -94,8 +97,8 @@ def read_task(fields: list[Any], payload: bytes) -> TaskSpec:
     """Read a task from the fields of a record; raises DecodeError or InvalidIdError."""
     task_id, job, parent, ordinal, digest, executor, inputs, outputs, needs, flags, name = fields
     check_id(task_id)
-    check_id(job)
-    check_id(parent)
+    job = _read_shared_id(job)
+    parent = job if parent == 0 else _read_shared_id(parent)
     if type(ordinal) is not int or not -1 <= ordinal < 2**63:
         raise DecodeError("a task's ordinal must be a whole number")
     if type(digest) is not str or len(digest) > _DIGEST_MAX_LENGTH:
@@ -109,15 +112,17 @@ def read_task(fields: list[Any], payload: bytes) -> TaskSpec:
     if type(name) is not str or len(name) > _NAME_MAX_LENGTH:
         raise DecodeError(f"a task's name must be a text of at most {_NAME_MAX_LENGTH} characters")
     if type(outputs) is int:
-        if not 0 < outputs <= INPUTS_MAX:
-            raise DecodeError("a task must have at least one output")
+        if not 0 <= outputs <= OUTPUTS_MAX:
+            raise DecodeError(f"a task must have 1 to {OUTPUTS_MAX} outputs")
         made = output_ids(task_id, outputs)
-        if len(made[-1]) > ID_MAX_LENGTH:
+        if made and len(made[-1]) > ID_MAX_LENGTH:
             raise DecodeError("a task's id is too long for its outputs to be named after it")
     else:
         made = read_ids(outputs)
+    if not made:
+        raise DecodeError("a task must have at least one output")
     return TaskSpec(
-        task_id, intern(job), intern(parent), ordinal, digest, intern(executor),  # type: ignore[arg-type]  # checked text is an id
+        task_id, job, parent, ordinal, digest, intern(executor),
         read_ids(inputs) if inputs != [] else (), made, _read_needs(needs), flags >= _SEES_ERRORS,
         _MENTIONS[flags & 3], name, payload,
     )  # fmt: skip
@@ -135,6 +140,19 @@ def read_ids(value: Any) -> tuple[ObjectId, ...]:
     if len(ids) != len(value):
         raise DecodeError("an id stands twice in a list")
     return ids
+
+
+_ids_seen: dict[str, str] = {}
+
+
+def _read_shared_id(value: Any) -> Any:
+    """Read an id that many tasks name: checked once, and one text for all of them."""
+    known = _ids_seen.get(value) if type(value) is str else None
+    if known is None:
+        if len(_ids_seen) > 1000:
+            _ids_seen.clear()  # it only saves time and memory
+        known = _ids_seen[value] = check_id(value)
+    return known
 
 
 _needs_seen: dict[tuple[Any, ...], Needs] = {}

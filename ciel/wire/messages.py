@@ -247,7 +247,7 @@ def decode(record: Record, allowed: frozenset[type]) -> Message:
     fields, payload = record
     kind, known = fields[0], _BY_KIND.get(fields[0])
     if known is None or known[0] not in allowed:
-        raise DecodeError(f"a record of the kind {kind!r} is not expected here")
+        raise DecodeError(f"a record of the kind {kind!r:.60} is not expected here")
     try:
         return known[1](fields[1:], payload)  # type: ignore[no-any-return]  # the table's readers return messages
     except (DecodeError, InvalidIdError) as error:

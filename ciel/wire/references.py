@@ -35,6 +35,8 @@ _is_location = re.compile(r"[A-Za-z0-9_.:%\[\]-]{1,255}:[0-9]{1,5}", re.ASCII).f
 
 def to_array(ref: Reference) -> list[Any]:
     """Give a reference its array form: tag, id, and what its kind adds."""
+    if type(ref) is Value:  # most results
+        return ["val", ref.id, ref.encoded]
     array: list[Any] = [_TAGS[type(ref)], *ref]
     last = array[-1]
     if type(last) is frozenset:
@@ -98,7 +100,9 @@ _TAGS = {kind: tag for tag, (kind, _) in _SHAPES.items()}
 
 
 def from_array(array: Any) -> Reference:
-    """Read a reference from its array form; raises DecodeError or InvalidIdError for anything else."""
+    """Read a reference from its array form; raises DecodeError or InvalidIdError otherwise."""
+    if type(array) is list and len(array) == 3 and array[0] == "val" and type(array[2]) is str:
+        return Value(check_id(array[1]), array[2])  # type: ignore[arg-type]  # checked text is an id
     if not isinstance(array, list) or len(array) < 2:
         raise DecodeError("a reference must be an array of a tag and an id at least")
     shape = _SHAPES.get(array[0]) if isinstance(array[0], str) else None

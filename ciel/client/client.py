@@ -1,0 +1,279 @@
+"""The front door of the Python API: a client of one cluster, found, named or started for it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+from weakref import WeakValueDictionary
+
+from ciel.access.settings import MasterLocation, find_master
+from ciel.client import data
+from ciel.client.connection import Connection, open_connection
+from ciel.client.errors import (
+    ClientClosedError,
+    ClientError,
+    NoMasterError,
+    QueryError,
+    WaitTimeoutError,
+)
+from ciel.client.jobs import Job
+from ciel.core.events import (
+    Answer,
+    Ask,
+    CancelJob,
+    JobChanged,
+    Message,
+    ObjectSettled,
+    RequestRefused,
+    SubmitJob,
+    WatchJob,
+)
+from ciel.core.ids import JobId
+from ciel.core.jobs import JOB_NAME_MAX_LENGTH, JobSpec, JobSummary
+from ciel.core.refs import Failure, Reference
+from ciel.wire.descriptors import read_summary
+
+if TYPE_CHECKING:
+    from ciel.client.cluster import LocalCluster
+
+ANSWER_TIMEOUT_S = 30.0
+
+
+class Client:
+    """A connection to a cluster, and the jobs submitted over it.
+
+    `address` is `http://HOST:PORT`, a `LocalCluster`, a location that was found before, or None:
+    then the master is sought as every command seeks it (CIEL_MASTER, configuration file, access
+    file of `ciel up`), and when there is none a cluster of its own is started, and ends with the
+    client; `cluster_options` are those of `LocalCluster`. Raises what `find_master` does,
+    NoMasterError, AccessRefusedError and ClusterError. Not for use in a forked child.
+    """
+
+    def __init__(
+        self,
+        address: str | LocalCluster | MasterLocation | None = None,
+        *,
+        access: str | None = None,
+        name: str = "python",
+        environ: Mapping[str, str] = os.environ,
+        cluster_options: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._changed = threading.Condition()
+        self._jobs: WeakValueDictionary[str, Job] = WeakValueDictionary()
+        self._watched: dict[str, JobSummary | None] = {}
+        self._answers: dict[int, Answer | None] = {}
+        self._ask_count = 0
+        self._lost: ClientError | None = None
+        self.cluster: LocalCluster | None = None
+        """The cluster that this client started for itself, or was given."""
+        self._owns_cluster = False
+        self.location = self._locate(address, access, environ, cluster_options or {})
+        try:
+            self._connection = self._connect(name)
+        except BaseException:
+            self._close_cluster()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Hang up, and end the cluster if it was started for us. Jobs that are not detached are
+        cancelled by the master.
+        """
+        try:
+            self._connection.close()
+        finally:
+            self._close_cluster()
+
+    # --- jobs -------------------------------------------------------------------------------------
+
+    def job(self, name: str = "", *, detached: bool = False, keep: bool = False) -> Job:
+        """Begin a job, which takes tasks until it is closed."""
+        spec = JobSpec(JobId(uuid.uuid4().hex), name[:JOB_NAME_MAX_LENGTH], True, detached, keep)
+        job = Job(self, spec, self._changed)
+        with self._changed:
+            self._jobs[job.id] = job
+        self.send(SubmitJob(spec))
+        return job
+
+    def wait_for_job(self, job_id: str, timeout_s: float | None = None) -> JobSummary:
+        """Wait for a job that anybody submitted to end; raises WaitTimeoutError, QueryError."""
+        with self._changed:
+            self._watched[job_id] = None
+        self.send(WatchJob(JobId(job_id)))
+        # What ended before it was watched may not be announced again.
+        summary = read_summary(self.ask("job", {"job": job_id})["summary"])
+        if summary.ended_at_s is not None:
+            return summary
+
+        def has_ended() -> bool:
+            last = self._watched[job_id]
+            return last is not None and last.ended_at_s is not None
+
+        self.wait_until(has_ended, timeout_s, f"job {summary.number}")
+        return self._watched[job_id] or summary
+
+    def cancel_job(self, job_id: str, reason: str = "cancelled by its user") -> None:
+        """Have a job cancelled that anybody submitted; see `wait_for_job` for when it is over."""
+        self.send(CancelJob(JobId(job_id), reason))
+
+    def ask(self, topic: str, argument: Any = None) -> Any:
+        """Return the master's answer (`status`, `workers`, `jobs`, `job`); raises QueryError."""
+        with self._changed:
+            self._ask_count += 1
+            number = self._ask_count
+            self._answers[number] = None
+        try:
+            self.send(Ask(number, topic, argument))
+            self.wait_until(
+                lambda: self._answers[number] is not None, ANSWER_TIMEOUT_S, "the master's answer"
+            )
+        finally:
+            with self._changed:
+                answer = self._answers.pop(number)
+        assert answer is not None  # it was waited for
+        if answer.error:
+            raise QueryError(topic, answer.error)
+        return answer.value
+
+    # --- data -------------------------------------------------------------------------------------
+
+    def read(self, ref: Reference) -> bytes:
+        """Return an object's whole content; raises TaskFailedError, ObjectUnreadableError."""
+        return b"".join(self.read_chunks(ref))
+
+    def read_chunks(self, ref: Reference) -> Iterator[bytes]:
+        """Yield an object's content in chunks; raises as `read`."""
+        return data.read_object(ref, self.location.key)
+
+    def upload(self, path: Path | str) -> Reference:
+        """Bring a file to the workers, to be given to tasks; raises OSError, UploadError."""
+        workers = self.ask("workers")
+        netlocs = [worker["netloc"] for worker in sorted(workers, key=lambda w: w["queued"])]
+        with open(path, "rb") as file:
+            return data.upload_file(file, str(path), netlocs, self.location.key)
+
+    # --- for jobs ---------------------------------------------------------------------------------
+
+    def send(self, *messages: Message) -> None:
+        """Send messages; raises ConnectionLostError, ClientClosedError, ForkedError."""
+        self._connection.send(*messages)
+
+    def wait_until(self, condition: Callable[[], bool], timeout_s: float | None, what: str) -> None:
+        """Wait until `condition`, called with the lock held after each delivery, is true.
+
+        Raises WaitTimeoutError, ConnectionLostError, and what `condition` raises.
+        """
+        deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
+        with self._changed:
+            while not condition():
+                if self._lost is not None:
+                    raise self._lost
+                left_s = None if deadline_s is None else deadline_s - time.monotonic()
+                if left_s is not None and left_s <= 0:
+                    raise WaitTimeoutError(what, timeout_s or 0.0)
+                self._changed.wait(left_s)
+
+    def _deliver(self, messages: list[Message]) -> None:
+        with self._changed:
+            for message in messages:
+                if isinstance(message, Answer):
+                    if message.number in self._answers:
+                        self._answers[message.number] = message
+                elif isinstance(message, JobChanged):
+                    summary = message.summary
+                    if self.cluster is not None:
+                        summary = summary._replace(reason=self.cluster.relocated(summary.reason))
+                    if summary.id in self._watched:
+                        self._watched[summary.id] = summary
+                    self._pass_on(summary.id, JobChanged(summary))
+                elif isinstance(message, ObjectSettled):
+                    self._pass_on(message.job, message._replace(ref=self._relocated(message.ref)))
+                elif isinstance(message, RequestRefused):
+                    self._pass_on(message.job, message)
+            self._changed.notify_all()
+
+    def _pass_on(self, job_id: str, message: Message) -> None:
+        if job := self._jobs.get(job_id):
+            job.take(message)
+
+    def _relocated(self, ref: Reference) -> Reference:
+        """Say of a failed task's scratch directory where it will be found afterwards."""
+        if self.cluster is not None and isinstance(ref, Failure) and isinstance(ref.details, str):
+            return ref._replace(details=self.cluster.relocated(ref.details))
+        return ref
+
+    def _on_lost(self, error: ClientError) -> None:
+        cause = self.cluster.cause_of_death() if self.cluster else None
+        with self._changed:
+            self._lost = cause or error
+            self._changed.notify_all()
+
+    # --- beginning and end ------------------------------------------------------------------------
+
+    def _locate(
+        self,
+        address: str | LocalCluster | MasterLocation | None,
+        access: str | None,
+        environ: Mapping[str, str],
+        cluster_options: Mapping[str, Any],
+    ) -> MasterLocation:
+        if isinstance(address, MasterLocation):
+            return address
+        if address is None or isinstance(address, str):
+            found = find_master(address, access, environ)
+            if found is not None:
+                return found
+            from ciel.client.cluster import LocalCluster
+
+            self.cluster = LocalCluster(environ=environ, **cluster_options)
+            self._owns_cluster = True
+            own = self.cluster.describe()
+            print(
+                f"ciel: no cluster is named or up, so this is one of our own: {own}",
+                file=sys.stderr,
+            )
+            return self.cluster.location
+        self.cluster = address
+        return address.location
+
+    def _connect(self, name: str) -> Connection:
+        """Connect by the control address; by the URL's if there is nothing (another network
+        namespace does not see the former).
+        """
+        netloc = self.location.url.partition("://")[2]
+        addresses = list(dict.fromkeys((self.location.control, netloc)))
+        for address in addresses:
+            try:
+                return open_connection(
+                    address, self.location.key, self._deliver, self._on_lost,
+                    cluster_id=self.location.cluster_id, about={"kind": "client", "name": name},
+                )  # fmt: skip
+            except NoMasterError as error:
+                if address == addresses[-1]:
+                    raise NoMasterError(
+                        address, f"{error.reason} ({self.location.origin})"
+                    ) from None
+        raise ClientClosedError  # there is always a last address
+
+    def _close_cluster(self) -> None:
+        if self._owns_cluster and self.cluster is not None:
+            with contextlib.suppress(ClientClosedError):
+                self.cluster.close()

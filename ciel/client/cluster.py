@@ -1,0 +1,288 @@
+"""A cluster of our own: master and workers on this host, which end with this process.
+
+However it ends: the launcher kills all daemons, with all that they started, when we are gone, and a
+`Sweeper` removes their files. `ciel up` has a process that does nothing but hold one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import select
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from ciel.access.keys import Key
+from ciel.access.settings import MasterLocation
+from ciel.client.daemons import Daemon, end_in_words
+from ciel.client.errors import ClientError, ClusterError
+from ciel.client.runs import RunDirectory, Sweeper
+from ciel.launch import Launcher, LaunchError, ProgramExited, ProgramFailed
+
+START_TIMEOUT_S = 10.0
+RESTARTS_MAX = 3
+"""How often one worker is started again; as often as one task may take a worker down."""
+
+_DEATH_NOTICE_S = 0.5
+
+
+class LocalCluster:
+    """A master and `workers` workers on this host; ready when it is made, gone when it is closed.
+
+    `slots` are those of each worker (by default the cores that we may use, shared out), `store` is
+    a store's specification such as `shm:capacity=1GiB`. Logs, and scratch directories of failed
+    tasks, stay in `directory` (by default a new one of the last ten below the user's state).
+    Raises ClusterError, with the end of the log of whoever did not start.
+    """
+
+    def __init__(
+        self,
+        *,
+        workers: int = 1,
+        slots: int | None = None,
+        store: str | None = None,
+        listen: str = "127.0.0.1:0",
+        directory: Path | None = None,
+        identity: tuple[str, Key] | None = None,
+        environ: Mapping[str, str] = os.environ,
+        start_timeout_s: float = START_TIMEOUT_S,
+    ) -> None:
+        if workers < 1 or (slots is not None and slots < 1):
+            raise ValueError("a cluster has at least one worker with at least one slot")
+        self.worker_count = workers
+        self.slots = slots or max(1, len(os.sched_getaffinity(0)) // workers)
+        self.died = ""
+        """Why it is of no use any more; empty while it is."""
+        self.ended = threading.Event()
+        """Set when it died or was closed."""
+        self._cluster_id, self._key = identity or (secrets.token_hex(8), Key.new())
+        self._launch_count = 0
+        self._closed = False
+        with contextlib.ExitStack() as undo:
+            if directory is None:
+                run = RunDirectory(environ)
+                undo.callback(run.release)
+            self.directory = directory or run.path
+            self._launcher = undo.enter_context(Launcher.start_process())
+            self._spools = [_new_spool() for _ in range(workers)]
+            self._instances = [secrets.token_hex(8) for _ in range(workers)]
+            undo.callback(Sweeper(self._launcher.pid, self._swept_paths()).finish)
+            undo.callback(self._keep_scratch)
+            self._master = self._daemon("master", "ciel.cli.master", ["--listen", listen])
+            self._workers = [self._worker(number, store) for number in range(workers)]
+            for daemon in (self._master, *self._workers):
+                undo.callback(daemon.close)
+            # Before their pipes are closed: a worker that is told to end removes its whole spool.
+            undo.callback(self._launcher.close)
+            self._start(time.monotonic() + start_timeout_s)
+            self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC)
+            undo.callback(os.close, self._wake_fd)
+            self._undo = undo.pop_all()
+        self._restarts_left = {worker.name: RESTARTS_MAX for worker in self._workers}
+        self._watcher = threading.Thread(target=self._watch, name="ciel-cluster", daemon=True)
+        self._watcher.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Kill all daemons with all that they started, and remove what they stored."""
+        if not self._closed:
+            self._closed = True
+            os.eventfd_write(self._wake_fd, 1)
+            self._watcher.join()
+            self._undo.close()
+            self.ended.set()
+
+    @property
+    def location(self) -> MasterLocation:
+        ready = self._master.ready or {}
+        return MasterLocation(
+            ready["url"], ready["control"], self._cluster_id, self._key, f"logs in {self.directory}"
+        )
+
+    def describe(self) -> str:
+        """Say in words what it is."""
+        workers = "1 worker" if self.worker_count == 1 else f"{self.worker_count} workers"
+        slots = "1 slot" if self.slots == 1 else f"{self.slots} slots"
+        each = "" if self.worker_count == 1 else " each"
+        return f"{workers} with {slots}{each}; logs in {self.directory}"
+
+    def relocated(self, text: str) -> str:
+        """Replace the paths of kept scratch directories by those they will have in the end."""
+        for number, spool in enumerate(self._spools):
+            text = text.replace(str(spool / "kept"), str(self._scratch(number)))
+        return text
+
+    def cause_of_death(self) -> ClientError | None:
+        """Return why it died, if it did, for whoever has just lost the connection to it."""
+        return ClusterError(self.died, self._master.log) if self._has_died() else None
+
+    def _has_died(self) -> bool:
+        return self.ended.wait(_DEATH_NOTICE_S) and bool(self.died)
+
+    # --- start ------------------------------------------------------------------------------------
+
+    def _daemon(self, name: str, module: str, arguments: list[str]) -> Daemon:
+        return Daemon(name, module, arguments, self.directory / f"{name}.log")
+
+    def _worker(self, number: int, store: str | None) -> Daemon:
+        arguments = ["--listen", "127.0.0.1:0", "--slots", str(self.slots)]
+        arguments += ["--spool", str(self._spools[number])]
+        if store is not None:
+            arguments += ["--store", _with_instance(store, self._instances[number])]
+        return self._daemon(f"worker-{number + 1}", "ciel.cli.worker", arguments)
+
+    def _swept_paths(self) -> list[Path]:
+        return [*self._spools, *(_shm_directory(instance) for instance in self._instances)]
+
+    def _launch(self, daemon: Daemon) -> None:
+        self._launch_count += 1
+        daemon.launch(self._launcher, self._launch_count)
+
+    def _start(self, deadline_s: float) -> None:
+        """Start all at once, introduce the workers to the master, and wait until all are ready."""
+        daemons = [self._master, *self._workers]
+        for daemon in daemons:
+            self._launch(daemon)
+        self._tell(self._master, {})
+        poll = select.poll()
+        by_fd = {daemon.fileno(): daemon for daemon in daemons}
+        for fd in (self._launcher.fileno(), *by_fd):
+            poll.register(fd, select.POLLIN)
+        while waiting := [daemon for daemon in daemons if daemon.ready is None]:
+            left_s = deadline_s - time.monotonic()
+            if left_s <= 0:
+                raise ClusterError(f"{waiting[0].name} was not ready in time", waiting[0].log)
+            for fd, _ in poll.poll(left_s * 1000):
+                if fd == self._launcher.fileno():
+                    self._check_events()
+                    continue
+                daemon = by_fd[fd]
+                if not self._listen(daemon):
+                    poll.unregister(fd)
+                if daemon is self._master and daemon.ready:
+                    for worker in self._workers:
+                        self._introduce(worker)
+
+    def _listen(self, daemon: Daemon) -> bool:
+        try:
+            return daemon.listen()
+        except ValueError:
+            raise ClusterError(
+                f"{daemon.name} said something else than ready", daemon.log
+            ) from None
+
+    def _tell(self, daemon: Daemon, fields: Mapping[str, str]) -> None:
+        """Give a daemon the key; one that has ended already is noticed elsewhere."""
+        with contextlib.suppress(BrokenPipeError):
+            daemon.tell({"key": self._key.text(), "cluster_id": self._cluster_id, **fields})
+
+    def _introduce(self, worker: Daemon) -> None:
+        location = self.location
+        self._tell(worker, {"control": location.control, "url": location.url})
+
+    def _check_events(self) -> None:
+        for event in self._launcher.receive():
+            if isinstance(event, ProgramExited | ProgramFailed):
+                daemon = self._launched_as(event.launch_id)
+                reason = f"{daemon.name} {end_in_words(event)} before it was ready"
+                raise ClusterError(reason, daemon.log)
+
+    def _launched_as(self, launch_id: int) -> Daemon:
+        daemons = (self._master, *self._workers)
+        return next(daemon for daemon in daemons if daemon.launch_id == launch_id)
+
+    # --- the thread that watches ------------------------------------------------------------------
+
+    def _watch(self) -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # the main thread's
+        poll = select.poll()
+        poll.register(self._wake_fd, select.POLLIN)
+        poll.register(self._launcher.fileno(), select.POLLIN)
+        try:
+            while self._wake_fd not in (fd for fd, _ in poll.poll()):
+                for event in self._launcher.receive():
+                    if isinstance(event, ProgramExited | ProgramFailed):
+                        self._take_end(event)
+                if self.died:
+                    return
+        except LaunchError as error:
+            self._die(str(error))
+
+    def _take_end(self, event: ProgramExited | ProgramFailed) -> None:
+        """Start a worker again; without its master, or any worker, a cluster is over."""
+        daemon = self._launched_as(event.launch_id)
+        end = f"{daemon.name} {end_in_words(event)}"
+        if daemon is self._master:
+            self._die(end)
+        elif self._restarts_left[daemon.name] > 0:
+            self._restarts_left[daemon.name] -= 1
+            self._launch(daemon)
+            self._introduce(daemon)
+        else:
+            self._restarts_left.pop(daemon.name)
+            if not self._restarts_left:
+                self._launcher.kill(self._master.launch_id)
+                self._launcher.flush()
+                self._die(f"{end} for the {RESTARTS_MAX + 1}th time, and was the last worker")
+
+    def _die(self, reason: str) -> None:
+        self.died = reason
+        self.ended.set()
+
+    # --- end --------------------------------------------------------------------------------------
+
+    def _scratch(self, number: int) -> Path:
+        return self.directory / "scratch" / f"worker-{number + 1}"
+
+    def _keep_scratch(self) -> None:
+        """Move what failed tasks left to where it may stay."""
+        for number, spool in enumerate(self._spools):
+            for kept in _entries(spool / "kept"):
+                scratch = self._scratch(number)
+                with contextlib.suppress(
+                    OSError, shutil.Error
+                ):  # a full disk must not keep us here
+                    scratch.mkdir(mode=0o700, parents=True, exist_ok=True)
+                    shutil.move(kept, scratch / kept.name)
+
+
+def _entries(directory: Path) -> Iterable[Path]:
+    try:
+        return list(directory.iterdir())
+    except OSError:
+        return []
+
+
+def _new_spool() -> Path:
+    import tempfile
+
+    return Path(tempfile.mkdtemp(prefix="ciel-worker-"))
+
+
+def _with_instance(store: str, instance: str) -> str:
+    """Name the instance of a store under /dev/shm, whose files must be found when all is dead."""
+    name, _, options = store.partition(":")
+    if name != "shm" or "instance=" in options:
+        return store
+    return f"{name}:{options},instance={instance}" if options else f"{name}:instance={instance}"
+
+
+def _shm_directory(instance: str) -> Path:
+    return Path("/dev/shm", f"ciel-{instance}")

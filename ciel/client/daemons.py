@@ -1,0 +1,102 @@
+"""One daemon of a cluster of our own: how it is started, told what it needs, and known to be ready.
+
+What it needs (the key above all) goes over its standard input, which stays open: its end tells the
+daemon that we are gone. When it is ready it says so in one line on standard output.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ciel.launch import Descriptor, File, Launcher, LaunchSpec, ProgramExited, ProgramFailed
+
+_LINE_MAX_BYTES = 4096  # what is told and said; so little never blocks in a pipe
+# The cluster is ours alone: its daemons must not follow our own settings to another one.
+_ENVIRONMENT = {"CIEL_MASTER": None, "CIEL_ACCESS": None, "CIEL_CONFIG": None}
+
+
+class Daemon:
+    """A master or worker started by us, or about to be. Not thread-safe."""
+
+    def __init__(self, name: str, module: str, arguments: Sequence[str], log: Path) -> None:
+        self.name = name
+        self.log = log
+        self.launch_id = -1
+        self.ready: dict[str, Any] | None = None
+        self._module = module
+        self._arguments = arguments
+        self._stdin_fd = self._stdout_fd = -1
+        self._said = b""
+
+    def launch(self, launcher: Launcher, launch_id: int) -> None:
+        """Start it, or start it again."""
+        self.close()
+        self.launch_id, self.ready, self._said = launch_id, None, b""
+        # -P: the directory we happen to be in must not be imported from.
+        command = [sys.executable, "-P", "-m", self._module, "--embedded", "--log", str(self.log)]
+        stdin_fd, self._stdin_fd = os.pipe()
+        self._stdout_fd, stdout_fd = os.pipe()
+        try:
+            launcher.start(
+                launch_id,
+                LaunchSpec(
+                    [*command, *self._arguments],
+                    cwd=self.log.parent,
+                    env=_ENVIRONMENT,
+                    stdin=Descriptor(stdin_fd),
+                    stdout=Descriptor(stdout_fd),
+                    stderr=File(self.log, append=True),
+                ),
+            )
+            launcher.flush()
+        finally:
+            os.close(stdin_fd)
+            os.close(stdout_fd)
+
+    def tell(self, fields: Mapping[str, str]) -> None:
+        """Write its one line; BrokenPipeError when it has ended already."""
+        line = json.dumps(fields).encode() + b"\n"
+        assert len(line) <= _LINE_MAX_BYTES
+        os.write(self._stdin_fd, line)
+
+    def fileno(self) -> int:
+        """Return the descriptor on which it says that it is ready; -1 once it has."""
+        return self._stdout_fd
+
+    def listen(self) -> bool:
+        """Take what it says; False when there will be nothing more. ValueError if it is no line."""
+        data = os.read(self._stdout_fd, _LINE_MAX_BYTES)
+        self._said += data
+        line, end, _ = self._said.partition(b"\n")
+        if end:
+            said = json.loads(line)
+            if not isinstance(said, dict):
+                raise ValueError("not an object")
+            self.ready = said
+        if end or not data:
+            os.close(self._stdout_fd)
+            self._stdout_fd = -1
+        elif len(self._said) > _LINE_MAX_BYTES:
+            raise ValueError("too long")
+        return self._stdout_fd >= 0
+
+    def close(self) -> None:
+        """Close our ends of its pipes, which tells it to end."""
+        for fd in (self._stdin_fd, self._stdout_fd):
+            if fd >= 0:
+                os.close(fd)
+        self._stdin_fd = self._stdout_fd = -1
+
+
+def end_in_words(event: ProgramExited | ProgramFailed) -> str:
+    """Say how a daemon ended."""
+    if isinstance(event, ProgramFailed):
+        return f"could not be started ({event.reason})"
+    if event.signal_name:
+        return f"was ended by {event.signal_name}"
+    return f"ended with exit status {event.exit_status}"

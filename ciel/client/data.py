@@ -1,0 +1,175 @@
+"""Bytes to and from workers: read an object from whoever holds it, bring a file to a worker.
+
+Over HTTP, each request with a ticket of its own. `http.client` is loaded when first needed, since
+most results are small and came inside their reference.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import time
+from collections.abc import Iterator, Sequence
+from typing import IO, TYPE_CHECKING, Final
+
+from ciel.access.keys import Key, Role
+from ciel.access.tickets import make_ticket
+from ciel.client.errors import ObjectUnreadableError, TaskFailedError, UploadError
+from ciel.core.errors import CielError
+from ciel.core.ids import ObjectId
+from ciel.core.refs import (
+    INLINE_MAX_BYTES,
+    Concrete,
+    Failure,
+    Reference,
+    Sweetheart,
+    Value,
+    locations_of,
+    merge,
+)
+from ciel.wire import codec
+from ciel.wire.errors import WireError
+from ciel.wire.references import from_array
+
+if TYPE_CHECKING:
+    from http.client import HTTPConnection
+
+CHUNK_BYTES: Final = 1 << 20
+_STALLED_S = 30.0  # without a byte, a holder is given up
+_REPLICAS = 2  # of an upload, which has no lineage
+_ANSWER_MAX_BYTES = 64 << 10
+
+
+class _BadAnswer(Exception):
+    """A worker answered, but not with what was asked for."""
+
+
+def read_object(ref: Reference, key: Key) -> Iterator[bytes]:
+    """Yield an object's content in chunks of at most 1 MiB.
+
+    Holders are tried one after the other; the next goes on where the last one broke off. Raises
+    TaskFailedError for a `Failure` and ObjectUnreadableError when no holder is left.
+    """
+    if isinstance(ref, Value):
+        yield ref.content
+        return
+    if isinstance(ref, Failure):
+        raise TaskFailedError(ref)
+    start = 0
+    reasons: list[tuple[str, str]] = []
+    for location in _in_order(ref):
+        try:
+            for chunk in _download(location, ref.id, start, key):
+                start += len(chunk)
+                yield chunk
+            return
+        except Exception as error:
+            if not _is_remote(error):
+                raise
+            reasons.append((location, _text(error)))
+    raise ObjectUnreadableError(ref.id, reasons)
+
+
+def upload_file(file: IO[bytes], name: str, netlocs: Sequence[str], key: Key) -> Reference:
+    """Bring what `file` holds from here on to two workers (one if there is one); return it.
+
+    Content of less than 1,024 bytes goes nowhere, it rides in the reference. Raises UploadError.
+    """
+    object_id = ObjectId(f"upload:{secrets.token_hex(16)}")
+    start = file.read(INLINE_MAX_BYTES + 1)
+    if len(start) <= INLINE_MAX_BYTES:
+        return Value.of(object_id, start)
+    if not file.seekable():
+        raise UploadError(name, "it is no regular file, and larger than 1,023 bytes")
+    origin = file.tell() - len(start)
+    size_bytes = file.seek(0, os.SEEK_END) - origin
+    found: Reference | None = None
+    reasons = []
+    for netloc in netlocs:
+        file.seek(origin)
+        try:
+            ref = _upload(netloc, object_id, file, size_bytes, key)
+        except Exception as error:
+            if not _is_remote(error):
+                raise
+            reasons.append(f"{netloc}: {_text(error)}")
+            continue
+        found = ref if found is None else merge(found, ref)
+        if len(locations_of(found)) >= min(_REPLICAS, len(netlocs)):
+            break
+    if found is None:
+        raise UploadError(name, "; ".join(reasons) or "the cluster has no worker")
+    return found
+
+
+def _in_order(ref: Reference) -> list[str]:
+    """Return where to ask, the preferred holder first."""
+    places = sorted(locations_of(ref))
+    if isinstance(ref, Sweetheart):
+        places.sort(key=lambda place: place != ref.preferred)
+    return places
+
+
+def _download(netloc: str, object_id: str, start: int, key: Key) -> Iterator[bytes]:
+    target = f"/data/{object_id}"
+    headers = {"Authorization": _ticket(key, "GET", netloc, target)}
+    if start:
+        headers["Range"] = f"bytes={start}-"
+    with contextlib.closing(_connect(netloc)) as connection:
+        connection.request("GET", target, headers=headers)
+        answer = connection.getresponse()
+        if answer.status != (206 if start else 200):
+            raise _BadAnswer(f"it answered {answer.status} {answer.reason}")
+        missing_bytes = answer.length
+        while chunk := answer.read(CHUNK_BYTES):
+            if missing_bytes is not None:
+                missing_bytes -= len(chunk)
+            yield chunk
+        if missing_bytes:
+            raise _BadAnswer(f"it broke off, {missing_bytes} bytes before the end")
+
+
+def _upload(netloc: str, object_id: str, file: IO[bytes], size_bytes: int, key: Key) -> Reference:
+    target = f"/control/data/{object_id}"
+    headers = {
+        "Authorization": _ticket(key, "POST", netloc, target),
+        "Content-Length": str(size_bytes),
+        "Content-Type": "application/octet-stream",
+    }
+    with contextlib.closing(_connect(netloc)) as connection:
+        connection.blocksize = CHUNK_BYTES
+        connection.request("POST", target, body=file, headers=headers)
+        answer = connection.getresponse()
+        body = answer.read(_ANSWER_MAX_BYTES)
+        if answer.status != 201:
+            raise _BadAnswer(f"it answered {answer.status} {answer.reason}")
+    ref = from_array(codec.decode(body))
+    if ref.id != object_id or not isinstance(ref, Concrete | Sweetheart | Value):
+        raise _BadAnswer("it answered with another object")
+    return ref
+
+
+def _connect(netloc: str) -> HTTPConnection:
+    from http.client import HTTPConnection
+
+    return HTTPConnection(netloc, timeout=_STALLED_S)
+
+
+def _ticket(key: Key, method: str, netloc: str, target: str) -> str:
+    role_key = key.derive(Role.SUBMIT)
+    assert role_key is not None  # a client holds the cluster's key or that for submitting
+    return make_ticket(role_key, method, netloc, target, time.time())
+
+
+def _is_remote(error: Exception) -> bool:
+    """Say whether an error is the fault of the other side, so that the next may be asked."""
+    from http.client import HTTPException
+
+    return isinstance(error, _BadAnswer | OSError | HTTPException | WireError | CielError)
+
+
+def _text(error: Exception) -> str:
+    if isinstance(error, OSError):
+        return error.strerror or str(error)
+    return str(error) or type(error).__name__

@@ -1,0 +1,184 @@
+"""What a client may meet. Each message is for people: one clear sentence, then what is known."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ciel.core.errors import CielError
+
+if TYPE_CHECKING:
+    from ciel.core.refs import Failure
+
+
+class ClientError(CielError):
+    """Root of this room's errors."""
+
+
+# --- finding and talking to a master --------------------------------------------------------------
+
+
+class NoMasterError(ClientError):
+    """There is no master to talk to at `address`, or none was named at all (then it is empty)."""
+
+    def __init__(self, address: str, reason: str) -> None:
+        super().__init__(f"no master at {address}: {reason}" if address else reason)
+        self.address = address
+        self.reason = reason
+
+
+class NotAMasterError(NoMasterError):
+    """Something listens at `address`, but it is no ciel master."""
+
+    def __init__(self, address: str, reason: str) -> None:
+        super().__init__(address, f"something else listens there ({reason})")
+
+
+class AccessRefusedError(ClientError):
+    """The master and we will not talk: another key, another cluster or another version."""
+
+    def __init__(self, address: str, reason: str) -> None:
+        super().__init__(f"the master at {address}: {reason}")
+        self.address = address
+        self.reason = reason
+
+
+class ConnectionLostError(ClientError):
+    """The connection to the master was there and is gone."""
+
+    def __init__(self, address: str, reason: str) -> None:
+        super().__init__(f"lost the connection to the master at {address}: {reason}")
+        self.address = address
+        self.reason = reason
+
+
+class ClientClosedError(ClientError):
+    """It was used after `close`."""
+
+    def __init__(self) -> None:
+        super().__init__("the client is closed")
+
+
+class ForkedError(ClientError):
+    """A connection cannot be shared with a forked child."""
+
+    def __init__(self, owner_pid: int, pid: int) -> None:
+        super().__init__(
+            f"this client was made in process {owner_pid} and cannot be used in its child {pid}; "
+            "make a client there"
+        )
+        self.owner_pid = owner_pid
+
+
+class QueryError(ClientError):
+    """The master could not answer; its own words."""
+
+    def __init__(self, topic: str, reason: str) -> None:
+        super().__init__(reason)
+        self.topic = topic
+        self.reason = reason
+
+
+# --- jobs, tasks, objects -------------------------------------------------------------------------
+
+
+class RequestRefusedError(ClientError):
+    """The master did not carry out what was asked for a job."""
+
+    def __init__(self, job: str, reason: str) -> None:
+        super().__init__(f"job {job}: the master refused a request: {reason}")
+        self.job = job
+        self.reason = reason
+
+
+class JobEndedError(ClientError):
+    """A job ended before what was waited for could be had."""
+
+    def __init__(self, number: int, state: str, reason: str) -> None:
+        super().__init__(f"job {number} is {state}" + (f": {reason}" if reason else ""))
+        self.number = number
+        self.state = state
+        self.reason = reason
+
+
+class TaskFailedError(ClientError):
+    """An object could not be made; the text is the story of its task."""
+
+    def __init__(self, failure: Failure) -> None:
+        details = failure.details if isinstance(failure.details, str) else ""
+        super().__init__(details.rstrip() or f"{failure.id}: {failure.reason}")
+        self.failure = failure
+
+
+class WaitTimeoutError(ClientError, TimeoutError):
+    """It did not happen in time; the job goes on."""
+
+    def __init__(self, what: str, timeout_s: float) -> None:
+        super().__init__(f"{what} took longer than {timeout_s:.3g} s")
+        self.timeout_s = timeout_s
+
+
+class ObjectUnreadableError(ClientError):
+    """No holder of an object could give it; `reasons` are pairs of location and what went wrong."""
+
+    def __init__(self, object_id: str, reasons: Sequence[tuple[str, str]]) -> None:
+        tried = "; ".join(f"{place}: {reason}" for place, reason in reasons)
+        super().__init__(f"cannot read object {object_id}: {tried or 'nobody holds it'}")
+        self.object_id = object_id
+        self.reasons = list(reasons)
+
+
+class UploadError(ClientError):
+    """A file could not be brought to any worker."""
+
+    def __init__(self, name: str, reason: str) -> None:
+        super().__init__(f"cannot upload {name}: {reason}")
+        self.name = name
+        self.reason = reason
+
+
+# --- packages and clusters ------------------------------------------------------------------------
+
+
+class PackageError(ClientError):
+    """A package file does not say what it must; `where` is the key, or the line where JSON ends."""
+
+    def __init__(self, path: str, where: str, reason: str) -> None:
+        super().__init__(f"{path}: {where}: {reason}" if where else f"{path}: {reason}")
+        self.path = path
+        self.where = where
+        self.reason = reason
+
+
+class TemplateError(ClientError):
+    """A result does not have the shape that the package's `result` says."""
+
+    def __init__(self, where: str, reason: str) -> None:
+        super().__init__(f"{where}: {reason}")
+        self.where = where
+        self.reason = reason
+
+
+class ClusterError(ClientError):
+    """A cluster of our own could not start, or has died; the text ends with the end of its log."""
+
+    def __init__(self, reason: str, log: Path | None = None) -> None:
+        tail = _end_of(log) if log else ""
+        super().__init__(f"{reason}; the end of {log}:\n{tail}" if tail else reason)
+        self.reason = reason
+        self.log = log
+
+
+_TAIL_LINES = 10
+_TAIL_BYTES = 8192
+
+
+def _end_of(log: Path) -> str:
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, log.stat().st_size - _TAIL_BYTES))
+            lines = file.read().decode(errors="replace").splitlines()
+    except OSError:
+        return ""
+    return "\n".join(f"  {line}" for line in lines[-_TAIL_LINES:])

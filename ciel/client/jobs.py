@@ -1,0 +1,272 @@
+"""A job, seen from the client that feeds it: tasks go in, references to their outputs come back.
+
+    with client.job("sum") as job:
+        parts = [job.run(["grep", "-c", "word", path]) for path in paths]
+        total = job.run(["awk", "{s += $1} END {print s}"], inputs=parts)
+        print(job.read(total))
+
+Nothing runs until its output is wanted, by `want`, `result`, `results` or `read`, or by a task that
+is. Usable from any thread.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final, Self
+
+from ciel.client.errors import (
+    ClientError,
+    JobEndedError,
+    RequestRefusedError,
+    TaskFailedError,
+)
+from ciel.core.events import (
+    AddTask,
+    CancelJob,
+    CloseJob,
+    JobChanged,
+    Message,
+    ObjectSettled,
+    RequestRefused,
+    WantObjects,
+)
+from ciel.core.ids import JobId, ObjectId, job_output_id, root_task_id
+from ciel.core.jobs import ENDED, JobSpec, JobSummary
+from ciel.core.naming import all_references
+from ciel.core.refs import Failure, Future, Reference
+from ciel.core.tasks import USUAL_NEEDS, Mentions, Needs, TaskSpec
+from ciel.wire import codec
+from ciel.wire.descriptors import make_task
+from ciel.wire.references import to_json
+
+if TYPE_CHECKING:
+    from ciel.client.client import Client
+
+_ENDED: Final = frozenset(str(state) for state in ENDED)
+_WANTED_AT_ONCE = 1000  # ids in one message
+
+
+class Job:
+    """An open job of `client`; made by `Client.job`. As a context, it is closed and waited for at
+    the end, and cancelled by an exception.
+    """
+
+    def __init__(self, client: Client, spec: JobSpec, changed: threading.Condition) -> None:
+        self.id: JobId = spec.id
+        self.name = spec.name
+        self._client = client
+        self._changed = changed  # the client's: one lock for all that its connection delivers
+        self._task_count = 0
+        self._wanted: set[ObjectId] = set()
+        self._settled: dict[ObjectId, Reference] = {}
+        self.failed_count = 0
+        """How many of the objects that were wanted could not be made."""
+        self._summary: JobSummary | None = None
+        self._refusal = ""
+        self._closed = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if error is None:
+            self.close()
+            self.wait()
+        else:
+            try:
+                self.cancel(f"its client met {type(error).__name__}")
+            except ClientError:
+                pass  # the first error tells more
+
+    # --- tasks go in ------------------------------------------------------------------------------
+
+    def run(
+        self,
+        command_line: Sequence[str | int | Reference],
+        *,
+        inputs: Sequence[Reference] = (),
+        files: Mapping[str, Reference] | None = None,
+        env: Mapping[str, str] | None = None,
+        needs: Needs = USUAL_NEEDS,
+        name: str = "",
+    ) -> Future:
+        """Add an ordinary program; its standard output is what is returned, once it is wanted.
+
+        References in the command line become paths, `inputs` are joined on standard input, `files`
+        lie under these relative names in the directory where it runs.
+        """
+        args: dict[str, Any] = {"command_line": list(command_line)}
+        if inputs:
+            args["inputs"] = list(inputs)
+        if files:
+            args["files"] = dict(files)
+        if env:
+            args["env"] = dict(env)
+        return self.add(
+            "stdinout", {"args": args}, needs=needs, mentions=Mentions.NOTHING, name=name
+        )[0]
+
+    def add(
+        self,
+        executor: str,
+        arguments: dict[str, Any],
+        *,
+        n_outputs: int = 1,
+        needs: Needs = USUAL_NEEDS,
+        mentions: Mentions = Mentions.ANYTHING,
+        name: str = "",
+    ) -> list[Future]:
+        """Add a task for any executor; references inside `arguments` become its inputs.
+
+        Raises TypeError, ValueError or EncodeError for arguments that have no JSON form.
+        """
+        with self._changed:
+            ordinal = self._task_count
+            self._task_count += 1
+        spec, known = make_task(
+            job=self.id, parent=self.id, ordinal=ordinal, executor=executor, arguments=arguments,
+            n_outputs=n_outputs, needs=needs, mentions=mentions, name=name,
+        )  # fmt: skip
+        self._client.send(AddTask(spec, known))
+        return [Future(output) for output in spec.outputs]
+
+    def start_package(
+        self, handler: str, start_args: Mapping[str, Any], package: Mapping[str, Reference]
+    ) -> Future:
+        """Add the first task of a package. The object returned will be a JSON list of references,
+        one for each output of that task.
+        """
+        arguments = {
+            "package": dict(package),
+            "start_handler": handler,
+            "start_args": dict(start_args),
+        }
+        references = all_references(arguments)
+        output = job_output_id(self.id)
+        spec = TaskSpec(
+            root_task_id(self.id), self.id, self.id, -1, "", "init",
+            tuple([ref.id for ref in references]), (output,), USUAL_NEEDS, False,
+            Mentions.ANYTHING, self.name, codec.encode(to_json(arguments)),
+        )  # fmt: skip
+        known = tuple([ref for ref in references if not isinstance(ref, Future)])
+        self._client.send(AddTask(spec, known))
+        return Future(output)
+
+    def want(self, refs: Iterable[Reference]) -> None:
+        """Have these objects made; it is quicker to want many at once."""
+        with self._changed:
+            objects = [ref.id for ref in refs if ref.id not in self._wanted]
+            objects = list(dict.fromkeys(objects))
+            self._wanted.update(objects)
+        for start in range(0, len(objects), _WANTED_AT_ONCE):
+            batch = tuple(objects[start : start + _WANTED_AT_ONCE])
+            self._client.send(WantObjects(self.id, batch))
+
+    def close(self) -> None:
+        """Say that no more tasks or wants will come: the job ends when what it wants is there."""
+        if not self._closed:
+            self._closed = True
+            self._client.send(CloseJob(self.id))
+
+    def cancel(self, reason: str = "cancelled by its client") -> None:
+        """End the job now; `wait` tells when its programs are gone."""
+        self._client.send(CancelJob(self.id, reason))
+
+    # --- results come out -------------------------------------------------------------------------
+
+    def results(
+        self, refs: Sequence[Reference], timeout_s: float | None = None
+    ) -> Iterator[Reference]:
+        """Want these objects; yield what each became, in this order, as soon as it is known.
+
+        One that could not be made is yielded as a `Failure`. Raises JobEndedError,
+        RequestRefusedError, ConnectionLostError, and WaitTimeoutError when all of it takes longer.
+        """
+        self.want(refs)
+        deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
+        for ref in refs:
+            left_s = None if deadline_s is None else max(0.0, deadline_s - time.monotonic())
+            yield self._await_settled(ref.id, left_s)
+
+    def result(self, ref: Reference, timeout_s: float | None = None) -> Reference:
+        """Want one object, wait for it, and return it; raises TaskFailedError and as `results`."""
+        self.want((ref,))
+        found = self._await_settled(ref.id, timeout_s)
+        if isinstance(found, Failure):
+            raise TaskFailedError(found)
+        return found
+
+    def read(self, ref: Reference, timeout_s: float | None = None) -> bytes:
+        """Return an object's content; raises as `result`, and ObjectUnreadableError."""
+        return self._client.read(self.result(ref, timeout_s))
+
+    def wait(self, timeout_s: float | None = None) -> JobSummary:
+        """Return how the job ended, once it has; raises WaitTimeoutError."""
+        self._await(lambda: self.has_ended, timeout_s, f"job {self.label}")
+        assert self._summary is not None  # by which it has ended
+        return self._summary
+
+    def settled(self, ref: Reference) -> Reference | None:
+        """Return what an object became, None if it is not known yet; never waits."""
+        return self._settled.get(ref.id)
+
+    @property
+    def settled_count(self) -> int:
+        return len(self._settled)
+
+    @property
+    def summary(self) -> JobSummary | None:
+        """What the master said last; None before it said anything."""
+        return self._summary
+
+    @property
+    def has_ended(self) -> bool:
+        return self._summary is not None and self._summary.state in _ENDED
+
+    @property
+    def label(self) -> str:
+        """What to call it before people: its number, once that is known."""
+        return str(self._summary.number) if self._summary else self.id
+
+    # --- what the client passes on, holding the lock ----------------------------------------------
+
+    def take(self, message: Message) -> None:
+        """Take in a message about this job."""
+        if isinstance(message, ObjectSettled):
+            known = self._settled.get(message.ref.id)
+            self.failed_count += isinstance(message.ref, Failure) - isinstance(known, Failure)
+            self._settled[message.ref.id] = message.ref
+        elif isinstance(message, JobChanged):
+            self._summary = message.summary
+        elif isinstance(message, RequestRefused):
+            self._refusal = self._refusal or message.reason
+
+    def _await_settled(self, object_id: ObjectId, timeout_s: float | None) -> Reference:
+        def is_settled() -> bool:
+            if object_id in self._settled:
+                return True
+            if self.has_ended:
+                assert self._summary is not None  # by which it has ended
+                raise JobEndedError(self._summary.number, self._summary.state, self._summary.reason)
+            return False
+
+        self._await(is_settled, timeout_s, f"object {object_id}")
+        return self._settled[object_id]
+
+    def _await(self, condition: Callable[[], bool], timeout_s: float | None, what: str) -> None:
+        def is_true_or_refused() -> bool:
+            if condition():
+                return True
+            if self._refusal:
+                raise RequestRefusedError(self.id, self._refusal)
+            return False
+
+        self._client.wait_until(is_true_or_refused, timeout_s, what)

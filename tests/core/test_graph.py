@@ -1,0 +1,802 @@
+"""The graph in scenes: after each step the whole outbox is compared, and every link is checked."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+
+import pytest
+
+from ciel.core.errors import InvalidTaskError, InvalidTransitionError
+from ciel.core.graph import TaskGraph, TaskNode
+from ciel.core.ids import ObjectId
+from ciel.core.jobs import Job
+from ciel.core.refs import Concrete, Failure, Fixed, Future, Reference, Stream, Tombstone
+from ciel.core.tasks import Mentions, TaskSpec, TaskState
+from ciel.testing.builders import a_chain, a_fan, a_job, a_task, failed, inline, stored
+
+W1, W2 = "w1:8001", "w2:8001"
+
+
+class Scene:
+    """A graph with one job. Tasks are called by the first object that they make."""
+
+    def __init__(self, *tasks: TaskSpec, wanted: Iterable[str] = ()) -> None:
+        self.graph = TaskGraph()
+        self.job = a_job()
+        self.add(*tasks)
+        self.want(*wanted)
+
+    def add(self, *tasks: TaskSpec, job: Job | None = None) -> None:
+        for task in tasks:
+            self.graph.add(task, job or self.job)
+        self.graph.validate()
+
+    def want(self, *names: str) -> None:
+        for name in names:
+            self.graph.want(ObjectId(name), self.job)
+        self.graph.validate()
+
+    def unwant(self, *names: str) -> None:
+        for name in names:
+            self.graph.unwant(ObjectId(name), self.job)
+        self.graph.validate()
+
+    def upload(self, ref: Reference) -> None:
+        self.graph.introduce(ref, self.job)
+
+    def node(self, spec: TaskSpec) -> TaskNode:
+        return self.graph.tasks[spec.id]
+
+    def state(self, spec: TaskSpec) -> TaskState:
+        return self.node(spec).state
+
+    def start(self, spec: TaskSpec, place: str = W1) -> int:
+        assert self.graph.is_ready(self.node(spec))
+        return self.graph.assign(self.node(spec), place)
+
+    def finish(self, spec: TaskSpec, *published: Reference) -> None:
+        self.graph.finish(self.node(spec), published)
+        self.graph.validate()
+
+    def run(self, *specs: TaskSpec, place: str = W1) -> None:
+        """Run tasks that make all they promise, and store it where they run."""
+        for spec in specs:
+            self.start(spec, place)
+            self.finish(spec, *[stored(output, place) for output in spec.outputs])
+
+    def fail(self, spec: TaskSpec, details: str = "no luck") -> None:
+        self.graph.fail(self.node(spec), "RUNTIME_EXCEPTION", details)
+        self.graph.validate()
+
+    def lose(self, name: str, place: str = W1) -> bool:
+        lost = self.graph.lose(ObjectId(name), place)
+        self.graph.validate()
+        return lost
+
+    def drop_all(self) -> dict[str, list[str]]:
+        """Drop what may be dropped; where copies of what lie."""
+        droppable, self.graph.droppable = self.graph.droppable, []
+        places = {name: sorted(self.graph.drop(name)) for name in droppable}
+        self.graph.validate()
+        return {name: held for name, held in places.items() if held}
+
+    def ref(self, name: str) -> Reference:
+        return self.graph.objects.reference(ObjectId(name))
+
+    def error(self, name: str) -> Failure:
+        ref = self.ref(name)
+        assert isinstance(ref, Failure)
+        return ref
+
+    def said(
+        self,
+        runnable: Iterable[str] = (),
+        settled: Iterable[str] = (),
+        unneeded: Iterable[str] = (),
+        droppable: Iterable[str] = (),
+    ) -> None:
+        """Compare and empty all four outboxes: this was said, and nothing else."""
+        graph = self.graph
+        assert [task.spec.outputs[0] for task in graph.runnable] == list(runnable)
+        assert graph.settled == list(settled)
+        assert [task.spec.outputs[0] for task in graph.unneeded] == list(unneeded)
+        assert graph.droppable == list(droppable)
+        for box in (graph.runnable, graph.settled, graph.unneeded, graph.droppable):
+            box.clear()
+
+
+# --- laziness -------------------------------------------------------------------------------------
+
+
+def test_nothing_runs_that_nobody_wants() -> None:
+    a, b = a_chain(2)
+    scene = Scene(a, b)
+    scene.said()
+    assert scene.state(a) is scene.state(b) is TaskState.DORMANT
+
+
+def test_a_wanted_object_wakes_its_producers_and_nobody_else() -> None:
+    leaf0, leaf1, total = a_fan(2)
+    aside = a_task("aside", inputs=["leaf0"])
+    scene = Scene(leaf0, leaf1, total, aside, wanted=["total"])
+    scene.said(runnable=["leaf1", "leaf0"])
+    assert scene.state(total) is TaskState.WAITING
+    assert scene.state(aside) is TaskState.DORMANT
+
+
+def test_a_task_is_runnable_with_the_last_of_its_inputs() -> None:
+    leaf0, leaf1, total = a_fan(2)
+    scene = Scene(leaf0, leaf1, total, wanted=["total"])
+    scene.said(runnable=["leaf1", "leaf0"])
+    scene.run(leaf0)
+    scene.said()
+    scene.run(leaf1)
+    scene.said(runnable=["total"])
+    scene.run(total)
+    scene.said(settled=["total"], droppable=["leaf0", "leaf1"])
+    assert scene.job.unsettled == 0
+
+
+def test_an_object_may_be_wanted_before_its_task_is_known() -> None:
+    scene = Scene(wanted=["c1"])
+    scene.said()
+    a, b = a_chain(2)
+    scene.add(b)
+    scene.said()
+    scene.add(a)
+    scene.said(runnable=["c0"])
+
+
+def test_wanting_twice_is_wanting_once() -> None:
+    scene = Scene(a_task("a"), wanted=["a", "a"])
+    scene.said(runnable=["a"])
+    assert scene.job.unsettled == 1
+
+
+def test_what_is_there_already_is_settled_at_once() -> None:
+    scene = Scene()
+    scene.upload(inline("a"))
+    scene.want("a")
+    scene.said(settled=["a"])
+
+
+def test_a_task_added_twice_is_one_task() -> None:
+    task = a_task("a")
+    scene = Scene(task, task, wanted=["a"])
+    assert len(scene.job.tasks) == 1
+    scene.said(runnable=["a"])
+
+
+# --- growth ---------------------------------------------------------------------------------------
+
+
+def test_a_child_may_take_over_its_parents_output() -> None:
+    parent = a_task("result")
+    scene = Scene(parent, wanted=["result"])
+    scene.said(runnable=["result"])
+    scene.start(parent)
+    child = a_task("result", parent=parent)
+    scene.add(child)
+    scene.said(runnable=["result"])
+    scene.finish(parent)
+    scene.said()
+    scene.run(child)
+    scene.said(settled=["result"])
+    assert scene.state(parent) is TaskState.DONE
+
+
+def test_an_output_neither_made_nor_delegated_is_an_error() -> None:
+    task = a_task("a", "b")
+    scene = Scene(task, wanted=["a", "b"])
+    scene.said(runnable=["a"])
+    scene.start(task)
+    scene.finish(task, inline("a"))
+    scene.said(settled=["a", "b"])
+    assert scene.error("b") == failed("b", "NO_OUTPUT", f"task {task.id} ended without making it")
+
+
+def test_the_graph_grows_by_what_its_tasks_find_out() -> None:
+    """Fibonacci numbers: a task for n > 1 spawns two and delegates its output to their sum."""
+    scene = Scene(root := a_task("fib7", mentions=Mentions.ANYTHING), wanted=["fib7"])
+    numbers = {root.id: 7}
+    values: dict[str, int] = {}
+    ran = 0
+    while scene.graph.runnable:
+        task = scene.graph.runnable.pop().spec
+        scene.start(task)
+        ran += 1
+        number = numbers.get(task.id)
+        if number is not None and number > 1:
+            parts = []
+            for ordinal, smaller in enumerate((number - 1, number - 2)):
+                part = a_task(f"{task.id}.{ordinal}", parent=task, ordinal=ordinal)
+                numbers[part.id] = smaller
+                parts.append(part)
+            names = [part.outputs[0] for part in parts]
+            scene.add(*parts, a_task(task.outputs[0], inputs=names, parent=task, ordinal=2))
+            scene.finish(task)
+        else:
+            value = sum(values[i] for i in task.inputs) if number is None else number
+            values[task.outputs[0]] = value
+            scene.finish(task, inline(task.outputs[0], str(value).encode()))
+    assert values["fib7"] == 13
+    assert scene.ref("fib7") == inline("fib7", b"13")
+    assert scene.job.counts[TaskState.DONE] == ran == len(scene.job.tasks) == 61
+
+
+def test_a_parent_of_another_job_is_refused() -> None:
+    scene = Scene(parent := a_task("a"))
+    other = a_job("other")
+    with pytest.raises(InvalidTaskError, match="not a task of its job"):
+        scene.graph.add(a_task("b", parent=parent), other)
+    with pytest.raises(InvalidTaskError, match="not a task of its job"):
+        scene.graph.add(a_task("b", parent=a_task("unknown")), scene.job)
+    assert not other.tasks
+
+
+def test_a_refused_task_leaves_no_trace() -> None:
+    scene = Scene()
+    scene.upload(inline("there"))
+    with pytest.raises(InvalidTaskError, match="there exists already"):
+        scene.graph.add(a_task("fresh", "there", inputs=["x"]), scene.job)
+    assert not scene.graph.tasks
+    scene.add(a_task("fresh"))
+    scene.want("fresh")
+    scene.said(runnable=["fresh"])
+
+
+def test_a_rerun_that_spawns_the_same_children_is_not_noticed() -> None:
+    parent = a_task("a")
+    child = a_task("b", parent=parent)
+    scene = Scene(parent, child, wanted=["a"])
+    scene.run(parent)
+    scene.lose("a")
+    scene.start(parent)
+    scene.add(child)
+    assert scene.graph.divergent == []
+
+
+def test_a_rerun_that_spawns_another_child_is_noted() -> None:
+    parent = a_task("a")
+    scene = Scene(parent, wanted=["a"])
+    scene.start(parent)
+    scene.add(a_task("b", parent=parent, ordinal=3))
+    scene.graph.requeue(scene.node(parent))
+    scene.start(parent)
+    scene.add(a_task("b", parent=parent, ordinal=3, salt="random"))
+    assert scene.graph.divergent == [(parent.id, 3)]
+
+
+def test_of_two_tasks_that_make_the_same_only_the_first_runs() -> None:
+    first, second = a_task("memo", ordinal=0), a_task("memo", ordinal=1)
+    scene = Scene(first, second, a_task("after", inputs=["memo"]), wanted=["memo", "after"])
+    scene.said(runnable=["memo"])
+    assert scene.state(second) is TaskState.DORMANT
+    scene.run(first)
+    scene.said(runnable=["after"], settled=["memo"])
+    scene.add(a_task("memo", ordinal=2))
+    scene.said()
+
+
+# --- errors ---------------------------------------------------------------------------------------
+
+
+def test_an_error_reaches_the_end_of_a_chain_and_is_told_once() -> None:
+    chain = a_chain(50)
+    scene = Scene(*chain, wanted=["c49"])
+    scene.said(runnable=["c0"])
+    scene.start(chain[0])
+    scene.fail(chain[0], "exit status 3")
+    scene.said(settled=["c49"])
+    error = scene.error("c49")
+    assert error.reason == "DEPENDENCY_FAILED"
+    assert error.details == "its input c0 failed (RUNTIME_EXCEPTION): exit status 3"
+    assert {scene.state(task) for task in chain} == {TaskState.FAILED}
+
+
+def test_an_error_stops_work_for_what_has_failed_alone() -> None:
+    bad, good, total = a_task("bad"), a_task("good"), a_task("total", inputs=["bad", "good"])
+    scene = Scene(bad, good, total, wanted=["total"])
+    scene.said(runnable=["good", "bad"])
+    scene.start(bad)
+    scene.start(good)
+    scene.fail(bad)
+    scene.said(settled=["total"], unneeded=["good"])
+
+
+def test_a_task_that_sees_errors_runs_on_them() -> None:
+    bad = a_task("bad")
+    watcher = a_task("report", inputs=["bad"], sees_errors=True)
+    scene = Scene(bad, watcher, wanted=["report"])
+    scene.said(runnable=["bad"])
+    scene.start(bad)
+    scene.fail(bad)
+    scene.said(runnable=["report"])
+    scene.run(watcher)
+    scene.said(settled=["report"])
+
+
+def test_a_task_whose_input_has_failed_before_fails_at_once() -> None:
+    bad = a_task("bad")
+    scene = Scene(bad, wanted=["bad"])
+    scene.start(bad)
+    scene.fail(bad)
+    scene.said(runnable=["bad"], settled=["bad"])
+    late = a_task("late", inputs=["bad"])
+    scene.add(late)
+    scene.want("late")
+    scene.said(settled=["late"])
+    assert scene.state(late) is TaskState.FAILED
+
+
+def test_an_output_that_was_made_stays_when_its_task_fails_later() -> None:
+    task = a_task("a", "b")
+    scene = Scene(task, wanted=["a", "b"])
+    scene.start(task)
+    scene.graph.publish(inline("a"))
+    scene.fail(task)
+    scene.said(runnable=["a"], settled=["a", "b"])
+    assert scene.ref("a") == inline("a")
+    assert scene.error("b").reason == "RUNTIME_EXCEPTION"
+
+
+def test_a_fixed_object_is_lost_as_an_error_with_its_place() -> None:
+    task = a_task("process")
+    scene = Scene(task, wanted=["process"])
+    scene.start(task)
+    scene.finish(task, Fixed(ObjectId("process"), W1))
+    scene.said(runnable=["process"], settled=["process"])
+    scene.lose("process")
+    assert scene.error("process") == failed("process", "LOST_FIXED_OBJECT", W1)
+
+
+# --- loss -----------------------------------------------------------------------------------------
+
+
+def test_a_copy_elsewhere_makes_a_loss_harmless() -> None:
+    task = a_task("a")
+    scene = Scene(task, wanted=["a"])
+    scene.run(task)
+    scene.graph.publish(stored("a", W2))
+    scene.said(runnable=["a"], settled=["a"])
+    assert not scene.lose("a", W1)
+    scene.said()
+    assert scene.ref("a") == stored("a", W2)
+    assert scene.lose("a", W2)
+    scene.said(runnable=["a"])
+    assert scene.job.unsettled == 1
+
+
+def test_a_loss_that_nobody_minds_starts_nothing() -> None:
+    task = a_task("a", "b")
+    scene = Scene(task, wanted=["a"])
+    scene.run(task)
+    scene.said(runnable=["a"], settled=["a"], droppable=["b"])
+    assert scene.lose("b")
+    scene.said()
+    assert scene.ref("b") == Future(ObjectId("b"))
+
+
+def test_a_loss_where_it_never_lay_changes_nothing() -> None:
+    task = a_task("a")
+    scene = Scene(task, wanted=["a"])
+    scene.run(task, place=W1)
+    scene.said(runnable=["a"], settled=["a"])
+    assert not scene.lose("a", W2)
+    assert not scene.lose("unknown", W1)
+    scene.said()
+
+
+def test_only_producers_of_what_is_missing_run_again() -> None:
+    first, second, third = a_chain(3)
+    scene = Scene(first, second, third, wanted=["c2"])
+    scene.run(first, place=W2)
+    scene.run(second, third, place=W1)
+    scene.said(runnable=["c0", "c1", "c2"], settled=["c2"], droppable=["c0", "c1"])
+    assert scene.graph.lose_location(W1) == ["c1", "c2"]
+    scene.graph.validate()
+    scene.said(runnable=["c1"])
+    scene.run(second, place=W2)
+    scene.said(runnable=["c2"], droppable=["c0"])
+    assert scene.start(third, W2) == 2
+
+
+def test_a_runnable_task_learns_of_a_loss_when_it_is_to_start() -> None:
+    first, second = a_chain(2)
+    scene = Scene(first, second, wanted=["c1"])
+    scene.run(first)
+    scene.said(runnable=["c0", "c1"])
+    scene.lose("c0")
+    scene.said()
+    assert not scene.graph.is_ready(scene.node(second))
+    scene.said(runnable=["c0"])
+    scene.run(first)
+    scene.said(runnable=["c1"])
+    scene.run(second)
+    scene.said(settled=["c1"], droppable=["c0"])
+
+
+def test_an_upload_that_is_lost_is_an_error_that_says_so() -> None:
+    reader = a_task("a", inputs=["upload"])
+    scene = Scene()
+    scene.upload(stored("upload", W1))
+    scene.add(reader)
+    scene.want("a")
+    scene.said(runnable=["a"])
+    scene.lose("upload")
+    assert scene.error("upload").reason == "OBJECT_LOST"
+    assert not scene.graph.is_ready(scene.node(reader))
+    scene.said(settled=["a"])
+    details = "its input upload failed (OBJECT_LOST): no copy of it is left, and no task makes it"
+    assert scene.error("a").details == details
+
+
+def test_a_stream_that_is_lost_is_made_again() -> None:
+    task, reader = a_chain(2)
+    scene = Scene(task, reader, wanted=["c0", "c1"])
+    scene.said(runnable=["c0"])
+    scene.start(task)
+    scene.graph.publish(Stream(ObjectId("c0"), frozenset((W1,))))
+    scene.said(runnable=["c1"])
+    assert scene.lose("c0")
+    assert scene.job.unsettled == 2
+    scene.graph.requeue(scene.node(task))
+    scene.said(runnable=["c0"])
+    scene.run(task)
+    assert scene.job.unsettled == 1
+    scene.said(settled=["c0"])
+
+
+LONG = 20_000
+
+
+def a_long_chain_that_ran() -> tuple[Scene, list[TaskSpec]]:
+    chain = a_chain(LONG)
+    scene = Scene(*chain, wanted=[f"c{LONG - 1}"])
+    assert run_all(scene) == LONG
+    assert isinstance(scene.ref(f"c{LONG - 1}"), Concrete)
+    return scene, chain
+
+
+def run_all(scene: Scene) -> int:
+    """Run whatever is runnable without checks between, which would take quadratic time."""
+    count = 0
+    graph = scene.graph
+    while graph.runnable:
+        task = graph.runnable.pop()
+        if graph.is_ready(task):
+            graph.assign(task, W1)
+            graph.finish(task, [stored(output, W1) for output in task.spec.outputs])
+            count += 1
+    graph.validate()
+    return count
+
+
+@pytest.mark.parametrize("drop_first", [False, True])
+def test_a_chain_of_twenty_thousand_is_rebuilt_from_its_end(drop_first: bool) -> None:
+    scene, _ = a_long_chain_that_ran()
+    assert sys.getrecursionlimit() < LONG
+    if drop_first:
+        assert len(scene.drop_all()) == LONG - 1
+        assert scene.lose(f"c{LONG - 1}")
+    else:
+        assert len(scene.graph.lose_location(W1)) == LONG
+    assert run_all(scene) == LONG
+    assert scene.job.unsettled == 0
+
+
+def test_a_chain_of_twenty_thousand_fails_at_once_and_goes_to_sleep_at_once() -> None:
+    chain = a_chain(LONG)
+    scene = Scene(*chain, wanted=[f"c{LONG - 1}"])
+    scene.unwant(f"c{LONG - 1}")
+    assert scene.job.counts[TaskState.DORMANT] == LONG
+    scene.want(f"c{LONG - 1}")
+    scene.fail(chain[0])
+    assert scene.job.counts[TaskState.FAILED] == LONG
+    assert scene.error(f"c{LONG - 1}").reason == "DEPENDENCY_FAILED"
+
+
+# --- release --------------------------------------------------------------------------------------
+
+
+def test_an_intermediate_object_is_dropped_with_its_last_reader() -> None:
+    first, second = a_chain(2)
+    other = a_task("other", inputs=["c0"])
+    scene = Scene(first, second, other, wanted=["c1", "other"])
+    scene.run(first, second)
+    scene.said(runnable=["c0", "c1", "other"], settled=["c1"])
+    scene.run(other, place=W2)
+    scene.said(settled=["other"], droppable=["c0"])
+    assert scene.graph.drop(ObjectId("c0")) == {W1}
+    assert scene.ref("c0") == Future(ObjectId("c0"))
+
+
+@pytest.mark.parametrize("name", ["c1", "upload", "failed", "unknown"])
+def test_what_is_needed_or_cannot_be_made_is_never_dropped(name: str) -> None:
+    first, second = a_chain(2)
+    bad = a_task("failed")
+    scene = Scene()
+    scene.upload(stored("upload", W1))
+    scene.add(first, second, bad)
+    scene.want("c1", "failed")
+    scene.run(first, second)
+    scene.start(bad)
+    scene.fail(bad)
+    before = scene.ref(name)
+    assert scene.graph.drop(ObjectId(name)) == frozenset()
+    assert scene.ref(name) == before
+
+
+def test_what_a_list_mentions_stays_as_long_as_the_list() -> None:
+    item = a_task("item")
+    listing = a_task("list", inputs=["item"], mentions=Mentions.INPUTS)
+    scene = Scene(item, listing, wanted=["list"])
+    scene.run(item, listing)
+    scene.said(runnable=["item", "list"], settled=["list"])
+    assert scene.drop_all() == {}
+    scene.unwant("list")
+    assert scene.drop_all() == {"list": [W1]}
+    assert scene.drop_all() == {"item": [W1]}
+
+
+def test_a_lost_list_is_made_again_from_what_it_mentioned() -> None:
+    item = a_task("item")
+    listing = a_task("list", inputs=["item"], mentions=Mentions.INPUTS)
+    scene = Scene(item, listing, wanted=["list"])
+    scene.run(item, place=W2)
+    scene.run(listing, place=W1)
+    scene.said(runnable=["item", "list"], settled=["list"])
+    scene.lose("list", W1)
+    assert scene.drop_all() == {}
+    scene.run(listing)
+    scene.said(runnable=["list"], settled=["list"])
+    scene.unwant("list")
+    assert scene.drop_all() == {"list": [W1]}
+    assert scene.drop_all() == {"item": [W2]}
+
+
+def test_a_list_that_failed_mentions_nothing() -> None:
+    item = a_task("item")
+    listing = a_task("list", inputs=["item"], mentions=Mentions.INPUTS)
+    scene = Scene(item, listing, wanted=["list"])
+    scene.run(item)
+    scene.start(listing)
+    scene.fail(listing)
+    assert scene.drop_all() == {"item": [W1]}
+
+
+def test_what_a_task_that_mentions_anything_saw_stays_for_good() -> None:
+    item = a_task("item")
+    free = a_task("free", inputs=["item"], mentions=Mentions.ANYTHING)
+    scene = Scene(item, free, wanted=["free"])
+    scene.run(item, free)
+    scene.unwant("free")
+    assert scene.drop_all() == {}
+
+
+def test_what_children_of_a_free_task_make_stays_for_good() -> None:
+    free = a_task("free", mentions=Mentions.ANYTHING)
+    child = a_task("part", parent=free)
+    reader = a_task("free", inputs=["part"], parent=free, ordinal=1)
+    scene = Scene(free, wanted=["free"])
+    scene.start(free)
+    scene.add(child, reader)
+    scene.finish(free)
+    scene.run(child, reader)
+    assert scene.drop_all() == {}
+
+
+def test_a_dropped_object_is_made_again_when_a_lost_result_needs_it() -> None:
+    first, second = a_chain(2)
+    scene = Scene(first, second, wanted=["c1"])
+    scene.run(first, second)
+    assert scene.drop_all() == {"c0": [W1]}
+    scene.said(runnable=["c0", "c1"], settled=["c1"])
+    scene.lose("c1")
+    scene.said(runnable=["c0"])
+    scene.run(first)
+    scene.said(runnable=["c1"])
+    scene.run(second)
+    scene.said(settled=["c1"], droppable=["c0"])
+
+
+def test_a_dropped_object_is_made_again_for_a_late_reader() -> None:
+    first, second = a_chain(2)
+    scene = Scene(first, second, wanted=["c1"])
+    scene.run(first, second)
+    assert scene.drop_all() == {"c0": [W1]}
+    scene.said(runnable=["c0", "c1"], settled=["c1"])
+    scene.add(a_task("late", inputs=["c0"]))
+    scene.want("late")
+    scene.said(runnable=["c0"])
+
+
+# --- losing interest ------------------------------------------------------------------------------
+
+
+def test_unwanting_puts_everything_upstream_to_sleep() -> None:
+    leaf0, leaf1, total = a_fan(2)
+    scene = Scene(leaf0, leaf1, total, wanted=["total"])
+    scene.said(runnable=["leaf1", "leaf0"])
+    scene.start(leaf0)
+    scene.unwant("total")
+    scene.said(unneeded=["leaf0"])
+    assert scene.state(leaf1) is scene.state(total) is TaskState.DORMANT
+    scene.graph.sleep(scene.node(leaf0))
+    scene.graph.validate()
+    assert scene.job.counts[TaskState.DORMANT] == 3
+    assert scene.job.unsettled == 0
+
+
+def test_what_another_reader_needs_goes_on() -> None:
+    first, second = a_chain(2)
+    other = a_task("other", inputs=["c0"])
+    scene = Scene(first, second, other, wanted=["c1", "other"])
+    scene.said(runnable=["c0"])
+    scene.unwant("c1")
+    scene.said()
+    assert scene.state(first) is TaskState.RUNNABLE
+    assert scene.state(second) is TaskState.DORMANT
+
+
+def test_a_sleeping_task_wakes_when_it_is_wanted_again() -> None:
+    first, second = a_chain(2)
+    scene = Scene(first, second, wanted=["c1"])
+    scene.unwant("c1")
+    scene.said(runnable=["c0"])
+    scene.want("c1")
+    scene.said(runnable=["c0"])
+    scene.run(first, second)
+    scene.said(runnable=["c1"], settled=["c1"], droppable=["c0"])
+
+
+def test_unwanting_what_was_never_wanted_changes_nothing() -> None:
+    scene = Scene(a_task("a"))
+    scene.unwant("a", "unknown")
+    scene.said()
+
+
+# --- attempts -------------------------------------------------------------------------------------
+
+
+def test_a_requeued_task_gets_the_next_number() -> None:
+    task = a_task("a")
+    scene = Scene(task, wanted=["a"])
+    assert scene.start(task) == 1
+    scene.graph.requeue(scene.node(task))
+    scene.said(runnable=["a", "a"])
+    assert scene.start(task) == 2
+
+
+def test_a_requeued_task_that_nobody_needs_any_more_sleeps() -> None:
+    task = a_task("a")
+    scene = Scene(task, wanted=["a"])
+    scene.start(task)
+    scene.unwant("a")
+    scene.graph.requeue(scene.node(task))
+    assert scene.state(task) is TaskState.DORMANT
+
+
+def test_a_step_that_makes_no_sense_is_refused_with_the_state_it_met() -> None:
+    task = a_task("a")
+    scene = Scene(task)
+    with pytest.raises(InvalidTransitionError, match="dormant: cannot become assigned"):
+        scene.graph.assign(scene.node(task), W1)
+    with pytest.raises(InvalidTransitionError, match="dormant: cannot become runnable"):
+        scene.graph.requeue(scene.node(task))
+    scene.graph.validate()
+
+
+# --- the end of a job -----------------------------------------------------------------------------
+
+
+def test_cancelling_ends_all_that_is_unfinished() -> None:
+    first, second, third = a_chain(3)
+    scene = Scene(first, second, third, a_task("aside"), wanted=["c2", "nobody makes it"])
+    scene.run(first)
+    scene.start(second)
+    scene.said(runnable=["c0", "c1"])
+    scene.graph.cancel(scene.job, "the user said so")
+    scene.graph.validate()
+    assert scene.state(first) is TaskState.DONE
+    assert scene.job.counts[TaskState.CANCELLED] == 3
+    assert scene.error("c2") == failed("c2", "CANCELLED", "the user said so")
+    assert scene.error("nobody makes it").reason == "CANCELLED"
+    assert scene.job.unsettled == 0
+
+
+def test_removing_a_job_forgets_all_of_it_and_says_what_lies_where() -> None:
+    first, second = a_chain(2)
+    scene = Scene()
+    scene.upload(stored("upload", W2))
+    scene.add(first, second, a_task("c2", inputs=["c1", "upload"]), a_task("never", inputs=["x"]))
+    scene.want("c1", "nobody makes it")
+    scene.run(first, place=W1)
+    scene.run(second, place=W2)
+    deletions = scene.graph.remove(scene.job)
+    assert {place: sorted(names) for place, names in deletions.items()} == {
+        W1: ["c0"],
+        W2: ["c1", "upload"],
+    }
+    assert not scene.graph.tasks
+    assert not scene.graph.objects.nodes
+    assert scene.graph.objects.held_at(W1) == scene.graph.objects.held_at(W2) == []
+    scene.graph.validate()
+
+
+def test_removing_a_job_leaves_what_another_job_wants() -> None:
+    task = a_task("a")
+    scene = Scene(task, wanted=["a"])
+    scene.run(task)
+    other = a_job("other")
+    scene.graph.want(ObjectId("a"), other)
+    assert scene.graph.remove(scene.job) == {}
+    assert scene.ref("a") == stored("a", W1)
+
+
+def test_the_running_tasks_of_a_job_are_listed() -> None:
+    scene = Scene(*a_chain(2), aside := a_task("aside"), wanted=["c1", "aside"])
+    assert scene.graph.running(scene.job) == []
+    scene.start(aside)
+    assert scene.graph.running(scene.job) == [scene.node(aside)]
+
+
+def test_failed_results_include_those_that_a_result_lists() -> None:
+    bad, good = a_task("bad"), a_task("good")
+    listing = a_task("list", inputs=["good", "bad"], mentions=Mentions.INPUTS, sees_errors=True)
+    scene = Scene(bad, good, listing, wanted=["list", "bad"])
+    scene.start(bad)
+    scene.fail(bad)
+    scene.run(good, listing)
+    assert scene.graph.failed_results(scene.job) == ["bad", "bad"]
+    scene.unwant("bad")
+    assert scene.graph.failed_results(scene.job) == ["bad"]
+
+
+def test_stuck_names_what_nobody_makes() -> None:
+    scene = Scene(a_task("a", inputs=["orphan"]), a_task("b", inputs=["a"]), wanted=["b"])
+    assert scene.graph.stuck(scene.job) == ["orphan"]
+    scene.want("other orphan")
+    assert sorted(scene.graph.stuck(scene.job)) == ["orphan", "other orphan"]
+
+
+def test_stuck_names_a_circle() -> None:
+    scene = Scene(a_task("a", inputs=["b"]), a_task("b", inputs=["a"]), wanted=["a"])
+    scene.said()
+    assert sorted(scene.graph.stuck(scene.job)) == ["a", "b"]
+
+
+def test_a_circle_can_be_failed() -> None:
+    scene = Scene(a_task("a", inputs=["b"]), a_task("b", inputs=["a"]), wanted=["a"])
+    scene.graph.publish(failed("b", "NEVER_MADE", "a circle"))
+    scene.graph.validate()
+    scene.said(settled=["a"])
+    assert scene.error("a").reason == "DEPENDENCY_FAILED"
+
+
+# --- news of objects ------------------------------------------------------------------------------
+
+
+def test_news_of_nothing_new_is_not_told_again() -> None:
+    task = a_task("a")
+    scene = Scene(task, wanted=["a"])
+    scene.run(task)
+    scene.said(runnable=["a"], settled=["a"])
+    scene.graph.publish(stored("a", W1))
+    scene.graph.publish(stored("a", W2))
+    scene.graph.publish(Tombstone(ObjectId("a"), frozenset(("w9:8001",))))
+    scene.graph.validate()
+    scene.said()
+    assert scene.ref("a") == stored("a", W1, W2)
+
+
+def test_a_place_is_told_all_that_it_holds() -> None:
+    scene = Scene()
+    for name in ("a", "b"):
+        scene.upload(stored(name, W1, W2))
+    scene.upload(inline("c"))
+    assert scene.graph.objects.held_at(W1) == ["a", "b"]
+    scene.lose("a", W1)
+    assert scene.graph.objects.held_at(W1) == ["b"]
+    assert scene.graph.objects.held_at(W2) == ["a", "b"]

@@ -1,0 +1,129 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ciel.core.ids import ObjectId
+from ciel.core.placement import (
+    OTHER_HOST_BYTES_PER_S,
+    SAME_HOST_BYTES_PER_S,
+    STREAM_BYTES,
+    SWEETHEART_FACTOR,
+    Candidate,
+    Load,
+    loads_of,
+    rank,
+)
+from ciel.core.refs import SocketStream, Stream, Sweetheart
+from ciel.testing.builders import failed, inline, stored
+
+W1, W2, W3 = "w1:8001", "w2:8001", "w3:8001"
+HOSTS = {W1: "h1", W2: "h2", W3: "h1"}
+MIB = 1 << 20
+
+candidates = st.lists(
+    st.builds(
+        Candidate,
+        st.sampled_from([W1, W2, W3]),
+        st.sampled_from(["h1", "h2"]),
+        st.booleans(),
+        st.floats(0, 100),
+    ),
+    min_size=1,
+    max_size=6,
+    unique_by=lambda candidate: candidate.location,
+)
+loads = st.lists(
+    st.builds(
+        Load, st.integers(0, 1 << 63), st.frozensets(st.sampled_from([W1, W2, W3]), min_size=1)
+    ),
+    max_size=4,
+)
+
+
+def candidate(location: str, wait_s: float = 0.0) -> Candidate:
+    return Candidate(location, HOSTS[location], wait_s == 0.0, wait_s)
+
+
+def order(loads: list[Load], *candidates: Candidate) -> list[str]:
+    return [choice.location for choice in rank(loads, candidates, HOSTS)]
+
+
+@given(loads, candidates)
+def test_every_candidate_is_ranked_once_cheapest_first(
+    loads: list[Load], candidates: list[Candidate]
+) -> None:
+    choices = rank(loads, candidates, HOSTS)
+    assert sorted(c.location for c in choices) == sorted(c.location for c in candidates)
+    assert [c.cost_s for c in choices] == sorted(c.cost_s for c in choices)
+
+
+@given(loads, candidates)
+def test_ties_keep_the_candidates_order(loads: list[Load], candidates: list[Candidate]) -> None:
+    costs = {c.location: c.cost_s for c in rank(loads, candidates, HOSTS)}
+    expected = sorted((c.location for c in candidates), key=lambda location: costs[location])
+    assert order(loads, *candidates) == expected
+
+
+@given(loads, st.permutations([W1, W2, W3]))
+def test_a_cost_does_not_depend_on_who_else_is_there(loads: list[Load], names: list[str]) -> None:
+    together = {c.location: c.cost_s for c in rank(loads, [candidate(n) for n in names], HOSTS)}
+    for name in names:
+        assert rank(loads, [candidate(name)], HOSTS)[0].cost_s == together[name]
+
+
+def test_the_holder_comes_first_then_its_host_then_the_others() -> None:
+    held = [Load(MIB, frozenset((W1,)))]
+    assert order(held, candidate(W2), candidate(W3), candidate(W1)) == [W1, W3, W2]
+
+
+def test_the_holder_of_more_bytes_comes_first() -> None:
+    held = [Load(MIB, frozenset((W1,))), Load(2 * MIB, frozenset((W2,)))]
+    assert order(held, candidate(W1), candidate(W2)) == [W2, W1]
+
+
+def test_a_copy_on_the_same_host_counts_wherever_it_lies() -> None:
+    held = [Load(MIB, frozenset((W2, W1)))]
+    assert order(held, candidate(W3), candidate(W1)) == [W1, W3]
+    assert rank(held, [candidate(W3)], HOSTS)[0].cost_s == MIB / SAME_HOST_BYTES_PER_S
+
+
+def test_a_holder_that_is_busy_for_long_loses_to_one_who_must_fetch() -> None:
+    held = [Load(100_000_000, frozenset((W1,)))]
+    fetch_s = 100_000_000 / OTHER_HOST_BYTES_PER_S
+    assert order(held, candidate(W1, fetch_s * 0.9), candidate(W2)) == [W1, W2]
+    assert order(held, candidate(W1, fetch_s * 1.1), candidate(W2)) == [W2, W1]
+
+
+def test_an_unknown_place_counts_as_another_host() -> None:
+    held = [Load(MIB, frozenset(("gone:8001",)))]
+    assert rank(held, [candidate(W1)], HOSTS)[0].cost_s == MIB / OTHER_HOST_BYTES_PER_S
+
+
+def test_the_reason_tells_the_bytes_and_both_times() -> None:
+    reason = rank([Load(100_000_000, frozenset((W1,)))], [candidate(W2, 0.25)], HOSTS)[0].reason
+    assert reason == "100000000 bytes to fetch (about 1 s), a slot in about 0.25 s"
+
+
+def test_what_lies_nowhere_weighs_nothing() -> None:
+    assert loads_of([inline("a"), failed("b")]) == []
+
+
+@pytest.mark.parametrize(
+    "ref, expected",
+    [
+        (stored("a", W1, W2, size_bytes=7), Load(7, frozenset((W1, W2)))),
+        (stored("a", W1)._replace(size_bytes=None), Load(STREAM_BYTES, frozenset((W1,)))),
+        (
+            Sweetheart(ObjectId("a"), W1, 7, frozenset((W1, W2))),
+            Load(7 * SWEETHEART_FACTOR, frozenset((W1,))),
+        ),
+        (Stream(ObjectId("a"), frozenset((W2,))), Load(STREAM_BYTES, frozenset((W2,)))),
+        (SocketStream(ObjectId("a"), W2, 9000), Load(STREAM_BYTES, frozenset((W2,)))),
+    ],
+)
+def test_an_input_weighs_what_would_have_to_move(ref: object, expected: Load) -> None:
+    assert loads_of([ref]) == [expected]  # type: ignore[list-item]  # the table's references
+
+
+def test_an_empty_object_weighs_nothing() -> None:
+    assert loads_of([stored("a", W1, size_bytes=0)]) == [Load(0, frozenset((W1,)))]

@@ -1,0 +1,268 @@
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ciel.core.errors import InvalidIdError
+from ciel.core.ids import JobId, ObjectId, child_id
+from ciel.core.jobs import JobSpec, summarise
+from ciel.core.refs import Concrete, Future, Value
+from ciel.core.tasks import USUAL_NEEDS, Mentions, Needs, TaskSpec, check_task
+from ciel.testing.builders import a_job, a_root_task, a_task
+from ciel.testing.strategies import json_values, references
+from ciel.wire import codec
+from ciel.wire.descriptors import (
+    TASK_FIELD_COUNT,
+    job_fields,
+    make_task,
+    read_arguments,
+    read_ids,
+    read_job,
+    read_summary,
+    read_task,
+    task_fields,
+)
+from ciel.wire.errors import DecodeError, EncodeError
+
+JOB = JobId("job")
+A, B = ObjectId("a"), ObjectId("b")
+
+
+def a_made_task(arguments: dict[str, Any], **options: Any) -> TaskSpec:
+    spec, _ = make_task(
+        job=JOB, parent=JOB, ordinal=0, executor="stdinout", arguments=arguments, **options
+    )
+    return spec
+
+
+def through_the_wire(fields: list[Any]) -> Any:
+    return codec.decode(codec.encode(fields))
+
+
+# --- making tasks ---------------------------------------------------------------------------------
+
+
+def test_the_references_in_its_arguments_are_a_tasks_inputs() -> None:
+    stored = Concrete(B, 5, frozenset(("w1:8001",)))
+    spec, known = make_task(
+        job=JOB, parent=JOB, ordinal=3, executor="stdinout",
+        arguments={"args": {"command_line": ["cat", Future(A), stored], "inputs": [Future(A)]}},
+    )  # fmt: skip
+    assert spec.inputs == (A, B)
+    assert known == (stored,)
+    assert spec.id == child_id(JOB, 3, spec.digest)
+    assert spec.outputs == (f"{spec.id}:out:0",)
+    check_task(spec)
+
+
+@given(st.dictionaries(st.text(max_size=4), json_values() | references()).filter(
+    lambda arguments: "__ref__" not in repr(arguments)
+))  # fmt: skip
+def test_arguments_survive_the_payload(arguments: dict[str, Any]) -> None:
+    assert read_arguments(a_made_task(arguments).payload) == arguments
+
+
+def test_what_is_known_of_an_input_does_not_change_a_name() -> None:
+    future = a_made_task({"args": [Future(A)]})
+    value = a_made_task({"args": [Value.of(A, b"x")]})
+    assert future.id == value.id
+    assert future.payload != value.payload
+
+
+def test_another_argument_or_ordinal_is_another_task() -> None:
+    first, _ = make_task(job=JOB, parent=JOB, ordinal=0, executor="x", arguments={"args": [1]})
+    other, _ = make_task(job=JOB, parent=JOB, ordinal=0, executor="x", arguments={"args": ["1"]})
+    again, _ = make_task(job=JOB, parent=JOB, ordinal=1, executor="x", arguments={"args": [1]})
+    assert len({first.id, other.id, again.id}) == 3
+
+
+def test_memoised_outputs_depend_on_arguments_and_job_alone() -> None:
+    def outputs(job: str, ordinal: int, value: int) -> tuple[ObjectId, ...]:
+        spec, _ = make_task(
+            job=JobId(job), parent=job, ordinal=ordinal, executor="stdinout",
+            arguments={"args": [value]}, n_outputs=2, memoise=True,
+        )  # fmt: skip
+        check_task(spec)
+        return spec.outputs
+
+    assert outputs("job", 0, 1) == outputs("job", 7, 1)
+    assert outputs("job", 0, 1) != outputs("other", 0, 1)
+    assert outputs("job", 0, 1) != outputs("job", 0, 2)
+
+
+def test_outputs_may_be_taken_over() -> None:
+    assert a_made_task({}, outputs=(A,)).outputs == (A,)
+
+
+CIRCLE: list[Any] = []
+CIRCLE.append(CIRCLE)
+
+
+@pytest.mark.parametrize("value", [b"bytes", {1: 2}, float("nan"), {"__ref__": "a"}, CIRCLE])
+def test_arguments_without_a_canonical_form_make_no_task(value: Any) -> None:
+    with pytest.raises((TypeError, ValueError, EncodeError)):
+        a_made_task({"args": value})
+
+
+@pytest.mark.parametrize("payload", [b"", b"[]", b"7", b"null", b"{", b'{"a":NaN}', b"\xff", b'""'])
+def test_a_payload_that_holds_no_arguments_is_one_error(payload: bytes) -> None:
+    with pytest.raises(DecodeError):
+        read_arguments(payload)
+
+
+# --- tasks in records -----------------------------------------------------------------------------
+
+SPECS = {
+    "plain": a_task("a"),
+    "several outputs": a_task("a", "b", inputs=["c", "d"], sees_errors=True),
+    "needs": a_task("a")._replace(needs=Needs(2, 1 << 30, -7, 1.5, 3)),
+    "mentions": a_task("a", mentions=Mentions.INPUTS, name="two of them"),
+    "root": a_root_task(),
+    "usual outputs": a_made_task({}, n_outputs=3),
+    "child": a_task("a", parent=a_task("p"), ordinal=7),
+}
+
+
+@pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
+def test_a_task_survives_a_round_trip(spec: TaskSpec) -> None:
+    fields = through_the_wire(task_fields(spec))
+    assert len(fields) == TASK_FIELD_COUNT
+    assert read_task(fields, spec.payload) == spec
+
+
+@given(
+    st.builds(Needs, st.integers(), st.integers(), st.integers(), st.floats(0, 1e9), st.integers()),
+    st.booleans(),
+    st.sampled_from(Mentions),
+    st.binary(max_size=9),
+)
+def test_needs_and_flags_survive_a_round_trip(
+    needs: Needs, sees_errors: bool, mentions: Mentions, payload: bytes
+) -> None:
+    spec = a_task("a", sees_errors=sees_errors, mentions=mentions)
+    spec = spec._replace(needs=needs, payload=payload)
+    assert read_task(through_the_wire(task_fields(spec)), payload) == spec
+
+
+def test_usual_things_take_no_room() -> None:
+    fields = task_fields(SPECS["usual outputs"])
+    assert fields[7:9] == [3, 0]
+    assert read_task(through_the_wire(fields), b"").needs is USUAL_NEEDS
+
+
+ID, _JOB, PARENT, ORDINAL, DIGEST, EXECUTOR, INPUTS, OUTPUTS, NEEDS, FLAGS, NAME = range(11)
+NO_IDS: list[Any] = ["", "../x", "a\0b", "x" * 129, "x" * 300, ".x", None, 7, True, 1.5, [], {}]
+HOSTILE: dict[int, list[Any]] = {
+    **dict.fromkeys([ID, _JOB, PARENT], NO_IDS),
+    ORDINAL: [-2, 2**63, 10**1000, 1.0, True, "0", None, [0]],
+    DIGEST: [None, 7, ["d"], "d" * 65],
+    EXECUTOR: ["", None, 7, ["stdinout"], "x" * 65],
+    INPUTS: [None, 0, False, "", "a", {}, ["../x"], ["a", "a"], [7], [["a"]], [True], [None]],
+    OUTPUTS: [None, 0, [], 10_001, -1, True, 1.0, 10**1000, "a", {}, ["../x"], ["a", "a"], [7]],
+    NEEDS: [
+        None, False, 0.0, 1, "", [], [1], [1, 0, 0, 0.0], [1, 0, 0, 0.0, 0, 0],
+        [True, 0, 0, 0.0, 0], [1.0, 0, 0, 0.0, 0], [1, 0, 0, "1", 0], [1, 0, 0, None, 0],
+        [[1], 0, 0, 0.0, 0], {"slots": 1},
+    ],
+    FLAGS: [None, -1, 3, 7, 8, 10**1000, True, 1.0, "1", [1]],
+    NAME: [None, 7, ["n"], "n" * 301],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "field, value", [(field, value) for field, values in HOSTILE.items() for value in values]
+)
+def test_a_task_with_a_malformed_field_is_refused(field: int, value: Any) -> None:
+    fields = task_fields(a_task("a"))
+    fields[field] = value
+    with pytest.raises((DecodeError, InvalidIdError)):
+        read_task(fields, b"")
+
+
+def test_outputs_named_after_a_task_are_ids_themselves() -> None:
+    fields = task_fields(a_task("a"))
+    fields[ID], fields[OUTPUTS] = "x" * 128, 1
+    with pytest.raises(DecodeError, match="too long"):
+        read_task(fields, b"")
+
+
+# --- jobs -----------------------------------------------------------------------------------------
+
+ARE_NO_FLAGS: list[Any] = [0, 1, None, "true", []]
+
+
+@pytest.mark.parametrize(
+    "flags", [(True, False, False), (False, True, False), (False, False, True)]
+)
+def test_a_job_survives_a_round_trip(flags: tuple[bool, bool, bool]) -> None:
+    spec = JobSpec(JOB, "fünf", *flags)
+    assert read_job(through_the_wire(job_fields(spec))) == spec
+
+
+@pytest.mark.parametrize(
+    "field, value",
+    [
+        *[(0, value) for value in NO_IDS],
+        (1, None),
+        (1, 7),
+        (1, "n" * 201),
+        *[(field, flag) for field in (2, 3, 4) for flag in ARE_NO_FLAGS],
+    ],
+)
+def test_a_job_with_a_malformed_field_is_refused(field: int, value: Any) -> None:
+    fields = job_fields(JobSpec(JOB, "", True, False, False))
+    fields[field] = value
+    with pytest.raises((DecodeError, InvalidIdError)):
+        read_job(fields)
+
+
+def test_a_summary_survives_a_round_trip() -> None:
+    summary = summarise(a_job())
+    assert read_summary(through_the_wire(list(summary))) == summary
+
+
+@pytest.mark.parametrize(
+    "field, value",
+    [
+        (0, "../x"),
+        (1, -1),
+        (1, True),
+        (1, 1.0),
+        (2, None),
+        (3, "flying"),
+        (3, ["active"]),
+        (4, 7),
+        (5, None),
+        (5, []),
+        (5, {"done": "1"}),
+        (5, {"done": -1}),
+        (6, None),
+        (6, "now"),
+        (7, True),
+        (8, None),
+        (9, 0.5),
+    ],
+)
+def test_a_summary_with_a_malformed_field_is_refused(field: int, value: Any) -> None:
+    fields = list(summarise(a_job()))
+    fields[field] = value
+    with pytest.raises((DecodeError, InvalidIdError)):
+        read_summary(fields)
+
+
+@pytest.mark.parametrize("fields", [None, {}, [], ["job"], "active", 7])
+def test_a_summary_of_another_shape_is_refused(fields: Any) -> None:
+    with pytest.raises(DecodeError):
+        read_summary(fields)
+
+
+@pytest.mark.parametrize("value", [[], ["a"], ["a", "b"], ["b", "a", "c"]])
+def test_a_list_of_ids_keeps_its_order(value: list[str]) -> None:
+    assert read_ids(value) == tuple(value)
+
+
+@pytest.mark.parametrize("value", [None, "a", {"a": 1}, 7, ["a", "a"], ["a", None], [["a"]]])
+def test_what_is_no_list_of_ids_is_refused(value: Any) -> None:
+    with pytest.raises((DecodeError, InvalidIdError)):
+        read_ids(value)

@@ -1,0 +1,237 @@
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ciel.core.events import (
+    AddTask,
+    Answer,
+    Ask,
+    AssignTask,
+    CancelJob,
+    CancelTask,
+    CloseJob,
+    DropObjects,
+    Heartbeat,
+    InputsLost,
+    JobChanged,
+    MeetWorkers,
+    Message,
+    Neighbour,
+    ObjectSettled,
+    ObjectsStored,
+    ReleaseObjects,
+    RequestRefused,
+    SpawnTask,
+    SubmitJob,
+    TaskFault,
+    TaskReported,
+    WantObjects,
+    WatchJob,
+)
+from ciel.core.ids import JobId, TaskId
+from ciel.core.jobs import JobSpec, JobState, JobSummary
+from ciel.core.tasks import Mentions, Needs, TaskState
+from ciel.testing.builders import a_task
+from ciel.testing.strategies import ids, json_values, places, references
+from ciel.wire.codec import decode as decode_json
+from ciel.wire.codec import encode as encode_json
+from ciel.wire.errors import DecodeError
+from ciel.wire.frames import FrameReader, Record, encode_frames
+from ciel.wire.messages import FROM_CLIENT, FROM_WORKER, TO_CLIENT, TO_WORKER, decode, encode
+
+EVERYTHING = FROM_CLIENT | FROM_WORKER | TO_CLIENT | TO_WORKER
+
+texts = st.text(st.characters(codec="utf-8"), max_size=20)
+flags, counts = st.booleans(), st.integers(0, 2**40)
+jobs, tasks = ids().map(JobId), ids().map(TaskId)
+several_ids = st.lists(ids(), max_size=3, unique=True).map(tuple)
+refs = st.lists(references(), max_size=3).map(tuple)
+seconds = st.integers(0, 10**9).map(lambda micros: micros / 1_000_000)
+specs = st.builds(
+    lambda task, outputs, inputs, needs, sees_errors, mentions, name, payload: task._replace(
+        outputs=outputs, inputs=inputs, needs=needs, sees_errors=sees_errors, mentions=mentions,
+        name=name, payload=payload,
+    ),
+    st.sampled_from([a_task("a"), a_task("b", parent=a_task("a"), ordinal=7)]),
+    st.lists(ids(), min_size=1, max_size=3, unique=True).map(tuple),
+    several_ids,
+    st.builds(Needs, st.integers(1, 9), counts, st.integers(-9, 9), seconds, st.integers(0, 9)),
+    flags,
+    st.sampled_from(Mentions),
+    texts,
+    st.binary(max_size=99),
+)  # fmt: skip
+summaries = st.builds(
+    JobSummary, jobs, counts, texts, st.sampled_from(JobState).map(str), texts,
+    st.dictionaries(st.sampled_from(TaskState).map(str), counts), seconds, st.none() | seconds,
+    counts, counts,
+)  # fmt: skip
+messages: dict[type, st.SearchStrategy[Message]] = {
+    SubmitJob: st.builds(SubmitJob, st.builds(JobSpec, jobs, texts, flags, flags, flags)),
+    AddTask: st.builds(AddTask, specs, refs),
+    WantObjects: st.builds(WantObjects, jobs, several_ids),
+    ReleaseObjects: st.builds(ReleaseObjects, jobs, several_ids),
+    CloseJob: st.builds(CloseJob, jobs),
+    CancelJob: st.builds(CancelJob, jobs, texts),
+    WatchJob: st.builds(WatchJob, jobs),
+    Ask: st.builds(Ask, counts, texts, json_values()),
+    ObjectSettled: st.builds(ObjectSettled, jobs, references()),
+    JobChanged: st.builds(JobChanged, summaries),
+    RequestRefused: st.builds(RequestRefused, jobs, texts),
+    Answer: st.builds(Answer, counts, json_values(), texts),
+    AssignTask: st.builds(AssignTask, specs, counts, refs),
+    CancelTask: st.builds(CancelTask, tasks, counts),
+    DropObjects: st.builds(DropObjects, several_ids),
+    MeetWorkers: st.builds(
+        MeetWorkers, st.lists(st.builds(Neighbour, places(), texts), max_size=3).map(tuple)
+    ),
+    TaskReported: st.builds(
+        TaskReported, tasks, counts, refs, st.none() | st.builds(TaskFault, texts, texts), seconds
+    ),
+    SpawnTask: st.builds(SpawnTask, specs, refs, counts),
+    ObjectsStored: st.builds(ObjectsStored, refs),
+    InputsLost: st.builds(
+        InputsLost,
+        tasks,
+        counts,
+        st.lists(st.tuples(ids(), places()), max_size=3).map(tuple),
+        texts,
+    ),
+    Heartbeat: st.just(Heartbeat()),
+}
+anything = st.one_of(*messages.values())
+
+
+def through_the_wire(records: list[Record]) -> list[Record]:
+    reader = FrameReader()
+    reader.feed(encode_frames(records))
+    received = reader.next_frame()
+    assert received is not None
+    assert reader.next_frame() is None
+    return received
+
+
+def test_every_message_that_is_sent_is_tested_here() -> None:
+    assert set(messages) == EVERYTHING
+
+
+@pytest.mark.parametrize("kind", messages, ids=lambda kind: kind.__name__)
+@given(data=st.data())
+def test_every_message_survives_a_round_trip(kind: type, data: st.DataObject) -> None:
+    message = data.draw(messages[kind])
+    [record] = through_the_wire([encode(message)])
+    received = decode(record, EVERYTHING)
+    assert received == message
+    assert type(received) is kind
+
+
+@given(st.lists(anything, min_size=1, max_size=5))
+def test_a_frame_of_messages_arrives_in_order(sent: list[Message]) -> None:
+    received = through_the_wire([encode(message) for message in sent])
+    assert [decode(record, EVERYTHING) for record in received] == sent
+
+
+def examples() -> list[tuple[Any, bytes]]:
+    """One record of each kind, as it arrives."""
+    spec = a_task("a", inputs=["b"])
+    listed: list[Message] = [
+        SubmitJob(JobSpec(JobId("job"), "", True, False, False)),
+        AddTask(spec, ()),
+        WantObjects(JobId("job"), spec.outputs),
+        ReleaseObjects(JobId("job"), spec.outputs),
+        CloseJob(JobId("job")),
+        CancelJob(JobId("job"), "why"),
+        WatchJob(JobId("job")),
+        Ask(1, "jobs", {"limit": 3}),
+        JobChanged(JobSummary(JobId("job"), 1, "", "active", "", {}, 0.0, None, 0, 0)),
+        RequestRefused(JobId("job"), "why"),
+        Answer(1, [], ""),
+        AssignTask(spec, 1, ()),
+        CancelTask(spec.id, 1),
+        DropObjects(spec.outputs),
+        MeetWorkers((Neighbour("w1:8001", "host"),)),
+        TaskReported(spec.id, 1, (), TaskFault("RUNTIME_ERROR", "exit status 3"), 0.5),
+        SpawnTask(spec, (), 1),
+        ObjectsStored(()),
+        InputsLost(spec.id, 1, ((spec.outputs[0], "w1:8001"),), "gone"),
+    ]
+    return [record for message in listed for record in through_the_wire([encode(message)])]
+
+
+HOSTILE: list[Any] = [
+    None, True, False, -1, 0, 1.5, 10**1000, 1e300, "", "../x", ".", "a\0b", "x" * 300, [],
+    ["a", "a"], [None], [[]], [[1, 2]], [["f2"]], {}, {"a": 1},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("record", examples(), ids=lambda record: str(record[0][0]))
+def test_a_record_with_a_field_taken_off_is_refused(record: Record) -> None:
+    fields, payload = record
+    for length in range(1, len(fields)):
+        with pytest.raises(DecodeError, match=f"a {fields[0]} record is malformed"):
+            decode((fields[:length], payload), EVERYTHING)
+
+
+@pytest.mark.parametrize("record", examples(), ids=lambda record: str(record[0][0]))
+def test_a_hostile_field_makes_one_clear_error_or_a_sound_message(record: Record) -> None:
+    for place in range(1, len(record[0])):
+        refused = 0
+        for value in HOSTILE:
+            fields = [*record[0]]
+            fields[place] = value
+            refused += is_refused((fields, record[1]))
+        assert refused, f"field {place} takes anything"
+
+
+@given(anything, st.integers(1, 20), json_values())
+def test_any_field_in_any_place_makes_one_error_or_a_sound_message(
+    message: Message, place: int, value: Any
+) -> None:
+    [(fields, payload)] = through_the_wire([encode(message)])
+    fields[place : place + 1] = [value]
+    is_refused((fields, payload))
+
+
+def is_refused(record: Record) -> bool:
+    """Whether it is refused; what is not refused must be as sound as any message."""
+    refusal = ""
+    try:
+        message = decode(record, EVERYTHING)
+    except DecodeError as error:
+        refusal = str(error)
+    if refusal:
+        assert record[0][0] in refusal
+        assert len(refusal) <= 300
+    else:
+        fields, payload = encode(message)
+        assert decode((decode_json(encode_json(fields)), payload), EVERYTHING) == message
+    return bool(refusal)
+
+
+@pytest.mark.parametrize("record", examples(), ids=lambda record: str(record[0][0]))
+def test_a_message_is_refused_where_it_is_not_expected(record: Record) -> None:
+    message = decode(record, EVERYTHING)
+    for allowed in (FROM_CLIENT, TO_CLIENT, FROM_WORKER, TO_WORKER):
+        if type(message) not in allowed:
+            with pytest.raises(DecodeError, match="is not expected here"):
+                decode(record, allowed)
+
+
+@pytest.mark.parametrize("kind", ["", "nonsense", "TASK", "x" * 1000, "hello"])
+def test_an_unknown_kind_is_refused(kind: str) -> None:
+    with pytest.raises(DecodeError, match="not expected here"):
+        decode(([kind], b""), EVERYTHING)
+
+
+@pytest.mark.parametrize("payload", [b"", b"{", b"\xff", b"NaN", b"[" * 300 + b"]" * 300])
+def test_a_payload_that_is_no_json_is_refused_where_json_is_due(payload: bytes) -> None:
+    for fields in (["ask", 1, "jobs"], ["answer", 1, ""]):
+        with pytest.raises(DecodeError, match="malformed"):
+            decode((fields, payload), EVERYTHING)
+
+
+def test_who_may_say_what() -> None:
+    assert FROM_CLIENT & FROM_WORKER == TO_CLIENT & TO_WORKER == {Heartbeat}
+    assert FROM_CLIENT & TO_CLIENT == FROM_WORKER & TO_WORKER == {Heartbeat}
