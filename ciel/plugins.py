@@ -1,7 +1,7 @@
 """The only import by name: stores, executors and channels are found as entry points.
 
-Groups are `ciel.stores`, `ciel.executors` and `ciel.channels`; a third-party package adds to them in its own
-metadata and needs no change here.
+Groups are `ciel.stores`, `ciel.executors` and `ciel.channels`; a third-party package adds to them
+in its own metadata and needs no change here.
 """
 
 from __future__ import annotations

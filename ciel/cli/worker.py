@@ -96,6 +96,7 @@ class Worker:
         self._closers: list[Any] = []
         self._has_joined = False
         self.failure = ""
+        self.status = 0
 
     def open(self, control: str, cluster_id: str, key: Key) -> None:
         """Open store, launcher and doors, and join the master. Raises what a start may raise."""
@@ -159,13 +160,14 @@ class Worker:
                 "no master: name one with --master, CIEL_MASTER or --access, or start one (ciel up)"
             )
         log.info("master {url}, from {origin}", url=found.url, origin=found.origin)
-        self.open(found.control, found.cluster_id, found.key)
+        self.open(reachable(found.control, found.url), found.cluster_id, found.key)
 
     def told(self, line: dict[str, Any]) -> None:
         """Open as an embedded worker, with address and key from the parent."""
         try:
             key = Key.from_text(str(line["key"]))
-            self.open(str(line["control"]), str(line["cluster_id"]), key)
+            control = reachable(str(line["control"]), str(line["url"]))
+            self.open(control, str(line["cluster_id"]), key)
         except START_ERRORS as error:
             self.fail(str(error))
 
@@ -177,11 +179,12 @@ class Worker:
                 say_ready({"netloc": own, "worker": self._id})
 
     def _refused(self, error: RefusedError) -> None:
-        self.fail(f"the master refused this worker: {error}")
+        self.fail(f"this worker was {error}", status=3)
 
-    def fail(self, reason: str) -> None:
-        """End with a reason."""
+    def fail(self, reason: str, status: int = 1) -> None:
+        """End with a reason and an exit status."""
         self.failure = reason
+        self.status = status
         log.error("{reason}", reason=reason)
         self._reactor.callLater(0, self.stop)
 
@@ -212,6 +215,15 @@ class Worker:
 START_ERRORS = (
     KeyError, AccessError, NetError, DaemonError, LaunchError, CielError, plugins.PluginError, OSError
 )  # fmt: skip
+
+
+def reachable(control: str, url: str) -> str:
+    """Return the control address if its socket is in this network namespace, else that of the URL."""
+    name = control.removeprefix("unix:")
+    if name == control:
+        return control
+    sockets = Path("/proc/net/unix").read_text(encoding="utf-8", errors="replace").split()
+    return control if name in sockets else url.removeprefix("http://")
 
 
 def worker_key(key: Key) -> Key:
@@ -252,7 +264,7 @@ def main(argv: list[str] | None = None) -> int:
     reactor.run(installSignalHandlers=False)
     if worker.failure:
         print(f"ciel-worker: {worker.failure}", file=sys.stderr)
-    return 1 if worker.failure else 0
+    return worker.status
 
 
 if __name__ == "__main__":

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import sys
 import threading
 import time
-import uuid
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -106,7 +106,9 @@ class Client:
 
     def job(self, name: str = "", *, detached: bool = False, keep: bool = False) -> Job:
         """Begin a job, which takes tasks until it is closed."""
-        spec = JobSpec(JobId(uuid.uuid4().hex), name[:JOB_NAME_MAX_LENGTH], True, detached, keep)
+        spec = JobSpec(
+            JobId(secrets.token_hex(16)), name[:JOB_NAME_MAX_LENGTH], True, detached, keep
+        )
         job = Job(self, spec, self._changed)
         with self._changed:
             self._jobs[job.id] = job

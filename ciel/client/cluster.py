@@ -70,20 +70,10 @@ class LocalCluster:
                 run = RunDirectory(environ)
                 undo.callback(run.release)
             self.directory = directory or run.path
-            self._launcher = undo.enter_context(Launcher.start_process())
-            self._spools = [_new_spool() for _ in range(workers)]
-            self._instances = [secrets.token_hex(8) for _ in range(workers)]
-            undo.callback(Sweeper(self._launcher.pid, self._swept_paths()).finish)
-            undo.callback(self._keep_scratch)
-            self._master = self._daemon("master", "ciel.cli.master", ["--listen", listen])
-            self._workers = [self._worker(number, store) for number in range(workers)]
-            for daemon in (self._master, *self._workers):
-                undo.callback(daemon.close)
-            # Before their pipes are closed: a worker that is told to end removes its whole spool.
-            undo.callback(self._launcher.close)
-            self._start(time.monotonic() + start_timeout_s)
-            self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC)
-            undo.callback(os.close, self._wake_fd)
+            try:
+                self._open(undo, listen, store, time.monotonic() + start_timeout_s)
+            except LaunchError as error:
+                raise ClusterError(str(error)) from error
             self._undo = undo.pop_all()
         self._restarts_left = {worker.name: RESTARTS_MAX for worker in self._workers}
         self._watcher = threading.Thread(target=self._watch, name="ciel-cluster", daemon=True)
@@ -137,6 +127,25 @@ class LocalCluster:
         return self.ended.wait(_DEATH_NOTICE_S) and bool(self.died)
 
     # --- start ------------------------------------------------------------------------------------
+
+    def _open(
+        self, undo: contextlib.ExitStack, listen: str, store: str | None, deadline_s: float
+    ) -> None:
+        """Start everything; `undo` is told how to end it, the latest first."""
+        self._launcher = undo.enter_context(Launcher.start_process())
+        self._spools = [_new_spool() for _ in range(self.worker_count)]
+        self._instances = [secrets.token_hex(8) for _ in self._spools]
+        undo.callback(Sweeper(self._launcher.pid, self._swept_paths()).finish)
+        undo.callback(self._keep_scratch)
+        self._master = self._daemon("master", "ciel.cli.master", ["--listen", listen])
+        self._workers = [self._worker(number, store) for number in range(self.worker_count)]
+        for daemon in (self._master, *self._workers):
+            undo.callback(daemon.close)
+        # Before their pipes are closed: a worker that is told to end removes what it stored.
+        undo.callback(self._launcher.close)
+        self._start(deadline_s)
+        self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC)
+        undo.callback(os.close, self._wake_fd)
 
     def _daemon(self, name: str, module: str, arguments: list[str]) -> Daemon:
         return Daemon(name, module, arguments, self.directory / f"{name}.log")

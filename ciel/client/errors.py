@@ -110,6 +110,11 @@ class TaskFailedError(ClientError):
         super().__init__(details.rstrip() or f"{failure.id}: {failure.reason}")
         self.failure = failure
 
+    @property
+    def was_cancelled(self) -> bool:
+        """Whether nothing is wrong with the task but that its job was cancelled."""
+        return self.failure.reason == "CANCELLED"
+
 
 class WaitTimeoutError(ClientError, TimeoutError):
     """It did not happen in time; the job goes on."""

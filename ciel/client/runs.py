@@ -40,8 +40,7 @@ class RunDirectory:
         runs = state_directory(environ) / "runs"
         runs.mkdir(mode=0o700, parents=True, exist_ok=True)
         _prune(runs, RUNS_KEPT - 1)
-        name = time.strftime("%Y-%m-%dT%H-%M-%S")
-        self.path = _make_unique(runs, name)
+        self.path = _make(runs)
         self._fd = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         fcntl.flock(self._fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
 
@@ -52,18 +51,19 @@ class RunDirectory:
             self._fd = -1
 
 
-def _make_unique(runs: Path, name: str) -> Path:
-    for suffix in ("", *(f".{number}" for number in range(2, 1000))):
-        path = runs / (name + suffix)
+def _make(runs: Path) -> Path:
+    while True:
+        now_ns = time.time_ns()
+        moment = time.strftime("%Y-%m-%dT%H-%M-%S", time.localtime(now_ns // 10**9))
+        path = runs / f"{moment}.{now_ns % 10**9 // 1000:06}"
         with contextlib.suppress(FileExistsError):
             path.mkdir(mode=0o700)
             return path
-    raise FileExistsError(path)
 
 
 def _prune(runs: Path, kept: int) -> None:
     """Remove the oldest runs that are over, until `kept` are left."""
-    for path in sorted(runs.iterdir(), key=_made_at)[:-kept]:
+    for path in sorted(runs.iterdir())[:-kept]:
         with contextlib.suppress(OSError):  # in use, or pruned by another at this moment
             fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
             try:
@@ -71,11 +71,6 @@ def _prune(runs: Path, kept: int) -> None:
                 shutil.rmtree(path)
             finally:
                 os.close(fd)
-
-
-def _made_at(path: Path) -> tuple[str, int]:
-    stem, _, number = path.name.partition(".")
-    return stem, int(number) if number.isdecimal() else 0
 
 
 class Sweeper:

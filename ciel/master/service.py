@@ -165,7 +165,17 @@ class MasterService:
             if peer.hello is not None and peer.hello.role is Role.WORKER:
                 self.machine.worker_said(name, Heartbeat(), now_s - peer.silent_s)
         self.machine.tick(now_s)
+        self._hang_up_on_lost()
         self._end_turn()
+
+    def _hang_up_on_lost(self) -> None:
+        """Close the connections of workers that were taken for lost: one that lives joins anew."""
+        for peer, name in list(self._names.items()):
+            is_worker = peer.hello is not None and peer.hello.role is Role.WORKER
+            if is_worker and name not in self.machine.workers:
+                log.warn("worker {worker} was silent for too long", worker=name)
+                del self._names[peer], self._peers[name]
+                peer.close()
 
 
 def worker_facts(about: Mapping[str, Any]) -> WorkerFacts:

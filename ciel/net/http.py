@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from http import HTTPStatus
 from io import BytesIO
-from typing import Any, ClassVar, Final, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol
 
 from twisted.internet.address import UNIXAddress
 from twisted.internet.defer import CancelledError, Deferred
@@ -129,6 +129,14 @@ class Request(TwistedRequest):
     channel: Any
     content: Any
     site: Any
+
+    if TYPE_CHECKING:  # for those who write resources; Twisted's own have no annotations
+
+        def write(self, data: bytes) -> None: ...
+        def finish(self) -> None: ...
+        def setHeader(self, name: str, value: str) -> None: ...
+        def registerProducer(self, producer: Any, streaming: bool) -> None: ...
+        def unregisterProducer(self) -> None: ...
 
     def __init__(self, channel: Any, *args: Any, **options: Any) -> None:
         super().__init__(channel, *args, **options)

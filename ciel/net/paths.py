@@ -19,7 +19,7 @@ class _Node(Generic[T]):
 
 
 class PathTable(Generic[T]):
-    """Finds what a path stands for. A `{name}` in it is one segment, whatever that is.
+    """Finds what a path stands for. A `{name}` in it is one segment, whatever but empty.
 
     One slash at the end makes no difference; a literal segment goes before a name.
     """
@@ -48,7 +48,7 @@ class PathTable(Generic[T]):
         except UnicodeDecodeError:
             return None
         for segment in segments:
-            child = node.children.get(segment) or node.any_child
+            child = node.children.get(segment) or (node.any_child if segment else None)
             if child is None:
                 return None
             node = child

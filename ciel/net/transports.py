@@ -86,7 +86,7 @@ class Listener:
         return closed
 
 
-def listen(reactor: Any, text: str, factory: Factory) -> Listener:
+def listen(reactor: Any, text: str, factory: Factory[Any]) -> Listener:
     """Have a factory serve an address. Raise `AddressError`, or `ListenError` saying why not."""
     address = parse_address(text)
     sock, address = _bind_unix(address) if address.name else _bind_tcp(address)
@@ -157,10 +157,15 @@ class Doorstep:
     def __init__(self, places: int = UNPROVEN_PEERS_MAX) -> None:
         self._places = places
         self._strangers: list[Stranger] = []
+        self._was_full = False
 
     def let_in(self, stranger: Stranger) -> bool:
         self._strangers = [someone for someone in self._strangers if someone.is_unproven]
-        if len(self._strangers) >= self._places:
+        is_full = len(self._strangers) >= self._places
+        if is_full and not self._was_full:  # said once, not for each of a flood
+            _log.warn("{places} peers have not proved a key yet; no more", places=self._places)
+        self._was_full = is_full
+        if is_full:
             return False
         self._strangers.append(stranger)
         return True
@@ -189,7 +194,7 @@ class FrontDoorFactory(Factory):
         self,
         reactor: Any,
         build: Callable[[], ControlPeer],
-        site: Factory,
+        site: Factory[Any],
         doorstep: Doorstep | None = None,
     ) -> None:
         self.reactor = reactor

@@ -245,7 +245,8 @@ def decode(record: Record, allowed: frozenset[type]) -> Message:
     names the kind.
     """
     fields, payload = record
-    kind, known = fields[0], _BY_KIND.get(fields[0])
+    kind = fields[0]
+    known = _BY_KIND.get(kind) if type(kind) is str else None
     if known is None or known[0] not in allowed:
         raise DecodeError(f"a record of the kind {kind!r:.60} is not expected here")
     try:

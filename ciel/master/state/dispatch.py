@@ -49,7 +49,7 @@ class Dispatcher:
         del self.workers[worker.facts.id]
         if self._by_netloc.get(worker.facts.netloc) is worker:
             del self._by_netloc[worker.facts.netloc]
-        for task in worker.parked:
+        for task in reversed(worker.parked):
             self.ready.push_first(task)
         self._take_stock()
 

@@ -8,6 +8,7 @@ connection name.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from heapq import heappop, heappush
 
 from ciel.core.errors import CielError, UnknownJobError
@@ -38,7 +39,7 @@ from ciel.core.events import (
 from ciel.core.graph import TaskGraph, TaskNode
 from ciel.core.ids import JobId, ObjectId
 from ciel.core.jobs import ENDED, JOB_TRANSITIONS, Job, JobState, summarise
-from ciel.core.refs import Failure, Reference
+from ciel.core.refs import Failure, Reference, locations_of
 from ciel.core.retries import Again, Blame, after_failure, after_worker_loss
 from ciel.core.story import Story
 from ciel.core.tasks import ASSIGNED, TaskSpec, check_task
@@ -124,6 +125,7 @@ class MasterMachine:
                 job = self.find_job(job_id)
                 for object_id in objects:
                     self.graph.unwant(object_id, job)
+                self._touched[job_id] = job
                 self.journal.append(message)
             case SubmitJob():
                 self._submit(client, message)
@@ -145,14 +147,21 @@ class MasterMachine:
                 raise CielError(f"there are {JOBS_MAX} jobs already; remove some")
             job = self.jobs[spec.id] = Job(spec, len(self.jobs) + 1, self._now_s)
             self.journal.append(message)
-        self._watchers.setdefault(spec.id, {})[client] = None
-        if not spec.detached:
-            self._owners[spec.id] = client
+        self._add_watcher(client, job)
+        if job.state not in ENDED:
+            self._orphans.pop(spec.id, None)
+            if not spec.detached:
+                self._owners[spec.id] = client
         self._say(client, JobChanged(summarise(job)))
+
+    def _add_watcher(self, client: str, job: Job) -> None:
+        """Have a client told of a job while there is news to come: also of results made again."""
+        if job.state not in ENDED or job.unsettled:
+            self._watchers.setdefault(job.spec.id, {})[client] = None
 
     def _watch(self, client: str, job: Job) -> None:
         job_id = job.spec.id
-        self._watchers.setdefault(job_id, {})[client] = None
+        self._add_watcher(client, job)
         if self._orphans.pop(job_id, None) is not None:
             self._owners[job_id] = client
         for object_id in job.wanted:
@@ -165,12 +174,14 @@ class MasterMachine:
 
     def client_gone(self, client: str, now_s: float) -> None:
         """A client's connection ended: the jobs it answers for get a grace period."""
-        for job_id in [job_id for job_id, owner in self._owners.items() if owner == client]:
-            del self._owners[job_id]
-            if self.jobs[job_id].state is JobState.ACTIVE:
-                self._orphans[job_id] = now_s + CLIENT_GRACE_S
         for watchers in self._watchers.values():
             watchers.pop(client, None)
+        for job_id in [job_id for job_id, owner in self._owners.items() if owner == client]:
+            del self._owners[job_id]
+            if others := self._watchers.get(job_id):
+                self._owners[job_id] = next(iter(others))
+            elif self.jobs[job_id].state is JobState.ACTIVE:
+                self._orphans[job_id] = now_s + CLIENT_GRACE_S
 
     def _add_task(self, spec: TaskSpec, known: tuple[Reference, ...], job: Job) -> None:
         if job.state is not JobState.ACTIVE:
@@ -199,9 +210,9 @@ class MasterMachine:
         if worker is None:
             return
         self.dispatcher.remove_worker(worker)
-        for task in list(worker.assigned.values()):
-            if task.state is not ASSIGNED or task.worker != worker_id:
-                continue
+        for (_, attempt), task in worker.assigned.items():
+            if task.worker != worker_id or task.attempt != attempt:
+                continue  # it was called off
             blame = self._blame.setdefault(task.spec.id, Blame())
             verdict = after_worker_loss(blame, worker_id)
             self._tell(
@@ -234,9 +245,10 @@ class MasterMachine:
             case InputsLost():
                 self._inputs_lost(worker, message)
             case ObjectsStored(refs):
-                for ref in refs:
-                    if self.graph.objects.get(ref.id) is not None:
-                        self.graph.publish(ref)
+                mine = [ref for ref in refs if self.graph.objects.get(ref.id) is not None]
+                for ref in mine:
+                    self.graph.publish(ref)
+                self._drop_unlisted(worker, mine)
             case Heartbeat():
                 pass
 
@@ -253,14 +265,17 @@ class MasterMachine:
                 raise CielError(f"task {spec.id}: it is spawned into another job")
             self._add_task(spec, known, parent.job)
         except CielError as error:
+            if parent.worker is not None:
+                self._say(parent.worker, CancelTask(parent.spec.id, parent.attempt))
             self.graph.fail(parent, "BAD_SPAWN", str(error))
 
     def _reported(self, worker: WorkerNode, report: TaskReported) -> None:
         task = self._current(worker, report.task, report.attempt)
         if task is None:
             self._superseded(worker, report.task, report.attempt)
+            self._drop_unlisted(worker, report.published)
             return
-        worker.give_back(task)
+        worker.give_back(task, task.attempt)
         worker.credit.learn(report.run_s)
         self._touched[task.spec.job] = task.job
         if report.fault is None:
@@ -285,30 +300,57 @@ class MasterMachine:
         task = self.graph.tasks.get(task_id)
         if task is None:
             return
-        if worker.assigned.get(task_id) is task and (
-            task.state is not ASSIGNED or task.worker != worker.facts.id or task.attempt == attempt
-        ):
-            worker.give_back(task)
+        worker.give_back(task, attempt)
         call = (worker.facts.id, task_id, attempt)
         if call in self._called_off.get(task.spec.job, ()):
             self._forget_calls(task.spec.job, {call})
+
+    def _drop_unlisted(self, worker: WorkerNode, refs: Iterable[Reference]) -> None:
+        """Have a worker delete what it holds and the table does not list there: an error, or the
+        work of an attempt that counts no more. What another attempt may make there now stays.
+        """
+        doomed = []
+        for ref in refs:
+            node = self.graph.objects.get(ref.id)
+            maker = None if node is None else node.producer
+            place = worker.facts.netloc
+            if place not in locations_of(ref) or (
+                maker is not None and maker.worker == worker.facts.id
+            ):
+                continue
+            if node is None or node.ref is None or place not in locations_of(node.ref):
+                doomed.append(ref.id)
+        if doomed:
+            self._say(worker.facts.id, DropObjects(tuple(doomed)))
 
     def _inputs_lost(self, worker: WorkerNode, message: InputsLost) -> None:
         task = self._current(worker, message.task, message.attempt)
         if task is None:
             self._superseded(worker, message.task, message.attempt)
             return
-        worker.give_back(task)
+        worker.give_back(task, task.attempt)
         self._touched[task.spec.job] = task.job
         self._tell(task, f"attempt {task.attempt} could not get its inputs: {message.details}")
         blame = self._blame.setdefault(task.spec.id, Blame())
-        lost = [self.graph.lose(object_id, place) for object_id, place in message.losses]
+        lost = [self._lose_copy(object_id, place) for object_id, place in message.losses]
         if not any(lost):
             blame.failures += 1  # the copies are said to be there: do not try for ever
         if blame.failures > max(3, task.spec.needs.retries):
             self.graph.fail(task, "MISSING_INPUT", message.details)
         else:
             self.graph.requeue(task)
+
+    def _lose_copy(self, object_id: ObjectId, place: str) -> bool:
+        """Note that an object cannot be had from a place; return whether nobody has it by this.
+
+        If it lies there all the same, it is deleted: what the table does not list nobody deletes.
+        """
+        node = self.graph.objects.get(object_id)
+        if node is not None and node.ref is not None and place in locations_of(node.ref):
+            for worker in self.workers.values():
+                if worker.facts.netloc == place:
+                    self._say(worker.facts.id, DropObjects((object_id,)))
+        return self.graph.lose(object_id, place)
 
     # --- the end of a turn ------------------------------------------------------------------------
 
@@ -318,6 +360,9 @@ class MasterMachine:
         self._call_off_unneeded()
         self._collect_runnable()
         self.dispatcher.dispatch()
+        while self.graph.runnable:  # an input was found to be lost: its producer runs again
+            self._collect_runnable()
+            self.dispatcher.dispatch()
         self._announce_settled()
         self._drop()
         self._settle_jobs()
@@ -354,7 +399,7 @@ class MasterMachine:
             return
         unneeded, self.graph.unneeded = self.graph.unneeded, []
         for task in unneeded:
-            if task.state is ASSIGNED and task.worker is not None:
+            if task.worker is not None and not self.graph.is_needed(task):
                 self._say(task.worker, CancelTask(task.spec.id, task.attempt))
                 self.graph.sleep(task)
 
@@ -395,6 +440,8 @@ class MasterMachine:
         touched, self._touched = self._touched, {}
         for job_id, job in touched.items():
             if job.state is not JobState.ACTIVE:
+                if job.state in ENDED and not job.unsettled:
+                    self._watchers.pop(job_id, None)
                 continue
             if not job.open and job.unsettled == 0:
                 self._finish_job(job)
@@ -426,7 +473,8 @@ class MasterMachine:
         missing = self.graph.stuck(job)
         text = f"nothing is going to make {', '.join(missing[:3])}"
         for object_id in missing:
-            self.graph.publish(Failure(object_id, "NEVER_MADE", "no task of the job makes it"))
+            details = f"no task of the job makes {object_id}"
+            self.graph.publish(Failure(object_id, "NEVER_MADE", details))
         if job.unsettled:
             self._fail_job(job, text)
         else:
@@ -454,11 +502,13 @@ class MasterMachine:
         gone.
         """
         running = [(task, task.worker) for task in self.graph.running(job)]
-        calls = self._called_off.setdefault(job.spec.id, set())
+        calls: set[tuple[str, str, int]] = set()
         for task, worker_id in running:
             if worker_id is not None:
                 self._say(worker_id, CancelTask(task.spec.id, task.attempt))
                 calls.add((worker_id, task.spec.id, task.attempt))
+        if calls:
+            self._called_off[job.spec.id] = calls
         self.graph.cancel(job, reason)
 
     def _forget_calls(self, job_id: str, calls: set[tuple[str, str, int]]) -> None:

@@ -29,7 +29,7 @@ class WorkerNode:
     def __init__(self, facts: WorkerFacts, now_s: float) -> None:
         self.facts = facts
         self.credit = Credit(facts.slots)
-        self.assigned: dict[str, TaskNode] = {}
+        self.assigned: dict[tuple[str, int], TaskNode] = {}  # one called off may still run
         self.slots_used = 0
         self.parked: deque[TaskNode] = deque()  # waits for room here, since its inputs are here
         self.joined_at_s = now_s
@@ -49,10 +49,10 @@ class WorkerNode:
         return max(ahead, 0) * self.credit.task_s / self.facts.slots
 
     def take(self, task: TaskNode) -> None:
-        self.assigned[task.spec.id] = task
+        self.assigned[task.spec.id, task.attempt] = task
         self.slots_used += task.spec.needs.slots
 
-    def give_back(self, task: TaskNode) -> None:
-        """Note that it does not have a task any more (it may not have had it)."""
-        if self.assigned.pop(task.spec.id, None) is not None:
+    def give_back(self, task: TaskNode, attempt: int) -> None:
+        """Note that it does not have an attempt any more (it may not have had it)."""
+        if self.assigned.pop((task.spec.id, attempt), None) is not None:
             self.slots_used -= task.spec.needs.slots

@@ -183,9 +183,13 @@ class WorkerMachine:
         """An object is in the own store now; the master learns of the copy."""
         self._fetching.pop(object_id, None)
         if object_id not in self.stored:
-            self.stored[object_id] = None
             here = frozenset((self.netloc,))
             self.reports.append(ObjectsStored((Concrete(object_id, size_bytes, here),)))
+        self._hold(object_id, now_s)
+
+    def _hold(self, object_id: ObjectId, now_s: float) -> None:
+        """Note that the own store has an object, whichever way it came; who awaited it goes on."""
+        self.stored[object_id] = None
         for key in self._waiting.release(object_id):
             self._enqueue(self.attempts[key], now_s)
 
@@ -254,12 +258,17 @@ class WorkerMachine:
         if attempt is None or attempt.phase not in (Phase.RUNNING, Phase.ENDING):
             return
         self.slots_free += attempt.slots
-        for ref in published:
-            if isinstance(ref, Concrete):
-                self.stored[ref.id] = None
+        made = tuple(
+            [r.id for r in published if isinstance(r, Concrete) and r.id not in self.stored]
+        )
         if attempt.ending is not None:
+            if made:
+                self.outbox.append(DeleteObjects(made))
             published, fault = (), attempt.ending
+            made = ()
         self._close(attempt, TaskReported(*key, published, fault, run_s))
+        for object_id in made:
+            self._hold(object_id, now_s)
         self._start_next(now_s)
 
     def inputs_gone(
@@ -320,7 +329,7 @@ class WorkerMachine:
         for key, attempt in self.attempts.items():
             if (attempt.phase is Phase.FETCHING) != (key in self._waiting):
                 found.append(f"W2 {key} is {attempt.phase.value}, its waiting disagrees")
-        for object_id in self._fetching:
-            if object_id in self.stored:
-                found.append(f"W3 {object_id} is being fetched and is there")
+        for object_id in self.stored:
+            if self._waiting.is_awaited(object_id):
+                found.append(f"W3 {object_id} is awaited and is there")
         return found

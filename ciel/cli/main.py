@@ -1,0 +1,63 @@
+"""`ciel`: picks the command, and loads nothing of the others."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+
+from ciel import __version__
+from ciel.cli.outcome import Status, conclude
+
+COMMANDS = {
+    "submit": ("submit", "run one program, or an array of them, as a job"),
+    "run": ("run", "run a package file and print its result"),
+    "up": ("up", "start a local cluster in the background"),
+    "down": ("up", "end the local cluster"),
+    "status": ("status", "show the cluster, its workers and jobs"),
+    "job": ("job", "list jobs, look at one, wait for it, cancel it"),
+}
+_USAGE = "usage: ciel COMMAND [OPTION…] [ARG…]"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command that the words name; return the exit status, and never raise."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    if words[:1] == ["--version"]:
+        print(f"ciel {__version__}")
+        return Status.DONE
+    if not words or words[0] in ("-h", "--help", "help"):
+        print(_help(), file=sys.stdout if words else sys.stderr)
+        return Status.DONE if words else Status.USAGE
+    name, *rest = words
+    if name not in COMMANDS:
+        print(f"ciel: there is no command {name!r}; ciel --help lists them", file=sys.stderr)
+        return Status.USAGE
+    module, _ = COMMANDS[name]
+
+    def command() -> int:
+        return int(import_module(f"ciel.cli.{module}").main(name, rest))
+
+    return conclude(command)
+
+
+def _help() -> str:
+    width = max(map(len, COMMANDS))
+    rows = [f"  {name:{width}}  {summary}" for name, (_, summary) in COMMANDS.items()]
+    return "\n".join(
+        [
+            _USAGE,
+            "",
+            "Runs graphs of ordinary programs on a cluster, or on this computer alone.",
+            "",
+            *rows,
+            "",
+            "`ciel COMMAND --help` tells more. The daemons are ciel-master and ciel-worker.",
+            "Exit status: 0 done, 1 the job failed, 2 usage, 3 no master or access denied,",
+            "4 cancelled, 5 timed out, 130 interrupted.",
+        ]
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

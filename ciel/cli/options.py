@@ -1,0 +1,107 @@
+"""Options that several commands share, and the way from them to a client."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+from typing import Any
+
+from ciel.access import access_file
+from ciel.access.errors import AccessFileError
+from ciel.access.places import current_path
+from ciel.access.settings import MasterLocation, find_master
+from ciel.cli.outcome import say
+from ciel.client.client import Client
+from ciel.client.errors import NoMasterError
+
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)?")
+_UNIT_S = {None: 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+class Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line, without the usage in front."""
+
+    def error(self, message: str) -> Any:
+        self.exit(2, f"{self.prog}: {message} ({self.prog} --help tells more)\n")
+
+
+def make_parser(prog: str, description: str, epilog: str = "") -> Parser:
+    """Return an empty parser in the manner of all commands."""
+    return Parser(
+        prog=prog,
+        description=description,
+        epilog=epilog,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+
+
+def add_cluster_options(parser: argparse.ArgumentParser) -> None:
+    """Add what says which cluster is meant, and `--json`."""
+    parser.add_argument("-m", "--master", metavar="URL", help="the master, http://HOST:PORT")
+    parser.add_argument("--access", metavar="FILE", help="its access file")
+    parser.add_argument("--json", action="store_true", help="print JSON, for programs")
+
+
+def add_own_cluster_options(parser: argparse.ArgumentParser) -> None:
+    """Add what shapes the cluster that a command starts when there is none."""
+    parser.add_argument(
+        "--workers", type=count, metavar="N",
+        help="where no cluster is up: start one of N workers for this command (default 1)",
+    )  # fmt: skip
+
+
+def connect(args: argparse.Namespace, name: str) -> Client:
+    """Connect to the cluster that is meant; raises NoMasterError if there is none."""
+    return Client(require_master(args), name=name)
+
+
+def connect_or_start(args: argparse.Namespace, name: str) -> Client:
+    """Connect to the cluster that is meant; where there is none, start one for this command."""
+    found = find_master(args.master, args.access, os.environ)
+    if found is None:
+        _tell_of_crash()
+        return Client(name=name, cluster_options={"workers": args.workers or 1})
+    if args.workers:
+        say(f"--workers has no effect: the cluster at {found.url} has its own")
+    return Client(found, name=name)
+
+
+def require_master(args: argparse.Namespace) -> MasterLocation:
+    """Return where the master is that is meant; raises NoMasterError if there is none."""
+    found = find_master(args.master, args.access, os.environ)
+    if found is None:
+        _tell_of_crash()
+        raise NoMasterError("", "no cluster is named or up; `ciel up` starts one")
+    return found
+
+
+def crashed() -> access_file.AccessFile | None:
+    """Return the access file of a cluster that ended without `ciel down`, if one did."""
+    try:
+        found = access_file.read(current_path(os.environ))
+    except AccessFileError:
+        return None
+    return None if found.is_alive() else found
+
+
+def _tell_of_crash() -> None:
+    if gone := crashed():
+        logs = current_path(os.environ).resolve().parent
+        say(f"the cluster at {gone.url} has crashed (process {gone.pid} is gone; logs in {logs})")
+
+
+def count(text: str) -> int:
+    """Read a whole number from 1 (an argparse type)."""
+    if not (text.isascii() and text.isdecimal() and 0 < int(text) <= 1_000_000):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1")
+    return int(text)
+
+
+def seconds(text: str) -> float:
+    """Read a time span such as `90`, `1.5s`, `10m`, `2h` (an argparse type)."""
+    match = _DURATION.fullmatch(text.strip())
+    if match is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a time span; write 90, 1.5s, 10m or 2h")
+    return float(match[1]) * _UNIT_S[match[2]]

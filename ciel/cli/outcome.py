@@ -1,0 +1,182 @@
+"""How a command ends: exit status and one clear text for whatever happened, never a traceback.
+
+Ctrl-C once cancels the command's job and waits for its programs to go; a second time forces it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from enum import IntEnum
+from types import FrameType
+from typing import TYPE_CHECKING, Final
+
+from ciel.access.errors import AccessError, SettingsError
+from ciel.client.errors import (
+    AccessRefusedError,
+    ClientClosedError,
+    ClientError,
+    ClusterError,
+    ConnectionLostError,
+    JobEndedError,
+    NoMasterError,
+    PackageError,
+    QueryError,
+    TaskFailedError,
+    UploadError,
+    WaitTimeoutError,
+)
+from ciel.core.errors import CielError
+from ciel.core.jobs import JobState
+from ciel.wire.errors import WireError
+
+if TYPE_CHECKING:
+    from ciel.client.client import Client
+    from ciel.client.jobs import Job
+
+
+class Status(IntEnum):
+    """Exit statuses."""
+
+    DONE = 0
+    FAILED = 1
+    USAGE = 2
+    NO_MASTER = 3
+    CANCELLED = 4
+    TIMED_OUT = 5
+    BUG = 70
+    INTERRUPTED = 130
+    OUTPUT_CLOSED = 141
+
+
+OF_JOB_STATE: Final = {
+    str(JobState.COMPLETED): Status.DONE,
+    str(JobState.FAILED): Status.FAILED,
+    str(JobState.CANCELLING): Status.CANCELLED,
+    str(JobState.CANCELLED): Status.CANCELLED,
+}
+
+# The first row that matches counts.
+_OF_ERROR: tuple[tuple[type[BaseException] | tuple[type[BaseException], ...], Status], ...] = (
+    ((SettingsError, PackageError, QueryError, WireError), Status.USAGE),
+    ((NoMasterError, AccessRefusedError, AccessError), Status.NO_MASTER),
+    ((ClusterError, ConnectionLostError), Status.NO_MASTER),
+    ((UploadError, CielError, OSError), Status.FAILED),
+)
+_GONE_S = 30.0
+_GONE_EMBEDDED_S = 1.0  # what is left by then is killed with the cluster
+
+
+class UsageError(CielError):
+    """The command line, or a file it names, asks for what cannot be."""
+
+
+class OutputClosedError(Exception):
+    """Nobody reads our standard output any more."""
+
+
+class Terminated(BaseException):
+    """A signal asked this process to end."""
+
+    def __init__(self, signal_number: int) -> None:
+        super().__init__(signal_number)
+        self.signal_number = signal_number
+
+
+def conclude(command: Callable[[], int]) -> int:
+    """Run a command to its end; print what went wrong, and return the exit status."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    for number in before:
+        signal.signal(number, _terminate)
+    try:
+        status = command()
+        sys.stdout.flush()
+        return status
+    except SystemExit as error:  # argparse's, which has said why
+        return error.code if isinstance(error.code, int) else Status.USAGE
+    except KeyboardInterrupt:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # all is over: nothing is left to interrupt
+        say("interrupted")
+        return Status.INTERRUPTED
+    except Terminated as error:
+        return 128 + error.signal_number
+    except (OutputClosedError, BrokenPipeError):
+        # What is still buffered can go nowhere, and must not be tried again at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return Status.OUTPUT_CLOSED
+    except Exception as error:
+        if os.environ.get("CIEL_DEBUG"):
+            traceback.print_exc()
+        say(text_of(error))
+        return status_of(error)
+    finally:
+        for number, disposition in before.items():
+            signal.signal(number, disposition)
+
+
+def status_of(error: Exception) -> int:
+    """Return the exit status for an error; `Status.BUG` for one that should not occur."""
+    if isinstance(error, UsageError):
+        return Status.USAGE
+    if isinstance(error, WaitTimeoutError):
+        return Status.TIMED_OUT
+    if isinstance(error, TaskFailedError):
+        return Status.CANCELLED if error.was_cancelled else Status.FAILED
+    if isinstance(error, JobEndedError):
+        return OF_JOB_STATE.get(error.state, Status.FAILED)
+    for kinds, status in _OF_ERROR:
+        if isinstance(error, kinds):
+            return status
+    return Status.BUG
+
+
+def text_of(error: Exception) -> str:
+    """Say what happened; for a bug of ours in one line, with how to report it."""
+    if status_of(error) != Status.BUG:
+        if isinstance(error, OSError) and not isinstance(error, CielError) and error.strerror:
+            return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+        return str(error)
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f" at {os.path.basename(frames[-1].filename)}:{frames[-1].lineno}" if frames else ""
+    return (
+        f"a bug of ours: {type(error).__name__}: {error}{place}; "
+        "please report it with the traceback that CIEL_DEBUG=1 shows"
+    )
+
+
+def say(text: str) -> None:
+    """Tell the user something on standard error."""
+    print(f"ciel: {text}", file=sys.stderr, flush=True)
+
+
+@contextmanager
+def cancelling(client: Client, job: Job) -> Iterator[None]:
+    """Cancel the job if we are interrupted inside, or fail, and wait for its programs to go.
+
+    Ctrl-C during that wait ends it: what is left then dies with the cluster, if that is our own,
+    or is ended by the master.
+    """
+    try:
+        yield
+    except BaseException as error:
+        if job.has_ended:
+            raise
+        if isinstance(error, KeyboardInterrupt):
+            say(f"cancelling job {job.label}; Ctrl-C again forces it")
+        try:
+            interrupted = isinstance(error, KeyboardInterrupt | Terminated)
+            job.cancel("interrupted" if interrupted else "its client failed")
+            job.wait(_GONE_S if client.cluster is None else _GONE_EMBEDDED_S)
+        except (KeyboardInterrupt, Terminated, WaitTimeoutError):
+            pass
+        except (ClientClosedError, ClientError):
+            pass  # the first error tells more
+        raise
+
+
+def _terminate(number: int, frame: FrameType | None) -> None:
+    raise Terminated(number)

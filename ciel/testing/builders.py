@@ -1,0 +1,133 @@
+"""Jobs, tasks, references and workers in a line each; for tests and the simulator.
+
+Tasks are well-formed (`check_task` accepts them) and named for what they make: `a_task("total",
+inputs=["a", "b"])` makes `total` from `a` and `b`, and its id follows from that alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from ciel.core.ids import JobId, ObjectId, child_id, job_output_id, root_task_id
+from ciel.core.jobs import Job, JobSpec
+from ciel.core.naming import arguments_digest
+from ciel.core.refs import Concrete, Failure, Value
+from ciel.core.tasks import Mentions, Needs, TaskSpec
+from ciel.master.state.workers import WorkerFacts
+
+JOB = JobId("job")
+EXECUTOR = "stdinout"
+
+
+# --- jobs -----------------------------------------------------------------------------------------
+
+
+def a_job_spec(
+    job: str = JOB, *, open: bool = True, detached: bool = False, keep: bool = False
+) -> JobSpec:
+    """Describe a job; open unless told otherwise."""
+    return JobSpec(JobId(job), "", open, detached, keep)
+
+
+def a_job(job: str = JOB, *, open: bool = True, detached: bool = False, keep: bool = False) -> Job:
+    """Make a job as the master would have it."""
+    return Job(a_job_spec(job, open=open, detached=detached, keep=keep), 1, 0.0)
+
+
+# --- tasks ----------------------------------------------------------------------------------------
+
+
+def a_task(
+    *outputs: str,
+    inputs: Iterable[str] = (),
+    job: str = JOB,
+    parent: TaskSpec | None = None,
+    ordinal: int = 0,
+    executor: str = EXECUTOR,
+    sees_errors: bool = False,
+    mentions: Mentions = Mentions.NOTHING,
+    slots: int = 1,
+    priority: int = 0,
+    retries: int = 0,
+    name: str = "",
+    salt: str = "",
+) -> TaskSpec:
+    """Make a task of `job`, or of the job of its `parent`, that makes `outputs` from `inputs`.
+
+    Two tasks that differ in nothing else differ by `ordinal` (the n-th of its parent) or by `salt`
+    (its arguments).
+    """
+    made = tuple([ObjectId(output) for output in outputs])
+    read = tuple([ObjectId(item) for item in inputs])
+    job_id = job if parent is None else parent.job
+    parent_id = job_id if parent is None else parent.id
+    digest = arguments_digest(executor, [*made, salt], read)
+    return TaskSpec(
+        child_id(parent_id, ordinal, digest), JobId(job_id), parent_id, ordinal, digest, executor,
+        read, made, Needs(slots=slots, priority=priority, retries=retries), sees_errors, mentions,
+        name, b"{}",
+    )  # fmt: skip
+
+
+def a_root_task(job: str = JOB, *, executor: str = EXECUTOR) -> TaskSpec:
+    """Make the first task of a job that starts from a package; it makes the job's output."""
+    output = job_output_id(JobId(job))
+    task = a_task(output, job=job, executor=executor, mentions=Mentions.ANYTHING)
+    return task._replace(id=root_task_id(job), ordinal=-1, digest="")
+
+
+def a_chain(length: int, *, job: str = JOB, start: Sequence[str] = ()) -> list[TaskSpec]:
+    """Make tasks for `c0` … `c<length-1>`, each reading the one before; the first reads `start`."""
+    tasks: list[TaskSpec] = []
+    inputs = tuple(start)
+    for index in range(length):
+        tasks.append(a_task(f"c{index}", inputs=inputs, job=job, ordinal=index))
+        inputs = (f"c{index}",)
+    return tasks
+
+
+def a_fan(width: int, *, job: str = JOB, total: str = "total") -> list[TaskSpec]:
+    """Make tasks for `leaf0` … `leaf<width-1>`, and one that makes `total` from all of them."""
+    leaves = [a_task(f"leaf{index}", job=job, ordinal=index) for index in range(width)]
+    names = [leaf.outputs[0] for leaf in leaves]
+    return [*leaves, a_task(total, inputs=names, job=job, ordinal=width)]
+
+
+# --- references -----------------------------------------------------------------------------------
+
+
+def stored(object_id: str, *places: str, size_bytes: int = 5000) -> Concrete:
+    """Say that an object lies at `places`."""
+    return Concrete(ObjectId(object_id), size_bytes, frozenset(places))
+
+
+def inline(object_id: str, content: bytes = b"1") -> Value:
+    """Say that an object's content is `content`."""
+    return Value.of(ObjectId(object_id), content)
+
+
+def failed(object_id: str, reason: str = "RUNTIME_EXCEPTION", details: str = "no luck") -> Failure:
+    """Say that an object could not be made."""
+    return Failure(ObjectId(object_id), reason, details)
+
+
+# --- workers --------------------------------------------------------------------------------------
+
+
+def a_worker(
+    worker: str,
+    *,
+    slots: int = 1,
+    executors: Iterable[str] = (EXECUTOR,),
+    host: str = "",
+    netloc: str = "",
+) -> WorkerFacts:
+    """Describe a worker at `<worker>:8001`, on a host of its own unless told otherwise."""
+    return WorkerFacts(
+        worker, netloc or place_of(worker), host or f"host of {worker}", slots, frozenset(executors)
+    )
+
+
+def place_of(worker: str) -> str:
+    """Return where a worker of `a_worker` serves."""
+    return f"{worker}:8001"

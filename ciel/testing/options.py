@@ -1,0 +1,138 @@
+"""What a simulated cluster is like and what befalls it: every knob of the simulator, in one value.
+
+Survivable by design, so that a failure is a bug and not bad luck: loss and restart of any worker
+(its store kept or wiped), of any connection, of any client; delay; workers that stand still. Not
+survivable, and told apart by `Witness.is_excused`: a task that was on three lost workers, and an
+upload whose only holder was lost. The master itself does not fail here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from random import Random
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Means are of exponential distributions; an interval of 0 means never; shares are 0 to 1."""
+
+    # The cluster.
+    workers: int = 3
+    hosts: int = 2
+    slots_per_worker: int = 2
+    latency_mean_s: float = 0.001
+    spike_share: float = 0.01
+    spike_mean_s: float = 0.3
+    fetch_failure_share: float = 0.0
+    turn_max_s: float = 0.002  # for so long the master collects events before it ends a turn
+    through_wire: bool = True  # every message is encoded and decoded
+
+    # The work.
+    jobs: int = 2
+    tasks_per_job: int = 30  # before they grow
+    task_mean_s: float = 0.1
+    object_mean_bytes: int = 5_000_000
+    inline_share: float = 0.4
+    failing_share: float = 0.0
+    flaky_share: float = 0.0  # fail a few times, within their retries
+    hanging_share: float = 0.0  # run until their time limit
+    sees_errors_share: float = 0.1
+    growing_share: float = 0.15
+    growth_depth_max: int = 3
+    growth_breadth_max: int = 3
+    wide_share: float = 0.2  # tasks with more than one output
+    uploads_per_job: int = 2
+    upload_inline_share: float = 1.0
+    phases_max: int = 3  # in how many batches a client adds its tasks
+    phase_mean_s: float = 1.0
+    release_share: float = 0.2  # of the wants of an earlier batch
+    cancel_share: float = 0.0  # of jobs
+    detached_share: float = 0.3
+
+    # The faults, until `faults_end_s`.
+    faults_end_s: float = 12.0
+    kill_interval_s: float = 0.0
+    wipe_share: float = 0.3
+    move_share: float = 0.3  # come back under another address
+    restart_mean_s: float = 1.0
+    cut_interval_s: float = 0.0
+    silent_share: float = 0.3  # of kills and cuts: nobody is told
+    reconnect_mean_s: float = 0.3
+    pause_interval_s: float = 0.0
+    pause_mean_s: float = 3.0
+    client_cut_interval_s: float = 0.0
+    client_back_share: float = 0.8
+
+    # The checks.
+    turns_per_check: int = 1
+    liveness_s: float = 300.0  # after the last fault, all must have ended within this time
+
+
+_CALM = Options()
+SCENARIOS: dict[str, Options] = {
+    "calm": _CALM,
+    "kills": replace(_CALM, kill_interval_s=4.0),
+    "wiped": replace(_CALM, kill_interval_s=4.0, wipe_share=1.0, inline_share=0.0),
+    "cuts": replace(_CALM, cut_interval_s=3.0),
+    "pauses": replace(_CALM, pause_interval_s=4.0),
+    "growth": replace(
+        _CALM, tasks_per_job=6, growing_share=0.9, growth_depth_max=4, kill_interval_s=5.0
+    ),
+    "errors": replace(
+        _CALM, failing_share=0.05, flaky_share=0.2, hanging_share=0.03, sees_errors_share=0.3,
+        cut_interval_s=6.0,
+    ),
+    "cancels": replace(_CALM, jobs=4, cancel_share=0.6, cut_interval_s=4.0, kill_interval_s=8.0),
+    "clients": replace(_CALM, jobs=4, client_cut_interval_s=1.5),
+    "fetches": replace(
+        _CALM, workers=5, hosts=3, fetch_failure_share=0.2, inline_share=0.0, cut_interval_s=8.0
+    ),
+    "uploads": replace(_CALM, uploads_per_job=6, upload_inline_share=0.3, cut_interval_s=8.0),
+    "thousand": replace(
+        _CALM, jobs=1, tasks_per_job=1000, task_mean_s=0.05, workers=4, growing_share=0.03,
+        phases_max=1, kill_interval_s=3.0, turns_per_check=150,
+    ),
+}  # fmt: skip
+
+
+def options_for(scenario: str, seed: int) -> Options:
+    """Return a named scenario, or for `any` one that the seed puts together.
+
+    Most seeds switch most faults off: rare sequences need the quiet of the others.
+    """
+    if scenario != "any":
+        return SCENARIOS[scenario]
+    chance = Random(f"options {seed}")
+
+    def sometimes(share: float, *values: float) -> float:
+        return chance.choice(values) if chance.random() < share else 0.0
+
+    return replace(
+        _CALM,
+        workers=chance.randint(1, 5),
+        hosts=chance.randint(1, 3),
+        slots_per_worker=chance.randint(1, 4),
+        latency_mean_s=chance.choice((0.0002, 0.001, 0.02)),
+        spike_share=sometimes(0.5, 0.01, 0.1),
+        fetch_failure_share=sometimes(0.3, 0.05, 0.3),
+        turn_max_s=sometimes(0.7, 0.002, 0.05),
+        jobs=chance.randint(1, 4),
+        tasks_per_job=chance.choice((2, 8, 20, 40)),
+        task_mean_s=chance.choice((0.01, 0.1, 0.4)),
+        inline_share=chance.choice((0.0, 0.4, 1.0)),
+        failing_share=sometimes(0.3, 0.02, 0.1),
+        flaky_share=sometimes(0.3, 0.1, 0.4),
+        hanging_share=sometimes(0.2, 0.03),
+        sees_errors_share=sometimes(0.5, 0.1, 0.4),
+        growing_share=sometimes(0.6, 0.1, 0.5),
+        uploads_per_job=chance.randint(0, 4),
+        upload_inline_share=chance.choice((1.0, 1.0, 0.5)),
+        phases_max=chance.randint(1, 4),
+        cancel_share=sometimes(0.2, 0.5),
+        kill_interval_s=sometimes(0.5, 3.0, 6.0),
+        wipe_share=chance.choice((0.0, 0.3, 1.0)),
+        cut_interval_s=sometimes(0.4, 2.0, 5.0),
+        pause_interval_s=sometimes(0.3, 4.0),
+        pause_mean_s=chance.choice((1.0, 5.0)),
+        client_cut_interval_s=sometimes(0.25, 2.0),
+    )

@@ -1,0 +1,553 @@
+"""A whole cluster in one thread, from one seed: real machines, imaginary network, clock and disks.
+
+    python -m ciel.testing.simulator --seeds 1-1000 [--scenario any] [--story]
+
+runs seeds one after the other and stops at the first that fails, with the story of the task
+concerned and the command that replays it. Each run has two phases, as FoundationDB and TigerBeetle
+do it: while faults happen nothing wrong may ever be done (safety; `invariants` are checked after
+every turn), and once they have stopped all jobs must end, with the right answer (liveness), and
+nothing may be left over.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Iterator
+from random import Random
+from time import perf_counter
+from typing import NamedTuple
+
+from ciel.core.errors import CielError
+from ciel.core.events import (
+    HEARTBEAT_INTERVAL_S,
+    AddTask,
+    CancelJob,
+    CloseJob,
+    DropObjects,
+    Heartbeat,
+    JobChanged,
+    Message,
+    ObjectSettled,
+    ReleaseObjects,
+    RequestRefused,
+    SubmitJob,
+    WantObjects,
+    WatchJob,
+)
+from ciel.core.ids import ObjectId
+from ciel.core.jobs import Job, JobState, JobSummary
+from ciel.core.refs import Concrete, Failure, Reference, Value
+from ciel.core.tasks import TaskSpec
+from ciel.master.state.machine import MasterMachine
+from ciel.master.state.workers import WorkerFacts
+from ciel.testing.fakes import MASTER, PEER, Connection, FakeWorker, World, size_of, through_wire
+from ciel.testing.invariants import Violation, Witness
+from ciel.testing.options import SCENARIOS, Options, options_for
+from ciel.testing.workloads import EXECUTOR, Plan, draw_plan
+from ciel.wire import messages
+
+CLIENT_SILENT_S = 30.0
+"""After how long the master takes a client for gone of which it heard nothing."""
+REST_S = 2.0  # between two looks whether all is over
+STORY_LINES_MAX = 80
+LINE_LENGTH_MAX = 400
+
+
+class FakeMaster:
+    """A service for the real master: connections by peer, turns, heartbeats."""
+
+    def __init__(self, world: World, machine: MasterMachine) -> None:
+        self.machine = machine
+        self._world = world
+        self._links: dict[str, Connection] = {}
+        self._turn_due_s: float | None = None
+        self._turns = 0
+        world.timeline.after(HEARTBEAT_INTERVAL_S, self._beat)
+
+    def accept_client(self, connection: Connection) -> None:
+        self._links[connection.name] = connection
+
+        def receive(message: Message) -> None:
+            self.machine.client_said(connection.name, message, self._now_s)
+            self._end_turn_soon()
+
+        def hear_end() -> None:
+            del self._links[connection.name]
+            self.machine.client_gone(connection.name, self._now_s)
+            self._end_turn_soon()
+
+        connection.attach(MASTER, receive, hear_end)
+
+    def accept_worker(self, connection: Connection) -> None:
+        def receive(message: Message | WorkerFacts) -> None:
+            if isinstance(message, WorkerFacts):
+                self._change_workers(self.machine.worker_joined, message)
+                self._links[message.id] = connection
+            elif self._links.get(connection.name) is connection:
+                witness = self._world.witness
+                before = witness.standing(self.machine, message)
+                self.machine.worker_said(connection.name, message, self._now_s)
+                witness.reported(self.machine, connection.name, message, before)
+            self._end_turn_soon()
+
+        def hear_end() -> None:
+            if self._links.get(connection.name) is connection:
+                self._change_workers(
+                    self.machine.worker_lost, connection.name, "its connection ended"
+                )
+                self._end_turn_soon()
+
+        connection.attach(MASTER, receive, hear_end)
+
+    @property
+    def _now_s(self) -> float:
+        return self._world.timeline.now_s
+
+    def _change_workers(self, act: Callable[..., None], *arguments: object) -> None:
+        """Do what may make the machine give up workers, and close the connections of those."""
+        before = dict(self.machine.workers)
+        act(*arguments, self._now_s)
+        for worker_id, worker in before.items():
+            if self.machine.workers.get(worker_id) is not worker:
+                self._world.witness.worker_lost(worker_id, worker.facts.netloc)
+                self._links.pop(worker_id).close(MASTER)
+
+    def _beat(self) -> None:
+        self._change_workers(self.machine.tick)
+        for worker_id in self.machine.workers:
+            self._send(worker_id, Heartbeat())
+        self._end_turn_soon()
+        self._world.timeline.after(HEARTBEAT_INTERVAL_S, self._beat)
+
+    def _send(self, peer: str, message: Message) -> None:
+        link = self._links.get(peer)
+        if link is None:
+            return
+        is_worker = peer in self.machine.workers
+        if is_worker:
+            self._world.witness.sent(self.machine, peer, message)
+        if self._world.options.through_wire:
+            message = through_wire(message, messages.TO_WORKER if is_worker else messages.TO_CLIENT)
+        link.send(MASTER, message)
+
+    def _end_turn_soon(self, delay_s: float | None = None) -> None:
+        if delay_s is None:
+            delay_s = self._world.chance.uniform(0.0, self._world.options.turn_max_s)
+        due_s = self._now_s + delay_s
+        if self._turn_due_s is None or due_s < self._turn_due_s:
+            self._turn_due_s = due_s
+            self._world.timeline.at(due_s, self._end_turn, due_s)
+
+    def _end_turn(self, due_s: float) -> None:
+        if due_s != self._turn_due_s:
+            return  # an earlier one was asked for since
+        self._turn_due_s = None
+        machine = self.machine
+        said_before = len(machine.outbox)
+        machine.end_turn(self._now_s)
+        outbox, machine.outbox = machine.outbox, []
+        for _, message in outbox[said_before:]:
+            if isinstance(message, DropObjects):
+                self._world.witness.released(machine, message.objects)
+        for peer, message in outbox:
+            self._send(peer, message)
+        self._turns += 1
+        if self._turns % self._world.options.turns_per_check == 0:
+            self._world.witness.check_master(machine)
+        next_s = machine.due_s()
+        if next_s is not None:
+            self._end_turn_soon(max(next_s - self._now_s, 0.0))
+
+
+class FakeClient:
+    """Plays a plan; whatever it said it says again when it lost its connection and comes back."""
+
+    def __init__(self, world: World, plan: Plan, dial: Callable[[str], Connection]) -> None:
+        self.plan = plan
+        self.settled: dict[ObjectId, Reference] = {}
+        self.summary: JobSummary | None = None
+        self.is_gone = False  # for good
+        self.away_max_s = 0.0
+        self._world = world
+        self._dial = dial
+        self._lives = 0
+        self._said: list[Message] = []
+        self._uploads: dict[ObjectId, Reference] = {}
+        self._connection: Connection | None = None
+        self._connect()
+        self._play(0)
+
+    def _connect(self) -> None:
+        self._lives += 1
+        self._connection = connection = self._dial(f"{self.plan.job.id}.client{self._lives}")
+        connection.attach(PEER, self._heard, lambda: None)
+        if self._said:
+            for message in self._all_said():
+                self._send(message)
+
+    def _all_said(self) -> Iterator[Message]:
+        """Yield what brings a master to the same state that may have missed any of it."""
+        job, wants = self.plan.job.id, {}
+        for message in self._said:
+            match message:
+                case WantObjects(_, objects):
+                    wants.update(dict.fromkeys(objects, True))
+                case ReleaseObjects(_, objects):
+                    wants.update(dict.fromkeys(objects, False))
+                case SubmitJob() | AddTask():
+                    yield message
+        yield ReleaseObjects(job, tuple(o for o, is_wanted in wants.items() if not is_wanted))
+        yield WantObjects(job, tuple(o for o, is_wanted in wants.items() if is_wanted))
+        yield from [m for m in self._said if isinstance(m, CloseJob | CancelJob)]
+        yield WatchJob(job)
+
+    def cut(self, *, for_good: bool, away_s: float, silently: bool) -> None:
+        """Lose the connection; if silently, the master finds out much later."""
+        if self._connection is None:
+            return
+        timeline = self._world.timeline
+        self._connection.cut(silently=True)
+        silent_s = CLIENT_SILENT_S if silently else self._world.latency_s()
+        timeline.after(silent_s, self._connection.end, MASTER)
+        self._connection = None
+        self.is_gone = for_good
+        if not for_good:
+            self.away_max_s = max(self.away_max_s, away_s)
+            timeline.after(away_s, self._connect)
+
+    def _play(self, index: int) -> None:
+        if index < len(self.plan.steps):
+            step = self.plan.steps[index]
+            self._world.timeline.after(step.delay_s, self._say, step.message, index)
+
+    def _say(self, message: Message, index: int) -> None:
+        if self.is_gone:
+            return
+        if isinstance(message, AddTask):
+            inputs = message.spec.inputs
+            known = [self._upload(o) for o in inputs if o in self.plan.uploads]
+            message = message._replace(known=tuple(known))
+        self._said.append(message)
+        self._send(message)
+        self._play(index + 1)
+
+    def _send(self, message: Message) -> None:
+        if self._connection is not None:
+            if self._world.options.through_wire:
+                message = through_wire(message, messages.FROM_CLIENT)
+            self._connection.send(PEER, message)
+
+    def _upload(self, object_id: ObjectId) -> Reference:
+        if object_id not in self._uploads:
+            world, content = self._world, self.plan.uploads[object_id]
+            world.witness.made(object_id, content)
+            serving = [w for w in world.serving.values() if w.has_met_master and not w.is_frozen]
+            ref: Reference = Value.of(object_id, content)
+            if serving and world.chance.random() >= world.options.upload_inline_share:
+                holder = world.chance.choice(serving)
+                holder.store[object_id] = content
+                holder.machine.uploaded(object_id)
+                world.witness.upload_places[object_id] = holder.facts.netloc
+                size_bytes = size_of(object_id, world.options)
+                ref = Concrete(object_id, size_bytes, frozenset((holder.facts.netloc,)))
+            self._uploads[object_id] = ref
+        return self._uploads[object_id]
+
+    def _heard(self, message: Message) -> None:
+        match message:
+            case ObjectSettled(_, ref):
+                self.settled[ref.id] = ref
+            case JobChanged(summary):
+                self.summary = summary
+            case RequestRefused(job, reason):
+                raise Violation(job, f"a client was refused: {reason}")
+
+    def unrest(self) -> Iterator[tuple[str, str]]:
+        """Yield what this client still has to say or to be told."""
+        if self.is_gone:
+            return
+        if self._connection is None or len(self._said) < len(self.plan.steps):
+            yield self.plan.job.id, "its client has not said all"
+
+
+class Result(NamedTuple):
+    """What came of one simulation that went well."""
+
+    tasks: int
+    runs: int
+    excused: int
+    simulated_s: float
+
+
+class Simulation:
+    """One cluster, one seed."""
+
+    def __init__(
+        self, seed: int, options: Options, make_master: Callable[[], MasterMachine] = MasterMachine
+    ) -> None:
+        self.options = options
+        self.chance = Random(seed)
+        self.world = World(options, self.chance, Witness())
+        self.master = FakeMaster(self.world, make_master())
+        self.workers: list[FakeWorker] = []
+        self.clients: list[FakeClient] = []
+        self._calm_at_s = options.faults_end_s  # when the last damage is repaired
+        self._lives = 0
+        for place in range(options.workers):
+            self.workers.append(self._start_worker(place, 9000 + place, {}))
+        for number in range(options.jobs):
+            plan = draw_plan(options, self.chance, number)
+            self.clients.append(FakeClient(self.world, plan, self._dial_as_client))
+        self._every(options.kill_interval_s, self._kill)
+        self._every(options.cut_interval_s, self._cut)
+        self._every(options.pause_interval_s, self._pause)
+        self._every(options.client_cut_interval_s, self._cut_client)
+
+    def _dial_as_client(self, name: str) -> Connection:
+        connection = Connection(self.world, name)
+        self.master.accept_client(connection)
+        return connection
+
+    def _dial_as_worker(self, worker: FakeWorker) -> Connection:
+        connection = Connection(self.world, worker.facts.id)
+        self.master.accept_worker(connection)
+        return connection
+
+    def _start_worker(self, place: int, port: int, store: dict[ObjectId, bytes]) -> FakeWorker:
+        self._lives += 1
+        host = f"host{place % self.options.hosts}"
+        slots, executors = self.options.slots_per_worker, frozenset((EXECUTOR,))
+        facts = WorkerFacts(f"w{place}.{self._lives}", f"{host}:{port}", host, slots, executors)
+        return FakeWorker(self.world, facts, store, self._dial_as_worker)
+
+    # --- faults -----------------------------------------------------------------------------------
+
+    def _every(self, interval_s: float, act: Callable[[], None]) -> None:
+        """Do something again and again, until faults end."""
+        if interval_s:
+            due_s = self.world.timeline.now_s + self.world.mean(interval_s)
+            if due_s < self.options.faults_end_s:
+                self.world.timeline.at(due_s, act)
+                self.world.timeline.at(due_s, self._every, interval_s, act)
+
+    def _repair_after(self, delay_s: float, act: Callable[..., None], *arguments: object) -> None:
+        self._calm_at_s = max(self._calm_at_s, self.world.timeline.now_s + delay_s)
+        self.world.timeline.after(delay_s, act, *arguments)
+
+    def _is_silent(self) -> bool:
+        return self.chance.random() < self.options.silent_share
+
+    def _kill(self) -> None:
+        worker = self.chance.choice(self.workers)
+        if not worker.is_dead:
+            self.world.note(worker.facts.id, "was killed")
+            worker.die(silently=self._is_silent())
+            place = self.workers.index(worker)
+            delay_s = self.world.mean(self.options.restart_mean_s)
+            self._repair_after(delay_s, self._restart, place)
+
+    def _restart(self, place: int) -> None:
+        before = self.workers[place]
+        is_wiped = self.chance.random() < self.options.wipe_share
+        port = int(before.facts.netloc.split(":")[1])
+        if self.chance.random() < self.options.move_share:
+            port += 100
+        store = {} if is_wiped else before.store
+        self.workers[place] = self._start_worker(place, port, store)
+        self.world.note(self.workers[place].facts.id, f"replaces it with {len(store)} objects")
+
+    def _cut(self) -> None:
+        worker = self.chance.choice(self.workers)
+        if worker.connection is not None and not worker.is_dead:
+            self.world.note(worker.facts.id, "its connection was cut")
+            worker.connection.cut(silently=self._is_silent())
+
+    def _pause(self) -> None:
+        worker = self.chance.choice(self.workers)
+        if not worker.is_dead and not worker.is_frozen:
+            self.world.note(worker.facts.id, "was paused")
+            worker.freeze()
+            self._repair_after(self.world.mean(self.options.pause_mean_s), self._resume, worker)
+
+    def _resume(self, worker: FakeWorker) -> None:
+        self.world.note(worker.facts.id, "was resumed")
+        worker.thaw()
+
+    def _cut_client(self) -> None:
+        client = self.chance.choice(self.clients)
+        must_return = client.plan.job.detached  # nobody else could ever close an open job
+        comes_back = must_return or self.chance.random() < self.options.client_back_share
+        away_s = self.chance.choice((0.1, 3.0, 8.0))
+        self.world.note(client.plan.job.id, "its client lost the connection")
+        client.cut(for_good=not comes_back, away_s=away_s, silently=self._is_silent())
+
+    # --- the run ----------------------------------------------------------------------------------
+
+    def run(self) -> Result:
+        """Run until all is over; raises Violation, or whatever a machine raises."""
+        timeline = self.world.timeline
+        while timeline.now_s < self._calm_at_s:
+            timeline.step()
+        deadline_s = self._calm_at_s + self.options.liveness_s
+        while (unrest := next(self._unrest(), None)) is not None:
+            if timeline.now_s > deadline_s:
+                subject, text = unrest
+                raise Violation(subject, f"{self.options.liveness_s:g} s after all faults, {text}")
+            look_at_s = timeline.now_s + REST_S
+            while timeline.now_s < look_at_s:
+                timeline.step()
+        self.world.witness.check_master(self.master.machine)
+        excused = sum([self._is_excused_or_right(client) for client in self.clients])
+        tasks = len(self.master.machine.graph.tasks)
+        return Result(tasks, self.world.witness.runs, excused, timeline.now_s)
+
+    def _unrest(self) -> Iterator[tuple[str, str]]:
+        for client in self.clients:
+            yield from client.unrest()
+        yield from self.world.witness.unrest(self.master.machine, self.workers)
+
+    def _is_excused_or_right(self, client: FakeClient) -> bool:
+        """Check how a job ended and what it made; return whether it met the unsurvivable."""
+        plan, machine = client.plan, self.master.machine
+        job = machine.jobs.get(plan.job.id)
+        if job is None:
+            if not client.is_gone:
+                raise Violation(plan.job.id, "it was never created")
+            return False
+        if self.world.witness.is_excused(machine, job):
+            return True
+        self._check_sameness(job)
+        self._check_state(client, job)
+        if job.state in (JobState.COMPLETED, JobState.FAILED):
+            for object_id in job.wanted:
+                self._check_object(client, object_id)
+        return False
+
+    def _check_sameness(self, job: Job) -> None:
+        graph = self.master.machine.graph
+        for parent, ordinal in graph.divergent:
+            if graph.tasks[parent].job is job:
+                raise Violation(parent, f"its child {ordinal} was another one in another attempt")
+        for object_id in self.world.witness.ambiguous:
+            producer = graph.objects.nodes[object_id].producer
+            if producer is not None and producer.job is job:
+                raise Violation(object_id, "it was made again with another content")
+
+    def _check_state(self, client: FakeClient, job: Job) -> None:
+        plan = client.plan
+        fails = any(plan.truth.makes_job_fail(object_id) for object_id in job.wanted)
+        expected = {JobState.FAILED if fails else JobState.COMPLETED}
+        if plan.is_cancelled or client.is_gone or client.away_max_s > 4.5:
+            expected.add(JobState.CANCELLED)
+        if job.state not in expected:
+            raise Violation(job.spec.id, f"it is {job.state} ({job.reason}), not {expected}")
+        if not client.is_gone:
+            told = client.summary and client.summary.state
+            if told != job.state.value:
+                raise Violation(job.spec.id, f"its client believes it {told}, it is {job.state}")
+            if job.state is not JobState.CANCELLED and set(job.wanted) != set(plan.wanted):
+                raise Violation(job.spec.id, "it does not want what its client said")
+
+    def _check_object(self, client: FakeClient, object_id: ObjectId) -> None:
+        value = client.plan.truth.value(object_id)
+        known = [self.master.machine.graph.objects.reference(object_id)]
+        if not client.is_gone:
+            if object_id not in client.settled:
+                raise Violation(object_id, "its client was never told of it")
+            known.append(client.settled[object_id])
+        for ref in known:
+            found: bytes | None = None
+            if isinstance(ref, Value):
+                found = ref.content
+            elif isinstance(ref, Concrete):
+                found = self.world.witness.content_of(object_id)
+            elif not isinstance(ref, Failure):
+                raise Violation(object_id, f"it is {ref}, and its job is over")
+            if found != value:
+                raise Violation(object_id, f"it is {found!r} ({ref}), it should be {value!r}")
+
+    def story_of(self, subject: str) -> list[str]:
+        """Tell all that was said of a task, an object or a peer, oldest first."""
+        graph = self.master.machine.graph
+        node = graph.objects.get(subject)
+        names = {subject}
+        if node is not None and node.producer is not None:
+            names.add(node.producer.spec.id)
+        if subject in graph.tasks:
+            names.update(graph.tasks[subject].spec.outputs)
+        lines = []
+        for at_s, who, what in self.world.log:
+            if isinstance(what, str) or any(name in repr(what) for name in names):
+                lines.append(f"{at_s:9.4f} {who}: {_brief(what)}")
+        tasks = [graph.tasks[name] for name in names if name in graph.tasks]
+        return [*lines[-STORY_LINES_MAX:], *map(repr, tasks)]
+
+
+def _brief(what: object) -> str:
+    """Write a message in a line: of a task, its name, inputs and outputs."""
+    text = str(what)
+    spec = getattr(what, "spec", None)
+    if isinstance(spec, TaskSpec):
+        rest = getattr(what, "attempt", ""), getattr(what, "known", ()), getattr(what, "inputs", ())
+        text = f"{type(what).__name__} {spec.id} {rest} {spec.mentions} makes {spec.outputs}"
+    return text[:LINE_LENGTH_MAX]
+
+
+class SimulationError(Exception):
+    """A seed failed. The message holds what went wrong, the story, and how to see it again."""
+
+    def __init__(self, seed: int, scenario: str, error: Exception, story: list[str]) -> None:
+        self.seed = seed
+        self.scenario = scenario
+        self.error = error
+        replay = f"python -m ciel.testing.simulator --scenario {scenario} --seeds {seed}-{seed}"
+        what = f"seed {seed}: {type(error).__name__}: {error}"
+        super().__init__("\n".join([*story, what, f"replay: {replay}"]))
+
+
+def simulate(
+    seed: int, scenario: str = "any", make_master: Callable[[], MasterMachine] = MasterMachine
+) -> Result:
+    """Run one seed of a scenario; raises SimulationError."""
+    simulation = Simulation(seed, options_for(scenario, seed), make_master)
+    try:
+        return simulation.run()
+    except Violation as error:
+        story = simulation.story_of(error.subject)
+        raise SimulationError(seed, scenario, error, story) from error
+    except (CielError, LookupError, AssertionError, TypeError, AttributeError) as error:
+        raise SimulationError(seed, scenario, error, []) from error
+
+
+def main(arguments: list[str]) -> int:
+    """Run a range of seeds; return an exit status."""
+    parser = argparse.ArgumentParser(prog="python -m ciel.testing.simulator", description=__doc__)
+    parser.add_argument("--seeds", default="1-100", help="a range, both ends included")
+    parser.add_argument("--scenario", default="any", choices=["any", *SCENARIOS])
+    parser.add_argument("--keep-going", action="store_true", help="list all seeds that fail")
+    chosen = parser.parse_args(arguments)
+    first, _, last = chosen.seeds.partition("-")
+    seeds = range(int(first), int(last or first) + 1)
+    started_s, results, failures = perf_counter(), [], 0
+    for seed in seeds:
+        try:
+            results.append(simulate(seed, chosen.scenario))
+        except SimulationError as error:
+            failures += 1
+            if not chosen.keep_going:
+                sys.exit(str(error))
+            print(f"{type(error.error).__name__} in seed {seed}: {error.error}"[:200], flush=True)
+    took_s = perf_counter() - started_s
+    tasks, runs = sum(r.tasks for r in results), sum(r.runs for r in results)
+    print(
+        f"{len(seeds)} seeds in {took_s:.1f} s ({len(seeds) / took_s * 60:.0f} a minute), "
+        f"{failures} failed; {tasks} tasks, {runs} runs, "
+        f"{sum(r.simulated_s for r in results):.0f} s simulated, "
+        f"{sum(r.excused for r in results)} jobs met the unsurvivable"
+    )
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

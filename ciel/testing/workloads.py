@@ -1,0 +1,260 @@
+"""Random work whose right answer is known.
+
+Programs are functions: what one makes, spawns and delegates follows from its task and the contents
+of its inputs alone, so `Truth` can evaluate a graph directly and say what every object must be. A
+plan is what one client says over time; the simulator plays it, and repeats it where a connection
+was lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from hashlib import blake2b
+from random import Random
+from typing import Any, NamedTuple
+
+from ciel.core.events import (
+    AddTask,
+    CancelJob,
+    CloseJob,
+    Message,
+    ReleaseObjects,
+    SubmitJob,
+    TaskFault,
+    WantObjects,
+)
+from ciel.core.ids import JobId, ObjectId
+from ciel.core.jobs import JobSpec
+from ciel.core.refs import Future, Reference
+from ciel.core.tasks import Mentions, Needs, TaskSpec
+from ciel.testing.options import Options
+from ciel.wire.descriptors import make_task, read_arguments
+
+EXECUTOR = "pretend"
+TIME_LIMIT_S = 0.5
+NOT_HERE = b"(an error)"
+
+
+class Outcome(NamedTuple):
+    """What a program does: it creates tasks, and then makes outputs or fails; it may never end."""
+
+    duration_s: float
+    children: tuple[tuple[TaskSpec, tuple[Reference, ...]], ...] = ()
+    made: tuple[tuple[ObjectId, bytes], ...] = ()
+    fault: TaskFault | None = None
+    hangs: bool = False
+
+
+def run(
+    spec: TaskSpec,
+    inputs: Sequence[Reference],
+    contents: Sequence[bytes | None],
+    failures_before: int,
+) -> Outcome:
+    """Say what a program does with its inputs (None: it sees an error there)."""
+    arguments = read_arguments(spec.payload)
+    duration_s = arguments["duration_s"]
+    if arguments["hangs"]:
+        return Outcome(duration_s, hangs=True)
+    if arguments["fails"] or failures_before < arguments["flaky"]:
+        return Outcome(duration_s, fault=TaskFault("RUNTIME_EXCEPTION", "it is meant to fail"))
+    seen = b"\n".join(NOT_HERE if content is None else content for content in contents)
+    children: list[tuple[TaskSpec, tuple[Reference, ...]]] = []
+    own = spec.outputs
+    if arguments["depth"]:
+        chance = Random(blake2b(spec.id.encode() + seen).digest())
+        own = spec.outputs[: chance.randrange(len(spec.outputs))]
+        children = _grow(spec, inputs, arguments, chance, spec.outputs[len(own) :])
+    made = [(o, blake2b(o.encode() + b"\n" + seen, digest_size=16).digest()) for o in own]
+    return Outcome(duration_s, tuple(children), tuple(made))
+
+
+def _grow(
+    spec: TaskSpec,
+    inputs: Sequence[Reference],
+    arguments: dict[str, Any],
+    chance: Random,
+    delegated: tuple[ObjectId, ...],
+) -> list[tuple[TaskSpec, tuple[Reference, ...]]]:
+    """Create a few tasks, and last the one that takes over the outputs that are delegated."""
+    pool: list[Reference] = list(inputs)
+    children = []
+    last = chance.randint(1, arguments["breadth"])
+    for ordinal in range(last + 1):
+        is_last = ordinal == last
+        chosen = chance.sample(pool, min(len(pool), chance.randint(0, 4)))
+        child = make_task(
+            job=spec.job,
+            parent=spec.id,
+            ordinal=ordinal,
+            executor=EXECUTOR,
+            arguments={
+                **arguments,
+                "inputs": pool[-3:] if is_last else chosen,
+                "duration_s": arguments["duration_s"] * chance.uniform(0.2, 1.5),
+                "depth": chance.randrange(arguments["depth"]),
+            },
+            outputs=delegated if is_last else None,
+            needs=spec.needs,
+            sees_errors=spec.sees_errors,
+            mentions=chance.choice(tuple(Mentions)),
+        )
+        children.append(child)
+        pool.append(Future(child[0].outputs[0]))
+    return children
+
+
+class Truth:
+    """What a graph gives when nothing goes wrong, evaluated directly; None stands for an error."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, bytes | None] = {}
+        self._makers: dict[str, TaskSpec] = {}
+
+    def add(self, spec: TaskSpec) -> None:
+        for object_id in spec.outputs:
+            self._makers.setdefault(object_id, spec)
+
+    def value(self, object_id: str) -> bytes | None:
+        """Evaluate an object, lazily and without recursion."""
+        pending = [object_id]
+        while pending:
+            maker = self._makers.get(pending[-1])
+            if pending[-1] in self.values:
+                pending.pop()
+            elif maker is None:
+                self.values[pending.pop()] = None
+            elif missing := [i for i in maker.inputs if i not in self.values]:
+                pending += missing
+            else:
+                self._run(maker)
+        return self.values[object_id]
+
+    def makes_job_fail(self, object_id: str) -> bool:
+        """Whether a job that wants this has failed: an error, or a list that mentions one."""
+        if self.value(object_id) is None:
+            return True
+        maker = self._makers.get(object_id)
+        return (
+            maker is not None
+            and maker.mentions is Mentions.INPUTS
+            and any(self.values[i] is None for i in maker.inputs)
+        )
+
+    def _run(self, spec: TaskSpec) -> None:
+        contents = [self.values[i] for i in spec.inputs]
+        outcome = Outcome(0.0)
+        if spec.sees_errors or None not in contents:
+            outcome = run(spec, [Future(i) for i in spec.inputs], contents, 1000)
+        for child, _ in outcome.children:
+            for object_id in child.outputs:
+                if self._makers.setdefault(object_id, child) is spec:
+                    self._makers[object_id] = child
+        made = dict(outcome.made)
+        for object_id in spec.outputs:
+            if self._makers[object_id] is spec:
+                self.values[object_id] = made.get(object_id)
+
+
+class Step(NamedTuple):
+    """Something that a client says, `delay_s` after what it said before."""
+
+    delay_s: float
+    message: Message
+
+
+class Plan(NamedTuple):
+    """All that one client is going to say of its job, and what is to come of it."""
+
+    job: JobSpec
+    steps: tuple[Step, ...]
+    uploads: dict[ObjectId, bytes]
+    wanted: tuple[ObjectId, ...]  # in the end
+    is_cancelled: bool
+    truth: Truth
+
+
+def draw_plan(options: Options, chance: Random, number: int) -> Plan:
+    """Draw the work of one client."""
+    job = JobId(f"job{number}")
+    truth = Truth()
+    uploads = {
+        ObjectId(f"{job}:upload{i}"): blake2b(f"{job} {i}".encode(), digest_size=16).digest()
+        for i in range(options.uploads_per_job)
+    }
+    truth.values.update(uploads.items())
+    pool: list[ObjectId] = list(uploads)
+    steps: list[Step] = []
+    wanted: dict[ObjectId, None] = {}
+    phases = chance.randint(1, options.phases_max)
+    ordinal = 0
+    for phase in range(phases):
+        delay_s = chance.expovariate(1 / options.phase_mean_s) if phase else 0.0
+        for _ in range(-(-options.tasks_per_job // phases)):
+            spec = _draw_task(options, chance, job, ordinal, pool)
+            ordinal += 1
+            truth.add(spec)
+            pool += spec.outputs
+            steps.append(Step(delay_s, AddTask(spec, ())))
+            delay_s = 0.0
+        if released := [o for o in wanted if chance.random() < options.release_share]:
+            steps.append(Step(chance.uniform(0, 1), ReleaseObjects(job, tuple(released))))
+            wanted = {o: None for o in wanted if o not in released}
+        recent = pool[len(uploads) :][-options.tasks_per_job :]
+        wants = dict.fromkeys([pool[-1], *chance.sample(recent, len(recent) // 10)])
+        steps.append(Step(0.0, WantObjects(job, tuple(wants))))
+        wanted |= wants
+    is_cancelled = chance.random() < options.cancel_share
+    if is_cancelled:
+        cancel = Step(chance.expovariate(1.0), CancelJob(job, "I changed my mind"))
+        steps.insert(chance.randint(1, len(steps)), cancel)
+    spec_of_job = JobSpec(
+        job, "", phases > 1 or chance.random() < 0.7, chance.random() < options.detached_share,
+        chance.random() < 0.1,
+    )  # fmt: skip
+    if spec_of_job.open:
+        steps.append(Step(chance.choice((0.0, 1.0)), CloseJob(job)))
+    steps.insert(0, Step(chance.uniform(0, 1), SubmitJob(spec_of_job)))
+    return Plan(spec_of_job, tuple(steps), uploads, tuple(wanted), is_cancelled, truth)
+
+
+def _draw_task(
+    options: Options, chance: Random, job: JobId, ordinal: int, pool: list[ObjectId]
+) -> TaskSpec:
+    """Draw one task of a graph in which chains, diamonds, fans and wide levels occur."""
+    shape = chance.choices(("leaf", "chain", "diamond", "fan", "any"), (3, 3, 3, 1, 2))[0]
+    recent = pool[-6:]
+    chosen: list[ObjectId] = {
+        "leaf": [],
+        "chain": recent[-1:],
+        "diamond": chance.sample(recent, min(2, len(recent))),
+        "fan": chance.sample(pool, min(12, len(pool))),
+        "any": chance.sample(pool, min(chance.randint(1, 3), len(pool))),
+    }[shape]
+    hangs = chance.random() < options.hanging_share
+    flaky = chance.randint(1, 3) if chance.random() < options.flaky_share else 0
+    grows = chance.random() < options.growing_share
+    return make_task(
+        job=job,
+        parent=job,
+        ordinal=ordinal,
+        executor=EXECUTOR,
+        arguments={
+            "inputs": [Future(object_id) for object_id in chosen],
+            "duration_s": chance.expovariate(1 / options.task_mean_s),
+            "fails": chance.random() < options.failing_share,
+            "flaky": flaky,
+            "hangs": hangs,
+            "depth": chance.randint(1, options.growth_depth_max) if grows else 0,
+            "breadth": options.growth_breadth_max,
+        },
+        n_outputs=chance.randint(2, 3) if chance.random() < options.wide_share else 1,
+        needs=Needs(
+            slots=chance.randint(1, min(2, options.slots_per_worker)),
+            priority=chance.choice((0, 0, 0, 5)),
+            timeout_s=TIME_LIMIT_S if hangs else 0.0,
+            retries=flaky + chance.randint(0, 1),
+        ),
+        sees_errors=chance.random() < options.sees_errors_share,
+        mentions=chance.choice(tuple(Mentions)),
+    )[0]

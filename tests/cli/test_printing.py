@@ -1,0 +1,65 @@
+import io
+import time
+
+import pytest
+
+from ciel.cli.printing import Counts, Progress, duration, progress_text, table
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_table_has_columns() -> None:
+    assert table(("JOB", "NAME"), [(1, "a"), (10, "long name")]) == (
+        "JOB  NAME\n  1  a\n 10  long name"
+    )
+    assert table(("A", "B"), []) == "A  B"
+
+
+@pytest.mark.parametrize(
+    "seconds, text",
+    [
+        (-1, "0.0s"), (0.04, "0.0s"), (9.94, "9.9s"), (10, "10s"), (59.4, "59s"), (59.6, "1m 0s"),
+        (185, "3m 5s"), (3600, "1h 0m"), (7260, "2h 1m"), (4 * 86400 + 3 * 3600, "4d 3h"),
+    ],
+)  # fmt: skip
+def test_time_spans_have_two_units(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+def test_the_live_line_tells_failures_only_if_there_are_any() -> None:
+    assert progress_text("sort", Counts(3, 2, 0, 10), 2.0) == (
+        "sort: 3 done, 2 running, 10 in all, 1.5/s"
+    )
+    assert progress_text("sort", Counts(0, 0, 1, 4), 2.0) == (
+        "sort: 0 done, 0 running, 1 failed, 4 in all, 0.5/s"
+    )
+
+
+def test_on_a_terminal_one_line_is_redrawn_and_erased_at_the_end() -> None:
+    terminal = Terminal()
+    with Progress("x", lambda: Counts(1, 1, 0, 2), stream=terminal) as progress:
+        deadline_s = time.monotonic() + 5
+        while terminal.getvalue().count("1 done") < 2 and time.monotonic() < deadline_s:
+            time.sleep(0.01)
+        progress.aside(lambda: print("result", file=terminal))
+    text = terminal.getvalue()
+    assert "\r\x1b[Kresult\n" in text
+    assert text.count("\n") == 1
+    assert text.rpartition("\r\x1b[K")[2] in ("", "result\n")
+
+
+def test_elsewhere_a_brief_job_shows_nothing() -> None:
+    stream = io.StringIO()
+    with Progress("x", lambda: Counts(0, 0, 0, 1), stream=stream) as progress:
+        progress.aside(lambda: None)
+    assert stream.getvalue() == ""
+
+
+def test_quiet_shows_nothing_on_a_terminal_either() -> None:
+    terminal = Terminal()
+    with Progress("x", lambda: Counts(0, 0, 0, 1), quiet=True, stream=terminal):
+        time.sleep(0.3)
+    assert terminal.getvalue() == ""

@@ -1,0 +1,105 @@
+"""A master to talk to that is nothing but a session on a real socket, in a thread."""
+
+import contextlib
+import secrets
+import socket
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from ciel.access.keys import Key
+from ciel.core.events import Message
+from ciel.wire.errors import WireError
+from ciel.wire.messages import FROM_CLIENT, decode, encode
+from ciel.wire.session import Session
+
+Reply = Callable[[Message], list[Message]]
+
+
+class Acceptor:
+    """Accepts clients one after the other, keeps what they say, and answers as `reply` says."""
+
+    def __init__(self, listener: socket.socket, address: str, key: Key) -> None:
+        self.address = address
+        self.key = key
+        self.cluster_id = "test-cluster"
+        self.heard: list[Message] = []
+        self.reply: Reply = lambda message: []
+        self.peer_ended = threading.Event()
+        self.reads = threading.Event()
+        self.reads.set()
+        self.hang_up = threading.Event()
+        self._listener = listener
+        self._channel: socket.socket | None = None
+        self._thread = threading.Thread(target=self._accept)
+        self._thread.start()
+
+    def say(self, *messages: Message) -> None:
+        assert self._channel is not None
+        self._channel.sendall(self._session.send([encode(message) for message in messages]))
+
+    def drop(self) -> None:
+        """Hang up without a word."""
+        assert self._channel is not None
+        self._channel.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self.reads.set()
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        if self._channel is not None:
+            with contextlib.suppress(OSError):
+                self._channel.shutdown(socket.SHUT_RDWR)
+        self._thread.join()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                channel, _ = self._listener.accept()
+            except OSError:
+                return
+            with channel, contextlib.suppress(OSError, WireError):
+                self._serve(channel)
+            self.peer_ended.set()
+
+    def _serve(self, channel: socket.socket) -> None:
+        session = Session.acceptor(
+            self.key.derive, software="9.9.9", cluster_id=self.cluster_id, about={}
+        )
+        self._channel, self._session = channel, session
+        while data := channel.recv(65536):
+            try:
+                records = session.receive(data)
+            finally:
+                channel.sendall(session.data_to_send())
+            for record in records:
+                message = decode(record, FROM_CLIENT)
+                self.heard.append(message)
+                if answers := self.reply(message):
+                    self.say(*answers)
+            self.reads.wait()
+
+
+@pytest.fixture
+def key() -> Key:
+    return Key.new()
+
+
+@pytest.fixture
+def acceptor(key: Key) -> Iterator[Acceptor]:
+    name = f"ciel-test-{secrets.token_hex(8)}"
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(f"\0{name}")
+    listener.listen()
+    acceptor = Acceptor(listener, f"unix:@{name}", key)
+    yield acceptor
+    acceptor.close()
+
+
+@pytest.fixture
+def listener() -> Iterator[tuple[socket.socket, str]]:
+    """A TCP listener, and its address."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield listener, f"127.0.0.1:{listener.getsockname()[1]}"

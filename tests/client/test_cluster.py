@@ -1,0 +1,202 @@
+"""Real daemons, started and ended by a client; what they leave is looked for afterwards."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from ciel.client import Client, LocalCluster
+from ciel.client.errors import ClusterError, TaskFailedError
+from ciel.core.refs import Concrete
+
+WAIT_S = 10.0
+
+
+@pytest.fixture(autouse=True)
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Give all that is started here places of its own, by which it can be found."""
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    for name in ("CIEL_MASTER", "CIEL_ACCESS", "CIEL_CONFIG"):
+        monkeypatch.delenv(name, raising=False)
+    return tmp_path
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    environ = {"XDG_STATE_HOME": str(tmp_path_factory.mktemp("state"))}
+    with LocalCluster(workers=2, environ=environ) as cluster:
+        yield cluster
+
+
+def eventually(condition: Callable[[], object]) -> bool:
+    deadline_s = time.monotonic() + WAIT_S
+    while not condition():
+        if time.monotonic() > deadline_s:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def processes_of(path: Path) -> list[str]:
+    """List the command lines of all processes that mention a path."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal() and entry.name != str(os.getpid()):
+            try:
+                line = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+            except OSError:
+                continue
+            if str(path) in line:
+                found.append(f"{entry.name} {line}")
+    return found
+
+
+def pid_of(name: str, path: Path) -> int:
+    (line,) = [line for line in processes_of(path) if f"{name}.log" in line]
+    return int(line.split()[0])
+
+
+def test_a_graph_runs(cluster: LocalCluster) -> None:
+    with Client(cluster) as client, client.job("sum") as job:
+        parts = [job.run(["sh", "-c", f"seq {n} | tail -1"]) for n in range(1, 5)]
+        total = job.run(["awk", "{s += $1} END {print s}"], inputs=parts)
+        assert job.read(total) == b"10\n"
+
+
+def test_a_large_object_goes_there_and_back(cluster: LocalCluster, tmp_path: Path) -> None:
+    content = os.urandom(3 << 20)
+    path = tmp_path / "large"
+    path.write_bytes(content)
+    with Client(cluster) as client, client.job() as job:
+        ref = client.upload(path)
+        assert isinstance(ref, Concrete)
+        assert len(ref.locations) == 2
+        assert job.read(job.run(["cat"], inputs=[ref])) == content
+        placed = job.run(["cat", "in/place"], files={"in/place": ref})
+        assert job.read(placed) == content
+
+
+def test_the_cluster_says_what_it_is(cluster: LocalCluster) -> None:
+    with Client(cluster) as client:
+        status = client.ask("status")
+    assert [worker["slots"] for worker in status["workers"]] == [cluster.slots] * 2
+    assert status["cluster_id"] == cluster.location.cluster_id
+
+
+def test_nothing_is_left_but_logs(state: Path) -> None:
+    cluster = LocalCluster(workers=2, slots=1, store="shm")
+    shm = {Path("/dev/shm", f"ciel-{instance}") for instance in cluster._instances}
+    with Client(cluster) as client, client.job() as job:
+        job.result(job.run(["seq", "100000"]))
+    assert any(path.exists() for path in shm)
+    cluster.close()
+    cluster.close()
+    assert processes_of(state) == []
+    assert list((state / "tmp").iterdir()) == []
+    assert not any(path.exists() for path in shm)
+    assert {path.suffix for path in cluster.directory.iterdir()} <= {".log", ".stderr"}
+
+
+def test_what_a_failed_task_left_is_kept_where_its_story_says() -> None:
+    with LocalCluster() as cluster, Client(cluster) as client:
+        job = client.job()
+        with pytest.raises(TaskFailedError) as caught:
+            job.result(job.run(["sh", "-c", "echo trace >clue; exit 3"]))
+    text = str(caught.value)
+    kept = Path(text[text.index(str(cluster.directory)) :].split()[0])
+    assert [path.read_text() for path in kept.rglob("clue")] == ["trace\n"]
+
+
+def test_a_killed_client_takes_everything_along(state: Path) -> None:
+    code = (
+        "import ciel, sys\n"
+        "cluster = ciel.LocalCluster(workers=2, store='shm')\n"
+        "client = ciel.Client(cluster)\n"
+        "job = client.job()\n"
+        "job.want([job.run(['sh', '-c', f'setsid sleep 1000 {sys.argv[1]} & sleep 1000'])])\n"
+        "print(*cluster._instances, flush=True)\n"
+        "job.wait()\n"
+    )
+    command = [sys.executable, "-c", code, str(state)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True) as owner:
+        assert owner.stdout is not None
+        instances = owner.stdout.readline().decode().split()
+        assert eventually(lambda: any("sleep 1000" in line for line in processes_of(state)))
+        os.killpg(owner.pid, signal.SIGKILL)
+    assert eventually(lambda: processes_of(state) == [])
+    assert eventually(lambda: list((state / "tmp").iterdir()) == [])
+    assert eventually(lambda: not any(Path(f"/dev/shm/ciel-{i}").exists() for i in instances))
+
+
+def test_a_killed_worker_is_started_again(state: Path) -> None:
+    with LocalCluster() as cluster, Client(cluster) as client, client.job() as job:
+        ref = job.run(["sh", "-c", f"test -e {state}/second || sleep 1000"])
+        job.want([ref])
+        assert eventually(lambda: job.summary and job.summary.counts.get("assigned"))
+        (state / "second").touch()
+        os.kill(pid_of("worker-1", state), signal.SIGKILL)
+        assert job.read(ref, 30) == b""
+
+
+def test_a_master_that_dies_ends_every_wait_with_the_end_of_its_log(state: Path) -> None:
+    with LocalCluster() as cluster, Client(cluster) as client:
+        job = client.job()
+        threading.Timer(0.1, os.kill, (pid_of("master", state), signal.SIGKILL)).start()
+        with pytest.raises(ClusterError, match="master was ended by SIGKILL") as caught:
+            job.wait(WAIT_S)
+        assert caught.value.log == cluster.directory / "master.log"
+        assert cluster.ended.is_set()
+
+
+def test_what_does_not_start_says_why(state: Path) -> None:
+    with pytest.raises(ClusterError) as caught:
+        LocalCluster(store="nosuchstore")
+    text = str(caught.value)
+    assert "worker-1 ended with exit status" in text
+    assert "nosuchstore" in text
+    assert processes_of(state) == []
+    assert list((state / "tmp").iterdir()) == []
+
+
+def test_a_start_that_takes_too_long_is_given_up(state: Path) -> None:
+    with pytest.raises(ClusterError, match="was not ready in time"):
+        LocalCluster(start_timeout_s=0.01)
+    assert processes_of(state) == []
+
+
+def test_a_cluster_has_workers_and_slots() -> None:
+    with pytest.raises(ValueError, match="at least one worker"):
+        LocalCluster(workers=0)
+
+
+def test_the_key_is_on_no_command_line_and_in_no_environment(cluster: LocalCluster) -> None:
+    digits = cluster.location.key.text()
+    for entry in Path("/proc").iterdir():
+        for name in ("cmdline", "environ"):
+            try:
+                assert digits.encode() not in (entry / name).read_bytes()
+            except OSError:
+                continue
+
+
+def test_without_a_cluster_a_client_starts_one_and_says_so(
+    capsys: pytest.CaptureFixture[str], state: Path
+) -> None:
+    with Client(cluster_options={"slots": 1}) as client:
+        assert len(client.ask("workers")) == 1
+        assert client.cluster is not None
+        directory = client.cluster.directory
+    said = capsys.readouterr().err
+    assert said.startswith("ciel: no cluster is named or up")
+    assert f"1 worker with 1 slot; logs in {directory}" in said
+    assert json.dumps(processes_of(state)) == "[]"

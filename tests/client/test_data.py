@@ -1,0 +1,196 @@
+import io
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import pytest
+
+from ciel.access.errors import AccessDeniedError
+from ciel.access.keys import Key, Role
+from ciel.access.tickets import TicketGate
+from ciel.client.data import read_object, upload_file
+from ciel.client.errors import ObjectUnreadableError, TaskFailedError, UploadError
+from ciel.core.ids import ObjectId
+from ciel.core.refs import Concrete, Failure, Future, Reference, Sweetheart, Value
+from ciel.wire import codec
+from ciel.wire.references import to_array
+
+OBJECT = ObjectId("object")
+
+
+class Holder:
+    """A worker's HTTP side, as far as a client sees it: objects, tickets, ranges, faults."""
+
+    def __init__(self, key: Key) -> None:
+        self.objects: dict[str, bytes] = {}
+        self.breaks_after: int | None = None
+        self.answer: tuple[int, bytes] | None = None
+        self.asked: list[tuple[str, str, str | None]] = []
+        holder = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                holder.get(self)
+
+            def do_POST(self) -> None:
+                holder.post(self)
+
+            def log_message(self, format: str, *args: object) -> None: ...
+
+        self.server = HTTPServer(("127.0.0.1", 0), Handler)
+        self.netloc = f"127.0.0.1:{self.server.server_port}"
+        self._gate = TicketGate(key.derive, self.netloc)
+        self._thread = threading.Thread(target=self.server.serve_forever, args=(0.02,))
+        self._thread.start()
+
+    def close(self) -> None:
+        self.server.shutdown()
+        self.server.server_close()
+        self._thread.join()
+
+    def get(self, request: BaseHTTPRequestHandler) -> None:
+        if not self._admits(request):
+            return
+        start_text = (request.headers.get("Range") or "bytes=0-")[6:-1]
+        content = self.objects.get(request.path.removeprefix("/data/"))
+        if content is None:
+            request.send_error(404)
+            return
+        body = content[int(start_text) :]
+        request.send_response(206 if "Range" in request.headers else 200)
+        request.send_header("Content-Length", str(len(body)))
+        request.end_headers()
+        request.wfile.write(body[: self.breaks_after])
+
+    def post(self, request: BaseHTTPRequestHandler) -> None:
+        body = request.rfile.read(int(request.headers["Content-Length"]))
+        if not self._admits(request):
+            return
+        name = ObjectId(request.path.removeprefix("/control/data/"))
+        self.objects[name] = body
+        ref = Concrete(name, len(body), frozenset({self.netloc}))
+        status, answer = self.answer or (201, codec.encode(to_array(ref)))
+        request.send_response(status)
+        request.send_header("Content-Length", str(len(answer)))
+        request.end_headers()
+        request.wfile.write(answer)
+
+    def _admits(self, request: BaseHTTPRequestHandler) -> bool:
+        self.asked.append((request.command, request.path, request.headers.get("Range")))
+        try:
+            role = self._gate.admit(
+                request.headers["Authorization"], request.command, request.path, time.time()
+            )
+        except AccessDeniedError:
+            request.send_error(401)
+            return False
+        return role is Role.SUBMIT
+
+
+@pytest.fixture
+def holders(key: Key) -> Iterator[list[Holder]]:
+    holders = [Holder(key) for _ in range(3)]
+    yield holders
+    for holder in holders:
+        holder.close()
+
+
+def held(holders: list[Holder], content: bytes) -> Concrete:
+    for holder in holders:
+        holder.objects[OBJECT] = content
+    return Concrete(OBJECT, len(content), frozenset(h.netloc for h in holders))
+
+
+def read(ref: Reference, key: Key) -> bytes:
+    return b"".join(read_object(ref, key))
+
+
+def test_what_rides_in_the_reference_is_read_from_it(key: Key) -> None:
+    assert read(Value.of(OBJECT, b"inline"), key) == b"inline"
+
+
+def test_a_failure_is_raised_with_its_story(key: Key) -> None:
+    with pytest.raises(TaskFailedError, match="its story"):
+        read(Failure(OBJECT, "WORD", "its story"), key)
+
+
+def test_an_object_is_read_from_its_holder(holders: list[Holder], key: Key) -> None:
+    content = bytes(range(256)) * 20_000
+    assert read(held(holders[:1], content), key) == content
+
+
+def test_the_preferred_holder_is_asked_first(holders: list[Holder], key: Key) -> None:
+    content = held(holders, b"x" * 2000)
+    last = max(holders, key=lambda holder: holder.netloc)
+    read(Sweetheart(OBJECT, last.netloc, 2000, content.locations), key)
+    assert [len(holder.asked) for holder in holders] == [int(h is last) for h in holders]
+
+
+def test_the_next_holder_goes_on_where_one_broke_off(holders: list[Holder], key: Key) -> None:
+    content = bytes(range(256)) * 1000
+    ref = held(holders, content)
+    first, second, third = sorted(holders, key=lambda holder: holder.netloc)
+    first.breaks_after = 1000
+    second.objects.clear()
+    assert read(ref, key) == content
+    assert [holder.asked[0][2] for holder in (first, second, third)] == [
+        None,
+        "bytes=1000-",
+        "bytes=1000-",
+    ]
+
+
+def test_when_nobody_can_give_it_all_reasons_are_told(holders: list[Holder], key: Key) -> None:
+    gone, empty, stranger = holders
+    ref = held(holders, b"x" * 5000)
+    gone.server.server_close()
+    gone.server.shutdown()
+    empty.objects.clear()
+    stranger._gate = TicketGate(Key.new().derive, stranger.netloc)
+    with pytest.raises(ObjectUnreadableError) as caught:
+        read(ref, key)
+    assert dict(caught.value.reasons) == {
+        gone.netloc: "Connection refused",
+        empty.netloc: "it answered 404 Not Found",
+        stranger.netloc: "it answered 401 Unauthorized",
+    }
+
+
+def test_a_future_is_held_by_nobody(key: Key) -> None:
+    with pytest.raises(ObjectUnreadableError, match="object object: nobody holds it"):
+        read(Future(OBJECT), key)
+
+
+def test_a_small_upload_goes_nowhere(key: Key) -> None:
+    ref = upload_file(io.BytesIO(b"x" * 1023), "f", [], key)
+    assert isinstance(ref, Value)
+    assert ref.content == b"x" * 1023
+
+
+def test_an_upload_goes_to_two_workers(holders: list[Holder], key: Key, tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"y" * 3_000_000)
+    netlocs = [holder.netloc for holder in holders]
+    with path.open("rb") as file:
+        ref = upload_file(file, "file", netlocs, key)
+    assert isinstance(ref, Concrete)
+    assert (ref.size_bytes, ref.locations) == (3_000_000, frozenset(netlocs[:2]))
+    assert holders[0].objects[ref.id] == path.read_bytes() == holders[1].objects[ref.id]
+
+
+def test_an_upload_passes_over_a_worker_that_fails(holders: list[Holder], key: Key) -> None:
+    holders[0].answer = (507, b"")
+    holders[1].answer = (201, b"nonsense")
+    ref = upload_file(io.BytesIO(b"z" * 2000), "f", [h.netloc for h in holders], key)
+    assert isinstance(ref, Concrete)
+    assert ref.locations == {holders[2].netloc}
+
+
+def test_an_upload_that_no_worker_takes_says_why(holders: list[Holder], key: Key) -> None:
+    holders[0].answer = (507, b"")
+    with pytest.raises(UploadError, match=r"cannot upload f: 127\.0\.0\.1:.*: it answered 507"):
+        upload_file(io.BytesIO(b"z" * 2000), "f", [holders[0].netloc], key)
+    with pytest.raises(UploadError, match="the cluster has no worker"):
+        upload_file(io.BytesIO(b"z" * 2000), "f", [], key)

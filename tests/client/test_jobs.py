@@ -1,0 +1,243 @@
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+import pytest
+
+from ciel.access.keys import Key
+from ciel.access.settings import MasterLocation
+from ciel.client import Client
+from ciel.client.errors import (
+    ConnectionLostError,
+    JobEndedError,
+    NoMasterError,
+    QueryError,
+    RequestRefusedError,
+    TaskFailedError,
+    WaitTimeoutError,
+)
+from ciel.core.events import (
+    AddTask,
+    Answer,
+    Ask,
+    CancelJob,
+    CloseJob,
+    Heartbeat,
+    JobChanged,
+    Message,
+    ObjectSettled,
+    RequestRefused,
+    SubmitJob,
+    WantObjects,
+)
+from ciel.core.ids import JobId, ObjectId
+from ciel.core.jobs import JobSummary
+from ciel.core.refs import Failure, Future, Value
+from ciel.core.tasks import check_task
+from ciel.wire.descriptors import read_arguments
+
+
+class AcceptorLike(Protocol):
+    address: str
+    key: Key
+    heard: list[Message]
+    reply: Callable[[Message], list[Message]]
+    peer_ended: threading.Event
+
+    def say(self, *messages: Message) -> None: ...
+    def drop(self) -> None: ...
+
+
+def location(acceptor: AcceptorLike) -> MasterLocation:
+    return MasterLocation(
+        "http://127.0.0.1:1", acceptor.address, "test-cluster", acceptor.key, "the test"
+    )
+
+
+@pytest.fixture
+def client(acceptor: AcceptorLike) -> Iterator[Client]:
+    with Client(location(acceptor)) as client:
+        yield client
+
+
+def summary(job: str, state: str, reason: str = "") -> JobSummary:
+    ended_at_s = None if state == "active" else 2.0
+    return JobSummary(JobId(job), 7, "", state, reason, {}, 1.0, ended_at_s, 1, 0)
+
+
+def makes_everything(message: Message) -> list[Message]:
+    """Answer as a master whose tasks take no time; an object whose id starts with f fails."""
+    if isinstance(message, WantObjects):
+        return [
+            ObjectSettled(message.job, Value.of(object_id, object_id.encode()))
+            for object_id in reversed(message.objects)
+        ]
+    if isinstance(message, CloseJob):
+        return [JobChanged(summary(message.job, "completed"))]
+    if isinstance(message, CancelJob):
+        return [JobChanged(summary(message.job, "cancelled", message.reason))]
+    return []
+
+
+def said(acceptor: AcceptorLike, kind: type) -> list[Any]:
+    return [message for message in acceptor.heard if isinstance(message, kind)]
+
+
+def test_programs_become_tasks_named_by_their_place(acceptor: AcceptorLike, client: Client) -> None:
+    acceptor.reply = makes_everything
+    with client.job("name") as job:
+        first = job.run(["seq", 3], env={"A": "b"})
+        second = job.run(["cat", first], inputs=[first], files={"f": first})
+        assert job.read(second) == second.id.encode()
+    tasks = [message.spec for message in said(acceptor, AddTask)]
+    for spec in tasks:
+        check_task(spec)
+    assert [spec.ordinal for spec in tasks] == [0, 1]
+    assert read_arguments(tasks[0].payload)["args"] == {
+        "command_line": ["seq", 3],
+        "env": {"A": "b"},
+    }
+    assert tasks[1].inputs == (first.id,)
+    assert [type(m) for m in acceptor.heard if not isinstance(m, Heartbeat)] == [
+        SubmitJob, AddTask, AddTask, WantObjects, CloseJob,
+    ]  # fmt: skip
+
+
+def test_results_come_in_the_order_asked_for(acceptor: AcceptorLike, client: Client) -> None:
+    acceptor.reply = makes_everything
+    with client.job() as job:
+        refs = [job.run(["echo", n]) for n in range(3000)]
+        assert [ref.id for ref in job.results(refs)] == [ref.id for ref in refs]
+    assert [len(message.objects) for message in said(acceptor, WantObjects)] == [1000] * 3
+
+
+def test_what_was_wanted_is_not_wanted_again(acceptor: AcceptorLike, client: Client) -> None:
+    acceptor.reply = makes_everything
+    with client.job() as job:
+        ref = job.run(["true"])
+        job.want([ref, ref])
+        job.result(ref)
+        job.result(ref)
+    assert len(said(acceptor, WantObjects)) == 1
+
+
+def test_a_failed_task_raises_its_story_and_is_a_value_among_results(
+    acceptor: AcceptorLike, client: Client
+) -> None:
+    job = client.job()
+    ref = job.run(["false"])
+    failure = Failure(ref.id, "RUNTIME_EXCEPTION", "false ended with exit status 1\nand so on\n")
+    acceptor.say(ObjectSettled(job.id, failure))
+    with pytest.raises(TaskFailedError, match="false ended with exit status 1\nand so on"):
+        job.result(ref)
+    assert list(job.results([ref])) == [failure]
+    assert (job.failed_count, job.settled_count) == (1, 1)
+
+
+def test_the_end_of_a_job_ends_the_wait_for_its_objects(
+    acceptor: AcceptorLike, client: Client
+) -> None:
+    job = client.job()
+    ref = job.run(["sleep", 100])
+    acceptor.say(JobChanged(summary(job.id, "cancelled", "by somebody")))
+    with pytest.raises(JobEndedError, match="job 7 is cancelled: by somebody"):
+        job.result(ref)
+
+
+def test_a_refused_request_is_raised_where_somebody_waits(
+    acceptor: AcceptorLike, client: Client
+) -> None:
+    job = client.job()
+    acceptor.reply = lambda message: (
+        [RequestRefused(job.id, "no such thing")] if isinstance(message, WantObjects) else []
+    )
+    with pytest.raises(RequestRefusedError, match="no such thing"):
+        job.result(Future(ObjectId("x")))
+
+
+def test_waiting_has_an_end(client: Client) -> None:
+    job = client.job()
+    with pytest.raises(WaitTimeoutError, match=r"took longer than 0\.05 s"):
+        job.wait(0.05)
+    with pytest.raises(TimeoutError):
+        job.result(job.run(["true"]), 0.05)
+
+
+def test_an_exception_inside_cancels_the_job(acceptor: AcceptorLike, client: Client) -> None:
+    with pytest.raises(KeyError), client.job():
+        raise KeyError
+    client.close()
+    assert [message.reason for message in said(acceptor, CancelJob)] == ["its client met KeyError"]
+
+
+def test_a_lost_connection_ends_every_wait(acceptor: AcceptorLike, client: Client) -> None:
+    job = client.job()
+    threading.Timer(0.05, acceptor.drop).start()
+    with pytest.raises(ConnectionLostError):
+        job.wait()
+    with pytest.raises(ConnectionLostError):
+        job.run(["true"])
+
+
+def test_questions_are_answered_by_number(acceptor: AcceptorLike, client: Client) -> None:
+    def answer(message: Message) -> list[Message]:
+        if not isinstance(message, Ask):
+            return []
+        error = "never heard of it" if message.topic == "riddle" else ""
+        return [Answer(99, "stray", ""), Answer(message.number, message.argument, error)]
+
+    acceptor.reply = answer
+    assert client.ask("status", [1]) == [1]
+    with pytest.raises(QueryError, match="never heard of it"):
+        client.ask("riddle")
+
+
+def test_threads_may_share_a_job(acceptor: AcceptorLike, client: Client) -> None:
+    acceptor.reply = makes_everything
+    with client.job() as job:
+
+        def submit() -> None:
+            for _ in range(200):
+                job.run(["true"])
+
+        threads = [threading.Thread(target=submit) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert {m.spec.ordinal for m in said(acceptor, AddTask)} == set(range(800))
+
+
+def test_a_package_starts_with_init(acceptor: AcceptorLike, client: Client) -> None:
+    job = client.job()
+    script = Value.of(ObjectId("upload:1"), b"x")
+    output = job.start_package("h", {"script": script, "n": 1}, {"script": script})
+    client.close()
+    (added,) = said(acceptor, AddTask)
+    check_task(added.spec)
+    assert output.id == f"{job.id}:job_output"
+    assert added.spec.executor == "init"
+    assert added.known == (script,)
+    assert read_arguments(added.spec.payload) == {
+        "package": {"script": script},
+        "start_handler": "h",
+        "start_args": {"script": script, "n": 1},
+    }
+
+
+def test_where_nothing_listens_it_is_said_who_named_it(key: Key) -> None:
+    nowhere = MasterLocation("http://127.0.0.1:1", "unix:@ciel-nobody", "c", key, "the test")
+    with pytest.raises(
+        NoMasterError, match=r"no master at 127\.0\.0\.1:1: nothing listens there \(the test\)"
+    ):
+        Client(nowhere)
+
+
+def test_importing_the_client_leaves_out_what_is_seldom_needed() -> None:
+    rooms = "ciel.client.client, ciel.client.jobs"
+    seldom = ("twisted", "http.client", "ssl", "ctypes", "asyncio", "argparse", "subprocess")
+    code = f"import sys, {rooms}\nprint([m for m in {seldom} if m in sys.modules])"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, cwd="/")
+    assert result.stdout == b"[]\n"

@@ -1,0 +1,86 @@
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from ciel.client.runs import RUNS_KEPT, RunDirectory, Sweeper
+
+
+@pytest.fixture
+def environ(tmp_path: Path) -> dict[str, str]:
+    return {"XDG_STATE_HOME": str(tmp_path)}
+
+
+def test_the_last_runs_are_kept(environ: dict[str, str], tmp_path: Path) -> None:
+    made = []
+    for _ in range(RUNS_KEPT + 3):
+        run = RunDirectory(environ)
+        (run.path / "master.log").write_text("x")
+        run.release()
+        made.append(run.path)
+    assert sorted((tmp_path / "ciel" / "runs").iterdir()) == sorted(made[-RUNS_KEPT:])
+
+
+def test_a_run_that_goes_on_is_not_pruned(environ: dict[str, str]) -> None:
+    first = RunDirectory(environ)
+    for _ in range(RUNS_KEPT + 1):
+        RunDirectory(environ).release()
+    assert first.path.is_dir()
+    first.release()
+    RunDirectory(environ).release()
+    assert not first.path.exists()
+
+
+def test_only_its_owner_can_look_inside(environ: dict[str, str]) -> None:
+    run = RunDirectory(environ)
+    assert run.path.stat().st_mode & 0o777 == 0o700
+    run.release()
+
+
+def _full_directory(path: Path) -> Path:
+    (path / "a" / "b").mkdir(parents=True)
+    (path / "a" / "file").write_text("x")
+    (path / "a" / "file").chmod(0o400)
+    return path
+
+
+def test_a_sweeper_removes_directories_when_asked(tmp_path: Path) -> None:
+    paths = [_full_directory(tmp_path / name) for name in ("one two", "-rf", "$HOME")]
+    launcher = subprocess.Popen(["true"])
+    launcher.wait()
+    Sweeper(launcher.pid, paths).finish()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_sweeper_waits_for_the_launcher(tmp_path: Path) -> None:
+    path = _full_directory(tmp_path / "spool")
+    launcher = subprocess.Popen(
+        ["sh", "-c", 'sleep 0.3; mkdir -p "$1"; touch "$1/late"', "sh", str(path)]
+    )
+    sweeper = Sweeper(launcher.pid, [path])
+    os.close(sweeper._write_fd)
+    launcher.wait()
+    os.waitpid(sweeper._pid, 0)
+    assert not path.exists()
+
+
+def test_a_sweeper_outlives_whoever_is_killed(tmp_path: Path) -> None:
+    path = _full_directory(tmp_path / "spool")
+    code = (
+        "import sys, time; from pathlib import Path; from ciel.client.runs import Sweeper\n"
+        "Sweeper(2**22 + 1, [Path(sys.argv[1])]); print('made', flush=True); time.sleep(60)"
+    )
+    command = [sys.executable, "-c", code, str(path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True) as owner:
+        assert owner.stdout is not None
+        owner.stdout.readline()
+        assert path.exists()
+        os.killpg(owner.pid, signal.SIGKILL)
+    deadline_s = time.monotonic() + 5
+    while path.exists() and time.monotonic() < deadline_s:
+        time.sleep(0.01)
+    assert not path.exists()

@@ -1,0 +1,135 @@
+"""What holds for the whole suite: how far it searches, that nothing is skipped where that counts,
+and that nothing of ours is left when it ends.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+import uuid
+from collections.abc import Generator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+IS_CI = os.environ.get("CIEL_CI") == "1"
+IS_LONG = os.environ.get("CIEL_LONG") == "1"
+TEST_COUNT = Path(__file__).parent.parent / ".ci" / "test-count"
+
+# A machine under load must not turn a test red, nor may chance.
+settings.register_profile(
+    "ciel",
+    deadline=None,
+    derandomize=not IS_LONG,
+    max_examples=2000 if IS_LONG else 100,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.load_profile("ciel")
+
+
+# --- in CI, no test may be skipped or vanish ------------------------------------------------------
+
+
+def _forbid_skip(report: pytest.TestReport | pytest.CollectReport) -> None:
+    if IS_CI and report.skipped and not hasattr(report, "wasxfail"):
+        report.outcome = "failed"
+        report.longrepr = f"{report.nodeid} was skipped, which is an error in CI: {report.longrepr}"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    _forbid_skip(report)
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    report = yield
+    _forbid_skip(report)
+    return report
+
+
+def _is_whole(config: pytest.Config) -> bool:
+    """Whether nothing on the command line narrows the suite."""
+    narrowing = ("keyword", "markexpr", "deselect", "ignore", "ignore_glob", "lf", "stepwise")
+    return config.args_source is config.ArgsSource.TESTPATHS and not any(
+        config.getoption(name, None) for name in narrowing
+    )
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    if not IS_CI or not _is_whole(session.config) or session.testsfailed:
+        return
+    found = len(session.items)
+    expected = TEST_COUNT.read_text().strip() if TEST_COUNT.exists() else "nothing"
+    if not expected.isdecimal() or found < int(expected):
+        raise pytest.UsageError(
+            f"{found} tests were collected, {TEST_COUNT} says {expected}: "
+            "have some vanished? If they were taken out on purpose, lower the number"
+        )
+
+
+# --- nothing is left behind -----------------------------------------------------------------------
+
+SESSION_VARIABLE = "TEST_SESSION"  # inherited by whatever the tests start
+OUR_PROGRAMS = (b"ciel-launcher", b"ciel.cli.master", b"ciel.cli.worker")
+LEAVE_WITHIN_S = 3.0
+
+
+def _our_files() -> set[Path]:
+    places = (Path("/dev/shm"), ("ciel-", "shmfs")), (Path(tempfile.gettempdir()), ("ciel",))
+    return {
+        entry
+        for place, prefixes in places
+        for entry in place.iterdir()
+        if entry.name.startswith(prefixes)
+    }
+
+
+def _is_alone() -> bool:
+    """Whether no other run of tests is there that the files may belong to."""
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            program, *arguments = (process / "cmdline").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if b"python" in program and int(process.name) != os.getpid():
+            if any(argument.endswith(b"pytest") for argument in arguments[:2]):
+                return False
+    return True
+
+
+def _our_processes(session: bytes) -> dict[int, str]:
+    """The daemons and launchers that this session started, by process id."""
+    found = {}
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            command = (process / "cmdline").read_bytes()
+            if any(name in command for name in OUR_PROGRAMS):
+                if session in (process / "environ").read_bytes():
+                    found[int(process.name)] = command.replace(b"\0", b" ").decode()
+        except OSError:
+            pass  # it has ended, or is someone else's
+    return found
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _nothing_is_left_behind() -> Iterator[None]:
+    session = uuid.uuid4().hex
+    os.environ[SESSION_VARIABLE] = session
+    before = _our_files()
+    yield
+    until_s = time.monotonic() + LEAVE_WITHIN_S
+    while True:
+        time.sleep(0.05)  # who was started only now has no name yet
+        left: list[Any] = [*_our_processes(session.encode()).items()]
+        if files := _our_files() - before:
+            left += files if _is_alone() else []
+        if not left:
+            return
+        if time.monotonic() > until_s:
+            pytest.fail(f"the tests left behind: {left}", pytrace=False)

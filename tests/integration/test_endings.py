@@ -1,0 +1,139 @@
+"""However a command ends, nothing of it is left but its logs."""
+
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from ciel.testing.homes import HandCluster, Home, wait_for
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+STUBBORN = "trap '' TERM INT; (setsid sleep 333 &) ; sleep 333 & touch {mark}; wait"
+
+
+def start_stubborn(home: Home) -> subprocess.Popen[str]:
+    """Submit a program that ignores signals and leaves a daemon; return once it runs."""
+    mark = home.path / "runs"
+    command = STUBBORN.replace("{mark}", str(mark))
+    process = home.start("ciel", "submit", "--", "sh", "-c", command)
+    wait_for(mark.exists, "the program to run")
+    return process
+
+
+def test_ctrl_c_cancels_the_job_and_leaves_nothing(home: Home) -> None:
+    process = start_stubborn(home)
+    pressed_s = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate(timeout=20)
+    assert process.returncode == 130, stderr
+    assert time.monotonic() - pressed_s < 2.0
+    assert "Traceback" not in stderr
+    home.expect_nothing_left()
+
+
+def test_the_demo_can_be_cancelled_in_the_middle(home: Home) -> None:
+    demo = home.start("python", str(EXAMPLES / "search.py"), "--repeat", "400")
+    wait_for(lambda: any("grep" in c for c in home.processes().values()), "the first grep")
+    pressed_s = time.monotonic()
+    demo.send_signal(signal.SIGINT)
+    _, stderr = demo.communicate(timeout=20)
+    assert demo.returncode == 130, stderr
+    assert time.monotonic() - pressed_s < 2.0
+    assert "Traceback" not in stderr
+    home.expect_nothing_left()
+
+
+def test_a_killed_embedded_submit_leaves_nothing(home: Home) -> None:
+    process = start_stubborn(home)
+    process.kill()
+    process.communicate(timeout=20)
+    home.expect_nothing_left()
+
+
+IN_MEMORY = """
+import time
+from ciel import Client, LocalCluster
+with LocalCluster(workers=2, store="shm:capacity=64MiB") as cluster, Client(cluster) as client:
+    with client.job("large") as job:
+        parts = [job.run(["seq", str(n), "300000"]) for n in (1, 2)]
+        job.want(parts)
+        for part in parts:
+            job.result(part)
+        print("ready", flush=True)
+        time.sleep(60)
+"""
+
+
+def test_a_killed_program_leaves_no_segment_of_its_memory_stores(home: Home) -> None:
+    process = home.start("python", "-c", IN_MEMORY)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    segments = [path for path in Path("/dev/shm").glob("ciel-*/objects/*")]
+    assert len(segments) == 2
+    process.kill()
+    process.communicate(timeout=20)
+    home.expect_nothing_left()
+
+
+@pytest.mark.parametrize(
+    "victim", ["the first launcher", "a worker's launcher", "worker", "master"]
+)
+def test_a_killed_part_of_an_embedded_cluster_leaves_nothing(home: Home, victim: str) -> None:
+    """Whatever is killed, the command ends by itself or is cancelled, and all of it goes."""
+    process = start_stubborn(home)
+    launchers = sorted(pid for pid, c in home.processes().items() if c.startswith("ciel-launcher"))
+    found = {
+        "the first launcher": launchers[:1],
+        "a worker's launcher": launchers[1:],
+        "worker": [pid for pid, c in home.processes().items() if "ciel.cli.worker" in c],
+        "master": [pid for pid, c in home.processes().items() if "ciel.cli.master" in c],
+    }
+    (pid,) = found[victim]
+    os.kill(pid, signal.SIGKILL)
+    time.sleep(0.2)
+    process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate(timeout=20)
+    assert "Traceback" not in stderr
+    home.expect_nothing_left()
+
+
+def test_a_client_that_is_killed_has_its_job_cancelled(
+    home: Home, hand_cluster: HandCluster
+) -> None:
+    process = start_stubborn(home)
+    process.kill()
+    process.communicate(timeout=20)
+    wait_for(lambda: "cancelled" in home.run("ciel", "job", "list").stdout, "the job's end", 15)
+    wait_for(lambda: not any("sleep 333" in c for c in home.processes().values()), "its programs")
+
+
+def test_a_worker_that_is_killed_costs_only_what_it_ran(
+    home: Home, hand_cluster: HandCluster
+) -> None:
+    """One of two workers dies in the middle of an array: every output comes, in order."""
+    array = home.start("ciel", "submit", "--array", "1-60", "--", "sh", "-c", "sleep 0.05; echo {}")
+    wait_for(lambda: any("sleep 0.05" in c for c in home.processes().values()), "the first task")
+    time.sleep(0.5)
+    hand_cluster.workers[0].kill()
+    stdout, stderr = array.communicate(timeout=40)
+    assert array.returncode == 0, stderr
+    assert stdout.split() == [str(number) for number in range(1, 61)]
+    hand_cluster.start_worker()
+
+
+def test_a_worker_that_was_stopped_comes_back(home: Home, hand_cluster: HandCluster) -> None:
+    """It is taken for lost, and joins anew when it goes on."""
+    for worker in hand_cluster.workers:
+        worker.send_signal(signal.SIGSTOP)
+    wait_for(
+        lambda: "taken" in hand_cluster.log("master") or "silent" in hand_cluster.log("master"),
+        "the loss",
+        10,
+    )
+    for worker in hand_cluster.workers:
+        worker.send_signal(signal.SIGCONT)
+    done = home.run("ciel", "submit", "--", "echo", "back")
+    assert done.stdout == "back\n", done.stderr

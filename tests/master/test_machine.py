@@ -1,0 +1,944 @@
+"""The master's machine in scenes. All that it says is told as short lines, and each step is
+compared with all of them: nothing happens unseen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pytest
+
+import ciel.master.state.machine as machine_module
+from ciel.core.events import (
+    LOST_AFTER_S,
+    AddTask,
+    AssignTask,
+    CancelJob,
+    CancelTask,
+    CloseJob,
+    DropObjects,
+    Heartbeat,
+    InputsLost,
+    JobChanged,
+    MeetWorkers,
+    Message,
+    ObjectSettled,
+    ObjectsStored,
+    ReleaseObjects,
+    RequestRefused,
+    SpawnTask,
+    SubmitJob,
+    TaskFault,
+    TaskReported,
+    WantObjects,
+    WatchJob,
+)
+from ciel.core.ids import JobId, ObjectId
+from ciel.core.jobs import Job
+from ciel.core.refs import Failure, Reference
+from ciel.core.tasks import Mentions, TaskSpec, TaskState
+from ciel.master.state.machine import CLIENT_GRACE_S, PROGRESS_INTERVAL_S, MasterMachine
+from ciel.master.state.workers import WorkerFacts
+from ciel.testing.builders import (
+    JOB,
+    a_chain,
+    a_job_spec,
+    a_task,
+    a_worker,
+    inline,
+    place_of,
+    stored,
+)
+
+CLIENT = "client"
+
+
+class Cluster:
+    """A machine, its clock, and who said what. Tasks are called by the first object they make."""
+
+    def __init__(self, *workers: WorkerFacts) -> None:
+        self.machine = MasterMachine()
+        self.now_s = 1000.0
+        self.progress = 0
+        for worker in workers:
+            self.machine.worker_joined(worker, self.now_s)
+        self.machine.outbox.clear()
+
+    # --- what happens -----------------------------------------------------------------------------
+
+    def says(self, *messages: Message, client: str = CLIENT) -> None:
+        for message in messages:
+            self.machine.client_said(client, message, self.now_s)
+        self.end_turn()
+
+    def job(
+        self, *tasks: TaskSpec, want: Iterable[str] = (), open: bool = False, job: str = JOB,
+        detached: bool = False,
+    ) -> None:  # fmt: skip
+        """A client submits a job of these tasks, and closes it unless it is to stay open."""
+        objects = tuple(ObjectId(name) for name in want)
+        spec = a_job_spec(job, detached=detached)
+        messages: list[Message] = [SubmitJob(spec), *(AddTask(task, ()) for task in tasks)]
+        messages.append(WantObjects(spec.id, objects))
+        if not open:
+            messages.append(CloseJob(spec.id))
+        self.says(*messages)
+
+    def worker_says(self, worker: str, *messages: Message) -> None:
+        for message in messages:
+            self.machine.worker_said(worker, message, self.now_s)
+        self.end_turn()
+
+    def done(self, worker: str, spec: TaskSpec, *published: Reference, attempt: int = 1) -> None:
+        """A worker reports an attempt that made what it promised, or what else is given."""
+        made = published or tuple(inline(output) for output in spec.outputs)
+        self.worker_says(worker, TaskReported(spec.id, attempt, made, None, 0.01))
+
+    def failed(
+        self, worker: str, spec: TaskSpec, reason: str = "RUNTIME_ERROR", attempt: int = 1
+    ) -> None:
+        fault = TaskFault(reason, "exit status 3")
+        self.worker_says(worker, TaskReported(spec.id, attempt, (), fault, 0.01))
+
+    def joins(self, facts: WorkerFacts) -> None:
+        self.machine.worker_joined(facts, self.now_s)
+        self.end_turn()
+
+    def loses(self, worker: str) -> None:
+        self.machine.worker_lost(worker, "its connection ended", self.now_s)
+        self.end_turn()
+
+    def client_goes(self, client: str = CLIENT) -> None:
+        self.machine.client_gone(client, self.now_s)
+        self.end_turn()
+
+    def passes(self, seconds: float, *heard: str) -> None:
+        """Time passes; meanwhile these workers are heard, as all are unless some are named."""
+        self.now_s += seconds
+        for worker in heard or list(self.machine.workers):
+            self.machine.worker_said(worker, Heartbeat(), self.now_s)
+        self.machine.tick(self.now_s)
+        self.end_turn()
+
+    def end_turn(self) -> None:
+        self.machine.end_turn(self.now_s)
+        self.machine.graph.validate()
+
+    # --- what follows -----------------------------------------------------------------------------
+
+    def said(self, *lines: str) -> None:
+        """Compare and forget everything that was said; meetings and progress apart."""
+        told = [self._line(peer, message) for peer, message in self.machine.outbox]
+        self.machine.outbox.clear()
+        self.progress += told.count("client: active")
+        assert [line for line in told if line not in ("", "client: active")] == list(lines)
+
+    def _line(self, peer: str, message: Message) -> str:
+        match message:
+            case AssignTask(spec, attempt, _):
+                again = f" again ({attempt})" if attempt > 1 else ""
+                return f"{peer}: run {spec.outputs[0]}{again}"
+            case CancelTask(task_id, attempt):
+                return f"{peer}: stop {self._name(task_id)} ({attempt})"
+            case DropObjects(objects):
+                return f"{peer}: drop {' '.join(objects)}"
+            case ObjectSettled(_, Failure(object_id, reason, _)):
+                return f"{peer}: {object_id} is {reason}"
+            case ObjectSettled(_, ref):
+                return f"{peer}: {ref.id} is there"
+            case JobChanged(summary):
+                reason = f": {summary.reason}" if summary.reason else ""
+                return f"{peer}: {summary.state}{reason}"
+            case RequestRefused(_, reason):
+                return f"{peer}: refused: {reason}"
+            case MeetWorkers():
+                return ""
+        return f"{peer}: {type(message).__name__}"
+
+    def _name(self, task_id: str) -> str:
+        return self.machine.graph.tasks[task_id].spec.outputs[0]
+
+    def job_of(self, job: str = JOB) -> Job:
+        return self.machine.jobs[job]
+
+    def state(self, spec: TaskSpec) -> TaskState:
+        return self.machine.graph.tasks[spec.id].state
+
+    def slots_used(self, worker: str) -> int:
+        return self.machine.workers[worker].slots_used
+
+
+def one(*, slots: int = 1) -> Cluster:
+    return Cluster(a_worker("w1", slots=slots))
+
+
+def two() -> Cluster:
+    return Cluster(a_worker("w1"), a_worker("w2"))
+
+
+# --- jobs come and go -----------------------------------------------------------------------------
+
+
+def test_a_job_runs_and_completes() -> None:
+    cluster = one()
+    first, second = a_chain(2)
+    cluster.job(first, second, want=["c1"])
+    cluster.said("w1: run c0")
+    cluster.done("w1", first)
+    cluster.said("w1: run c1")
+    cluster.done("w1", second)
+    cluster.said("client: c1 is there", "client: completed")
+    assert cluster.job_of().ended_at_s == cluster.now_s
+
+
+def test_nothing_runs_that_nobody_wants() -> None:
+    cluster = one()
+    cluster.job(*a_chain(2), a_task("aside"), want=["c0"])
+    cluster.said("w1: run c0")
+    cluster.done("w1", a_chain(1)[0])
+    cluster.said("client: c0 is there", "client: completed")
+
+
+def test_a_job_that_wants_nothing_is_complete_when_it_is_closed() -> None:
+    cluster = one()
+    cluster.job(a_task("a"), open=True)
+    cluster.said()
+    cluster.says(CloseJob(JOB))
+    cluster.said("client: completed")
+
+
+def test_submitting_again_changes_nothing() -> None:
+    cluster = one()
+    task = a_task("a")
+    cluster.job(task, want=["a"])
+    cluster.said("w1: run a")
+    cluster.job(task, want=["a"])
+    cluster.said()
+    assert len(cluster.machine.jobs) == 1
+    cluster.done("w1", task)
+    cluster.said("client: a is there", "client: completed")
+    cluster.job(task, want=["a"])
+    cluster.said("client: completed")
+
+
+def test_an_open_job_takes_late_tasks_and_wants() -> None:
+    cluster = one()
+    first, second = a_task("a"), a_task("b", inputs=["a"])
+    cluster.job(first, want=["a"], open=True)
+    cluster.said("w1: run a")
+    cluster.done("w1", first)
+    cluster.said("client: a is there")
+    cluster.says(AddTask(second, ()))
+    cluster.said()
+    cluster.says(WantObjects(JOB, second.outputs))
+    cluster.said("w1: run b")
+    cluster.says(CloseJob(JOB))
+    cluster.said()
+    cluster.done("w1", second)
+    cluster.said("client: b is there", "client: completed")
+
+
+def test_an_open_job_waits_for_what_nobody_makes_yet() -> None:
+    cluster = one()
+    cluster.job(want=["a"], open=True)
+    cluster.passes(60)
+    cluster.said()
+    cluster.says(AddTask(a_task("a"), ()))
+    cluster.said("w1: run a")
+
+
+def test_a_closed_job_that_is_stuck_fails_and_says_what_is_missing() -> None:
+    cluster = one()
+    cluster.job(a_task("a", inputs=["orphan"]), want=["a"])
+    cluster.said(
+        "client: a is DEPENDENCY_FAILED",
+        "client: failed: DEPENDENCY_FAILED: its input orphan failed (NEVER_MADE): "
+        "no task of the job makes orphan",
+    )
+
+
+def test_a_wanted_object_that_nobody_makes_is_named() -> None:
+    cluster = one()
+    cluster.job(want=["orphan"])
+    cluster.said(
+        "client: orphan is NEVER_MADE",
+        "client: failed: NEVER_MADE: no task of the job makes orphan",
+    )
+
+
+def test_a_circle_is_stuck() -> None:
+    cluster = one()
+    cluster.job(a_task("a", inputs=["b"]), a_task("b", inputs=["a"]), want=["a"])
+    assert cluster.job_of().reason.startswith("NEVER_MADE: no task of the job makes a")
+
+
+def test_releasing_what_is_missing_ends_a_closed_job() -> None:
+    cluster = one()
+    task = a_task("a")
+    cluster.job(task, want=["a"])
+    cluster.said("w1: run a")
+    cluster.says(ReleaseObjects(JOB, task.outputs))
+    cluster.said("w1: stop a (1)", "client: completed")
+
+
+def test_a_released_result_is_dropped_where_it_lies() -> None:
+    cluster = one()
+    task = a_task("a")
+    cluster.job(task, want=["a"], open=True)
+    cluster.done("w1", task, stored("a", place_of("w1")))
+    cluster.said("w1: run a", "client: a is there")
+    cluster.says(ReleaseObjects(JOB, task.outputs))
+    cluster.said("w1: drop a")
+
+
+def test_an_intermediate_object_is_dropped_where_it_lies() -> None:
+    cluster = one()
+    first, second = a_chain(2)
+    cluster.job(first, second, want=["c1"], open=True)
+    cluster.done("w1", first, stored("c0", place_of("w1")))
+    cluster.said("w1: run c0", "w1: run c1")
+    cluster.done("w1", second)
+    cluster.said("client: c1 is there", "w1: drop c0")
+
+
+def test_a_job_that_keeps_drops_nothing() -> None:
+    cluster = one()
+    first, second = a_chain(2)
+    keeping = a_job_spec(keep=True)
+    cluster.says(SubmitJob(keeping), AddTask(first, ()), AddTask(second, ()))
+    cluster.says(WantObjects(JOB, second.outputs))
+    cluster.done("w1", first, stored("c0", place_of("w1")))
+    cluster.said("w1: run c0", "w1: run c1")
+    cluster.done("w1", second)
+    cluster.said("client: c1 is there")
+
+
+# --- what is refused ------------------------------------------------------------------------------
+
+
+def test_a_message_about_an_unknown_job_is_refused() -> None:
+    cluster = one()
+    nowhere = JobId("nowhere")
+    for message in (CloseJob(nowhere), WatchJob(nowhere), CancelJob(nowhere, ""),
+                    WantObjects(nowhere, ()), AddTask(a_task("a", job="nowhere"), ())):  # fmt: skip
+        cluster.says(message)
+        cluster.said("client: refused: no job nowhere")
+
+
+def test_a_task_that_is_refused_fails_its_job_with_one_clear_sentence() -> None:
+    cluster = one()
+    forged = a_task("b")._replace(ordinal=1)
+    cluster.job(a_task("a"), want=["a"], open=True)
+    cluster.said("w1: run a")
+    cluster.says(AddTask(forged, ()))
+    why = f"task {forged.id}: its parent, ordinal and digest give the id "
+    told = cluster.job_of().reason
+    assert told.startswith(f"a task was refused: {why}")
+    assert "\n" not in told
+    refusal = told.removeprefix("a task was refused: ")
+    cluster.said(
+        "w1: stop a (1)",
+        "client: a is CANCELLED",
+        f"client: failed: {told}",
+        f"client: refused: {refusal}",
+    )
+
+
+def test_tasks_that_come_after_the_end_are_ignored() -> None:
+    cluster = one()
+    cluster.job(a_task("a"), want=["a"], open=True)
+    cluster.said("w1: run a")
+    cluster.says(CancelJob(JOB, "the user said so"))
+    cluster.said("w1: stop a (1)", "client: a is CANCELLED")
+    cluster.says(AddTask(a_task("b"), ()), WantObjects(JOB, (ObjectId("b"),)))
+    cluster.said()
+    assert a_task("b").id not in cluster.machine.graph.tasks
+
+
+def test_one_job_too_many_is_refused_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine_module, "JOBS_MAX", 1)
+    cluster = one()
+    cluster.job(want=["a"], open=True)
+    cluster.said()
+    cluster.machine.client_said(CLIENT, SubmitJob(a_job_spec("other")), cluster.now_s)
+    assert cluster.machine.outbox == [
+        (CLIENT, RequestRefused(JobId("other"), "there are 1 jobs already; remove some"))
+    ]
+
+
+def test_an_unknown_executor_fails_the_job_with_what_there_is() -> None:
+    cluster = one()
+    cluster.job(a_task("a", executor="cobol"), want=["a"])
+    cluster.said(
+        "client: a is NO_EXECUTOR",
+        "client: failed: NO_EXECUTOR: no worker offers the executor 'cobol' (there are: stdinout)",
+    )
+
+
+def test_too_many_slots_fail_the_job_with_what_there_is() -> None:
+    cluster = one(slots=2)
+    cluster.job(a_task("a", slots=3), want=["a"])
+    cluster.said(
+        "client: a is NO_WORKER_FITS",
+        "client: failed: NO_WORKER_FITS: it needs 3 slots, and no worker has more than 2",
+    )
+
+
+# --- cancelling -----------------------------------------------------------------------------------
+
+
+def test_a_cancelled_job_ends_when_its_programs_are_gone() -> None:
+    cluster = one()
+    task = a_task("a")
+    cluster.job(task, want=["a"])
+    cluster.said("w1: run a")
+    cluster.says(CancelJob(JOB, "the user said so"))
+    cluster.said("w1: stop a (1)", "client: a is CANCELLED")
+    cluster.failed("w1", task, "CANCELLED")
+    cluster.said("client: cancelled: the user said so")
+    assert cluster.slots_used("w1") == 0
+
+
+def test_a_late_success_of_a_called_off_attempt_ends_the_job_as_well() -> None:
+    cluster = one()
+    task = a_task("a")
+    cluster.job(task, want=["a"])
+    cluster.says(CancelJob(JOB, "enough"))
+    cluster.said("w1: run a", "w1: stop a (1)", "client: a is CANCELLED")
+    cluster.done("w1", task)
+    cluster.said("client: cancelled: enough")
+
+
+def test_a_lost_worker_holds_up_no_cancelling() -> None:
+    cluster = two()
+    first, second = a_task("a"), a_task("b")
+    cluster.job(first, second, want=["a", "b"])
+    cluster.said("w1: run a", "w2: run b")
+    cluster.says(CancelJob(JOB, "enough"))
+    cluster.said(
+        "w1: stop a (1)", "w2: stop b (1)", "client: a is CANCELLED", "client: b is CANCELLED"
+    )
+    cluster.loses("w1")
+    cluster.said()
+    cluster.failed("w2", second, "CANCELLED")
+    cluster.said("client: cancelled: enough")
+
+
+def test_a_job_of_which_nothing_runs_is_cancelled_at_once() -> None:
+    cluster = Cluster()
+    cluster.job(a_task("a"), want=["a"])
+    cluster.says(CancelJob(JOB, "enough"))
+    cluster.said("client: a is CANCELLED", "client: cancelled: enough")
+
+
+def test_an_ended_job_cannot_be_cancelled() -> None:
+    cluster = one()
+    task = a_task("a")
+    cluster.job(task, want=["a"])
+    cluster.done("w1", task)
+    cluster.said("w1: run a", "client: a is there", "client: completed")
+    cluster.says(CancelJob(JOB, "too late"))
+    cluster.said()
+
+
+# --- failures and retries -------------------------------------------------------------------------
+
+
+def test_a_failed_task_fails_its_job() -> None:
+    cluster = one()
+    first, second = a_chain(2)
+    cluster.job(first, second, want=["c1"])
+    cluster.said("w1: run c0")
+    cluster.failed("w1", first)
+    cluster.said(
+        "client: c1 is DEPENDENCY_FAILED",
+        "client: failed: DEPENDENCY_FAILED: its input c0 failed (RUNTIME_ERROR): exit status 3",
+    )
+
+
+def test_a_failed_task_is_tried_again_after_a_delay() -> None:
+    cluster = one()
+    task = a_task("a", retries=2)
+    cluster.job(task, want=["a"])
+    cluster.said("w1: run a")
+    started_s = cluster.now_s
+    cluster.failed("w1", task)
+    cluster.said()
+    assert cluster.machine.due_s() == pytest.approx(started_s + 0.2)
+    cluster.passes(0.21)
+    cluster.said("w1: run a again (2)")
+    cluster.failed("w1", task, attempt=2)
+    cluster.passes(0.39)
+    cluster.said()
+    cluster.passes(0.02)
+    cluster.said("w1: run a again (3)")
+    cluster.failed("w1", task, attempt=3)
+    cluster.said(
+        "client: a is RUNTIME_ERROR",
+        "client: failed: RUNTIME_ERROR: exit status 3\n(attempt 3 of 3)",
+    )
+    assert [line.partition(": ")[2] for line in cluster.machine.stories[task.id].lines(0.0)] == [
+        f"attempt {number} failed on w1: RUNTIME_ERROR: exit status 3" for number in (1, 2, 3)
+    ]
+
+
+def test_a_fault_that_cannot_be_mended_is_not_tried_again() -> None:
+    cluster = one()
+    task = a_task("a", retries=5)
+    cluster.job(task, want=["a"])
+    cluster.failed("w1", task, "BAD_ARGUMENTS")
+    cluster.said(
+        "w1: run a",
+        "client: a is BAD_ARGUMENTS",
+        "client: failed: BAD_ARGUMENTS: exit status 3",
+    )
+
+
+def test_a_second_attempt_that_succeeds_leaves_no_blame() -> None:
+    cluster = one()
+    task = a_task("a", retries=1)
+    cluster.job(task, want=["a"])
+    cluster.failed("w1", task)
+    cluster.passes(1)
+    cluster.done("w1", task, attempt=2)
+    cluster.said("w1: run a", "w1: run a again (2)", "client: a is there", "client: completed")
+
+
+def test_a_job_with_many_errors_tells_the_first_and_the_number() -> None:
+    cluster = one(slots=3)
+    tasks = [a_task(name) for name in ("a", "b", "c")]
+    cluster.job(*tasks, want=["a", "b", "c"])
+    for task in tasks:
+        cluster.failed("w1", task)
+    assert cluster.job_of().reason == "RUNTIME_ERROR: exit status 3 (and 2 more)"
+
+
+# --- workers are lost -----------------------------------------------------------------------------
+
+
+def test_a_lost_workers_task_runs_elsewhere_at_once() -> None:
+    cluster = two()
+    task = a_task("a")
+    cluster.job(task, want=["a"])
+    cluster.said("w1: run a")
+    cluster.loses("w1")
+    cluster.said("w2: run a again (2)")
+
+
+def test_a_task_that_takes_down_three_workers_is_poison() -> None:
+    cluster = Cluster(*[a_worker(f"w{number}") for number in range(1, 5)])
+    task = a_task("a")
+    cluster.job(task, want=["a"])
+    cluster.said("w1: run a")
+    cluster.loses("w1")
+    cluster.loses("w2")
+    cluster.said("w2: run a again (2)", "w3: run a again (3)")
+    cluster.loses("w3")
+    cluster.said(
+        "client: a is WORKER_FAILED",
+        "client: failed: WORKER_FAILED: 3 workers were lost while they ran it, the last was w3",
+    )
+
+
+def test_a_report_of_a_superseded_attempt_is_dropped() -> None:
+    cluster = two()
+    task = a_task("a")
+    cluster.job(task, want=["a"])
+    cluster.loses("w1")
+    cluster.said("w1: run a", "w2: run a again (2)")
+    cluster.joins(a_worker("w1"))
+    cluster.done("w1", task, inline("a", b"late"), attempt=1)
+    cluster.done("w2", task, inline("a", b"older number"), attempt=1)
+    cluster.done("w1", task, inline("a", b"another worker"), attempt=2)
+    cluster.said()
+    cluster.done("w2", task, inline("a", b"right"), attempt=2)
+    cluster.said("client: a is there", "client: completed")
+    assert cluster.machine.graph.objects.reference(ObjectId("a")) == inline("a", b"right")
+
+
+def test_what_a_lost_worker_held_is_made_again_if_needed() -> None:
+    cluster = two()
+    first, second = a_chain(2)
+    cluster.job(first, second, want=["c1"])
+    cluster.done("w1", first, stored("c0", place_of("w1")))
+    cluster.said("w1: run c0", "w1: run c1")
+    cluster.loses("w1")
+    cluster.said("w2: run c0 again (2)")
+    cluster.done("w2", first, stored("c0", place_of("w2")), attempt=2)
+    cluster.said("w2: run c1 again (2)")
+
+
+def test_a_worker_that_falls_silent_is_lost_at_the_next_tick() -> None:
+    cluster = two()
+    task = a_task("a")
+    cluster.job(task, want=["a"])
+    cluster.said("w1: run a")
+    cluster.passes(LOST_AFTER_S, "w2")
+    cluster.said()
+    cluster.passes(0.1, "w2")
+    cluster.said("w2: run a again (2)")
+    assert list(cluster.machine.workers) == ["w2"]
+    [line] = cluster.machine.stories[task.id].lines(cluster.now_s)
+    assert line == "0.0 s ago: worker w1 was lost (silent for 3.1 s) during attempt 1"
+
+
+@pytest.mark.parametrize(
+    "newcomer", [a_worker("w1", netloc="elsewhere:1"), a_worker("w3", netloc=place_of("w1"))]
+)
+def test_a_worker_of_the_same_name_or_address_replaces_the_old_one(newcomer: WorkerFacts) -> None:
+    cluster = two()
+    task = a_task("a")
+    cluster.job(task, want=["a"])
+    cluster.said("w1: run a")
+    cluster.joins(newcomer)
+    cluster.said("w2: run a again (2)")
+    assert [worker.facts for worker in cluster.machine.workers.values()] == [
+        a_worker("w2"),
+        newcomer,
+    ]
+
+
+def test_workers_are_introduced_to_each_other() -> None:
+    cluster = Cluster()
+    for name in ("w1", "w2", "w3"):
+        cluster.joins(a_worker(name))
+    cluster.machine.outbox.clear()
+    cluster.loses("w2")
+    met = {
+        peer: [neighbour.netloc for neighbour in message.neighbours]
+        for peer, message in cluster.machine.outbox
+        if isinstance(message, MeetWorkers)
+    }
+    assert met == {"w1": [place_of("w3")], "w3": [place_of("w1")]}
+
+
+def test_a_worker_that_is_not_there_is_not_heard() -> None:
+    cluster = one()
+    cluster.done("w9", a_task("a"))
+    cluster.loses("w9")
+    cluster.said()
+
+
+# --- inputs are lost ------------------------------------------------------------------------------
+
+
+def inputs_lost(spec: TaskSpec, *places: str, attempt: int = 1) -> InputsLost:
+    losses = tuple((object_id, place) for object_id in spec.inputs for place in places)
+    return InputsLost(spec.id, attempt, losses, "w2:8001 answered 404")
+
+
+def test_a_lost_input_is_made_again_before_its_reader_runs_again() -> None:
+    cluster = one()
+    first, second = a_chain(2)
+    cluster.job(first, second, want=["c1"])
+    cluster.done("w1", first, stored("c0", place_of("w1")))
+    cluster.said("w1: run c0", "w1: run c1")
+    cluster.worker_says("w1", inputs_lost(second, place_of("w1")))
+    cluster.said("w1: drop c0", "w1: run c0 again (2)")
+    cluster.done("w1", first, attempt=2)
+    cluster.said("w1: run c1 again (2)")
+    cluster.done("w1", second, attempt=2)
+    cluster.said("client: c1 is there", "client: completed")
+    assert cluster.slots_used("w1") == 0
+
+
+def test_an_input_that_is_never_found_fails_its_reader_in_the_end() -> None:
+    cluster = one()
+    first, second = a_chain(2)
+    cluster.job(first, second, want=["c1"])
+    cluster.done("w1", first, stored("c0", place_of("w1")))
+    cluster.said("w1: run c0", "w1: run c1")
+    for attempt in (1, 2, 3):
+        cluster.worker_says("w1", inputs_lost(second, "stranger:1", attempt=attempt))
+        cluster.said(f"w1: run c1 again ({attempt + 1})")
+    cluster.worker_says("w1", inputs_lost(second, "stranger:1", attempt=4))
+    cluster.said(
+        "client: c1 is MISSING_INPUT",
+        "w1: drop c0",
+        "client: failed: MISSING_INPUT: w2:8001 answered 404",
+    )
+
+
+def test_a_lost_upload_fails_the_job_and_says_so() -> None:
+    cluster = one()
+    reader = a_task("a", inputs=["upload"])
+    cluster.says(SubmitJob(a_job_spec()), AddTask(reader, (stored("upload", place_of("w1")),)))
+    cluster.says(WantObjects(JOB, reader.outputs), CloseJob(JOB))
+    cluster.said("w1: run a")
+    cluster.worker_says("w1", inputs_lost(reader, place_of("w1")))
+    why = "its input upload failed (OBJECT_LOST): no copy of it is left, and no task makes it"
+    cluster.said(
+        "w1: drop upload",
+        "client: a is DEPENDENCY_FAILED",
+        f"client: failed: DEPENDENCY_FAILED: {why}",
+    )
+
+
+def test_a_superseded_attempt_does_not_lose_anything() -> None:
+    cluster = one()
+    first, second = a_chain(2)
+    cluster.job(first, second, want=["c1"])
+    cluster.done("w1", first, stored("c0", place_of("w1")))
+    cluster.said("w1: run c0", "w1: run c1")
+    cluster.worker_says("w1", inputs_lost(second, place_of("w1"), attempt=7))
+    cluster.said()
+    assert cluster.state(second) is TaskState.ASSIGNED
+
+
+def test_what_a_superseded_attempt_left_is_deleted_there() -> None:
+    cluster = two()
+    task = a_task("a")
+    cluster.job(task, want=["a"])
+    cluster.loses("w1")
+    cluster.said("w1: run a", "w2: run a again (2)")
+    cluster.joins(a_worker("w1"))
+    cluster.done("w1", task, stored("a", place_of("w1")), attempt=1)
+    cluster.said("w1: drop a")
+
+
+def test_copies_that_workers_have_are_noted_if_anyone_knows_the_object() -> None:
+    cluster = two()
+    task = a_task("a")
+    cluster.job(task, want=["a"], open=True)
+    cluster.done("w1", task, stored("a", place_of("w1")))
+    cluster.said("w1: run a", "client: a is there")
+    copies = (stored("a", place_of("w2")), stored("stranger", place_of("w2")))
+    cluster.worker_says("w2", ObjectsStored(copies))
+    cluster.said()
+    cluster.loses("w1")
+    cluster.said()
+    assert cluster.machine.graph.objects.get("stranger") is None
+
+
+# --- growth ---------------------------------------------------------------------------------------
+
+
+def test_a_spawned_task_takes_over_its_parents_output() -> None:
+    cluster = one()
+    parent = a_task("a", mentions=Mentions.ANYTHING)
+    child = a_task("a", parent=parent)
+    cluster.job(parent, want=["a"])
+    cluster.said("w1: run a")
+    cluster.worker_says("w1", SpawnTask(child, (), 1), TaskReported(parent.id, 1, (), None, 0.01))
+    cluster.said("w1: run a")
+    cluster.done("w1", child)
+    cluster.said("client: a is there", "client: completed")
+
+
+def test_a_superseded_parent_spawns_nothing() -> None:
+    cluster = two()
+    parent = a_task("a")
+    child = a_task("b", parent=parent)
+    cluster.job(parent, want=["a"])
+    cluster.said("w1: run a")
+    cluster.worker_says("w2", SpawnTask(child, (), 1))
+    cluster.worker_says("w1", SpawnTask(child, (), 2))
+    cluster.worker_says("w1", SpawnTask(a_task("c", parent=a_task("unknown")), (), 1))
+    assert child.id not in cluster.machine.graph.tasks
+    assert len(cluster.machine.graph.tasks) == 1
+
+
+def test_a_parent_that_spawns_nonsense_fails_and_is_stopped() -> None:
+    cluster = one()
+    parent = a_task("a")
+    child = a_task("b", parent=parent)
+    cluster.job(parent, want=["a"])
+    cluster.said("w1: run a")
+    cluster.worker_says("w1", SpawnTask(child._replace(outputs=()), (), 1))
+    why = f"task {child.id}: it has no outputs, so nobody could ever want it"
+    cluster.said("w1: stop a (1)", "client: a is BAD_SPAWN", f"client: failed: BAD_SPAWN: {why}")
+    cluster.failed("w1", parent, "CANCELLED")
+    cluster.said()
+    assert cluster.slots_used("w1") == 0
+
+
+def test_nobody_spawns_into_another_job() -> None:
+    cluster = one()
+    parent = a_task("a")
+    cluster.job(parent, want=["a"])
+    child = a_task("b", parent=parent)._replace(job=JobId("other"))
+    cluster.worker_says("w1", SpawnTask(child, (), 1))
+    assert cluster.job_of().reason == f"BAD_SPAWN: task {child.id}: it is spawned into another job"
+
+
+# --- clients come and go --------------------------------------------------------------------------
+
+
+def test_a_job_is_cancelled_when_its_client_stays_away() -> None:
+    cluster = one()
+    task = a_task("a")
+    cluster.job(task, want=["a"])
+    cluster.said("w1: run a")
+    cluster.client_goes()
+    cluster.passes(CLIENT_GRACE_S - 0.1)
+    cluster.said()
+    cluster.passes(0.2)
+    cluster.said("w1: stop a (1)")
+    cluster.failed("w1", task, "CANCELLED")
+    cluster.said()
+    assert str(cluster.job_of().state) == "cancelled"
+    assert cluster.job_of().reason == "its client is gone"
+
+
+@pytest.mark.parametrize("comes_back", [WatchJob(JOB), SubmitJob(a_job_spec())])
+def test_a_client_that_comes_back_in_time_keeps_its_job(comes_back: Message) -> None:
+    cluster = one()
+    cluster.job(a_task("a"), want=["a"])
+    cluster.said("w1: run a")
+    cluster.client_goes()
+    cluster.passes(CLIENT_GRACE_S - 0.1)
+    cluster.says(comes_back, client="client again")
+    cluster.passes(60)
+    cluster.machine.outbox.clear()
+    assert str(cluster.job_of().state) == "active"
+    cluster.client_goes("client again")
+    cluster.passes(CLIENT_GRACE_S + 0.1)
+    cluster.said("w1: stop a (1)")
+
+
+def test_a_client_that_comes_back_before_its_old_connection_is_missed_keeps_its_job() -> None:
+    cluster = one()
+    cluster.job(a_task("a"), want=["a"])
+    cluster.says(WatchJob(JOB), client="client again")
+    cluster.client_goes()
+    cluster.passes(60)
+    assert str(cluster.job_of().state) == "active"
+    cluster.client_goes("client again")
+    cluster.passes(CLIENT_GRACE_S + 0.1)
+    assert str(cluster.job_of().state) == "cancelling"
+
+
+def test_who_comes_back_is_told_what_is_there_already() -> None:
+    cluster = one(slots=2)
+    first, second = a_task("a"), a_task("b")
+    cluster.job(first, second, want=["a", "b"])
+    cluster.client_goes()
+    cluster.done("w1", first)
+    cluster.said("w1: run a", "w1: run b")
+    cluster.says(WatchJob(JOB), client="client again")
+    cluster.said("client again: a is there", "client again: active")
+    cluster.done("w1", second)
+    cluster.said("client again: b is there", "client again: completed")
+
+
+def test_a_detached_job_goes_on_without_its_client() -> None:
+    cluster = one()
+    task = a_task("a")
+    cluster.job(task, want=["a"], detached=True)
+    cluster.client_goes()
+    cluster.passes(60)
+    cluster.said("w1: run a")
+    cluster.done("w1", task)
+    cluster.said()
+    assert str(cluster.job_of().state) == "completed"
+
+
+def test_an_ended_job_is_watched_for_its_last_word() -> None:
+    cluster = one()
+    task = a_task("a")
+    cluster.job(task, want=["a"])
+    cluster.done("w1", task)
+    cluster.said("w1: run a", "client: a is there", "client: completed")
+    cluster.says(WatchJob(JOB), client="late")
+    cluster.said("late: a is there", "late: completed")
+
+
+def test_progress_is_told_now_and_then() -> None:
+    cluster = one(slots=9)
+    tasks = [a_task(f"t{number}") for number in range(9)]
+    cluster.job(*tasks, want=[task.outputs[0] for task in tasks])
+    cluster.said(*[f"w1: run t{number}" for number in range(9)])
+    before = cluster.progress
+    for number, task in enumerate(tasks[:5]):
+        cluster.done("w1", task)
+        cluster.said(f"client: t{number} is there")
+    assert cluster.progress == before
+    assert cluster.machine.due_s() == pytest.approx(cluster.now_s + PROGRESS_INTERVAL_S)
+    cluster.passes(PROGRESS_INTERVAL_S)
+    cluster.said()
+    assert cluster.progress == before + 1
+    assert cluster.machine.due_s() is None
+
+
+# --- placing --------------------------------------------------------------------------------------
+
+
+def test_a_higher_priority_goes_first() -> None:
+    cluster = Cluster()
+    cluster.job(a_task("a"), a_task("b", priority=3), want=["a", "b"])
+    cluster.said()
+    cluster.joins(a_worker("w1"))
+    cluster.said("w1: run b", "w1: run a")
+
+
+def test_a_worker_gets_its_slots_and_a_little_ahead() -> None:
+    cluster = one(slots=2)
+    tasks = [a_task(f"t{number}") for number in range(9)]
+    cluster.job(*tasks, want=[task.outputs[0] for task in tasks])
+    limit = cluster.machine.workers["w1"].credit.limit
+    assert 2 < limit < 9
+    cluster.said(*[f"w1: run t{number}" for number in range(limit)])
+
+
+def test_short_tasks_are_given_ahead_by_the_hundred() -> None:
+    cluster = one()
+    tasks = [a_task(f"t{number}") for number in range(1000)]
+    cluster.job(*tasks, want=[task.outputs[0] for task in tasks])
+    for task in tasks[:100]:
+        cluster.worker_says("w1", TaskReported(task.id, 1, (inline(task.outputs[0]),), None, 1e-4))
+    assert cluster.slots_used("w1") > 100
+
+
+def test_a_reader_is_sent_where_its_input_lies_with_what_is_known_of_it() -> None:
+    cluster = Cluster(a_worker("w1"), a_worker("w2"), a_worker("w3"))
+    reader = a_task("a", inputs=["big"])
+    where = stored("big", place_of("w3"), size_bytes=1 << 30)
+    cluster.says(
+        SubmitJob(a_job_spec()), AddTask(reader, (where,)), WantObjects(JOB, reader.outputs)
+    )
+    [assignment] = [m for _, m in cluster.machine.outbox if isinstance(m, AssignTask)]
+    assert assignment == AssignTask(reader, 1, (where,))
+    cluster.said("w3: run a")
+
+
+# --- losing interest ------------------------------------------------------------------------------
+
+
+def test_an_attempt_that_nobody_needs_is_called_off_once() -> None:
+    cluster = one()
+    task = a_task("a")
+    cluster.job(task, want=["a"], open=True)
+    cluster.said("w1: run a")
+    cluster.says(ReleaseObjects(JOB, task.outputs))
+    cluster.said("w1: stop a (1)")
+    assert cluster.slots_used("w1") == 1
+    cluster.failed("w1", task, "CANCELLED")
+    cluster.said()
+    assert cluster.slots_used("w1") == 0
+
+
+def test_what_was_called_off_may_run_again_at_once() -> None:
+    cluster = one()
+    task = a_task("a")
+    cluster.job(task, want=["a"], open=True)
+    cluster.says(ReleaseObjects(JOB, task.outputs))
+    cluster.says(WantObjects(JOB, task.outputs))
+    cluster.said("w1: run a", "w1: stop a (1)", "w1: run a again (2)")
+    cluster.failed("w1", task, "CANCELLED", attempt=1)
+    cluster.said()
+    cluster.done("w1", task, attempt=2)
+    cluster.said("client: a is there")
+    assert cluster.slots_used("w1") == 0
+
+
+# --- what a journal keeps -------------------------------------------------------------------------
+
+
+def test_what_changes_the_state_is_kept_in_order() -> None:
+    cluster = one()
+    task = a_task("a")
+    cluster.job(task, want=["a"])
+    cluster.done("w1", task)
+    assert [type(record) for record in cluster.machine.journal] == [
+        SubmitJob, AddTask, WantObjects, CloseJob, TaskReported, JobChanged,
+    ]  # fmt: skip

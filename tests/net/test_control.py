@@ -1,0 +1,455 @@
+# Twisted's names, and Twisted without annotations:
+# ruff: noqa: N802
+# mypy: allow-untyped-calls
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from twisted.internet.error import ConnectionDone
+from twisted.internet.task import Clock
+from twisted.python.failure import Failure
+
+from ciel.access.keys import Key, Role
+from ciel.core.events import (
+    HEARTBEAT_INTERVAL_S,
+    LOST_AFTER_S,
+    Answer,
+    Ask,
+    CancelTask,
+    DropObjects,
+    Heartbeat,
+    InputsLost,
+    Message,
+)
+from ciel.core.ids import ObjectId, TaskId
+from ciel.net.control import CLOSE_TIMEOUT_S, CONGESTED_BYTES, ControlPeer
+from ciel.net.turns import Turns
+from ciel.wire.frames import encode_frames
+from ciel.wire.limits import HELLO_TIMEOUT_S, RECORDS_PER_FRAME_MAX
+from ciel.wire.session import Session
+
+KEY = Key(bytes(range(32)))
+
+
+class Wire:
+    """One end of a connection in memory. `room_bytes`: what the other end's socket still takes."""
+
+    def __init__(self) -> None:
+        self.other: Wire
+        self.protocol: Any
+        self.writes: list[bytes] = []
+        self.sent: deque[bytes] = deque()
+        self.held = b""
+        self.room_bytes = 1 << 40
+        self.producer: Any = None
+        self.is_paused = self.is_closing = self.is_half_closed = self.is_gone = False
+
+    def getPeer(self) -> Any:
+        return None
+
+    def writeSomeData(self, data: bytes) -> int:
+        count = min(len(data), self.room_bytes)
+        self.room_bytes -= count
+        if count:
+            self.writes.append(data[:count])
+            self.sent.append(data[:count])
+        return count
+
+    def write(self, data: bytes) -> None:
+        self.held += data
+
+    def registerProducer(self, producer: Any, streaming: bool) -> None:
+        assert not streaming
+        self.producer = producer
+        producer.resumeProducing()
+
+    def unregisterProducer(self) -> None:
+        self.producer = None
+
+    def pauseProducing(self) -> None:
+        self.is_paused = True
+
+    def resumeProducing(self) -> None:
+        self.is_paused = False
+
+    def loseWriteConnection(self) -> None:
+        assert self.producer is None
+        self.is_closing = True
+
+    def abortConnection(self) -> None:
+        self.lose()
+        self.other.lose()
+
+    def lose(self) -> None:
+        if not self.is_gone:
+            self.is_gone = True
+            self.protocol.connectionLost(Failure(ConnectionDone()))
+
+    def step(self) -> bool:
+        """Do what the reactor would for this end; False if there was nothing to do."""
+        if self.is_gone:
+            return False
+        if self.held and self.room_bytes:
+            self.held = self.held[self.writeSomeData(self.held) :]
+            if not self.held and self.producer is not None:
+                self.producer.resumeProducing()
+            return True
+        if self.sent and not self.other.is_paused and not self.other.is_gone:
+            self.other.protocol.dataReceived(self.sent.popleft())
+            return True
+        if self.is_closing and not self.is_half_closed and not self.held and not self.sent:
+            self.is_half_closed = True
+            self.other.lose()  # a peer that closes when its other end has
+            self.lose()
+            return True
+        return False
+
+
+class Owner:
+    """Writes down what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[Any] = []
+        self.said: list[list[Message]] = []
+        self.on_opened: Callable[[ControlPeer], object] = lambda peer: None
+        self.on_said: Callable[[ControlPeer], object] = lambda peer: None
+
+    def peer_opened(self, peer: ControlPeer) -> None:
+        self.told.append("opened")
+        self.on_opened(peer)
+
+    def peer_said(self, peer: ControlPeer, messages: list[Message]) -> None:
+        self.said.append(messages)
+        self.on_said(peer)
+
+    def peer_drained(self, peer: ControlPeer) -> None:
+        self.told.append("drained")
+
+    def peer_closed(self, peer: ControlPeer, reason: str) -> None:
+        self.told.append(reason)
+
+
+class Line:
+    """A client or worker (left) and a master (right), joined by a wire, with one clock."""
+
+    def __init__(
+        self, role: Role = Role.WORKER, left_key: Key = KEY, right_key: Key = KEY, **options: Any
+    ) -> None:
+        self.clock = Clock()
+        self.turns = Turns(self.clock)
+        self.owners = (Owner(), Owner())
+        sessions = (
+            Session.initiator(left_key, role, software="1.0", about={"slots": 2}),
+            Session.acceptor(right_key.derive, software="1.0", cluster_id="c1"),
+        )
+        self.left, self.right = (
+            ControlPeer(self.clock, self.turns, session, owner, **options)
+            for session, owner in zip(sessions, self.owners, strict=True)
+        )
+        self.wires = (Wire(), Wire())
+        for wire, other, peer in zip(
+            self.wires, self.wires[::-1], (self.left, self.right), strict=True
+        ):
+            wire.other, wire.protocol = other, peer
+
+    def connect(self) -> "Line":
+        for wire in self.wires[::-1]:
+            wire.protocol.makeConnection(wire)
+        return self.run()
+
+    def run(self, seconds: float = 0.0) -> "Line":
+        """Let time pass, in steps of a quarter second."""
+        self._settle()
+        while seconds > 0:
+            self.clock.advance(0.25)
+            self._settle()
+            seconds -= 0.25
+        return self
+
+    def _settle(self) -> None:
+        self.turns.flush()
+        while sum(wire.step() for wire in self.wires):
+            self.turns.flush()
+
+    @property
+    def told(self) -> list[list[Any]]:
+        return [owner.told for owner in self.owners]
+
+
+def cancel(number: int) -> CancelTask:
+    return CancelTask(TaskId("t"), number)
+
+
+def lost(details: str) -> InputsLost:
+    return InputsLost(TaskId("t"), 1, (), details)
+
+
+def test_both_open_and_know_each_other() -> None:
+    line = Line().connect()
+    assert line.told == [["opened"], ["opened"]]
+    assert line.right.hello is not None
+    assert line.right.hello.role is Role.WORKER
+    assert line.right.hello.about == {"slots": 2}
+    assert line.left.hello is not None
+    assert line.left.hello.cluster_id == "c1"
+
+
+def test_what_is_sent_in_one_turn_leaves_in_one_write_and_arrives_in_one_call() -> None:
+    line = Line().connect()
+    line.wires[1].writes.clear()
+    messages: list[Message] = [cancel(number) for number in range(64)]
+    for message in messages:
+        line.right.send(message)
+    assert line.wires[1].writes == []
+    line.run()
+    assert len(line.wires[1].writes) == 1
+    assert line.owners[0].said == [messages]
+
+
+def test_messages_keep_their_order_when_a_turn_has_more_than_a_frame_holds() -> None:
+    line = Line().connect()
+    messages: list[Message] = [cancel(number) for number in range(2 * RECORDS_PER_FRAME_MAX + 5)]
+    for message in messages:
+        line.right.send(message)
+    line.run()
+    assert [message for said in line.owners[0].said for message in said] == messages
+
+
+@pytest.mark.parametrize("role", [Role.SUBMIT, Role.READ, Role.ADMIN])
+def test_each_role_may_ask_and_is_answered(role: Role) -> None:
+    line = Line(role).connect()
+    line.left.send(Ask(1, "status", None))
+    line.right.send(Answer(1, {"jobs": {}}, ""))
+    line.run()
+    assert [owner.said for owner in line.owners] == [
+        [[Answer(1, {"jobs": {}}, "")]],
+        [[Ask(1, "status", None)]],
+    ]
+
+
+def test_wrong_key_is_told_in_one_line_on_both_sides() -> None:
+    line = Line(right_key=Key(bytes(32))).connect()
+    reason = (
+        "refused: the worker key does not match cluster c1; "
+        "if its key was rotated, take its access file again"
+    )
+    assert line.told == [[reason], []]
+    assert [str(peer.failure) for peer in (line.left, line.right)] == [reason, reason]
+    assert line.clock.getDelayedCalls() == []
+
+
+def test_a_message_that_the_role_may_not_send_ends_the_connection_on_both_sides() -> None:
+    line = Line(Role.WORKER).connect()
+    line.left.send(Ask(1, "status", None))
+    line.run()
+    reason = "refused: a record of the kind 'ask' is not expected here"
+    assert line.told == [["opened", reason], ["opened", reason]]
+    assert line.owners[1].said == []
+
+
+def test_garbage_ends_the_connection() -> None:
+    line = Line().connect()
+    line.right.dataReceived(b"GET / HTTP/1.1\r\n")
+    line.run()
+    reason = "not a frame: it begins with byte 71"
+    assert line.told == [["opened", f"refused: {reason}"], ["opened", reason]]
+
+
+def test_a_stranger_who_says_nothing_is_refused_in_time() -> None:
+    line = Line()
+    wire = line.wires[1]
+    line.right.makeConnection(wire)
+    line.left.transport = line.wires[0]
+    line.run(HELLO_TIMEOUT_S - 0.25)
+    assert wire.writes == []
+    line.run(0.25)
+    assert b"no proof of a key within 5 s" in wire.writes[0]
+    assert line.right.is_over
+    assert line.told[1] == []  # nobody the owner ever heard of
+
+
+def test_a_connection_of_ours_that_never_opens_is_told() -> None:
+    line = Line()
+    line.left.makeConnection(line.wires[0])
+    line.wires[0].lose()
+    assert line.told == [["the peer closed the connection while we awaited the peer's hello"], []]
+
+
+def test_silent_peers_keep_each_other_alive() -> None:
+    line = Line().connect()
+    for wire in line.wires:
+        wire.writes.clear()
+    line.run(20)
+    assert line.told == [["opened"], ["opened"]]
+    assert [owner.said for owner in line.owners] == [[], []]
+    for wire in line.wires:
+        assert len(wire.writes) == 20 / HEARTBEAT_INTERVAL_S
+
+
+def test_a_peer_that_says_something_says_no_more_that_it_is_alive() -> None:
+    line = Line().connect()
+    line.wires[1].writes.clear()
+    for number in range(40):
+        line.right.send(cancel(number))
+        line.run(0.25)
+    assert len(line.wires[1].writes) == 40
+
+
+def test_a_peer_that_falls_silent_is_dropped() -> None:
+    line = Line().connect()
+    line.left.pause()  # it still says that it lives
+    line.run(10)
+    assert line.right.is_open
+    line.wires[0].room_bytes = 0  # now it does not
+    line.run(LOST_AFTER_S + 1.0)
+    assert line.told[1] == ["opened", "nothing was heard from the peer for 3.0 s"]
+
+
+def test_a_peer_that_we_do_not_read_is_not_called_silent() -> None:
+    line = Line().connect()
+    line.right.pause()
+    line.run(10)
+    assert line.right.is_open
+    line.right.resume()
+    line.run(10)
+    assert line.told == [["opened"], ["opened"]]
+
+
+def test_how_long_a_peer_may_be_silent_can_depend_on_its_role() -> None:
+    line = Line()
+    line.owners[1].on_opened = lambda peer: setattr(peer, "lost_after_s", 30.0)
+    line.connect()
+    line.wires[0].room_bytes = 0
+    line.run(29)
+    assert line.right.is_open
+    assert 28 <= line.right.silent_s <= 29
+    line.run(2)
+    assert not line.right.is_open
+
+
+def test_nothing_is_read_while_paused() -> None:
+    line = Line().connect()
+    line.left.pause()
+    line.right.send(cancel(1))
+    line.run()
+    assert line.owners[0].said == []
+    line.left.resume()
+    line.run()
+    assert line.owners[0].said == [[cancel(1)]]
+
+
+def test_congestion_is_seen_and_its_end_is_told() -> None:
+    line = Line().connect()
+    line.wires[0].room_bytes = 0
+    sent = 0
+    while not line.left.is_congested:
+        line.left.send(lost("x" * 1000))
+        line.run()
+        sent += 1
+    assert CONGESTED_BYTES < line.left.queued_bytes < CONGESTED_BYTES + 2000
+    assert line.told[0] == ["opened"]
+    line.wires[0].room_bytes = 1 << 40
+    line.run()
+    assert line.told[0] == ["opened", "drained"]
+    assert line.left.queued_bytes == 0
+    assert sum(map(len, line.owners[1].said)) == sent
+
+
+def test_a_peer_that_reads_nothing_is_dropped_when_too_much_waits() -> None:
+    line = Line(queued_max_bytes=200_000).connect()
+    line.wires[0].room_bytes = 0
+    for _ in range(300):
+        line.left.send(lost("x" * 1000))
+        line.run()
+    opened, reason = line.told[0]
+    assert opened == "opened"
+    assert reason.endswith("bytes wait to be sent, the peer does not read them")
+    assert line.left.queued_bytes == 0
+    assert line.clock.getDelayedCalls() == []
+
+
+def test_close_sends_what_was_queued_first() -> None:
+    line = Line().connect()
+    line.wires[0].room_bytes = 10
+    line.left.send(lost("x" * 1000))
+    line.left.close()
+    line.left.send(lost("too late"))
+    line.run()
+    assert line.told[0] == ["opened"]
+    line.wires[0].room_bytes = 1 << 40
+    line.run()
+    assert line.owners[1].said == [[lost("x" * 1000)]]
+    assert line.told == [["opened", "closed by us"], ["opened", "the peer closed the connection"]]
+
+
+def test_close_waits_for_a_deaf_peer_only_so_long() -> None:
+    line = Line().connect()
+    line.wires[0].room_bytes = 0
+    line.left.send(lost("x"))
+    line.left.close()
+    line.run(CLOSE_TIMEOUT_S)
+    assert line.told[0] == ["opened", "closed by us"]
+
+
+def test_refuse_tells_the_peer_why() -> None:
+    line = Line()
+    line.owners[1].on_opened = lambda peer: peer.refuse("worker w1 is connected already")
+    line.connect()
+    reason = "refused: worker w1 is connected already"
+    assert line.told == [["opened", reason], ["opened", reason]]
+
+
+def test_an_owner_that_raises_ends_the_connection_and_is_told() -> None:
+    line = Line().connect()
+
+    def fail(peer: ControlPeer) -> None:
+        raise RuntimeError("on purpose")
+
+    line.owners[0].on_said = fail
+    line.right.send(cancel(1))
+    line.run()
+    reason = "refused: internal error; see the log of this side"
+    assert line.told == [["opened", reason], ["opened", reason]]
+
+
+def test_a_message_without_a_form_ends_the_connection_with_the_reason() -> None:
+    line = Line(Role.SUBMIT).connect()
+    line.right.send(DropObjects((ObjectId("x" * 9_000_000),)))
+    line.run()
+    reason = "refused: a record 'drop' of 9000017 bytes exceeds 8388608 bytes"
+    assert line.told == [["opened", reason], ["opened", reason]]
+
+
+def test_nothing_can_be_sent_before_the_proof_or_after_the_end() -> None:
+    line = Line()
+    line.left.send(Heartbeat())
+    line.connect()
+    line.left.close()
+    line.run()
+    for peer in (line.left, line.right):
+        peer.send(Heartbeat())
+        peer.close()
+        peer.pause()
+        peer.resume()
+    line.run(10)
+    assert [len(told) for told in line.told] == [2, 2]
+    assert line.clock.getDelayedCalls() == []
+
+
+def test_what_follows_the_proof_in_the_same_piece_is_heard() -> None:
+    line = Line()
+    line.owners[1].on_opened = lambda peer: peer.send(cancel(1))
+    line.owners[0].on_opened = lambda peer: peer.send(lost("at once"))
+    line.connect()
+    assert [owner.said for owner in line.owners] == [[[cancel(1)]], [[lost("at once")]]]
+
+
+def test_messages_before_a_malformed_one_are_dropped_with_it() -> None:
+    line = Line().connect()
+    frame = encode_frames([(["cancel_task", "t", 1], b""), (["cancel_task", "no id!", 1], b"")])
+    line.left.dataReceived(frame)
+    line.run()
+    assert line.owners[0].said == []
+    assert "a cancel_task record is malformed" in line.told[0][1]

@@ -1,0 +1,350 @@
+# Twisted's names:
+# ruff: noqa: N802
+
+import secrets
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from twisted.internet.protocol import Factory, Protocol
+from twisted.internet.task import Clock
+from twisted.internet.testing import StringTransport
+
+from ciel.access.keys import Key, Role
+from ciel.core.events import Answer, Ask, Message
+from ciel.net.control import ControlPeer
+from ciel.net.control import Owner as OwnerProtocol
+from ciel.net.errors import AddressError, ListenError
+from ciel.net.transports import (
+    PORTS,
+    RETRY_MAX_S,
+    Address,
+    ControlFactory,
+    Doorstep,
+    FrontDoorFactory,
+    Listener,
+    Reconnector,
+    listen,
+    parse_address,
+)
+from ciel.net.turns import Turns
+from ciel.wire.errors import RefusedError
+from ciel.wire.session import Session
+
+KEY = Key(bytes(range(32)))
+OTHER_KEY = Key(bytes(32))
+
+
+class Owner:
+    """Answers every question, and says what happened to whoever waits for it."""
+
+    def __init__(self) -> None:
+        self.changed = threading.Condition()
+        self.told: list[Any] = []
+        self.peers: list[ControlPeer] = []
+        self.tries_on = False
+
+    def tell(self, what: Any) -> None:
+        with self.changed:
+            self.told.append(what)
+            self.changed.notify_all()
+
+    def await_told(self, count: int) -> list[Any]:
+        with self.changed:
+            assert self.changed.wait_for(lambda: len(self.told) >= count, 10), self.told
+            return self.told
+
+    def peer_opened(self, peer: ControlPeer) -> None:
+        self.peers.append(peer)
+        self.tell("opened")
+
+    def peer_said(self, peer: ControlPeer, messages: list[Message]) -> None:
+        for message in messages:
+            if isinstance(message, Ask):
+                peer.send(Answer(message.number, message.argument, ""))
+        self.tell(messages)
+
+    def peer_drained(self, peer: ControlPeer) -> None:
+        self.tell("drained")
+
+    def peer_closed(self, peer: ControlPeer, reason: str) -> None:
+        self.tell(reason)
+
+    def connection_refused(self, error: RefusedError) -> bool:
+        self.tell(error)
+        return self.tries_on
+
+
+class HttpStandIn(Protocol):
+    transport: Any
+
+    def dataReceived(self, data: bytes) -> None:
+        self.transport.write(b"HTTP got " + data)
+        self.transport.loseConnection()
+
+
+class House:
+    """A master's doors and whoever calls at them, in the reactor's thread."""
+
+    def __init__(self, in_reactor: Any) -> None:
+        self.run = in_reactor
+        self.reactor = in_reactor.reactor
+        self.turns = Turns(self.reactor)
+        self.owner = Owner()
+        self.callers: list[Reconnector] = []
+        self.listeners: list[Listener] = []
+
+    def accept(self) -> ControlPeer:
+        session = Session.acceptor(KEY.derive, software="1.0", cluster_id="c1")
+        return ControlPeer(self.reactor, self.turns, session, self.owner)
+
+    def open_front_door(self, address: str = "127.0.0.1:0", places: int = 128) -> Address:
+        site = Factory.forProtocol(HttpStandIn)
+        site.noisy = False
+        return self.listen(
+            address, FrontDoorFactory(self.reactor, self.accept, site, Doorstep(places))
+        )
+
+    def listen(self, address: str, factory: Any) -> Address:
+        listener: Listener = self.run(listen, self.reactor, address, factory)
+        self.listeners.append(listener)
+        return listener.address
+
+    def call(self, address: str, key: Key = KEY, *, tries_on: bool = False) -> Owner:
+        caller = Owner()
+        caller.tries_on = tries_on
+
+        def build(owner: OwnerProtocol) -> ControlPeer:
+            session = Session.initiator(key, Role.SUBMIT, software="1.0")
+            return ControlPeer(self.reactor, self.turns, session, owner)
+
+        reconnector = Reconnector(self.reactor, address, build, caller)
+        self.callers.append(reconnector)
+        self.run(reconnector.start)
+        return caller
+
+    def close_doors(self) -> None:
+        while self.listeners:
+            self.run(self.listeners.pop().close)
+
+    def leave(self) -> None:
+        self.close_doors()
+        for caller in self.callers:
+            self.run(caller.stop)
+            known: Any = caller._caller
+            for peer in known.peers:
+                self.run(peer.close)
+            if known.peers:
+                known.await_told(2)
+        for peer in self.owner.peers:
+            self.run(peer.close)
+        with self.owner.changed:
+            self.owner.changed.wait_for(lambda: all(p.is_over for p in self.owner.peers), 10)
+
+
+@pytest.fixture
+def house(in_reactor: Any) -> Iterator[House]:
+    house = House(in_reactor)
+    yield house
+    house.leave()
+
+
+def unix_name() -> str:
+    return f"unix:@ciel-test-{secrets.token_hex(8)}"
+
+
+def talk(address: Address, said: bytes) -> bytes:
+    """Say something to a listener and return all it answers until it closes."""
+    with socket.create_connection((address.host, address.port), 10) as sock:
+        sock.sendall(said)
+        answer = b""
+        try:
+            while piece := sock.recv(65536):
+                answer += piece
+        except ConnectionResetError:
+            pass
+        return answer
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["127.0.0.1:8000", "localhost:0", "[::1]:20000", ":8000", "unix:@ciel-4f2a-77"],
+)
+def test_addresses_are_read_and_written(text: str) -> None:
+    assert str(parse_address(text)) == text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "host", "host:", "host:x", "host:70000", "host:²", "::1:80", "http://h:80"),
+        *("unix:/tmp/s", "unix:@", "unix:@" + "x" * 101, "unix:@a\nb"),
+    ],
+)
+def test_what_is_no_address_is_refused(text: str) -> None:
+    with pytest.raises(AddressError, match="is no address"):
+        parse_address(text)
+
+
+@pytest.mark.parametrize("kind", ["tcp", "unix"])
+def test_a_question_is_answered_over_a_real_connection(house: House, kind: str) -> None:
+    if kind == "tcp":
+        address = house.open_front_door()
+    else:
+        address = house.listen(unix_name(), ControlFactory(house.accept))
+    caller = house.call(str(address))
+    caller.await_told(1)
+    house.run(caller.peers[0].send, Ask(7, "status", "x" * 500_000))
+    assert caller.await_told(2) == ["opened", [Answer(7, "x" * 500_000, "")]]
+
+
+def test_port_zero_is_the_first_free_one(house: House) -> None:
+    first, second = house.open_front_door(), house.open_front_door()
+    assert PORTS[0] <= first.port < second.port <= PORTS[-1]
+
+
+def test_a_taken_port_is_said_in_one_sentence(house: House) -> None:
+    address = str(house.open_front_door())
+    with pytest.raises(ListenError, match=f"^cannot listen on {address}: another program already"):
+        house.open_front_door(address)
+
+
+def test_a_taken_name_is_said_in_one_sentence(house: House) -> None:
+    name = unix_name()
+    house.listen(name, ControlFactory(house.accept))
+    with pytest.raises(ListenError, match=r"stop it, or choose another name$"):
+        house.listen(name, ControlFactory(house.accept))
+
+
+@pytest.mark.parametrize(
+    "address, reason",
+    [
+        ("192.0.2.1:0", "192.0.2.1 is no address of this machine"),
+        ("no.such.host.invalid:0", "'no.such.host.invalid': "),
+    ],
+)
+def test_an_address_that_is_not_ours_is_said(house: House, address: str, reason: str) -> None:
+    with pytest.raises(ListenError, match=f"cannot listen on {address}: {reason}"):
+        house.open_front_door(address)
+
+
+def test_a_letter_is_http(house: House) -> None:
+    assert talk(house.open_front_door(), b"GET / HTTP/1.1\r\n") == b"HTTP got GET / HTTP/1.1\r\n"
+
+
+def test_a_frame_is_the_control_plane(house: House) -> None:
+    answer = talk(house.open_front_door(), b"\0\0\0\2\0\0\0\2[]")
+    assert b'"refused","a frame holds 1 to' in answer
+
+
+@pytest.mark.parametrize("first", [b"\x16\x03\x01", b"\x02", b"\xc3\xa9", b" GET", b"\n"])
+def test_anything_else_is_closed_without_a_word(house: House, first: bytes) -> None:
+    assert talk(house.open_front_door(), first) == b""
+
+
+def test_strangers_beyond_the_limit_are_turned_away_until_one_has_gone(house: House) -> None:
+    address = house.open_front_door(places=2)
+    silent = [socket.create_connection((address.host, address.port), 10) for _ in range(2)]
+    assert talk(address, b"GET") == b""
+    silent.pop().close()
+    wait_for(lambda: talk(address, b"GET") == b"HTTP got GET")
+    silent.pop().close()
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    for _ in range(500):
+        if condition():
+            return
+    raise AssertionError("it did not come about")
+
+
+def test_proven_peers_do_not_stand_on_the_doorstep(house: House) -> None:
+    address = house.open_front_door(places=1)
+    callers = []
+    for _ in range(3):
+        callers.append(house.call(str(address)))
+        callers[-1].await_told(1)
+    assert [caller.told for caller in callers] == [["opened"]] * 3
+
+
+def test_a_silent_connection_is_timed_out() -> None:
+    clock: Any = Clock()
+    aborted: list[bool] = []
+
+    class Wire:
+        def abortConnection(self) -> None:
+            aborted.append(True)
+
+    door = FrontDoorFactory(clock, lambda: None, Factory()).buildProtocol(None)  # type: ignore[arg-type, return-value]
+    assert door is not None
+    wire: Any = Wire()
+    door.makeConnection(wire)  # type: ignore[no-untyped-call]
+    clock.advance(4.9)
+    assert not aborted
+    clock.advance(0.2)
+    assert aborted
+
+
+def test_who_hesitates_has_less_time_for_the_proof() -> None:
+    clock: Any = Clock()
+    session = Session.acceptor(KEY.derive, software="1.0", cluster_id="c1")
+    peer = ControlPeer(clock, Turns(clock), session, Owner())
+    door = FrontDoorFactory(clock, lambda: peer, Factory()).buildProtocol(None)
+    assert door is not None
+    wire = StringTransport()  # type: ignore[no-untyped-call]
+    wire.loseWriteConnection = wire.loseConnection  # type: ignore[attr-defined]
+    door.makeConnection(wire)  # type: ignore[no-untyped-call]
+    clock.advance(4.0)
+    door.dataReceived(b"\0")
+    clock.advance(0.9)
+    assert not wire.disconnecting
+    clock.advance(0.2)
+    assert wire.disconnecting
+
+
+def test_a_caller_comes_back_when_the_master_does(house: House) -> None:
+    name = unix_name()
+    caller = house.call(name)
+    house.listen(name, ControlFactory(house.accept))
+    caller.await_told(1)
+    house.owner.await_told(1)
+    house.run(house.owner.peers[0].close)
+    assert caller.await_told(3) == ["opened", "the peer closed the connection", "opened"]
+
+
+def test_a_wrong_key_is_final_unless_the_caller_says_otherwise(house: House) -> None:
+    address = str(house.open_front_door())
+    caller = house.call(address, OTHER_KEY)
+    assert "the submit key does not match cluster c1" in str(caller.await_told(1)[0])
+    caller = house.call(address, OTHER_KEY, tries_on=True)
+    assert len({str(error) for error in caller.await_told(2)}) == 1
+
+
+def test_the_delay_between_calls_grows_to_its_bound() -> None:
+    class Reactor(Clock):
+        def __init__(self) -> None:
+            super().__init__()
+            self.tries: list[float] = []
+
+        def connectUNIX(self, path: str, factory: Any, timeout: float) -> Any:
+            self.tries.append(self.seconds())
+            failure: Any = type(
+                "Failure", (), {"value": OSError(), "getErrorMessage": lambda _: "no"}
+            )
+            self.callLater(0, factory.clientConnectionFailed, None, failure())
+
+    reactor: Any = Reactor()
+    owner = Owner()
+    reconnector = Reconnector(reactor, "unix:@x", lambda _: None, owner, chance=lambda: 0.5)  # type: ignore[arg-type, return-value]
+    reconnector.start()
+    for _ in range(400):
+        reactor.advance(0.05)
+    gaps = [b - a for a, b in zip(reactor.tries, reactor.tries[1:], strict=False)]
+    assert gaps[:5] == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.6], abs=0.11)
+    assert max(gaps) == pytest.approx(RETRY_MAX_S, abs=0.11)
+    reconnector.stop()
+    reactor.advance(0.1)
+    assert reactor.getDelayedCalls() == []
+    assert owner.told == []

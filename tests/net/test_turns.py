@@ -1,0 +1,96 @@
+import time
+from typing import Any
+
+import pytest
+from twisted.internet.task import Clock
+
+from ciel.net.turns import PauseGauge, Turns, use_monotonic_clock
+
+
+def test_a_call_runs_once_at_the_end_of_the_turn() -> None:
+    clock, ran = Clock(), []
+    turns = Turns(clock)
+    first, second = (lambda: ran.append("first")), (lambda: ran.append("second"))
+    for call in (first, second, first):
+        turns.at_end(call)
+    assert ran == []
+    clock.advance(0)
+    assert ran == ["first", "second"]
+    clock.advance(1)
+    assert ran == ["first", "second"]
+
+
+def test_what_is_asked_for_at_the_end_still_belongs_to_the_turn() -> None:
+    clock, ran = Clock(), []
+    turns = Turns(clock)
+
+    def send() -> None:
+        ran.append("send")
+
+    def decide() -> None:
+        ran.append("decide")
+        turns.at_end(send)
+
+    turns.at_end(decide)
+    clock.advance(0)
+    assert ran == ["decide", "send"]
+
+
+def test_calls_that_ask_for_each_other_wait_for_the_next_turn() -> None:
+    clock, ran = Clock(), []
+    turns = Turns(clock)
+
+    def again() -> None:
+        ran.append("ran")
+        turns.at_end(again)
+
+    turns.at_end(again)
+    for turn in (1, 2):
+        turns.flush()
+        assert ran == ["ran"] * turn
+    assert len(clock.getDelayedCalls()) == 1
+
+
+def test_a_failing_call_keeps_no_other_from_running() -> None:
+    clock, ran = Clock(), []
+    turns = Turns(clock)
+
+    def fail() -> None:
+        raise RuntimeError("on purpose")
+
+    turns.at_end(fail)
+    turns.at_end(lambda: ran.append("ran"))
+    clock.advance(0)
+    assert ran == ["ran"]
+    turns.at_end(lambda: ran.append("and again"))
+    clock.advance(0)
+    assert ran == ["ran", "and again"]
+
+
+def test_flush_ends_the_turn_now_and_only_once() -> None:
+    clock, ran = Clock(), []
+    turns = Turns(clock)
+    turns.flush()
+    turns.at_end(lambda: ran.append("ran"))
+    turns.flush()
+    assert ran == ["ran"]
+    assert clock.getDelayedCalls() == []
+
+
+def test_the_gauge_records_the_longest_pause() -> None:
+    clock = Clock()
+    gauge = PauseGauge(clock, interval_s=0.1)
+    gauge.start()
+    for step_s in (0.1, 0.1, 0.35, 0.1):
+        clock.advance(step_s)
+    assert gauge.longest_s == pytest.approx(0.25)
+    gauge.stop()
+    assert clock.getDelayedCalls() == []
+
+
+def test_a_reactor_is_put_on_the_monotonic_clock(in_reactor: Any) -> None:
+    use_monotonic_clock(in_reactor.reactor)
+    before = time.monotonic()
+    call = in_reactor(in_reactor.reactor.callLater, 5, print)
+    assert before <= call.getTime() - 5 <= time.monotonic()
+    in_reactor(call.cancel)

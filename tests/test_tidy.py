@@ -1,0 +1,184 @@
+"""The source tree as data: rules that no linter knows."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+TOPS = ("ciel", "executors", "shm", "benchmarks", "examples", "tests")
+SOURCES = sorted(path for top in TOPS for path in (ROOT / top).rglob("*.py"))  # links apart
+OURS = [path for path in SOURCES if path.relative_to(ROOT).parts[0] != "tests"]
+TESTS = [path for path in SOURCES if path.relative_to(ROOT).parts[0] == "tests"]
+
+LINES_MAX = 600
+LINES_CEILING = 540
+LONG_FOR_A_REASON = {
+    "ciel/core/graph.py": "one subject, and its methods share all of its state",
+    "ciel/master/state/machine.py": "visited by every step, which is its purpose",
+}
+FUNCTION_LINES_MAX = 70
+BANNED_WORDS = frozenset(
+    ("manager", "handler", "processor", "util", "utils", "helper", "helpers", "common", "misc")
+)
+# In parts, so that this file does not find itself.
+UNFINISHED = re.compile(r"\b(TO" r"DO|FIX" r"ME|XX" r"X)\b")
+MACHINE_PATH = re.compile(r"(?<![\w.])/(home|root|Users|work|mnt)" r"/\w")
+SLEEP = "time.sleep("
+TYPE_IGNORE = re.compile(r"#\s*type:\s*ignore(.*)")
+REASONED = re.compile(r"\[[a-z-]+(, ?[a-z-]+)*\] +# \S.*")
+
+
+def name(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def lines(paths: list[Path]) -> Iterator[tuple[str, str]]:
+    """Every line with where it stands."""
+    for path in paths:
+        for number, line in enumerate(path.read_text().splitlines(), 1):
+            yield f"{name(path)}:{number}", line
+
+
+def definitions(path: Path, *kinds: type[ast.AST]) -> Iterator[ast.AST]:
+    return (node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, kinds))
+
+
+def words(identifier: str) -> set[str]:
+    """Take an identifier in either spelling to pieces."""
+    return {word.lower() for word in re.findall(r"[A-Z]?[a-z0-9]+|[A-Z]+(?![a-z])", identifier)}
+
+
+def test_the_sources_are_seen_once() -> None:
+    names = [name(path) for path in SOURCES]
+    assert {"ciel/core/graph.py", "executors/__init__.py", "shm/store.py"} <= set(names)
+    assert not [path for path in names if path.startswith(tuple(f"ciel/{r}/" for r in rooms()))]
+
+
+# --- size -----------------------------------------------------------------------------------------
+
+
+def test_no_file_is_too_long() -> None:
+    lengths = {name(path): len(path.read_text().splitlines()) for path in OURS}
+    ceilings = {path: LINES_MAX if path in LONG_FOR_A_REASON else LINES_CEILING for path in lengths}
+    assert {p: length for p, length in lengths.items() if length > ceilings[p]} == {}
+
+
+def test_no_function_is_too_long() -> None:
+    too_long = {}
+    for path in OURS:
+        for node in definitions(path, ast.FunctionDef, ast.AsyncFunctionDef):
+            assert isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+            length = (node.end_lineno or node.lineno) - node.lineno + 1
+            if length > FUNCTION_LINES_MAX:
+                too_long[f"{name(path)}:{node.name}"] = length
+    assert too_long == {}
+
+
+# --- names ----------------------------------------------------------------------------------------
+
+
+def test_no_module_or_class_has_a_name_that_says_nothing() -> None:
+    found = [name(path) for path in SOURCES if words(path.stem) & BANNED_WORDS]
+    for path in SOURCES:
+        for node in definitions(path, ast.ClassDef):
+            assert isinstance(node, ast.ClassDef)
+            if words(node.name) & BANNED_WORDS:
+                found.append(f"{name(path)}:{node.name}")
+    assert found == []
+
+
+def test_a_package_file_holds_its_docstring_and_its_exports() -> None:
+    found = []
+    for path in SOURCES:
+        if path.name == "__init__.py":
+            docstring, *rest = ast.parse(path.read_text()).body
+            assert isinstance(docstring, ast.Expr), f"{name(path)} begins with its docstring"
+            found += [f"{name(path)}:{node.lineno}" for node in rest if not is_export(node)]
+    assert found == []
+
+
+def is_export(node: ast.stmt) -> bool:
+    """Whether a statement exports names, at once or when they are asked for."""
+    match node:
+        case ast.Import() | ast.ImportFrom() | ast.Assign(targets=[ast.Name()]):
+            return True
+        case ast.If(test=ast.Name(id="TYPE_CHECKING"), body=body, orelse=[]):
+            return all(map(is_export, body))
+        case ast.FunctionDef(name="__getattr__" | "__dir__"):
+            return True
+    return False
+
+
+# --- rooms ----------------------------------------------------------------------------------------
+
+
+def rooms() -> tuple[str, ...]:
+    """Read ROOMS in setup.py, without running it."""
+    for node in ast.parse((ROOT / "setup.py").read_text()).body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "ROOMS":
+            value: tuple[str, ...] = ast.literal_eval(node.value)
+            return value
+    raise AssertionError("setup.py names no ROOMS")
+
+
+def test_links_agree_with_the_map_in_setup() -> None:
+    links = {
+        path.name: str(path.readlink()) for path in (ROOT / "ciel").iterdir() if path.is_symlink()
+    }
+    assert links == {room: f"../{room}" for room in rooms()}
+
+
+@pytest.mark.parametrize("room", rooms())
+def test_a_room_is_found_below_ciel_only(room: str) -> None:
+    assert importlib.util.find_spec(room) is None, "run pytest, not python -m pytest"
+    assert importlib.util.find_spec(f"ciel.{room}") is not None
+
+
+# --- what stands in the lines ---------------------------------------------------------------------
+
+
+def test_nothing_is_left_unfinished() -> None:
+    assert [where for where, line in lines(SOURCES) if UNFINISHED.search(line)] == []
+
+
+def test_no_path_of_one_machine_is_written_down() -> None:
+    assert [where for where, line in lines(SOURCES) if MACHINE_PATH.search(line)] == []
+
+
+def test_nobody_sleeps_to_wait_for_something() -> None:
+    engine = [path for path in OURS if not path.is_relative_to(ROOT / "ciel" / "testing")]
+    assert [where for where, line in lines(engine) if SLEEP in line] == []
+
+
+def test_an_ignored_type_error_is_named_with_a_reason() -> None:
+    found = []
+    for where, line in lines(SOURCES):
+        match = TYPE_IGNORE.search(line)
+        if match and not REASONED.fullmatch(match[1]) and "re.compile" not in line:
+            found.append(where)
+    assert found == []
+
+
+# --- tests ----------------------------------------------------------------------------------------
+
+
+def test_every_test_file_has_a_test() -> None:
+    def is_test(node: ast.stmt) -> bool:
+        if isinstance(node, ast.FunctionDef):
+            return node.name.startswith("test_")
+        if isinstance(node, ast.Assign):  # a state machine's test case
+            return ast.unparse(node.targets[0]).startswith("Test")
+        return isinstance(node, ast.ClassDef) and node.name.startswith("Test")
+
+    files = [path for path in TESTS if path.name.startswith("test_")]
+    assert [name(p) for p in files if not any(map(is_test, ast.parse(p.read_text()).body))] == []
+
+
+def test_tests_are_no_package() -> None:
+    assert [name(path) for path in TESTS if path.name == "__init__.py"] == []
