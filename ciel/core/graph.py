@@ -410,6 +410,9 @@ class TaskGraph:
             for job in node.wanters:
                 job.unsettled += 1
         producer = node.producer
+        if was_settled and producer is not None and producer.spec.mentions is Mentions.INPUTS:
+            producer.live_outputs -= 1
+            self._let_inputs_go(producer)
         if producer is None or producer.state in (FAILED, CANCELLED):
             maker = (
                 "no task makes it" if producer is None else f"task {producer.spec.id} failed since"
@@ -419,9 +422,6 @@ class TaskGraph:
             if self.objects.update(node, failure):
                 self._fail(self._spread(object_id, node))
             return
-        if was_settled and producer.spec.mentions is Mentions.INPUTS:
-            producer.live_outputs -= 1
-            self._let_inputs_go(producer)
         # Who was ready to read it learns of the loss when it is to be assigned, or when it opens
         # its input.
         if node.wanters or self._waiting.is_awaited(object_id):

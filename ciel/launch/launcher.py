@@ -276,12 +276,22 @@ def _kill_tagged(salt: int) -> dict[int, int]:
         tagged = _has_tag(pid, salt)
         if tagged and not _wait_end([pidfd], 0):
             killed[pid] = pidfd
-            _kill(pidfd)
+            # A launcher among them ends by itself now that its owner is dead, after having killed
+            # what it started, which bears its own tags; killed, it would leave that behind.
+            if not _is_launcher(pid):
+                _kill(pidfd)
             continue
         os.close(pidfd)
         if tagged:
             _reap_if_ours(pid)
     return killed
+
+
+def _is_launcher(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text() == "ciel-launcher\n"
+    except OSError:
+        return False
 
 
 def _kill(pidfd: int) -> None:

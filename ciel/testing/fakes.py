@@ -98,6 +98,7 @@ class Connection:
 
     def __init__(self, world: World, name: str) -> None:
         self.name = name
+        self.on_the_way = 0  # messages
         self._world = world
         self._receive: list[Callable[[Any], None]] = [lambda message: None] * 2
         self._hear_end: list[Callable[[], None]] = [lambda: None] * 2
@@ -115,6 +116,7 @@ class Connection:
     def send(self, side: int, message: Message | WorkerFacts) -> None:
         """Send from `side` to the other."""
         if self._is_open[side] and not self._is_cut:
+            self.on_the_way += 1
             self._schedule(1 - side, self._arrive, message)
 
     def _schedule(self, side: int, act: Callable[..., None], *arguments: object) -> None:
@@ -124,6 +126,7 @@ class Connection:
         timeline.at(arrives_at_s, act, side, *arguments)
 
     def _arrive(self, side: int, message: Any) -> None:
+        self.on_the_way -= 1
         if self._is_open[side] and not self._is_cut:
             self._world.note(f"{self.name} {'to' if side == PEER else 'says'}", message)
             self._receive[side](message)

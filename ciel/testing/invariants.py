@@ -240,6 +240,8 @@ class Witness:
 
 def _books(master: MasterMachine) -> Iterator[tuple[str, str]]:
     """Count anew what is kept as a count: why each object is held."""
+    if master.graph.divergent:
+        return  # a child that came second may not have got the outputs that it names
     holds: Counter[str] = Counter()
     for task_id, task in master.graph.tasks.items():
         spec = task.spec

@@ -269,6 +269,8 @@ class FakeClient:
             return
         if self._connection is None or len(self._said) < len(self.plan.steps):
             yield self.plan.job.id, "its client has not said all"
+        elif self._connection.on_the_way:
+            yield self.plan.job.id, "something is on the way to or from its client"
 
 
 class Result(NamedTuple):

@@ -131,7 +131,7 @@ def test_a_killed_client_takes_everything_along(state: Path) -> None:
     with subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True) as owner:
         assert owner.stdout is not None
         instances = owner.stdout.readline().decode().split()
-        assert eventually(lambda: any("sleep 1000" in line for line in processes_of(state)))
+        assert eventually(lambda: any("setsid sleep" in line for line in processes_of(state)))
         os.killpg(owner.pid, signal.SIGKILL)
     assert eventually(lambda: processes_of(state) == [])
     assert eventually(lambda: list((state / "tmp").iterdir()) == [])

@@ -71,7 +71,7 @@ def test_a_killed_program_leaves_no_segment_of_its_memory_stores(home: Home) -> 
     process = home.start("python", "-c", IN_MEMORY)
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
-    segments = [path for path in Path("/dev/shm").glob("ciel-*/objects/*")]
+    segments = list(Path("/dev/shm").glob("ciel-*/objects/*"))
     assert len(segments) == 2
     process.kill()
     process.communicate(timeout=20)
