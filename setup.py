@@ -1,7 +1,7 @@
 """What pyproject.toml cannot say: where the rooms lie, and how the launcher is compiled.
 
-Rooms at the top of the tree are imported as `ciel.<room>`. The links in `ciel/` serve static tools and
-running from a checkout; the build does not depend on them.
+Rooms at the top of the tree are imported as `ciel.<room>`. The links in `ciel/` serve static tools
+and running from a checkout; the build does not depend on them.
 """
 
 import os
@@ -18,7 +18,7 @@ LAUNCHER_FLAGS = ["-std=c11", "-O2", "-Wall", "-Wextra", "-Werror", "-D_GNU_SOUR
 
 
 class BuildWithLauncher(build_py):
-    """Compile the launcher into the package: beside its source when editable, else into the wheel."""
+    """Compile the launcher: beside its source when editable, else into the wheel."""
 
     def run(self):
         super().run()

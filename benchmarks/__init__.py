@@ -1,1 +1,3 @@
-"""Speed, as ratios and CPU microseconds against floors measured in the same run; `make bench` prints the table."""
+"""Speed, as ratios and CPU microseconds against floors measured in the same run; `make bench`
+prints the table.
+"""

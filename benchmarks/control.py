@@ -1,9 +1,10 @@
 """The control plane alone: no-op tasks from a client through master and workers and back.
 
-Real processes over real sockets. A no-op is a `sync` without inputs: the worker runs it in its own process, and its
-result is two bytes inside a reference. So what is measured is descriptors, frames, ids, graph, placement, credit and
-reports. What it should cost: about 20 us of CPU for the frames of a bare skeleton, 10 for the graph, and as much
-again for ids, checks and the states of three parties.
+Real processes over real sockets. A no-op is a `sync` without inputs: the worker runs it in its own
+process, and its result is two bytes inside a reference. So what is measured is descriptors, frames,
+ids, graph, placement, credit and reports. What it should cost: about 20 us of CPU for the frames of
+a bare skeleton, 10 for the graph, and as much again for ids, checks and the states of three
+parties.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
+from typing import Any
 
 from ciel.client.client import Client
 from ciel.client.cluster import LocalCluster
@@ -76,7 +78,7 @@ def measure(count: int = TASKS) -> dict[str, float]:
 
 def _run(client: Client, count: int) -> None:
     with client.job("no-ops") as job:
-        arguments = {"args": {"inputs": []}}
+        arguments: dict[str, Any] = {"args": {"inputs": []}}
         refs = []
         for _ in range(count):
             refs += job.add("sync", arguments, mentions=Mentions.INPUTS)

@@ -34,6 +34,7 @@ def make_spec(index: int, inputs: tuple[str, ...]) -> TaskSpec:
 
 
 def make_batch(base: int) -> list[TaskSpec]:
+    """Make the tasks of one frame; every second one reads its predecessor."""
     before: tuple[str, ...] = ()
     specs = []
     for index in range(base, base + BATCH):

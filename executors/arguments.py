@@ -33,7 +33,7 @@ def text_map(args: dict[str, Any], key: str) -> dict[str, str]:
 
 
 def require_output_count(task: Task, count: int) -> None:
-    """Refuse a task that expects another number of outputs, or says another one in its arguments."""
+    """Refuse a task that expects, or names in its arguments, another number of outputs."""
     for number in (len(task.spec.outputs), task.arguments.get("n_outputs", count)):
         if number != count:
             raise BadArgumentsError(

@@ -1,4 +1,4 @@
-"""`sync`: waits for its inputs; its output is the JSON list of what they became, errors included."""
+"""`sync`: its output is the JSON list of what its inputs became, errors included."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ciel.wire.references import to_json
 
 
 class SyncExecutor(Executor):
-    """Needs no program. It sees errors, as whoever reads its list wants to know which input failed."""
+    """Needs no program. It sees errors: who reads its list wants to know which input failed."""
 
     name = "sync"
     mentions = Mentions.INPUTS

@@ -1,7 +1,9 @@
-"""What the daemons have in common: where logs go, how they end, and life as part of somebody's command.
+"""What the daemons have in common: where logs go, how they end, and life as part of somebody's
+command.
 
-An *embedded* daemon belongs to one command: it is told its key by a line on standard input, says by a line on
-standard output that it is ready, and ends when standard input does, since then its parent is gone.
+An *embedded* daemon belongs to one command: it is told its key by a line on standard input, says by
+a line on standard output that it is ready, and ends when standard input does, since then its parent
+is gone.
 """
 
 from __future__ import annotations
@@ -64,7 +66,9 @@ def settle_memory() -> None:
 
 @implementer(IReadDescriptor)
 class Lifeline:
-    """Standard input of an embedded daemon: one line of JSON, then silence until the parent is gone."""
+    """Standard input of an embedded daemon: one line of JSON, then silence until the parent is
+    gone.
+    """
 
     def __init__(
         self, reactor: Any, told: Callable[[dict[str, Any]], None], gone: Callable[[], None]

@@ -48,7 +48,7 @@ def parser() -> argparse.ArgumentParser:
     parse = argparse.ArgumentParser(
         prog="ciel-master",
         description="Hold the task graph and the object table of a cluster, and place its tasks.",
-        epilog="It writes an access file with its address and key; whoever can read it may come in.",
+        epilog="It writes an access file with address and key; whoever can read it may come in.",
     )
     add = parse.add_argument
     add(

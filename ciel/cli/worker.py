@@ -189,7 +189,9 @@ class Worker:
         self._reactor.callLater(0, self.stop)
 
     def stop(self) -> None:
-        """End everything that was opened, the latest first; what was made for this life goes with it."""
+        """End everything that was opened, the latest first; what was made for this life goes with
+        it.
+        """
         while self._closers:
             close = self._closers.pop()
             try:
@@ -213,12 +215,13 @@ class Worker:
 
 
 START_ERRORS = (
-    KeyError, AccessError, NetError, DaemonError, LaunchError, CielError, plugins.PluginError, OSError
+    KeyError, AccessError, NetError, DaemonError, LaunchError, CielError, OSError,
+    plugins.PluginError,
 )  # fmt: skip
 
 
 def reachable(control: str, url: str) -> str:
-    """Return the control address if its socket is in this network namespace, else that of the URL."""
+    """Return the control address if its socket is in this network namespace, else the URL's."""
     name = control.removeprefix("unix:")
     if name == control:
         return control

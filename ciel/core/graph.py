@@ -17,7 +17,7 @@ so depth has no limit. The rules (CIB-1, CIB-4):
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 from ciel.core.errors import InvalidTaskError, InvalidTransitionError, InvariantError
 from ciel.core.ids import ObjectId, TaskId
@@ -79,7 +79,7 @@ class TaskGraph:
     def __init__(self) -> None:
         self.tasks: dict[str, TaskNode] = {}
         self.objects = ObjectTable()
-        self._waiting: Waiting[TaskNode] = Waiting()
+        self.waiting: Waiting[TaskNode] = Waiting()
         self.runnable: list[TaskNode] = []
         self.settled: list[ObjectId] = []
         self.unneeded: list[TaskNode] = []
@@ -130,7 +130,7 @@ class TaskGraph:
         if parent is not None:
             self._note_child(parent, spec)
         for object_id, output in producing:
-            if output.ref is None and (output.wanters or self._waiting.is_awaited(object_id)):
+            if output.ref is None and (output.wanters or self.waiting.is_awaited(object_id)):
                 self._demand((object_id,))
                 break
         return node
@@ -199,7 +199,7 @@ class TaskGraph:
                 continue
             if producer.state is DORMANT or producer.state is DONE:
                 # Activating others may have failed whoever needed this.
-                if node.wanters or self._waiting.is_awaited(object_id):
+                if node.wanters or self.waiting.is_awaited(object_id):
                     pending.extend(self._activate(producer))
 
     def _activate(self, task: TaskNode) -> list[ObjectId]:
@@ -224,7 +224,7 @@ class TaskGraph:
             self._make_runnable(task)
             return []
         self._move(task, WAITING)
-        self._waiting.wait(task, missing)
+        self.waiting.wait(task, missing)
         return missing
 
     def _make_runnable(self, task: TaskNode) -> None:
@@ -244,7 +244,7 @@ class TaskGraph:
             if task.state is ASSIGNED:
                 self.unneeded.append(task)
                 continue
-            self._waiting.forget(task, task.spec.inputs)
+            self.waiting.forget(task, task.spec.inputs)
             self._move(task, DORMANT)
             pending.extend(task.spec.inputs)
 
@@ -254,7 +254,7 @@ class TaskGraph:
 
     def _is_awaited(self, object_id: ObjectId) -> bool:
         node = self.objects.nodes[object_id]
-        return not node.is_settled and (bool(node.wanters) or self._waiting.is_awaited(object_id))
+        return not node.is_settled and (bool(node.wanters) or self.waiting.is_awaited(object_id))
 
     # --- what happens to tasks --------------------------------------------------------------------
 
@@ -273,7 +273,7 @@ class TaskGraph:
         """
         nodes = self.objects.nodes
         sees_errors = task.spec.sees_errors
-        awaited = self._waiting.missing_of(task)
+        awaited = self.waiting.missing_of(task)
         for object_id in task.spec.inputs:
             ref = nodes[object_id].ref
             if type(ref) not in CONSUMABLE:
@@ -283,7 +283,7 @@ class TaskGraph:
                 break
         if awaited >= 0:
             return False
-        self._waiting.forget(task, task.spec.inputs)
+        self.waiting.forget(task, task.spec.inputs)
         self._move(task, DORMANT)
         self._demand_outputs(task)
         return True
@@ -343,7 +343,7 @@ class TaskGraph:
             task, reason, details = pending.pop()
             if task.state in FINISHED:
                 continue
-            self._waiting.forget(task, task.spec.inputs)
+            self.waiting.forget(task, task.spec.inputs)
             task.worker = None
             self._move(task, CANCELLED if reason == "CANCELLED" else FAILED)
             for object_id in task.spec.outputs:
@@ -371,11 +371,11 @@ class TaskGraph:
         ref = node.ref
         if type(ref) is Failure:
             blame = _blame_input(ref)
-            for task in self._waiting.waiters_of(object_id):
+            for task in self.waiting.waiters_of(object_id):
                 if not task.spec.sees_errors:
-                    self._waiting.forget(task, task.spec.inputs)
+                    self.waiting.forget(task, task.spec.inputs)
                     failing.append((task, *blame))
-        for task in self._waiting.release(object_id):
+        for task in self.waiting.release(object_id):
             self._make_runnable(task)
         if not node.is_settled:
             return failing
@@ -384,6 +384,8 @@ class TaskGraph:
             if type(ref) is not Failure:
                 producer.live_outputs += 1
                 self._hold_inputs(producer)  # it may be back after it was lost
+        if producer is not None and producer.state in ACTIVE:
+            self._release_demand([object_id])  # it came otherwise: its worker is back
         if node.wanters:
             self.settled.append(object_id)
             for job in node.wanters:
@@ -424,7 +426,7 @@ class TaskGraph:
             return
         # Who was ready to read it learns of the loss when it is to be assigned, or when it opens
         # its input.
-        if node.wanters or self._waiting.is_awaited(object_id):
+        if node.wanters or self.waiting.is_awaited(object_id):
             self._demand((object_id,))
 
     def lose_location(self, location: str) -> list[ObjectId]:
@@ -443,7 +445,9 @@ class TaskGraph:
         if node is None or node.ref is None or node.holds or node.wanters:
             return frozenset()
         producer = node.producer
-        if type(node.ref) is Failure or producer is None or producer.state is not DONE:
+        if type(node.ref) is Failure or producer is None:
+            return frozenset()
+        if producer.state is not DONE and producer.state is not DORMANT:
             return frozenset()
         places = self.objects.forget(node, object_id)
         if producer.spec.mentions is Mentions.INPUTS:
@@ -508,7 +512,7 @@ class TaskGraph:
         doomed = dict.fromkeys(job.uploads) | job.wanted
         for task_id in job.tasks:
             task = self.tasks.pop(task_id)
-            self._waiting.forget(task, task.spec.inputs)
+            self.waiting.forget(task, task.spec.inputs)
             doomed |= dict.fromkeys(task.spec.outputs) | dict.fromkeys(task.spec.inputs)
         for object_id in doomed:
             doomed_node = self.objects.get(object_id)
@@ -569,44 +573,10 @@ class TaskGraph:
 
     def validate(self) -> None:
         """Check every link in both directions, for tests; raises InvariantError."""
-        for problem in self.objects.problems():
-            raise InvariantError(problem.split()[0], problem)
-        for problem in self._problems():
-            raise InvariantError(problem.split()[0], problem)
+        from ciel.core.soundness import problems  # which knows this module
 
-    def _problems(self) -> Iterator[str]:
-        for task_id, task in self.tasks.items():
-            spec = task.spec
-            if task.state is WAITING:
-                awaited = [i for i in spec.inputs if task in self._waiting.waiters_of(i)]
-                if not awaited or self._waiting.missing_of(task) != len(awaited):
-                    yield f"T1 {task_id} waits for {awaited}, counted otherwise"
-                for object_id in awaited:
-                    if self.objects.nodes[object_id].is_consumable:
-                        yield f"T2 {task_id} waits for {object_id}, which is there"
-                    producer = self.objects.nodes[object_id].producer
-                    if producer is not None and producer.state not in ACTIVE:
-                        yield f"T3 {task_id} waits for {object_id}, its maker is {producer.state}"
-            elif task in self._waiting:
-                yield f"T4 {task_id} is {task.state} and still waits"
-            if (task.state is ASSIGNED) != (task.worker is not None):
-                yield f"T5 {task_id} is {task.state} on worker {task.worker}"
-        yield from self._job_problems()
-
-    def _job_problems(self) -> Iterator[str]:
-        for job in {task.job for task in self.tasks.values()}:
-            counts = dict.fromkeys(TaskState, 0)
-            for task_id in job.tasks:
-                counts[self.tasks[task_id].state] += 1
-            if counts != job.counts:
-                yield f"J1 {job} counts {job.counts}, there are {counts}"
-            unsettled = [o for o in job.wanted if not self.objects.nodes[o].is_settled]
-            if len(unsettled) != job.unsettled:
-                yield f"J2 {job} says {job.unsettled} of its objects are missing, not {unsettled}"
-            for object_id in unsettled:
-                producer = self.objects.nodes[object_id].producer
-                if producer is not None and producer.state not in ACTIVE:
-                    yield f"J3 {object_id} is wanted, its maker is {producer.state}"
+        for problem in problems(self):
+            raise InvariantError(problem.split()[0], problem)
 
 
 def _blame_input(cause: Failure) -> tuple[str, object]:

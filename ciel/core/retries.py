@@ -23,6 +23,8 @@ class Blame:
 
     failures: int = 0
     worker_losses: int = 0
+    missing_inputs: int = 0
+    not_before_s: float = 0.0  # when it may be tried again
 
 
 class Again(NamedTuple):

@@ -24,7 +24,7 @@ from ciel.core.tasks import Mentions, TaskSpec
 
 
 class BadArgumentsError(Exception):
-    """The arguments of a task are not what its executor takes; the text is for the task's author."""
+    """The arguments of a task are not what its executor takes; the text is for its author."""
 
 
 class InputPath(NamedTuple):

@@ -18,7 +18,7 @@ def command_text(argv: Sequence[str]) -> str:
 
 
 def tail_text(tail: bytes, whole_size_bytes: int) -> str:
-    """Return the end of standard error as text, from a whole line on; says how much was left out."""
+    """Return the end of standard error as text, from a whole line on; say what was left out."""
     if whole_size_bytes <= len(tail):
         return tail.decode("utf-8", "replace").rstrip("\n")
     _, _, lines = tail.partition(b"\n")

@@ -1,6 +1,8 @@
-"""Where the master's decisions would be kept. This journal keeps nothing, but takes the final record types.
+"""Where the master's decisions would be kept. This journal keeps nothing, but takes the final
+record types.
 
-Decide, persist, act: `append` is called with a turn's records before any message of that turn leaves.
+Decide, persist, act: `append` is called with a turn's records before any message of that turn
+leaves.
 """
 
 from __future__ import annotations

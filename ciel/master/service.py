@@ -1,7 +1,7 @@
 """The master's edge: connections and the clock on one side, the machine on the other.
 
-Every message goes to the machine at once; what follows from a turn's messages leaves at the turn's end, after the
-journal has it. Nothing is decided here.
+Every message goes to the machine at once; what follows from a turn's messages leaves at the turn's
+end, after the journal has it. Nothing is decided here.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class MasterService:
             peer.close()
         self._journal.close()
 
-    # --- connections -----------------------------------------------------------------------------------------
+    # --- connections ------------------------------------------------------------------------------
 
     def peer_opened(self, peer: ControlPeer) -> None:
         assert peer.hello is not None
@@ -105,7 +105,7 @@ class MasterService:
         self._turns.at_end(self._end_turn)
 
     def peer_drained(self, peer: ControlPeer) -> None:
-        """Nothing waits here for a peer to take more: the machine's outbox is emptied every turn."""
+        """Nothing waits here for a peer to take more: the outbox is emptied every turn."""
 
     def peer_closed(self, peer: ControlPeer, reason: str) -> None:
         name = self._names.pop(peer, None)
@@ -133,7 +133,7 @@ class MasterService:
             value = {**self._about, "started_at_s": self._started_at_s, **value}
         return to_json(value)
 
-    # --- turns and time --------------------------------------------------------------------------------------
+    # --- turns and time ---------------------------------------------------------------------------
 
     def _end_turn(self) -> None:
         machine = self.machine

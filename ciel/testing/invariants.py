@@ -213,7 +213,7 @@ class Witness:
                 if job.counts[state]:
                     tasks = [t for t in job.tasks if master.graph.tasks[t].state is state]
                     yield tasks[0], f"{job} is over, its task is {state}"
-        for name in ("_called_off", "_delayed", "_orphans", "_watchers", "_owners", "_not_before"):
+        for name in ("_called_off", "_delayed", "_orphans", "_watchers", "_owners"):
             if left := getattr(master, name):
                 yield str(next(iter(left))), f"the master's {name} holds {left}"
         for worker in workers:

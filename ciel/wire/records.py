@@ -3,9 +3,10 @@
     record = body length (4 bytes, big-endian) || CRC-32 of the body (4 bytes) || body
     body   = header length (4 bytes) || JSON array [kind, field, …] || payload
 
-A record is a control message in its wire form, so that there is one description of both. The kinds in `JOURNALLED`
-are the whole set: jobs, tasks, wants, what was reported of tasks, and how jobs ended. A reader takes the longest
-good prefix: the first record that is cut off, or whose checksum does not match, ends the journal.
+A record is a control message in its wire form, so that there is one description of both. The kinds
+in `JOURNALLED` are the whole set: jobs, tasks, wants, what was reported of tasks, and how jobs
+ended. A reader takes the longest good prefix: the first record that is cut off, or whose checksum
+does not match, ends the journal.
 """
 
 from __future__ import annotations
@@ -44,7 +45,9 @@ class Replay(NamedTuple):
 
 
 def encode(message: Message) -> bytes:
-    """Write a message as a journal record; raises LocalProtocolError for one that is not journalled."""
+    """Write a message as a journal record; raises LocalProtocolError for one that is not
+    journalled.
+    """
     if type(message) not in JOURNALLED:
         raise LocalProtocolError(f"a {type(message).__name__} is not kept in the journal")
     fields, payload = messages.encode(message)

@@ -1,6 +1,8 @@
-"""Several inputs on one standard input: files and texts are fed into a pipe as fast as the program reads.
+"""Several inputs on one standard input: files and texts are fed into a pipe as fast as the program
+reads.
 
-A program that closes its standard input early is no error: feeding just stops (ciel-interfaces, 6.2).
+A program that closes its standard input early is no error: feeding just stops (ciel-interfaces,
+6.2).
 """
 
 from __future__ import annotations
@@ -19,7 +21,9 @@ CHUNK_BYTES = 64 * 1024
 
 @implementer(IWriteDescriptor)
 class Feeder:
-    """Feeds one pipe; `descriptor` is its read end, for the program (owned by the caller until it closed it)."""
+    """Feeds one pipe; `descriptor` is its read end, for the program (owned by the caller until it
+    closed it).
+    """
 
     def __init__(self, reactor: Any, paths: list[str]) -> None:
         self._reactor = reactor

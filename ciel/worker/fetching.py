@@ -1,6 +1,8 @@
-"""Getting an input into the own store: plans are tried in order, with the reason of each that failed.
+"""Getting an input into the own store: plans are tried in order, with the reason of each that
+failed.
 
-Only registered workers are asked, each request with a ticket of its own; bytes go straight into the store.
+Only registered workers are asked, each request with a ticket of its own; bytes go straight into the
+store.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from hashlib import blake2b
 
 
 def host_identity() -> str:
-    """Return a text that two processes share only if they share kernel, network and mounted files."""
+    """Return a text that two processes share only if they share kernel, network and mounts."""
     with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
         boot = file.read().strip()
     spaces = [os.readlink(f"/proc/self/ns/{kind}") for kind in ("net", "mnt")]

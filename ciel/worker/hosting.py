@@ -1,7 +1,9 @@
-"""Attempts on this worker: from the order to start one to its outcome, with every file and process it needs.
+"""Attempts on this worker: from the order to start one to its outcome, with every file and process
+it needs.
 
-Acts on what executors say; decides nothing about slots, time or retries. Each attempt that was started is told to
-the owner exactly once, when nothing of it runs any more and its outputs are committed or gone.
+Acts on what executors say; decides nothing about slots, time or retries. Each attempt that was
+started is told to the owner exactly once, when nothing of it runs any more and its outputs are
+committed or gone.
 """
 
 from __future__ import annotations
@@ -121,11 +123,11 @@ class Hosting:
         (spool / "scratch").mkdir(parents=True, exist_ok=True, mode=0o700)
 
     def mentions_of(self, executor: str) -> Mentions:
-        """Say what the outputs of an executor's tasks may name; anything, if it is not known here."""
+        """Say what the outputs of an executor's tasks may name; of an unknown one, anything."""
         known = self._executors.get(executor)
         return Mentions.ANYTHING if known is None else known.mentions
 
-    # --- starting --------------------------------------------------------------------------------------------
+    # --- starting ---------------------------------------------------------------------------------
 
     def start(self, order: StartAttempt) -> None:
         """Start an attempt; whatever goes wrong is told as its fault."""
@@ -230,7 +232,9 @@ class Hosting:
         return reader.path
 
     def _joined(self, hosted: Hosted, objects: tuple[ObjectId, ...]) -> File | Descriptor:
-        """Concatenate inputs: small ones, all inside their references, in a file; others through a pipe."""
+        """Concatenate inputs: small ones, all inside their references, in a file; others through a
+        pipe.
+        """
         assert hosted.scratch is not None
         refs = [hosted.task.inputs.get(object_id) for object_id in objects]
         values = [ref for ref in refs if isinstance(ref, Value)]
@@ -239,7 +243,7 @@ class Hosting:
         hosted.feeder = Feeder(self._reactor, [self._input_path(hosted, o) for o in objects])
         return Descriptor(hosted.feeder.descriptor)
 
-    # --- ending ----------------------------------------------------------------------------------------------
+    # --- ending -----------------------------------------------------------------------------------
 
     def kill(self, key: Key, *, force: bool) -> None:
         """Send an attempt's programs the polite signal, or the one that cannot be ignored."""
@@ -300,7 +304,8 @@ class Hosting:
         try:
             size_bytes = writer.commit().size_bytes
         except ObjectConflictError as error:
-            # The first one wins (failures.md, W12); that the task is not deterministic is worth knowing.
+            # The first one wins (failures.md, W12); that the task is not deterministic is worth
+            # knowing.
             log.warn("not deterministic: {error}", error=error)
             info = self._store.stat(object_id)
             size_bytes = info.size_bytes if info is not None else size_bytes

@@ -10,9 +10,9 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure as TwistedFailure
 from zope.interface import implementer
 
+from ciel.launch import LauncherDiedError
 from ciel.launch.launcher import Launcher
 from ciel.launch.messages import Event, LaunchSpec, ProgramExited, ProgramFailed
-from ciel.launch import LauncherDiedError
 from ciel.net.turns import Turns
 
 log = Logger()
@@ -24,8 +24,8 @@ Ended = Callable[[ProgramExited | ProgramFailed], None]
 class Launching:
     """Starts programs for one owner and tells it of each one's end, exactly once.
 
-    A launcher that died takes its programs with it: what is left of them is killed, their ends are told as
-    failures, and a new launcher is started.
+    A launcher that died takes its programs with it: what is left of them is killed, their ends are
+    told as failures, and a new launcher is started.
     """
 
     def __init__(self, reactor: Any, turns: Turns, environ: Mapping[str, str]) -> None:
@@ -38,7 +38,9 @@ class Launching:
         reactor.addReader(self)
 
     def start(self, spec: LaunchSpec, ended: Ended) -> int:
-        """Start a program; `ended` is called when nothing of it runs any more. Raises LaunchSpecError."""
+        """Start a program; `ended` is called when nothing of it runs any more. Raises
+        LaunchSpecError.
+        """
         self._next_id += 1
         self._launcher.start(self._next_id, spec)
         self._owners[self._next_id] = ended
@@ -85,7 +87,7 @@ class Launching:
         for launch_id, ended in orphans.items():
             ended(ProgramExited(launch_id, 9, 0.0, 0.0, 0))
 
-    # --- what the reactor calls ----------------------------------------------------------------------------
+    # --- what the reactor calls -------------------------------------------------------------------
 
     def fileno(self) -> int:
         return self._launcher.fileno()

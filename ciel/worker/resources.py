@@ -31,8 +31,8 @@ _RANGE = re.compile(r"bytes=(\d*)-(\d*)")
 def byte_range(header: str, size_bytes: int) -> tuple[int, int] | None:
     """Return the half-open range that a `Range` header asks for; None for the whole object.
 
-    Several ranges, or a header that is none, count as none (RFC 9110 allows it). Raises HttpError 416 for one
-    that lies outside.
+    Several ranges, or a header that is none, count as none (RFC 9110 allows it). Raises HttpError
+    416 for one that lies outside.
     """
     match = _RANGE.fullmatch(header.strip())
     if match is None or match.groups() == ("", ""):
@@ -132,7 +132,9 @@ class Data(Route):
 
 
 class Link(Route):
-    """Where an object lies, for a worker on this host to link it into its own store instead of copying."""
+    """Where an object lies, for a worker on this host to link it into its own store instead of
+    copying.
+    """
 
     needs_role = Role.WORKER
 

@@ -4,7 +4,8 @@
     <spool>/scratch/<task>.<attempt>.stderr   what it complained
     <spool>/scratch/<task>.<attempt>.in/      inputs that came inside their references
 
-All of it goes when the attempt ends well; a failed one's is moved to `kept`, and named in the error.
+All of it goes when the attempt ends well; a failed one's is moved to `kept`, and named in the
+error.
 """
 
 from __future__ import annotations
@@ -82,7 +83,9 @@ class Scratch:
             shutil.rmtree(self._base, ignore_errors=True)
 
     def keep(self, kept: Path, partial_output: str | None) -> None:
-        """Move what the attempt left to `kept` (a directory that does not exist), with its partial output."""
+        """Move what the attempt left to `kept` (a directory that does not exist), with its partial
+        output.
+        """
         kept.mkdir(parents=True, mode=0o700)
         if partial_output is not None and os.path.exists(partial_output):
             shutil.copyfile(partial_output, kept / "stdout")

@@ -1,6 +1,8 @@
-"""The worker's edge: the master on one side, programs and the store on the other, the machine between.
+"""The worker's edge: the master on one side, programs and the store on the other, the machine
+between.
 
-Orders of the machine are carried out at once, in order, until there are none; reports leave at the end of the turn.
+Orders of the machine are carried out at once, in order, until there are none; reports leave at the
+end of the turn.
 """
 
 from __future__ import annotations
@@ -70,7 +72,7 @@ class WorkerService:
         if self._master is not None:
             self._master.close()
 
-    # --- the master --------------------------------------------------------------------------------------
+    # --- the master -------------------------------------------------------------------------------
 
     def peer_opened(self, peer: ControlPeer) -> None:
         self._master = peer
@@ -100,7 +102,7 @@ class WorkerService:
         self._refused(error)
         return False
 
-    # --- what came of orders -----------------------------------------------------------------------------
+    # --- what came of orders ----------------------------------------------------------------------
 
     def attempt_ended(
         self, key: Key, published: tuple[Reference, ...], fault: TaskFault | None, run_s: float
@@ -127,7 +129,7 @@ class WorkerService:
         """A client left an object in the store."""
         self.machine.uploaded(object_id)
 
-    # --- acting ------------------------------------------------------------------------------------------
+    # --- acting -----------------------------------------------------------------------------------
 
     def _act(self) -> None:
         """Carry out orders until there are none; carrying one out may give rise to others."""

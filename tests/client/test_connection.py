@@ -85,7 +85,7 @@ def caller(acceptor: AcceptorLike) -> Iterator[Caller]:
 def refused(address: str, key: Key, **options: float | str) -> str:
     """Return what is said when no connection comes about."""
     with pytest.raises(ClientError) as caught:
-        open_connection(address, key, lambda _: None, lambda _: None, **options)  # type: ignore[arg-type]
+        open_connection(address, key, lambda _: None, lambda _: None, **options)  # type: ignore[arg-type]  # options pass through
     return f"{type(caught.value).__name__}: {caught.value}"
 
 

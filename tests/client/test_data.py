@@ -30,7 +30,7 @@ class Holder:
         self.asked: list[tuple[str, str, str | None]] = []
         holder = self
 
-        class Handler(BaseHTTPRequestHandler):
+        class Answering(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
                 holder.get(self)
 
@@ -39,7 +39,7 @@ class Holder:
 
             def log_message(self, format: str, *args: object) -> None: ...
 
-        self.server = HTTPServer(("127.0.0.1", 0), Handler)
+        self.server = HTTPServer(("127.0.0.1", 0), Answering)
         self.netloc = f"127.0.0.1:{self.server.server_port}"
         self._gate = TicketGate(key.derive, self.netloc)
         self._thread = threading.Thread(target=self.server.serve_forever, args=(0.02,))

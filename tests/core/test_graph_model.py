@@ -116,8 +116,10 @@ class GraphAgainstModel(RuleBasedStateMachine):
         self.count += 1
         name = f"t{self.count}"
         known = sorted({*self.model.producer, *self.model.places})
-        names = st.lists(st.sampled_from(known), max_size=3, unique=True) if known else st.just([])
-        inputs = tuple(ObjectId(i) for i in data.draw(names))
+        picked: list[str] = []
+        if known:
+            picked = data.draw(st.lists(st.sampled_from(known), max_size=3, unique=True))
+        inputs = tuple(ObjectId(i) for i in picked)
         made = outputs or tuple(f"{name}.{i}" for i in range(data.draw(st.integers(1, 2))))
         inputs = tuple(i for i in inputs if i not in made and not self._depends_on(i, made))
         return TaskSpec(
@@ -222,7 +224,8 @@ class GraphAgainstModel(RuleBasedStateMachine):
             for o in task.spec.outputs
             if self.model.producer[o] == name and self.model.is_missing(o)
         )
-        delegated = mine if mine and data.draw(st.booleans()) else None
+        hands_over: bool = data.draw(st.booleans())
+        delegated = mine if mine and hands_over else None
         self._add(self._new_spec(data, name, delegated))
 
     @precondition(lambda self: self._in_state(ASSIGNED))

@@ -650,6 +650,8 @@ def test_an_input_that_is_never_found_fails_its_reader_in_the_end() -> None:
     cluster.said("w1: run c0", "w1: run c1")
     for attempt in (1, 2, 3):
         cluster.worker_says("w1", inputs_lost(second, "stranger:1", attempt=attempt))
+        cluster.said()
+        cluster.passes(BACK_OFF_FIRST_S, "w1")
         cluster.said(f"w1: run c1 again ({attempt + 1})")
     cluster.worker_says("w1", inputs_lost(second, "stranger:1", attempt=4))
     cluster.said(

@@ -137,7 +137,7 @@ class Served:
             self.routes.add(path, route)
         gate = Gate(KEY.derive)
         self.site = SecureSite(reactor, self.routes, gate, **options)
-        house = FrontDoorFactory(reactor, lambda: None, self.site)  # type: ignore[arg-type, return-value]
+        house = FrontDoorFactory(reactor, lambda: None, self.site)  # type: ignore[arg-type, return-value]  # the factory is never asked
         self.listener = in_reactor(listen, reactor, "127.0.0.1:0", house)
         self.address: Address = self.listener.address
         self.netloc = str(self.address)
@@ -410,7 +410,7 @@ class TestFaults:
             served.ask("GET", "/odd/cut")
 
     def test_a_sink_that_cannot_be_made_is_500(self, served: Served) -> None:
-        served.upload.sinks = None  # type: ignore[assignment]
+        served.upload.sinks = None  # type: ignore[assignment]  # on purpose
         assert served.ask("POST", "/control/data/x", body=b"x")[0] == 500
 
 

@@ -277,10 +277,10 @@ def test_a_silent_connection_is_timed_out() -> None:
         def abortConnection(self) -> None:
             aborted.append(True)
 
-    door = FrontDoorFactory(clock, lambda: None, Factory()).buildProtocol(None)  # type: ignore[arg-type, return-value]
+    door = FrontDoorFactory(clock, lambda: None, Factory()).buildProtocol(None)  # type: ignore[arg-type, return-value]  # never asked for a peer
     assert door is not None
     wire: Any = Wire()
-    door.makeConnection(wire)  # type: ignore[no-untyped-call]
+    door.makeConnection(wire)
     clock.advance(4.9)
     assert not aborted
     clock.advance(0.2)
@@ -293,9 +293,9 @@ def test_who_hesitates_has_less_time_for_the_proof() -> None:
     peer = ControlPeer(clock, Turns(clock), session, Owner())
     door = FrontDoorFactory(clock, lambda: peer, Factory()).buildProtocol(None)
     assert door is not None
-    wire = StringTransport()  # type: ignore[no-untyped-call]
-    wire.loseWriteConnection = wire.loseConnection  # type: ignore[attr-defined]
-    door.makeConnection(wire)  # type: ignore[no-untyped-call]
+    wire = StringTransport()
+    wire.loseWriteConnection = wire.loseConnection  # type: ignore[attr-defined]  # the wire lacks it
+    door.makeConnection(wire)
     clock.advance(4.0)
     door.dataReceived(b"\0")
     clock.advance(0.9)
@@ -337,7 +337,7 @@ def test_the_delay_between_calls_grows_to_its_bound() -> None:
 
     reactor: Any = Reactor()
     owner = Owner()
-    reconnector = Reconnector(reactor, "unix:@x", lambda _: None, owner, chance=lambda: 0.5)  # type: ignore[arg-type, return-value]
+    reconnector = Reconnector(reactor, "unix:@x", lambda _: None, owner, chance=lambda: 0.5)  # type: ignore[arg-type, return-value]  # never connected
     reconnector.start()
     for _ in range(400):
         reactor.advance(0.05)

@@ -1,4 +1,6 @@
-"""The master's HTTP side: health, and what there is to look at as JSON. It carries no object's bytes."""
+"""The master's HTTP side: health, and what there is to look at as JSON. It carries no object's
+bytes.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the master tells those who ask: status, workers, jobs. Reads the machine, changes nothing."""
+"""What the master tells those who ask: status, workers, jobs. It changes nothing."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def job(machine: MasterMachine, selector: Any) -> dict[str, Any]:
 
 
 def answer(machine: MasterMachine, topic: str, argument: Any, now_s: float) -> Any:
-    """Answer a question; raises UnknownQuestionError. References in the value are not encoded yet."""
+    """Answer a question, references not encoded yet; raises UnknownQuestionError."""
     arguments = argument if isinstance(argument, dict) else {}
     match topic:
         case "status":

@@ -40,7 +40,7 @@ from ciel.core.graph import TaskGraph, TaskNode
 from ciel.core.ids import JobId, ObjectId
 from ciel.core.jobs import ENDED, JOB_TRANSITIONS, Job, JobState, summarise
 from ciel.core.refs import Failure, Reference, locations_of
-from ciel.core.retries import Again, Blame, after_failure, after_worker_loss
+from ciel.core.retries import BACK_OFF_FIRST_S, Again, Blame, after_failure, after_worker_loss
 from ciel.core.story import Story
 from ciel.core.tasks import ASSIGNED, TaskSpec, check_task
 from ciel.master.state.dispatch import Dispatcher
@@ -64,7 +64,6 @@ class MasterMachine:
         self.stories: dict[str, Story] = {}
         self._blame: dict[str, Blame] = {}
         self._delayed: list[tuple[float, int, TaskNode]] = []
-        self._not_before: dict[str, float] = {}
         self._owners: dict[str, str] = {}  # job: the client that answers for it
         self._watchers: dict[str, dict[str, None]] = {}  # job: clients
         self._orphans: dict[str, float] = {}  # job: when it is cancelled for want of a client
@@ -289,7 +288,7 @@ class MasterMachine:
         blame = self._blame.setdefault(task.spec.id, Blame())
         verdict = after_failure(blame, task.spec.needs.retries, reason, details)
         if isinstance(verdict, Again):
-            self._not_before[task.spec.id] = self._now_s + verdict.delay_s
+            blame.not_before_s = self._now_s + verdict.delay_s
             self.graph.requeue(task)
         else:
             self.graph.fail(task, verdict.reason, verdict.details)
@@ -332,25 +331,35 @@ class MasterMachine:
         self._touched[task.spec.job] = task.job
         self._tell(task, f"attempt {task.attempt} could not get its inputs: {message.details}")
         blame = self._blame.setdefault(task.spec.id, Blame())
-        lost = [self._lose_copy(object_id, place) for object_id, place in message.losses]
-        if not any(lost):
-            blame.failures += 1  # the copies are said to be there: do not try for ever
-        if blame.failures > max(3, task.spec.needs.retries):
+        if not any([self._lose_copy(worker, *loss) for loss in message.losses]):
+            blame.missing_inputs += 1  # the copies are said to be there: do not try for ever
+            blame.not_before_s = self._now_s + BACK_OFF_FIRST_S
+        if blame.missing_inputs > max(3, task.spec.needs.retries):
             self.graph.fail(task, "MISSING_INPUT", message.details)
         else:
             self.graph.requeue(task)
 
-    def _lose_copy(self, object_id: ObjectId, place: str) -> bool:
-        """Note that an object cannot be had from a place; return whether nobody has it by this.
+    def _lose_copy(self, reader: WorkerNode, object_id: ObjectId, place: str) -> bool:
+        """Note that a reader could not get an object from a place; return whether anything is
+        changed by that, or was since.
 
-        If it lies there all the same, it is deleted: what the table does not list nobody deletes.
+        A copy that is there all the same is deleted, since nobody would ever delete what the table
+        does not list; unless it cannot be made again.
         """
         node = self.graph.objects.get(object_id)
-        if node is not None and node.ref is not None and place in locations_of(node.ref):
-            for worker in self.workers.values():
-                if worker.facts.netloc == place:
-                    self._say(worker.facts.id, DropObjects((object_id,)))
-        return self.graph.lose(object_id, place)
+        if node is None or node.ref is None:
+            return True
+        if place not in locations_of(node.ref):
+            return False
+        holder = next((w for w in self.workers.values() if w.facts.netloc == place), None)
+        if holder is not None and holder is not reader and node.producer is None:
+            return False
+        if holder is not None and (
+            node.producer is None or node.producer.worker != holder.facts.id
+        ):
+            self._say(holder.facts.id, DropObjects((object_id,)))
+        self.graph.lose(object_id, place)
+        return True
 
     # --- the end of a turn ------------------------------------------------------------------------
 
@@ -373,10 +382,10 @@ class MasterMachine:
             runnable, graph.runnable = graph.runnable, []
             push = self.dispatcher.ready.push
             for task in runnable:
-                if self._not_before and task.spec.id in self._not_before:
+                blame = self._blame.get(task.spec.id) if self._blame else None
+                if blame is not None and blame.not_before_s > self._now_s:
                     self._sequence += 1
-                    due_s = self._not_before.pop(task.spec.id)
-                    heappush(self._delayed, (due_s, self._sequence, task))
+                    heappush(self._delayed, (blame.not_before_s, self._sequence, task))
                 else:
                     push(task)
         while self._delayed and self._delayed[0][0] <= self._now_s:

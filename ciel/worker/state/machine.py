@@ -219,7 +219,7 @@ class WorkerMachine:
         self._start_next(now_s)
 
     def _start_next(self, now_s: float) -> None:
-        """Start what fits, in order; a task that needs many slots is not overtaken by smaller ones."""
+        """Start what fits, in order; a task of many slots is not overtaken by smaller ones."""
         while self._queue and self.slots_free > 0:
             key = self._queue[0][2]
             attempt = self.attempts.get(key)
@@ -274,7 +274,7 @@ class WorkerMachine:
     def inputs_gone(
         self, key: Key, objects: tuple[ObjectId, ...], details: str, now_s: float
     ) -> None:
-        """An attempt that was started found its inputs missing from the own store; nothing was run."""
+        """An attempt that was started found inputs missing from the own store; nothing ran."""
         attempt = self.attempts.get(key)
         if attempt is None:
             return

@@ -1,4 +1,6 @@
-"""The ways to get an input that is not in the own store, in the order in which they are tried (CIB-3)."""
+"""The ways to get an input that is not in the own store, in the order in which they are tried
+(CIB-3).
+"""
 
 from __future__ import annotations
 

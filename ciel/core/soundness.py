@@ -1,0 +1,54 @@
+"""What must hold of a task graph after every step; each broken rule is named by its code.
+
+O1-O4: objects and locations agree. T1-T5: tasks wait for what is missing, and for what somebody
+makes. J1-J3: jobs count right, and what they want is on its way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ciel.core.graph import ACTIVE, TaskGraph
+from ciel.core.tasks import ASSIGNED, WAITING, TaskState
+
+
+def problems(graph: TaskGraph) -> Iterator[str]:
+    """Yield every broken invariant, its code first."""
+    yield from graph.objects.problems()
+    yield from _task_problems(graph)
+    yield from _job_problems(graph)
+
+
+def _task_problems(graph: TaskGraph) -> Iterator[str]:
+    for task_id, task in graph.tasks.items():
+        spec = task.spec
+        if task.state is WAITING:
+            awaited = [i for i in spec.inputs if task in graph.waiting.waiters_of(i)]
+            if not awaited or graph.waiting.missing_of(task) != len(awaited):
+                yield f"T1 {task_id} waits for {awaited}, counted otherwise"
+            for object_id in awaited:
+                if graph.objects.nodes[object_id].is_consumable:
+                    yield f"T2 {task_id} waits for {object_id}, which is there"
+                producer = graph.objects.nodes[object_id].producer
+                if producer is not None and producer.state not in ACTIVE:
+                    yield f"T3 {task_id} waits for {object_id}, its maker is {producer.state}"
+        elif task in graph.waiting:
+            yield f"T4 {task_id} is {task.state} and still waits"
+        if (task.state is ASSIGNED) != (task.worker is not None):
+            yield f"T5 {task_id} is {task.state} on worker {task.worker}"
+
+
+def _job_problems(graph: TaskGraph) -> Iterator[str]:
+    for job in {task.job for task in graph.tasks.values()}:
+        counts = dict.fromkeys(TaskState, 0)
+        for task_id in job.tasks:
+            counts[graph.tasks[task_id].state] += 1
+        if counts != job.counts:
+            yield f"J1 {job} counts {job.counts}, there are {counts}"
+        unsettled = [o for o in job.wanted if not graph.objects.nodes[o].is_settled]
+        if len(unsettled) != job.unsettled:
+            yield f"J2 {job} says {job.unsettled} of its objects are missing, not {unsettled}"
+        for object_id in unsettled:
+            producer = graph.objects.nodes[object_id].producer
+            if producer is not None and producer.state not in ACTIVE:
+                yield f"J3 {object_id} is wanted, its maker is {producer.state}"
