@@ -36,6 +36,7 @@ from ciel.core.events import (
 from ciel.core.ids import JobId, ObjectId
 from ciel.core.jobs import Job
 from ciel.core.refs import Failure, Reference
+from ciel.core.retries import BACK_OFF_FIRST_S
 from ciel.core.tasks import Mentions, TaskSpec, TaskState
 from ciel.master.state.machine import CLIENT_GRACE_S, PROGRESS_INTERVAL_S, MasterMachine
 from ciel.master.state.workers import WorkerFacts
