@@ -69,7 +69,7 @@ class Connection:
         self._session = session
         self._pid = os.getpid()
         self._changed = threading.Condition()
-        self._queue: deque[Record] = deque()
+        self._queue: deque[tuple[Record, int]] = deque()  # with about its size on the wire
         self._queued_bytes = 0
         self._unsent = memoryview(b"")  # of a frame that the socket did not take whole
         self._moved_s = time.monotonic()  # when something was last sent
@@ -94,7 +94,8 @@ class Connection:
         if os.getpid() != self._pid:
             raise ForkedError(self._pid, os.getpid())
         records = [encode(message) for message in messages]
-        size_bytes = sum(_estimate(record) for record in records)
+        sizes = [_estimate(record) for record in records]
+        size_bytes = sum(sizes)
         if size_bytes > _TRIAL_BYTES:
             encode_frames(records)
         with self._changed:
@@ -102,7 +103,7 @@ class Connection:
             self._require_open()
             if not self._queue:
                 self._wake()
-            self._queue.extend(records)
+            self._queue.extend(zip(records, sizes, strict=True))
             self._queued_bytes += size_bytes
             if len(self._queue) >= _SEND_RECORDS:
                 self._push()
@@ -168,7 +169,7 @@ class Connection:
                     if self._closing:
                         return
                     if time.monotonic() - self._moved_s >= HEARTBEAT_INTERVAL_S:
-                        self._queue.append(encode(Heartbeat()))
+                        self._queue.append((encode(Heartbeat()), 0))
                         self._push()
             poll.register(self._channel, select.POLLIN | (select.POLLOUT if unsent else 0))
             for fd, _ in poll.poll(self._wait_s(unsent) * 1000):
@@ -198,11 +199,12 @@ class Connection:
             batch: list[Record] = []
             size_bytes = 0
             while self._queue and len(batch) < _FRAME_RECORDS and size_bytes < _FRAME_BYTES:
-                batch.append(self._queue.popleft())
-                size_bytes += _estimate(batch[-1])
+                record, record_bytes = self._queue.popleft()
+                batch.append(record)
+                size_bytes += record_bytes
             if not batch:
                 return
-            self._queued_bytes = max(0, self._queued_bytes - size_bytes)
+            self._queued_bytes -= size_bytes
             self._changed.notify_all()
             self._unsent = memoryview(self._session.send(batch))
         try:

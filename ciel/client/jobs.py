@@ -11,6 +11,7 @@ is. Usable from any thread.
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from ciel.client.client import Client
 
 _ENDED: Final = frozenset(str(state) for state in ENDED)
+_ADDED_AT_ONCE = 256  # one frame of them; more would keep the master waiting
 _WANTED_AT_ONCE = 1000  # ids in one message
 
 
@@ -59,7 +61,9 @@ class Job:
         self.name = spec.name
         self._client = client
         self._changed = changed  # the client's: one lock for all that its connection delivers
-        self._task_count = 0
+        self._ordinals = itertools.count()
+        self._adding: list[Message] = []  # tasks that nobody wanted yet: they can wait for more
+        self._adding_lock = threading.Lock()
         self._wanted: set[ObjectId] = set()
         self._settled: dict[ObjectId, Reference] = {}
         self.failed_count = 0
@@ -128,15 +132,22 @@ class Job:
 
         Raises TypeError, ValueError or EncodeError for arguments that have no JSON form.
         """
-        with self._changed:
-            ordinal = self._task_count
-            self._task_count += 1
         spec, known = make_task(
-            job=self.id, parent=self.id, ordinal=ordinal, executor=executor, arguments=arguments,
-            n_outputs=n_outputs, needs=needs, mentions=mentions, name=name,
+            job=self.id, parent=self.id, ordinal=next(self._ordinals), executor=executor,
+            arguments=arguments, n_outputs=n_outputs, needs=needs, mentions=mentions, name=name,
         )  # fmt: skip
-        self._client.send(AddTask(spec, known))
+        with self._adding_lock:
+            self._adding.append(AddTask(spec, known))
+        if len(self._adding) >= _ADDED_AT_ONCE:
+            self._send()
         return [Future(output) for output in spec.outputs]
+
+    def _send(self, *messages: Message) -> None:
+        """Send the tasks that were added since the last time, then these messages."""
+        with self._adding_lock:
+            added, self._adding = self._adding, []
+        if added or messages:
+            self._client.send(*added, *messages)
 
     def start_package(
         self, handler: str, start_args: Mapping[str, Any], package: Mapping[str, Reference]
@@ -157,7 +168,7 @@ class Job:
             Mentions.ANYTHING, self.name, codec.encode(to_json(arguments)),
         )  # fmt: skip
         known = tuple([ref for ref in references if not isinstance(ref, Future)])
-        self._client.send(AddTask(spec, known))
+        self._send(AddTask(spec, known))
         return Future(output)
 
     def want(self, refs: Iterable[Reference]) -> None:
@@ -168,17 +179,17 @@ class Job:
             self._wanted.update(objects)
         for start in range(0, len(objects), _WANTED_AT_ONCE):
             batch = tuple(objects[start : start + _WANTED_AT_ONCE])
-            self._client.send(WantObjects(self.id, batch))
+            self._send(WantObjects(self.id, batch))
 
     def close(self) -> None:
         """Say that no more tasks or wants will come: the job ends when what it wants is there."""
         if not self._closed:
             self._closed = True
-            self._client.send(CloseJob(self.id))
+            self._send(CloseJob(self.id))
 
     def cancel(self, reason: str = "cancelled by its client") -> None:
         """End the job now; `wait` tells when its programs are gone."""
-        self._client.send(CancelJob(self.id, reason))
+        self._send(CancelJob(self.id, reason))
 
     # --- results come out -------------------------------------------------------------------------
 

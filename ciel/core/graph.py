@@ -445,9 +445,7 @@ class TaskGraph:
         if node is None or node.ref is None or node.holds or node.wanters:
             return frozenset()
         producer = node.producer
-        if type(node.ref) is Failure or producer is None:
-            return frozenset()
-        if producer.state is not DONE and producer.state is not DORMANT:
+        if type(node.ref) is Failure or producer is None or producer.state in (FAILED, CANCELLED):
             return frozenset()
         places = self.objects.forget(node, object_id)
         if producer.spec.mentions is Mentions.INPUTS:

@@ -16,9 +16,9 @@ from ciel.core.events import AssignTask, CancelTask, DropObjects, InputsLost, Me
 from ciel.core.graph import ACTIVE
 from ciel.core.ids import ObjectId
 from ciel.core.jobs import ENDED, Job, JobState
-from ciel.core.refs import Failure, Future, locations_of
+from ciel.core.refs import Concrete, Failure, Future, locations_of
 from ciel.core.retries import WORKER_LOSSES_MAX
-from ciel.core.tasks import ASSIGNED, FAILED, FINISHED, RUNNABLE, Mentions
+from ciel.core.tasks import ASSIGNED, DONE, FAILED, FINISHED, RUNNABLE, Mentions
 from ciel.master.state.machine import MasterMachine
 
 if TYPE_CHECKING:
@@ -189,12 +189,17 @@ class Witness:
         excused = False
         graph = master.graph
         for task_id in job.tasks:
-            if graph.tasks[task_id].state is FAILED:
-                refs = [graph.objects.reference(o) for o in graph.tasks[task_id].spec.outputs]
-                if any(isinstance(r, Failure) and r.reason == "WORKER_FAILED" for r in refs):
-                    excused = True
-                    if self.losses[task_id] < WORKER_LOSSES_MAX:
-                        raise Violation(task_id, f"given up after {self.losses[task_id]} losses")
+            task = graph.tasks[task_id]
+            refs = [graph.objects.reference(object_id) for object_id in task.spec.outputs]
+            reasons = {ref.reason for ref in refs if isinstance(ref, Failure)}
+            if task.state is FAILED and "WORKER_FAILED" in reasons:
+                excused = True
+                if self.losses[task_id] < WORKER_LOSSES_MAX:
+                    raise Violation(task_id, f"given up after {self.losses[task_id]} losses")
+            if task.state is FAILED and "MISSING_INPUT" in reasons:
+                excused = True
+                if not self.upload_places.keys() & task.spec.inputs:
+                    raise Violation(task_id, "given up for inputs that could be made again")
         for object_id, place in self.upload_places.items():
             ref = graph.objects.reference(ObjectId(object_id))
             if object_id in job.uploads and isinstance(ref, Failure):
@@ -233,6 +238,10 @@ class Witness:
                     yield object_id, f"{worker.facts.id} keeps it, the master knows: {ref}"
         stores = {worker.facts.netloc: worker.store for worker in workers}
         for known_id, node in master.graph.objects.nodes.items():
+            maker = node.producer
+            if maker is not None and maker.state is DONE and not maker.job.spec.keep:
+                if isinstance(node.ref, Concrete) and not node.holds and not node.wanters:
+                    yield known_id, "nobody needs it, and it is kept"
             for place in () if node.ref is None else locations_of(node.ref):
                 if known_id not in stores.get(place, ()):
                     yield known_id, f"the master believes it at {place}, it is not there"

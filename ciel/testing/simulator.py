@@ -197,7 +197,8 @@ class FakeClient:
                     wants.update(dict.fromkeys(objects, False))
                 case SubmitJob() | AddTask():
                     yield message
-        yield ReleaseObjects(job, tuple(o for o, is_wanted in wants.items() if not is_wanted))
+        if released := tuple(o for o, is_wanted in wants.items() if not is_wanted):
+            yield ReleaseObjects(job, released)
         yield WantObjects(job, tuple(o for o, is_wanted in wants.items() if is_wanted))
         yield from [m for m in self._said if isinstance(m, CloseJob | CancelJob)]
         yield WatchJob(job)

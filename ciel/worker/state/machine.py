@@ -213,6 +213,9 @@ class WorkerMachine:
     # --- running ----------------------------------------------------------------------------------
 
     def _enqueue(self, attempt: Attempt, now_s: float) -> None:
+        if not self._queue and attempt.slots <= self.slots_free:
+            self._start(attempt, now_s)
+            return
         attempt.phase = Phase.QUEUED
         self._sequence += 1
         heappush(self._queue, (-attempt.spec.needs.priority, self._sequence, attempt.key))
