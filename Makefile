@@ -36,7 +36,7 @@ check: dev
 	.ci/analyze-c
 
 bench: dev
-	@$(RUN)/python -m benchmarks
+	@ONLY="$(ONLY)" $(RUN)/python -m benchmarks
 
 format: dev
 	$(RUN)/ruff check --fix .

@@ -20,6 +20,7 @@ from ciel.core.refs import Value
 from ciel.core.tasks import USUAL_NEEDS, Mentions, TaskSpec, check_task
 
 BATCH = 1000
+FREEZE_EVERY_TASKS = 50_000  # as the master does
 JOB = JobId("0123456789abcdef0123456789abcdef")
 DIGEST = "4a" * 16
 
@@ -58,6 +59,8 @@ def run(count: int) -> float:
             check_task(spec)
             graph.add(spec, job)
             graph.want(spec.outputs[0], job)
+        if base % FREEZE_EVERY_TASKS == 0:
+            gc.freeze()
         elapsed += time.process_time() - started
     started = time.process_time()
     done = 0

@@ -130,6 +130,7 @@ class Job:
     ) -> list[Future]:
         """Add a task for any executor; references inside `arguments` become its inputs.
 
+        It travels with the next want, or with enough others: until then nothing could run it.
         Raises TypeError, ValueError or EncodeError for arguments that have no JSON form.
         """
         spec, known = make_task(

@@ -101,20 +101,7 @@ class TaskGraph:
         parent = self._parent_of(spec, job)
         node = TaskNode(spec, job)
         nodes = self.objects.nodes
-        for object_id in spec.outputs:
-            output = nodes.get(object_id)
-            if output is not None and output.producer is None and output.is_settled:
-                raise InvalidTaskError(spec.id, f"its output {object_id} exists already")
-        producing = []
-        for object_id in spec.outputs:
-            output = nodes.get(object_id)
-            if output is None:
-                output = nodes[object_id] = ObjectNode(node)
-            elif output.producer is None or output.producer is parent:
-                output.producer = node
-            else:
-                continue  # named by content: the task that came first makes it for both
-            producing.append((object_id, output))
+        producing = self._claim_outputs(node, parent)
         self.tasks[spec.id] = node
         job.tasks.append(spec.id)
         job.counts[DORMANT] += 1
@@ -125,15 +112,36 @@ class TaskGraph:
             source.holds += 1
         anything = Mentions.ANYTHING
         if spec.mentions is anything or (parent is not None and parent.spec.mentions is anything):
-            for _, output in producing:
-                output.holds += 1
+            for object_id in producing:
+                nodes[object_id].holds += 1
         if parent is not None:
             self._note_child(parent, spec)
-        for object_id, output in producing:
-            if output.ref is None and (output.wanters or self.waiting.is_awaited(object_id)):
+        for object_id in producing:
+            output = nodes[object_id]
+            if output.ref is None and (output.wanters or object_id in self.waiting.awaited):
                 self._demand((object_id,))
                 break
         return node
+
+    def _claim_outputs(self, task: TaskNode, parent: TaskNode | None) -> list[ObjectId]:
+        """Make a task the producer of its outputs, but for those that an earlier one makes."""
+        spec = task.spec
+        nodes = self.objects.nodes
+        for object_id in spec.outputs:
+            output = nodes.get(object_id)
+            if output is not None and output.producer is None and output.is_settled:
+                raise InvalidTaskError(spec.id, f"its output {object_id} exists already")
+        producing = []
+        for object_id in spec.outputs:
+            output = nodes.get(object_id)
+            if output is None:
+                nodes[object_id] = ObjectNode(task)
+            elif output.producer is None or output.producer is parent:
+                output.producer = task
+            else:
+                continue  # named by content: the task that came first makes it for both
+            producing.append(object_id)
+        return producing
 
     def _parent_of(self, spec: TaskSpec, job: Job) -> TaskNode | None:
         if spec.parent == job.spec.id:
@@ -174,7 +182,11 @@ class TaskGraph:
             self.settled.append(object_id)
             return
         job.unsettled += 1
-        self._demand((object_id,))
+        producer = node.producer
+        if producer is not None and producer.state is DORMANT and not producer.spec.inputs:
+            self._make_runnable(producer)  # as most are, in an array
+        else:
+            self._demand((object_id,))
 
     def unwant(self, object_id: ObjectId, job: Job) -> None:
         """Have a job want an object no longer: it may go, and work for it alone may stop."""
@@ -303,8 +315,9 @@ class TaskGraph:
         self._move(task, DONE)
         for ref in published:
             self.publish(ref)
+        nodes = self.objects.nodes
         for object_id in task.spec.outputs:
-            output = self.objects.nodes[object_id]
+            output = nodes[object_id]
             if output.ref is None and output.producer is task:
                 reason = f"task {task.spec.id} ended without making it"
                 self.publish(Failure(object_id, "NO_OUTPUT", reason))
@@ -375,8 +388,9 @@ class TaskGraph:
                 if not task.spec.sees_errors:
                     self.waiting.forget(task, task.spec.inputs)
                     failing.append((task, *blame))
-        for task in self.waiting.release(object_id):
-            self._make_runnable(task)
+        if object_id in self.waiting.awaited:
+            for task in self.waiting.release(object_id):
+                self._make_runnable(task)
         if not node.is_settled:
             return failing
         producer = node.producer
@@ -415,12 +429,10 @@ class TaskGraph:
         if was_settled and producer is not None and producer.spec.mentions is Mentions.INPUTS:
             producer.live_outputs -= 1
             self._let_inputs_go(producer)
-        if producer is None or producer.state in (FAILED, CANCELLED):
-            maker = (
-                "no task makes it" if producer is None else f"task {producer.spec.id} failed since"
-            )
-            reason = f"no copy of it is left, and {maker}"
-            failure = Failure(object_id, "OBJECT_LOST", reason)
+        why_final = _why_never_again(producer)
+        if why_final:
+            details = f"no copy of it is left, and {why_final}"
+            failure = Failure(object_id, "OBJECT_LOST", details)
             if self.objects.update(node, failure):
                 self._fail(self._spread(object_id, node))
             return
@@ -462,7 +474,7 @@ class TaskGraph:
         either.
         """
         mentions = task.spec.mentions
-        if mentions is Mentions.ANYTHING or task.state not in FINISHED:
+        if mentions is Mentions.ANYTHING or not task.spec.inputs or task.state not in FINISHED:
             return
         if mentions is Mentions.INPUTS and task.live_outputs > 0:
             return
@@ -494,6 +506,7 @@ class TaskGraph:
 
     def cancel(self, job: Job, details: str) -> None:
         """End all unfinished tasks of a job, with what it still wants."""
+        job.called_off = True
         for task_id in job.tasks:
             self._fail([(self.tasks[task_id], "CANCELLED", details)])
         for object_id in [o for o in job.wanted if not self.objects.nodes[o].is_settled]:
@@ -575,6 +588,17 @@ class TaskGraph:
 
         for problem in problems(self):
             raise InvariantError(problem.split()[0], problem)
+
+
+def _why_never_again(producer: TaskNode | None) -> str:
+    """Say why an object that is lost cannot be made again; empty if it can."""
+    if producer is None:
+        return "no task makes it"
+    if producer.job.called_off:
+        return "its job was called off"
+    if producer.state is FAILED or producer.state is CANCELLED:
+        return f"task {producer.spec.id} failed since"
+    return ""
 
 
 def _blame_input(cause: Failure) -> tuple[str, object]:

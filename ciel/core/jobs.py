@@ -58,6 +58,7 @@ class Job:
 
     __slots__ = (
         "as_wanter",
+        "called_off",
         "counts",
         "created_at_s",
         "ended_at_s",
@@ -78,6 +79,7 @@ class Job:
         self.open = spec.open
         self.state = JobState.ACTIVE
         self.reason = ""
+        self.called_off = False  # its tasks were ended by force: nothing of it is made again
         self.created_at_s = now_s
         self.ended_at_s: float | None = None
         self.counts = dict.fromkeys(TaskState, 0)

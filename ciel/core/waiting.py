@@ -15,12 +15,12 @@ LIST_MAX_LENGTH = 16
 class Waiting(Generic[K]):
     """Who waits for which objects. A waiter is ready once everything it waited for was released."""
 
-    __slots__ = ("_missing", "_waiters")
+    __slots__ = ("_missing", "awaited")
 
     def __init__(self) -> None:
-        # A list while it is short (a third of a dict's memory), a dict beyond (to forget one of
+        # Who waits for each object that is awaited. A list while it is short (a third of a dict's memory), a dict beyond (to forget one of
         # many at once).
-        self._waiters: dict[str, list[K] | dict[K, None]] = {}
+        self.awaited: dict[str, list[K] | dict[K, None]] = {}
         self._missing: dict[K, int] = {}
 
     def __contains__(self, waiter: K) -> bool:
@@ -34,7 +34,7 @@ class Waiting(Generic[K]):
         already).
         """
         count = 0
-        waiters = self._waiters
+        waiters = self.awaited
         for object_id in objects:
             others = waiters.get(object_id)
             if others is None:
@@ -52,7 +52,7 @@ class Waiting(Generic[K]):
         """Say that an object is there; return who is ready by that, in the order in which they
         came.
         """
-        waiters = self._waiters.pop(object_id, None)
+        waiters = self.awaited.pop(object_id, None)
         if waiters is None:
             return []
         ready = []
@@ -71,20 +71,20 @@ class Waiting(Generic[K]):
         if self._missing.pop(waiter, None) is None:
             return
         for object_id in objects:
-            others = self._waiters.get(object_id)
+            others = self.awaited.get(object_id)
             if others is not None and waiter in others:
                 if isinstance(others, dict):
                     del others[waiter]
                 else:
                     others.remove(waiter)
                 if not others:
-                    del self._waiters[object_id]
+                    del self.awaited[object_id]
 
     def waiters_of(self, object_id: str) -> list[K]:
-        return list(self._waiters.get(object_id, ()))
+        return list(self.awaited.get(object_id, ()))
 
     def is_awaited(self, object_id: str) -> bool:
-        return object_id in self._waiters
+        return object_id in self.awaited
 
     def missing_of(self, waiter: K) -> int:
         """How many objects `waiter` still waits for; 0 when it does not wait."""

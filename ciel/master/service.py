@@ -6,6 +6,7 @@ end, after the journal has it. Nothing is decided here.
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -27,6 +28,7 @@ from ciel.wire.references import to_json
 
 TICK_S = 0.5
 CLIENT_LOST_AFTER_S = 30.0
+FREEZE_EVERY_TASKS = 50_000
 
 log = Logger()
 
@@ -44,6 +46,7 @@ class MasterService:
         self._names: dict[ControlPeer, str] = {}
         self._peers: dict[str, ControlPeer] = {}
         self._client_count = 0
+        self._frozen_tasks = 0
         self._due: DelayedCall | None = None
         self._ticks = LoopingCall(self._tick)
         self._ticks.clock = reactor
@@ -130,7 +133,9 @@ class MasterService:
         """Answer a question with a JSON value; raises UnknownQuestionError."""
         value = answers.answer(self.machine, topic, argument, self._reactor.seconds())
         if topic == "status":
-            value = {**self._about, "started_at_s": self._started_at_s, **value}
+            # Times of jobs are on this master's own clock, which only it can read.
+            now_s = self._reactor.seconds()
+            value = {**self._about, "started_at_s": self._started_at_s, "now_s": now_s, **value}
         return to_json(value)
 
     # --- turns and time ---------------------------------------------------------------------------
@@ -164,9 +169,17 @@ class MasterService:
         for peer, name in self._names.items():
             if peer.hello is not None and peer.hello.role is Role.WORKER:
                 self.machine.worker_said(name, Heartbeat(), now_s - peer.silent_s)
+        self._spare_collector()
         self.machine.tick(now_s)
         self._hang_up_on_lost()
         self._end_turn()
+
+    def _spare_collector(self) -> None:
+        """Keep a large graph from being searched for cycles: it has none, and is here to stay."""
+        task_count = len(self.machine.graph.tasks)
+        if task_count >= self._frozen_tasks + FREEZE_EVERY_TASKS:
+            self._frozen_tasks = task_count
+            gc.freeze()
 
     def _hang_up_on_lost(self) -> None:
         """Close the connections of workers that were taken for lost: one that lives joins anew."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ciel.core.errors import InvariantError
 from ciel.core.events import AssignTask, CancelTask, DropObjects, InputsLost, Message, TaskReported
-from ciel.core.graph import ACTIVE
+from ciel.core.graph import ACTIVE, TaskGraph, TaskNode
 from ciel.core.ids import ObjectId
 from ciel.core.jobs import ENDED, Job, JobState
 from ciel.core.refs import Concrete, Failure, Future, locations_of
@@ -101,6 +101,9 @@ class Witness:
         match message:
             case AssignTask(spec, attempt, _):
                 self._given[worker_id].add((spec.id, attempt))
+                state = master.jobs[spec.job].state
+                if state is JobState.CANCELLING or state is JobState.CANCELLED:
+                    raise Violation(spec.id, f"it is to run, and its job is {state}")
             case CancelTask(task, attempt):
                 self._cancelled[worker_id].add((task, attempt))
             case DropObjects(objects):
@@ -264,12 +267,20 @@ def _books(master: MasterMachine) -> Iterator[tuple[str, str]]:
         if is_free or task.state not in FINISHED or task.live_outputs:
             holds.update(spec.inputs)
         if is_free or (parent is not None and parent.spec.mentions is Mentions.ANYTHING):
-            holds.update(spec.outputs)
+            holds.update(o for o in spec.outputs if _made_or_delegated(master.graph, task, o))
     for job in master.jobs.values():
         holds.update(job.uploads)
     for object_id, node in master.graph.objects.nodes.items():
         if node.holds != holds[object_id]:
             yield object_id, f"it has {node.holds} holds, there are reasons for {holds[object_id]}"
+
+
+def _made_or_delegated(graph: TaskGraph, task: TaskNode, object_id: ObjectId) -> bool:
+    """Whether an output is a task's, or was until it or a descendant delegated it."""
+    maker = graph.objects.nodes[object_id].producer
+    while maker is not None and maker is not task:
+        maker = graph.tasks.get(maker.spec.parent)
+    return maker is task
 
 
 def _stalled(master: MasterMachine) -> Iterator[tuple[str, str]]:

@@ -40,6 +40,7 @@ class Options:
     growing_share: float = 0.15
     growth_depth_max: int = 3
     growth_breadth_max: int = 3
+    twin_share: float = 0.05  # tasks that share their outputs with an earlier one
     wide_share: float = 0.2  # tasks with more than one output
     uploads_per_job: int = 2
     upload_inline_share: float = 1.0
@@ -83,6 +84,9 @@ SCENARIOS: dict[str, Options] = {
         cut_interval_s=6.0,
     ),
     "cancels": replace(_CALM, jobs=4, cancel_share=0.6, cut_interval_s=4.0, kill_interval_s=8.0),
+    "wavering": replace(
+        _CALM, phases_max=8, phase_mean_s=0.3, release_share=0.6, task_mean_s=0.4, cut_interval_s=8.0
+    ),
     "clients": replace(_CALM, jobs=4, client_cut_interval_s=1.5),
     "fetches": replace(
         _CALM, workers=5, hosts=3, fetch_failure_share=0.2, inline_share=0.0, cut_interval_s=8.0

@@ -199,7 +199,8 @@ class FakeClient:
                     yield message
         if released := tuple(o for o, is_wanted in wants.items() if not is_wanted):
             yield ReleaseObjects(job, released)
-        yield WantObjects(job, tuple(o for o, is_wanted in wants.items() if is_wanted))
+        if wanted := tuple(o for o, is_wanted in wants.items() if is_wanted):
+            yield WantObjects(job, wanted)
         yield from [m for m in self._said if isinstance(m, CloseJob | CancelJob)]
         yield WatchJob(job)
 

@@ -191,12 +191,12 @@ def draw_plan(options: Options, chance: Random, number: int) -> Plan:
     for phase in range(phases):
         delay_s = chance.expovariate(1 / options.phase_mean_s) if phase else 0.0
         for _ in range(-(-options.tasks_per_job // phases)):
-            spec = _draw_task(options, chance, job, ordinal, pool)
-            ordinal += 1
-            truth.add(spec)
+            for spec in _draw_task(options, chance, job, ordinal, pool):
+                ordinal += 1
+                truth.add(spec)
+                steps.append(Step(delay_s, AddTask(spec, ())))
+                delay_s = 0.0
             pool += spec.outputs
-            steps.append(Step(delay_s, AddTask(spec, ())))
-            delay_s = 0.0
         if released := [o for o in wanted if chance.random() < options.release_share]:
             steps.append(Step(chance.uniform(0, 1), ReleaseObjects(job, tuple(released))))
             wanted = {o: None for o in wanted if o not in released}
@@ -220,8 +220,10 @@ def draw_plan(options: Options, chance: Random, number: int) -> Plan:
 
 def _draw_task(
     options: Options, chance: Random, job: JobId, ordinal: int, pool: list[ObjectId]
-) -> TaskSpec:
-    """Draw one task of a graph in which chains, diamonds, fans and wide levels occur."""
+) -> list[TaskSpec]:
+    """Draw the next task of a graph in which chains, diamonds and fans occur; or two that are the
+    same by content.
+    """
     shape = chance.choices(("leaf", "chain", "diamond", "fan", "any"), (3, 3, 3, 1, 2))[0]
     recent = pool[-6:]
     chosen: list[ObjectId] = {
@@ -234,27 +236,31 @@ def _draw_task(
     hangs = chance.random() < options.hanging_share
     flaky = chance.randint(1, 3) if chance.random() < options.flaky_share else 0
     grows = chance.random() < options.growing_share
-    return make_task(
-        job=job,
-        parent=job,
-        ordinal=ordinal,
-        executor=EXECUTOR,
-        arguments={
-            "inputs": [Future(object_id) for object_id in chosen],
-            "duration_s": chance.expovariate(1 / options.task_mean_s),
-            "fails": chance.random() < options.failing_share,
-            "flaky": flaky,
-            "hangs": hangs,
-            "depth": chance.randint(1, options.growth_depth_max) if grows else 0,
-            "breadth": options.growth_breadth_max,
-        },
-        n_outputs=chance.randint(2, 3) if chance.random() < options.wide_share else 1,
-        needs=Needs(
-            slots=chance.randint(1, min(2, options.slots_per_worker)),
-            priority=chance.choice((0, 0, 0, 5)),
-            timeout_s=TIME_LIMIT_S if hangs else 0.0,
-            retries=flaky + chance.randint(0, 1),
-        ),
-        sees_errors=chance.random() < options.sees_errors_share,
-        mentions=chance.choice(tuple(Mentions)),
-    )[0]
+    arguments = {
+        "inputs": [Future(object_id) for object_id in chosen],
+        "duration_s": chance.expovariate(1 / options.task_mean_s),
+        "fails": chance.random() < options.failing_share,
+        "flaky": flaky,
+        "hangs": hangs,
+        "depth": chance.randint(1, options.growth_depth_max) if grows else 0,
+        "breadth": options.growth_breadth_max,
+    }
+    needs = Needs(
+        slots=chance.randint(1, min(2, options.slots_per_worker)),
+        priority=chance.choice((0, 0, 0, 5)),
+        timeout_s=TIME_LIMIT_S if hangs else 0.0,
+        retries=flaky + chance.randint(0, 1),
+    )
+    n_outputs = chance.randint(2, 3) if chance.random() < options.wide_share else 1
+    sees_errors = chance.random() < options.sees_errors_share
+    mentions = chance.choice(tuple(Mentions))
+    has_twin = chance.random() < options.twin_share
+
+    def make(ordinal: int) -> TaskSpec:
+        return make_task(
+            job=job, parent=job, ordinal=ordinal, executor=EXECUTOR, arguments=arguments,
+            n_outputs=n_outputs, memoise=has_twin, needs=needs, sees_errors=sees_errors,
+            mentions=mentions,
+        )[0]  # fmt: skip
+
+    return [make(ordinal), make(ordinal + 1)] if has_twin else [make(ordinal)]

@@ -178,7 +178,7 @@ def test_a_lost_connection_ends_every_wait(acceptor: AcceptorLike, client: Clien
     with pytest.raises(ConnectionLostError):
         job.wait()
     with pytest.raises(ConnectionLostError):
-        job.run(["true"])
+        job.result(job.run(["true"]))
 
 
 def test_questions_are_answered_by_number(acceptor: AcceptorLike, client: Client) -> None:

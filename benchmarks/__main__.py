@@ -1,0 +1,91 @@
+"""`make bench`: every figure beside its goal, each measured in a process of its own.
+
+A figure that misses its goal is marked and does not fail the command: speed is watched here, and
+never in a timed unit test. Say `make bench ONLY=graph` for one of them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One row: where its value comes from, and what it should be."""
+
+    text: str
+    benchmark: str
+    key: str
+    unit: str
+    goal: float
+    at_most: bool
+    digits: int = 1
+
+    def is_met(self, value: float) -> bool:
+        return value <= self.goal if self.at_most else value >= self.goal
+
+
+FIGURES = (
+    Figure("graph: a task at 10^6 (CPU)", "graph", "us_per_task_1e6", "us", 10, True),
+    Figure("graph: 10^6 against 10^5", "graph", "ratio_1e6_to_1e5", "x", 1.3, True, 2),
+    Figure("memory per waiting task", "graph", "bytes_per_waiting_task", "B", 1024, True, 0),
+    Figure("control plane: no-op tasks", "control", "tasks_per_s", "/s", 30_000, False, 0),
+    Figure("control plane: CPU a task, all parties", "control", "cpu_us_total", "us", 50, True),
+    Figure("launcher against xargs -P2, /bin/true", "launcher", "ratio", "x", 1.3, False, 2),
+    Figure("ciel submit -- true, cold", "cold", "median_s", "s", 0.8, True, 2),
+)
+PARTS = (
+    ("control", "cpu_us_client"),
+    ("control", "cpu_us_master"),
+    ("control", "cpu_us_workers"),
+    ("launcher", "launcher_per_s"),
+    ("launcher", "xargs_per_s"),
+    ("graph", "us_per_task_1e5"),
+)
+PROGRAM = """
+import dataclasses, json, importlib, sys
+result = importlib.import_module("benchmarks." + sys.argv[1]).measure()
+print(json.dumps(dataclasses.asdict(result) if dataclasses.is_dataclass(result) else result))
+"""
+
+
+def run(benchmark: str) -> dict[str, float]:
+    """Run one benchmark in a fresh interpreter."""
+    print(f"measuring: {benchmark}", file=sys.stderr)
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, benchmark], check=True, stdout=subprocess.PIPE, text=True
+    )
+    values: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return values
+
+
+def table(results: dict[str, dict[str, float]], show: Callable[[str], object]) -> None:
+    """Show the figures as a Markdown table, and below it what some of them consist of."""
+    show("| figure | goal | here | |")
+    show("|---|---|---|---|")
+    for figure in FIGURES:
+        if figure.benchmark in results:
+            value = results[figure.benchmark][figure.key]
+            sign = "≤" if figure.at_most else "≥"
+            here = f"{value:,.{figure.digits}f} {figure.unit}"
+            met = "met" if figure.is_met(value) else "missed"
+            show(f"| {figure.text} | {sign} {figure.goal:,g} {figure.unit} | {here} | {met} |")
+    parts = [f"{key} {results[name][key]:,.1f}" for name, key in PARTS if name in results]
+    show(f"\nParts: {', '.join(parts)}.")
+    cores, load = len(os.sched_getaffinity(0)), os.getloadavg()[0]
+    show(f"On {cores} cores, Python {sys.version.split()[0]}, load before {load:.1f}.")
+
+
+def main() -> None:
+    """Measure what is asked for, or everything."""
+    wanted = os.environ.get("ONLY", "").split() or sorted({f.benchmark for f in FIGURES})
+    table({name: run(name) for name in wanted}, print)
+
+
+if __name__ == "__main__":
+    main()
