@@ -6,14 +6,21 @@ from __future__ import annotations
 
 import os
 import tempfile
+import threading
 import time
 import uuid
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+from twisted.internet import reactor as installed_reactor
+from twisted.internet.threads import blockingCallFromThread
+from twisted.logger import ILogObserver, LogEvent, globalLogPublisher
+from zope.interface import implementer
+
+from ciel.net.turns import use_monotonic_clock
 
 IS_CI = os.environ.get("CIEL_CI") == "1"
 IS_LONG = os.environ.get("CIEL_LONG") == "1"
@@ -133,3 +140,55 @@ def _nothing_is_left_behind() -> Iterator[None]:
             return
         if time.monotonic() > until_s:
             pytest.fail(f"the tests left behind: {left}", pytrace=False)
+
+
+# --- a real reactor, in a thread of its own: a process has one, and it starts once ----------------
+
+reactor: Any = installed_reactor
+
+
+class ReactorThread:
+    """Runs calls in the reactor's thread, waiting for their result or that of their Deferred."""
+
+    reactor = reactor
+
+    def __call__(self, call: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        return blockingCallFromThread(reactor, call, *args, **options)
+
+
+@pytest.fixture(scope="session")
+def running_reactor() -> Iterator[ReactorThread]:
+    use_monotonic_clock(reactor)
+    thread = threading.Thread(target=reactor.run, kwargs={"installSignalHandlers": False})
+    started = threading.Event()
+    reactor.callWhenRunning(started.set)
+    thread.start()
+    assert started.wait(10)
+    yield ReactorThread()
+    reactor.callFromThread(reactor.stop)
+    thread.join(10)
+    assert not thread.is_alive()
+
+
+@implementer(ILogObserver)
+class _FaultWatch:
+    def __init__(self) -> None:
+        self.faults: list[LogEvent] = []
+
+    def __call__(self, event: LogEvent) -> None:
+        if "log_failure" in event:
+            self.faults.append(event)
+
+
+@pytest.fixture
+def in_reactor(running_reactor: ReactorThread) -> Iterator[ReactorThread]:
+    """Fail a test that leaves a delayed call or a reader behind, or has the reactor log a fault."""
+    watch: Any = _FaultWatch()
+    readers = set(running_reactor(reactor.getReaders))
+    globalLogPublisher.addObserver(watch)
+    yield running_reactor
+    globalLogPublisher.removeObserver(watch)
+    left = [*(set(running_reactor(reactor.getReaders)) - readers)]
+    assert not left
+    assert not running_reactor(reactor.getDelayedCalls)
+    assert not watch.faults

@@ -92,7 +92,8 @@ class Worker:
         self._options = options
         self._id = secrets.token_hex(8)
         self._made_spool = options.spool is None
-        self._spool = Path(options.spool or tempfile.mkdtemp(prefix="ciel-worker-"))
+        spool = Path(options.spool or tempfile.mkdtemp(prefix="ciel-worker-"))
+        self._spool = spool.absolute()  # programs have directories of their own
         self._closers: list[Any] = []
         self._has_joined = False
         self.failure = ""

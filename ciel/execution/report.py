@@ -22,8 +22,9 @@ def tail_text(tail: bytes, whole_size_bytes: int) -> str:
     if whole_size_bytes <= len(tail):
         return tail.decode("utf-8", "replace").rstrip("\n")
     _, _, lines = tail.partition(b"\n")
-    left_out = whole_size_bytes - len(lines)
-    text = (lines or tail).decode("utf-8", "replace").rstrip("\n")
+    shown = lines or tail
+    left_out = whole_size_bytes - len(shown)
+    text = shown.decode("utf-8", "replace").rstrip("\n")
     return f"({left_out} bytes before)\n{text}"
 
 

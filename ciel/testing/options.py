@@ -81,17 +81,20 @@ SCENARIOS: dict[str, Options] = {
     ),
     "errors": replace(
         _CALM, failing_share=0.05, flaky_share=0.2, hanging_share=0.03, sees_errors_share=0.3,
-        cut_interval_s=6.0,
+        cut_interval_s=6.0, fetch_failure_share=0.1,
     ),
     "cancels": replace(_CALM, jobs=4, cancel_share=0.6, cut_interval_s=4.0, kill_interval_s=8.0),
     "wavering": replace(
         _CALM, phases_max=8, phase_mean_s=0.3, release_share=0.6, task_mean_s=0.4, cut_interval_s=8.0
     ),
-    "clients": replace(_CALM, jobs=4, client_cut_interval_s=1.5),
+    "clients": replace(_CALM, jobs=4, client_cut_interval_s=1.5, cut_interval_s=5.0),
     "fetches": replace(
         _CALM, workers=5, hosts=3, fetch_failure_share=0.2, inline_share=0.0, cut_interval_s=8.0
     ),
-    "uploads": replace(_CALM, uploads_per_job=6, upload_inline_share=0.3, cut_interval_s=8.0),
+    "uploads": replace(
+        _CALM, uploads_per_job=6, upload_inline_share=0.3, cut_interval_s=8.0,
+        fetch_failure_share=0.2,
+    ),
     "thousand": replace(
         _CALM, jobs=1, tasks_per_job=1000, task_mean_s=0.05, workers=4, growing_share=0.03,
         phases_max=1, kill_interval_s=3.0, turns_per_check=150,

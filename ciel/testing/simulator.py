@@ -249,7 +249,7 @@ class FakeClient:
             if serving and world.chance.random() >= world.options.upload_inline_share:
                 holder = world.chance.choice(serving)
                 holder.store[object_id] = content
-                holder.machine.uploaded(object_id)
+                holder.machine.uploaded(object_id, world.timeline.now_s)
                 world.witness.upload_places[object_id] = holder.facts.netloc
                 size_bytes = size_of(object_id, world.options)
                 ref = Concrete(object_id, size_bytes, frozenset((holder.facts.netloc,)))

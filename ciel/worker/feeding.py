@@ -2,7 +2,7 @@
 reads.
 
 A program that closes its standard input early is no error: feeding just stops (ciel-interfaces,
-6.2).
+6.2). An input that cannot be read is one: the program took the end of what came for the end of all.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ class Feeder:
         self._reactor = reactor
         self._paths = deque(paths)
         self._source: int | None = None
+        self.error: OSError | None = None  # why the program did not get everything
         self.descriptor, self._pipe = os.pipe2(os.O_CLOEXEC)
         os.set_blocking(self._pipe, False)
 
@@ -68,7 +69,7 @@ class Feeder:
             return
         except OSError as error:
             if error.errno != errno.EPIPE:
-                raise
+                self.error = error
             self.close()
 
     def connectionLost(self, reason: TwistedFailure) -> None:

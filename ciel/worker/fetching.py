@@ -74,7 +74,7 @@ class Fetcher:
                 size_bytes = yield self._try(plan, order.ref)
             except (PlanFailedError, TransferError, StorageError) as error:
                 reasons.append(f"{type(plan).__name__} {plan.netloc}: {error}")
-                if isinstance(plan, HttpPlan):
+                if isinstance(plan, HttpPlan) and not isinstance(error, StorageError):
                     losses.append(plan.netloc)
                 continue
             self._owner.fetched(order.ref.id, size_bytes)

@@ -92,6 +92,11 @@ class Hosted:
         self.readers.clear()
 
 
+def _executor_fault(executor: Executor, error: Exception) -> TaskFault:
+    log.error("executor {name} raised {error!r}", name=executor.name, error=error)
+    return TaskFault("EXECUTOR_FAULT", f"executor {executor.name} raised {error!r}")
+
+
 class Hosting:
     """All attempts that run on this worker."""
 
@@ -140,6 +145,9 @@ class Hosting:
             action = executor.begin(task)
         except (BadArgumentsError, CielError, WireError, TypeError, ValueError) as error:
             self._owner.attempt_ended(key, (), TaskFault("BAD_ARGUMENTS", str(error)), 0.0)
+            return
+        except Exception as error:  # an executor may be anybody's
+            self._owner.attempt_ended(key, (), _executor_fault(executor, error), 0.0)
             return
         hosted = Hosted(order, task, executor)
         match action:
@@ -261,12 +269,20 @@ class Hosting:
             text = f"{program!r} could not be started{place}: {event.reason}"
             self._fail(hosted, TaskFault("PROGRAM_NOT_STARTED", text), run_s, keep=False)
             return
+        if hosted.feeder is not None and hosted.feeder.error is not None:
+            text = f"its standard input could not be read to the end: {hosted.feeder.error}"
+            self._fail(hosted, TaskFault("WORKER_FAULT", text), run_s, keep=False)
+            return
         tail = hosted.scratch.stderr_tail() if hosted.scratch.stderr_size() else ""
         signal_number = None if event.exit_status is not None else os.WTERMSIG(event.status)
         program_exit = ProgramExit(event.exit_status, signal_number, run_s, tail)
         if tail:
             self._log_stderr(hosted, tail)
-        action = hosted.executor.ended(hosted.task, program_exit)
+        try:
+            action = hosted.executor.ended(hosted.task, program_exit)
+        except Exception as error:  # as above
+            self._fail(hosted, _executor_fault(hosted.executor, error), run_s, keep=True)
+            return
         if isinstance(action, Finish):
             self._publish(hosted, action, run_s)
         elif isinstance(action, Fail):
@@ -314,7 +330,9 @@ class Hosting:
     def _put(self, object_id: ObjectId, content: bytes) -> Reference:
         if len(content) <= INLINE_MAX_BYTES:
             return Value.of(object_id, content)
-        return Concrete(object_id, self._store.put(object_id, content).size_bytes, self._here)
+        with self._store.begin(object_id, size_hint_bytes=len(content)) as writer:
+            writer.write(content)
+            return self._commit(writer, object_id)
 
     def _fail(self, hosted: Hosted, fault: TaskFault, run_s: float, *, keep: bool) -> None:
         partial = hosted.writer.path if hosted.writer is not None else None
@@ -324,7 +342,8 @@ class Hosting:
                 hosted.scratch.keep(kept, partial)
             except OSError as error:
                 log.warn("files of a failed task could not be kept: {error}", error=error)
-            hosted.scratch = None
+            else:
+                hosted.scratch = None
         if hosted.writer is not None:
             hosted.writer.abort()
         self._clean(hosted)

@@ -25,7 +25,7 @@ from ciel.storage.interface import ObjectReader, ObjectStore, ObjectWriter
 from ciel.wire.references import to_array
 
 CHUNK_BYTES = 1024 * 1024
-_RANGE = re.compile(r"bytes=(\d*)-(\d*)")
+_RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})")  # more digits than that are no offset
 
 
 def byte_range(header: str, size_bytes: int) -> tuple[int, int] | None:

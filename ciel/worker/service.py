@@ -127,7 +127,8 @@ class WorkerService:
 
     def uploaded(self, object_id: ObjectId) -> None:
         """A client left an object in the store."""
-        self.machine.uploaded(object_id)
+        self.machine.uploaded(object_id, self._reactor.seconds())
+        self._act()
 
     # --- acting -----------------------------------------------------------------------------------
 

@@ -206,9 +206,9 @@ class WorkerMachine:
             lost = tuple([(object_id, place) for place in losses])
             self._close(attempt, InputsLost(*key, lost, details))
 
-    def uploaded(self, object_id: ObjectId) -> None:
+    def uploaded(self, object_id: ObjectId, now_s: float) -> None:
         """A client left an object in the own store."""
-        self.stored[object_id] = None
+        self._hold(object_id, now_s)
 
     # --- running ----------------------------------------------------------------------------------
 

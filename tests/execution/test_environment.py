@@ -1,0 +1,48 @@
+import pytest
+
+from ciel.execution.environment import inherited, is_secret, task_environment
+from ciel.testing.builders import a_task
+
+SECRETS = [
+    "CIEL_ACCESS", "CIEL_KEY", "ciel_key", "AWS_SECRET_ACCESS_KEY", "GITHUB_TOKEN", "PGPASSWORD",
+    "DB_PASSWD", "MY_CREDENTIALS", "SSH_PRIVATE_KEY", "api_key", "X_API_KEY_2",
+]  # fmt: skip
+OTHERS = ["PATH", "HOME", "CIEL_MASTER", "KEYBOARD", "LANG", "SSH_AUTH_SOCK", "KEY", "PASS"]
+
+
+@pytest.mark.parametrize("name", SECRETS)
+def test_a_secret_is_known_by_its_name(name: str) -> None:
+    assert is_secret(name)
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_what_is_no_secret_is_inherited(name: str) -> None:
+    assert not is_secret(name)
+
+
+def test_tasks_inherit_all_but_secrets() -> None:
+    environ = dict.fromkeys([*SECRETS, *OTHERS], "x")
+    assert inherited(environ) == dict.fromkeys(OTHERS, "x")
+
+
+def test_a_task_knows_what_it_is() -> None:
+    spec = a_task("out", slots=3)
+    assert task_environment(spec, 2, "w1", "/scratch/", {}) == {
+        "CIEL_JOB": "job",
+        "CIEL_TASK": spec.id,
+        "CIEL_ATTEMPT": "2",
+        "CIEL_WORKER": "w1",
+        "CIEL_SCRATCH": "/scratch/",
+        "CIEL_SLOTS": "3",
+    }
+
+
+def test_a_limit_of_memory_is_told_where_there_is_one() -> None:
+    spec = a_task("out")
+    spec = spec._replace(needs=spec.needs._replace(memory_bytes=1 << 30))
+    assert task_environment(spec, 1, "w", "/", {})["CIEL_MEMORY_BYTES"] == "1073741824"
+
+
+def test_the_tasks_own_wishes_come_last() -> None:
+    found = task_environment(a_task("out"), 1, "w", "/", {"CIEL_JOB": "mine", "X": "y"})
+    assert (found["CIEL_JOB"], found["X"]) == ("mine", "y")

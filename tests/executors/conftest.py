@@ -1,0 +1,32 @@
+"""Tasks as executors see them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from ciel.core.refs import Reference
+from ciel.core.tasks import Mentions
+from ciel.execution.executor import Task
+from ciel.testing.builders import EXECUTOR, a_task
+
+MENTIONS = {"stdinout": Mentions.NOTHING, "sync": Mentions.INPUTS}
+
+
+@pytest.fixture
+def task() -> Callable[..., Task]:
+    """Make a task: its arguments, what its inputs became, and its outputs."""
+
+    def task(
+        arguments: dict[str, Any],
+        *inputs: Reference,
+        executor: str = EXECUTOR,
+        outputs: tuple[str, ...] = ("out",),
+    ) -> Task:
+        spec = a_task(*outputs, inputs=[ref.id for ref in inputs], executor=executor)
+        known = {ref.id: ref for ref in inputs}
+        return Task(spec, arguments, known, lambda name: MENTIONS.get(name, Mentions.ANYTHING))
+
+    return task

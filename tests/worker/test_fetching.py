@@ -1,0 +1,180 @@
+"""One worker gets objects from another's real site into its own real store."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ciel.access.keys import Key
+from ciel.core.ids import ObjectId
+from ciel.core.refs import Concrete
+from ciel.net.transfers import Transfers
+from ciel.net.transports import FrontDoorFactory, listen
+from ciel.storage.files import FileStore, open_disk
+from ciel.testing.builders import stored
+from ciel.testing.homes import wait_for
+from ciel.worker.fetching import Fetcher
+from ciel.worker.host import host_identity
+from ciel.worker.resources import WorkerSite
+from ciel.worker.state.machine import FetchObject
+from ciel.worker.state.plans import HttpPlan, LinkPlan, Plan
+
+KEY = Key(bytes(range(32)))
+HOST = host_identity()
+NOBODY = "127.0.0.1:9"
+CONTENT = bytes(range(256)) * 10_000
+
+
+class Parties:
+    """A holder that serves, and a fetcher whose owner keeps what it is told."""
+
+    def __init__(self, in_reactor: Any, own: FileStore, held: FileStore, holders_host: str) -> None:
+        self.in_reactor, self.own, self.held = in_reactor, own, held
+        reactor = in_reactor.reactor
+        self.site = WorkerSite(reactor, KEY, held, holders_host, lambda object_id: None)
+        house = FrontDoorFactory(reactor, lambda: None, self.site.site)  # type: ignore[arg-type, return-value]  # no frames come
+        self.listener = in_reactor(listen, reactor, "127.0.0.1:0", house)
+        self.holder = str(self.listener.address)
+        self.site.serve_as(self.holder)
+        self.transfers = in_reactor(Transfers, reactor)
+        self.told: list[tuple[Any, ...]] = []
+        self._changed = threading.Event()
+        self.fetcher = Fetcher(self.transfers, own, KEY, HOST, self)
+
+    def fetched(self, object_id: ObjectId, size_bytes: int) -> None:
+        self.told.append((object_id, size_bytes))
+        self._changed.set()
+
+    def fetch_failed(self, object_id: ObjectId, losses: tuple[str, ...], details: str) -> None:
+        self.told.append((object_id, losses, details))
+        self._changed.set()
+
+    def fetch(self, ref: Concrete, *plans: Plan) -> tuple[Any, ...]:
+        """Fetch; what the owner is told, once."""
+        self.told.clear()
+        self._changed.clear()
+        self.in_reactor(self.fetcher.fetch, FetchObject(ref, plans))
+        assert self._changed.wait(20)
+        (told,) = self.told
+        return told
+
+    def ref(self, size_bytes: int | None = len(CONTENT)) -> Concrete:
+        return Concrete(ObjectId("x"), size_bytes, frozenset((self.holder,)))
+
+    def inode(self, store: FileStore) -> int:
+        with store.open("x") as reader:
+            assert reader.path is not None
+            return Path(reader.path).stat().st_ino
+
+    def leave(self) -> None:
+        self.in_reactor(self.transfers.close)
+        self.in_reactor(self.listener.close)
+        wait_for(lambda: not self.site.site.channels, "the end of connections")
+
+
+Make = Callable[..., Parties]
+
+
+@pytest.fixture
+def make(in_reactor: Any, store: FileStore, tmp_path: Path) -> Iterator[Make]:
+    """Make parties: `holders_host`, and the fetcher's own store's options."""
+    made: list[tuple[Parties, FileStore]] = []
+
+    def make(holders_host: str = HOST, **options: str) -> Parties:
+        own = open_disk(options, tmp_path / "own")
+        store.put("x", CONTENT)
+        made.append((Parties(in_reactor, own, store, holders_host), own))
+        return made[-1][0]
+
+    yield make
+    for parties, own in made:
+        parties.leave()
+        assert [p for p in (tmp_path / "own/incoming").glob("*/*") if p.name != "lock"] == []
+        own.close()
+
+
+def test_on_one_host_the_object_is_linked(make: Make) -> None:
+    parties = make()
+    told = parties.fetch(parties.ref(), LinkPlan(parties.holder), HttpPlan(NOBODY))
+    assert told == ("x", len(CONTENT))
+    assert parties.inode(parties.own) == parties.inode(parties.held)
+
+
+@pytest.mark.parametrize("size_bytes", [None, len(CONTENT)])
+def test_from_another_host_the_object_is_copied(make: Make, size_bytes: int | None) -> None:
+    parties = make()
+    told = parties.fetch(parties.ref(size_bytes), HttpPlan(parties.holder))
+    assert told == ("x", len(CONTENT))
+    assert parties.own.get("x") == CONTENT
+    assert parties.inode(parties.own) != parties.inode(parties.held)
+
+
+def test_a_link_that_is_refused_is_no_loss_and_the_copy_follows(make: Make) -> None:
+    parties = make(holders_host="another")
+    plans = (LinkPlan(parties.holder), HttpPlan(parties.holder))
+    assert parties.fetch(parties.ref(), *plans) == ("x", len(CONTENT))
+    assert parties.own.get("x") == CONTENT
+
+
+def test_the_next_holder_is_asked_when_one_is_gone(make: Make) -> None:
+    parties = make()
+    told = parties.fetch(parties.ref(), HttpPlan(NOBODY), HttpPlan(parties.holder))
+    assert told == ("x", len(CONTENT))
+
+
+def test_when_no_plan_works_every_place_and_reason_is_told(make: Make) -> None:
+    parties = make()
+    parties.held.delete("x")
+    plans = (LinkPlan(parties.holder), HttpPlan(parties.holder), HttpPlan(NOBODY))
+    object_id, losses, details = parties.fetch(parties.ref(), *plans)
+    assert (object_id, losses) == ("x", (parties.holder, NOBODY))
+    assert f"LinkPlan {parties.holder}" in details
+    assert f"HttpPlan {parties.holder}" in details
+    assert "no such object here" in details
+    assert f"HttpPlan {NOBODY}" in details
+    assert list(parties.own) == []
+
+
+def test_without_a_plan_all_places_that_were_said_are_lost(make: Make) -> None:
+    parties = make()
+    _, losses, details = parties.fetch(stored("x", "b:2", "a:1"))
+    assert losses == ("a:1", "b:2")
+    assert "no registered worker" in details
+
+
+@pytest.mark.parametrize("size_bytes", [1, len(CONTENT) + 1])
+def test_an_object_of_another_size_is_none(make: Make, size_bytes: int) -> None:
+    parties = make()
+    _, losses, _ = parties.fetch(parties.ref(size_bytes), HttpPlan(parties.holder))
+    assert losses == (parties.holder,)
+    assert list(parties.own) == []
+
+
+@pytest.mark.parametrize("size_bytes", [None, len(CONTENT)])
+def test_no_room_here_is_no_loss_there(make: Make, size_bytes: int | None) -> None:
+    parties = make(capacity="64KiB")
+    _, losses, details = parties.fetch(parties.ref(size_bytes), HttpPlan(parties.holder))
+    assert losses == ()
+    assert "space" in details
+    assert list(parties.own) == []
+
+
+def test_many_at_once_all_come(make: Make) -> None:
+    parties = make()
+    names = [f"o{number}" for number in range(40)]
+    for name in names:
+        parties.held.put(name, name.encode() * 1000)
+
+    def fetch_all() -> None:
+        for name in names:
+            ref = Concrete(ObjectId(name), None, frozenset((parties.holder,)))
+            parties.fetcher.fetch(FetchObject(ref, (HttpPlan(parties.holder),)))
+
+    parties.in_reactor(fetch_all)
+    wait_for(lambda: len(parties.told) == 40, "all of them")
+    assert sorted(parties.own) == sorted(names)
+    assert {parties.own.get(name) == name.encode() * 1000 for name in names} == {True}

@@ -1,0 +1,475 @@
+"""Tables of consequences: after every step exactly these orders and reports, and no broken rule."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from ciel.core.events import (
+    AssignTask,
+    CancelTask,
+    DropObjects,
+    InputsLost,
+    MeetWorkers,
+    Neighbour,
+    ObjectsStored,
+    SpawnTask,
+    TaskFault,
+    TaskReported,
+)
+from ciel.core.ids import ObjectId
+from ciel.core.refs import Concrete, Reference
+from ciel.core.tasks import TaskSpec
+from ciel.testing.builders import a_task, failed, inline, stored
+from ciel.worker.state.machine import (
+    KILL_GRACE_S,
+    DeleteObjects,
+    FetchObject,
+    KillAttempt,
+    StartAttempt,
+    WorkerMachine,
+)
+from ciel.worker.state.plans import HttpPlan
+
+HERE, THERE, BEYOND = "here:1", "there:1", "beyond:1"
+CANCELLED = TaskFault("CANCELLED", "it was called off")
+
+
+class Played:
+    """The machine, a clock, and what came of the last step."""
+
+    def __init__(self, slots: int = 1) -> None:
+        self.machine = WorkerMachine(HERE, "this host", slots)
+        self.now_s = 100.0
+        self.machine.master_said(
+            MeetWorkers((Neighbour(THERE, "that host"), Neighbour(BEYOND, "other host"))), 0.0
+        )
+
+    def comes(self, *expected: object) -> None:
+        """Expect these orders, then these reports, of all steps since the last time."""
+        machine = self.machine
+        found = [*machine.outbox, *machine.reports]
+        machine.outbox.clear()
+        machine.reports.clear()
+        assert found == list(expected)
+        assert machine.problems() == []
+
+    def assign(self, spec: TaskSpec, *inputs: Reference, attempt: int = 1) -> None:
+        self.machine.master_said(AssignTask(spec, attempt, inputs), self.now_s)
+
+    def run(self, spec: TaskSpec) -> None:
+        """Assign a task that starts at once."""
+        self.assign(spec)
+        self.comes(start(spec))
+
+    def cancel(self, spec: TaskSpec, attempt: int = 1) -> None:
+        self.machine.master_said(CancelTask(spec.id, attempt), self.now_s)
+
+    def fetched(self, object_id: str) -> None:
+        self.machine.fetched(ObjectId(object_id), self.now_s, 5000)
+
+    def fetch_failed(self, object_id: str, *places: str) -> None:
+        self.machine.fetch_failed(ObjectId(object_id), places, "why", self.now_s)
+
+    def ended(self, spec: TaskSpec, *published: Reference, fault: TaskFault | None = None) -> None:
+        self.machine.ended((spec.id, 1), published, fault, 2.5, self.now_s)
+
+    def advance(self, delay_s: float) -> None:
+        self.now_s += delay_s
+        self.machine.tick(self.now_s)
+
+
+def start(spec: TaskSpec, *inputs: Reference, attempt: int = 1) -> StartAttempt:
+    return StartAttempt(spec, attempt, inputs)
+
+
+def fetch(object_id: str, *places: str) -> FetchObject:
+    return FetchObject(stored(object_id, *places), tuple([HttpPlan(place) for place in places]))
+
+
+def report(
+    spec: TaskSpec, *published: Reference, fault: TaskFault | None = None, run_s: float = 2.5
+) -> TaskReported:
+    return TaskReported(spec.id, 1, published, fault, run_s)
+
+
+def copied(object_id: str, size_bytes: int | None = 5000) -> ObjectsStored:
+    return ObjectsStored((Concrete(ObjectId(object_id), size_bytes, frozenset((HERE,))),))
+
+
+def lost(spec: TaskSpec, *losses: tuple[str, str]) -> InputsLost:
+    return InputsLost(spec.id, 1, tuple([(ObjectId(o), p) for o, p in losses]), "why")
+
+
+@pytest.fixture
+def played() -> Iterator[Played]:
+    played = Played()
+    yield played
+    played.comes()
+
+
+A, B, C = a_task("a"), a_task("b"), a_task("c")
+
+
+# --- slots and order ------------------------------------------------------------------------------
+
+
+def test_a_task_without_inputs_starts_at_once_and_is_reported(played: Played) -> None:
+    played.run(A)
+    played.ended(A, inline("a"))
+    played.comes(report(A, inline("a")))
+
+
+def test_an_assignment_that_is_said_twice_counts_once(played: Played) -> None:
+    played.run(A)
+    played.assign(A)
+    played.comes()
+
+
+def test_a_second_attempt_is_one_of_its_own(played: Played) -> None:
+    played.run(A)
+    played.assign(A, attempt=2)
+    played.comes()
+    played.ended(A, fault=TaskFault("X", ""))
+    played.comes(start(A, attempt=2), report(A, fault=TaskFault("X", "")))
+
+
+def test_a_task_waits_for_a_slot(played: Played) -> None:
+    played.run(A)
+    played.assign(B)
+    played.comes()
+    played.ended(A)
+    played.comes(start(B), report(A))
+
+
+def test_the_queue_goes_by_priority_then_by_arrival(played: Played) -> None:
+    played.run(A)
+    queue = [a_task(f"q{i}", priority=priority) for i, priority in enumerate((0, 5, 0, 5, -1))]
+    for spec in queue:
+        played.assign(spec)
+    played.comes()
+    running = A
+    for number in (1, 3, 0, 2, 4):
+        played.ended(running)
+        played.comes(start(queue[number]), report(running))
+        running = queue[number]
+
+
+def test_a_task_of_many_slots_is_not_overtaken() -> None:
+    played = Played(slots=3)
+    wide, narrow = a_task("wide", slots=3), a_task("narrow")
+    played.run(A)
+    played.assign(wide)
+    played.assign(narrow)
+    played.comes()
+    played.ended(A)
+    played.comes(start(wide), report(A))
+    played.ended(wide)
+    played.comes(start(narrow), report(wide))
+
+
+def test_what_fits_starts_together() -> None:
+    played = Played(slots=3)
+    wide = a_task("wide", slots=3)
+    played.run(wide)
+    for spec in (A, B, C):
+        played.assign(spec)
+    played.ended(wide)
+    played.comes(start(A), start(B), start(C), report(wide))
+
+
+def test_what_is_cancelled_in_the_queue_is_passed_over(played: Played) -> None:
+    played.run(A)
+    played.assign(B)
+    played.assign(C)
+    played.cancel(B)
+    played.comes(report(B, fault=CANCELLED, run_s=0.0))
+    played.ended(A)
+    played.comes(start(C), report(A))
+
+
+# --- inputs ---------------------------------------------------------------------------------------
+
+READS_TWO = a_task("sum", inputs=["x", "y"])
+READS_X = a_task("also", inputs=["x"])
+
+
+def test_a_task_waits_for_every_input(played: Played) -> None:
+    x, y = stored("x", THERE), stored("y", BEYOND)
+    played.assign(READS_TWO, x, y)
+    played.comes(fetch("x", THERE), fetch("y", BEYOND))
+    played.fetched("y")
+    played.comes(copied("y"))
+    played.fetched("x")
+    played.comes(start(READS_TWO, x, y), copied("x"))
+
+
+def test_inputs_that_are_inline_failed_or_here_need_no_fetch(played: Played) -> None:
+    played.machine.uploaded(ObjectId("z"), played.now_s)
+    spec = a_task("out", inputs=["x", "y", "z"], sees_errors=True)
+    inputs = (inline("x"), failed("y"), stored("z", THERE))
+    played.assign(spec, *inputs)
+    played.comes(start(spec, *inputs))
+
+
+def test_several_wait_for_one_fetch() -> None:
+    played = Played(slots=2)
+    x, y = stored("x", THERE), inline("y")
+    played.assign(READS_TWO, x, y)
+    played.comes(fetch("x", THERE))
+    played.assign(READS_X, x)
+    played.comes()
+    played.fetched("x")
+    played.comes(start(READS_TWO, x, y), start(READS_X, x), copied("x"))
+
+
+def test_a_failed_fetch_ends_all_who_wait_for_it_and_names_the_places(played: Played) -> None:
+    x, y = stored("x", THERE, BEYOND), stored("y", THERE)
+    played.assign(READS_TWO, x, y)
+    played.assign(READS_X, x)
+    played.machine.outbox.clear()
+    played.fetch_failed("x", THERE, BEYOND)
+    losses = (("x", THERE), ("x", BEYOND))
+    played.comes(lost(READS_TWO, *losses), lost(READS_X, *losses))
+    played.fetched("y")  # nobody waits any more, but the copy is there
+    played.comes(copied("y"))
+
+
+def test_what_failed_is_fetched_anew_for_the_next(played: Played) -> None:
+    played.assign(READS_X, stored("x", THERE))
+    played.fetch_failed("x", THERE)
+    played.comes(fetch("x", THERE), lost(READS_X, ("x", THERE)))
+    played.assign(READS_X, stored("x", BEYOND), attempt=2)
+    played.comes(fetch("x", BEYOND))
+    played.fetched("x")
+    played.comes(start(READS_X, stored("x", BEYOND), attempt=2), copied("x"))
+
+
+def test_who_waits_for_what_is_made_here_meanwhile_goes_on() -> None:
+    played = Played(slots=2)
+    played.run(A)
+    reads_a = a_task("out", inputs=["a"])
+    played.assign(reads_a, stored("a", THERE))
+    played.comes(fetch("a", THERE))
+    made = stored("a", HERE)
+    played.ended(A, made)
+    played.comes(start(reads_a, stored("a", THERE)), report(A, made))
+    played.fetch_failed("a", THERE)
+    played.comes()
+
+
+def test_who_waits_for_what_a_client_uploads_meanwhile_goes_on(played: Played) -> None:
+    played.assign(READS_X, stored("x", THERE))
+    played.comes(fetch("x", THERE))
+    played.machine.uploaded(ObjectId("x"), played.now_s)
+    played.comes(start(READS_X, stored("x", THERE)))
+    played.fetched("x")
+    played.comes()
+
+
+def test_inputs_that_are_gone_are_lost_here_and_the_slot_is_free(played: Played) -> None:
+    x = stored("x", THERE)
+    played.machine.uploaded(ObjectId("x"), played.now_s)
+    played.assign(READS_X, x)
+    played.assign(B)
+    played.comes(start(READS_X, x))
+    played.machine.inputs_gone((READS_X.id, 1), (ObjectId("x"),), "why", played.now_s)
+    played.comes(start(B), lost(READS_X, ("x", HERE)))
+    played.ended(B)
+    played.assign(READS_X, x, attempt=2)
+    played.comes(fetch("x", THERE), report(B))
+
+
+# --- calling off ----------------------------------------------------------------------------------
+
+
+def test_cancelled_while_it_fetches(played: Played) -> None:
+    played.assign(READS_X, stored("x", THERE))
+    played.comes(fetch("x", THERE))
+    played.cancel(READS_X)
+    played.comes(report(READS_X, fault=CANCELLED, run_s=0.0))
+    played.fetched("x")
+    played.comes(copied("x"))
+
+
+def test_cancelled_while_it_runs_is_reported_only_when_nothing_runs(played: Played) -> None:
+    played.run(A)
+    played.assign(B)
+    played.cancel(A)
+    played.comes(KillAttempt(A.id, 1, force=False))
+    played.cancel(A)
+    played.comes()
+    played.ended(A, fault=TaskFault("RUNTIME_EXCEPTION", "was killed by SIGTERM"))
+    played.comes(start(B), report(A, fault=CANCELLED))
+
+
+def test_a_program_that_stays_is_killed_by_force_once(played: Played) -> None:
+    played.run(A)
+    played.cancel(A)
+    played.comes(KillAttempt(A.id, 1, force=False))
+    assert played.machine.due_s() == played.now_s + KILL_GRACE_S
+    played.advance(KILL_GRACE_S / 2)
+    played.comes()
+    played.advance(KILL_GRACE_S / 2)
+    played.comes(KillAttempt(A.id, 1, force=True))
+    assert played.machine.due_s() is None
+    played.ended(A)
+    played.comes(report(A, fault=CANCELLED))
+
+
+def test_a_called_off_attempt_that_ends_well_after_all_leaves_no_object(played: Played) -> None:
+    played.run(A)
+    played.cancel(A)
+    played.ended(A, stored("a", HERE))
+    played.comes(
+        KillAttempt(A.id, 1, force=False),
+        DeleteObjects((ObjectId("a"),)),
+        report(A, fault=CANCELLED),
+    )
+    assert played.machine.due_s() is None
+
+
+def test_a_called_off_attempt_deletes_no_object_that_was_there_before(played: Played) -> None:
+    played.run(A)
+    played.machine.uploaded(ObjectId("a"), played.now_s)
+    played.cancel(A)
+    played.ended(A, stored("a", HERE))
+    played.comes(KillAttempt(A.id, 1, force=False), report(A, fault=CANCELLED))
+
+
+def test_a_called_off_attempt_whose_inputs_are_gone_was_called_off(played: Played) -> None:
+    played.run(A)
+    played.cancel(A)
+    played.machine.inputs_gone((A.id, 1), (ObjectId("x"),), "why", played.now_s)
+    played.comes(KillAttempt(A.id, 1, force=False), report(A, fault=CANCELLED, run_s=0.0))
+
+
+@pytest.mark.parametrize("attempt", [1, 2])
+def test_calling_off_what_is_not_there_comes_to_nothing(played: Played, attempt: int) -> None:
+    played.run(A)
+    played.ended(A)
+    played.comes(report(A))
+    played.cancel(A, attempt)
+    played.ended(A)
+    played.machine.inputs_gone((A.id, 1), (), "", played.now_s)
+    played.comes()
+
+
+# --- time limits ----------------------------------------------------------------------------------
+
+
+def test_a_time_limit_kills_politely_then_by_force(played: Played) -> None:
+    limited = A._replace(needs=A.needs._replace(timeout_s=10.0))
+    played.run(limited)
+    assert played.machine.due_s() == played.now_s + 10
+    played.advance(9.9)
+    played.comes()
+    played.advance(0.2)
+    played.comes(KillAttempt(A.id, 1, force=False))
+    assert played.machine.due_s() == played.now_s + KILL_GRACE_S
+    played.cancel(limited)  # too late to be the reason
+    played.comes()
+    played.advance(KILL_GRACE_S)
+    played.comes(KillAttempt(A.id, 1, force=True))
+    played.ended(limited)
+    details = "it ran longer than its limit of 10 s and was killed"
+    played.comes(report(limited, fault=TaskFault("TIMED_OUT", details)))
+    assert played.machine.due_s() is None
+
+
+def test_a_time_limit_begins_when_the_program_does(played: Played) -> None:
+    limited = B._replace(needs=B.needs._replace(timeout_s=10.0))
+    played.run(A)
+    played.assign(limited)
+    played.advance(50)
+    assert played.machine.due_s() is None
+    played.ended(A)
+    played.comes(start(limited), report(A))
+    assert played.machine.due_s() == played.now_s + 10
+
+
+def test_a_limit_that_nobody_reached_is_forgotten(played: Played) -> None:
+    limited = A._replace(needs=A.needs._replace(timeout_s=10.0))
+    played.run(limited)
+    played.ended(limited)
+    played.comes(report(limited))
+    assert played.machine.due_s() is None
+    played.advance(20)
+    played.comes()
+
+
+# --- the master -----------------------------------------------------------------------------------
+
+
+def test_a_lost_master_ends_everything_and_hears_nothing_of_what_did_not_run() -> None:
+    played = Played(slots=1)
+    played.run(A)
+    played.assign(B)
+    played.assign(READS_X, stored("x", THERE))
+    played.machine.outbox.clear()
+    played.machine.master_lost(played.now_s)
+    played.comes(KillAttempt(A.id, 1, force=False))
+    played.ended(A)
+    played.comes(report(A, fault=CANCELLED))
+
+
+def test_a_master_that_is_back_hears_what_is_held(played: Played) -> None:
+    played.machine.master_joined()
+    played.comes()
+    played.fetched("x")
+    played.comes(copied("x"))
+    played.machine.master_lost(played.now_s)
+    played.machine.master_joined()
+    played.comes(copied("x", None))
+
+
+def test_a_large_store_is_told_of_in_parts(played: Played) -> None:
+    for number in range(2500):
+        played.machine.uploaded(ObjectId(f"o{number}"), played.now_s)
+    played.machine.master_joined()
+    reports, played.machine.reports = played.machine.reports, []
+    sizes = [len(said.refs) for said in reports if isinstance(said, ObjectsStored)]
+    assert sizes == [1000, 1000, 500]
+
+
+def test_only_what_is_held_is_deleted(played: Played) -> None:
+    played.fetched("x")
+    played.comes(copied("x"))
+    x, y = ObjectId("x"), ObjectId("y")
+    played.machine.master_said(DropObjects((x, y)), played.now_s)
+    played.comes(DeleteObjects((x,)))
+    played.machine.master_said(DropObjects((x, y)), played.now_s)
+    played.comes()
+    played.machine.master_joined()
+    played.comes()
+
+
+def test_what_was_deleted_is_fetched_when_it_is_needed_again(played: Played) -> None:
+    played.machine.uploaded(ObjectId("x"), played.now_s)
+    played.machine.master_said(DropObjects((ObjectId("x"),)), played.now_s)
+    played.assign(READS_X, stored("x", THERE))
+    played.comes(DeleteObjects((ObjectId("x"),)), fetch("x", THERE))
+
+
+def test_only_workers_that_were_met_are_asked(played: Played) -> None:
+    played.machine.master_said(MeetWorkers((Neighbour(BEYOND, "other host"),)), played.now_s)
+    x = stored("x", THERE, BEYOND)
+    played.assign(READS_X, x)
+    played.comes(FetchObject(x, (HttpPlan(BEYOND),)))
+
+
+# --- children -------------------------------------------------------------------------------------
+
+
+def test_children_of_a_running_attempt_are_reported_others_are_not(played: Played) -> None:
+    child = a_task("child", parent=A)
+    known = (inline("k"),)
+    played.machine.spawned((A.id, 1), child, known)
+    played.comes()
+    played.run(A)
+    played.machine.spawned((A.id, 1), child, known)
+    played.comes(SpawnTask(child, known, 1))
+    played.cancel(A)
+    played.machine.spawned((A.id, 1), child, known)
+    played.comes(KillAttempt(A.id, 1, force=False))

@@ -1,0 +1,109 @@
+from pathlib import Path
+
+import pytest
+
+from ciel.execution.report import STDERR_TAIL_BYTES
+from ciel.worker.scratch import Scratch
+
+
+@pytest.fixture
+def spool(tmp_path: Path) -> Path:
+    (tmp_path / "spool" / "scratch").mkdir(parents=True)
+    return tmp_path / "spool"
+
+
+def left(spool: Path) -> list[str]:
+    return sorted(path.name for path in (spool / "scratch").iterdir())
+
+
+def test_the_directory_is_there_private_and_empty(spool: Path) -> None:
+    scratch = Scratch(spool, "t.1")
+    assert Path(scratch.path).stat().st_mode & 0o777 == 0o700
+    assert list(Path(scratch.path).iterdir()) == []
+    assert scratch.is_clean()
+
+
+def test_a_name_that_is_taken_is_refused(spool: Path) -> None:
+    Scratch(spool, "t.1")
+    with pytest.raises(FileExistsError):
+        Scratch(spool, "t.1")
+
+
+def test_inputs_get_files_of_their_own_outside_the_programs_directory(spool: Path) -> None:
+    scratch = Scratch(spool, "t.1")
+    paths = [Path(scratch.write_input(content)) for content in (b"one", b"two", b"")]
+    assert [path.read_bytes() for path in paths] == [b"one", b"two", b""]
+    assert list(Path(scratch.path).iterdir()) == []
+    assert not scratch.is_clean()
+
+
+def test_files_lie_where_they_are_named(spool: Path, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.write_bytes(b"content")
+    scratch = Scratch(spool, "t.1")
+    scratch.place("a/b/c.txt", str(source))
+    assert Path(scratch.path, "a/b/c.txt").read_bytes() == b"content"
+
+
+def test_what_is_run_is_a_copy(spool: Path, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.write_bytes(b"#!/bin/sh\n")
+    source.chmod(0o400)
+    path = Path(Scratch(spool, "t.1").copy_executable(str(source)))
+    assert path.read_bytes() == b"#!/bin/sh\n"
+    assert path.stat().st_mode & 0o777 == 0o700
+    assert source.stat().st_mode & 0o777 == 0o400
+
+
+def test_a_short_standard_error_is_told_whole(spool: Path) -> None:
+    scratch = Scratch(spool, "t.1")
+    assert (scratch.stderr_size(), scratch.stderr_tail()) == (0, "")
+    Path(scratch.stderr_path).write_bytes(b"why\n\xff\n")
+    assert (scratch.stderr_size(), scratch.stderr_tail()) == (6, "why\n\ufffd")
+
+
+def test_of_a_long_standard_error_the_end_is_told(spool: Path) -> None:
+    scratch = Scratch(spool, "t.1")
+    lines = b"".join(b"line %d\n" % number for number in range(5000))
+    Path(scratch.stderr_path).write_bytes(lines)
+    first, *rest = scratch.stderr_tail().splitlines()
+    text = "\n".join(rest) + "\n"
+    assert first == f"({len(lines) - len(text)} bytes before)"
+    assert text.startswith("line ")
+    assert lines.endswith(text.encode())
+    assert STDERR_TAIL_BYTES - 20 < len(text) <= STDERR_TAIL_BYTES
+
+
+def test_remove_takes_all_of_it_whatever_the_program_did(spool: Path) -> None:
+    scratch = Scratch(spool, "t.1")
+    scratch.write_input(b"one")
+    Path(scratch.stderr_path).write_bytes(b"why")
+    Path(scratch.path, "deep/er").mkdir(parents=True)
+    Path(scratch.path, "deep/er/link").symlink_to("/etc")
+    scratch.remove()
+    assert left(spool) == []
+    assert Path("/etc").exists()
+    scratch.remove()
+
+
+def test_keep_moves_what_is_worth_looking_at(spool: Path, tmp_path: Path) -> None:
+    scratch = Scratch(spool, "t.1")
+    scratch.write_input(b"one")
+    Path(scratch.stderr_path).write_bytes(b"why")
+    Path(scratch.path, "left.txt").write_bytes(b"left")
+    partial = tmp_path / "partial"
+    partial.write_bytes(b"half")
+    kept = tmp_path / "kept" / "t.1"
+    scratch.keep(kept, str(partial))
+    found = {
+        str(path.relative_to(kept)): path.read_bytes() for path in kept.rglob("*") if path.is_file()
+    }
+    assert found == {"stdout": b"half", "stderr": b"why", "scratch/left.txt": b"left"}
+    assert left(spool) == []
+    assert partial.exists()
+
+
+def test_keep_without_output_or_complaint_keeps_the_directory(spool: Path, tmp_path: Path) -> None:
+    Scratch(spool, "t.1").keep(tmp_path / "t.1", None)
+    assert [path.name for path in (tmp_path / "t.1").iterdir()] == ["scratch"]
+    assert left(spool) == []
