@@ -13,7 +13,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TextIO
 
 from twisted.internet.interfaces import IReadDescriptor
 from twisted.logger import (
@@ -40,18 +40,24 @@ class DaemonError(Exception):
 
 
 def begin_log(path: str | None) -> None:
-    """Log to a file (appended, private) or to standard error."""
-    if path is None:
-        stream = sys.stderr
-    else:
-        os.makedirs(os.path.dirname(os.path.abspath(path)), mode=0o700, exist_ok=True)
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-        stream = os.fdopen(descriptor, "a", buffering=1, encoding="utf-8")
-    level = LogLevel.lookupByName(os.environ.get("CIEL_LOG_LEVEL", "info"))
+    """Log to a file (appended, private) or to standard error. Raises DaemonError."""
+    try:
+        level = LogLevel.lookupByName(os.environ.get("CIEL_LOG_LEVEL", "info"))
+        stream = sys.stderr if path is None else _open_log(path)
+    except ValueError as error:
+        raise DaemonError(f"CIEL_LOG_LEVEL: there is no level {error}") from None
+    except OSError as error:
+        raise DaemonError(f"cannot log to {path}: {error.strerror}") from None
     write: Any = textFileLogObserver(stream)
     above: Any = LogLevelFilterPredicate(defaultLogLevel=level)
     observer: Any = FilteringLogObserver(write, [above])
     globalLogBeginner.beginLoggingTo([observer], redirectStandardIO=False, discardBuffer=True)
+
+
+def _open_log(path: str) -> TextIO:
+    os.makedirs(os.path.dirname(os.path.abspath(path)), mode=0o700, exist_ok=True)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    return os.fdopen(descriptor, "a", buffering=1, encoding="utf-8")
 
 
 def settle_memory() -> None:
@@ -67,15 +73,20 @@ def settle_memory() -> None:
 @implementer(IReadDescriptor)
 class Lifeline:
     """Standard input of an embedded daemon: one line of JSON, then silence until the parent is
-    gone.
+    gone. `failed` is called with the reason when that line makes no sense.
     """
 
     def __init__(
-        self, reactor: Any, told: Callable[[dict[str, Any]], None], gone: Callable[[], None]
+        self,
+        reactor: Any,
+        told: Callable[[dict[str, Any]], None],
+        gone: Callable[[], None],
+        failed: Callable[[str], None],
     ) -> None:
         self._reactor = reactor
         self._told: Callable[[dict[str, Any]], None] | None = told
         self._gone = gone
+        self._failed = failed
         self._line = b""
         os.set_blocking(0, False)
         reactor.addReader(self)
@@ -99,17 +110,21 @@ class Lifeline:
             return
         self._line += data
         line, newline, _ = self._line.partition(b"\n")
-        if newline:
-            told, self._told = self._told, None
+        if not newline and len(self._line) <= LINE_MAX_BYTES:
+            return
+        told, self._told = self._told, None
+        try:
             told(_read_line(line))
-        elif len(self._line) > LINE_MAX_BYTES:
-            raise DaemonError("the line on standard input is too long")
+        except DaemonError as error:
+            self._failed(str(error))
 
     def connectionLost(self, reason: Failure) -> None:
         """Called at shutdown; there is nothing to do."""
 
 
 def _read_line(line: bytes) -> dict[str, Any]:
+    if len(line) > LINE_MAX_BYTES:
+        raise DaemonError("the line on standard input is too long")
     try:
         value = codec.decode(line)
     except DecodeError as error:

@@ -139,12 +139,12 @@ class Master:
         try:
             say_ready(self.open(str(line["cluster_id"]), Key.from_text(str(line["key"]))))
         except (KeyError, AccessError, NetError, DaemonError) as error:
-            self.fail(error)
+            self.fail(str(error))
 
-    def fail(self, error: Exception) -> None:
+    def fail(self, reason: str) -> None:
         """End with a reason."""
-        self.failure = str(error)
-        log.error("{error}", error=error)
+        self.failure = reason
+        log.error("{reason}", reason=reason)
         self.stop()
 
     def stop(self) -> None:
@@ -159,7 +159,11 @@ class Master:
 def main(argv: list[str] | None = None) -> int:
     """Run a master until it is told to end; returns the exit status."""
     options = parser().parse_args(argv)
-    begin_log(options.log)
+    try:
+        begin_log(options.log)
+    except DaemonError as error:
+        print(f"ciel-master: {error}", file=sys.stderr)
+        return 1
     from twisted.internet import reactor as twisted_reactor
 
     reactor: Any = twisted_reactor  # a module that stands for an object
@@ -168,7 +172,7 @@ def main(argv: list[str] | None = None) -> int:
     stop_on_signals(reactor, master.stop)
     try:
         if options.embedded:
-            Lifeline(reactor, master.told, master.stop)
+            Lifeline(reactor, master.told, master.stop, master.fail)
         else:
             master.open_alone()
     except (AccessError, NetError, DaemonError, OSError) as error:

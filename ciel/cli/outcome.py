@@ -89,6 +89,9 @@ class Terminated(BaseException):
 
 def conclude(command: Callable[[], int]) -> int:
     """Run a command to its end; print what went wrong, and return the exit status."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # it was closed when we started: nobody wants to see it
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w"))
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
     for number in before:
         signal.signal(number, _terminate)

@@ -249,7 +249,11 @@ def load_executors() -> dict[str, Executor]:
 def main(argv: list[str] | None = None) -> int:
     """Run a worker until it is told to end; returns the exit status."""
     options = parser().parse_args(argv)
-    begin_log(options.log)
+    try:
+        begin_log(options.log)
+    except DaemonError as error:
+        print(f"ciel-worker: {error}", file=sys.stderr)
+        return 1
     from twisted.internet import reactor as twisted_reactor
 
     reactor: Any = twisted_reactor  # a module that stands for an object
@@ -258,7 +262,7 @@ def main(argv: list[str] | None = None) -> int:
     stop_on_signals(reactor, worker.stop)
     try:
         if options.embedded:
-            Lifeline(reactor, worker.told, worker.stop)
+            Lifeline(reactor, worker.told, worker.stop, worker.fail)
         else:
             worker.open_alone()
     except START_ERRORS as error:

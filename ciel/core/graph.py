@@ -261,8 +261,9 @@ class TaskGraph:
             pending.extend(task.spec.inputs)
 
     def is_needed(self, task: TaskNode) -> bool:
-        """Whether somebody needs an output of a task that is not there."""
-        return any(self._is_awaited(output) for output in task.spec.outputs)
+        """Whether somebody needs an output of a task that is not there, and that it still makes."""
+        nodes = self.objects.nodes
+        return any(nodes[o].producer is task and self._is_awaited(o) for o in task.spec.outputs)
 
     def _is_awaited(self, object_id: ObjectId) -> bool:
         node = self.objects.nodes[object_id]

@@ -18,8 +18,8 @@ class Waiting(Generic[K]):
     __slots__ = ("_missing", "awaited")
 
     def __init__(self) -> None:
-        # Who waits for each object that is awaited. A list while it is short (a third of a dict's memory), a dict beyond (to forget one of
-        # many at once).
+        # Who waits for each awaited object. A list while it is short (a third of a dict's memory),
+        # a dict beyond (to forget one of many at once).
         self.awaited: dict[str, list[K] | dict[K, None]] = {}
         self._missing: dict[K, int] = {}
 

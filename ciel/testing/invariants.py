@@ -16,7 +16,7 @@ from ciel.core.events import AssignTask, CancelTask, DropObjects, InputsLost, Me
 from ciel.core.graph import ACTIVE, TaskGraph, TaskNode
 from ciel.core.ids import ObjectId
 from ciel.core.jobs import ENDED, Job, JobState
-from ciel.core.refs import Concrete, Failure, Future, locations_of
+from ciel.core.refs import Concrete, Failure, locations_of
 from ciel.core.retries import WORKER_LOSSES_MAX
 from ciel.core.tasks import ASSIGNED, DONE, FAILED, FINISHED, RUNNABLE, Mentions
 from ciel.master.state.machine import MasterMachine
@@ -101,6 +101,9 @@ class Witness:
         match message:
             case AssignTask(spec, attempt, _):
                 self._given[worker_id].add((spec.id, attempt))
+                graph, task_node = master.graph, master.graph.tasks[spec.id]
+                if not graph.is_needed(task_node) and task_node not in graph.unneeded:
+                    raise Violation(spec.id, "it is to run, and nobody needs what it makes")
                 state = master.jobs[spec.job].state
                 if state is JobState.CANCELLING or state is JobState.CANCELLED:
                     raise Violation(spec.id, f"it is to run, and its job is {state}")
@@ -236,8 +239,8 @@ class Witness:
                 yield worker.facts.id, f"only {machine.slots_free} of its slots are free"
             for object_id in machine.stored:
                 ref = master.graph.objects.reference(object_id)
-                is_spare = object_id in self.upload_places and isinstance(ref, Future)
-                if worker.facts.netloc not in locations_of(ref) and not is_spare:
+                is_upload = object_id in self.upload_places  # may be introduced late, or never
+                if worker.facts.netloc not in locations_of(ref) and not is_upload:
                     yield object_id, f"{worker.facts.id} keeps it, the master knows: {ref}"
         stores = {worker.facts.netloc: worker.store for worker in workers}
         for known_id, node in master.graph.objects.nodes.items():
@@ -246,7 +249,7 @@ class Witness:
                 if isinstance(node.ref, Concrete) and not node.holds and not node.wanters:
                     yield known_id, "nobody needs it, and it is kept"
             for place in () if node.ref is None else locations_of(node.ref):
-                if known_id not in stores.get(place, ()):
+                if known_id not in stores.get(place, ()) and known_id not in self.upload_places:
                     yield known_id, f"the master believes it at {place}, it is not there"
 
 

@@ -50,7 +50,7 @@ from ciel.wire.descriptors import read_arguments
 from ciel.wire.errors import WireError
 from ciel.worker.feeding import Feeder
 from ciel.worker.launching import Launching
-from ciel.worker.scratch import Scratch
+from ciel.worker.scratch import Scratch, ScratchPool
 from ciel.worker.state.machine import Key, StartAttempt
 
 log = Logger()
@@ -121,11 +121,10 @@ class Hosting:
         self._executors = executors
         self._worker = worker
         self._here = frozenset((netloc,))
-        self._spool = spool
         self._kept = kept
         self._logs = logs
         self._hosted: dict[Key, Hosted] = {}
-        (spool / "scratch").mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._scratch = ScratchPool(spool)
 
     def mentions_of(self, executor: str) -> Mentions:
         """Say what the outputs of an executor's tasks may name; of an unknown one, anything."""
@@ -194,8 +193,8 @@ class Hosting:
             hosted.scratch.remove()
 
     def _prepare(self, hosted: Hosted, program: Program) -> LaunchSpec:
-        task, attempt = hosted.key
-        scratch = hosted.scratch = Scratch(self._spool, f"{task}.{attempt}")
+        attempt = hosted.key[1]
+        scratch = hosted.scratch = self._scratch.take()
         for item in program.argv:
             if isinstance(item, str):
                 hosted.argv.append(item)
@@ -351,7 +350,7 @@ class Hosting:
 
     def _clean(self, hosted: Hosted) -> None:
         self._hosted.pop(hosted.key, None)
-        if hosted.scratch is None:
+        if hosted.scratch is None or self._scratch.take_back(hosted.scratch):
             return
         if hosted.scratch.is_clean():
             hosted.scratch.remove()
@@ -372,6 +371,7 @@ class Hosting:
 
     def close(self) -> None:
         """Forget all attempts; their programs end with the launcher."""
+        self._scratch.close()
         for hosted in list(self._hosted.values()):
             hosted.close_inputs()
             if hosted.writer is not None:

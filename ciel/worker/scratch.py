@@ -1,20 +1,55 @@
 """The files of one attempt besides its outputs: scratch directory, standard input, standard error.
 
-    <spool>/scratch/<task>.<attempt>/         the program's directory, CIEL_SCRATCH
-    <spool>/scratch/<task>.<attempt>.stderr   what it complained
-    <spool>/scratch/<task>.<attempt>.in/      inputs that came inside their references
+    <spool>/scratch/<number>/         the program's directory, CIEL_SCRATCH
+    <spool>/scratch/<number>.stderr   what it complained
+    <spool>/scratch/<number>.in/      inputs that came inside their references
 
 All of it goes when the attempt ends well; a failed one's is moved to `kept`, and named in the
-error.
+error. What a program left as clean as it was is used again: making and removing a directory costs
+most file systems more than starting a program.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
+import stat
 from pathlib import Path
 
 from ciel.execution.report import STDERR_TAIL_BYTES, tail_text
+
+_PRIVATE_DIRECTORY = stat.S_IFDIR | 0o700
+_SPARE_MAX = 64
+
+
+class ScratchPool:
+    """The scratch directories of a worker; those that come back untouched are handed out again."""
+
+    def __init__(self, spool: Path) -> None:
+        self._spool = spool
+        self._spare: list[Scratch] = []
+        self._made = 0
+        (spool / "scratch").mkdir(parents=True, exist_ok=True, mode=0o700)
+
+    def take(self) -> Scratch:
+        """Hand out an empty one."""
+        if self._spare:
+            return self._spare.pop()
+        self._made += 1
+        return Scratch(self._spool, str(self._made))
+
+    def take_back(self, scratch: Scratch) -> bool:
+        """Keep one for another attempt if it may be; otherwise it is the caller's to remove."""
+        if len(self._spare) >= _SPARE_MAX or not scratch.is_untouched():
+            return False
+        self._spare.append(scratch)
+        return True
+
+    def close(self) -> None:
+        """Remove those that wait for use."""
+        for scratch in self._spare:
+            scratch.remove()
+        self._spare.clear()
 
 
 class Scratch:
@@ -68,9 +103,25 @@ class Scratch:
         except FileNotFoundError:
             return ""
 
+    def is_untouched(self) -> bool:
+        """Whether everything is as it was made, so that another attempt may use it."""
+        if self._inputs is not None or self.stderr_size():
+            return False
+        try:
+            status = os.stat(self._base, follow_symlinks=False)
+            return status.st_mode == _PRIVATE_DIRECTORY and not os.listdir(self._base)
+        except OSError:
+            return False
+
     def is_clean(self) -> bool:
         """Whether nothing but an empty directory is left to remove, as after most programs."""
-        return self._inputs is None
+        if self._inputs is not None:
+            return False
+        try:
+            with os.scandir(self._base) as entries:
+                return next(entries, None) is None
+        except OSError:  # the program may have removed it, or have closed it to us
+            return False
 
     def remove(self) -> None:
         """Remove everything. May take long when the program left much: then call it in a thread."""
@@ -88,7 +139,10 @@ class Scratch:
         """
         kept.mkdir(parents=True, mode=0o700)
         if partial_output is not None and os.path.exists(partial_output):
-            shutil.copyfile(partial_output, kept / "stdout")
+            try:  # a link takes no time and no room, however much the program wrote
+                os.link(partial_output, kept / "stdout")
+            except OSError:
+                shutil.copyfile(partial_output, kept / "stdout")
         if os.path.exists(self.stderr_path):
             shutil.move(self.stderr_path, kept / "stderr")
         shutil.move(self._base, kept / "scratch")

@@ -150,7 +150,16 @@ class Worker:
         """What lies about of attempts, apart from objects and what is kept."""
         scratch = self.path.glob("spool/scratch/*")
         temporaries = self.path.glob("store/incoming/*/*")
-        return [str(path) for path in (*scratch, *temporaries) if path.name != "lock"]
+        used = [path for path in scratch if _is_used(path)]
+        return [str(path) for path in (*used, *temporaries) if path.name != "lock"]
+
+
+def _is_used(path: Path) -> bool:
+    """Whether something lies there; what is empty waits for another attempt."""
+    try:
+        return any(path.iterdir()) if path.is_dir() else path.stat().st_size > 0
+    except FileNotFoundError:  # just removed
+        return False
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from ciel.execution.report import STDERR_TAIL_BYTES
-from ciel.worker.scratch import Scratch
+from ciel.worker.scratch import Scratch, ScratchPool
 
 
 @pytest.fixture
@@ -106,4 +106,31 @@ def test_keep_moves_what_is_worth_looking_at(spool: Path, tmp_path: Path) -> Non
 def test_keep_without_output_or_complaint_keeps_the_directory(spool: Path, tmp_path: Path) -> None:
     Scratch(spool, "t.1").keep(tmp_path / "t.1", None)
     assert [path.name for path in (tmp_path / "t.1").iterdir()] == ["scratch"]
+    assert left(spool) == []
+
+
+def test_an_untouched_directory_is_used_again(spool: Path) -> None:
+    pool = ScratchPool(spool)
+    first = pool.take()
+    Path(first.stderr_path).touch()
+    assert pool.take_back(first)
+    assert pool.take() is first
+    assert pool.take() is not first
+
+
+def test_a_directory_that_bears_traces_is_not_used_again(spool: Path) -> None:
+    pool = ScratchPool(spool)
+    with_file, with_words, with_input, opened = (pool.take() for _ in range(4))
+    Path(with_file.path, "left").touch()
+    Path(with_words.stderr_path).write_text("oops")
+    with_input.write_input(b"")
+    Path(opened.path).chmod(0o777)
+    for scratch in (with_file, with_words, with_input, opened):
+        assert not pool.take_back(scratch)
+
+
+def test_a_closed_pool_leaves_nothing(spool: Path) -> None:
+    pool = ScratchPool(spool)
+    assert pool.take_back(pool.take())
+    pool.close()
     assert left(spool) == []

@@ -331,7 +331,8 @@ class MasterMachine:
         self._touched[task.spec.job] = task.job
         self._tell(task, f"attempt {task.attempt} could not get its inputs: {message.details}")
         blame = self._blame.setdefault(task.spec.id, Blame())
-        if not any([self._lose_copy(worker, *loss) for loss in message.losses]):
+        changed = [self._lose_copy(worker, *loss) for loss in message.losses]
+        if not any(changed):
             blame.missing_inputs += 1  # the copies are said to be there: do not try for ever
             blame.not_before_s = self._now_s + BACK_OFF_FIRST_S
         if blame.missing_inputs > max(3, task.spec.needs.retries):

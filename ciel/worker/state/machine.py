@@ -267,7 +267,7 @@ class WorkerMachine:
         if attempt.ending is not None:
             if made:
                 self.outbox.append(DeleteObjects(made))
-            published, fault = (), attempt.ending
+            published, fault = (), _ending(attempt.ending, fault)
             made = ()
         self._close(attempt, TaskReported(*key, published, fault, run_s))
         for object_id in made:
@@ -336,3 +336,10 @@ class WorkerMachine:
             if self._waiting.is_awaited(object_id):
                 found.append(f"W3 {object_id} is awaited and is there")
         return found
+
+
+def _ending(cause: TaskFault, fault: TaskFault | None) -> TaskFault:
+    """Say why an attempt was ended; of one that ran too long also what became of its program."""
+    if cause.reason != "TIMED_OUT" or fault is None:
+        return cause
+    return TaskFault(cause.reason, f"{cause.details}\n{fault.details}")
