@@ -78,7 +78,6 @@ class Master:
         self._reactor = reactor
         self._options = options
         self._service: MasterService | None = None
-        self._access: tuple[AccessFile, Path] | None = None
         self._listeners: list[Listener] = []
         self.failure = ""
 
@@ -122,7 +121,6 @@ class Master:
         started = process_start(os.getpid()) or 0
         access = AccessFile(facts["url"], facts["control"], cluster_id, key, os.getpid(), started)
         access.write(path)
-        self._access = (access, path)
         log.info("access file: {path}", path=path)
 
     def _access_path(self, host: str, port: int) -> Path:

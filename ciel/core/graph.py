@@ -539,39 +539,6 @@ class TaskGraph:
         job.tasks.clear()
         return deletions
 
-    def failed_results(self, job: Job) -> list[ObjectId]:
-        """Name the errors among a job's results, those that a result merely lists included."""
-        failed = []
-        for object_id in job.wanted:
-            node = self.objects.nodes[object_id]
-            producer = node.producer
-            if type(node.ref) is Failure:
-                failed.append(object_id)
-            elif producer is not None and producer.spec.mentions is Mentions.INPUTS:
-                inputs = producer.spec.inputs
-                failed += [i for i in inputs if type(self.objects.nodes[i].ref) is Failure]
-        return failed
-
-    def stuck(self, job: Job) -> list[ObjectId]:
-        """Name what a job waits for and nobody is going to make (no producer, or a circle)."""
-        missing: dict[ObjectId, None] = {}
-        for object_id in job.wanted:
-            if not self.objects.nodes[object_id].is_settled:
-                missing[object_id] = None
-        pending = list(missing)
-        orphans = []
-        while pending:
-            object_id = pending.pop()
-            producer = self.objects.nodes[object_id].producer
-            if producer is None:
-                orphans.append(object_id)
-            elif producer.state is WAITING:
-                for source in producer.spec.inputs:
-                    if source not in missing and not self.objects.nodes[source].is_consumable:
-                        missing[source] = None
-                        pending.append(source)
-        return orphans or list(missing)
-
     # --- states and checks ------------------------------------------------------------------------
 
     def _move(self, task: TaskNode, state: TaskState) -> None:

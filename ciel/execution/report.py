@@ -28,11 +28,9 @@ def tail_text(tail: bytes, whole_size_bytes: int) -> str:
     return f"({left_out} bytes before)\n{text}"
 
 
-def failure_text(what: str, worker: str, argv: Sequence[str], stderr_tail: str, kept: str) -> str:
-    """Compose the message for a program that failed; `kept` is where its scratch directory lies."""
+def failure_text(what: str, worker: str, argv: Sequence[str], stderr_tail: str) -> str:
+    """Compose the message for a program that failed."""
     lines = [f"{command_text(argv)} {what} on worker {worker}"]
     if stderr_tail:
         lines += ["its standard error ends:", *[f"  {line}" for line in stderr_tail.splitlines()]]
-    if kept:
-        lines.append(f"its files are kept in {kept}")
     return "\n".join(lines)

@@ -48,6 +48,7 @@ class MasterService:
         self._client_count = 0
         self._frozen_tasks = 0
         self._due: DelayedCall | None = None
+        self._due_s = 0.0
         self._ticks = LoopingCall(self._tick)
         self._ticks.clock = reactor
         self._ticks.start(TICK_S, now=False)
@@ -157,10 +158,11 @@ class MasterService:
 
     def _schedule(self, due_s: float | None) -> None:
         if self._due is not None and self._due.active():
-            if due_s is not None:
+            if due_s is not None and self._due_s <= due_s:
                 return  # it comes back here anyway
             self._due.cancel()
         if due_s is not None:
+            self._due_s = due_s
             delay_s = max(due_s - self._reactor.seconds(), 0.0)
             self._due = self._reactor.callLater(delay_s, self._end_turn)
 

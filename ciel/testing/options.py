@@ -85,7 +85,12 @@ SCENARIOS: dict[str, Options] = {
     ),
     "cancels": replace(_CALM, jobs=4, cancel_share=0.6, cut_interval_s=4.0, kill_interval_s=8.0),
     "wavering": replace(
-        _CALM, phases_max=8, phase_mean_s=0.3, release_share=0.6, task_mean_s=0.4, cut_interval_s=8.0
+        _CALM,
+        phases_max=8,
+        phase_mean_s=0.3,
+        release_share=0.6,
+        task_mean_s=0.4,
+        cut_interval_s=8.0,
     ),
     "clients": replace(_CALM, jobs=4, client_cut_interval_s=1.5, cut_interval_s=5.0),
     "fetches": replace(

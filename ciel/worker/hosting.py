@@ -285,9 +285,7 @@ class Hosting:
         if isinstance(action, Finish):
             self._publish(hosted, action, run_s)
         elif isinstance(action, Fail):
-            kept = str(self._kept / f"{hosted.key[0]}.{hosted.key[1]}")
-            what = action.details
-            text = failure_text(what, self._worker, hosted.argv, tail, kept)
+            text = failure_text(action.details, self._worker, hosted.argv, tail)
             self._fail(hosted, TaskFault(action.reason, text), run_s, keep=True)
 
     def _publish(self, hosted: Hosted, finish: Finish, run_s: float) -> None:
@@ -334,15 +332,26 @@ class Hosting:
             return self._commit(writer, object_id)
 
     def _fail(self, hosted: Hosted, fault: TaskFault, run_s: float, *, keep: bool) -> None:
+        if not keep or hosted.scratch is None:
+            self._failed(hosted, fault, run_s)
+            return
+        kept = self._kept / f"{hosted.key[0]}.{hosted.key[1]}"
         partial = hosted.writer.path if hosted.writer is not None else None
-        if keep and hosted.scratch is not None:
-            kept = self._kept / f"{hosted.key[0]}.{hosted.key[1]}"
-            try:
-                hosted.scratch.keep(kept, partial)
-            except OSError as error:
-                log.warn("files of a failed task could not be kept: {error}", error=error)
-            else:
-                hosted.scratch = None
+        keeping = deferToThread(hosted.scratch.keep, kept, partial)  # there may be much of it
+
+        def done(_: object) -> None:
+            hosted.scratch = None
+            details = f"{fault.details}\nits files are kept in {kept}"
+            self._failed(hosted, TaskFault(fault.reason, details), run_s)
+
+        def not_done(failure: Any) -> None:
+            why = failure.getErrorMessage()
+            log.warn("files of a failed task could not be kept: {error}", error=why)
+            self._failed(hosted, fault, run_s)
+
+        keeping.addCallbacks(done, not_done)
+
+    def _failed(self, hosted: Hosted, fault: TaskFault, run_s: float) -> None:
         if hosted.writer is not None:
             hosted.writer.abort()
         self._clean(hosted)

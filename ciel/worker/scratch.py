@@ -1,22 +1,25 @@
 """The files of one attempt besides its outputs: scratch directory, standard input, standard error.
 
-    <spool>/scratch/<number>/         the program's directory, CIEL_SCRATCH
-    <spool>/scratch/<number>.stderr   what it complained
-    <spool>/scratch/<number>.in/      inputs that came inside their references
+    <spool>/scratch/<life>/<number>/         the program's directory, CIEL_SCRATCH
+    <spool>/scratch/<life>/<number>.stderr   what it complained
+    <spool>/scratch/<life>/<number>.in/      inputs that came inside their references
 
 All of it goes when the attempt ends well; a failed one's is moved to `kept`, and named in the
 error. What a program left as clean as it was is used again: making and removing a directory costs
-most file systems more than starting a program.
+most file systems more than starting a program. A worker holds the directory of its life; what a
+killed one left is removed by the next that starts on the same spool.
 """
 
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
 import stat
 from pathlib import Path
 
 from ciel.execution.report import STDERR_TAIL_BYTES, tail_text
+from ciel.storage import leases
 
 _PRIVATE_DIRECTORY = stat.S_IFDIR | 0o700
 _SPARE_MAX = 64
@@ -30,13 +33,17 @@ class ScratchPool:
         self._spare: list[Scratch] = []
         self._made = 0
         (spool / "scratch").mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._root_fd = os.open(spool / "scratch", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        leases.sweep(self._root_fd)
+        self._life = secrets.token_hex(8)
+        self._life_fd = leases.hold(self._life, parent_fd=self._root_fd)
 
     def take(self) -> Scratch:
         """Hand out an empty one."""
         if self._spare:
             return self._spare.pop()
         self._made += 1
-        return Scratch(self._spool, str(self._made))
+        return Scratch(self._spool, f"{self._life}/{self._made}")
 
     def take_back(self, scratch: Scratch) -> bool:
         """Keep one for another attempt if it may be; otherwise it is the caller's to remove."""
@@ -46,10 +53,11 @@ class ScratchPool:
         return True
 
     def close(self) -> None:
-        """Remove those that wait for use."""
-        for scratch in self._spare:
-            scratch.remove()
+        """Remove those that wait for use, and what else is left of this life."""
         self._spare.clear()
+        os.close(self._life_fd)
+        leases.remove_unheld(self._life, parent_fd=self._root_fd)
+        os.close(self._root_fd)
 
 
 class Scratch:

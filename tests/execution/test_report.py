@@ -39,16 +39,12 @@ def test_a_tail_is_short_enough_for_a_message() -> None:
     assert STDERR_TAIL_BYTES <= 1 << 16
 
 
-def test_a_failure_tells_command_end_worker_complaint_and_place() -> None:
-    text = failure_text("ended with exit status 2", "w1", ["ls", "x y"], "one\ntwo", "/kept/t.1")
+def test_a_failure_tells_command_end_worker_and_complaint() -> None:
+    text = failure_text("ended with exit status 2", "w1", ["ls", "x y"], "one\ntwo")
     assert text == (
-        "ls 'x y' ended with exit status 2 on worker w1\n"
-        "its standard error ends:\n"
-        "  one\n"
-        "  two\n"
-        "its files are kept in /kept/t.1"
+        "ls 'x y' ended with exit status 2 on worker w1\nits standard error ends:\n  one\n  two"
     )
 
 
 def test_a_silent_failure_tells_no_complaint() -> None:
-    assert failure_text("failed", "w1", ["ls"], "", "") == "ls failed on worker w1"
+    assert failure_text("failed", "w1", ["ls"], "") == "ls failed on worker w1"

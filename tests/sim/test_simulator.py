@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -13,6 +14,7 @@ from ciel.core.objects import ObjectNode
 from ciel.core.refs import NOWHERE
 from ciel.master.state.machine import MasterMachine
 from ciel.master.state.workers import WorkerNode
+from ciel.testing.invariants import Violation
 from ciel.testing.options import SCENARIOS, options_for
 from ciel.testing.simulator import Simulation, SimulationError, main, simulate
 
@@ -45,8 +47,28 @@ def test_a_seed_says_all() -> None:
 # --- seeds that failed once ---------------------------------------------------------------------
 
 
-def test_a_task_needed_again_before_it_was_called_off_runs_on() -> None:
-    simulate(14, "calm")
+@pytest.mark.parametrize(
+    "scenario, seed",
+    [
+        pytest.param("calm", 16, id="needed-again-before-it-was-called-off"),
+        pytest.param("calm", 14, id="assigned-anew-to-where-it-still-is-being-ended"),
+        pytest.param("wiped", 30, id="child-names-a-place-that-is-gone"),
+        pytest.param("kills", 2, id="list-is-back-and-holds-what-it-mentions"),
+        pytest.param("cancels", 15, id="output-of-a-failed-task-is-lost"),
+        pytest.param("wavering", 2, id="ended-well-while-it-was-called-off"),
+        pytest.param("calm", 34, id="report-crosses-its-cancellation"),
+        pytest.param("cancels", 5, id="returning-worker-holds-what-was-cancelled"),
+        pytest.param("pauses", 6, id="holder-that-did-not-answer-is-back"),
+        pytest.param("cuts", 2, id="object-is-back-before-it-was-made-again"),
+        pytest.param("cuts", 24, id="unneeded-output-of-a-task-that-runs-again"),
+        pytest.param("pauses", 32, id="made-here-while-it-was-fetched"),
+        pytest.param("uploads", 4, id="upload-whose-holder-did-not-answer-once"),
+        pytest.param("cancels", 37, id="nothing-ran-when-it-was-cancelled"),
+        pytest.param("any", 3403, id="needed-for-an-output-it-delegated"),
+    ],
+)
+def test_what_failed_once(scenario: str, seed: int) -> None:
+    simulate(seed, scenario)
 
 
 # --- what is wrong is found -----------------------------------------------------------------------
@@ -125,12 +147,19 @@ def test_a_wrong_machine_is_found_out(
             simulate(seed, scenario, make_master)
 
 
+def test_what_never_ends_is_found_without_a_look_at_the_books() -> None:
+    options = replace(SCENARIOS["kills"], turns_per_check=10**9)
+    with pytest.raises(Violation, match=r"300 s after all faults, <Job 1 job0 active>"):
+        Simulation(2, options, ForgetsTheLost).run()
+
+
 def test_a_failure_tells_the_story_and_the_command_that_replays_it() -> None:
     with pytest.raises(SimulationError) as caught:
-        simulate(1, "calm", HearsNoNews)
+        simulate(2, "kills", ForgetsTheLost)
     text = str(caught.value)
-    assert "AssignTask" in text
-    assert text.endswith("replay: python -m ciel.testing.simulator --scenario calm --seeds 1-1")
+    assert "w2.3 to: AssignTask" in text
+    assert "w2.3: was killed" in text
+    assert text.endswith("replay: python -m ciel.testing.simulator --scenario kills --seeds 2-2")
 
 
 def test_the_long_run_sums_up(capsys: pytest.CaptureFixture[str]) -> None:

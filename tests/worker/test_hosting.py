@@ -148,7 +148,7 @@ class Worker:
 
     def left(self) -> list[str]:
         """What lies about of attempts, apart from objects and what is kept."""
-        scratch = self.path.glob("spool/scratch/*")
+        scratch = self.path.glob("spool/scratch/*/*")
         temporaries = self.path.glob("store/incoming/*/*")
         used = [path for path in scratch if _is_used(path)]
         return [str(path) for path in (*used, *temporaries) if path.name != "lock"]

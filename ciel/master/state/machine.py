@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from heapq import heappop, heappush
 
+from ciel.core.endings import failed_results, stuck
 from ciel.core.errors import CielError, UnknownJobError
 from ciel.core.events import (
     LOST_AFTER_S,
@@ -469,7 +470,7 @@ class MasterMachine:
         return any(task.job is job for _, _, task in self._delayed)
 
     def _finish_job(self, job: Job) -> None:
-        failed = self.graph.failed_results(job)
+        failed = failed_results(self.graph, job)
         if failed:
             ref = self.graph.objects.reference(failed[0])
             assert isinstance(ref, Failure)
@@ -480,7 +481,7 @@ class MasterMachine:
 
     def _fail_stuck(self, job: Job) -> None:
         """Nothing of a job runs or can run, yet something is missing: say what, and end it."""
-        missing = self.graph.stuck(job)
+        missing = stuck(self.graph, job)
         text = f"nothing is going to make {', '.join(missing[:3])}"
         for object_id in missing:
             details = f"no task of the job makes {object_id}"

@@ -1,0 +1,44 @@
+"""How a job ends: which of its results are errors, and what it waits for in vain."""
+
+from __future__ import annotations
+
+from ciel.core.graph import TaskGraph
+from ciel.core.ids import ObjectId
+from ciel.core.jobs import Job
+from ciel.core.refs import Failure
+from ciel.core.tasks import WAITING, Mentions
+
+
+def failed_results(graph: TaskGraph, job: Job) -> list[ObjectId]:
+    """Name the errors among a job's results, those that a result merely lists included."""
+    failed = []
+    for object_id in job.wanted:
+        node = graph.objects.nodes[object_id]
+        producer = node.producer
+        if type(node.ref) is Failure:
+            failed.append(object_id)
+        elif producer is not None and producer.spec.mentions is Mentions.INPUTS:
+            inputs = producer.spec.inputs
+            failed += [i for i in inputs if type(graph.objects.nodes[i].ref) is Failure]
+    return failed
+
+
+def stuck(graph: TaskGraph, job: Job) -> list[ObjectId]:
+    """Name what a job waits for and nobody is going to make (no producer, or a circle)."""
+    missing: dict[ObjectId, None] = {}
+    for object_id in job.wanted:
+        if not graph.objects.nodes[object_id].is_settled:
+            missing[object_id] = None
+    pending = list(missing)
+    orphans = []
+    while pending:
+        object_id = pending.pop()
+        producer = graph.objects.nodes[object_id].producer
+        if producer is None:
+            orphans.append(object_id)
+        elif producer.state is WAITING:
+            for source in producer.spec.inputs:
+                if source not in missing and not graph.objects.nodes[source].is_consumable:
+                    missing[source] = None
+                    pending.append(source)
+    return orphans or list(missing)
