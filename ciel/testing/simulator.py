@@ -1,9 +1,9 @@
 """A whole cluster in one thread, from one seed: real machines, imaginary network, clock and disks.
 
-    python -m ciel.testing.simulator --seeds 1-1000 [--scenario any] [--story]
+    python -m ciel.testing.simulator --seeds 1-1000 [--scenario any] [--keep-going]
 
-runs seeds one after the other and stops at the first that fails, with the story of the task
-concerned and the command that replays it. Each run has two phases, as FoundationDB and TigerBeetle
+runs seeds one after the other and stops at the first that fails (or lists all that do), with the
+story of the task concerned and the command that replays it. Each run has two phases, as FoundationDB and TigerBeetle
 do it: while faults happen nothing wrong may ever be done (safety; `invariants` are checked after
 every turn), and once they have stopped all jobs must end, with the right answer (liveness), and
 nothing may be left over.
@@ -13,266 +13,30 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from random import Random
 from time import perf_counter
 from typing import NamedTuple
 
 from ciel.core.errors import CielError
-from ciel.core.events import (
-    HEARTBEAT_INTERVAL_S,
-    AddTask,
-    CancelJob,
-    CloseJob,
-    DropObjects,
-    Heartbeat,
-    JobChanged,
-    Message,
-    ObjectSettled,
-    ReleaseObjects,
-    RequestRefused,
-    SubmitJob,
-    WantObjects,
-    WatchJob,
-)
 from ciel.core.ids import ObjectId
-from ciel.core.jobs import Job, JobState, JobSummary
-from ciel.core.refs import Concrete, Failure, Reference, Value
+from ciel.core.jobs import Job, JobState
+from ciel.core.refs import Concrete, Failure, Value
 from ciel.core.tasks import TaskSpec
 from ciel.master.state.machine import MasterMachine
 from ciel.master.state.workers import WorkerFacts
-from ciel.testing.fakes import MASTER, PEER, Connection, FakeWorker, World, size_of, through_wire
-from ciel.testing.invariants import Violation, Witness
+from ciel.testing.fake_client import FakeClient
+from ciel.testing.fake_master import FakeMaster
+from ciel.testing.fake_worker import FakeWorker
+from ciel.testing.imaginary import Connection, World
+from ciel.testing.invariants import Problems, check_master, check_worker, unrest
 from ciel.testing.options import SCENARIOS, Options, options_for
-from ciel.testing.workloads import EXECUTOR, Plan, draw_plan
-from ciel.wire import messages
+from ciel.testing.witness import Violation
+from ciel.testing.workloads import EXECUTOR, draw_plan
 
-CLIENT_SILENT_S = 30.0
-"""After how long the master takes a client for gone of which it heard nothing."""
 REST_S = 2.0  # between two looks whether all is over
 STORY_LINES_MAX = 80
 LINE_LENGTH_MAX = 400
-
-
-class FakeMaster:
-    """A service for the real master: connections by peer, turns, heartbeats."""
-
-    def __init__(self, world: World, machine: MasterMachine) -> None:
-        self.machine = machine
-        self._world = world
-        self._links: dict[str, Connection] = {}
-        self._turn_due_s: float | None = None
-        self._turns = 0
-        world.timeline.after(HEARTBEAT_INTERVAL_S, self._beat)
-
-    def accept_client(self, connection: Connection) -> None:
-        self._links[connection.name] = connection
-
-        def receive(message: Message) -> None:
-            self.machine.client_said(connection.name, message, self._now_s)
-            self._end_turn_soon()
-
-        def hear_end() -> None:
-            del self._links[connection.name]
-            self.machine.client_gone(connection.name, self._now_s)
-            self._end_turn_soon()
-
-        connection.attach(MASTER, receive, hear_end)
-
-    def accept_worker(self, connection: Connection) -> None:
-        def receive(message: Message | WorkerFacts) -> None:
-            if isinstance(message, WorkerFacts):
-                self._change_workers(self.machine.worker_joined, message)
-                self._links[message.id] = connection
-            elif self._links.get(connection.name) is connection:
-                witness = self._world.witness
-                before = witness.standing(self.machine, message)
-                self.machine.worker_said(connection.name, message, self._now_s)
-                witness.reported(self.machine, connection.name, message, before)
-            self._end_turn_soon()
-
-        def hear_end() -> None:
-            if self._links.get(connection.name) is connection:
-                self._change_workers(
-                    self.machine.worker_lost, connection.name, "its connection ended"
-                )
-                self._end_turn_soon()
-
-        connection.attach(MASTER, receive, hear_end)
-
-    @property
-    def _now_s(self) -> float:
-        return self._world.timeline.now_s
-
-    def _change_workers(self, act: Callable[..., None], *arguments: object) -> None:
-        """Do what may make the machine give up workers, and close the connections of those."""
-        before = dict(self.machine.workers)
-        act(*arguments, self._now_s)
-        for worker_id, worker in before.items():
-            if self.machine.workers.get(worker_id) is not worker:
-                self._world.witness.worker_lost(worker_id, worker.facts.netloc)
-                self._links.pop(worker_id).close(MASTER)
-
-    def _beat(self) -> None:
-        self._change_workers(self.machine.tick)
-        for worker_id in self.machine.workers:
-            self._send(worker_id, Heartbeat())
-        self._end_turn_soon()
-        self._world.timeline.after(HEARTBEAT_INTERVAL_S, self._beat)
-
-    def _send(self, peer: str, message: Message) -> None:
-        link = self._links.get(peer)
-        if link is None:
-            return
-        is_worker = peer in self.machine.workers
-        if is_worker:
-            self._world.witness.sent(self.machine, peer, message)
-        if self._world.options.through_wire:
-            message = through_wire(message, messages.TO_WORKER if is_worker else messages.TO_CLIENT)
-        link.send(MASTER, message)
-
-    def _end_turn_soon(self, delay_s: float | None = None) -> None:
-        if delay_s is None:
-            delay_s = self._world.chance.uniform(0.0, self._world.options.turn_max_s)
-        due_s = self._now_s + delay_s
-        if self._turn_due_s is None or due_s < self._turn_due_s:
-            self._turn_due_s = due_s
-            self._world.timeline.at(due_s, self._end_turn, due_s)
-
-    def _end_turn(self, due_s: float) -> None:
-        if due_s != self._turn_due_s:
-            return  # an earlier one was asked for since
-        self._turn_due_s = None
-        machine = self.machine
-        said_before = len(machine.outbox)
-        machine.end_turn(self._now_s)
-        outbox, machine.outbox = machine.outbox, []
-        for _, message in outbox[said_before:]:
-            if isinstance(message, DropObjects):
-                self._world.witness.released(machine, message.objects)
-        for peer, message in outbox:
-            self._send(peer, message)
-        self._turns += 1
-        if self._turns % self._world.options.turns_per_check == 0:
-            self._world.witness.check_master(machine)
-        next_s = machine.due_s()
-        if next_s is not None:
-            self._end_turn_soon(max(next_s - self._now_s, 0.0))
-
-
-class FakeClient:
-    """Plays a plan; whatever it said it says again when it lost its connection and comes back."""
-
-    def __init__(self, world: World, plan: Plan, dial: Callable[[str], Connection]) -> None:
-        self.plan = plan
-        self.settled: dict[ObjectId, Reference] = {}
-        self.summary: JobSummary | None = None
-        self.is_gone = False  # for good
-        self.away_max_s = 0.0
-        self._world = world
-        self._dial = dial
-        self._lives = 0
-        self._said: list[Message] = []
-        self._uploads: dict[ObjectId, Reference] = {}
-        self._connection: Connection | None = None
-        self._connect()
-        self._play(0)
-
-    def _connect(self) -> None:
-        self._lives += 1
-        self._connection = connection = self._dial(f"{self.plan.job.id}.client{self._lives}")
-        connection.attach(PEER, self._heard, lambda: None)
-        if self._said:
-            for message in self._all_said():
-                self._send(message)
-
-    def _all_said(self) -> Iterator[Message]:
-        """Yield what brings a master to the same state that may have missed any of it."""
-        job, wants = self.plan.job.id, {}
-        for message in self._said:
-            match message:
-                case WantObjects(_, objects):
-                    wants.update(dict.fromkeys(objects, True))
-                case ReleaseObjects(_, objects):
-                    wants.update(dict.fromkeys(objects, False))
-                case SubmitJob() | AddTask():
-                    yield message
-        if released := tuple(o for o, is_wanted in wants.items() if not is_wanted):
-            yield ReleaseObjects(job, released)
-        if wanted := tuple(o for o, is_wanted in wants.items() if is_wanted):
-            yield WantObjects(job, wanted)
-        yield from [m for m in self._said if isinstance(m, CloseJob | CancelJob)]
-        yield WatchJob(job)
-
-    def cut(self, *, for_good: bool, away_s: float, silently: bool) -> None:
-        """Lose the connection; if silently, the master finds out much later."""
-        if self._connection is None:
-            return
-        timeline = self._world.timeline
-        self._connection.cut(silently=True)
-        silent_s = CLIENT_SILENT_S if silently else self._world.latency_s()
-        timeline.after(silent_s, self._connection.end, MASTER)
-        self._connection = None
-        self.is_gone = for_good
-        if not for_good:
-            self.away_max_s = max(self.away_max_s, away_s)
-            timeline.after(away_s, self._connect)
-
-    def _play(self, index: int) -> None:
-        if index < len(self.plan.steps):
-            step = self.plan.steps[index]
-            self._world.timeline.after(step.delay_s, self._say, step.message, index)
-
-    def _say(self, message: Message, index: int) -> None:
-        if self.is_gone:
-            return
-        if isinstance(message, AddTask):
-            inputs = message.spec.inputs
-            known = [self._upload(o) for o in inputs if o in self.plan.uploads]
-            message = message._replace(known=tuple(known))
-        self._said.append(message)
-        self._send(message)
-        self._play(index + 1)
-
-    def _send(self, message: Message) -> None:
-        if self._connection is not None:
-            if self._world.options.through_wire:
-                message = through_wire(message, messages.FROM_CLIENT)
-            self._connection.send(PEER, message)
-
-    def _upload(self, object_id: ObjectId) -> Reference:
-        if object_id not in self._uploads:
-            world, content = self._world, self.plan.uploads[object_id]
-            world.witness.made(object_id, content)
-            serving = [w for w in world.serving.values() if w.has_met_master and not w.is_frozen]
-            ref: Reference = Value.of(object_id, content)
-            if serving and world.chance.random() >= world.options.upload_inline_share:
-                holder = world.chance.choice(serving)
-                holder.store[object_id] = content
-                holder.machine.uploaded(object_id, world.timeline.now_s)
-                world.witness.upload_places[object_id] = holder.facts.netloc
-                size_bytes = size_of(object_id, world.options)
-                ref = Concrete(object_id, size_bytes, frozenset((holder.facts.netloc,)))
-            self._uploads[object_id] = ref
-        return self._uploads[object_id]
-
-    def _heard(self, message: Message) -> None:
-        match message:
-            case ObjectSettled(_, ref):
-                self.settled[ref.id] = ref
-            case JobChanged(summary):
-                self.summary = summary
-            case RequestRefused(job, reason):
-                raise Violation(job, f"a client was refused: {reason}")
-
-    def unrest(self) -> Iterator[tuple[str, str]]:
-        """Yield what this client still has to say or to be told."""
-        if self.is_gone:
-            return
-        if self._connection is None or len(self._said) < len(self.plan.steps):
-            yield self.plan.job.id, "its client has not said all"
-        elif self._connection.on_the_way:
-            yield self.plan.job.id, "something is on the way to or from its client"
 
 
 class Result(NamedTuple):
@@ -292,7 +56,7 @@ class Simulation:
     ) -> None:
         self.options = options
         self.chance = Random(seed)
-        self.world = World(options, self.chance, Witness())
+        self.world = World(options, self.chance, check_worker)
         self.master = FakeMaster(self.world, make_master())
         self.workers: list[FakeWorker] = []
         self.clients: list[FakeClient] = []
@@ -394,22 +158,22 @@ class Simulation:
         while timeline.now_s < self._calm_at_s:
             timeline.step()
         deadline_s = self._calm_at_s + self.options.liveness_s
-        while (unrest := next(self._unrest(), None)) is not None:
+        while (problem := next(self._unrest(), None)) is not None:
             if timeline.now_s > deadline_s:
-                subject, text = unrest
+                subject, text = problem
                 raise Violation(subject, f"{self.options.liveness_s:g} s after all faults, {text}")
             look_at_s = timeline.now_s + REST_S
             while timeline.now_s < look_at_s:
                 timeline.step()
-        self.world.witness.check_master(self.master.machine)
+        check_master(self.master.machine, self.world.witness)
         excused = sum([self._is_excused_or_right(client) for client in self.clients])
         tasks = len(self.master.machine.graph.tasks)
         return Result(tasks, self.world.witness.runs, excused, timeline.now_s)
 
-    def _unrest(self) -> Iterator[tuple[str, str]]:
+    def _unrest(self) -> Problems:
         for client in self.clients:
             yield from client.unrest()
-        yield from self.world.witness.unrest(self.master.machine, self.workers)
+        yield from unrest(self.master.machine, self.workers, self.world.witness)
 
     def _is_excused_or_right(self, client: FakeClient) -> bool:
         """Check how a job ended and what it made; return whether it met the unsurvivable."""

@@ -53,11 +53,14 @@ class ScratchPool:
         return True
 
     def close(self) -> None:
-        """Remove those that wait for use, and what else is left of this life."""
+        """Remove those that wait for use, and what else is left of this life; once is enough."""
+        if self._root_fd < 0:
+            return
         self._spare.clear()
         os.close(self._life_fd)
         leases.remove_unheld(self._life, parent_fd=self._root_fd)
         os.close(self._root_fd)
+        self._root_fd = -1
 
 
 class Scratch:

@@ -14,9 +14,9 @@ from ciel.core.objects import ObjectNode
 from ciel.core.refs import NOWHERE
 from ciel.master.state.machine import MasterMachine
 from ciel.master.state.workers import WorkerNode
-from ciel.testing.invariants import Violation
 from ciel.testing.options import SCENARIOS, options_for
 from ciel.testing.simulator import Simulation, SimulationError, main, simulate
+from ciel.testing.witness import Violation
 
 SEEDS = (1, 2, 3, 4)
 
@@ -142,9 +142,12 @@ class DropsTooMuch(MasterMachine):
 def test_a_wrong_machine_is_found_out(
     make_master: Callable[[], MasterMachine], scenario: str
 ) -> None:
-    with pytest.raises(SimulationError):
+    def run_twenty_seeds() -> None:
         for seed in range(1, 21):
             simulate(seed, scenario, make_master)
+
+    with pytest.raises(SimulationError):
+        run_twenty_seeds()
 
 
 def test_what_never_ends_is_found_without_a_look_at_the_books() -> None:

@@ -1,0 +1,144 @@
+"""A client of a simulation: says what its plan holds, and notes what it is told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from ciel.core.events import (
+    AddTask,
+    CancelJob,
+    CloseJob,
+    JobChanged,
+    Message,
+    ObjectSettled,
+    ReleaseObjects,
+    RequestRefused,
+    SubmitJob,
+    WantObjects,
+    WatchJob,
+)
+from ciel.core.ids import ObjectId
+from ciel.core.jobs import JobSummary
+from ciel.core.refs import Concrete, Reference, Value
+from ciel.testing.imaginary import MASTER, PEER, Connection, World, size_of, through_wire
+from ciel.testing.witness import Violation
+from ciel.testing.workloads import Plan
+from ciel.wire import messages
+
+CLIENT_SILENT_S = 30.0
+"""After how long the master takes a client for gone of which it heard nothing."""
+
+
+class FakeClient:
+    """Plays a plan; when it lost its connection and comes back, it says all again that counts."""
+
+    def __init__(self, world: World, plan: Plan, dial: Callable[[str], Connection]) -> None:
+        self.plan = plan
+        self.settled: dict[ObjectId, Reference] = {}
+        self.summary: JobSummary | None = None
+        self.is_gone = False  # for good
+        self.away_max_s = 0.0
+        self._world = world
+        self._dial = dial
+        self._lives = 0
+        self._said: list[Message] = []
+        self._uploads: dict[ObjectId, Reference] = {}
+        self._connection: Connection | None = None
+        self._connect()
+        self._play(0)
+
+    def _connect(self) -> None:
+        self._lives += 1
+        self._connection = connection = self._dial(f"{self.plan.job.id}.client{self._lives}")
+        connection.attach(PEER, self._heard, lambda: None)
+        if self._said:
+            for message in self._all_said():
+                self._send(message)
+
+    def _all_said(self) -> Iterator[Message]:
+        """Yield what brings a master to the same state that may have missed any of it."""
+        job, wants = self.plan.job.id, {}
+        for message in self._said:
+            match message:
+                case WantObjects(_, objects):
+                    wants.update(dict.fromkeys(objects, True))
+                case ReleaseObjects(_, objects):
+                    wants.update(dict.fromkeys(objects, False))
+                case SubmitJob() | AddTask():
+                    yield message
+        if released := tuple(o for o, is_wanted in wants.items() if not is_wanted):
+            yield ReleaseObjects(job, released)
+        if wanted := tuple(o for o, is_wanted in wants.items() if is_wanted):
+            yield WantObjects(job, wanted)
+        yield from [m for m in self._said if isinstance(m, CloseJob | CancelJob)]
+        yield WatchJob(job)
+
+    def cut(self, *, for_good: bool, away_s: float, silently: bool) -> None:
+        """Lose the connection; if silently, the master finds out much later."""
+        if self._connection is None:
+            return
+        timeline = self._world.timeline
+        self._connection.cut(silently=True)
+        silent_s = CLIENT_SILENT_S if silently else self._world.latency_s()
+        timeline.after(silent_s, self._connection.end, MASTER)
+        self._connection = None
+        self.is_gone = for_good
+        if not for_good:
+            self.away_max_s = max(self.away_max_s, away_s)
+            timeline.after(away_s, self._connect)
+
+    def _play(self, index: int) -> None:
+        if index < len(self.plan.steps):
+            step = self.plan.steps[index]
+            self._world.timeline.after(step.delay_s, self._say, step.message, index)
+
+    def _say(self, message: Message, index: int) -> None:
+        if self.is_gone:
+            return
+        if isinstance(message, AddTask):
+            inputs = message.spec.inputs
+            known = [self._upload(o) for o in inputs if o in self.plan.uploads]
+            message = message._replace(known=tuple(known))
+        self._said.append(message)
+        self._send(message)
+        self._play(index + 1)
+
+    def _send(self, message: Message) -> None:
+        if self._connection is not None:
+            if self._world.options.through_wire:
+                message = through_wire(message, messages.FROM_CLIENT)
+            self._connection.send(PEER, message)
+
+    def _upload(self, object_id: ObjectId) -> Reference:
+        if object_id not in self._uploads:
+            world, content = self._world, self.plan.uploads[object_id]
+            world.witness.made(object_id, content)
+            serving = [w for w in world.serving.values() if w.has_met_master and not w.is_frozen]
+            ref: Reference = Value.of(object_id, content)
+            if serving and world.chance.random() >= world.options.upload_inline_share:
+                holder = world.chance.choice(serving)
+                holder.store[object_id] = content
+                holder.machine.uploaded(object_id, world.timeline.now_s)
+                world.witness.upload_places[object_id] = holder.facts.netloc
+                size_bytes = size_of(object_id, world.options)
+                ref = Concrete(object_id, size_bytes, frozenset((holder.facts.netloc,)))
+            self._uploads[object_id] = ref
+        return self._uploads[object_id]
+
+    def _heard(self, message: Message) -> None:
+        match message:
+            case ObjectSettled(_, ref):
+                self.settled[ref.id] = ref
+            case JobChanged(summary):
+                self.summary = summary
+            case RequestRefused(job, reason):
+                raise Violation(job, f"a client was refused: {reason}")
+
+    def unrest(self) -> Iterator[tuple[str, str]]:
+        """Yield what this client still has to say or to be told."""
+        if self.is_gone:
+            return
+        if self._connection is None or len(self._said) < len(self.plan.steps):
+            yield self.plan.job.id, "its client has not said all"
+        elif self._connection.on_the_way:
+            yield self.plan.job.id, "something is on the way to or from its client"

@@ -1,0 +1,118 @@
+"""The master of a simulation: the real machine, and a service for it without sockets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ciel.core.events import HEARTBEAT_INTERVAL_S, DropObjects, Heartbeat, Message
+from ciel.master.state.machine import MasterMachine
+from ciel.master.state.workers import WorkerFacts
+from ciel.testing.imaginary import MASTER, Connection, World, through_wire
+from ciel.testing.invariants import check_master
+from ciel.wire import messages
+
+
+class FakeMaster:
+    """Connections by peer, turns, heartbeats."""
+
+    def __init__(self, world: World, machine: MasterMachine) -> None:
+        self.machine = machine
+        self._world = world
+        self._links: dict[str, Connection] = {}
+        self._turn_due_s: float | None = None
+        self._turns = 0
+        world.timeline.after(HEARTBEAT_INTERVAL_S, self._beat)
+
+    def accept_client(self, connection: Connection) -> None:
+        self._links[connection.name] = connection
+
+        def receive(message: Message) -> None:
+            self.machine.client_said(connection.name, message, self._now_s)
+            self._end_turn_soon()
+
+        def hear_end() -> None:
+            del self._links[connection.name]
+            self.machine.client_gone(connection.name, self._now_s)
+            self._end_turn_soon()
+
+        connection.attach(MASTER, receive, hear_end)
+
+    def accept_worker(self, connection: Connection) -> None:
+        def receive(message: Message | WorkerFacts) -> None:
+            if isinstance(message, WorkerFacts):
+                self._change_workers(self.machine.worker_joined, message)
+                self._links[message.id] = connection
+            elif self._links.get(connection.name) is connection:
+                witness = self._world.witness
+                before = witness.standing(self.machine, message)
+                self.machine.worker_said(connection.name, message, self._now_s)
+                witness.reported(self.machine, connection.name, message, before)
+            self._end_turn_soon()
+
+        def hear_end() -> None:
+            if self._links.get(connection.name) is connection:
+                self._change_workers(
+                    self.machine.worker_lost, connection.name, "its connection ended"
+                )
+                self._end_turn_soon()
+
+        connection.attach(MASTER, receive, hear_end)
+
+    @property
+    def _now_s(self) -> float:
+        return self._world.timeline.now_s
+
+    def _change_workers(self, act: Callable[..., None], *arguments: object) -> None:
+        """Do what may make the machine give up workers, and close the connections of those."""
+        before = dict(self.machine.workers)
+        act(*arguments, self._now_s)
+        for worker_id, worker in before.items():
+            if self.machine.workers.get(worker_id) is not worker:
+                self._world.witness.worker_lost(worker_id, worker.facts.netloc)
+                self._links.pop(worker_id).close(MASTER)
+
+    def _beat(self) -> None:
+        self._change_workers(self.machine.tick)
+        for worker_id in self.machine.workers:
+            self._send(worker_id, Heartbeat())
+        self._end_turn_soon()
+        self._world.timeline.after(HEARTBEAT_INTERVAL_S, self._beat)
+
+    def _send(self, peer: str, message: Message) -> None:
+        link = self._links.get(peer)
+        if link is None:
+            return
+        is_worker = peer in self.machine.workers
+        if is_worker:
+            self._world.witness.sent(self.machine, peer, message)
+        if self._world.options.through_wire:
+            message = through_wire(message, messages.TO_WORKER if is_worker else messages.TO_CLIENT)
+        link.send(MASTER, message)
+
+    def _end_turn_soon(self, delay_s: float | None = None) -> None:
+        if delay_s is None:
+            delay_s = self._world.chance.uniform(0.0, self._world.options.turn_max_s)
+        due_s = self._now_s + delay_s
+        if self._turn_due_s is None or due_s < self._turn_due_s:
+            self._turn_due_s = due_s
+            self._world.timeline.at(due_s, self._end_turn, due_s)
+
+    def _end_turn(self, due_s: float) -> None:
+        if due_s != self._turn_due_s:
+            return  # an earlier one was asked for since
+        self._turn_due_s = None
+        machine = self.machine
+        said_before = len(machine.outbox)
+        machine.end_turn(self._now_s)
+        outbox, machine.outbox = machine.outbox, []
+        for _, message in outbox[said_before:]:
+            if isinstance(message, DropObjects):
+                self._world.witness.released(machine, message.objects)
+        for peer, message in outbox:
+            self._send(peer, message)
+        self._turns += 1
+        if self._turns % self._world.options.turns_per_check == 0:
+            check_master(machine, self._world.witness)
+        next_s = machine.due_s()
+        if next_s is not None:
+            self._end_turn_soon(max(next_s - self._now_s, 0.0))

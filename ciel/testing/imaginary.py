@@ -1,0 +1,152 @@
+"""Imaginary time and connections, and the world that the parties of a simulation share.
+
+Order within a connection is kept, as TCP keeps it; between connections nothing is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from heapq import heappop, heappush
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+from ciel.core.events import Message
+from ciel.core.refs import INLINE_MAX_BYTES
+from ciel.master.state.workers import WorkerFacts
+from ciel.testing.options import Options
+from ciel.testing.witness import Witness
+from ciel.wire import codec, messages
+
+if TYPE_CHECKING:
+    from ciel.testing.fake_worker import FakeWorker
+
+CONTENT_BYTES = 16  # what stands for the content of any object
+
+MASTER, PEER = 0, 1  # the sides of a connection
+
+
+class Timeline:
+    """A clock that is advanced by hand, and what is to happen when."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self._agenda: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
+        self._sequence = 0
+
+    def at(self, due_s: float, act: Callable[..., None], *arguments: object) -> None:
+        self._sequence += 1
+        heappush(self._agenda, (due_s, self._sequence, act, arguments))
+
+    def after(self, delay_s: float, act: Callable[..., None], *arguments: object) -> None:
+        self.at(self.now_s + delay_s, act, *arguments)
+
+    def step(self) -> None:
+        """Advance to the next thing that is to happen, and have it happen."""
+        due_s, _, act, arguments = heappop(self._agenda)
+        self.now_s = max(self.now_s, due_s)
+        act(*arguments)
+
+
+class World:
+    """What all parties of one simulation share."""
+
+    def __init__(
+        self, options: Options, chance: Random, check_worker: Callable[[FakeWorker], None]
+    ) -> None:
+        self.options = options
+        self.chance = chance
+        self.check_worker = check_worker
+        self.witness = Witness()
+        self.timeline = Timeline()
+        self.serving: dict[str, FakeWorker] = {}  # by address
+        self.log: list[tuple[float, str, object]] = []  # when, to whom or of whom, what
+
+    def note(self, who: str, what: object) -> None:
+        self.log.append((self.timeline.now_s, who, what))
+
+    def has_fault(self, share: float) -> bool:
+        """Draw whether something goes wrong now, at most until faults end."""
+        return self.timeline.now_s < self.options.faults_end_s and self.chance.random() < share
+
+    def mean(self, mean_s: float) -> float:
+        return self.chance.expovariate(1 / mean_s)
+
+    def latency_s(self) -> float:
+        options = self.options
+        if self.chance.random() < options.spike_share:
+            return self.mean(options.spike_mean_s)
+        return self.mean(options.latency_mean_s)
+
+
+class Connection:
+    """One imaginary TCP connection between a peer (`name`) and the master."""
+
+    def __init__(self, world: World, name: str) -> None:
+        self.name = name
+        self.on_the_way = 0  # messages
+        self._world = world
+        self._receive: list[Callable[[Any], None]] = [lambda message: None] * 2
+        self._hear_end: list[Callable[[], None]] = [lambda: None] * 2
+        self._is_open = [True, True]
+        self._arrives_at_s = [0.0, 0.0]
+        self._is_cut = False
+
+    def attach(
+        self, side: int, receive: Callable[[Any], None], hear_end: Callable[[], None]
+    ) -> None:
+        """Have `side` told of what arrives there, in order, and once of the connection's end."""
+        self._receive[side] = receive
+        self._hear_end[side] = hear_end
+
+    def send(self, side: int, message: Message | WorkerFacts) -> None:
+        """Send from `side` to the other."""
+        if self._is_open[side] and not self._is_cut:
+            self.on_the_way += 1
+            self._schedule(1 - side, self._arrive, message)
+
+    def _schedule(self, side: int, act: Callable[..., None], *arguments: object) -> None:
+        timeline = self._world.timeline
+        arrives_at_s = max(self._arrives_at_s[side], timeline.now_s + self._world.latency_s())
+        self._arrives_at_s[side] = arrives_at_s
+        timeline.at(arrives_at_s, act, side, *arguments)
+
+    def _arrive(self, side: int, message: Any) -> None:
+        self.on_the_way -= 1
+        if self._is_open[side] and not self._is_cut:
+            self._world.note(f"{self.name} {'to' if side == PEER else 'says'}", message)
+            self._receive[side](message)
+
+    def end(self, side: int) -> None:
+        """`side` hears that the connection is over."""
+        if self._is_open[side]:
+            self._is_open[side] = False
+            self._hear_end[side]()
+
+    def close(self, side: int) -> None:
+        """`side` is gone; the other first gets what is on its way, then hears of the end."""
+        if self._is_open[side]:
+            self._is_open[side] = False
+            if not self._is_cut:
+                self._schedule(1 - side, self.end)
+
+    def cut(self, *, silently: bool) -> None:
+        """Lose all that is on its way; if silently, both sides have to find out by themselves."""
+        if not self._is_cut:
+            self._is_cut = True
+            if not silently:
+                self._schedule(MASTER, self.end)
+                self._schedule(PEER, self.end)
+
+
+def through_wire(message: Message, allowed: frozenset[type]) -> Message:
+    """Return what the other side gets when this is sent; raises what coding raises."""
+    fields, payload = messages.encode(message)
+    return messages.decode((codec.decode(codec.encode(fields)), payload), allowed)
+
+
+def size_of(object_id: str, options: Options) -> int:
+    """Say how large an object is taken to be; it follows from its name."""
+    chance = Random(object_id)
+    if chance.random() < options.inline_share:
+        return CONTENT_BYTES
+    return INLINE_MAX_BYTES + 1 + int(chance.random() * 2 * options.object_mean_bytes)

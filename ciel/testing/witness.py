@@ -1,0 +1,173 @@
+"""Who stands beside the machines of a simulation: sees what is said and done, and keeps own books.
+
+What can be said of one step alone is held against them at once; `invariants` compares the books
+with the machines.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from typing import NamedTuple
+
+from ciel.core.events import AssignTask, CancelTask, DropObjects, InputsLost, Message, TaskReported
+from ciel.core.graph import ACTIVE
+from ciel.core.ids import ObjectId
+from ciel.core.jobs import Job, JobState
+from ciel.core.refs import Failure, locations_of
+from ciel.core.retries import WORKER_LOSSES_MAX
+from ciel.core.tasks import ASSIGNED, FAILED
+from ciel.master.state.machine import MasterMachine
+
+Key = tuple[str, int]
+
+
+class Violation(Exception):
+    """Something that must hold does not; `subject` is the task, object or peer concerned."""
+
+    def __init__(self, subject: str, text: str) -> None:
+        self.subject = subject
+        self.text = text
+        super().__init__(f"{text} ({subject})")
+
+
+class Standing(NamedTuple):
+    """How a task stood before a report of it was taken."""
+
+    is_assigned: bool
+    attempt: int
+    worker: str | None
+
+
+class Witness:
+    """Keeps books on one simulation."""
+
+    def __init__(self) -> None:
+        self.losses: Counter[str] = Counter()  # task: lost workers that had it
+        self.places_lost: set[str] = set()
+        self.upload_places: dict[str, str] = {}
+        self.ambiguous: list[str] = []  # objects with two contents
+        self._contents: dict[str, bytes] = {}
+        self._failures: Counter[str] = Counter()
+        self._started: set[Key] = set()
+        self._counted: set[Key] = set()
+        self.given: defaultdict[str, set[Key]] = defaultdict(set)  # worker: what it has to answer
+        self.cancelled: defaultdict[str, set[Key]] = defaultdict(set)
+
+    # --- workers ----------------------------------------------------------------------------------
+
+    def made(self, object_id: str, content: bytes) -> None:
+        """Note what an object is; it must have one value for ever, whoever makes it how often."""
+        if self._contents.setdefault(object_id, content) != content:
+            self.ambiguous.append(object_id)
+
+    def content_of(self, object_id: str) -> bytes | None:
+        return self._contents.get(object_id)
+
+    def started(self, key: Key) -> int:
+        """A program starts; return how often programs of its task have failed."""
+        if key in self._started:
+            raise Violation(key[0], f"attempt {key[1]} was started twice")
+        self._started.add(key)
+        return self._failures[key[0]]
+
+    def program_failed(self, key: Key) -> None:
+        self._failures[key[0]] += 1
+
+    @property
+    def runs(self) -> int:
+        """How many programs were started."""
+        return len(self._started)
+
+    # --- the master -------------------------------------------------------------------------------
+
+    def sent(self, master: MasterMachine, worker_id: str, message: Message) -> None:
+        """The master tells something to a worker."""
+        match message:
+            case AssignTask(spec, attempt, _):
+                self.given[worker_id].add((spec.id, attempt))
+                graph, task_node = master.graph, master.graph.tasks[spec.id]
+                if not graph.is_needed(task_node) and task_node not in graph.unneeded:
+                    raise Violation(spec.id, "it is to run, and nobody needs what it makes")
+                state = master.jobs[spec.job].state
+                if state is JobState.CANCELLING or state is JobState.CANCELLED:
+                    raise Violation(spec.id, f"it is to run, and its job is {state}")
+            case CancelTask(task, attempt):
+                self.cancelled[worker_id].add((task, attempt))
+            case DropObjects(objects):
+                place = master.workers[worker_id].facts.netloc
+                for object_id in objects:
+                    if place in locations_of(master.graph.objects.reference(object_id)):
+                        raise Violation(object_id, f"it is dropped, and said to be at {place}")
+
+    def released(self, master: MasterMachine, objects: tuple[ObjectId, ...]) -> None:
+        """The master drops objects since nobody needs them."""
+        active = [task for task in master.graph.tasks.values() if task.state in ACTIVE]
+        needed = {object_id for task in active for object_id in task.spec.inputs}
+        for object_id in objects:
+            if object_id in needed or master.graph.objects.nodes[object_id].wanters:
+                raise Violation(object_id, "it is dropped and needed")
+
+    def standing(self, master: MasterMachine, message: Message) -> Standing | None:
+        """Look at the task of a report before the master takes it."""
+        if not isinstance(message, TaskReported | InputsLost):
+            return None
+        task = master.graph.tasks.get(message.task)
+        if task is None:
+            return None
+        return Standing(task.state is ASSIGNED, task.attempt, task.worker)
+
+    def reported(
+        self, master: MasterMachine, worker_id: str, message: Message, before: Standing | None
+    ) -> None:
+        """The master took a report; only that of the current attempt may have changed the task."""
+        if not isinstance(message, TaskReported | InputsLost):
+            return
+        key = (message.task, message.attempt)
+        self.given[worker_id].discard(key)
+        self.cancelled[worker_id].discard(key)
+        task = master.graph.tasks.get(message.task)
+        if task is None or before is None or not before.is_assigned or task.state is ASSIGNED:
+            return
+        if (before.attempt, before.worker) != (message.attempt, worker_id):
+            raise Violation(
+                key[0], f"{worker_id} reported attempt {key[1]}, it counted as {before}"
+            )
+        if key in self._counted:
+            raise Violation(key[0], f"attempt {key[1]} counted twice")
+        self._counted.add(key)
+
+    def worker_lost(self, worker_id: str, netloc: str) -> None:
+        """The master gave up a worker."""
+        self.places_lost.add(netloc)
+        self.cancelled.pop(worker_id, None)
+        for task, _ in self.given.pop(worker_id, ()):
+            self.losses[task] += 1
+
+    # --- the end ----------------------------------------------------------------------------------
+
+    def is_excused(self, master: MasterMachine, job: Job) -> bool:
+        """Whether a job met what is not survivable: then its results may be errors.
+
+        Raises Violation if a task or object of it is said to be lost without cause.
+        """
+        excused = False
+        graph = master.graph
+        for task_id in job.tasks:
+            task = graph.tasks[task_id]
+            refs = [graph.objects.reference(object_id) for object_id in task.spec.outputs]
+            reasons = {ref.reason for ref in refs if isinstance(ref, Failure)}
+            if task.state is FAILED and "WORKER_FAILED" in reasons:
+                excused = True
+                if self.losses[task_id] < WORKER_LOSSES_MAX:
+                    raise Violation(task_id, f"given up after {self.losses[task_id]} losses")
+            if task.state is FAILED and "MISSING_INPUT" in reasons:
+                excused = True
+                if not self.upload_places.keys() & task.spec.inputs:
+                    raise Violation(task_id, "given up for inputs that could be made again")
+        for object_id, place in self.upload_places.items():
+            ref = graph.objects.reference(ObjectId(object_id))
+            if object_id in job.uploads and isinstance(ref, Failure):
+                excused = True
+                if place not in self.places_lost:
+                    raise Violation(object_id, f"lost, though its holder {place} was not")
+        return excused
