@@ -3,10 +3,11 @@
     python -m ciel.testing.simulator --seeds 1-1000 [--scenario any] [--keep-going]
 
 runs seeds one after the other and stops at the first that fails (or lists all that do), with the
-story of the task concerned and the command that replays it. Each run has two phases, as FoundationDB and TigerBeetle
-do it: while faults happen nothing wrong may ever be done (safety; `invariants` are checked after
-every turn), and once they have stopped all jobs must end, with the right answer (liveness), and
-nothing may be left over.
+story of the task concerned and the command that replays it.
+
+Each run has two phases, as FoundationDB and TigerBeetle do it: while faults happen nothing wrong
+may ever be done (safety; `invariants` are checked after every turn), and once they have stopped all
+jobs must end, with the right answer (liveness), and nothing may be left over.
 """
 
 from __future__ import annotations
