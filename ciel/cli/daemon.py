@@ -8,12 +8,13 @@ is gone.
 
 from __future__ import annotations
 
+import argparse
 import gc
 import os
 import signal
 import sys
 from collections.abc import Callable
-from typing import Any, TextIO
+from typing import Any, Protocol, TextIO
 
 from twisted.internet.interfaces import IReadDescriptor
 from twisted.logger import (
@@ -27,6 +28,8 @@ from twisted.logger import (
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
+from ciel.access.errors import AccessError
+from ciel.net.turns import use_monotonic_clock
 from ciel.wire import codec
 from ciel.wire.errors import DecodeError
 
@@ -37,6 +40,62 @@ LINE_MAX_BYTES = 4096
 
 class DaemonError(Exception):
     """A daemon cannot start; the text is one line for whoever started it."""
+
+    def __init__(self, reason: str, status: int = 1) -> None:
+        self.status = status
+        super().__init__(reason)
+
+
+class Daemon(Protocol):
+    """What `run` runs. `failure` and `status` say how it ended."""
+
+    failure: str
+    status: int
+
+    def open_alone(self) -> None:
+        """Open with what the options and the environment say."""
+
+    def told(self, line: dict[str, Any]) -> None:
+        """Open with what the parent says."""
+
+    def fail(self, reason: str) -> None:
+        """End with a reason."""
+
+    def stop(self) -> None:
+        """End in order; the reactor may not run yet."""
+
+
+def run(
+    name: str,
+    options: argparse.Namespace,
+    make: Callable[[Any, argparse.Namespace], Daemon],
+    start_errors: tuple[type[Exception], ...],
+) -> int:
+    """Run a daemon until it is told to end; returns the exit status."""
+    try:
+        begin_log(options.log)
+        from twisted.internet import reactor as twisted_reactor
+
+        reactor: Any = twisted_reactor  # a module that stands for an object
+        use_monotonic_clock(reactor)
+        daemon = make(reactor, options)
+    except (DaemonError, OSError) as error:
+        print(f"{name}: {error}", file=sys.stderr)
+        return 1
+    stop_on_signals(reactor, daemon.stop)
+    try:
+        if options.embedded:
+            Lifeline(reactor, daemon.told, daemon.stop, daemon.fail)
+        else:
+            daemon.open_alone()
+    except start_errors as error:
+        daemon.stop()
+        print(f"{name}: {error}", file=sys.stderr)
+        return 3 if isinstance(error, AccessError) else getattr(error, "status", 1)
+    reactor.run(installSignalHandlers=False)
+    if daemon.failure:
+        print(f"{name}: {daemon.failure}", file=sys.stderr)
+    return daemon.status
 
 
 def begin_log(path: str | None) -> None:

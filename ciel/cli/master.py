@@ -17,12 +17,10 @@ from ciel.access.places import access_path
 from ciel.access.settings import netloc, require_safe_listen
 from ciel.cli.daemon import (
     DaemonError,
-    Lifeline,
-    begin_log,
     log,
+    run,
     say_ready,
     settle_memory,
-    stop_on_signals,
 )
 from ciel.master.journal import NullJournal
 from ciel.master.resources.root import master_site
@@ -37,7 +35,7 @@ from ciel.net.transports import (
     listen,
     parse_address,
 )
-from ciel.net.turns import Turns, use_monotonic_clock
+from ciel.net.turns import Turns
 from ciel.wire.session import Session
 
 DEFAULT_LISTEN = "127.0.0.1:8000"
@@ -80,6 +78,7 @@ class Master:
         self._service: MasterService | None = None
         self._listeners: list[Listener] = []
         self.failure = ""
+        self.status = 0
 
     def open(self, cluster_id: str, key: Key) -> dict[str, str]:
         """Listen and serve; returns what others need to find it. Raises NetError."""
@@ -142,6 +141,7 @@ class Master:
     def fail(self, reason: str) -> None:
         """End with a reason."""
         self.failure = reason
+        self.status = 1
         log.error("{reason}", reason=reason)
         self.stop()
 
@@ -154,32 +154,12 @@ class Master:
             self._reactor.stop()
 
 
+START_ERRORS = (AccessError, NetError, DaemonError, OSError)
+
+
 def main(argv: list[str] | None = None) -> int:
     """Run a master until it is told to end; returns the exit status."""
-    options = parser().parse_args(argv)
-    try:
-        begin_log(options.log)
-    except DaemonError as error:
-        print(f"ciel-master: {error}", file=sys.stderr)
-        return 1
-    from twisted.internet import reactor as twisted_reactor
-
-    reactor: Any = twisted_reactor  # a module that stands for an object
-    use_monotonic_clock(reactor)
-    master = Master(reactor, options)
-    stop_on_signals(reactor, master.stop)
-    try:
-        if options.embedded:
-            Lifeline(reactor, master.told, master.stop, master.fail)
-        else:
-            master.open_alone()
-    except (AccessError, NetError, DaemonError, OSError) as error:
-        print(f"ciel-master: {error}", file=sys.stderr)
-        return 3 if isinstance(error, AccessError) else 1
-    reactor.run(installSignalHandlers=False)
-    if master.failure:
-        print(f"ciel-master: {master.failure}", file=sys.stderr)
-    return 1 if master.failure else 0
+    return run("ciel-master", parser().parse_args(argv), Master, START_ERRORS)
 
 
 if __name__ == "__main__":

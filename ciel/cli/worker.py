@@ -18,12 +18,10 @@ from ciel.access.keys import Key, Role
 from ciel.access.settings import find_master, netloc
 from ciel.cli.daemon import (
     DaemonError,
-    Lifeline,
-    begin_log,
     log,
+    run,
     say_ready,
     settle_memory,
-    stop_on_signals,
 )
 from ciel.core.errors import CielError
 from ciel.execution.environment import inherited
@@ -33,7 +31,7 @@ from ciel.net.control import ControlPeer, Owner
 from ciel.net.errors import NetError
 from ciel.net.transfers import Transfers
 from ciel.net.transports import Reconnector, listen
-from ciel.net.turns import Turns, use_monotonic_clock
+from ciel.net.turns import Turns
 from ciel.storage.interface import ObjectStore
 from ciel.storage.specs import parse_spec
 from ciel.wire.errors import RefusedError
@@ -158,7 +156,8 @@ class Worker:
         found = find_master(options.master, options.access, os.environ)
         if found is None:
             raise DaemonError(
-                "no master: name one with --master, CIEL_MASTER or --access, or start one (ciel up)"
+                "no master: name one with --master, CIEL_MASTER or --access, or start one: ciel up",
+                status=3,
             )
         log.info("master {url}, from {origin}", url=found.url, origin=found.origin)
         self.open(reachable(found.control, found.url), found.cluster_id, found.key)
@@ -248,31 +247,7 @@ def load_executors() -> dict[str, Executor]:
 
 def main(argv: list[str] | None = None) -> int:
     """Run a worker until it is told to end; returns the exit status."""
-    options = parser().parse_args(argv)
-    try:
-        begin_log(options.log)
-    except DaemonError as error:
-        print(f"ciel-worker: {error}", file=sys.stderr)
-        return 1
-    from twisted.internet import reactor as twisted_reactor
-
-    reactor: Any = twisted_reactor  # a module that stands for an object
-    use_monotonic_clock(reactor)
-    worker = Worker(reactor, options)
-    stop_on_signals(reactor, worker.stop)
-    try:
-        if options.embedded:
-            Lifeline(reactor, worker.told, worker.stop, worker.fail)
-        else:
-            worker.open_alone()
-    except START_ERRORS as error:
-        worker.stop()
-        print(f"ciel-worker: {error}", file=sys.stderr)
-        return 3 if isinstance(error, AccessError | DaemonError) else 1
-    reactor.run(installSignalHandlers=False)
-    if worker.failure:
-        print(f"ciel-worker: {worker.failure}", file=sys.stderr)
-    return worker.status
+    return run("ciel-worker", parser().parse_args(argv), Worker, START_ERRORS)
 
 
 if __name__ == "__main__":

@@ -275,7 +275,7 @@ class TaskGraph:
         """Whether a task can be assigned now. One whose input was lost meanwhile waits again, or
         fails.
         """
-        return task.state is RUNNABLE and not self.recheck(task)
+        return task.state is RUNNABLE and not (task.spec.inputs and self.recheck(task))
 
     def recheck(self, task: TaskNode) -> bool:
         """Evaluate an active task anew if an input that it had is gone or failed; return whether it

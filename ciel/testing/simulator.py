@@ -24,7 +24,7 @@ from ciel.core.ids import ObjectId
 from ciel.core.jobs import Job, JobState
 from ciel.core.refs import Concrete, Failure, Value
 from ciel.core.tasks import TaskSpec
-from ciel.master.state.machine import MasterMachine
+from ciel.master.state.machine import CLIENT_GRACE_S, MasterMachine
 from ciel.master.state.workers import WorkerFacts
 from ciel.testing.fake_client import FakeClient
 from ciel.testing.fake_master import FakeMaster
@@ -207,7 +207,7 @@ class Simulation:
         plan = client.plan
         fails = any(plan.truth.makes_job_fail(object_id) for object_id in job.wanted)
         expected = {JobState.FAILED if fails else JobState.COMPLETED}
-        if plan.is_cancelled or client.is_gone or client.away_max_s > 4.5:
+        if plan.is_cancelled or client.is_gone or client.away_max_s > CLIENT_GRACE_S - 0.5:
             expected.add(JobState.CANCELLED)
         if job.state not in expected:
             raise Violation(job.spec.id, f"it is {job.state} ({job.reason}), not {expected}")
@@ -237,7 +237,7 @@ class Simulation:
                 raise Violation(object_id, f"it is {found!r} ({ref}), it should be {value!r}")
 
     def story_of(self, subject: str) -> list[str]:
-        """Tell all that was said of a task, an object or a peer, oldest first."""
+        """Tell all that was said of a task, an object or a peer (or of all), oldest first."""
         graph = self.master.machine.graph
         node = graph.objects.get(subject)
         names = {subject}
@@ -286,7 +286,7 @@ def simulate(
         story = simulation.story_of(error.subject)
         raise SimulationError(seed, scenario, error, story) from error
     except (CielError, LookupError, AssertionError, TypeError, AttributeError) as error:
-        raise SimulationError(seed, scenario, error, []) from error
+        raise SimulationError(seed, scenario, error, simulation.story_of("")) from error
 
 
 def main(arguments: list[str]) -> int:

@@ -18,7 +18,7 @@ from ciel.testing.options import SCENARIOS, options_for
 from ciel.testing.simulator import Simulation, SimulationError, main, simulate
 from ciel.testing.witness import Violation
 
-SEEDS = (1, 2, 3, 4)
+SEEDS = (1, 2, 3)
 
 
 @pytest.mark.parametrize("scenario", [name for name in SCENARIOS if name != "thousand"])
@@ -34,7 +34,7 @@ def test_a_thousand_tasks_survive_kills() -> None:
 
 
 def test_faults_drawn_by_the_seed_do_no_harm() -> None:
-    for seed in range(1, 31):
+    for seed in range(1, 21):
         simulate(seed)
 
 

@@ -41,7 +41,14 @@ from ciel.core.graph import TaskGraph, TaskNode
 from ciel.core.ids import JobId, ObjectId
 from ciel.core.jobs import ENDED, JOB_TRANSITIONS, Job, JobState, summarise
 from ciel.core.refs import Failure, Reference, locations_of
-from ciel.core.retries import BACK_OFF_FIRST_S, Again, Blame, after_failure, after_worker_loss
+from ciel.core.retries import (
+    BACK_OFF_FIRST_S,
+    Again,
+    Blame,
+    GiveUp,
+    after_failure,
+    after_worker_loss,
+)
 from ciel.core.story import Story
 from ciel.core.tasks import ASSIGNED, TaskSpec, check_task
 from ciel.master.state.dispatch import Dispatcher
@@ -210,11 +217,17 @@ class MasterMachine:
         if worker is None:
             return
         self.dispatcher.remove_worker(worker)
+        slots_left = worker.facts.slots
         for (_, attempt), task in worker.assigned.items():
+            # Only those at the head can have run, and have had to do with the loss.
+            may_have_run = slots_left > 0
+            slots_left -= task.spec.needs.slots
             if task.worker != worker_id or task.attempt != attempt:
                 continue  # it was called off
-            blame = self._blame.setdefault(task.spec.id, Blame())
-            verdict = after_worker_loss(blame, worker_id)
+            verdict: Again | GiveUp = Again(0.0)
+            if may_have_run:
+                blame = self._blame.setdefault(task.spec.id, Blame())
+                verdict = after_worker_loss(blame, worker_id)
             self._tell(
                 task, f"worker {worker_id} was lost ({reason}) during attempt {task.attempt}"
             )
