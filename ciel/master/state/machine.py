@@ -52,6 +52,7 @@ from ciel.core.retries import (
 from ciel.core.story import Story
 from ciel.core.tasks import ASSIGNED, TaskSpec, check_task
 from ciel.master.state.dispatch import Dispatcher
+from ciel.master.state.keeping import drop_unneeded, unlisted
 from ciel.master.state.workers import WorkerFacts, WorkerNode
 
 CLIENT_GRACE_S = 5.0
@@ -319,22 +320,9 @@ class MasterMachine:
             self._forget_calls(task.spec.job, {call})
 
     def _drop_unlisted(self, worker: WorkerNode, refs: Iterable[Reference]) -> None:
-        """Have a worker delete what it holds and the table does not list there: an error, or the
-        work of an attempt that counts no more. What another attempt may make there now stays.
-        """
-        doomed = []
-        for ref in refs:
-            node = self.graph.objects.get(ref.id)
-            maker = None if node is None else node.producer
-            place = worker.facts.netloc
-            if place not in locations_of(ref) or (
-                maker is not None and maker.worker == worker.facts.id
-            ):
-                continue
-            if node is None or node.ref is None or place not in locations_of(node.ref):
-                doomed.append(ref.id)
+        doomed = unlisted(self.graph, worker.facts, refs)
         if doomed:
-            self._say(worker.facts.id, DropObjects(tuple(doomed)))
+            self._say(worker.facts.id, DropObjects(doomed))
 
     def _inputs_lost(self, worker: WorkerNode, message: InputsLost) -> None:
         task = self._current(worker, message.task, message.attempt)
@@ -445,14 +433,7 @@ class MasterMachine:
     def _drop(self) -> None:
         if not self.graph.droppable:
             return
-        droppable, self.graph.droppable = self.graph.droppable, []
-        by_place: dict[str, list[ObjectId]] = {}
-        for object_id in droppable:
-            node = self.graph.objects.get(object_id)
-            if node is None or node.producer is None or node.producer.job.spec.keep:
-                continue
-            for place in self.graph.drop(object_id):
-                by_place.setdefault(place, []).append(object_id)
+        by_place = drop_unneeded(self.graph)
         for worker in self.workers.values():
             doomed = by_place.get(worker.facts.netloc)
             if doomed:

@@ -1,0 +1,45 @@
+"""What may be deleted: intermediate objects that nobody needs, and copies that no table lists."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ciel.core.graph import TaskGraph
+from ciel.core.ids import ObjectId
+from ciel.core.refs import Reference, locations_of
+from ciel.master.state.workers import WorkerFacts
+
+
+def drop_unneeded(graph: TaskGraph) -> dict[str, list[ObjectId]]:
+    """Forget what the graph says is droppable; return what is to be deleted, by location.
+
+    A job that was submitted with `keep` loses nothing; an upload stays, since it has no maker.
+    """
+    droppable, graph.droppable = graph.droppable, []
+    by_place: dict[str, list[ObjectId]] = {}
+    for object_id in droppable:
+        node = graph.objects.get(object_id)
+        if node is None or node.producer is None or node.producer.job.spec.keep:
+            continue
+        for place in graph.drop(object_id):
+            by_place.setdefault(place, []).append(object_id)
+    return by_place
+
+
+def unlisted(
+    graph: TaskGraph, worker: WorkerFacts, refs: Iterable[Reference]
+) -> tuple[ObjectId, ...]:
+    """Name what a worker holds and the table does not list there: an error, or the work of an
+    attempt that counts no more. What another attempt may be making there now is not named.
+    """
+    doomed = []
+    for ref in refs:
+        if worker.netloc not in locations_of(ref):
+            continue
+        node = graph.objects.get(ref.id)
+        maker = None if node is None else node.producer
+        if maker is not None and maker.worker == worker.id:
+            continue
+        if node is None or node.ref is None or worker.netloc not in locations_of(node.ref):
+            doomed.append(ref.id)
+    return tuple(doomed)
