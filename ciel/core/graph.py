@@ -17,7 +17,7 @@ so depth has no limit. The rules (CIB-1, CIB-4):
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from ciel.core.errors import InvalidTaskError, InvalidTransitionError, InvariantError
 from ciel.core.ids import ObjectId, TaskId
@@ -101,7 +101,13 @@ class TaskGraph:
         parent = self._parent_of(spec, job)
         node = TaskNode(spec, job)
         nodes = self.objects.nodes
-        producing = self._claim_outputs(node, parent)
+        producing: Sequence[ObjectId] = spec.outputs
+        known_outputs = [object_id for object_id in producing if object_id in nodes]
+        if known_outputs:
+            producing = self._claim_outputs(node, parent)
+        else:
+            for object_id in producing:
+                nodes[object_id] = ObjectNode(node)
         self.tasks[spec.id] = node
         job.tasks.append(spec.id)
         job.counts[DORMANT] += 1
@@ -116,11 +122,12 @@ class TaskGraph:
                 nodes[object_id].holds += 1
         if parent is not None:
             self._note_child(parent, spec)
-        for object_id in producing:
-            output = nodes[object_id]
-            if output.ref is None and (output.wanters or object_id in self.waiting.awaited):
-                self._demand((object_id,))
-                break
+        if known_outputs:  # somebody may want them already
+            for object_id in producing:
+                output = nodes[object_id]
+                if output.ref is None and (output.wanters or object_id in self.waiting.awaited):
+                    self._demand((object_id,))
+                    break
         return node
 
     def _claim_outputs(self, task: TaskNode, parent: TaskNode | None) -> list[ObjectId]:
@@ -176,9 +183,9 @@ class TaskGraph:
         if object_id in job.wanted:
             return
         job.wanted[object_id] = None
-        node = self.objects.ensure(object_id)
+        node = self.objects.nodes.get(object_id) or self.objects.ensure(object_id)
         node.wanters = (*node.wanters, job) if node.wanters else job.as_wanter
-        if node.is_settled:
+        if node.ref is not None and node.is_settled:
             self.settled.append(object_id)
             return
         job.unsettled += 1
@@ -373,7 +380,7 @@ class TaskGraph:
 
     def publish(self, ref: Reference) -> None:
         """Merge news of an object, and release or fail those who waited for it."""
-        node = self.objects.ensure(ref.id)
+        node = self.objects.nodes.get(ref.id) or self.objects.ensure(ref.id)
         if self.objects.update(node, ref) and (failing := self._spread(ref.id, node)):
             self._fail(failing)
 

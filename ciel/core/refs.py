@@ -7,7 +7,8 @@ Requirements CIB-1, CIB-4.
 
 from __future__ import annotations
 
-from base64 import b64decode, b64encode
+from base64 import b64decode
+from binascii import b2a_base64
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -69,7 +70,7 @@ class Value(NamedTuple):
 
     @classmethod
     def of(cls, object_id: ObjectId, content: bytes) -> Value:
-        return cls(object_id, b64encode(content).decode())
+        return cls(object_id, b2a_base64(content, newline=False).decode())
 
 
 class Fixed(NamedTuple):

@@ -117,8 +117,14 @@ def check_task(spec: TaskSpec) -> None:
         raise InvalidTaskError(spec.id, "it has no outputs, so nobody could ever want it")
     if len(spec.outputs) > 1 and len(set(spec.outputs)) != len(spec.outputs):
         raise InvalidTaskError(spec.id, "it names an output twice")
-    if spec.inputs and not set(spec.inputs).isdisjoint(spec.outputs):
+    if spec.inputs and _overlap(spec.inputs, spec.outputs):
         raise InvalidTaskError(spec.id, "one of its outputs is also its input")
+
+
+def _overlap(some: tuple[str, ...], others: tuple[str, ...]) -> bool:
+    if len(some) == len(others) == 1:
+        return some[0] == others[0]
+    return not set(some).isdisjoint(others)
 
 
 def _check_needs(spec: TaskSpec) -> None:
