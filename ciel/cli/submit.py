@@ -26,7 +26,7 @@ from ciel.client.client import Client
 from ciel.client.errors import JobEndedError, TaskFailedError
 from ciel.client.jobs import Job
 from ciel.core.jobs import JOB_NAME_MAX_LENGTH, JobSummary
-from ciel.core.refs import Concrete, Failure, Future, Reference, Sweetheart, Value
+from ciel.core.refs import Failure, Future, Reference, Value
 from ciel.core.tasks import RETRIES_MAX, SLOTS_MAX, Needs, TaskState
 
 _RANGE = re.compile(r"(\d{1,18})(?:-(\d{1,18}))?(?::(\d{1,18}))?")
@@ -313,12 +313,6 @@ def _print_element(client: Client, element: Element, ref: Reference, out: Path |
         elif size_bytes is not None and size_bytes <= _JSON_OUTPUT_MAX_BYTES:
             line["output"] = client.read(ref).decode(errors="backslashreplace")
     print_json(line)
-
-
-def _size_bytes(ref: Reference) -> int | None:
-    if isinstance(ref, Value):
-        return len(ref.content)
-    return ref.size_bytes if isinstance(ref, Concrete | Sweetheart) else None
 
 
 def _list_failures(

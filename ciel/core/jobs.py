@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from enum import Enum
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ciel.core.ids import JobId, ObjectId, TaskId
-from ciel.core.refs import Reference
 from ciel.core.tasks import TaskState
 
 JOB_NAME_MAX_LENGTH = 200
@@ -120,13 +119,3 @@ def summarise(job: Job) -> JobSummary:
         job.spec.id, job.number, job.spec.name, str(job.state), job.reason, counts,
         job.created_at_s, job.ended_at_s, len(job.wanted), job.unsettled,
     )  # fmt: skip
-
-
-class Settled(NamedTuple):
-    """A wanted object is there (or failed): pushed to whoever watches the job."""
-
-    job: JobId
-    ref: Reference
-
-
-Options = dict[str, Any]

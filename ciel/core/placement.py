@@ -29,7 +29,6 @@ class Candidate(NamedTuple):
 
     location: str
     host: str
-    has_room: bool
     wait_s: float  # until a slot is free there, by what is queued
 
 

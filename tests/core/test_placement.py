@@ -41,7 +41,7 @@ loads = st.lists(
 
 
 def candidate(location: str, wait_s: float = 0.0) -> Candidate:
-    return Candidate(location, HOSTS[location], wait_s == 0.0, wait_s)
+    return Candidate(location, HOSTS[location], wait_s)
 
 
 def order(loads: list[Load], *candidates: Candidate) -> list[str]:

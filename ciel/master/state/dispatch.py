@@ -101,9 +101,7 @@ class Dispatcher:
             return True
         loads = loads_of(self._graph.objects.reference(i) for i in spec.inputs)
         if loads:
-            candidates = [
-                Candidate(w.facts.netloc, w.facts.host, w.has_room, w.wait_s) for w in able
-            ]
+            candidates = [Candidate(w.facts.netloc, w.facts.host, w.wait_s) for w in able]
             best = rank(loads, candidates, self._hosts)[0]
             task.reason = best.reason
             worker = self._by_netloc[best.location]

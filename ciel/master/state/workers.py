@@ -24,7 +24,7 @@ class WorkerFacts(NamedTuple):
 class WorkerNode:
     """One worker that is there."""
 
-    __slots__ = ("assigned", "credit", "facts", "heard_at_s", "joined_at_s", "parked", "slots_used")
+    __slots__ = ("assigned", "credit", "facts", "heard_at_s", "parked", "slots_used")
 
     def __init__(self, facts: WorkerFacts, now_s: float) -> None:
         self.facts = facts
@@ -32,7 +32,6 @@ class WorkerNode:
         self.assigned: dict[tuple[str, int], TaskNode] = {}  # one called off may still run
         self.slots_used = 0
         self.parked: deque[TaskNode] = deque()  # waits for room here, since its inputs are here
-        self.joined_at_s = now_s
         self.heard_at_s = now_s
 
     def __repr__(self) -> str:
