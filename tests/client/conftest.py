@@ -4,6 +4,7 @@ import contextlib
 import secrets
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -36,6 +37,10 @@ class Acceptor:
         self._thread.start()
 
     def say(self, *messages: Message) -> None:
+        until_s = time.monotonic() + 10
+        while not self._session.is_open:  # the client opens first, its proof may be on its way
+            assert time.monotonic() < until_s
+            time.sleep(0.001)
         assert self._channel is not None
         self._channel.sendall(self._session.send([encode(message) for message in messages]))
 

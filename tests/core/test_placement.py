@@ -25,7 +25,6 @@ candidates = st.lists(
         Candidate,
         st.sampled_from([W1, W2, W3]),
         st.sampled_from(["h1", "h2"]),
-        st.booleans(),
         st.floats(0, 100),
     ),
     min_size=1,
