@@ -29,6 +29,7 @@ from ciel.core.events import (
     Answer,
     Ask,
     CancelJob,
+    Change,
     JobChanged,
     Message,
     ObjectSettled,
@@ -136,14 +137,27 @@ class Client:
         """Have a job cancelled that anybody submitted; see `wait_for_job` for when it is over."""
         self.send(CancelJob(JobId(job_id), reason))
 
+    def remove_job(self, job_id: str) -> None:
+        """Have an ended job forgotten, with its results; raises QueryError."""
+        self._request(Change, "remove", {"job": job_id})
+
+    def retry_job(self, job_id: str) -> JobSummary:
+        """Have the failed tasks of an ended job run again, and the job go on; raises QueryError."""
+        return read_summary(self._request(Change, "retry", {"job": job_id})["summary"])
+
     def ask(self, topic: str, argument: Any = None) -> Any:
-        """Return the master's answer (`status`, `workers`, `jobs`, `job`); raises QueryError."""
+        """Return the master's answer to a question (`master.state.answers` lists them); raises
+        QueryError.
+        """
+        return self._request(Ask, topic, argument)
+
+    def _request(self, kind: type[Ask | Change], topic: str, argument: Any) -> Any:
         with self._changed:
             self._ask_count += 1
             number = self._ask_count
             self._answers[number] = None
         try:
-            self.send(Ask(number, topic, argument))
+            self.send(kind(number, topic, argument))
             self.wait_until(
                 lambda: self._answers[number] is not None, ANSWER_TIMEOUT_S, "the master's answer"
             )

@@ -31,6 +31,7 @@ from ciel.core.events import (
     JobChanged,
     Message,
     ObjectSettled,
+    ReleaseObjects,
     RequestRefused,
     WantObjects,
 )
@@ -68,6 +69,7 @@ class Job:
         self._settled: dict[ObjectId, Reference] = {}
         self.failed_count = 0
         """How many of the objects that were wanted could not be made."""
+        self.released_count = 0
         self._summary: JobSummary | None = None
         self._refusal = ""
         self._closed = False
@@ -182,6 +184,20 @@ class Job:
             batch = tuple(objects[start : start + _WANTED_AT_ONCE])
             self._send(WantObjects(self.id, batch))
 
+    def release(self, refs: Iterable[Reference], *, for_good: bool = False) -> None:
+        """Want these objects no longer. `for_good`: they will not be named again, so that neither
+        we nor the master need to remember them, however many there are.
+        """
+        with self._changed:
+            objects = [ref.id for ref in refs if ref.id in self._wanted]
+            self._wanted.difference_update(objects)
+            for object_id in objects:
+                self._settled.pop(object_id, None)
+            self.released_count += len(objects)
+        for start in range(0, len(objects), _WANTED_AT_ONCE):
+            batch = tuple(objects[start : start + _WANTED_AT_ONCE])
+            self._send(ReleaseObjects(self.id, batch, for_good))
+
     def close(self) -> None:
         """Say that no more tasks or wants will come: the job ends when what it wants is there."""
         if not self._closed:
@@ -232,7 +248,8 @@ class Job:
 
     @property
     def settled_count(self) -> int:
-        return len(self._settled)
+        """How many objects were wanted and came to be or failed, those released since included."""
+        return len(self._settled) + self.released_count
 
     @property
     def summary(self) -> JobSummary | None:
@@ -253,6 +270,8 @@ class Job:
     def take(self, message: Message) -> None:
         """Take in a message about this job."""
         if isinstance(message, ObjectSettled):
+            if message.ref.id not in self._wanted:
+                return  # it was released meanwhile
             known = self._settled.get(message.ref.id)
             self.failed_count += isinstance(message.ref, Failure) - isinstance(known, Failure)
             self._settled[message.ref.id] = message.ref

@@ -50,3 +50,20 @@ class InvariantError(CielError):
         self.code = code
         self.detail = detail
         super().__init__(f"invariant {code}: {detail}")
+
+
+class JobNotEndedError(CielError):
+    """A job cannot be removed while it goes on."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        super().__init__(f"job {number} has not ended; cancel it first")
+
+
+class NothingToRetryError(CielError):
+    """A job has no failed tasks that could be tried again."""
+
+    def __init__(self, number: int, state: str) -> None:
+        self.number = number
+        self.state = state
+        super().__init__(f"job {number} is {state}: it has no failed tasks to try again")

@@ -39,10 +39,13 @@ class WantObjects(NamedTuple):
 
 
 class ReleaseObjects(NamedTuple):
-    """Have a job want objects no longer."""
+    """Have a job want objects no longer. `for_good`: its client will never name them again, so that
+    how they were made may be forgotten, too.
+    """
 
     job: JobId
     objects: tuple[ObjectId, ...]
+    for_good: bool = False
 
 
 class CloseJob(NamedTuple):
@@ -74,6 +77,16 @@ class Ask(NamedTuple):
     argument: Any
 
 
+class Change(NamedTuple):
+    """Have something changed that is not one's own (`remove` or `retry` a job); answered as an
+    `Ask` is.
+    """
+
+    number: int
+    topic: str
+    argument: Any
+
+
 # --- master to client -----------------------------------------------------------------------------
 
 
@@ -98,7 +111,7 @@ class RequestRefused(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """The reply to an `Ask`; `error` is empty if it could be answered."""
+    """The reply to an `Ask` or a `Change`; `error` is empty if it could be done."""
 
     number: int
     value: Any
@@ -197,7 +210,7 @@ class Heartbeat(NamedTuple):
 
 FromClient = (
     SubmitJob | AddTask | WantObjects | ReleaseObjects | CloseJob | CancelJob | WatchJob | Ask
-    | Heartbeat
+    | Change | Heartbeat
 )  # fmt: skip
 ToClient = ObjectSettled | JobChanged | RequestRefused | Answer | Heartbeat
 ToWorker = AssignTask | CancelTask | DropObjects | MeetWorkers | Heartbeat

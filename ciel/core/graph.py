@@ -116,6 +116,8 @@ class TaskGraph:
             if source is None:
                 source = nodes[object_id] = ObjectNode()
             source.holds += 1
+            if source.producer is None or source.producer.job is not job:
+                job.foreign[object_id] = None
         anything = Mentions.ANYTHING
         if spec.mentions is anything or (parent is not None and parent.spec.mentions is anything):
             for object_id in producing:
@@ -510,41 +512,43 @@ class TaskGraph:
         if not job.counts[ASSIGNED]:
             return []
         tasks = self.tasks
-        return [tasks[task_id] for task_id in job.tasks if tasks[task_id].state is ASSIGNED]
+        known = [tasks[task_id] for task_id in job.tasks if task_id in tasks]
+        return [task for task in known if task.state is ASSIGNED]
 
     def cancel(self, job: Job, details: str) -> None:
         """End all unfinished tasks of a job, with what it still wants."""
         job.called_off = True
         for task_id in job.tasks:
-            self._fail([(self.tasks[task_id], "CANCELLED", details)])
+            if task_id in self.tasks:
+                self._fail([(self.tasks[task_id], "CANCELLED", details)])
         for object_id in [o for o in job.wanted if not self.objects.nodes[o].is_settled]:
             self.publish(Failure(object_id, "CANCELLED", details))
 
-    def remove(self, job: Job) -> dict[str, list[ObjectId]]:
-        """Forget an ended job with its tasks and objects; return what is to be deleted, by
-        location.
-        """
-        deletions: dict[str, list[ObjectId]] = {}
-        for object_id in job.wanted:
-            node = self.objects.nodes[object_id]
-            node.wanters = tuple([other for other in node.wanters if other is not job])
-        doomed = dict.fromkeys(job.uploads) | job.wanted
+    def revive(self, job: Job) -> int:
+        """Have the failed tasks of a job run again if they are needed; return how many they are."""
+        nodes = self.objects.nodes
+        revived = []
         for task_id in job.tasks:
-            task = self.tasks.pop(task_id)
-            self.waiting.forget(task, task.spec.inputs)
-            doomed |= dict.fromkeys(task.spec.outputs) | dict.fromkeys(task.spec.inputs)
-        for object_id in doomed:
-            doomed_node = self.objects.get(object_id)
-            if doomed_node is None or doomed_node.wanters:
+            task = self.tasks.get(task_id)
+            if task is None or (task.state is not FAILED and task.state is not DONE):
                 continue
-            producer = doomed_node.producer
-            if producer is not None and producer.job is not job:
+            failed = [
+                object_id
+                for object_id in task.spec.outputs
+                if nodes[object_id].producer is task and type(nodes[object_id].ref) is Failure
+            ]
+            if not failed:
                 continue
-            for place in self.objects.forget(doomed_node, object_id):
-                deletions.setdefault(place, []).append(object_id)
-            self.objects.remove(object_id)
-        job.tasks.clear()
-        return deletions
+            revived.append(task)
+            for object_id in failed:
+                self.objects.forget(nodes[object_id], object_id)
+                for wanter in nodes[object_id].wanters:
+                    wanter.unsettled += 1
+            self._hold_inputs(task)
+            self._move(task, DORMANT)
+        for task in revived:
+            self._demand_outputs(task)
+        return len(revived)
 
     # --- states and checks ------------------------------------------------------------------------
 

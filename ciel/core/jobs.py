@@ -30,7 +30,7 @@ JOB_TRANSITIONS: dict[JobState, frozenset[JobState]] = {
     JobState.ACTIVE: frozenset((JobState.COMPLETED, JobState.FAILED, JobState.CANCELLING)),
     JobState.CANCELLING: frozenset((JobState.CANCELLED,)),
     JobState.COMPLETED: frozenset(),
-    JobState.FAILED: frozenset(),
+    JobState.FAILED: frozenset((JobState.ACTIVE,)),  # its failed tasks are tried again
     JobState.CANCELLED: frozenset(),
 }
 ENDED = frozenset((JobState.COMPLETED, JobState.FAILED, JobState.CANCELLED))
@@ -61,6 +61,8 @@ class Job:
         "counts",
         "created_at_s",
         "ended_at_s",
+        "foreign",
+        "handed_over",
         "number",
         "open",
         "reason",
@@ -84,6 +86,8 @@ class Job:
         self.counts = dict.fromkeys(TaskState, 0)
         self.tasks: list[TaskId] = []
         self.uploads: list[ObjectId] = []  # objects without a producer that its tasks read
+        self.foreign: dict[ObjectId, None] = {}  # what its tasks read that may not be its own
+        self.handed_over = 0  # how many of its tasks were forgotten, since its client has the rest
         self.wanted: dict[ObjectId, None] = {}
         self.unsettled = 0  # how many of `wanted` are not there yet
         self.as_wanter = (self,)  # shared by every object that this job alone wants
@@ -110,6 +114,7 @@ class JobSummary(NamedTuple):
     ended_at_s: float | None
     wanted: int
     unsettled: int
+    handed_over: int
 
 
 def summarise(job: Job) -> JobSummary:
@@ -117,5 +122,5 @@ def summarise(job: Job) -> JobSummary:
     counts = {str(state): count for state, count in job.counts.items() if count}
     return JobSummary(
         job.spec.id, job.number, job.spec.name, str(job.state), job.reason, counts,
-        job.created_at_s, job.ended_at_s, len(job.wanted), job.unsettled,
+        job.created_at_s, job.ended_at_s, len(job.wanted), job.unsettled, job.handed_over,
     )  # fmt: skip

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ciel.core.graph import ACTIVE, TaskGraph
-from ciel.core.tasks import ASSIGNED, WAITING, TaskState
+from ciel.core.tasks import ASSIGNED, DONE, WAITING, TaskState
 
 
 def problems(graph: TaskGraph) -> Iterator[str]:
@@ -42,7 +42,9 @@ def _job_problems(graph: TaskGraph) -> Iterator[str]:
     for job in {task.job for task in graph.tasks.values()}:
         counts = dict.fromkeys(TaskState, 0)
         for task_id in job.tasks:
-            counts[graph.tasks[task_id].state] += 1
+            if task_id in graph.tasks:  # it was not handed over
+                counts[graph.tasks[task_id].state] += 1
+        counts[DONE] += job.handed_over
         if counts != job.counts:
             yield f"J1 {job} counts {job.counts}, there are {counts}"
         unsettled = [o for o in job.wanted if not graph.objects.nodes[o].is_settled]

@@ -85,14 +85,15 @@ class TaskState(Enum):
 
 DORMANT, WAITING, RUNNABLE, ASSIGNED, DONE, FAILED, CANCELLED = TaskState
 
-# Every legal step. DONE goes back to DORMANT when an object of it was lost and must be made again.
+# Every legal step. DONE goes back to DORMANT when an object of it was lost and must be made again,
+# FAILED when its user has it tried again.
 TRANSITIONS: dict[TaskState, frozenset[TaskState]] = {
     DORMANT: frozenset((WAITING, RUNNABLE, FAILED, CANCELLED)),
     WAITING: frozenset((RUNNABLE, DORMANT, FAILED, CANCELLED)),
     RUNNABLE: frozenset((ASSIGNED, WAITING, DORMANT, FAILED, CANCELLED)),
     ASSIGNED: frozenset((DONE, FAILED, RUNNABLE, WAITING, DORMANT, CANCELLED)),
     DONE: frozenset((DORMANT,)),
-    FAILED: frozenset(),
+    FAILED: frozenset((DORMANT,)),
     CANCELLED: frozenset(),
 }
 FINISHED = frozenset((DONE, FAILED, CANCELLED))

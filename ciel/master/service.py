@@ -16,7 +16,7 @@ from twisted.logger import Logger
 
 from ciel.access.keys import Role
 from ciel.core.errors import CielError
-from ciel.core.events import Answer, Ask, Heartbeat, Message
+from ciel.core.events import Answer, Ask, Change, Heartbeat, Message
 from ciel.core.ids import check_id
 from ciel.master.journal import Journal
 from ciel.master.state import answers
@@ -102,7 +102,7 @@ class MasterService:
             self.machine.worker_said if from_worker else self.machine.client_said
         )
         for message in messages:
-            if type(message) is Ask:
+            if type(message) is Ask or type(message) is Change:
                 self._answer(peer, message)
             else:
                 say(name, message, now_s)
@@ -124,9 +124,10 @@ class MasterService:
             self.machine.client_gone(name, now_s)
         self._turns.at_end(self._end_turn)
 
-    def _answer(self, peer: ControlPeer, ask: Ask) -> None:
+    def _answer(self, peer: ControlPeer, ask: Ask | Change) -> None:
+        find = self.change if type(ask) is Change else self.answer
         try:
-            peer.send(Answer(ask.number, self.answer(ask.topic, ask.argument), ""))
+            peer.send(Answer(ask.number, find(ask.topic, ask.argument), ""))
         except CielError as error:
             peer.send(Answer(ask.number, None, str(error)))
 
@@ -138,6 +139,10 @@ class MasterService:
             now_s = self._reactor.seconds()
             value = {**self._about, "started_at_s": self._started_at_s, "now_s": now_s, **value}
         return to_json(value)
+
+    def change(self, topic: str, argument: Any) -> Any:
+        """Change something and return what there is to say about it; raises CielError."""
+        return answers.change(self.machine, topic, argument, self._reactor.seconds())
 
     # --- turns and time ---------------------------------------------------------------------------
 

@@ -101,7 +101,7 @@ def _stalled(master: MasterMachine) -> Problems:
     queued = {task.spec.id for queue in dispatcher.ready._queues.values() for task in queue}
     queued |= {task.spec.id for worker in master.workers.values() for task in worker.parked}
     queued |= {task.spec.id for task in master.graph.runnable}
-    queued |= {task.spec.id for _, _, task in master._delayed}
+    queued |= {task.spec.id for _, _, task in dispatcher.ready._delayed}
     for task_id, task in master.graph.tasks.items():
         if task.state is RUNNABLE and task_id not in queued:
             yield task_id, "it is runnable and stands in no queue"
@@ -121,11 +121,16 @@ def unrest(master: MasterMachine, workers: list[FakeWorker], witness: Witness) -
             yield missing[0] if missing else job.spec.id, f"{job} has not ended"
         for state in ACTIVE:
             if job.counts[state]:
-                tasks = [t for t in job.tasks if master.graph.tasks[t].state is state]
+                known = [t for t in job.tasks if t in master.graph.tasks]
+                tasks = [t for t in known if master.graph.tasks[t].state is state]
                 yield tasks[0], f"{job} is over, its task is {state}"
-    for name in ("_called_off", "_delayed", "_orphans", "_watchers", "_owners"):
-        if left := getattr(master, name):
-            yield str(next(iter(left))), f"the master's {name} holds {left}"
+    for name, left in (
+        ("called off", list(master._called_off)),
+        ("delayed", [str(due_s) for due_s in (master.dispatcher.ready.due_s,) if due_s]),
+        ("audience", list(master._audience.jobs())),
+    ):
+        if left:
+            yield left[0], f"the master still remembers as {name}: {left}"
     for worker in workers:
         yield from _unrest_of(worker, master, witness)
     yield from _misplaced(master, workers, witness)

@@ -199,7 +199,7 @@ def read_summary(fields: Any) -> JobSummary:
     summary = JobSummary(*fields)
     check_id(summary.id)
     texts = (summary.name, summary.reason, summary.state)
-    numbers = (summary.number, summary.wanted, summary.unsettled)
+    numbers = (summary.number, summary.wanted, summary.unsettled, summary.handed_over)
     times = (summary.created_at_s, 0 if summary.ended_at_s is None else summary.ended_at_s)
     if (
         not all(type(text) is str for text in texts)

@@ -18,6 +18,7 @@ from ciel.core.events import (
     AssignTask,
     CancelJob,
     CancelTask,
+    Change,
     CloseJob,
     DropObjects,
     Heartbeat,
@@ -136,6 +137,10 @@ def _read_ask(f: Fields, payload: bytes) -> Ask:
     return Ask(_count(f[0]), _text(f[1]), codec.decode(payload))
 
 
+def _read_change(f: Fields, payload: bytes) -> Change:
+    return Change(_count(f[0]), _text(f[1]), codec.decode(payload))
+
+
 _FORMS: dict[type, Form] = {
     SubmitJob: Form(
         "job", lambda m: (job_fields(m.spec), b""), lambda f, p: SubmitJob(read_job(f))
@@ -152,8 +157,8 @@ _FORMS: dict[type, Form] = {
     ),
     ReleaseObjects: Form(
         "release",
-        lambda m: ([m.job, m.objects], b""),
-        lambda f, p: ReleaseObjects(_id(f[0]), read_ids(f[1])),
+        lambda m: ([m.job, m.objects, int(m.for_good)], b""),
+        lambda f, p: ReleaseObjects(_id(f[0]), read_ids(f[1]), bool(_count(f[2]))),
     ),
     CloseJob: Form("close", lambda m: ([m.job], b""), lambda f, p: CloseJob(_id(f[0]))),
     CancelJob: Form(
@@ -163,6 +168,7 @@ _FORMS: dict[type, Form] = {
     ),
     WatchJob: Form("watch", lambda m: ([m.job], b""), lambda f, p: WatchJob(_id(f[0]))),
     Ask: Form("ask", lambda m: ([m.number, m.topic], codec.encode(m.argument)), _read_ask),
+    Change: Form("change", lambda m: ([m.number, m.topic], codec.encode(m.argument)), _read_change),
     ObjectSettled: Form(
         "settled",
         lambda m: ([m.job, to_array(m.ref)], b""),
@@ -218,8 +224,11 @@ _BY_KIND: dict[str, tuple[type, Callable[[Fields, bytes], Any]]] = {
 }
 
 FROM_CLIENT: frozenset[type] = frozenset(
-    (SubmitJob, AddTask, WantObjects, ReleaseObjects, CloseJob, CancelJob, WatchJob, Ask, Heartbeat)
-)
+    (
+        SubmitJob, AddTask, WantObjects, ReleaseObjects, CloseJob, CancelJob, WatchJob, Ask, Change,
+        Heartbeat,
+    )
+)  # fmt: skip
 TO_CLIENT: frozenset[type] = frozenset(
     (ObjectSettled, JobChanged, RequestRefused, Answer, Heartbeat)
 )

@@ -64,7 +64,7 @@ def client(acceptor: AcceptorLike) -> Iterator[Client]:
 
 def summary(job: str, state: str, reason: str = "") -> JobSummary:
     ended_at_s = None if state == "active" else 2.0
-    return JobSummary(JobId(job), 7, "", state, reason, {}, 1.0, ended_at_s, 1, 0)
+    return JobSummary(JobId(job), 7, "", state, reason, {}, 1.0, ended_at_s, 1, 0, 0)
 
 
 def makes_everything(message: Message) -> list[Message]:

@@ -13,6 +13,7 @@ from ciel.core.graph import TaskGraph, TaskNode
 from ciel.core.ids import ObjectId
 from ciel.core.jobs import Job
 from ciel.core.refs import Concrete, Failure, Fixed, Future, Reference, Stream, Tombstone
+from ciel.core.removal import hand_over, remove
 from ciel.core.tasks import Mentions, TaskSpec, TaskState
 from ciel.testing.builders import a_chain, a_fan, a_job, a_task, failed, inline, stored
 
@@ -715,7 +716,7 @@ def test_removing_a_job_forgets_all_of_it_and_says_what_lies_where() -> None:
     scene.want("c1", "nobody makes it")
     scene.run(first, place=W1)
     scene.run(second, place=W2)
-    deletions = scene.graph.remove(scene.job)
+    deletions = remove(scene.graph, scene.job, ())
     assert {place: sorted(names) for place, names in deletions.items()} == {
         W1: ["c0"],
         W2: ["c1", "upload"],
@@ -732,7 +733,7 @@ def test_removing_a_job_leaves_what_another_job_wants() -> None:
     scene.run(task)
     other = a_job("other")
     scene.graph.want(ObjectId("a"), other)
-    assert scene.graph.remove(scene.job) == {}
+    assert remove(scene.graph, scene.job, ()) == {}
     assert scene.ref("a") == stored("a", W1)
 
 
@@ -801,3 +802,120 @@ def test_a_place_is_told_all_that_it_holds() -> None:
     scene.lose("a", W1)
     assert scene.graph.objects.held_at(W1) == ["b"]
     assert scene.graph.objects.held_at(W2) == ["a", "b"]
+
+
+def test_removing_a_job_leaves_what_a_task_of_another_reads() -> None:
+    scene = Scene()
+    scene.upload(stored("upload", W1))
+    first, second = a_chain(2)
+    scene.add(first, second, wanted := a_task("aside"))
+    scene.want("c1", "aside")
+    scene.run(first, second, wanted)
+    other = a_job("other")
+    reader = a_task("reader", inputs=["c1", "upload"], job="other", mentions=Mentions.NOTHING)
+    scene.add(reader, job=other)
+    deletions = remove(scene.graph, scene.job, (scene.job, other))
+    assert {place: sorted(names) for place, names in deletions.items()} == {W1: ["aside", "c0"]}
+    assert scene.ref("c1") == stored("c1", W1)
+    scene.graph.validate()
+    scene.graph.want(ObjectId("reader"), other)
+    scene.run(reader)
+    deletions = remove(scene.graph, other, (other,))
+    assert {place: sorted(names) for place, names in deletions.items()} == {
+        W1: ["c1", "reader", "upload"]
+    }
+    assert not scene.graph.objects.nodes
+
+
+# --- results that are handed over -----------------------------------------------------------------
+
+
+def programs(count: int) -> list[TaskSpec]:
+    return [a_task(f"p{number}", mentions=Mentions.NOTHING) for number in range(count)]
+
+
+def test_a_result_that_is_handed_over_is_forgotten_with_its_task() -> None:
+    first, second = programs(2)
+    scene = Scene(first, second, wanted=["p0", "p1"])
+    scene.run(first)
+    assert hand_over(scene.graph, scene.job, [ObjectId("p0")]) == {W1: ["p0"]}
+    scene.graph.validate()
+    assert list(scene.graph.tasks) == [second.id]
+    assert list(scene.graph.objects.nodes) == ["p1"]
+    assert scene.job.counts[TaskState.DONE] == 1
+    assert scene.job.handed_over == 1
+
+
+def test_what_is_still_needed_is_not_forgotten_when_it_is_handed_over() -> None:
+    first, second = programs(2)
+    reader = a_task("reader", inputs=["p0"], mentions=Mentions.NOTHING)
+    scene = Scene(first, second, reader, wanted=["p0", "p1", "reader"])
+    scene.run(first)
+    assert hand_over(scene.graph, scene.job, [ObjectId("p0"), ObjectId("p1")]) == {}
+    scene.graph.validate()
+    assert len(scene.graph.tasks) == 3
+    assert scene.state(second) is TaskState.DORMANT
+    assert scene.job.handed_over == 0
+
+
+def test_a_failure_is_never_forgotten() -> None:
+    (first,) = programs(1)
+    scene = Scene(first, wanted=["p0"])
+    scene.start(first)
+    scene.fail(first)
+    assert hand_over(scene.graph, scene.job, [ObjectId("p0")]) == {}
+    assert scene.error("p0").reason == "RUNTIME_EXCEPTION"
+
+
+def test_a_job_that_hands_its_results_over_keeps_no_list_of_them() -> None:
+    tasks = programs(5000)
+    scene = Scene()
+    for task in tasks:
+        scene.graph.add(task, scene.job)
+        scene.graph.want(task.outputs[0], scene.job)
+        scene.graph.assign(scene.node(task), W1)
+        scene.graph.finish(scene.node(task), [inline(task.outputs[0])])
+        hand_over(scene.graph, scene.job, task.outputs)
+    scene.graph.validate()
+    assert scene.job.counts[TaskState.DONE] == 5000
+    assert len(scene.job.tasks) <= 1001
+    assert not scene.job.wanted
+    assert not scene.graph.objects.nodes
+
+
+# --- another try for what failed ------------------------------------------------------------------
+
+
+def test_what_failed_is_revived_with_all_that_failed_by_it() -> None:
+    first, second = a_chain(2)
+    good = a_task("good")
+    scene = Scene(first, second, good, wanted=["c1", "good"])
+    scene.run(good)
+    scene.start(first)
+    scene.fail(first)
+    scene.said(runnable=["c0", "good"], settled=["good", "c1"])
+    assert scene.graph.revive(scene.job) == 2
+    scene.graph.validate()
+    scene.said(runnable=["c0"])
+    assert scene.job.unsettled == 1
+    scene.run(first, second)
+    scene.said(runnable=["c1"], settled=["c1"], droppable=["c0"])
+    assert scene.job.unsettled == 0
+
+
+def test_an_output_that_was_not_made_is_tried_again() -> None:
+    task = a_task("a", "b")
+    scene = Scene(task, wanted=["a", "b"])
+    scene.start(task)
+    scene.finish(task, stored("a", W1))
+    assert scene.error("b").reason == "NO_OUTPUT"
+    assert scene.graph.revive(scene.job) == 1
+    scene.run(task)
+    assert scene.ref("b") == stored("b", W1)
+
+
+def test_where_nothing_failed_there_is_nothing_to_revive() -> None:
+    task = a_task("a")
+    scene = Scene(task, wanted=["a"])
+    scene.run(task)
+    assert scene.graph.revive(scene.job) == 0

@@ -92,10 +92,10 @@ def test_a_childs_id_is_that_of_its_place_in_its_parent() -> None:
     assert child.id == child_id(PARENT.id, 3, child.digest)
 
 
-def test_a_finished_task_stays_so_but_a_done_one_may_run_again() -> None:
-    assert {state for state, steps in TRANSITIONS.items() if not steps} == FINISHED - {
-        TaskState.DONE
-    }
+def test_a_finished_task_stays_so_unless_it_is_to_run_again() -> None:
+    for state in FINISHED - {TaskState.CANCELLED}:
+        assert TRANSITIONS[state] == {TaskState.DORMANT}
+    assert not TRANSITIONS[TaskState.CANCELLED]
     assert TRANSITIONS[TaskState.DONE] == {TaskState.DORMANT}
     assert set(TRANSITIONS) == set(TaskState)
 

@@ -5,10 +5,12 @@ compared with all of them: nothing happens unseen.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import pytest
 
 import ciel.master.state.machine as machine_module
+from ciel.core.errors import JobNotEndedError, NothingToRetryError
 from ciel.core.events import (
     LOST_AFTER_S,
     AddTask,
@@ -34,11 +36,14 @@ from ciel.core.events import (
     WatchJob,
 )
 from ciel.core.ids import JobId, ObjectId
-from ciel.core.jobs import Job
-from ciel.core.refs import Failure, Reference
+from ciel.core.jobs import Job, JobState
+from ciel.core.refs import Failure, Future, Reference
 from ciel.core.retries import BACK_OFF_FIRST_S
 from ciel.core.tasks import Mentions, TaskSpec, TaskState
-from ciel.master.state.machine import CLIENT_GRACE_S, PROGRESS_INTERVAL_S, MasterMachine
+from ciel.master.state import answers
+from ciel.master.state.answers import UnknownQuestionError
+from ciel.master.state.audience import CLIENT_GRACE_S
+from ciel.master.state.machine import PROGRESS_INTERVAL_S, MasterMachine
 from ciel.master.state.workers import WorkerFacts
 from ciel.testing.builders import (
     JOB,
@@ -945,3 +950,151 @@ def test_what_changes_the_state_is_kept_in_order() -> None:
     assert [type(record) for record in cluster.machine.journal] == [
         SubmitJob, AddTask, WantObjects, CloseJob, TaskReported, JobChanged,
     ]  # fmt: skip
+
+
+# --- changes that anybody may ask for -------------------------------------------------------------
+
+
+def test_a_failed_job_goes_on_with_what_failed() -> None:
+    cluster = one()
+    first, second = a_chain(2)
+    good = a_task("good")
+    cluster.job(first, second, good, want=["c1", "good"])
+    cluster.failed("w1", first)
+    cluster.done("w1", good)
+    assert cluster.job_of().state is JobState.FAILED
+    cluster.machine.outbox.clear()
+    cluster.machine.retry_job(cluster.job_of(), cluster.now_s)
+    cluster.end_turn()
+    cluster.said("w1: run c0 again (2)")
+    assert cluster.job_of().state is JobState.ACTIVE
+    cluster.done("w1", first, attempt=2)
+    cluster.done("w1", second)
+    assert cluster.job_of().state is JobState.COMPLETED
+
+
+def test_what_did_not_fail_cannot_be_tried_again() -> None:
+    cluster = one()
+    task = a_task("a")
+    cluster.job(task, want=["a"])
+    with pytest.raises(NothingToRetryError, match="job 1 is active"):
+        cluster.machine.retry_job(cluster.job_of(), cluster.now_s)
+    cluster.done("w1", task)
+    with pytest.raises(NothingToRetryError, match="job 1 is completed"):
+        cluster.machine.retry_job(cluster.job_of(), cluster.now_s)
+
+
+def test_a_job_that_has_ended_is_removed_with_all_that_it_left() -> None:
+    cluster = one()
+    good, bad = a_task("good"), a_task("bad")
+    cluster.job(good, bad, want=["good", "bad"])
+    with pytest.raises(JobNotEndedError, match="job 1 has not ended"):
+        cluster.machine.remove_job(cluster.job_of())
+    cluster.done("w1", good, stored("good", place_of("w1")))
+    cluster.failed("w1", bad)
+    cluster.machine.outbox.clear()
+    cluster.machine.remove_job(cluster.job_of())
+    cluster.end_turn()
+    cluster.said("w1: drop good")
+    machine = cluster.machine
+    assert not machine.jobs
+    assert not machine.graph.tasks
+    assert not machine.stories
+    assert not machine.blame
+    cluster.job(a_task("later"), want=["later"])
+    assert cluster.job_of().number == 2
+
+
+def test_results_that_are_handed_over_leave_the_cluster() -> None:
+    cluster = one()
+    task = a_task("a", mentions=Mentions.NOTHING)
+    cluster.job(task, want=["a"], open=True)
+    cluster.done("w1", task, stored("a", place_of("w1")))
+    cluster.machine.outbox.clear()
+    cluster.says(ReleaseObjects(JobId(JOB), (ObjectId("a"),), True))
+    cluster.said("w1: drop a")
+    assert not cluster.machine.graph.tasks
+    cluster.says(CloseJob(JobId(JOB)))
+    assert cluster.job_of().state is JobState.COMPLETED
+
+
+# --- answers --------------------------------------------------------------------------------------
+
+
+def ask(cluster: Cluster, topic: str, **arguments: object) -> Any:
+    return answers.answer(cluster.machine, topic, arguments, cluster.now_s)
+
+
+def test_a_task_is_found_by_name_place_or_id() -> None:
+    cluster = one()
+    tasks = [a_task(f"t{n}", name=str(n + 4), ordinal=n) for n in range(3)]
+    cluster.job(*tasks, want=["t0"])
+    assert ask(cluster, "task", job=1, task="5")["task"] == tasks[1].id
+    assert ask(cluster, "task", job="last", task="1")["task"] == tasks[0].id
+    assert ask(cluster, "task", job=JOB, task=tasks[2].id)["name"] == "6"
+    with pytest.raises(UnknownQuestionError, match="job 1 has no task 9"):
+        ask(cluster, "task", job=1, task="9")
+
+
+def test_tasks_and_results_are_listed_in_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(answers, "TASKS_LISTED_MAX", 2)
+    monkeypatch.setattr(answers, "RESULTS_MAX", 2)
+    cluster = one()
+    tasks = [a_task(f"t{n}", name=f"n{n}", ordinal=n) for n in range(3)]
+    cluster.job(*tasks, want=["t0", "t1", "t2"])
+    cluster.done("w1", tasks[0], inline("t0"))
+    page = ask(cluster, "tasks", job=1)
+    assert [row["name"] for row in page["tasks"]] == ["n0", "n1"]
+    assert [row["state"] for row in page["tasks"]] == ["done", "assigned"]
+    page = ask(cluster, "tasks", job=1, first=page["next"])
+    assert [row["name"] for row in page["tasks"]] == ["n2"]
+    assert page["next"] is None
+    assert len(ask(cluster, "tasks", job=1, state="done")["tasks"]) == 1
+    page = ask(cluster, "results", job=1)
+    assert page["results"] == [["n0", inline("t0")], ["n1", Future(ObjectId("t1"))]]
+    assert ask(cluster, "results", job=1, first=page["next"])["results"][0][0] == "n2"
+
+
+def why(cluster: Cluster, name: str) -> str:
+    return "\n".join(ask(cluster, "task", job="last", task=name)["why"])
+
+
+def test_a_task_says_why_it_does_not_run() -> None:
+    cluster = Cluster()
+    first = a_task("a", name="first")
+    second = a_task("b", inputs=["a"], name="second")
+    third = a_task("c", inputs=["b"], name="third")
+    cluster.job(first, second, third, a_task("d", name="aside"), want=["c"])
+    assert why(cluster, "aside") == "nobody wants what it makes, so it does not run"
+    assert why(cluster, "first").startswith("it could run, but there is no worker")
+    assert why(cluster, "third") == (
+        "it waits for b, made by task second, which is waiting\n"
+        "second waits for a, made by task first, which is runnable"
+    )
+    cluster.joins(a_worker("w1"))
+    assert why(cluster, "first") == "it was given to worker w1 as attempt 1"
+    cluster.failed("w1", first)
+    assert why(cluster, "first") == "RUNTIME_ERROR: exit status 3"
+    assert why(cluster, "third").startswith("DEPENDENCY_FAILED")
+
+
+def test_a_task_that_failed_says_when_it_is_tried_again() -> None:
+    cluster = one()
+    task = a_task("a", retries=1, name="again")
+    cluster.job(task, want=["a"])
+    cluster.failed("w1", task)
+    assert why(cluster, "again") == "it failed before, and is tried again in 0.2 s"
+    story = ask(cluster, "task", job=1, task="again")["story"]
+    assert story == ["0.0 s ago: attempt 1 failed on w1: RUNTIME_ERROR: exit status 3"]
+
+
+def test_a_task_for_which_there_is_no_room_says_who_has_it() -> None:
+    cluster = one()
+    tasks = [a_task(f"t{n}", name=f"n{n}", ordinal=n) for n in range(9)]
+    cluster.job(*tasks, want=[f"t{n}" for n in range(9)])
+    assert why(cluster, "n8").splitlines() == [
+        "it could run, but every worker has as much as it can take:",
+        f"worker w1: 1 of 1 slots taken, {cluster.slots_used('w1') - 1} more given ahead",
+        f"{9 - cluster.slots_used('w1')} tasks of its priority or a higher one are in line, "
+        "itself included",
+    ]

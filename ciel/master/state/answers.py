@@ -1,18 +1,33 @@
-"""What the master tells those who ask: status, workers, jobs. It changes nothing."""
+"""What the master tells those who ask: status, workers, jobs and their tasks.
+
+    status, workers          all of the cluster; all workers
+    jobs {limit}             the newest jobs' summaries, oldest first
+    job {job}                one job: its summary, its results, what failed
+    results {job, first}     a page of what it wants, with the names of the tasks that make it
+    tasks {job, first, state}, task {job, task}     a page of its tasks; all that is known of one
+
+A job is named by its number, its id, or `last`; a task by its name, its id, or its number. Only
+`change` changes anything.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
+from itertools import islice
 from typing import Any
 
 from ciel.core.errors import CielError
+from ciel.core.graph import TaskNode
 from ciel.core.jobs import Job, summarise
 from ciel.core.refs import Failure, Reference
+from ciel.master.state import explain
 from ciel.master.state.machine import MasterMachine
 
 RESULTS_MAX = 1000
 FAILURES_MAX = 100
 JOBS_LISTED_MAX = 10_000
+TASKS_LISTED_MAX = 1000
+TASKS_LOOKED_AT_MAX = 50_000  # for one page; some 10 ms
 
 
 class UnknownQuestionError(CielError):
@@ -69,7 +84,35 @@ def find(machine: MasterMachine, selector: Any) -> Job:
     for job in everyone.values():
         if job.number == selector:
             return job
-    raise UnknownQuestionError(f"no job {selector}; there are {len(everyone)}")
+    raise UnknownQuestionError(f"there is no job {selector}; `ciel job list` lists those there are")
+
+
+def find_task(machine: MasterMachine, job: Job, selector: Any) -> TaskNode:
+    """Find a task of a job by its name (an element's number), its id, or its place from 1."""
+    tasks = machine.graph.tasks
+    if isinstance(selector, str) and selector in tasks and tasks[selector].job is job:
+        return tasks[selector]
+    place = int(selector) if isinstance(selector, str) and selector.isdecimal() else 0
+    near = tasks.get(job.tasks[place - 1]) if 0 < place <= len(job.tasks) else None
+    if near is not None and near.spec.name == selector:
+        return near  # as in most arrays; else all of them have to be looked at
+    for task_id in job.tasks:
+        task = tasks.get(task_id)
+        if task is not None and task.spec.name == selector:
+            return task
+    if near is not None:
+        return near
+    raise UnknownQuestionError(f"job {job.number} has no task {selector}{_gone(job)}")
+
+
+def _gone(job: Job) -> str:
+    """Say why a job may lack what one looks for."""
+    if not job.handed_over:
+        return ""
+    return (
+        f" (it handed {job.handed_over} results over to its client and forgot their tasks; "
+        "a job submitted with --detach keeps all)"
+    )
 
 
 def job(machine: MasterMachine, selector: Any) -> dict[str, Any]:
@@ -86,6 +129,80 @@ def job(machine: MasterMachine, selector: Any) -> dict[str, Any]:
     }
 
 
+def tasks(machine: MasterMachine, arguments: dict[str, Any]) -> dict[str, Any]:
+    """List tasks of a job in the order of their creation, a page at a time: from the `first`th,
+    only those in `state` if that is given. `next` is where to go on, None at the end.
+    """
+    found = find(machine, arguments.get("job"))
+    first, state = arguments.get("first"), arguments.get("state")
+    start = first if isinstance(first, int) and first > 0 else 0
+    page = found.tasks[start : start + TASKS_LOOKED_AT_MAX]
+    nodes = machine.graph.tasks
+    rows: list[dict[str, Any]] = []
+    position = start
+    for position, task_id in enumerate(page, start + 1):
+        task = nodes.get(task_id)
+        if task is not None and (state is None or str(task.state) == state):
+            rows.append(_task_row(machine, position, task))
+            if len(rows) == TASKS_LISTED_MAX:
+                break
+    return {
+        "tasks": rows,
+        "next": position if position < len(found.tasks) else None,
+        "job": found.number,
+        "handed_over": found.handed_over,
+    }
+
+
+def _task_row(machine: MasterMachine, position: int, task: TaskNode) -> dict[str, Any]:
+    spec = task.spec
+    return {
+        "number": position,
+        "name": spec.name,
+        "task": spec.id,
+        "state": str(task.state),
+        "executor": spec.executor,
+        "attempt": task.attempt,
+        "worker": task.worker,
+        **explain.result_of(machine.graph.objects.reference(spec.outputs[0])),
+    }
+
+
+def results(machine: MasterMachine, arguments: dict[str, Any]) -> dict[str, Any]:
+    """List what a job wants in the order in which it was wanted, a page at a time: for each the
+    name of its task, and a reference. `next` is where to go on, None at the end.
+    """
+    found = find(machine, arguments.get("job"))
+    first = arguments.get("first")
+    start = first if isinstance(first, int) and first > 0 else 0
+    objects = machine.graph.objects
+    rows = []
+    for object_id in islice(found.wanted, start, start + RESULTS_MAX):
+        node = objects.nodes[object_id]
+        name = "" if node.producer is None else node.producer.spec.name
+        rows.append([name, objects.reference(object_id)])
+    end = start + len(rows)
+    return {
+        "results": rows,
+        "next": end if end < len(found.wanted) else None,
+        "total": len(found.wanted),
+        "handed_over": found.handed_over,
+    }
+
+
+def change(machine: MasterMachine, topic: str, argument: Any, now_s: float) -> Any:
+    """Change what somebody asked to have changed; raises CielError, and then nothing was."""
+    found = find(machine, argument.get("job") if isinstance(argument, dict) else None)
+    match topic:
+        case "remove":
+            machine.remove_job(found)
+            return None
+        case "retry":
+            machine.retry_job(found, now_s)
+            return {"summary": list(summarise(found))}
+    raise UnknownQuestionError(f"this master cannot change {topic!r}")
+
+
 def answer(machine: MasterMachine, topic: str, argument: Any, now_s: float) -> Any:
     """Answer a question, references not encoded yet; raises UnknownQuestionError."""
     arguments = argument if isinstance(argument, dict) else {}
@@ -98,4 +215,11 @@ def answer(machine: MasterMachine, topic: str, argument: Any, now_s: float) -> A
             return jobs(machine, arguments.get("limit"))
         case "job":
             return job(machine, arguments.get("job"))
+        case "results":
+            return results(machine, arguments)
+        case "tasks":
+            return tasks(machine, arguments)
+        case "task":
+            task = find_task(machine, find(machine, arguments.get("job")), arguments.get("task"))
+            return explain.describe(machine, task, now_s)
     raise UnknownQuestionError(f"this master knows nothing about {topic!r}")

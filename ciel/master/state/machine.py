@@ -9,10 +9,9 @@ connection name.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from heapq import heappop, heappush
 
 from ciel.core.endings import failed_results, stuck
-from ciel.core.errors import CielError, UnknownJobError
+from ciel.core.errors import CielError, JobNotEndedError, NothingToRetryError, UnknownJobError
 from ciel.core.events import (
     LOST_AFTER_S,
     AddTask,
@@ -41,6 +40,7 @@ from ciel.core.graph import TaskGraph, TaskNode
 from ciel.core.ids import JobId, ObjectId
 from ciel.core.jobs import ENDED, JOB_TRANSITIONS, Job, JobState, summarise
 from ciel.core.refs import Failure, Reference, locations_of
+from ciel.core.removal import hand_over, remove
 from ciel.core.retries import (
     BACK_OFF_FIRST_S,
     Again,
@@ -51,12 +51,11 @@ from ciel.core.retries import (
 )
 from ciel.core.story import Story
 from ciel.core.tasks import ASSIGNED, TaskSpec, check_task
+from ciel.master.state.audience import Audience
 from ciel.master.state.dispatch import Dispatcher
 from ciel.master.state.keeping import drop_unneeded, unlisted
 from ciel.master.state.workers import WorkerFacts, WorkerNode
 
-CLIENT_GRACE_S = 5.0
-"""How long a job whose client is gone waits for it to come back before it is cancelled."""
 PROGRESS_INTERVAL_S = 0.2
 JOBS_MAX = 100_000
 
@@ -71,16 +70,13 @@ class MasterMachine:
         self.journal: list[Message] = []  # what a journal has to keep, in order
         self.dispatcher = Dispatcher(self.graph, self._assign, self._refuse_task)
         self.stories: dict[str, Story] = {}
-        self._blame: dict[str, Blame] = {}
-        self._delayed: list[tuple[float, int, TaskNode]] = []
-        self._owners: dict[str, str] = {}  # job: the client that answers for it
-        self._watchers: dict[str, dict[str, None]] = {}  # job: clients
-        self._orphans: dict[str, float] = {}  # job: when it is cancelled for want of a client
+        self.blame: dict[str, Blame] = {}
+        self._audience = Audience()
+        self._job_count = 0  # of all jobs there ever were
         self._called_off: dict[str, set[tuple[str, str, int]]] = {}  # job: attempts that still run
         self._touched: dict[str, Job] = {}
         self._progress_due: dict[str, Job] = {}
         self._progress_at_s = 0.0
-        self._sequence = 0
         self._now_s = 0.0
 
     @property
@@ -129,10 +125,13 @@ class MasterMachine:
                         self.graph.want(object_id, job)
                     self._touched[job_id] = job
                     self.journal.append(message)
-            case ReleaseObjects(job_id, objects):
+            case ReleaseObjects(job_id, objects, for_good):
                 job = self.find_job(job_id)
-                for object_id in objects:
-                    self.graph.unwant(object_id, job)
+                if for_good:
+                    self._delete(hand_over(self.graph, job, objects))
+                else:
+                    for object_id in objects:
+                        self.graph.unwant(object_id, job)
                 self._touched[job_id] = job
                 self.journal.append(message)
             case SubmitJob():
@@ -153,25 +152,15 @@ class MasterMachine:
         if job is None:
             if len(self.jobs) >= JOBS_MAX:
                 raise CielError(f"there are {JOBS_MAX} jobs already; remove some")
-            job = self.jobs[spec.id] = Job(spec, len(self.jobs) + 1, self._now_s)
+            self._job_count += 1
+            job = self.jobs[spec.id] = Job(spec, self._job_count, self._now_s)
             self.journal.append(message)
-        self._add_watcher(client, job)
-        if job.state not in ENDED:
-            self._orphans.pop(spec.id, None)
-            if not spec.detached:
-                self._owners[spec.id] = client
+        self._audience.own(client, job)
+        self._audience.watch(client, job)
         self._say(client, JobChanged(summarise(job)))
 
-    def _add_watcher(self, client: str, job: Job) -> None:
-        """Have a client told of a job while there is news to come: also of results made again."""
-        if job.state not in ENDED or job.unsettled:
-            self._watchers.setdefault(job.spec.id, {})[client] = None
-
     def _watch(self, client: str, job: Job) -> None:
-        job_id = job.spec.id
-        self._add_watcher(client, job)
-        if self._orphans.pop(job_id, None) is not None:
-            self._owners[job_id] = client
+        self._audience.watch(client, job)
         for object_id in job.wanted:
             node = self.graph.objects.nodes[object_id]
             if node.is_settled:
@@ -182,14 +171,37 @@ class MasterMachine:
 
     def client_gone(self, client: str, now_s: float) -> None:
         """A client's connection ended: the jobs it answers for get a grace period."""
-        for watchers in self._watchers.values():
-            watchers.pop(client, None)
-        for job_id in [job_id for job_id, owner in self._owners.items() if owner == client]:
-            del self._owners[job_id]
-            if others := self._watchers.get(job_id):
-                self._owners[job_id] = next(iter(others))
-            elif self.jobs[job_id].state is JobState.ACTIVE:
-                self._orphans[job_id] = now_s + CLIENT_GRACE_S
+        self._audience.gone(client, self.jobs, now_s)
+
+    # --- changes that anybody may ask for ---------------------------------------------------------
+
+    def remove_job(self, job: Job) -> None:
+        """Forget an ended job with its results; raises JobNotEndedError."""
+        if job.state not in ENDED:
+            raise JobNotEndedError(job.number)
+        for task_id in job.tasks:
+            self.stories.pop(task_id, None)
+            self.blame.pop(task_id, None)
+        self._delete(remove(self.graph, job, self.jobs.values()))
+        del self.jobs[job.spec.id]
+        self._audience.disown(job.spec.id)
+        self._audience.dismiss(job.spec.id)
+        self._touched.pop(job.spec.id, None)
+
+    def retry_job(self, job: Job, now_s: float) -> None:
+        """Have the failed tasks of an ended job run again; raises NothingToRetryError."""
+        self._now_s = now_s
+        if job.state is not JobState.FAILED or job.called_off:
+            raise NothingToRetryError(job.number, str(job.state))
+        for task_id in job.tasks:
+            if self.blame.pop(task_id, None) is not None:
+                self._tell(self.graph.tasks[task_id], "its user had it tried again")
+        if not self.graph.revive(job):
+            raise NothingToRetryError(job.number, str(job.state))
+        self._move(job, JobState.ACTIVE)
+        job.reason = ""
+        job.ended_at_s = None
+        self._touched[job.spec.id] = job
 
     def _add_task(self, spec: TaskSpec, known: tuple[Reference, ...], job: Job) -> None:
         if job.state is not JobState.ACTIVE:
@@ -227,7 +239,7 @@ class MasterMachine:
                 continue  # it was called off
             verdict: Again | GiveUp = Again(0.0)
             if may_have_run:
-                blame = self._blame.setdefault(task.spec.id, Blame())
+                blame = self.blame.setdefault(task.spec.id, Blame())
                 verdict = after_worker_loss(blame, worker_id)
             self._tell(
                 task, f"worker {worker_id} was lost ({reason}) during attempt {task.attempt}"
@@ -295,12 +307,12 @@ class MasterMachine:
         if report.fault is None:
             self.graph.finish(task, report.published)
             self.journal.append(report)
-            if self._blame:
-                self._blame.pop(task.spec.id, None)
+            if self.blame:
+                self.blame.pop(task.spec.id, None)
             return
         reason, details = report.fault
         self._tell(task, f"attempt {task.attempt} failed on {worker.facts.id}: {reason}: {details}")
-        blame = self._blame.setdefault(task.spec.id, Blame())
+        blame = self.blame.setdefault(task.spec.id, Blame())
         verdict = after_failure(blame, task.spec.needs.retries, reason, details)
         if isinstance(verdict, Again):
             blame.not_before_s = self._now_s + verdict.delay_s
@@ -332,7 +344,7 @@ class MasterMachine:
         worker.give_back(task, task.attempt)
         self._touched[task.spec.job] = task.job
         self._tell(task, f"attempt {task.attempt} could not get its inputs: {message.details}")
-        blame = self._blame.setdefault(task.spec.id, Blame())
+        blame = self.blame.setdefault(task.spec.id, Blame())
         changed = [self._lose_copy(worker, *loss) for loss in message.losses]
         if not any(changed):
             blame.missing_inputs += 1  # the copies are said to be there: do not try for ever
@@ -385,14 +397,12 @@ class MasterMachine:
             runnable, graph.runnable = graph.runnable, []
             push = self.dispatcher.ready.push
             for task in runnable:
-                blame = self._blame.get(task.spec.id) if self._blame else None
+                blame = self.blame.get(task.spec.id) if self.blame else None
                 if blame is not None and blame.not_before_s > self._now_s:
-                    self._sequence += 1
-                    heappush(self._delayed, (blame.not_before_s, self._sequence, task))
+                    self.dispatcher.ready.push_later(task, blame.not_before_s)
                 else:
                     push(task)
-        while self._delayed and self._delayed[0][0] <= self._now_s:
-            self.dispatcher.ready.push(heappop(self._delayed)[2])
+        self.dispatcher.ready.wake(self._now_s)
 
     def _assign(self, task: TaskNode, worker: WorkerNode) -> None:
         spec = task.spec
@@ -427,13 +437,18 @@ class MasterMachine:
             for job in node.wanters:
                 job_id = job.spec.id
                 self._touched[job_id] = job
-                for client in self._watchers.get(job_id, ()):
+                for client in self._audience.of(job_id):
                     self.outbox.append((client, ObjectSettled(job_id, node.ref)))
 
     def _drop(self) -> None:
         if not self.graph.droppable:
             return
-        by_place = drop_unneeded(self.graph)
+        self._delete(drop_unneeded(self.graph))
+
+    def _delete(self, by_place: dict[str, list[ObjectId]]) -> None:
+        """Have what lies at these locations deleted."""
+        if not by_place:
+            return
         for worker in self.workers.values():
             doomed = by_place.get(worker.facts.netloc)
             if doomed:
@@ -446,22 +461,19 @@ class MasterMachine:
         for job_id, job in touched.items():
             if job.state is not JobState.ACTIVE:
                 if job.state in ENDED and not job.unsettled:
-                    self._watchers.pop(job_id, None)
+                    self._audience.dismiss(job_id)
                 continue
             if not job.open and job.unsettled == 0:
                 self._finish_job(job)
-            elif not job.open and not job.is_busy and not self._waits_for_retry(job):
+            elif not job.open and not job.is_busy:
                 self._fail_stuck(job)
-            elif self._watchers.get(job_id):
+            elif self._audience.of(job_id):
                 self._progress_due[job_id] = job
         if self._progress_due and self._now_s >= self._progress_at_s + PROGRESS_INTERVAL_S:
             self._progress_at_s = self._now_s
             for job in self._progress_due.values():
                 self._tell_watchers(job)
             self._progress_due.clear()
-
-    def _waits_for_retry(self, job: Job) -> bool:
-        return any(task.job is job for _, _, task in self._delayed)
 
     def _finish_job(self, job: Job) -> None:
         failed = failed_results(self.graph, job)
@@ -532,8 +544,7 @@ class MasterMachine:
         job.reason = reason
         job.ended_at_s = self._now_s
         job_id = job.spec.id
-        self._owners.pop(job_id, None)
-        self._orphans.pop(job_id, None)
+        self._audience.disown(job_id)
         self._progress_due.pop(job_id, None)
         if self.graph.settled:
             self._announce_settled()
@@ -546,12 +557,12 @@ class MasterMachine:
         job.state = state
 
     def _tell_watchers(self, job: Job) -> None:
-        watchers = self._watchers.get(job.spec.id)
+        watchers = self._audience.of(job.spec.id)
         if watchers:
             message = JobChanged(summarise(job))
             self.outbox += [(client, message) for client in watchers]
         if job.state in ENDED:
-            self._watchers.pop(job.spec.id, None)
+            self._audience.dismiss(job.spec.id)
 
     # --- time -------------------------------------------------------------------------------------
 
@@ -562,18 +573,16 @@ class MasterMachine:
             if silent_s > LOST_AFTER_S:
                 self.worker_lost(worker.facts.id, f"silent for {silent_s:.1f} s", now_s)
         self._now_s = now_s
-        for job_id, due_s in list(self._orphans.items()):
-            if now_s >= due_s:
-                del self._orphans[job_id]
-                self._cancel(self.jobs[job_id], "its client is gone")
+        for job_id in self._audience.forsaken(now_s):
+            self._cancel(self.jobs[job_id], "its client is gone")
 
     def due_s(self) -> float | None:
         """When `end_turn` has to be called next though nothing happened; None if there is no such
         time.
         """
         due = [self._progress_at_s + PROGRESS_INTERVAL_S] if self._progress_due else []
-        if self._delayed:
-            due.append(self._delayed[0][0])
+        if (due_s := self.dispatcher.ready.due_s) is not None:
+            due.append(due_s)
         return min(due, default=None)
 
     # --- telling ----------------------------------------------------------------------------------

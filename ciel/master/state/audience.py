@@ -1,0 +1,71 @@
+"""Who is told of which job, and who answers for it: clients come, watch and go."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from ciel.core.jobs import ENDED, Job, JobState
+
+CLIENT_GRACE_S = 5.0
+"""How long a job whose client is gone waits for it to come back before it is cancelled."""
+
+
+class Audience:
+    """The clients of every job: any number may watch it; one, unless it is detached, owns it."""
+
+    def __init__(self) -> None:
+        self._owners: dict[str, str] = {}  # job: the client that answers for it
+        self._watchers: dict[str, dict[str, None]] = {}  # job: clients
+        self._orphans: dict[str, float] = {}  # job: when it is cancelled for want of a client
+
+    def of(self, job_id: str) -> Iterable[str]:
+        """Name the clients that are told of a job."""
+        return self._watchers.get(job_id, ())
+
+    def watch(self, client: str, job: Job) -> None:
+        """Have a client told of a job while there is news to come: also of results made again. It
+        answers for the job if nobody else does who should.
+        """
+        job_id = job.spec.id
+        if job.state not in ENDED or job.unsettled:
+            self._watchers.setdefault(job_id, {})[client] = None
+        if self._orphans.pop(job_id, None) is not None:
+            self._owners[job_id] = client
+
+    def own(self, client: str, job: Job) -> None:
+        """Have a client answer for a job that is not over."""
+        if job.state not in ENDED:
+            self._orphans.pop(job.spec.id, None)
+            if not job.spec.detached:
+                self._owners[job.spec.id] = client
+
+    def gone(self, client: str, jobs: Mapping[str, Job], now_s: float) -> None:
+        """A client's connection ended: the jobs it answers for get a grace period."""
+        for watchers in self._watchers.values():
+            watchers.pop(client, None)
+        for job_id in [job_id for job_id, owner in self._owners.items() if owner == client]:
+            del self._owners[job_id]
+            if others := self._watchers.get(job_id):
+                self._owners[job_id] = next(iter(others))
+            elif jobs[job_id].state is JobState.ACTIVE:
+                self._orphans[job_id] = now_s + CLIENT_GRACE_S
+
+    def forsaken(self, now_s: float) -> list[str]:
+        """Name the jobs whose grace period is over, each once."""
+        due = [job_id for job_id, due_s in self._orphans.items() if now_s >= due_s]
+        for job_id in due:
+            del self._orphans[job_id]
+        return due
+
+    def disown(self, job_id: str) -> None:
+        """Nobody answers for a job any more, since it is over."""
+        self._owners.pop(job_id, None)
+        self._orphans.pop(job_id, None)
+
+    def dismiss(self, job_id: str) -> None:
+        """There will be no more news of a job."""
+        self._watchers.pop(job_id, None)
+
+    def jobs(self) -> set[str]:
+        """Name the jobs that it remembers anything of; for tests."""
+        return {*self._owners, *self._watchers, *self._orphans}
