@@ -51,16 +51,19 @@ def _command_line(args: dict[str, Any]) -> tuple[str | InputPath, ...]:
         raise BadArgumentsError("'command_line' must be a list of a program and its arguments")
     argv: list[str | InputPath] = []
     for number, item in enumerate(line):
-        if isinstance(item, REFERENCE_TYPES):
-            argv.append(InputPath(item.id, executable=number == 0))
-        elif isinstance(item, str | int | float):
+        if isinstance(item, str):
+            if "\0" in item:
+                what = f"element {number} of 'command_line'"
+                raise BadArgumentsError(f"{what} contains a NUL character")
+            argv.append(item)
+        elif isinstance(item, int | float):
             argv.append(str(item))
+        elif isinstance(item, REFERENCE_TYPES):
+            argv.append(InputPath(item.id, executable=number == 0))
         else:
             raise BadArgumentsError(
                 f"element {number} of 'command_line' must be text, a number or a reference"
             )
-        if isinstance(item, str) and "\0" in item:
-            raise BadArgumentsError(f"element {number} of 'command_line' contains a NUL character")
     if argv[0] == "":
         raise BadArgumentsError("the program's name in 'command_line' is empty")
     return tuple(argv)

@@ -174,17 +174,25 @@ def encode_start(launch_id: int, spec: LaunchSpec) -> bytes:
         _stream(spec.stdout),
         _stream(spec.stderr),
     )
-    strings = [os.fsencode(spec.cwd), in_path, out_path, error_path, *map(os.fsencode, spec.argv)]
-    strings += [_assignment(name, value) for name, value in spec.env.items()]
+    strings = [os.fsencode(spec.cwd), in_path, out_path, error_path]
+    try:  # all at once, as most are text: encoding each by itself takes three times as long
+        texts = [*spec.argv, *[_assignment(name, value) for name, value in spec.env.items()]]
+        strings.append(os.fsencode("\0".join(texts)))  # type: ignore[arg-type]  # bytes are refused
+    except TypeError:
+        strings += [*map(os.fsencode, spec.argv)]
+        strings += [os.fsencode(_assignment(name, value)) for name, value in spec.env.items()]
+    count = 4 + len(spec.argv) + len(spec.env)
     body = b"\0".join(strings) + b"\0"
-    if body.count(0) != len(strings):
-        culprit = next(string for string in strings if 0 in string)
+    if body.count(0) != count:
+        given = [*strings[:4], *map(os.fsencode, spec.argv)]
+        given += [os.fsencode(_assignment(name, value)) for name, value in spec.env.items()]
+        culprit = next(string for string in given if 0 in string)
         raise LaunchSpecError(
             repr(culprit[:80]), "holds a zero byte, which no program can be given"
         )
     size_bytes = _START.size + len(body)
     if size_bytes > REQUEST_BYTES_MAX or len(spec.argv) + 2 * len(spec.env) >= REQUEST_STRINGS_MAX:
-        raise LaunchSpecError("the launch", f"takes {len(strings)} strings, {size_bytes} bytes")
+        raise LaunchSpecError("the launch", f"takes {count} strings, {size_bytes} bytes")
     head = _START.pack(
         size_bytes,
         _START_KIND,
@@ -221,12 +229,12 @@ def decode_events(data: bytes) -> tuple[list[Event], bytes]:
     return events, data[whole_bytes:]
 
 
-def _assignment(name: str, value: str | bytes | None) -> bytes:
+def _assignment(name: str, value: str | bytes | None) -> str | bytes:
     if not name or "=" in name:
         raise LaunchSpecError(f"environment name {name!r}", "is empty or has a '='")
     if value is None:
-        return os.fsencode(name)
-    return os.fsencode(name) + b"=" + os.fsencode(value)
+        return name
+    return f"{name}={value}" if isinstance(value, str) else os.fsencode(name) + b"=" + value
 
 
 def _stream(stream: Stream) -> tuple[int, bytes]:

@@ -19,6 +19,7 @@ from ciel.core.ids import check_id
 from ciel.storage.errors import (
     CannotAdoptError,
     CorruptObjectError,
+    NoSpaceError,
     ObjectConflictError,
     ObjectNotFoundError,
     StorageError,
@@ -156,8 +157,31 @@ class FileWriter(ObjectWriter):
         self._digest.update(chunk)
         self._written_bytes += length_bytes
 
+    def account(self) -> None:
+        self._require_open()
+        status = self._shelf.temporaries.status_of(self._name)
+        if status is not None:  # else commit will say what is wrong
+            self._charge(status.st_size)
+
     def read(self, offset_bytes: int, length_bytes: int) -> bytes:
         return os.pread(self._current_fd(), length_bytes, offset_bytes)
+
+    def take(self, max_bytes: int) -> bytes | None:
+        self._require_open()
+        status = self._shelf.temporaries.status_of(self._name) if self._shared else None
+        ours = os.fstat(self._fd)
+        if status is None or self._written_bytes or not os.path.samestat(status, ours):
+            return super().take(max_bytes)
+        if ours.st_size > max_bytes:
+            return None
+        content = os.pread(self._fd, ours.st_size, 0) if ours.st_size else b""
+        if ours.st_nlink == 1 and self._pid == os.getpid():
+            fd, self._fd = self._fd, -1
+            self._shelf.space.release(self._reserved_bytes)
+            self._shelf.temporaries.recycle(self._name, fd, ours)
+        else:
+            self.abort()
+        return content
 
     def commit(self) -> ObjectInfo:
         fd = self._current_fd()
@@ -199,7 +223,11 @@ class FileWriter(ObjectWriter):
     def _charge(self, size_bytes: int) -> None:
         more_bytes = occupied_bytes(size_bytes) - self._reserved_bytes
         if more_bytes > 0:
-            self._shelf.space.reserve(more_bytes)
+            try:
+                self._shelf.space.reserve(more_bytes)
+            except NoSpaceError as error:
+                had_bytes = self._reserved_bytes
+                raise NoSpaceError(size_bytes, error.available_bytes + had_bytes) from None
             self._reserved_bytes += more_bytes
 
     def _current_fd(self) -> int:

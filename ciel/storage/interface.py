@@ -112,9 +112,26 @@ class ObjectWriter(ABC):
     def write(self, chunk: Chunk) -> None:
         """Append; after a `NoSpaceError` only abort makes sense."""
 
+    def account(self) -> None:  # noqa: B027  # a store without a capacity has nothing to do
+        """Charge the store for what a program has written by now, which it does not see itself.
+
+        `NoSpaceError`: more than there is room for; end the program, then abort.
+        """
+
     @abstractmethod
     def read(self, offset_bytes: int, length_bytes: int) -> bytes:
         """Return what has been written there so far, by whomever; short or empty past its end."""
+
+    def take(self, max_bytes: int) -> bytes | None:
+        """Return all that has been written, and abort, if that is at most `max_bytes`; else None,
+        and nothing has changed. Only for one whose program, if it had one, has ended well.
+        """
+        size_bytes = self.size_bytes
+        if size_bytes > max_bytes:
+            return None
+        content = self.read(0, size_bytes)
+        self.abort()
+        return content
 
     @abstractmethod
     def commit(self) -> ObjectInfo:

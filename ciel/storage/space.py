@@ -13,6 +13,7 @@ from ciel.storage.interface import StoreUsage
 
 PAGE_BYTES = 4096
 _FALLOC_FL_KEEP_SIZE = 1
+_FALLOC_FL_PUNCH_HOLE = 2
 # os.posix_fallocate cannot keep the size, and then nobody could tell how much a program has
 # written.
 _fallocate = ctypes.CDLL(None, use_errno=True).fallocate
@@ -38,6 +39,18 @@ def reserve_blocks(fd: int, size_bytes: int, *, keep_size: bool) -> None:
             return
         if number != errno.EINTR:  # interrupted, tmpfs has undone it: begin again
             raise OSError(number, os.strerror(number))
+
+
+def release_blocks(fd: int, size_bytes: int) -> None:
+    """Give this many bytes from the file's start back; they read as zeros, and its size stays.
+
+    On a file system that cannot, all of the file goes; who is writing to it leaves a hole there.
+    """
+    mode = _FALLOC_FL_PUNCH_HOLE | _FALLOC_FL_KEEP_SIZE
+    while size_bytes > 0 and _fallocate(fd, mode, 0, size_bytes):
+        if ctypes.get_errno() != errno.EINTR:
+            os.ftruncate(fd, 0)
+            return
 
 
 class Space:

@@ -12,6 +12,8 @@ from ciel.storage import leases
 # Without O_NONBLOCK a planted FIFO would hold us until somebody writes to it.
 _OPEN = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _CREATE = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_FRESH_MODE = stat.S_IFREG | 0o600
+_SPARE_MAX = 64  # descriptors, of which a process has a thousand
 
 
 def open_regular(name: str, parent_fd: int, access: int = os.O_RDONLY) -> int | None:
@@ -60,6 +62,8 @@ class Temporaries:
         self._token = secrets.token_hex(8)
         self._path = f"{root_path}/incoming/{self._token}"
         self._numbers = itertools.count()
+        self._spare: list[tuple[str, int]] = []
+        self._pid = os.getpid()  # a forked copy must not hand out the same
         self._parent_fd = leases.open_private("incoming", parent_fd=root_fd)
         try:
             leases.sweep(self._parent_fd)
@@ -70,6 +74,8 @@ class Temporaries:
 
     def create(self) -> tuple[str, int]:
         """Make an empty file; return its name and a descriptor to read and write it."""
+        if self._spare and self._pid == os.getpid():
+            return self._spare.pop()
         while True:
             name = str(next(self._numbers))
             try:
@@ -91,6 +97,10 @@ class Temporaries:
         """Return the name by which another process can open a temporary."""
         return f"{self._path}/{name}"
 
+    def status_of(self, name: str) -> os.stat_result | None:
+        """Stat what stands there now; None when it is no file of ours."""
+        return regular_status(name, self.directory_fd)
+
     def reopen(self, name: str) -> int | None:
         """Open what stands there now to read and write; None when it is no file of ours alone.
 
@@ -107,6 +117,18 @@ class Temporaries:
         finally:
             os.close(fd)
 
+    def recycle(self, name: str, fd: int, status: os.stat_result) -> None:
+        """Take a file back that nobody else has open, to hand it out again: on most file systems
+        making and removing one costs more than all else that a small output needs.
+        """
+        if len(self._spare) >= _SPARE_MAX or status.st_mode != _FRESH_MODE:
+            os.close(fd)
+            self.discard(name)
+            return
+        if status.st_size:
+            os.ftruncate(fd, 0)
+        self._spare.append((name, fd))
+
     def discard(self, name: str) -> None:
         """Remove a temporary, if it is still there and the store still open."""
         if self.directory_fd < 0:
@@ -118,6 +140,9 @@ class Temporaries:
 
     def close(self) -> None:
         """Remove the directory with all that is left in it."""
+        for _, fd in self._spare:
+            os.close(fd)
+        self._spare.clear()
         os.close(self.directory_fd)
         self.directory_fd = -1
         leases.remove_unheld(self._token, parent_fd=self._parent_fd)

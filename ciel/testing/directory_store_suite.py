@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from ciel.storage.errors import ObjectNotFoundError
+from ciel.storage.errors import CorruptObjectError, ObjectNotFoundError
 from ciel.storage.interface import ObjectStore
-from ciel.testing.store_rules import exit_code, start_child
+from ciel.testing.store_rules import exit_code, needs, start_child
 from ciel.testing.store_suite import StoreSuite
 
 STRANGER = 65534
@@ -115,4 +115,52 @@ class DirectoryStoreSuite(StoreSuite):
                 assert len(self.raw_temporaries(tmp_path)) == 1
             writer.commit()
         assert store.get("ours") == b"ours"
+        assert self.raw_temporaries(tmp_path) == []
+
+    # Outputs of programs that are taken, not committed
+
+    @needs("nameable")
+    def test_what_a_program_wrote_is_taken_and_the_next_begins_empty(
+        self, store: ObjectStore, tmp_path: Path
+    ) -> None:
+        for content in (b"0123456789", b"abc", b""):
+            writer = store.begin("a")
+            path = writer.path
+            assert path is not None
+            with open(path, "ab") as file:  # so that anything left over would be seen
+                file.write(content)
+            assert writer.take(10) == content
+        with store.begin("b") as writer:
+            writer.write(b"xyz")
+            writer.commit()
+        assert store.get("b") == b"xyz"
+        assert list(store) == ["b"]
+
+    @needs("nameable")
+    def test_a_file_that_a_program_replaced_is_taken_and_not_used_again(
+        self, store: ObjectStore, tmp_path: Path
+    ) -> None:
+        writer = store.begin("a")
+        assert writer.path is not None
+        aside = Path(writer.path).with_name("aside")
+        aside.write_bytes(b"other")
+        aside.replace(writer.path)
+        assert writer.take(10) == b"other"
+        assert self.raw_temporaries(tmp_path) == []
+
+    @needs("nameable")
+    def test_a_file_that_has_a_second_name_is_not_used_again(
+        self, store: ObjectStore, tmp_path: Path
+    ) -> None:
+        writer = store.begin("a")
+        assert writer.path is not None
+        second = Path(writer.path).with_name("second")
+        os.link(writer.path, second)
+        try:
+            content = writer.take(10)
+        except CorruptObjectError:  # a store may refuse it, but not hand it out again
+            writer.abort()
+        else:
+            assert content == b""
+        second.unlink()
         assert self.raw_temporaries(tmp_path) == []

@@ -160,9 +160,9 @@ class FakeWorker:
                     case DeleteObjects(objects):
                         for object_id in objects:
                             self.store.pop(object_id, None)
-        reports, machine.reports = machine.reports, []
-        for report in reports if self.connection is not None else ():
-            self._send(report)
+        for report in machine.take_reports(self.world.timeline.now_s):
+            if self.connection is not None:
+                self._send(report)
         due_s = machine.due_s()
         if due_s is not None and due_s != self._tick_due_s:
             self._tick_due_s = due_s

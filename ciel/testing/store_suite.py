@@ -137,6 +137,24 @@ class StoreSuite(ProcessRules):
             writer.commit()
         assert store.get("a") == b"0123456789abc"
 
+    def test_short_content_is_taken_and_nothing_is_left(self, store: ObjectStore) -> None:
+        before = store.usage()
+        for content in (b"0123456789", b""):
+            writer = store.begin("a")
+            writer.write(content)
+            assert writer.take(10) == content
+            with pytest.raises(StoreClosedError):
+                writer.commit()
+        assert store.stat("a") is None
+        assert store.usage() == before
+
+    def test_content_that_is_too_long_is_not_taken(self, store: ObjectStore) -> None:
+        with store.begin("a") as writer:
+            writer.write(b"0123456789")
+            assert writer.take(9) is None
+            writer.commit()
+        assert store.get("a") == b"0123456789"
+
     def test_reader_survives_delete(self, store: ObjectStore, tmp_path: Path) -> None:
         content = pattern(5 * PAGE_BYTES)
         store.put("a", content)
@@ -303,6 +321,25 @@ class StoreSuite(ProcessRules):
             store.delete("b")
             store.put("c", bytes(CAPACITY_BYTES))
             assert store.get("c") == bytes(CAPACITY_BYTES)
+
+    @needs("bounded", "nameable")
+    def test_what_a_program_writes_is_charged_while_it_writes(self, tmp_path: Path) -> None:
+        half_bytes = CAPACITY_BYTES // 2
+        with self.make_store(tmp_path, capacity_bytes=CAPACITY_BYTES) as store:
+            store.put("there", bytes(half_bytes))
+            with store.begin("a") as writer, open(str(writer.path), "wb", buffering=0) as program:
+                program.write(bytes(half_bytes))
+                writer.account()
+                assert store.usage().reserved_bytes == half_bytes
+                with pytest.raises(NoSpaceError):
+                    store.begin("b", size_hint_bytes=1)
+                program.write(b"x")
+                with pytest.raises(NoSpaceError) as caught:
+                    writer.account()
+                wanted_bytes, available_bytes = half_bytes + 1, half_bytes
+                assert caught.value.wanted_bytes == wanted_bytes
+                assert caught.value.available_bytes == available_bytes
+            assert store.usage().reserved_bytes == 0
 
     # All together
 

@@ -153,11 +153,9 @@ class WorkerService:
                             self._delete(objects)
         finally:
             self._is_acting = False
-        if machine.reports:
-            reports, machine.reports = machine.reports, []
+        for report in machine.take_reports(self._reactor.seconds()):
             if self._master is not None:
-                for report in reports:
-                    self._master.send(report)
+                self._master.send(report)
         self._schedule()
 
     def _delete(self, objects: tuple[ObjectId, ...]) -> None:

@@ -10,6 +10,7 @@ from ciel.core.events import (
     AssignTask,
     CancelTask,
     DropObjects,
+    FromWorker,
     InputsLost,
     MeetWorkers,
     Neighbour,
@@ -49,9 +50,9 @@ class Played:
     def comes(self, *expected: object) -> None:
         """Expect these orders, then these reports, of all steps since the last time."""
         machine = self.machine
-        found = [*machine.outbox, *machine.reports]
+        found = [*machine.outbox, *machine._reports]
         machine.outbox.clear()
-        machine.reports.clear()
+        machine._reports.clear()
         assert found == list(expected)
         assert machine.problems() == []
 
@@ -428,7 +429,7 @@ def test_a_large_store_is_told_of_in_parts(played: Played) -> None:
     for number in range(2500):
         played.machine.uploaded(ObjectId(f"o{number}"), played.now_s)
     played.machine.master_joined()
-    reports, played.machine.reports = played.machine.reports, []
+    reports = played.machine.take_reports(played.now_s)
     sizes = [len(said.refs) for said in reports if isinstance(said, ObjectsStored)]
     assert sizes == [1000, 1000, 500]
 
@@ -473,3 +474,45 @@ def test_children_of_a_running_attempt_are_reported_others_are_not(played: Playe
     played.cancel(A)
     played.machine.spawned((A.id, 1), child, known)
     played.comes(KillAttempt(A.id, 1, force=False))
+
+
+# --- when the master is told ----------------------------------------------------------------------
+
+
+def ends(played: Played, spec: TaskSpec, fault: TaskFault | None = None) -> list[FromWorker]:
+    played.machine.ended((spec.id, 1), (), fault, 0.001, played.now_s)
+    played.machine.outbox.clear()
+    return played.machine.take_reports(played.now_s)
+
+
+def busy(played: Played, count: int) -> list[TaskSpec]:
+    tasks = [a_task(f"t{number}", ordinal=number) for number in range(count)]
+    for task in tasks:
+        played.assign(task)
+    return tasks
+
+
+def test_successes_are_told_together_while_there_is_work(played: Played) -> None:
+    first, second, third, _, _ = busy(played, 5)
+    assert len(ends(played, first)) == 1
+    assert ends(played, second) == []
+    due_s = played.machine.due_s()
+    assert due_s is not None
+    assert played.now_s < due_s < played.now_s + 0.01
+    played.now_s = due_s
+    assert len(ends(played, third)) == 2
+    assert played.machine.due_s() is None
+
+
+def test_the_last_success_is_told_at_once(played: Played) -> None:
+    first, second, third = busy(played, 3)
+    assert len(ends(played, first)) == 1
+    assert len(ends(played, second)) == 1  # the third runs, and nothing waits for a slot
+    assert len(ends(played, third)) == 1
+
+
+def test_a_failure_is_told_at_once_with_what_had_to_wait(played: Played) -> None:
+    first, second, third, _, _ = busy(played, 5)
+    assert len(ends(played, first)) == 1
+    assert ends(played, second) == []
+    assert len(ends(played, third, TaskFault("RUNTIME_ERROR", "exit status 3"))) == 2

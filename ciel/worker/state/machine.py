@@ -1,8 +1,8 @@
 """The worker's machine: assignments and results go in, orders for its service come out.
 
 An attempt fetches its inputs, waits for slots, runs, and is reported. It is in exactly one phase;
-what is true only in one phase lies in that phase's collection. Orders pile up in `outbox`, messages
-for the master in `reports`; both are emptied by the service after each batch of events.
+what is true only in one phase lies in that phase's collection. Orders pile up in `outbox`, which
+the service empties after each batch of events; then it asks for the messages to the master.
 """
 
 from __future__ import annotations
@@ -32,6 +32,12 @@ from ciel.worker.state.plans import Plan, plans_for
 
 KILL_GRACE_S = 0.25
 """Between the polite signal and the one that cannot be ignored, when a time limit has passed."""
+
+
+REPORT_EVERY_S = 0.005
+"""A worker that has work waiting reports successes no more often: each report wakes the master, and
+that its client, which together costs as much as a small program.
+"""
 
 
 class Phase(Enum):
@@ -105,7 +111,9 @@ class WorkerMachine:
         self.slots_free = slots
         self.attempts: dict[Key, Attempt] = {}
         self.outbox: list[Order] = []
-        self.reports: list[FromWorker] = []
+        self._reports: list[FromWorker] = []
+        self._reports_are_urgent = False
+        self._reports_due_s = 0.0  # so long successes may wait
         self.stored: dict[ObjectId, None] = {}  # what the own store holds
         self._hosts: dict[str, str] = {}
         self._waiting: Waiting[Key] = Waiting()
@@ -138,13 +146,13 @@ class WorkerMachine:
             here = frozenset((self.netloc,))
             refs = tuple([Concrete(object_id, None, here) for object_id in self.stored])
             for start in range(0, len(refs), 1000):
-                self.reports.append(ObjectsStored(refs[start : start + 1000]))
+                self._report(ObjectsStored(refs[start : start + 1000]))
 
     def master_lost(self, now_s: float) -> None:
         """The master is gone and will not know these attempts when it is back: they are ended."""
         for key in list(self.attempts):
             self._cancelled(key, now_s)
-        self.reports.clear()
+        self._reports.clear()
 
     def _assigned(self, message: AssignTask, now_s: float) -> None:
         attempt = Attempt(message)
@@ -184,7 +192,7 @@ class WorkerMachine:
         self._fetching.pop(object_id, None)
         if object_id not in self.stored:
             here = frozenset((self.netloc,))
-            self.reports.append(ObjectsStored((Concrete(object_id, size_bytes, here),)))
+            self._report(ObjectsStored((Concrete(object_id, size_bytes, here),)))
         self._hold(object_id, now_s)
 
     def _hold(self, object_id: ObjectId, now_s: float) -> None:
@@ -246,7 +254,7 @@ class WorkerMachine:
         """A running attempt created a task."""
         attempt = self.attempts.get(key)
         if attempt is not None and attempt.phase is Phase.RUNNING:
-            self.reports.append(SpawnTask(spec, known, key[1]))
+            self._report(SpawnTask(spec, known, key[1]))
 
     def ended(
         self,
@@ -293,7 +301,29 @@ class WorkerMachine:
 
     def _close(self, attempt: Attempt, report: FromWorker) -> None:
         del self.attempts[attempt.key]
-        self.reports.append(report)
+        self._report(report)
+
+    def _report(self, report: FromWorker) -> None:
+        self._reports.append(report)
+        if type(report) is not TaskReported or report.fault is not None:
+            self._reports_are_urgent = True
+
+    def take_reports(self, now_s: float) -> list[FromWorker]:
+        """Take what the master is to be told now; nothing if it can wait for more, until `due_s`
+        at the latest.
+        """
+        if not self._reports:
+            return []
+        if self._reports_can_wait and now_s < self._reports_due_s:
+            return []
+        self._reports_due_s = now_s + REPORT_EVERY_S
+        self._reports_are_urgent = False
+        reports, self._reports = self._reports, []
+        return reports
+
+    @property
+    def _reports_can_wait(self) -> bool:
+        return bool(self._queue) and not self._reports_are_urgent
 
     # --- time -------------------------------------------------------------------------------------
 
@@ -318,10 +348,15 @@ class WorkerMachine:
                 self._kill(attempt, TaskFault("TIMED_OUT", details), now_s)
 
     def due_s(self) -> float | None:
-        """When `tick` has to be called next; None if there is no such time."""
+        """When `tick`, and then `take_reports`, has to be called next; None if there is no such
+        time.
+        """
         while self._deadlines and self._deadlines[0][1] not in self.attempts:
             heappop(self._deadlines)
-        return self._deadlines[0][0] if self._deadlines else None
+        due_s = self._deadlines[0][0] if self._deadlines else None
+        if self._reports:
+            return self._reports_due_s if due_s is None else min(due_s, self._reports_due_s)
+        return due_s
 
     def problems(self) -> list[str]:
         """Name every broken invariant; for tests, after each step."""
