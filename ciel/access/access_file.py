@@ -7,24 +7,27 @@ refused, as ssh does, when others could have read it too.
 
 import json
 import os
+import re
 import secrets
 import shlex
 import stat
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
+from ciel.access.addresses import parse_url
 from ciel.access.errors import AccessFileError, AccessFileMissingError, MalformedKeyError
 from ciel.access.keys import Key
 
 VERSION: Final = 1
 _SIZE_MAX_BYTES = 64 * 1024
+_PID_MAX = 1 << 22  # the kernel's
+_UNIX_NAME_MAX_LENGTH = 107  # the kernel's
+_is_id = re.compile(r"[A-Za-z0-9_.:-]{1,128}", re.ASCII).fullmatch
 
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class AccessFile:
+class AccessFile(NamedTuple):
     """What the file says. `pid` and `pid_start` (clock ticks since boot) name the master's process.
 
     `control` is the address for frames: `HOST:PORT`, or `unix:PATH` for peers on the same host.
@@ -61,7 +64,8 @@ class AccessFile:
             _check_alone(path.parent, path.parent.stat(), stat.S_IWGRP | stat.S_IWOTH)
             _replace(path, json.dumps(fields, indent=1).encode() + b"\n")
         except OSError as error:
-            raise AccessFileError(path, error.strerror or str(error)) from error
+            reason = f"it cannot be written: {error.strerror or error}"
+            raise AccessFileError(path, reason) from error
 
     def unlink_if_ours(self, path: Path) -> bool:
         """Remove the file unless another process has written its own there since."""
@@ -152,9 +156,9 @@ def _parse(path: Path, text: bytes) -> AccessFile:
     try:
         fields = json.loads(text)
     except (ValueError, RecursionError):
-        raise AccessFileError(path, "not JSON") from None  # the cause would quote the key
+        raise _damaged(path, "not JSON" if text else "empty") from None  # it would quote the key
     if not isinstance(fields, dict):
-        raise AccessFileError(path, "not a JSON object")
+        raise _damaged(path, "not a JSON object")
     version = _field(path, fields, "version", int)
     if version > VERSION:
         raise AccessFileError(
@@ -163,8 +167,8 @@ def _parse(path: Path, text: bytes) -> AccessFile:
     try:
         key = Key.from_text(_field(path, fields, "key", str))
     except MalformedKeyError as error:
-        raise AccessFileError(path, f'"key" is {error}') from None
-    return AccessFile(
+        raise _damaged(path, f'"key" is {error}') from None
+    found = AccessFile(
         url=_field(path, fields, "url", str),
         control=_field(path, fields, "control", str),
         cluster_id=_field(path, fields, "cluster_id", str),
@@ -172,10 +176,36 @@ def _parse(path: Path, text: bytes) -> AccessFile:
         pid=_field(path, fields, "pid", int),
         pid_start=_field(path, fields, "pid_start", int),
     )
+    if not _is_address(found.url):
+        raise _damaged(path, '"url" is not http://HOST:PORT')
+    if not (_is_unix_socket(found.control) or _is_address(found.control)):
+        raise _damaged(path, '"control" is neither HOST:PORT nor unix:NAME')
+    if not _is_id(found.cluster_id):
+        raise _damaged(path, '"cluster_id" is no name')
+    if not (0 < found.pid <= _PID_MAX and found.pid_start >= 0):
+        raise _damaged(path, '"pid" and "pid_start" name no process')
+    return found
 
 
 def _field(path: Path, fields: dict[str, Any], name: str, kind: type[T]) -> T:
     value = fields.get(name)
     if type(value) is not kind:
-        raise AccessFileError(path, f'"{name}" is missing or not {kind.__name__}')
+        what = "text" if kind is str else "whole number"
+        raise _damaged(path, f'"{name}" is missing, or no {what}')
     return value
+
+
+def _is_address(text: str) -> bool:
+    try:
+        return bool(parse_url(text))
+    except ValueError:
+        return False
+
+
+def _is_unix_socket(text: str) -> bool:
+    name = text.removeprefix("unix:")
+    return name != text and name.isprintable() and 1 < len(name) <= _UNIX_NAME_MAX_LENGTH
+
+
+def _damaged(path: Path, what: str) -> AccessFileError:
+    return AccessFileError(path, f"{what}; remove it, or copy it again from where its master runs")

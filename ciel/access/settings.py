@@ -4,17 +4,14 @@ The environment is an argument here; only composition roots read the real one. `
 the last place to look, the access file of `ciel up`, and brings the key along.
 """
 
-import ipaddress
 import re
-import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
-from urllib.parse import urlsplit
+from typing import Final, NamedTuple
 
 from ciel.access import access_file
 from ciel.access.access_file import AccessFile
+from ciel.access.addresses import is_loopback, netloc, parse_url
 from ciel.access.errors import (
     AccessDeniedError,
     AccessFileMissingError,
@@ -24,13 +21,11 @@ from ciel.access.errors import (
 from ciel.access.keys import Key
 from ciel.access.places import access_path, config_directory, current_path, normalise_host
 
-DEFAULT_PORT: Final = 8000
 NAMES: Final = ("master", "access")
 """Every setting: a flag `--NAME`, a variable `CIEL_NAME`, a key `NAME` in the file."""
 
 
-@dataclass(frozen=True, slots=True)
-class Setting:
+class Setting(NamedTuple):
     """A value and where it was set; `rank` is 0 for a flag, 1 for the environment, 2 for a file."""
 
     value: str
@@ -38,8 +33,7 @@ class Setting:
     rank: int
 
 
-@dataclass(frozen=True, slots=True)
-class MasterLocation:
+class MasterLocation(NamedTuple):
     """Where a master is and what opens it. `origin` says in words who said so."""
 
     url: str
@@ -104,38 +98,16 @@ def find_master(
 def parse_address(text: str, origin: str) -> tuple[str, str, int]:
     """Split `[http[s]://]HOST[:PORT]` into URL, host and port. Raise `SettingsError` otherwise."""
     try:
-        parts = urlsplit(text if "://" in text else f"http://{text}")
-        host, port = parts.hostname, parts.port or DEFAULT_PORT
+        return parse_url(text)
     except ValueError:
-        host, port = None, 0
-    else:
-        if parts.scheme not in ("http", "https") or "@" in parts.netloc:
-            host = None
-        if parts.path not in ("", "/") or parts.query or parts.fragment:
-            host = None
-    if not host:
-        raise SettingsError(origin, f"{text!a} is not a master: expected http://HOST:PORT")
-    return f"{parts.scheme}://{netloc(host, port)}", host, port
-
-
-def netloc(host: str, port: int) -> str:
-    """Return `HOST:PORT`, with brackets around an IPv6 address."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        reason = f"{text[:80]!a} is not a master: expected http://HOST:PORT"
+        raise SettingsError(origin, reason) from None
 
 
 def require_safe_listen(host: str, *, has_key: bool, new_key: bool) -> None:
     """Raise `UnsafeListenError` if `host` is beyond loopback and its key would be a surprise."""
     if not (has_key or new_key or is_loopback(host)):
         raise UnsafeListenError(host)
-
-
-def is_loopback(host: str) -> bool:
-    """Say whether only this host can reach `host`. Names are not looked up."""
-    name = normalise_host(host)
-    try:
-        return name == "localhost" or ipaddress.ip_address(name).is_loopback
-    except ValueError:
-        return False
 
 
 def _locate_address(
@@ -174,12 +146,17 @@ def _read_named(access: Setting) -> AccessFile:
 def _read_config(path: Path, required: bool) -> dict[str, Setting]:
     try:
         text = path.read_text(encoding="utf-8")
-        found = tomllib.loads(text)
     except (FileNotFoundError, NotADirectoryError):
         if required:
             raise SettingsError("CIEL_CONFIG", f"{path}: no such file") from None
         return {}
-    except (OSError, ValueError, RecursionError) as error:  # TOML and UTF-8 faults are ValueErrors
+    except (OSError, ValueError) as error:  # UTF-8 faults are ValueErrors
+        raise SettingsError(str(path), str(error)) from None
+    import tomllib  # five milliseconds, and most have no such file
+
+    try:
+        found = tomllib.loads(text)
+    except (ValueError, RecursionError) as error:
         raise SettingsError(str(path), str(error)) from None
     settings = {}
     for name, value in found.items():

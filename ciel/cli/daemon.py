@@ -9,6 +9,7 @@ is gone.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import gc
 import os
 import signal
@@ -28,14 +29,23 @@ from twisted.logger import (
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
-from ciel.access.errors import AccessError
-from ciel.net.turns import use_monotonic_clock
+from ciel.access.errors import AccessError, SettingsError
+from ciel.launch.limits import open_files_advice, raise_open_files
+from ciel.net.errors import AddressError, ForeignAddressError
+from ciel.net.transports import parse_address
+from ciel.net.turns import PauseGauge, use_monotonic_clock
+from ciel.plugins import PluginError
+from ciel.storage.errors import StoreSpecError
 from ciel.wire import codec
 from ciel.wire.errors import DecodeError
 
 log = Logger()
 
 LINE_MAX_BYTES = 4096
+USAGE_ERRORS = (SettingsError, ForeignAddressError, StoreSpecError, PluginError)
+"""The command line, or what it names, is at fault."""
+
+REASON_MAX_LENGTH = 1000  # the parent reads a line
 
 
 class DaemonError(Exception):
@@ -73,6 +83,7 @@ def run(
 ) -> int:
     """Run a daemon until it is told to end; returns the exit status."""
     try:
+        raise_open_files()
         begin_log(options.log)
         from twisted.internet import reactor as twisted_reactor
 
@@ -80,8 +91,7 @@ def run(
         use_monotonic_clock(reactor)
         daemon = make(reactor, options)
     except (DaemonError, OSError) as error:
-        print(f"{name}: {error}", file=sys.stderr)
-        return 1
+        return _refuse_to_start(name, error)
     stop_on_signals(reactor, daemon.stop)
     try:
         if options.embedded:
@@ -90,12 +100,39 @@ def run(
             daemon.open_alone()
     except start_errors as error:
         daemon.stop()
-        print(f"{name}: {error}", file=sys.stderr)
-        return 3 if isinstance(error, AccessError) else getattr(error, "status", 1)
+        return _refuse_to_start(name, error)
+    gauge = PauseGauge(reactor)
+    gauge.start()
     reactor.run(installSignalHandlers=False)
-    if daemon.failure:
+    if daemon.failure and not options.embedded:  # its standard error is its log, which has it
         print(f"{name}: {daemon.failure}", file=sys.stderr)
     return daemon.status
+
+
+def host_and_port(text: str) -> str:
+    """Check `HOST:PORT`; port 0 and an empty host are for who listens (an argparse type)."""
+    with contextlib.suppress(AddressError):
+        if not parse_address(text).name:
+            return text
+    raise argparse.ArgumentTypeError(f"{text[:80]!a} is no address: expected HOST:PORT")
+
+
+def start_failure(error: Exception) -> tuple[str, int]:
+    """Say why a daemon cannot start, in one line, and with which exit status it ends."""
+    if isinstance(error, OSError) and error.strerror:
+        place = f"{error.filename}: " if error.filename else ""
+        return f"{place}{error.strerror}{open_files_advice(error)}", 1
+    if isinstance(error, KeyError):
+        return f"the line on standard input lacks {error}", 1
+    if isinstance(error, USAGE_ERRORS):
+        return str(error), 2
+    return str(error), 3 if isinstance(error, AccessError) else getattr(error, "status", 1)
+
+
+def _refuse_to_start(name: str, error: Exception) -> int:
+    text, status = start_failure(error)
+    print(f"{name}: {text}", file=sys.stderr)
+    return status
 
 
 def begin_log(path: str | None) -> None:
@@ -104,9 +141,12 @@ def begin_log(path: str | None) -> None:
         level = LogLevel.lookupByName(os.environ.get("CIEL_LOG_LEVEL", "info"))
         stream = sys.stderr if path is None else _open_log(path)
     except ValueError as error:
-        raise DaemonError(f"CIEL_LOG_LEVEL: there is no level {error}") from None
+        known = ", ".join(level.name for level in LogLevel.iterconstants())
+        text = f"CIEL_LOG_LEVEL: {str(error)[:80]!a} is no level; there are {known}"
+        raise DaemonError(text, status=2) from None
     except OSError as error:
-        raise DaemonError(f"cannot log to {path}: {error.strerror}") from None
+        advice = open_files_advice(error)
+        raise DaemonError(f"cannot log to {path}: {error.strerror}{advice}") from None
     write: Any = textFileLogObserver(stream)
     above: Any = LogLevelFilterPredicate(defaultLogLevel=level)
     observer: Any = FilteringLogObserver(write, [above])
@@ -196,6 +236,12 @@ def _read_line(line: bytes) -> dict[str, Any]:
 def say_ready(facts: dict[str, Any]) -> None:
     """Tell the parent of an embedded daemon that it is ready."""
     os.write(1, codec.encode(facts) + b"\n")
+
+
+def say_failed(reason: str) -> None:
+    """Tell the parent of an embedded daemon why it will never be ready; too late, it is ignored."""
+    with contextlib.suppress(OSError):
+        say_ready({"error": reason[:REASON_MAX_LENGTH]})
 
 
 def stop_on_signals(reactor: Any, stop: Callable[[], None]) -> None:

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from ciel import __version__
-from ciel.cli.outcome import Status, conclude
 
 COMMANDS = {
     "submit": ("submit", "run one program, or an array of them, as a job"),
@@ -15,7 +14,9 @@ COMMANDS = {
     "up": ("up", "start a local cluster in the background"),
     "down": ("up", "end the local cluster"),
     "status": ("status", "show the cluster, its workers and jobs"),
-    "job": ("job", "list jobs, look at one, wait for it, cancel it"),
+    "job": ("job", "list jobs, their output and logs; wait for, cancel, retry, remove them"),
+    "task": ("task", "list a job's tasks, look at them, ask why they stand as they do"),
+    "worker": ("workers", "list the workers"),
 }
 _USAGE = "usage: ciel COMMAND [OPTION…] [ARG…]"
 
@@ -25,10 +26,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     if words[:1] == ["--version"]:
         print(f"ciel {__version__}")
-        return Status.DONE
+        return 0
     if not words or words[0] in ("-h", "--help", "help"):
         print(_help(), file=sys.stdout if words else sys.stderr)
-        return Status.DONE if words else Status.USAGE
+        return 0 if words else 2
+    try:
+        from ciel.cli.outcome import Status, conclude  # and with it the client
+    except KeyboardInterrupt:  # it takes a while
+        return 130
     name, *rest = words
     if name not in COMMANDS:
         print(f"ciel: there is no command {name!r}; ciel --help lists them", file=sys.stderr)
@@ -38,7 +43,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     def command() -> int:
         return int(import_module(f"ciel.cli.{module}").main(name, rest))
 
-    return conclude(command)
+    status = conclude(command)
+    if argv is None:
+        import signal
+
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # all is over: only the exit is left
+    return status
 
 
 def _help() -> str:

@@ -11,17 +11,22 @@ from typing import Any
 
 import ciel
 from ciel.access.access_file import AccessFile, key_for_start, process_start
+from ciel.access.addresses import netloc
 from ciel.access.errors import AccessError
 from ciel.access.keys import Key
 from ciel.access.places import access_path
-from ciel.access.settings import netloc, require_safe_listen
+from ciel.access.settings import require_safe_listen
 from ciel.cli.daemon import (
     DaemonError,
+    host_and_port,
     log,
     run,
+    say_failed,
     say_ready,
     settle_memory,
+    start_failure,
 )
+from ciel.cli.parser import Parser
 from ciel.master.journal import NullJournal
 from ciel.master.resources.root import master_site
 from ciel.master.service import CLIENT_LOST_AFTER_S, MasterService
@@ -29,7 +34,6 @@ from ciel.net.control import ControlPeer
 from ciel.net.errors import NetError
 from ciel.net.transports import (
     ControlFactory,
-    Doorstep,
     FrontDoorFactory,
     Listener,
     listen,
@@ -43,19 +47,26 @@ DEFAULT_LISTEN = "127.0.0.1:8000"
 
 def parser() -> argparse.ArgumentParser:
     """Describe the command line."""
-    parse = argparse.ArgumentParser(
+    parse = Parser(
         prog="ciel-master",
+        allow_abbrev=False,
         description="Hold the task graph and the object table of a cluster, and place its tasks.",
         epilog="It writes an access file with address and key; whoever can read it may come in.",
     )
     add = parse.add_argument
     add(
         "--listen",
+        type=host_and_port,
         metavar="HOST:PORT",
         default=DEFAULT_LISTEN,
         help="default %(default)s; port 0: any",
     )
-    add("--advertise", metavar="HOST:PORT", help="the address that others are told")
+    add(
+        "--advertise",
+        type=host_and_port,
+        metavar="HOST:PORT",
+        help="the address that others are told",
+    )
     add("--state", metavar="DIR", help="keep the access file there (also $STATE_DIRECTORY)")
     add(
         "--access",
@@ -93,10 +104,9 @@ class Master:
             return ControlPeer(reactor, turns, session, service, lost_after_s=CLIENT_LOST_AFTER_S)
 
         site, gate = master_site(reactor, key, service)
-        doorstep = Doorstep()
-        front = listen(reactor, options.listen, FrontDoorFactory(reactor, build, site, doorstep))
+        front = listen(reactor, options.listen, FrontDoorFactory(reactor, build, site))
         self._listeners.append(front)
-        side = listen(reactor, f"unix:@{name}", ControlFactory(build, doorstep))
+        side = listen(reactor, f"unix:@{name}", ControlFactory(build))
         self._listeners.append(side)
         advertised = options.advertise or netloc(front.address.host, front.address.port)
         about["url"] = f"http://{advertised}"
@@ -135,14 +145,16 @@ class Master:
         """Open as an embedded master, with the key from the parent."""
         try:
             say_ready(self.open(str(line["cluster_id"]), Key.from_text(str(line["key"]))))
-        except (KeyError, AccessError, NetError, DaemonError) as error:
-            self.fail(str(error))
+        except START_ERRORS as error:
+            self.fail(start_failure(error)[0])
 
     def fail(self, reason: str) -> None:
         """End with a reason."""
         self.failure = reason
         self.status = 1
         log.error("{reason}", reason=reason)
+        if self._options.embedded:
+            say_failed(reason)
         self.stop()
 
     def stop(self) -> None:
@@ -154,7 +166,7 @@ class Master:
             self._reactor.stop()
 
 
-START_ERRORS = (AccessError, NetError, DaemonError, OSError)
+START_ERRORS = (KeyError, AccessError, NetError, DaemonError, OSError)
 
 
 def main(argv: list[str] | None = None) -> int:

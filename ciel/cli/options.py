@@ -5,25 +5,25 @@ from __future__ import annotations
 import argparse
 import os
 import re
-from typing import Any
 
 from ciel.access import access_file
 from ciel.access.errors import AccessFileError
 from ciel.access.places import current_path
 from ciel.access.settings import MasterLocation, find_master
 from ciel.cli.outcome import say
+from ciel.cli.parser import Parser, whole_number
 from ciel.client.client import Client
 from ciel.client.errors import NoMasterError
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)?")
+_HELP_WIDTH = 78  # where there is no terminal
 _UNIT_S = {None: 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
+WORKERS_MAX = 256
+"""On one computer; a worker takes some 50 MB, while a slot costs nothing."""
 
-class Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line, without the usage in front."""
-
-    def error(self, message: str) -> Any:
-        self.exit(2, f"{self.prog}: {message} ({self.prog} --help tells more)\n")
+count = whole_number(1, 1_000_000)
+"""An argparse type."""
 
 
 def make_parser(prog: str, description: str, epilog: str = "") -> Parser:
@@ -32,9 +32,18 @@ def make_parser(prog: str, description: str, epilog: str = "") -> Parser:
         prog=prog,
         description=description,
         epilog=epilog,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=_formatter,
         allow_abbrev=False,
     )
+
+
+def _formatter(prog: str) -> argparse.HelpFormatter:
+    """Make what lays out the help; argparse makes one for every option, and would load shutil."""
+    try:
+        width = os.get_terminal_size(1).columns - 2
+    except OSError:
+        width = _HELP_WIDTH
+    return argparse.RawDescriptionHelpFormatter(prog, width=width)
 
 
 def add_cluster_options(parser: argparse.ArgumentParser) -> None:
@@ -47,7 +56,7 @@ def add_cluster_options(parser: argparse.ArgumentParser) -> None:
 def add_own_cluster_options(parser: argparse.ArgumentParser) -> None:
     """Add what shapes the cluster that a command starts when there is none."""
     parser.add_argument(
-        "--workers", type=count, metavar="N",
+        "--workers", type=whole_number(1, WORKERS_MAX), metavar="N",
         help="where no cluster is up: start one of N workers for this command (default 1)",
     )  # fmt: skip
 
@@ -61,7 +70,8 @@ def connect_or_start(args: argparse.Namespace, name: str) -> Client:
     """Connect to the cluster that is meant; where there is none, start one for this command."""
     found = find_master(args.master, args.access, os.environ)
     if found is None:
-        _tell_of_crash()
+        if crash := _crash():
+            say(crash)
         return Client(name=name, cluster_options={"workers": args.workers or 1})
     if args.workers:
         say(f"--workers has no effect: the cluster at {found.url} has its own")
@@ -72,8 +82,8 @@ def require_master(args: argparse.Namespace) -> MasterLocation:
     """Return where the master is that is meant; raises NoMasterError if there is none."""
     found = find_master(args.master, args.access, os.environ)
     if found is None:
-        _tell_of_crash()
-        raise NoMasterError("", "no cluster is named or up; `ciel up` starts one")
+        none = _crash() or "no cluster is named or up"
+        raise NoMasterError("", f"{none}; `ciel up` starts one")
     return found
 
 
@@ -86,17 +96,13 @@ def crashed() -> access_file.AccessFile | None:
     return None if found.is_alive() else found
 
 
-def _tell_of_crash() -> None:
-    if gone := crashed():
-        logs = current_path(os.environ).resolve().parent
-        say(f"the cluster at {gone.url} has crashed (process {gone.pid} is gone; logs in {logs})")
-
-
-def count(text: str) -> int:
-    """Read a whole number from 1 (an argparse type)."""
-    if not (text.isascii() and text.isdecimal() and 0 < int(text) <= 1_000_000):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1")
-    return int(text)
+def _crash() -> str:
+    """Say in words which cluster has crashed; nothing if none has."""
+    gone = crashed()
+    if gone is None:
+        return ""
+    logs = current_path(os.environ).resolve().parent
+    return f"the cluster at {gone.url} has crashed (process {gone.pid} is gone; logs in {logs})"
 
 
 def seconds(text: str) -> float:

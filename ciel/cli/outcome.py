@@ -8,12 +8,11 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from enum import IntEnum
 from types import FrameType
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TextIO
 
 from ciel.access.errors import AccessError, SettingsError
 from ciel.client.errors import (
@@ -32,6 +31,7 @@ from ciel.client.errors import (
 )
 from ciel.core.errors import CielError
 from ciel.core.jobs import JobState
+from ciel.execution.report import visible_text
 from ciel.wire.errors import WireError
 
 if TYPE_CHECKING:
@@ -108,17 +108,31 @@ def conclude(command: Callable[[], int]) -> int:
     except Terminated as error:
         return 128 + error.signal_number
     except (OutputClosedError, BrokenPipeError):
-        # What is still buffered can go nowhere, and must not be tried again at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _let_go(sys.stdout)
         return Status.OUTPUT_CLOSED
     except Exception as error:
         if os.environ.get("CIEL_DEBUG"):
+            import traceback
+
             traceback.print_exc()
         say(text_of(error))
         return status_of(error)
     finally:
         for number, disposition in before.items():
             signal.signal(number, disposition)
+        for stream in (sys.stdout, sys.stderr):
+            try:
+                stream.flush()
+            except (OSError, ValueError):  # and it must not be tried again at exit
+                _let_go(stream)
+
+
+def _let_go(stream: TextIO) -> None:
+    """Have what could not be written go nowhere."""
+    with suppress(OSError, ValueError):
+        null_fd = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null_fd, stream.fileno())
+        os.close(null_fd)
 
 
 def status_of(error: Exception) -> int:
@@ -141,8 +155,13 @@ def text_of(error: Exception) -> str:
     """Say what happened; for a bug of ours in one line, with how to report it."""
     if status_of(error) != Status.BUG:
         if isinstance(error, OSError) and not isinstance(error, CielError) and error.strerror:
-            return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+            from ciel.launch.limits import open_files_advice
+
+            place = f"{error.filename}: " if error.filename else ""
+            return f"{place}{error.strerror}{open_files_advice(error)}"
         return str(error)
+    import traceback  # slow to load, and for bugs only
+
     frames = traceback.extract_tb(error.__traceback__)
     place = f" at {os.path.basename(frames[-1].filename)}:{frames[-1].lineno}" if frames else ""
     return (
@@ -153,7 +172,8 @@ def text_of(error: Exception) -> str:
 
 def say(text: str) -> None:
     """Tell the user something on standard error."""
-    print(f"ciel: {text}", file=sys.stderr, flush=True)
+    with suppress(OSError):  # nobody can be told
+        print(f"ciel: {visible_text(text)}", file=sys.stderr, flush=True)
 
 
 @contextmanager

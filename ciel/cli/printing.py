@@ -14,10 +14,12 @@ from types import TracebackType
 from typing import Any, NamedTuple, Self, TextIO
 
 from ciel.cli.outcome import OutputClosedError
+from ciel.execution.report import visible
 
 _REDRAW_S = 0.2
 _PLAIN_S = 30.0  # between lines where nothing can be redrawn
 _ERASE = "\r\x1b[K"
+_GAP = "  "  # between columns
 
 
 def write_output(chunk: bytes) -> None:
@@ -28,6 +30,9 @@ def write_output(chunk: bytes) -> None:
         sys.stdout.buffer.flush()
     except BrokenPipeError:
         raise OutputClosedError from None
+    except OSError as error:
+        error.filename = "standard output"
+        raise
 
 
 def print_json(value: Any) -> None:
@@ -40,21 +45,51 @@ def print_text(text: str) -> None:
     write_output(text.encode(errors="backslashreplace") + b"\n")
 
 
-def table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """Lay out rows under headings; columns that hold only numbers lean to the right."""
-    cells = [[str(cell) for cell in row] for row in rows]
+def screen_width() -> int | None:
+    """Return how many columns there are to fill; None where it is no terminal that we write to."""
+    if not sys.stdout.isatty():
+        return None
+    import shutil
+
+    return shutil.get_terminal_size().columns
+
+
+def table(
+    headings: Sequence[str], rows: Iterable[Sequence[object]], width: int | None = None
+) -> str:
+    """Lay out rows under headings; columns that hold only numbers lean to the right.
+
+    Where the table is wider than `width`, the widest columns of text are cut.
+    """
+    cells = [[visible(str(cell)) for cell in row] for row in rows]
     columns = range(len(headings))
     right = [bool(cells) and all(_is_number(row[i]) for row in cells) for i in columns]
     widths = [max([len(headings[i]), *(len(row[i]) for row in cells)]) for i in columns]
+    if width is not None:
+        _narrow(widths, [i for i in columns if not right[i]], headings, width)
 
     def line(row: Sequence[str]) -> str:
         padded = [
-            text.rjust(width) if to_right else text.ljust(width)
+            text.rjust(width) if to_right else cut(text, width).ljust(width)
             for text, width, to_right in zip(row, widths, right, strict=True)
         ]
-        return "  ".join(padded).rstrip()
+        return _GAP.join(padded).rstrip()
 
     return "\n".join([line(headings), *map(line, cells)])
+
+
+def _narrow(widths: list[int], texts: Sequence[int], headings: Sequence[str], width: int) -> None:
+    """Take what is too wide from the widest columns of text, as long as their headings fit."""
+    for _ in range(sum(widths) + len(_GAP) * (len(widths) - 1) - width):
+        wide = [i for i in texts if widths[i] > len(headings[i])]
+        if not wide:
+            return
+        widths[max(wide, key=lambda i: widths[i])] -= 1
+
+
+def cut(text: str, width: int) -> str:
+    """Return text that takes at most `width` columns, with a mark where something is missing."""
+    return text if len(text) <= width else f"{text[: width - 1]}…"
 
 
 def _is_number(text: str) -> bool:
@@ -75,12 +110,13 @@ def duration(seconds: float) -> str:
 
 
 class Counts(NamedTuple):
-    """How far a job is."""
+    """How far a job is; `growing`: the total is what is known so far."""
 
     done: int
     running: int
     failed: int
     total: int
+    growing: bool = False
 
 
 def progress_text(name: str, counts: Counts, elapsed_s: float) -> str:
@@ -89,7 +125,7 @@ def progress_text(name: str, counts: Counts, elapsed_s: float) -> str:
     parts = [f"{counts.done} done", f"{counts.running} running"]
     if counts.failed:
         parts.append(f"{counts.failed} failed")
-    parts.append(f"{counts.total} in all")
+    parts.append(f"{counts.total} {'so far' if counts.growing else 'in all'}")
     if ended and elapsed_s > 0:
         parts.append(f"{ended / elapsed_s:.1f}/s")
     return f"{name}: {', '.join(parts)}"

@@ -9,7 +9,8 @@ from typing import Any
 
 from ciel.cli.options import add_cluster_options, connect, make_parser
 from ciel.cli.outcome import Status
-from ciel.cli.printing import duration, print_json, print_text, table
+from ciel.cli.printing import duration, print_json, print_text, screen_width
+from ciel.cli.workers import render_workers
 
 
 def main(prog: str, words: Sequence[str]) -> int:
@@ -20,32 +21,27 @@ def main(prog: str, words: Sequence[str]) -> int:
     with closing(connect(args, "ciel status")) as client:
         status = client.ask("status")
         origin = client.location.origin
+    del status["now_s"]  # of the master's own clock
+    status["up_s"] = round(time.time() - status.pop("started_at_s"), 3)
     if args.json:
         print_json(status)
     else:
-        print_text(render(status, origin, time.time()))
+        print_text(render(status, origin, screen_width()))
     return Status.DONE
 
 
-def render(status: dict[str, Any], origin: str, now_s: float) -> str:
-    """Lay out the answer to `status`; `now_s` is wall-clock time."""
-    up = duration(now_s - status["started_at_s"])
-    lines = [
-        f"cluster {status['cluster_id']} at {status['url']}, from {origin}",
-        f"ciel {status['version']}, up for {up}",
-        f"jobs: {_tally(status['jobs'])}",
-        f"tasks: {_tally(status['tasks'])}",
-        "",
-    ]
-    workers = status["workers"]
-    if not workers:
-        return "\n".join([*lines, "no workers: nothing can run"])
-    rows = [
-        (w["worker"], w["netloc"], w["slots"], w["running"], w["queued"], duration(w["silent_s"]))
-        for w in workers
-    ]
-    headings = ("WORKER", "ADDRESS", "SLOTS", "RUNNING", "QUEUED", "HEARD")
-    return "\n".join([*lines, table(headings, rows)])
+def render(status: dict[str, Any], origin: str, width: int | None = None) -> str:
+    """Lay out the answer to `status`."""
+    return "\n".join(
+        [
+            f"cluster {status['cluster_id']} at {status['url']}, from {origin}",
+            f"ciel {status['version']}, up for {duration(status['up_s'])}",
+            f"jobs: {_tally(status['jobs'])}",
+            f"tasks: {_tally(status['tasks'])}",
+            "",
+            render_workers(status["workers"], width),
+        ]
+    )
 
 
 def _tally(counts: dict[str, int]) -> str:

@@ -5,41 +5,41 @@ from __future__ import annotations
 import argparse
 import os
 import re
-import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
 
+from ciel.cli.elements import Element, Known, Lines, Template
 from ciel.cli.options import (
     add_cluster_options,
     add_own_cluster_options,
     connect,
     connect_or_start,
-    count,
     make_parser,
     seconds,
 )
 from ciel.cli.outcome import OF_JOB_STATE, Status, UsageError, cancelling, say
-from ciel.cli.printing import Counts, Progress, print_json, print_text, write_output
+from ciel.cli.outputs import Outputs
+from ciel.cli.parser import whole_number
+from ciel.cli.printing import Counts, Progress, print_json, print_text
+from ciel.client.arrays import Array
 from ciel.client.client import Client
-from ciel.client.errors import JobEndedError, TaskFailedError
+from ciel.client.errors import JobEndedError
 from ciel.client.jobs import Job
 from ciel.core.jobs import JOB_NAME_MAX_LENGTH, JobSummary
-from ciel.core.refs import Failure, Future, Reference, Value
-from ciel.core.tasks import RETRIES_MAX, SLOTS_MAX, Needs, TaskState
+from ciel.core.refs import Future, Reference
+from ciel.core.tasks import RETRIES_MAX, SLOTS_MAX, TIMEOUT_MAX_S, Needs, TaskState
 
 _RANGE = re.compile(r"(\d{1,18})(?:-(\d{1,18}))?(?::(\d{1,18}))?")
-_PLACE = re.compile(r"\{#?\}")
 ELEMENTS_MAX = 10_000_000
-_STORIES_MAX = 20
-_JSON_OUTPUT_MAX_BYTES = 64 << 10
 
 _EPILOG = """\
 PROGRAM with a slash is a path from here; otherwise it is sought in the worker's PATH. There is no
 shell. In an array, {} in an argument becomes the element and {#} its number; CIEL_ELEMENT and
-CIEL_INDEX carry them too. Output is printed in the order of the array. The exit status is 0 only if
-that of every element was.
+CIEL_INDEX carry them too. Lines run as they come. Output is printed in the order of the array. The
+exit status is 0 only if that of every element was. Results of more than 10,000 elements are not
+kept once they are printed or written; with --detach they are.
 
   ciel submit -- sort words.txt
   ciel submit --array 1-10 -- seq {}
@@ -47,91 +47,76 @@ that of every element was.
 """
 
 
-class Element(NamedTuple):
-    """One run of the program; `text` is None where there is no array."""
-
-    number: int
-    text: str | None
+Elements = Known | Lines
 
 
 def main(prog: str, words: Sequence[str]) -> int:
     """Submit, and unless detached wait and print."""
     args = _parse(words)
-    elements = _elements(args)
     argv = _program(args.program)
     env = _environment(args.env, os.environ)
     files = _files(args.inputs)
+    elements = _elements(args)
     if args.out is not None:
-        args.out.mkdir(parents=True, exist_ok=True)
+        _make_directory(args.out)
     name = args.name or os.path.basename(argv[0])
     client = connect(args, "ciel submit") if args.detach else connect_or_start(args, "ciel submit")
     with closing(client):
         sent = {name: client.upload(path) for name, path in files.items()}
         job = client.job(name[:JOB_NAME_MAX_LENGTH], detached=args.detach)
         with cancelling(client, job):
+            run = _adder(job, elements, args, Template(argv), sent, env)
+            array = Array(client, job, elements, run, in_order=args.json or args.out is None)
+            elements.start(client.wake)
             if args.detach:
-                _submit(job, argv, elements, sent, env, args)
+                array.submit()
                 return _tell_detached(client, job, args)
-            return _follow(client, job, args, argv, elements, sent, env)
+            return _follow(client, job, array, elements, args)
 
 
 def _follow(
-    client: Client,
-    job: Job,
-    args: argparse.Namespace,
-    argv: Sequence[str],
-    elements: Sequence[Element],
-    sent: Mapping[str, Reference],
-    env: Mapping[str, str],
+    client: Client, job: Job, array: Array[Element], elements: Elements, args: argparse.Namespace
 ) -> int:
     """Submit and print the results as they come, then what failed."""
-    failed: list[tuple[Element, Failure]] = []
+    outputs = Outputs(client, job, args)
 
     def counts() -> Counts:
-        return _counts(job, len(elements))
+        return _counts(job, array, elements)
 
     with Progress(job.name, counts, quiet=args.quiet) as progress:
-        refs = _submit(job, argv, elements, sent, env, args)
-        for element, ref in zip(elements, job.results(refs), strict=True):
-            if isinstance(ref, Failure):
-                failed.append((element, ref))
-            progress.aside(lambda e=element, r=ref: _put(client, e, r, args))  # type: ignore[misc]  # defaults bind now
+        for batch in array.results():
+            progress.aside(partial(outputs.put, batch))
         summary = job.wait()
     if OF_JOB_STATE[summary.state] == Status.CANCELLED:
         raise JobEndedError(summary.number, summary.state, summary.reason)
-    _list_failures(client, failed, len(elements), args)
+    outputs.list_failures(array.submitted)
     if args.json:
-        print_json({"job": summary_json(summary)})
-    return Status.FAILED if failed else OF_JOB_STATE[summary.state]
+        # The last results may have been handed over after the job's end.
+        _print_summary(client, summary._replace(handed_over=array.handed_over))
+    return Status.FAILED if outputs.failed_count else OF_JOB_STATE[summary.state]
 
 
-def _submit(
+def _adder(
     job: Job,
-    argv: Sequence[str],
-    elements: Sequence[Element],
+    elements: Elements,
+    args: argparse.Namespace,
+    template: Template,
     files: Mapping[str, Reference],
     env: Mapping[str, str],
-    args: argparse.Namespace,
-) -> list[Future]:
+) -> Callable[[Element], Future]:
+    """Return how to add the task of an element."""
     needs = Needs(slots=args.slots, timeout_s=args.timeout, retries=args.retries)
-    refs = []
-    for element in elements:
-        line, own = list(argv), dict(env)
-        if element.text is not None:
-            line[1:] = [substitute(word, element) for word in argv[1:]]
-            own |= {"CIEL_INDEX": str(element.number), "CIEL_ELEMENT": element.text}
-        ref = job.run(line, files=files, env=own, needs=needs)
-        job.want((ref,))
-        refs.append(ref)
-    job.close()
-    return refs
 
+    def run(element: Element) -> Future:
+        try:
+            words, own = template.fill(element)
+        except ValueError as error:
+            raise UsageError(f"{elements.place(element)} {error}") from None
+        return job.run(
+            words, files=files, env={**env, **own}, needs=needs, name=str(element.number)
+        )
 
-def substitute(word: str, element: Element) -> str:
-    """Put an element into an argument; what it brings along is not looked at again."""
-    return _PLACE.sub(
-        lambda match: str(element.number) if match[0] == "{#}" else element.text or "", word
-    )
+    return run
 
 
 # --- the command line -----------------------------------------------------------------------------
@@ -159,13 +144,17 @@ def _parse(words: Sequence[str]) -> argparse.Namespace:
         help="set a variable; NAME alone takes ours (repeat)",
     )  # fmt: skip
     parser.add_argument("--name", metavar="TEXT", help="what to call the job")
-    parser.add_argument("--slots", type=_slots, default=1, help="slots of each run (default 1)")
     parser.add_argument(
-        "--timeout", type=seconds, default=0.0, metavar="TIME", help="end a run after 90s, 10m, 2h"
+        "--slots", type=whole_number(1, SLOTS_MAX), default=1, metavar="N",
+        help="slots of each run (default 1)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--timeout", type=_timeout, default=0.0, metavar="TIME", help="end a run after 90s, 10m, 2h"
     )
     parser.add_argument(
-        "--retries", type=_retries, default=0, metavar="N", help="run a failed one again"
-    )
+        "--retries", type=whole_number(0, RETRIES_MAX), default=0, metavar="N",
+        help="run a failed one again, so often",
+    )  # fmt: skip
     parser.add_argument("--detach", action="store_true", help="leave the job running")
     parser.add_argument("--quiet", action="store_true", help="show no progress")
     add_own_cluster_options(parser)
@@ -174,6 +163,7 @@ def _parse(words: Sequence[str]) -> argparse.Namespace:
     args = parser.parse_args(words)
     if not args.program:
         parser.error("no program; write it after --, as in: ciel submit -- sort words.txt")
+    _require_text("--name", args.name or "")
     if args.detach and args.out is not None:
         parser.error("--out needs somebody who waits for the outputs; leave --detach away")
     return args
@@ -186,53 +176,41 @@ def number_range(text: str) -> range:
     last = int(match[2] or match[1]) if match else -1
     step = int(match[3] or 1) if match else 1
     if match is None or last < first or step < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not A-B, with A up to B")
-    return range(first, last + 1, step)
+        raise argparse.ArgumentTypeError(f"{text!r} is not A-B, whole numbers with A up to B")
+    numbers = range(first, last + 1, step)
+    if len(numbers) > ELEMENTS_MAX:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} has {len(numbers):,} elements; {ELEMENTS_MAX:,} are allowed"
+        )
+    return numbers
 
 
-def _slots(text: str) -> int:
-    return _at_most(count(text), SLOTS_MAX)
+def _timeout(text: str) -> float:
+    timeout_s = seconds(text)
+    if not 0 < timeout_s <= TIMEOUT_MAX_S:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} must be more than 0, and at most {TIMEOUT_MAX_S:.0f}s"
+        )
+    return timeout_s
 
 
-def _retries(text: str) -> int:
-    return 0 if text == "0" else _at_most(count(text), RETRIES_MAX)
-
-
-def _at_most(number: int, limit: int) -> int:
-    if number > limit:
-        raise argparse.ArgumentTypeError(f"{number} is more than {limit}")
-    return number
-
-
-def _elements(args: argparse.Namespace) -> list[Element]:
+def _elements(args: argparse.Namespace) -> Elements:
     if args.array is not None:
-        if len(args.array) > ELEMENTS_MAX:
-            raise UsageError(f"an array of {len(args.array)} elements; {ELEMENTS_MAX} are allowed")
-        return [Element(number, str(number)) for number in args.array]
+        return Known.numbers(args.array)
     if args.each_line is not None:
-        return [Element(number, line) for number, line in enumerate(_lines(args.each_line), 1)]
-    return [Element(1, None)]
+        return Lines(args.each_line)
+    return Known([Element(1, None)], 1)
 
 
-def _lines(name: str) -> Iterator[str]:
-    content = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
-    lines = content.split(b"\n")
-    if not lines[-1]:
-        lines.pop()  # the end of the last line, no line of its own
-    for number, line in enumerate(lines, 1):
-        try:
-            text = line.removesuffix(b"\r").decode()
-        except UnicodeDecodeError:
-            raise UsageError(f"{name} line {number} is not UTF-8") from None
-        if "\0" in text:
-            raise UsageError(f"{name} line {number} holds a zero byte")
-        yield text
+def _require_text(what: str, text: str) -> None:
+    """Refuse what cannot be sent; raises UsageError."""
+    if not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text):
+        raise UsageError(f"{what} is not UTF-8")
 
 
 def _program(words: Sequence[str]) -> list[str]:
     for number, word in enumerate(words):
-        if not word.isascii() and any("\ud800" <= character <= "\udfff" for character in word):
-            raise UsageError(f"argument {number} of the program is not UTF-8")
+        _require_text(f"argument {number} of the program", word)
     program, *arguments = words
     if not program:
         raise UsageError("the program's name is empty")
@@ -248,7 +226,17 @@ def _environment(assignments: Sequence[str], ours: Mapping[str, str]) -> dict[st
         if not equals and name not in ours:
             raise UsageError(f"--env {name}: there is no such variable here")
         env[name] = value if equals else ours[name]
+        _require_text(f"--env: the value of {name}", env[name])
+        _require_text("--env: a name", name)
     return env
+
+
+def _make_directory(out: Path) -> None:
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        reason = "it is no directory" if isinstance(error, FileExistsError) else error.strerror
+        raise UsageError(f"--out {out}: {reason}") from None
 
 
 def _files(paths: Sequence[Path]) -> dict[str, Path]:
@@ -257,6 +245,7 @@ def _files(paths: Sequence[Path]) -> dict[str, Path]:
         if not path.is_file():
             reason = "is no regular file" if path.exists() else "there is no such file"
             raise UsageError(f"--in {path}: {reason}")
+        _require_text(f"--in {path}: its name", path.name)
         if path.name in files:
             raise UsageError(f"--in {path}: {files[path.name]} has the same name")
         files[path.name] = path
@@ -266,72 +255,13 @@ def _files(paths: Sequence[Path]) -> dict[str, Path]:
 # --- results --------------------------------------------------------------------------------------
 
 
-def _counts(job: Job, total: int) -> Counts:
-    running = job.summary.counts.get(str(TaskState.ASSIGNED), 0) if job.summary else 0
-    failed = job.failed_count
+def _counts(job: Job, array: Array[Element], elements: Elements) -> Counts:
+    summary = job.summary
+    running = summary.counts.get(str(TaskState.ASSIGNED), 0) if summary else 0
+    submitted, failed = array.submitted, job.failed_count
     done = job.settled_count - failed
-    return Counts(done, min(running, total - done - failed), failed, total)
-
-
-def _put(client: Client, element: Element, ref: Reference, args: argparse.Namespace) -> None:
-    """Print one result, or write it where `--out` says; a failure is told of at the end."""
-    if args.json:
-        _print_element(client, element, ref, args.out)
-    elif isinstance(ref, Failure):
-        return
-    elif args.out is not None:
-        _write_file(client, ref, args.out / str(element.number))
-    else:
-        for chunk in client.read_chunks(ref):
-            write_output(chunk)
-
-
-def _write_file(client: Client, ref: Reference, path: Path) -> None:
-    """Write an output; it has its name only when it is whole."""
-    partial = path.with_name(f".{path.name}.partial")
-    try:
-        with partial.open("wb") as file:
-            file.writelines(client.read_chunks(ref))
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
-
-
-def _print_element(client: Client, element: Element, ref: Reference, out: Path | None) -> None:
-    """Print one result as a line of JSON, with its output if that is short."""
-    line: dict[str, Any] = {"number": element.number, "element": element.text, "object": ref.id}
-    if isinstance(ref, Failure):
-        line |= {"state": "failed", "reason": ref.reason, "story": ref.details}
-    else:
-        size_bytes = (
-            len(ref.content) if isinstance(ref, Value) else getattr(ref, "size_bytes", None)
-        )
-        line |= {"state": "done", "size_bytes": size_bytes}
-        if out is not None:
-            _write_file(client, ref, out / str(element.number))
-            line["file"] = str(out / str(element.number))
-        elif size_bytes is not None and size_bytes <= _JSON_OUTPUT_MAX_BYTES:
-            line["output"] = client.read(ref).decode(errors="backslashreplace")
-    print_json(line)
-
-
-def _list_failures(
-    client: Client,
-    failed: Sequence[tuple[Element, Failure]],
-    total: int,
-    args: argparse.Namespace,
-) -> None:
-    if not failed or args.json:
-        return
-    if total > 1:
-        say(f"{len(failed)} of {total} elements failed:")
-    for element, failure in failed[:_STORIES_MAX]:
-        who = "" if element.text is None else f"element {element.number} ({element.text}): "
-        say(f"{who}{TaskFailedError(failure)}")
-    if len(failed) > _STORIES_MAX:
-        say(f"and {len(failed) - _STORIES_MAX} more; --json tells of all")
-    if client.cluster is not None:
-        say(f"logs, and what the failed left behind: {client.cluster.directory}")
+    running = max(0, min(running, submitted - done - failed))
+    return Counts(done, running, failed, elements.total or submitted, elements.total is None)
 
 
 def _tell_detached(client: Client, job: Job, args: argparse.Namespace) -> int:
@@ -340,16 +270,14 @@ def _tell_detached(client: Client, job: Job, args: argparse.Namespace) -> int:
 
     summary = read_summary(client.ask("job", {"job": job.id})["summary"])
     if args.json:
-        print_json({"job": summary_json(summary)})
+        _print_summary(client, summary)
     else:
         print_text(str(summary.number))
         say(f"the job goes on; ciel job wait {summary.number}")
     return Status.DONE
 
 
-def summary_json(summary: JobSummary) -> dict[str, Any]:
-    """Return a job's summary as an object."""
-    fields = summary._asdict()
-    # Both are of the master's monotonic clock, which says nothing elsewhere.
-    ended_at_s, created_at_s = fields.pop("ended_at_s"), fields.pop("created_at_s")
-    return fields | {"elapsed_s": None if ended_at_s is None else ended_at_s - created_at_s}
+def _print_summary(client: Client, summary: JobSummary) -> None:
+    from ciel.cli.asking import job_json, master_now_s  # for this alone
+
+    print_json({"job": job_json(summary, master_now_s(client))})

@@ -8,6 +8,8 @@ cluster.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import errno
 import json
 import os
 import select
@@ -18,17 +20,22 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ciel.access import access_file
 from ciel.access.access_file import AccessFile, key_for_start, process_start
+from ciel.access.addresses import is_loopback, netloc, parse_url
 from ciel.access.errors import AccessError, AccessFileMissingError
 from ciel.access.places import access_path, current_path, drop_current, point_current
-from ciel.access.settings import is_loopback, netloc, parse_address
-from ciel.cli.options import count, crashed, make_parser
-from ciel.cli.outcome import Status, UsageError, conclude, say
+from ciel.cli.options import WORKERS_MAX, crashed, make_parser
+from ciel.cli.outcome import Status, UsageError, conclude, say, text_of
+from ciel.cli.parser import whole_number
 from ciel.cli.printing import print_json, print_text
 from ciel.client.errors import ClientError, ClusterError, NoMasterError
+from ciel.core.tasks import SLOTS_MAX
+
+if TYPE_CHECKING:
+    from ciel.client.cluster import LocalCluster
 
 _DEFAULT_LISTEN = "127.0.0.1:8000"
 _PORTS = range(20000, 32768)  # Java clients read ports as signed 16-bit numbers
@@ -47,10 +54,13 @@ def main(prog: str, words: Sequence[str]) -> int:
 
 def _up(words: Sequence[str]) -> int:
     parser = make_parser("ciel up", "Start a local cluster in the background; `ciel down` ends it.")
-    parser.add_argument("--workers", type=count, default=1, metavar="N", help="default 1")
     parser.add_argument(
-        "--slots", type=count, metavar="N", help="of each worker (default: the cores, shared out)"
+        "--workers", type=whole_number(1, WORKERS_MAX), default=1, metavar="N", help="default 1"
     )
+    parser.add_argument(
+        "--slots", type=whole_number(1, SLOTS_MAX), metavar="N",
+        help="of each worker (default: the cores, shared out)",
+    )  # fmt: skip
     parser.add_argument(
         "--store", metavar="SPEC", help="disk (default), or shm, options after a colon"
     )
@@ -75,7 +85,12 @@ def _up(words: Sequence[str]) -> int:
 def _start(args: argparse.Namespace) -> dict[str, Any]:
     """Start the cluster where it is told to listen; with port 0 at the first port that is free."""
     any_port = args.listen.endswith(":0")
-    _, host, port = parse_address(args.listen.removesuffix(":0"), "--listen")
+    try:
+        _, host, port = parse_url(args.listen.removesuffix(":0"))
+    except ValueError:
+        raise UsageError(
+            f"--listen: {args.listen[:80]!a} is no address: expected HOST:PORT"
+        ) from None
     if not is_loopback(host):
         raise UsageError(
             f"--listen {args.listen}: this cluster is for this computer alone; "
@@ -114,8 +129,10 @@ def _is_free(host: str, port: int) -> bool:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
-        except OSError:
-            return False
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                return False
+            raise UsageError(f"--listen {netloc(host, port)}: {error.strerror}") from None
         return True
 
 
@@ -129,6 +146,7 @@ def _who_listens(host: str, port: int) -> str:
 
 def _start_supervisor(config: dict[str, Any], log: Path) -> dict[str, Any]:
     """Start the process that holds the cluster, and wait until it is ready."""
+    log_start_bytes = log.stat().st_size if log.exists() else 0
     config_fd, our_config_fd = os.pipe()
     our_ready_fd, ready_fd = os.pipe()
     appended = os.O_WRONLY | os.O_CREAT | os.O_APPEND
@@ -156,7 +174,7 @@ def _start_supervisor(config: dict[str, Any], log: Path) -> dict[str, Any]:
     try:
         with os.fdopen(our_config_fd, "w") as config_file:
             json.dump(config, config_file)
-        ready = _read_ready(our_ready_fd, log)
+        ready = _read_ready(our_ready_fd, log, log_start_bytes)
     except BaseException:
         os.kill(pid, signal.SIGTERM)  # ours, and not waited for: the number cannot mean another
         os.waitpid(pid, 0)
@@ -166,16 +184,16 @@ def _start_supervisor(config: dict[str, Any], log: Path) -> dict[str, Any]:
     return ready
 
 
-def _read_ready(fd: int, log: Path) -> dict[str, Any]:
+def _read_ready(fd: int, log: Path, log_start_bytes: int) -> dict[str, Any]:
     deadline_s = time.monotonic() + _READY_TIMEOUT_S
     said = b""
     while b"\n" not in said:
         readable, _, _ = select.select([fd], [], [], max(0.0, deadline_s - time.monotonic()))
         if not readable:
-            raise ClusterError("the cluster was not ready in time", log)
+            raise ClusterError("the cluster was not ready in time", log, log_start_bytes)
         data = os.read(fd, _LINE_MAX_BYTES)
         if not data:
-            raise ClusterError("the cluster ended before it was ready", log)
+            raise ClusterError("the cluster ended before it was ready", log, log_start_bytes)
         said += data
     ready: dict[str, Any] = json.loads(said)
     if "error" in ready:
@@ -192,31 +210,18 @@ class _Ended(BaseException):
 
 def supervise() -> int:
     """Hold the cluster that the line on standard input describes, until a signal or its death."""
-    from ciel.client.cluster import LocalCluster
-
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, _end)
     try:
         config = json.load(sys.stdin)
         path = Path(config["access"])
-        os.chdir(path.parent)
         try:
-            cluster = LocalCluster(
-                workers=config["workers"], slots=config["slots"], store=config["store"],
-                listen=config["listen"], directory=path.parent, identity=key_for_start(path),
-            )  # fmt: skip
+            cluster = _open(config, path)
         except (ClientError, AccessError, OSError) as error:
-            _say_ready({"error": str(error)})
+            _say_ready({"error": text_of(error)})
             return Status.NO_MASTER
         with cluster:
-            found = cluster.location
-            start = process_start(os.getpid()) or 0
-            access = AccessFile(
-                found.url, found.control, found.cluster_id, found.key, os.getpid(), start
-            )
-            access.write(path)
-            point_current(os.environ, path)
-            _say_ready({"url": found.url, "description": cluster.describe()})
+            _say_ready({"url": cluster.location.url, "description": cluster.describe()})
             cluster.ended.wait()
         # The link stays: by it the next command sees that the cluster has crashed.
         say(cluster.died)
@@ -224,6 +229,27 @@ def supervise() -> int:
     except _Ended:
         drop_current(os.environ, path)
         return Status.DONE
+
+
+def _open(config: dict[str, Any], path: Path) -> LocalCluster:
+    """Start the cluster, and leave its access file at `path`."""
+    from ciel.client.cluster import LocalCluster
+
+    os.chdir(path.parent)
+    cluster = LocalCluster(
+        workers=config["workers"], slots=config["slots"], store=config["store"],
+        listen=config["listen"], directory=path.parent, identity=key_for_start(path),
+    )  # fmt: skip
+    with contextlib.ExitStack() as undo:
+        undo.callback(cluster.close)
+        found = cluster.location
+        start = process_start(os.getpid()) or 0
+        AccessFile(
+            found.url, found.control, found.cluster_id, found.key, os.getpid(), start
+        ).write(path)  # fmt: skip
+        point_current(os.environ, path)
+        undo.pop_all()
+    return cluster
 
 
 def _end(number: int, frame: FrameType | None) -> None:

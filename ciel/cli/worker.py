@@ -13,17 +13,23 @@ from typing import Any
 
 import ciel
 from ciel import plugins
+from ciel.access.addresses import netloc
 from ciel.access.errors import AccessError
 from ciel.access.keys import Key, Role
-from ciel.access.settings import find_master, netloc
+from ciel.access.settings import find_master
 from ciel.cli.daemon import (
     DaemonError,
+    host_and_port,
     log,
     run,
+    say_failed,
     say_ready,
     settle_memory,
+    start_failure,
 )
+from ciel.cli.parser import Parser, whole_number
 from ciel.core.errors import CielError
+from ciel.core.tasks import SLOTS_MAX
 from ciel.execution.environment import inherited
 from ciel.execution.executor import Executor
 from ciel.launch import LaunchError, become_subreaper
@@ -40,6 +46,7 @@ from ciel.worker.fetching import Fetcher
 from ciel.worker.host import host_identity
 from ciel.worker.hosting import Hosting
 from ciel.worker.launching import Launching
+from ciel.worker.logs import JobLogs
 from ciel.worker.resources import WorkerSite
 from ciel.worker.service import WorkerService
 from ciel.worker.state.machine import WorkerMachine
@@ -49,8 +56,9 @@ DEFAULT_LISTEN = "127.0.0.1:0"
 
 def parser() -> argparse.ArgumentParser:
     """Describe the command line."""
-    parse = argparse.ArgumentParser(
+    parse = Parser(
         prog="ciel-worker",
+        allow_abbrev=False,
         description="Run the tasks that a master assigns, and keep what they make.",
     )
     add = parse.add_argument
@@ -62,24 +70,29 @@ def parser() -> argparse.ArgumentParser:
     add("--access", metavar="FILE", help="the master's access file, with its key")
     add(
         "--listen",
+        type=host_and_port,
         metavar="HOST:PORT",
         default=DEFAULT_LISTEN,
         help="default %(default)s; port 0: any",
     )
-    add("--advertise", metavar="HOST:PORT", help="the address that others are told")
-    add("--slots", type=_slots, metavar="N", help="tasks at a time (default: the cores it may use)")
+    add(
+        "--advertise",
+        type=host_and_port,
+        metavar="HOST:PORT",
+        help="the address that others are told",
+    )
+    add(
+        "--slots",
+        type=whole_number(1, SLOTS_MAX),
+        metavar="N",
+        help="tasks at a time (default: the cores it may use)",
+    )
     add("--store", metavar="SPEC", default="disk", help="disk or shm, options after a colon")
     add("--spool", metavar="DIR", help="objects and scratch directories (default: a fresh one)")
     add("--log", metavar="FILE", help="log there (default: standard error)")
     add("--embedded", action="store_true", help=argparse.SUPPRESS)
     add("--version", action="version", version=f"ciel {ciel.__version__}")
     return parse
-
-
-def _slots(text: str) -> int:
-    if not text.isdecimal() or not 1 <= int(text) <= 1024:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of slots from 1 to 1024")
-    return int(text)
 
 
 class Worker:
@@ -104,13 +117,15 @@ class Worker:
         turns = Turns(reactor)
         become_subreaper()
         self._spool.mkdir(mode=0o700, parents=True, exist_ok=True)
-        logs = Path(options.log).resolve().parent if options.log else self._spool
+        logs = JobLogs(reactor, _logs_directory(options.log, self._spool))
         store = self._keep(self._open_store())
         launching = self._keep(Launching(reactor, turns, inherited(os.environ)))
         transfers = self._keep(Transfers(reactor))
         executors = load_executors()
         host = host_identity()
-        site = WorkerSite(reactor, key, store, host, lambda object_id: service.uploaded(object_id))
+        site = WorkerSite(
+            reactor, key, store, host, lambda object_id: service.uploaded(object_id), logs
+        )
         listener = listen(reactor, options.listen, site.site)
         own = options.advertise or netloc(listener.address.host, listener.address.port)
         site.serve_as(own)
@@ -169,7 +184,7 @@ class Worker:
             control = reachable(str(line["control"]), str(line["url"]))
             self.open(control, str(line["cluster_id"]), key)
         except START_ERRORS as error:
-            self.fail(str(error))
+            self.fail(*start_failure(error))
 
     def _joined(self, own: str) -> None:
         if not self._has_joined:
@@ -186,6 +201,8 @@ class Worker:
         self.failure = reason
         self.status = status
         log.error("{reason}", reason=reason)
+        if self._options.embedded:
+            say_failed(reason)
         self._reactor.callLater(0, self.stop)
 
     def stop(self) -> None:
@@ -227,6 +244,16 @@ def reachable(control: str, url: str) -> str:
         return control
     sockets = Path("/proc/net/unix").read_text(encoding="utf-8", errors="replace").split()
     return control if name in sockets else url.removeprefix("http://")
+
+
+def _logs_directory(log: str | None, spool: Path) -> Path:
+    """Return where this worker keeps its jobs' logs: beside its own log, and apart from those of
+    other workers that log there.
+    """
+    if log is None:
+        return spool / "jobs"
+    path = Path(log).resolve()
+    return path.with_name(f"{path.stem}-jobs")
 
 
 def worker_key(key: Key) -> Key:

@@ -21,6 +21,7 @@ from ciel.client.errors import (
     ClientClosedError,
     ClientError,
     NoMasterError,
+    NotAMasterError,
     QueryError,
     WaitTimeoutError,
 )
@@ -116,21 +117,30 @@ class Client:
         self.send(SubmitJob(spec))
         return job
 
-    def wait_for_job(self, job_id: str, timeout_s: float | None = None) -> JobSummary:
-        """Wait for a job that anybody submitted to end; raises WaitTimeoutError, QueryError."""
+    def wait_for_job(
+        self, job_id: str, timeout_s: float | None = None, *, with_results: bool = False
+    ) -> JobSummary:
+        """Wait for a job that anybody submitted to end; raises WaitTimeoutError, QueryError.
+
+        `with_results`: also until results that were lost since are there again.
+        """
+
+        def is_over(summary: JobSummary) -> bool:
+            return summary.ended_at_s is not None and not (with_results and summary.unsettled)
+
         with self._changed:
             self._watched[job_id] = None
         self.send(WatchJob(JobId(job_id)))
         # What ended before it was watched may not be announced again.
-        summary = read_summary(self.ask("job", {"job": job_id})["summary"])
-        if summary.ended_at_s is not None:
+        summary = read_summary(self.ask("jobs", {"job": job_id})[0])
+        if is_over(summary):
             return summary
 
-        def has_ended() -> bool:
+        def was_told() -> bool:
             last = self._watched[job_id]
-            return last is not None and last.ended_at_s is not None
+            return last is not None and is_over(last)
 
-        self.wait_until(has_ended, timeout_s, f"job {summary.number}")
+        self.wait_until(was_told, timeout_s, f"job {summary.number}")
         return self._watched[job_id] or summary
 
     def cancel_job(self, job_id: str, reason: str = "cancelled by its user") -> None:
@@ -186,6 +196,14 @@ class Client:
         with open(path, "rb") as file:
             return data.upload_file(file, str(path), netlocs, self.location.key)
 
+    def log_readers(self, job_id: str) -> list[data.LogReader]:
+        """Return a reader of what a job's programs complained for every worker there is."""
+        key = self.location.key
+        return [
+            data.LogReader(worker["netloc"], worker["worker"], job_id, key)
+            for worker in self.ask("workers")
+        ]
+
     # --- for jobs ---------------------------------------------------------------------------------
 
     def send(self, *messages: Message) -> None:
@@ -207,6 +225,17 @@ class Client:
                     raise WaitTimeoutError(what, timeout_s or 0.0)
                 self._changed.wait(left_s)
 
+    def take_time(self, interval_s: float) -> None:
+        """Let news pile up for so long before they are delivered: it is cheaper for who expects
+        much.
+        """
+        self._connection.read_interval_s = interval_s
+
+    def wake(self) -> None:
+        """Have those who wait look at their conditions again: something else has changed."""
+        with self._changed:
+            self._changed.notify_all()
+
     def _deliver(self, messages: list[Message]) -> None:
         with self._changed:
             for message in messages:
@@ -221,7 +250,9 @@ class Client:
                         self._watched[summary.id] = summary
                     self._pass_on(summary.id, JobChanged(summary))
                 elif isinstance(message, ObjectSettled):
-                    self._pass_on(message.job, message._replace(ref=self._relocated(message.ref)))
+                    if self.cluster is not None and isinstance(message.ref, Failure):
+                        message = self._relocated(self.cluster, message, message.ref)
+                    self._pass_on(message.job, message)
                 elif isinstance(message, RequestRefused):
                     self._pass_on(message.job, message)
             self._changed.notify_all()
@@ -230,11 +261,14 @@ class Client:
         if job := self._jobs.get(job_id):
             job.take(message)
 
-    def _relocated(self, ref: Reference) -> Reference:
+    def _relocated(
+        self, cluster: LocalCluster, message: ObjectSettled, failure: Failure
+    ) -> ObjectSettled:
         """Say of a failed task's scratch directory where it will be found afterwards."""
-        if self.cluster is not None and isinstance(ref, Failure) and isinstance(ref.details, str):
-            return ref._replace(details=self.cluster.relocated(ref.details))
-        return ref
+        if not isinstance(failure.details, str):
+            return message
+        details = cluster.relocated(failure.details)
+        return message._replace(ref=failure._replace(details=details))
 
     def _on_lost(self, error: ClientError) -> None:
         cause = self.cluster.cause_of_death() if self.cluster else None
@@ -262,10 +296,11 @@ class Client:
             self.cluster = LocalCluster(environ=environ, **cluster_options)
             self._owns_cluster = True
             own = self.cluster.describe()
-            print(
-                f"ciel: no cluster is named or up, so this is one of our own: {own}",
-                file=sys.stderr,
-            )
+            with contextlib.suppress(OSError):  # nobody can be told
+                print(
+                    f"ciel: no cluster is named or up, so this is one of our own: {own}",
+                    file=sys.stderr,
+                )
             return self.cluster.location
         self.cluster = address
         return address.location
@@ -283,10 +318,9 @@ class Client:
                     cluster_id=self.location.cluster_id, about={"kind": "client", "name": name},
                 )  # fmt: skip
             except NoMasterError as error:
-                if address == addresses[-1]:
-                    raise NoMasterError(
-                        address, f"{error.reason} ({self.location.origin})"
-                    ) from None
+                if isinstance(error, NotAMasterError) or address == addresses[-1]:
+                    reason = f"{error.reason}; the address is from {self.location.origin}"
+                    raise type(error)(address, reason) from None
         raise ClientClosedError  # there is always a last address
 
     def _close_cluster(self) -> None:

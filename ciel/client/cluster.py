@@ -24,6 +24,8 @@ from ciel.access.settings import MasterLocation
 from ciel.client.daemons import Daemon, end_in_words
 from ciel.client.errors import ClientError, ClusterError
 from ciel.client.runs import RunDirectory, Sweeper
+from ciel.core.tasks import SLOTS_MAX
+from ciel.execution.kept import KeptAttempts
 from ciel.launch import Launcher, LaunchError, ProgramExited, ProgramFailed
 
 START_TIMEOUT_S = 10.0
@@ -31,6 +33,7 @@ RESTARTS_MAX = 3
 """How often one worker is started again; as often as one task may take a worker down."""
 
 _DEATH_NOTICE_S = 0.5
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class LocalCluster:
@@ -54,8 +57,8 @@ class LocalCluster:
         environ: Mapping[str, str] = os.environ,
         start_timeout_s: float = START_TIMEOUT_S,
     ) -> None:
-        if workers < 1 or (slots is not None and slots < 1):
-            raise ValueError("a cluster has at least one worker with at least one slot")
+        if workers < 1 or (slots is not None and not 1 <= slots <= SLOTS_MAX):
+            raise ValueError(f"a cluster has at least one worker with 1 to {SLOTS_MAX} slots")
         self.worker_count = workers
         self.slots = slots or max(1, len(os.sched_getaffinity(0)) // workers)
         self.died = ""
@@ -91,19 +94,31 @@ class LocalCluster:
         self.close()
 
     def close(self) -> None:
-        """Kill all daemons with all that they started, and remove what they stored."""
-        if not self._closed:
+        """Kill all daemons with all that they started, and remove what they stored.
+
+        A signal to end waits meanwhile: to stop half-way would take longer, and leave more.
+        """
+        if self._closed:
+            return
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
+        try:
             self._closed = True
             os.eventfd_write(self._wake_fd, 1)
             self._watcher.join()
             self._undo.close()
             self.ended.set()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     @property
     def location(self) -> MasterLocation:
         ready = self._master.ready or {}
         return MasterLocation(
-            ready["url"], ready["control"], self._cluster_id, self._key, f"logs in {self.directory}"
+            ready["url"],
+            ready["control"],
+            self._cluster_id,
+            self._key,
+            f"a cluster of our own (logs in {self.directory})",
         )
 
     def describe(self) -> str:
@@ -121,7 +136,9 @@ class LocalCluster:
 
     def cause_of_death(self) -> ClientError | None:
         """Return why it died, if it did, for whoever has just lost the connection to it."""
-        return ClusterError(self.died, self._master.log) if self._has_died() else None
+        if not self._has_died():
+            return None
+        return ClusterError(self.died, self._master.log, self._master.log_start_bytes)
 
     def _has_died(self) -> bool:
         return self.ended.wait(_DEATH_NOTICE_S) and bool(self.died)
@@ -177,7 +194,7 @@ class LocalCluster:
         while waiting := [daemon for daemon in daemons if daemon.ready is None]:
             left_s = deadline_s - time.monotonic()
             if left_s <= 0:
-                raise ClusterError(f"{waiting[0].name} was not ready in time", waiting[0].log)
+                raise _failure(waiting[0], "was not ready in time")
             for fd, _ in poll.poll(left_s * 1000):
                 if fd == self._launcher.fileno():
                     self._check_events()
@@ -191,11 +208,12 @@ class LocalCluster:
 
     def _listen(self, daemon: Daemon) -> bool:
         try:
-            return daemon.listen()
+            goes_on = daemon.listen()
         except ValueError:
-            raise ClusterError(
-                f"{daemon.name} said something else than ready", daemon.log
-            ) from None
+            raise _failure(daemon, "said something else than ready") from None
+        if daemon.refusal:
+            raise ClusterError(f"{daemon.name} could not start: {daemon.refusal}")
+        return goes_on
 
     def _tell(self, daemon: Daemon, fields: Mapping[str, str]) -> None:
         """Give a daemon the key; one that has ended already is noticed elsewhere."""
@@ -210,8 +228,9 @@ class LocalCluster:
         for event in self._launcher.receive():
             if isinstance(event, ProgramExited | ProgramFailed):
                 daemon = self._launched_as(event.launch_id)
-                reason = f"{daemon.name} {end_in_words(event)} before it was ready"
-                raise ClusterError(reason, daemon.log)
+                if daemon.fileno() >= 0:
+                    self._listen(daemon)  # its last words; it has ended, so there is no waiting
+                raise _failure(daemon, f"{end_in_words(event)} before it was ready")
 
     def _launched_as(self, launch_id: int) -> Daemon:
         daemons = (self._master, *self._workers)
@@ -261,7 +280,7 @@ class LocalCluster:
         return self.directory / "scratch" / f"worker-{number + 1}"
 
     def _keep_scratch(self) -> None:
-        """Move what failed tasks left to where it may stay."""
+        """Move what failed tasks left to where it may stay, beside what earlier ones left."""
         for number, spool in enumerate(self._spools):
             for kept in _entries(spool / "kept"):
                 scratch = self._scratch(number)
@@ -270,6 +289,12 @@ class LocalCluster:
                 ):  # a full disk must not keep us here
                     scratch.mkdir(mode=0o700, parents=True, exist_ok=True)
                     shutil.move(kept, scratch / kept.name)
+            with contextlib.suppress(OSError):
+                KeptAttempts(self._scratch(number)).make_room()
+
+
+def _failure(daemon: Daemon, what: str) -> ClusterError:
+    return ClusterError(f"{daemon.name} {what}", daemon.log, daemon.log_start_bytes)
 
 
 def _entries(directory: Path) -> Iterable[Path]:

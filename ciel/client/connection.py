@@ -65,6 +65,8 @@ class Connection:
     def __init__(self, address: str, channel: socket.socket, session: Session) -> None:
         """Take over an open session; use `open_connection`."""
         self.address = address
+        self.read_interval_s = 0.0
+        """So long what comes may be left to pile up; waking up for each message costs 0.1 ms."""
         self._channel = channel
         self._session = session
         self._pid = os.getpid()
@@ -161,6 +163,7 @@ class Connection:
         poll = select.poll()
         poll.register(self._wake_fd, select.POLLIN)
         heard_s = time.monotonic()
+        read_bytes = 0
         while True:
             with self._changed:
                 self._push()
@@ -171,12 +174,19 @@ class Connection:
                     if time.monotonic() - self._moved_s >= HEARTBEAT_INTERVAL_S:
                         self._queue.append((encode(Heartbeat()), 0))
                         self._push()
-            poll.register(self._channel, select.POLLIN | (select.POLLOUT if unsent else 0))
-            for fd, _ in poll.poll(self._wait_s(unsent) * 1000):
+            pause_s = heard_s + self.read_interval_s - time.monotonic()
+            if pause_s > 0 and read_bytes < _READ_BYTES:
+                poll.register(self._channel, select.POLLOUT if unsent else 0)
+                wait_s = min(pause_s, self._wait_s(unsent))
+            else:
+                poll.register(self._channel, select.POLLIN | (select.POLLOUT if unsent else 0))
+                wait_s = self._wait_s(unsent)
+            for fd, _ in poll.poll(wait_s * 1000):
                 if fd == self._wake_fd:
                     os.eventfd_read(self._wake_fd)
-                elif self._read():
+                elif size_bytes := self._read():
                     heard_s = time.monotonic()
+                    read_bytes = size_bytes
             if time.monotonic() - heard_s > SILENT_MAX_S:
                 raise ConnectionLostError(self.address, f"it was silent for {SILENT_MAX_S:g} s")
             if self._closing and time.monotonic() - self._moved_s > _FAREWELL_S:
@@ -218,17 +228,17 @@ class Connection:
         self._unsent = self._unsent[sent_bytes:]
         self._moved_s = time.monotonic()
 
-    def _read(self) -> bool:
-        """Take what has come and hand it over; False if nothing had."""
+    def _read(self) -> int:
+        """Take what has come and hand it over; return how many bytes that were."""
         try:
             data = self._channel.recv(_READ_BYTES)
         except BlockingIOError:
-            return False
+            return 0
         if not data:
             self._session.receive_eof()
             raise ConnectionLostError(self.address, "it closed the connection")
         self._hand_over(self._session.receive(data))
-        return True
+        return len(data)
 
     def _hand_over(self, records: Sequence[Record]) -> None:
         if records:
@@ -317,7 +327,7 @@ def _greet(
             channel.settimeout(max(0.001, deadline_s - time.monotonic()))
             data = channel.recv(_READ_BYTES)
             if not data:
-                session.receive_eof()
+                raise ConnectionResetError
             seen = seen or data
             early = session.receive(data)
             _write_by(channel, session.data_to_send(), deadline_s)
@@ -327,10 +337,12 @@ def _greet(
             _write_by(channel, session.data_to_send(), deadline_s)
         raise AccessRefusedError(address, error.reason) from None
     except RemoteProtocolError as error:
-        reason = "an HTTP server" if seen.startswith(b"HTTP/") else error.reason
-        raise NotAMasterError(address, reason) from None
+        what = "an HTTP server" if seen.startswith(b"HTTP/") else error.reason
+        raise NotAMasterError(address, f"something else listens there ({what})") from None
     except TimeoutError:
-        raise NotAMasterError(address, "it says nothing") from None
+        raise NotAMasterError(address, "it does not answer; it hangs, or is no master") from None
+    except (ConnectionResetError, BrokenPipeError):
+        raise NotAMasterError(address, "it hung up; it is about to end, or no master") from None
     except OSError as error:
         raise NotAMasterError(address, error.strerror or str(error)) from None
 

@@ -1,11 +1,13 @@
 """One daemon of a cluster of our own: how it is started, told what it needs, and known to be ready.
 
 What it needs (the key above all) goes over its standard input, which stays open: its end tells the
-daemon that we are gone. When it is ready it says so in one line on standard output.
+daemon that we are gone. When it is ready it says so in one line on standard output, or else why it
+never will be.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -26,8 +28,12 @@ class Daemon:
     def __init__(self, name: str, module: str, arguments: Sequence[str], log: Path) -> None:
         self.name = name
         self.log = log
+        self.log_start_bytes = 0
+        """What was in the log before this launch."""
         self.launch_id = -1
         self.ready: dict[str, Any] | None = None
+        self.refusal = ""
+        """Why it does not start, in its own words."""
         self._module = module
         self._arguments = arguments
         self._stdin_fd = self._stdout_fd = -1
@@ -36,7 +42,9 @@ class Daemon:
     def launch(self, launcher: Launcher, launch_id: int) -> None:
         """Start it, or start it again."""
         self.close()
-        self.launch_id, self.ready, self._said = launch_id, None, b""
+        self.launch_id, self.ready, self.refusal, self._said = launch_id, None, "", b""
+        with contextlib.suppress(FileNotFoundError):
+            self.log_start_bytes = self.log.stat().st_size
         # -P: the directory we happen to be in must not be imported from.
         command = [sys.executable, "-P", "-m", self._module, "--embedded", "--log", str(self.log)]
         stdin_fd, self._stdin_fd = os.pipe()
@@ -77,7 +85,10 @@ class Daemon:
             said = json.loads(line)
             if not isinstance(said, dict):
                 raise ValueError("not an object")
-            self.ready = said
+            if "error" in said:
+                self.refusal = str(said["error"])
+            else:
+                self.ready = said
         if end or not data:
             os.close(self._stdout_fd)
             self._stdout_fd = -1

@@ -1,4 +1,5 @@
-"""Bytes to and from workers: read an object from whoever holds it, bring a file to a worker.
+"""Bytes to and from workers: read an object from whoever holds it, bring a file to a worker, read
+what a job's programs complained there.
 
 Over HTTP, each request with a ticket of its own. `http.client` is loaded when first needed, since
 most results are small and came inside their reference.
@@ -9,13 +10,20 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import socket
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from typing import IO, TYPE_CHECKING, Final
 
 from ciel.access.keys import Key, Role
 from ciel.access.tickets import make_ticket
-from ciel.client.errors import ObjectUnreadableError, TaskFailedError, UploadError
+from ciel.client.errors import (
+    LogUnreadableError,
+    ObjectUnreadableError,
+    TaskFailedError,
+    UploadError,
+)
 from ciel.core.errors import CielError
 from ciel.core.ids import ObjectId
 from ciel.core.refs import (
@@ -33,7 +41,7 @@ from ciel.wire.errors import WireError
 from ciel.wire.references import from_array
 
 if TYPE_CHECKING:
-    from http.client import HTTPConnection
+    from http.client import HTTPConnection, HTTPResponse
 
 CHUNK_BYTES: Final = 1 << 20
 _STALLED_S = 30.0  # without a byte, a holder is given up
@@ -103,6 +111,58 @@ def upload_file(file: IO[bytes], name: str, netlocs: Sequence[str], key: Key) ->
     return found
 
 
+class LogReader:
+    """Reads what a job's programs complained on one worker, each time from where it stopped."""
+
+    def __init__(self, netloc: str, worker: str, job_id: str, key: Key) -> None:
+        self.netloc = netloc
+        self.worker = worker
+        self._job_id = job_id
+        self._key = key
+        self._offset = 0
+        self._lock = threading.Lock()
+        self._waiting: HTTPConnection | None = None
+        self.interrupted = False
+
+    def read(self, *, wait: bool = False) -> bytes:
+        """Return what there is more; nothing at the end. With `wait` there is an end only when it
+        has not come for some 20 s, or upon `interrupt`. Raises LogUnreadableError.
+        """
+        target = f"/log/{self._job_id}?offset={self._offset}{'&wait=1' if wait else ''}"
+        headers = {"Authorization": _ticket(self._key, "GET", self.netloc, target)}
+        try:
+            with contextlib.closing(_connect(self.netloc)) as connection:
+                connection.connect()
+                with self._lock:
+                    if wait and self.interrupted:
+                        return b""
+                    self._waiting = connection if wait else None
+                connection.request("GET", target, headers=headers)
+                answer = connection.getresponse()
+                if answer.status != 200:
+                    raise _refusal(answer)
+                content = answer.read()
+        except Exception as error:
+            if not _is_remote(error):
+                raise
+            if wait and self.interrupted:
+                return b""
+            raise LogUnreadableError(self.netloc, _text(error)) from None
+        finally:
+            with self._lock:
+                self._waiting = None
+        self._offset += len(content)
+        return content
+
+    def interrupt(self) -> None:
+        """Have a `read` in another thread wait no longer, nor any that comes."""
+        with self._lock:
+            self.interrupted = True
+            if self._waiting is not None and self._waiting.sock is not None:
+                with contextlib.suppress(OSError):  # the worker was quicker
+                    self._waiting.sock.shutdown(socket.SHUT_RDWR)
+
+
 def _in_order(ref: Reference) -> list[str]:
     """Return where to ask, the preferred holder first."""
     places = sorted(locations_of(ref))
@@ -120,7 +180,7 @@ def _download(netloc: str, object_id: str, start: int, key: Key) -> Iterator[byt
         connection.request("GET", target, headers=headers)
         answer = connection.getresponse()
         if answer.status != (206 if start else 200):
-            raise _BadAnswer(f"it answered {answer.status} {answer.reason}")
+            raise _refusal(answer)
         missing_bytes = answer.length
         while chunk := answer.read(CHUNK_BYTES):
             if missing_bytes is not None:
@@ -141,13 +201,22 @@ def _upload(netloc: str, object_id: str, file: IO[bytes], size_bytes: int, key: 
         connection.blocksize = CHUNK_BYTES
         connection.request("POST", target, body=file, headers=headers)
         answer = connection.getresponse()
-        body = answer.read(_ANSWER_MAX_BYTES)
         if answer.status != 201:
-            raise _BadAnswer(f"it answered {answer.status} {answer.reason}")
+            raise _refusal(answer)
+        body = answer.read(_ANSWER_MAX_BYTES)
     ref = from_array(codec.decode(body))
     if ref.id != object_id or not isinstance(ref, Concrete | Sweetheart | Value):
         raise _BadAnswer("it answered with another object")
     return ref
+
+
+def _refusal(answer: HTTPResponse) -> _BadAnswer:
+    """Return what a worker said instead of doing what it was asked."""
+    said = ""
+    with contextlib.suppress(WireError, AttributeError):
+        said = codec.decode(answer.read(_ANSWER_MAX_BYTES)).get("error", "")
+    words = f": {said}" if said else ""
+    return _BadAnswer(f"it answered {answer.status} {answer.reason}{words}")
 
 
 def _connect(netloc: str) -> HTTPConnection:

@@ -29,10 +29,7 @@ class NoMasterError(ClientError):
 
 
 class NotAMasterError(NoMasterError):
-    """Something listens at `address`, but it is no ciel master."""
-
-    def __init__(self, address: str, reason: str) -> None:
-        super().__init__(address, f"something else listens there ({reason})")
+    """Something listens at `address`, but does not talk to us as a master does."""
 
 
 class AccessRefusedError(ClientError):
@@ -134,6 +131,15 @@ class ObjectUnreadableError(ClientError):
         self.reasons = list(reasons)
 
 
+class LogUnreadableError(ClientError):
+    """A worker could not give its part of a job's log."""
+
+    def __init__(self, netloc: str, reason: str) -> None:
+        super().__init__(f"cannot read the log on worker {netloc}: {reason}")
+        self.netloc = netloc
+        self.reason = reason
+
+
 class UploadError(ClientError):
     """A file could not be brought to any worker."""
 
@@ -166,10 +172,12 @@ class TemplateError(ClientError):
 
 
 class ClusterError(ClientError):
-    """A cluster of our own could not start, or has died; the text ends with the end of its log."""
+    """A cluster of our own could not start, or has died; the text ends with the end of its log, as
+    far as that was written after `log_start_bytes`.
+    """
 
-    def __init__(self, reason: str, log: Path | None = None) -> None:
-        tail = _end_of(log) if log else ""
+    def __init__(self, reason: str, log: Path | None = None, log_start_bytes: int = 0) -> None:
+        tail = _end_of(log, log_start_bytes) if log else ""
         super().__init__(f"{reason}; the end of {log}:\n{tail}" if tail else reason)
         self.reason = reason
         self.log = log
@@ -179,10 +187,10 @@ _TAIL_LINES = 10
 _TAIL_BYTES = 8192
 
 
-def _end_of(log: Path) -> str:
+def _end_of(log: Path, start_bytes: int) -> str:
     try:
         with log.open("rb") as file:
-            file.seek(max(0, log.stat().st_size - _TAIL_BYTES))
+            file.seek(max(start_bytes, log.stat().st_size - _TAIL_BYTES))
             lines = file.read().decode(errors="replace").splitlines()
     except OSError:
         return ""

@@ -14,6 +14,7 @@ from __future__ import annotations
 import itertools
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
@@ -21,10 +22,13 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from ciel.client.errors import (
     ClientError,
     JobEndedError,
+    ObjectUnreadableError,
     RequestRefusedError,
     TaskFailedError,
+    WaitTimeoutError,
 )
 from ciel.core.events import (
+    LOST_AFTER_S,
     AddTask,
     CancelJob,
     CloseJob,
@@ -34,6 +38,7 @@ from ciel.core.events import (
     ReleaseObjects,
     RequestRefused,
     WantObjects,
+    WatchJob,
 )
 from ciel.core.ids import JobId, ObjectId, job_output_id, root_task_id
 from ciel.core.jobs import ENDED, JobSpec, JobSummary
@@ -41,7 +46,7 @@ from ciel.core.naming import all_references
 from ciel.core.refs import Failure, Future, Reference
 from ciel.core.tasks import USUAL_NEEDS, Mentions, Needs, TaskSpec
 from ciel.wire import codec
-from ciel.wire.descriptors import make_task
+from ciel.wire.descriptors import make_task, read_summary
 from ciel.wire.references import to_json
 
 if TYPE_CHECKING:
@@ -50,6 +55,8 @@ if TYPE_CHECKING:
 _ENDED: Final = frozenset(str(state) for state in ENDED)
 _ADDED_AT_ONCE = 256  # one frame of them; more would keep the master waiting
 _WANTED_AT_ONCE = 1000  # ids in one message
+LOSS_NOTICE_S: Final = 2 * LOST_AFTER_S
+"""Within this time the master knows that a worker is lost, and says so."""
 
 
 class Job:
@@ -65,7 +72,7 @@ class Job:
         self._ordinals = itertools.count()
         self._adding: list[Message] = []  # tasks that nobody wanted yet: they can wait for more
         self._adding_lock = threading.Lock()
-        self._wanted: set[ObjectId] = set()
+        self._wanted: dict[ObjectId, deque[Reference] | None] = {}  # and who else is told of it
         self._settled: dict[ObjectId, Reference] = {}
         self.failed_count = 0
         """How many of the objects that were wanted could not be made."""
@@ -174,12 +181,14 @@ class Job:
         self._send(AddTask(spec, known))
         return Future(output)
 
-    def want(self, refs: Iterable[Reference]) -> None:
-        """Have these objects made; it is quicker to want many at once."""
+    def want(self, refs: Iterable[Reference], tell: deque[Reference] | None = None) -> None:
+        """Have these objects made; it is quicker to want many at once. What each became is also
+        appended to `tell`, once it is known, and again if it had to be made again.
+        """
         with self._changed:
             objects = [ref.id for ref in refs if ref.id not in self._wanted]
             objects = list(dict.fromkeys(objects))
-            self._wanted.update(objects)
+            self._wanted.update(dict.fromkeys(objects, tell))
         for start in range(0, len(objects), _WANTED_AT_ONCE):
             batch = tuple(objects[start : start + _WANTED_AT_ONCE])
             self._send(WantObjects(self.id, batch))
@@ -188,15 +197,22 @@ class Job:
         """Want these objects no longer. `for_good`: they will not be named again, so that neither
         we nor the master need to remember them, however many there are.
         """
-        with self._changed:
-            objects = [ref.id for ref in refs if ref.id in self._wanted]
-            self._wanted.difference_update(objects)
-            for object_id in objects:
-                self._settled.pop(object_id, None)
-            self.released_count += len(objects)
+        objects = self.forget(refs)
         for start in range(0, len(objects), _WANTED_AT_ONCE):
             batch = tuple(objects[start : start + _WANTED_AT_ONCE])
             self._send(ReleaseObjects(self.id, batch, for_good))
+
+    def forget(self, refs: Iterable[Reference]) -> list[ObjectId]:
+        """Take no more notice of what becomes of these objects, though they stay wanted; return
+        those of which we did.
+        """
+        with self._changed:
+            objects = [ref.id for ref in refs if ref.id in self._wanted]
+            for object_id in objects:
+                del self._wanted[object_id]
+                self._settled.pop(object_id, None)
+            self.released_count += len(objects)
+        return objects
 
     def close(self) -> None:
         """Say that no more tasks or wants will come: the job ends when what it wants is there."""
@@ -236,11 +252,53 @@ class Job:
         """Return an object's content; raises as `result`, and ObjectUnreadableError."""
         return self._client.read(self.result(ref, timeout_s))
 
+    def await_copy(self, unreadable: ObjectUnreadableError, ref: Reference) -> Reference:
+        """Return what became of an object that was settled as `ref` and could not be read, once its
+        worker is known to be lost and it was made again. Raises `unreadable` if the master does not
+        think that it is lost.
+        """
+
+        def is_changed() -> bool:
+            return self._settled.get(ref.id, ref) != ref
+
+        waited = False
+        while True:
+            if self.has_ended:
+                self._client.send(WatchJob(self.id))  # the master does not tell by itself any more
+            summary = read_summary(self._client.ask("job", {"job": self.id})["summary"])
+            if not is_changed():
+                if waited and not summary.unsettled:
+                    raise unreadable
+                try:
+                    self._client.wait_until(is_changed, LOSS_NOTICE_S, str(ref.id))
+                except WaitTimeoutError:
+                    waited = True
+                    continue
+            return self._settled[ref.id]
+
     def wait(self, timeout_s: float | None = None) -> JobSummary:
         """Return how the job ended, once it has; raises WaitTimeoutError."""
-        self._await(lambda: self.has_ended, timeout_s, f"job {self.label}")
+        self.wait_until(lambda: self.has_ended, timeout_s, f"job {self.label}")
         assert self._summary is not None  # by which it has ended
         return self._summary
+
+    def wait_until(self, condition: Callable[[], bool], timeout_s: float | None, what: str) -> None:
+        """Wait until `condition`, called with the lock held after each delivery, is true.
+
+        Raises JobEndedError if the job ends before, RequestRefusedError, ConnectionLostError and
+        WaitTimeoutError.
+        """
+
+        def is_over() -> bool:
+            if condition():
+                return True
+            if self._summary is not None and self.has_ended:
+                raise JobEndedError(self._summary.number, self._summary.state, self._summary.reason)
+            if self._refusal:
+                raise RequestRefusedError(self.id, self._refusal)
+            return False
+
+        self._client.wait_until(is_over, timeout_s, what)
 
     def settled(self, ref: Reference) -> Reference | None:
         """Return what an object became, None if it is not known yet; never waits."""
@@ -248,7 +306,9 @@ class Job:
 
     @property
     def settled_count(self) -> int:
-        """How many objects were wanted and came to be or failed, those released since included."""
+        """How many objects were wanted and came to be or failed; those that were released or
+        forgotten count as such.
+        """
         return len(self._settled) + self.released_count
 
     @property
@@ -270,34 +330,21 @@ class Job:
     def take(self, message: Message) -> None:
         """Take in a message about this job."""
         if isinstance(message, ObjectSettled):
-            if message.ref.id not in self._wanted:
-                return  # it was released meanwhile
-            known = self._settled.get(message.ref.id)
-            self.failed_count += isinstance(message.ref, Failure) - isinstance(known, Failure)
-            self._settled[message.ref.id] = message.ref
+            ref = message.ref
+            try:
+                tell = self._wanted[ref.id]
+            except KeyError:
+                return  # it was released or forgotten meanwhile
+            known = self._settled.get(ref.id)
+            self.failed_count += isinstance(ref, Failure) - isinstance(known, Failure)
+            self._settled[ref.id] = ref
+            if tell is not None:
+                tell.append(ref)
         elif isinstance(message, JobChanged):
             self._summary = message.summary
         elif isinstance(message, RequestRefused):
             self._refusal = self._refusal or message.reason
 
     def _await_settled(self, object_id: ObjectId, timeout_s: float | None) -> Reference:
-        def is_settled() -> bool:
-            if object_id in self._settled:
-                return True
-            if self.has_ended:
-                assert self._summary is not None  # by which it has ended
-                raise JobEndedError(self._summary.number, self._summary.state, self._summary.reason)
-            return False
-
-        self._await(is_settled, timeout_s, f"object {object_id}")
+        self.wait_until(lambda: object_id in self._settled, timeout_s, f"object {object_id}")
         return self._settled[object_id]
-
-    def _await(self, condition: Callable[[], bool], timeout_s: float | None, what: str) -> None:
-        def is_true_or_refused() -> bool:
-            if condition():
-                return True
-            if self._refusal:
-                raise RequestRefusedError(self.id, self._refusal)
-            return False
-
-        self._client.wait_until(is_true_or_refused, timeout_s, what)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from ciel.core.graph import TaskGraph
-from ciel.core.ids import ObjectId
+from ciel.core.ids import ObjectId, TaskId
 from ciel.core.jobs import Job
 from ciel.core.refs import Failure
-from ciel.core.tasks import WAITING, Mentions
+from ciel.core.tasks import DONE, WAITING, Mentions
 
 
 def failed_results(graph: TaskGraph, job: Job) -> list[ObjectId]:
@@ -42,3 +42,16 @@ def stuck(graph: TaskGraph, job: Job) -> list[ObjectId]:
                     missing[source] = None
                     pending.append(source)
     return orphans or list(missing)
+
+
+def saw_error(graph: TaskGraph, job: Job) -> TaskId | None:
+    """Name a task of a job that made its outputs from an error: they would stay as they are if what
+    failed were made again.
+    """
+    nodes = graph.objects.nodes
+    for task_id in job.tasks:
+        task = graph.tasks.get(task_id)
+        if task is not None and task.spec.sees_errors and task.state is DONE:
+            if any(type(nodes[object_id].ref) is Failure for object_id in task.spec.inputs):
+                return task.spec.id
+    return None

@@ -60,10 +60,10 @@ class JobNotEndedError(CielError):
         super().__init__(f"job {number} has not ended; cancel it first")
 
 
-class NothingToRetryError(CielError):
-    """A job has no failed tasks that could be tried again."""
+class CannotRetryError(CielError):
+    """An ended job cannot go on with what failed."""
 
-    def __init__(self, number: int, state: str) -> None:
+    def __init__(self, number: int, reason: str) -> None:
         self.number = number
-        self.state = state
-        super().__init__(f"job {number} is {state}: it has no failed tasks to try again")
+        self.reason = reason
+        super().__init__(f"job {number} cannot be tried again: {reason}")

@@ -136,6 +136,17 @@ class CancelTask(NamedTuple):
     attempt: int
 
 
+class RecallTasks(NamedTuple):
+    """Give attempts back that have not begun: each is answered by a `TaskReported` with the fault
+    `RECALLED`. One that has begun goes on.
+    """
+
+    attempts: tuple[tuple[TaskId, int], ...]
+
+
+RECALLED = "RECALLED"
+
+
 class DropObjects(NamedTuple):
     """Delete objects; nobody needs them any more."""
 
@@ -213,7 +224,7 @@ FromClient = (
     | Change | Heartbeat
 )  # fmt: skip
 ToClient = ObjectSettled | JobChanged | RequestRefused | Answer | Heartbeat
-ToWorker = AssignTask | CancelTask | DropObjects | MeetWorkers | Heartbeat
+ToWorker = AssignTask | CancelTask | RecallTasks | DropObjects | MeetWorkers | Heartbeat
 FromWorker = TaskReported | SpawnTask | ObjectsStored | InputsLost | Heartbeat
 Message = FromClient | ToClient | ToWorker | FromWorker
 

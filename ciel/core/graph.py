@@ -116,6 +116,7 @@ class TaskGraph:
             if source is None:
                 source = nodes[object_id] = ObjectNode()
             source.holds += 1
+            source.others += 1
             if source.producer is None or source.producer.job is not job:
                 job.foreign[object_id] = None
         anything = Mentions.ANYTHING
@@ -145,10 +146,13 @@ class TaskGraph:
             output = nodes.get(object_id)
             if output is None:
                 nodes[object_id] = ObjectNode(task)
-            elif output.producer is None or output.producer is parent:
+            elif output.producer is None:
                 output.producer = task
             else:
-                continue  # named by content: the task that came first makes it for both
+                output.others += 1
+                if output.producer is not parent:
+                    continue  # named by content: the task that came first makes it for both
+                output.producer = task
             producing.append(object_id)
         return producing
 
@@ -525,25 +529,32 @@ class TaskGraph:
             self.publish(Failure(object_id, "CANCELLED", details))
 
     def revive(self, job: Job) -> int:
-        """Have the failed tasks of a job run again if they are needed; return how many they are."""
+        """Have what failed of a job's results, or of what they name, made again; return how many
+        tasks are to run again. One that saw an error is not among them: its output stays as it is.
+        """
         nodes = self.objects.nodes
-        revived = []
-        for task_id in job.tasks:
-            task = self.tasks.get(task_id)
-            if task is None or (task.state is not FAILED and task.state is not DONE):
+        revived: dict[TaskNode, None] = {}
+        seen: set[ObjectId] = set()
+        pending = list(reversed(job.wanted))
+        while pending:
+            object_id = pending.pop()
+            task = nodes[object_id].producer
+            if object_id in seen or task is None or task.job is not job:
                 continue
-            failed = [
-                object_id
-                for object_id in task.spec.outputs
-                if nodes[object_id].producer is task and type(nodes[object_id].ref) is Failure
-            ]
-            if not failed:
+            seen.add(object_id)
+            failed = type(nodes[object_id].ref) is Failure
+            if failed and (task.state is FAILED or task.state is DONE):
+                revived[task] = None
+            elif failed or task.spec.sees_errors or task.spec.mentions is Mentions.NOTHING:
                 continue
-            revived.append(task)
-            for object_id in failed:
-                self.objects.forget(nodes[object_id], object_id)
-                for wanter in nodes[object_id].wanters:
-                    wanter.unsettled += 1
+            pending += task.spec.inputs
+        for task in revived:
+            for object_id in task.spec.outputs:
+                node = nodes[object_id]
+                if node.producer is task and type(node.ref) is Failure:
+                    self.objects.forget(node, object_id)
+                    for wanter in node.wanters:
+                        wanter.unsettled += 1
             self._hold_inputs(task)
             self._move(task, DORMANT)
         for task in revived:

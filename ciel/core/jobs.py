@@ -65,6 +65,7 @@ class Job:
         "handed_over",
         "number",
         "open",
+        "promised",
         "reason",
         "spec",
         "state",
@@ -88,6 +89,7 @@ class Job:
         self.uploads: list[ObjectId] = []  # objects without a producer that its tasks read
         self.foreign: dict[ObjectId, None] = {}  # what its tasks read that may not be its own
         self.handed_over = 0  # how many of its tasks were forgotten, since its client has the rest
+        self.promised: dict[ObjectId, None] = {}  # handed over too, but not to be forgotten yet
         self.wanted: dict[ObjectId, None] = {}
         self.unsettled = 0  # how many of `wanted` are not there yet
         self.as_wanter = (self,)  # shared by every object that this job alone wants

@@ -35,14 +35,17 @@ _SETTLED = frozenset((Value, Concrete, Sweetheart, Failure, Fixed))
 
 
 class ObjectNode:
-    """One object: what is known of it, which task makes it, and which jobs want it."""
+    """One object: what is known of it, which task makes it, how many others name it, and which jobs
+    want it.
+    """
 
-    __slots__ = ("holds", "producer", "ref", "wanters")
+    __slots__ = ("holds", "others", "producer", "ref", "wanters")
 
     def __init__(self, producer: TaskNode | None = None) -> None:
         self.ref: Reference | None = None
         self.producer = producer
         self.holds = 0
+        self.others = 0  # tasks that read it, or would make it too: it is not forgotten before them
         self.wanters: tuple[Job, ...] = NOBODY
 
     @property

@@ -6,11 +6,13 @@ will not name an object any more, and when a job is removed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, MutableMapping
 
 from ciel.core.graph import TaskGraph, TaskNode
 from ciel.core.ids import ObjectId
 from ciel.core.jobs import Job
+from ciel.core.refs import Failure
+from ciel.core.story import Story
 from ciel.core.tasks import DONE, Mentions
 
 Deletions = dict[str, list[ObjectId]]
@@ -19,21 +21,32 @@ Deletions = dict[str, list[ObjectId]]
 _COMPACT_FROM = 1000
 
 
-def hand_over(graph: TaskGraph, job: Job, objects: Iterable[ObjectId]) -> Deletions:
+def hand_over(
+    graph: TaskGraph,
+    job: Job,
+    objects: Iterable[ObjectId],
+    stories: MutableMapping[str, Story] | None = None,
+) -> Deletions:
     """Have a job want objects no longer, and forget those that nobody else needs, with the tasks
-    that made them.
+    that made them, and their stories.
 
-    A task stays if it has children, or an output that is still needed, or whose content may name
-    others.
+    A task stays if it has children, or an output that was not handed over, or whose content may
+    name others; and for as long as another is there that reads one of them, since that may have to
+    run again.
     """
     deletions: Deletions = {}
-    for object_id in objects:
+    pending = [object_id for object_id in objects if object_id in graph.objects.nodes]
+    for object_id in pending:
         graph.unwant(object_id, job)
-        node = graph.objects.get(object_id)
+        job.promised[object_id] = None
+    while pending:
+        node = graph.objects.get(pending.pop())
         task = None if node is None else node.producer
         if task is not None and _is_over(graph, task, job):
-            _forget(graph, task, deletions)
+            pending += _forget(graph, task, deletions)
             job.handed_over += 1
+            if stories:
+                stories.pop(task.spec.id, None)
     alive = sum(job.counts.values()) - job.handed_over
     if len(job.tasks) > 2 * alive + _COMPACT_FROM:
         job.tasks = [task_id for task_id in job.tasks if task_id in graph.tasks]
@@ -48,28 +61,34 @@ def _is_over(graph: TaskGraph, task: TaskNode, job: Job) -> bool:
         return False
     for object_id in spec.outputs:
         node = graph.objects.nodes[object_id]
-        if node.producer is not task or node.wanters or node.holds or not node.is_settled:
+        if node.producer is not task or node.wanters or node.holds or node.others:
+            return False
+        if object_id not in job.promised or type(node.ref) is Failure:
             return False
     return True
 
 
-def _forget(graph: TaskGraph, task: TaskNode, deletions: Deletions) -> None:
+def _forget(graph: TaskGraph, task: TaskNode, deletions: Deletions) -> list[ObjectId]:
+    """Forget a task with its outputs; return those of its inputs that no task names any more."""
     for object_id in task.spec.outputs:
+        del task.job.promised[object_id]
         for place in graph.drop(object_id):
             deletions.setdefault(place, []).append(object_id)
         graph.objects.remove(object_id)
     del graph.tasks[task.spec.id]
+    alone = []
+    for object_id in task.spec.inputs:
+        node = graph.objects.nodes[object_id]
+        node.others -= 1
+        if not node.others:
+            alone.append(object_id)
+    return alone
 
 
 def remove(graph: TaskGraph, job: Job, others: Iterable[Job]) -> Deletions:
-    """Forget an ended job with its tasks and objects, but for objects that `others` read: those
-    stay as they are, and cannot be made again.
+    """Forget an ended job with its tasks, none of which may be active, and objects, but for objects
+    that `others` read: those stay as they are, and cannot be made again.
     """
-    used: set[ObjectId] = set()
-    for other in others:
-        if other is not job:
-            used.update(other.foreign)
-            used.update(other.uploads)
     doomed = dict.fromkeys(job.uploads) | job.wanted | job.foreign
     for object_id in job.wanted:
         node = graph.objects.nodes[object_id]
@@ -77,12 +96,16 @@ def remove(graph: TaskGraph, job: Job, others: Iterable[Job]) -> Deletions:
     for task_id in job.tasks:
         task = graph.tasks.pop(task_id, None)
         if task is not None:
-            graph.waiting.forget(task, task.spec.inputs)
             doomed |= dict.fromkeys(task.spec.outputs)
-            if task.holds_inputs:
-                for object_id in task.spec.inputs:
-                    graph.objects.nodes[object_id].holds -= 1
+            for object_id in task.spec.inputs:
+                node = graph.objects.nodes[object_id]
+                node.others -= 1
+                node.holds -= task.holds_inputs
+            for object_id in task.spec.outputs:
+                node = graph.objects.nodes[object_id]
+                node.others -= node.producer is not task
     deletions: Deletions = {}
+    used = _used_by(others, job) if doomed else set()
     for object_id in doomed:
         doomed_node = graph.objects.get(object_id)
         if doomed_node is None:
@@ -90,7 +113,7 @@ def remove(graph: TaskGraph, job: Job, others: Iterable[Job]) -> Deletions:
         maker = doomed_node.producer
         if maker is not None and maker.job is not job:
             continue
-        if doomed_node.wanters or object_id in used:
+        if doomed_node.wanters or doomed_node.others or object_id in used:
             doomed_node.producer = None
             continue
         for place in graph.objects.forget(doomed_node, object_id):
@@ -98,3 +121,12 @@ def remove(graph: TaskGraph, job: Job, others: Iterable[Job]) -> Deletions:
         graph.objects.remove(object_id)
     job.tasks.clear()
     return deletions
+
+
+def _used_by(others: Iterable[Job], job: Job) -> set[ObjectId]:
+    used: set[ObjectId] = set()
+    for other in others:
+        if other is not job:
+            used.update(other.foreign)
+            used.update(other.uploads)
+    return used

@@ -4,11 +4,16 @@ complained.
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Sequence
 
+from ciel.storage.errors import NoSpaceError
+
 STDERR_TAIL_BYTES = 4096
 COMMAND_MAX_LENGTH = 500
+# Whatever a program says, it must not reach into the reader's terminal.
+_CONTROLS = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 
 
 def command_text(argv: Sequence[str]) -> str:
@@ -17,15 +22,40 @@ def command_text(argv: Sequence[str]) -> str:
     return text if len(text) <= COMMAND_MAX_LENGTH else text[: COMMAND_MAX_LENGTH - 3] + "..."
 
 
+def visible(text: str) -> str:
+    """Return one line in which nothing steers a terminal: what cannot be seen is escaped."""
+    if text.isprintable():
+        return text
+    return "".join([c if c.isprintable() else repr(c)[1:-1] for c in text])
+
+
+def visible_text(text: str) -> str:
+    """Return text of several lines as `visible` returns one; tabs stay."""
+    return re.sub(r"[^\n\t]+", lambda part: visible(part[0]), text)
+
+
 def tail_text(tail: bytes, whole_size_bytes: int) -> str:
     """Return the end of standard error as text, from a whole line on; say what was left out."""
     if whole_size_bytes <= len(tail):
-        return tail.decode("utf-8", "replace").rstrip("\n")
+        return _text(tail)
     _, _, lines = tail.partition(b"\n")
     shown = lines or tail
     left_out = whole_size_bytes - len(shown)
-    text = shown.decode("utf-8", "replace").rstrip("\n")
-    return f"({left_out} bytes before)\n{text}"
+    return f"({left_out} bytes before)\n{_text(shown)}"
+
+
+def _text(said: bytes) -> str:
+    return _CONTROLS.sub("\ufffd", said.decode("utf-8", "replace")).rstrip("\n")
+
+
+def no_room_text(worker: str, argv: Sequence[str], error: NoSpaceError) -> str:
+    """Compose the message for an output that its store cannot take."""
+    whose = command_text(argv) if argv else "it"
+    return (
+        f"{whose} made more than the store of worker {worker} has room for: "
+        f"wanted {error.wanted_bytes} bytes, {error.available_bytes} available; "
+        "give the worker a larger store, or end jobs whose results it keeps"
+    )
 
 
 def failure_text(what: str, worker: str, argv: Sequence[str], stderr_tail: str) -> str:

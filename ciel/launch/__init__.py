@@ -24,6 +24,7 @@ from ciel.launch.messages import (
     Stage,
     Standard,
 )
+from ciel.launch.refusals import why_refused
 
 __all__ = [
     "DEV_NULL",
@@ -44,4 +45,5 @@ __all__ = [
     "Stage",
     "Standard",
     "become_subreaper",
+    "why_refused",
 ]

@@ -4,6 +4,8 @@
  * answers each START, EXITED follows each STARTED. The end of that stream, or of the process that
  * made it, ends everything started here. Signals do not: all are blocked, and at their defaults.
  *
+ *   - A START may have to wait until fewer than so many programs run. Then the next begins without
+ *     asking the owner, which is told of several ends at once: a wake-up costs as much as a launch.
  *   - A launch costs the same whatever the size of its owner: vfork, from this small process.
  *   - When EXITED arrives, nothing of that launch is alive. Each program leads a session, so that
  *     its group dies in one step, which no fork bomb outruns. What left that group is orphaned when
@@ -16,9 +18,11 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -29,6 +33,7 @@
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 enum {
@@ -37,7 +42,7 @@ enum {
     LAUNCHES_MAX = 1 << 16,
     EVENTS_MAX = 4 * LAUNCHES_MAX,
     REQUESTS_PER_TURN = 16,        /* exits do not wait for a long row of starts */
-    STARTED_WAITS_MS = 2,          /* for company: a brief program wakes its owner once */
+    NEWS_WAITS_MS = 2,             /* for company, if the owner cannot do anything about it yet */
     PASSED_MAX = 512,              /* at most 253 come at once, 3 may wait for their request */
     PIDS = 1 << 22,                /* the kernel's PID_MAX_LIMIT */
 };
@@ -61,16 +66,17 @@ struct request {
 struct start_request {
     struct request head;
     uint32_t argument_count, change_count;
-    uint8_t streams[STREAMS], zero[5]; /* a DESCRIPTOR comes along, in the order of streams */
+    uint8_t streams[STREAMS], zero; /* a DESCRIPTOR comes along, in the order of streams */
+    uint32_t at_most; /* programs, with this one: it waits until then. 0: it does not wait */
     uint64_t limits[LIMITS]; /* as in resources; UINT64_MAX leaves one alone */
 };
 struct event {
     uint16_t kind, stage; /* stage: FAILED only */
     int32_t value;        /* STARTED: process id; FAILED: errno; EXITED: wait status */
-    uint64_t id, user_us, system_us, max_rss_bytes; /* the last three: EXITED only */
+    uint64_t id, wall_us, user_us, system_us, max_rss_bytes; /* all but the id: EXITED only */
 };
 _Static_assert(sizeof(struct request) == 16 && sizeof(struct start_request) == 64 &&
-               sizeof(struct event) == 40, "as in messages.py");
+               sizeof(struct event) == 48, "as in messages.py");
 
 /* A launch runs, or has ended: its program is dead, but not yet all that it left. Its slot is free
  * (pid 0) only afterwards; hence no tag ever names the wrong launch. Slot 0 means none. */
@@ -78,14 +84,17 @@ static struct launch {
     pid_t pid;
     uint32_t next_free;
     bool ended, survived;
-    struct event exit; /* its id is that of the launch */
+    struct event exit; /* its id is that of the launch, its wall_us when that began */
 } launches[LAUNCHES_MAX];
 static uint32_t slot_of_pid[PIDS]; /* of programs that have not been reaped */
 static uint32_t ended[LAUNCHES_MAX], ended_count, running_count, slots_used = 1, first_free;
 
 static char input[REQUEST_BYTES_MAX], output[EVENTS_MAX * sizeof(struct event)];
-static size_t input_bytes, output_bytes;
-static bool urgent; /* output holds more than STARTED, or that has waited */
+static char waiting[REQUEST_BYTES_MAX]; /* START requests, the next one first */
+static size_t input_bytes, output_bytes, waiting_bytes;
+static uint32_t waiting_count;
+static bool urgent; /* the owner should have the output now */
+static uint64_t news_due_us; /* when it should have it, if not urgent */
 static int passed[PASSED_MAX], owner, children = -1;
 static unsigned passed_count;
 static pid_t own_pid;
@@ -151,11 +160,21 @@ static bool room(void)
     return output_bytes < sizeof output / 2;
 }
 
+static uint64_t now_us(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000000 + (uint64_t)now.tv_nsec / 1000;
+}
+
+/* An end that the owner may answer with another START is urgent while little is waiting. */
 static void emit(struct event event)
 {
+    if (output_bytes == 0)
+        news_due_us = now_us() + NEWS_WAITS_MS * 1000;
     memcpy(output + output_bytes, &event, sizeof event);
     output_bytes += sizeof event;
-    urgent |= event.kind != STARTED;
+    urgent |= event.kind == FAILED || (event.kind == EXITED && waiting_count <= running_count);
 }
 
 static void send_events(void)
@@ -198,6 +217,37 @@ static void open_stream(int stream)
         fail(STDIN + stream);
 }
 
+/* As execvp, but what is no program is not handed to a shell, which would read an empty file, or a
+ * program for another machine, as a script. Returns with errno when nothing could be executed. */
+static void execute(void)
+{
+    const char *program = strings[0], *path = getenv("PATH");
+    size_t program_bytes = strlen(program) + 1;
+    bool forbidden = false;
+    char file[PATH_MAX];
+    if (strchr(program, '/')) {
+        execv(program, strings);
+        return;
+    }
+    if (path == NULL)
+        path = "/bin:/usr/bin";
+    for (size_t bytes;; path += bytes + 1) {
+        bytes = strcspn(path, ":");
+        if (bytes + 1 + program_bytes <= sizeof file) { /* an empty element is our directory */
+            memcpy(file, path, bytes);
+            file[bytes] = '/';
+            memcpy(file + bytes + (bytes > 0), program, program_bytes);
+            execv(file, strings);
+            forbidden |= errno == EACCES;
+            if (errno != EACCES && errno != ENOENT && errno != ENOTDIR)
+                return;
+        }
+        if (path[bytes] == 0)
+            break;
+    }
+    errno = forbidden ? EACCES : ENOENT;
+}
+
 /* In the child of vfork: system calls only, and no return. All our descriptors close on exec. */
 static _Noreturn void become(rlim_t tag)
 {
@@ -217,8 +267,8 @@ static _Noreturn void become(rlim_t tag)
             fail(SETRLIMIT);
     }
     sigprocmask(SIG_SETMASK, &no_signals, NULL);
-    environ = environment; /* where execvp finds PATH; our parent then sets it back */
-    execvp(strings[0], strings);
+    environ = environment; /* where PATH is found; our parent then sets it back */
+    execute();
     fail(EXEC);
 }
 
@@ -233,17 +283,17 @@ static void start(void)
         become(salt << 32 | slot);
     environ = own_environment;
     if (pid < 0) {
-        emit((struct event){FAILED, VFORK, errno, id, 0, 0, 0});
+        emit((struct event){FAILED, VFORK, errno, .id = id});
     } else if (failed_stage) {
         waitpid(pid, NULL, 0);
-        emit((struct event){FAILED, (uint16_t)failed_stage, failed_error, id, 0, 0, 0});
+        emit((struct event){FAILED, (uint16_t)failed_stage, failed_error, .id = id});
     } else {
         first_free = launches[slot].next_free;
         slots_used += slot == slots_used;
-        launches[slot] = (struct launch){.pid = pid, .exit.id = id};
+        launches[slot] = (struct launch){.pid = pid, .exit = {.id = id, .wall_us = now_us()}};
         slot_of_pid[pid] = slot;
         running_count++;
-        emit((struct event){STARTED, 0, pid, id, 0, 0, 0});
+        emit((struct event){STARTED, 0, pid, .id = id});
     }
 }
 
@@ -274,11 +324,10 @@ static void merge_environment(char **result, char **changes)
     *result = NULL;
 }
 
-static void obey_start(char *bytes, uint32_t size_bytes)
+static void obey_start(char *bytes, size_t size_bytes)
 {
     char *rest = bytes + sizeof request, *end = bytes + size_bytes, **changes;
     uint32_t taken = 0;
-    require(size_bytes >= sizeof request, "START is too short");
     memcpy(&request, bytes, sizeof request);
     directory = next_string(&rest, end);
     for (int i = 0; i < STREAMS; i++) {
@@ -305,11 +354,65 @@ static void obey_start(char *bytes, uint32_t size_bytes)
     memmove(passed, passed + taken, passed_count * sizeof passed[0]);
 }
 
+static uint32_t at_most(const char *bytes)
+{
+    uint32_t number;
+    memcpy(&number, bytes + offsetof(struct start_request, at_most), sizeof number);
+    return number;
+}
+
+static void take_waiting(char *bytes, size_t size_bytes)
+{
+    waiting_count--;
+    waiting_bytes -= size_bytes;
+    memmove(bytes, bytes + size_bytes, waiting_bytes - (size_t)(bytes - waiting));
+}
+
+/* Start what has waited long enough. */
+static void start_waiting(void)
+{
+    uint32_t size_bytes;
+    while (waiting_count && room() && running_count < at_most(waiting)) {
+        memcpy(&size_bytes, waiting, sizeof size_bytes);
+        obey_start(waiting, size_bytes);
+        take_waiting(waiting, size_bytes);
+    }
+}
+
+/* Start it, or have it wait behind the others; false if there is no room for that. */
+static bool queue_start(char *bytes, uint32_t size_bytes)
+{
+    require(size_bytes >= sizeof request, "START is too short");
+    if (!at_most(bytes) || (!waiting_count && running_count < at_most(bytes))) {
+        obey_start(bytes, size_bytes);
+        return true;
+    }
+    if (waiting_bytes + size_bytes > sizeof waiting)
+        return false;
+    require(!memchr(bytes + offsetof(struct start_request, streams), DESCRIPTOR, STREAMS),
+            "a launch with a descriptor cannot wait");
+    memcpy(waiting + waiting_bytes, bytes, size_bytes);
+    waiting_bytes += size_bytes;
+    waiting_count++;
+    return true;
+}
+
 /* Signal the program's group, unless it has ended. What left the group dies once the program has
- * ended, hence SIGKILL reaches everything. */
+ * ended, hence SIGKILL reaches everything. What has not begun ends by the signal, too; signal 0
+ * means no other. */
 static void obey_kill(const struct request *head)
 {
+    struct request other;
     require(head->size_bytes == sizeof *head, "KILL has a wrong size");
+    for (size_t at = 0; at < waiting_bytes; at += other.size_bytes) {
+        memcpy(&other, waiting + at, sizeof other);
+        if (other.id == head->id) {
+            take_waiting(waiting + at, other.size_bytes);
+            emit(head->signal ? (struct event){EXITED, 0, head->signal, .id = head->id}
+                              : (struct event){FAILED, VFORK, ECANCELED, .id = head->id});
+            return;
+        }
+    }
     for (uint32_t slot = 1; slot < slots_used; slot++)
         if (launches[slot].pid && launches[slot].exit.id == head->id && !launches[slot].ended)
             kill(-launches[slot].pid, head->signal);
@@ -329,7 +432,10 @@ static bool obey_requests(void)
         require(head.size_bytes >= sizeof head && head.size_bytes <= sizeof input, "wrong size");
         if (input_bytes - done_bytes < head.size_bytes)
             break;
-        head.kind == START ? obey_start(input + done_bytes, head.size_bytes) : obey_kill(&head);
+        if (head.kind == KILL)
+            obey_kill(&head);
+        else if (!queue_start(input + done_bytes, head.size_bytes))
+            break; /* an end makes room */
         done_bytes += head.size_bytes;
     }
     input_bytes -= done_bytes;
@@ -377,8 +483,8 @@ static void reap(void)
             continue;
         launches[slot].ended = true;
         launches[slot].exit = (struct event){
-            EXITED, 0, status, launches[slot].exit.id, US(usage.ru_utime), US(usage.ru_stime),
-            (uint64_t)usage.ru_maxrss * 1024};
+            EXITED, 0, status, launches[slot].exit.id, now_us() - launches[slot].exit.wall_us,
+            US(usage.ru_utime), US(usage.ru_stime), (uint64_t)usage.ru_maxrss * 1024};
         ended[ended_count++] = slot;
         running_count--;
     }
@@ -457,17 +563,19 @@ int main(int argc, char **argv)
     struct signalfd_siginfo news;
     prepare(&polled[1], &polled[2]);
     for (bool more = false;;) {
-        int timeout_ms = more && room() ? 0 : output_bytes && !urgent ? STARTED_WAITS_MS : -1;
-        polled[0].events = (room() ? POLLIN : 0) | (urgent ? POLLOUT : 0);
-        int ready = poll(polled, 3, timeout_ms);
-        check(ready, "poll");
-        urgent |= ready == 0 && output_bytes;
+        int timeout_ms = more && room() ? 0 : output_bytes && !urgent ? NEWS_WAITS_MS : -1;
+        bool space = room() && input_bytes < sizeof input;
+        polled[0].events = (space ? POLLIN : 0) | (urgent ? POLLOUT : 0);
+        check(poll(polled, 3, timeout_ms), "poll");
+        urgent |= output_bytes && now_us() >= news_due_us;
         send_events();
         if (polled[2].revents || (polled[0].revents & ~POLLOUT && !more && !receive()))
             break;
         more = obey_requests();
+        start_waiting(); /* what went before it may have failed to start */
         if (polled[1].revents && read(polled[1].fd, &news, sizeof news) > 0) {
             reap();
+            start_waiting(); /* before what may take longer */
             if (ended_count > 0 || running_count == 0)
                 settle_ended();
         }

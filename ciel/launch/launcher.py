@@ -25,6 +25,7 @@ from types import TracebackType
 from typing import Self
 
 from ciel.launch.errors import DescendantsRemainError, LauncherDiedError, LauncherMissingError
+from ciel.launch.limits import lower_open_files
 from ciel.launch.messages import Event, LaunchSpec, decode_events, encode_kill, encode_start
 
 _RECEIVE_BYTES = 64 << 10
@@ -60,7 +61,8 @@ class Launcher:
         """Start a launcher; `environ` (default: ours) is what its programs inherit.
 
         It has a session of its own and blocks all signals: Ctrl-C is for us alone. What we ignore,
-        such as SIGPIPE, its programs do not. Raises LauncherMissingError.
+        such as SIGPIPE, its programs do not; nor have they our raised limit of open files (see
+        `limits`). Raises LauncherMissingError.
         """
         program = program or Path(__file__).with_name("ciel-launcher")
         salt = 1 + int.from_bytes(os.urandom(8), "big") % (2**31 - 1)
@@ -82,6 +84,7 @@ class Launcher:
                 )
             except FileNotFoundError as error:
                 raise LauncherMissingError(program) from error
+            lower_open_files(pid)
             undo.pop_all()
         return cls(pid, ours, salt)
 
@@ -126,6 +129,10 @@ class Launcher:
         SIGKILL reaches everything the program started, in whatever group or session.
         """
         self._requests.append((encode_kill(launch_id, signal_number), []))
+
+    def recall(self, launch_id: int) -> None:
+        """Queue that a launch be forgotten if it still waits: then it fails with ECANCELED."""
+        self._requests.append((encode_kill(launch_id, 0), []))
 
     def flush(self) -> bool:
         """Send what is queued, as far as that does not block; return whether all was sent."""

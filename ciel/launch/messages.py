@@ -16,9 +16,9 @@ from ciel.launch.errors import LaunchSpecError
 
 REQUEST_BYTES_MAX = 8 << 20  # the kernel takes less, hence what is refused here never worked
 REQUEST_STRINGS_MAX = 1 << 20
-_START = struct.Struct("=IHHQII3B5x4Q")
+_START = struct.Struct("=IHHQII3BxI4Q")
 _KILL = struct.Struct("=IHHQ")
-_EVENT = struct.Struct("=HHiQQQQ")
+_EVENT = struct.Struct("=HHiQQQQQ")
 _UNLIMITED = 2**64 - 1
 _START_KIND, _KILL_KIND = 1, 2
 _STARTED, _FAILED, _EXITED = 1, 2, 3
@@ -90,7 +90,9 @@ class Limits:
 class LaunchSpec:
     """What to start and how. `env` is laid over the launcher's environment; None unsets a name.
 
-    A first argument without a slash is sought in the program's own PATH.
+    A first argument without a slash is sought in the program's own PATH. `at_most`: it waits, in
+    the order of such launches, until fewer programs than that run; 0: it does not wait. One that
+    may wait cannot be given descriptors.
     """
 
     argv: Sequence[str | bytes]
@@ -100,6 +102,7 @@ class LaunchSpec:
     stdout: Stream = Standard.INHERITED
     stderr: Stream = Standard.INHERITED
     limits: Limits = Limits()
+    at_most: int = 0
 
     @property
     def descriptors(self) -> list[int]:
@@ -130,12 +133,14 @@ class ProgramFailed(NamedTuple):
 class ProgramExited(NamedTuple):
     """The program ended, and nothing that it started is alive; the last event of its launch.
 
-    Times include those of its children that it waited for. `max_rss_bytes` is that of its largest
+    `wall_s` is the time from its start, the others are of CPU and include those of its children
+    that it waited for. `max_rss_bytes` is that of its largest
     process, and never below the launcher's own (about 2 MB): vfork shares that memory for a moment.
     """
 
     launch_id: int
     status: int  # as from wait
+    wall_s: float
     user_s: float
     system_s: float
     max_rss_bytes: int
@@ -167,6 +172,8 @@ def encode_start(launch_id: int, spec: LaunchSpec) -> bytes:
     """
     if not spec.argv or not spec.argv[0]:
         raise LaunchSpecError("argv", "names no program")
+    if spec.at_most and spec.descriptors:
+        raise LaunchSpecError("at_most", "is not for a launch with descriptors")
     if spec.stdin is Standard.STDOUT or spec.stdout is Standard.STDOUT:
         raise LaunchSpecError("Standard.STDOUT", "is for stderr only")
     (in_kind, in_path), (out_kind, out_path), (error_kind, error_path) = (
@@ -203,6 +210,7 @@ def encode_start(launch_id: int, spec: LaunchSpec) -> bytes:
         in_kind,
         out_kind,
         error_kind,
+        spec.at_most,
         *spec.limits.numbers,
     )
     return head + body
@@ -217,11 +225,12 @@ def decode_events(data: bytes) -> tuple[list[Event], bytes]:
     """Return the events in `data`, and what has come of the next one."""
     whole_bytes = len(data) - len(data) % _EVENT.size
     events: list[Event] = []
-    for kind, stage, value, launch_id, user_us, system_us, max_rss in _EVENT.iter_unpack(
+    for kind, stage, value, launch_id, wall_us, user_us, system_us, max_rss in _EVENT.iter_unpack(
         data[:whole_bytes]
     ):
         if kind == _EXITED:
-            events.append(ProgramExited(launch_id, value, user_us / 1e6, system_us / 1e6, max_rss))
+            times_s = (wall_us / 1e6, user_us / 1e6, system_us / 1e6)
+            events.append(ProgramExited(launch_id, value, *times_s, max_rss))
         elif kind == _STARTED:
             events.append(ProgramStarted(launch_id, value))
         else:

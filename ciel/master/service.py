@@ -14,10 +14,13 @@ from typing import Any
 from twisted.internet.task import LoopingCall
 from twisted.logger import Logger
 
+from ciel.access.addresses import netloc as netloc_of
+from ciel.access.addresses import parse_url
 from ciel.access.keys import Role
 from ciel.core.errors import CielError
 from ciel.core.events import Answer, Ask, Change, Heartbeat, Message
-from ciel.core.ids import check_id
+from ciel.core.ids import ID_MAX_LENGTH, check_id
+from ciel.core.tasks import SLOTS_MAX
 from ciel.master.journal import Journal
 from ciel.master.state import answers
 from ciel.master.state.machine import MasterMachine
@@ -198,15 +201,25 @@ class MasterService:
                 peer.close()
 
 
+def _is_netloc(text: str) -> bool:
+    try:
+        _, host, port = parse_url(text)
+    except ValueError:
+        return False
+    return text == netloc_of(host, port)
+
+
 def worker_facts(about: Mapping[str, Any]) -> WorkerFacts:
     """Read what a worker says of itself; raises ValueError or InvalidIdError."""
     worker, netloc, host = about.get("worker"), about.get("netloc"), about.get("host")
     slots, executors = about.get("slots"), about.get("executors")
     check_id(worker)
-    if not isinstance(netloc, str) or not isinstance(host, str) or ":" not in netloc:
-        raise ValueError("its address and host must be texts")
-    if not isinstance(slots, int) or not 1 <= slots <= 1024:
-        raise ValueError("its slots must be 1 to 1024")
+    if not isinstance(netloc, str) or not _is_netloc(netloc):
+        raise ValueError("its address must be HOST:PORT")
+    if not isinstance(host, str) or not host.isprintable() or len(host) > ID_MAX_LENGTH:
+        raise ValueError("its host must be a text")
+    if type(slots) is not int or not 1 <= slots <= SLOTS_MAX:
+        raise ValueError(f"its slots must be 1 to {SLOTS_MAX}")
     if not isinstance(executors, list) or not all(isinstance(item, str) for item in executors):
         raise ValueError("its executors must be a list of names")
     return WorkerFacts(str(worker), netloc, host, slots, frozenset(executors))

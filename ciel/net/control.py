@@ -30,7 +30,7 @@ from ciel.access.keys import Role, Side
 from ciel.core.events import HEARTBEAT_INTERVAL_S, LOST_AFTER_S, Ask, Heartbeat, Message
 from ciel.net.turns import Clock, DelayedCall, Turns
 from ciel.wire.errors import DecodeError, RefusedError, RemoteProtocolError, WireError
-from ciel.wire.limits import HELLO_TIMEOUT_S, RECORDS_PER_FRAME_MAX
+from ciel.wire.limits import FRAME_MAX_BYTES, HELLO_TIMEOUT_S, RECORDS_PER_FRAME_MAX
 from ciel.wire.messages import FROM_CLIENT, FROM_WORKER, TO_CLIENT, TO_WORKER, decode, encode
 from ciel.wire.session import Hello, Session
 
@@ -42,6 +42,9 @@ QUEUED_MAX_BYTES: Final = 64 * 1024 * 1024
 
 CLOSE_TIMEOUT_S: Final = 5.0
 """How long the last words to a peer may take to leave."""
+
+DISCARDED_MAX_BYTES: Final = FRAME_MAX_BYTES
+"""What of a peer's is still taken meanwhile; an honest one was in the midst of a frame at most."""
 
 _PULSE_S: Final = HEARTBEAT_INTERVAL_S / 2
 """Silence is counted in pulses of our own, never read from a clock: when this process itself was
@@ -118,6 +121,7 @@ class ControlPeer(TwistedProtocol):
         self._idle_pulses = 0
         self._timer: DelayedCall | None = None
         self._end: str | None = None  # why, once it is decided
+        self._discarded_bytes = 0  # since then
 
     def __repr__(self) -> str:
         role = self.hello.role if self.hello else "unproven"
@@ -179,6 +183,10 @@ class ControlPeer(TwistedProtocol):
         self._flush()
         self._finish("closed by us")
 
+    def turn_away(self) -> None:
+        """End the connection at once: others wait, and this one has proved nothing yet."""
+        self.transport.abortConnection()
+
     def refuse(self, reason: str) -> None:
         """End the connection for a reason which the peer is told; what is queued goes first."""
         self._flush()
@@ -198,6 +206,9 @@ class ControlPeer(TwistedProtocol):
 
     def dataReceived(self, data: bytes) -> None:
         if self._end is not None:
+            self._discarded_bytes += len(data)
+            if self._discarded_bytes > DISCARDED_MAX_BYTES:
+                self.transport.abortConnection()
             return
         self._silent_pulses = 0
         try:
@@ -216,7 +227,7 @@ class ControlPeer(TwistedProtocol):
             self._fail(error)
             return
         except DecodeError as error:
-            self._fail(self._session.refuse(error.reason))
+            self._fail_telling(RemoteProtocolError(error.reason), error.reason)
             return
         if messages and self._end is None:
             self._tell("peer_said", messages)
@@ -278,7 +289,7 @@ class ControlPeer(TwistedProtocol):
         try:
             data = self._session.send([encode(message) for message in messages])
         except WireError as error:  # a message of ours that has no form, or is too large
-            self._fail(self._session.refuse(error.reason))
+            self._fail_telling(error, error.reason)
             return
         self._write(data)
         if self.queued_bytes > self._queued_max_bytes:
@@ -315,7 +326,12 @@ class ControlPeer(TwistedProtocol):
             self.send(Heartbeat())
 
     def _hello_timed_out(self) -> None:
-        self._fail(self._session.refuse(f"no proof of a key within {self.hello_timeout_s:g} s"))
+        self._fail(self._session.refuse(f"no proof of a key within {HELLO_TIMEOUT_S:g} s"))
+
+    def _fail_telling(self, error: WireError, reason: str) -> None:
+        """End for a fault that is no refusal (another try may go well), and tell the peer."""
+        self._session.refuse(reason)
+        self._fail(error)
 
     def _fail(self, error: WireError) -> None:
         """End for an error; the session has its last words ready if the peer is to hear of it."""
@@ -323,7 +339,8 @@ class ControlPeer(TwistedProtocol):
         self._write(self._session.data_to_send())
         by_peer = isinstance(error, RefusedError) and error.by_peer
         who = "the peer ended it" if by_peer else "ended"
-        _log.warn("connection with {peer!r} {who}: {why}", peer=self, who=who, why=error.reason)
+        if self.hello is not None or self._session.side is Side.ACCEPTOR:  # else the owner tells
+            _log.warn("connection with {peer!r} {who}: {why}", peer=self, who=who, why=error.reason)
         self._finish(error.reason)
 
     def _finish(self, reason: str) -> None:
@@ -367,7 +384,8 @@ class ControlPeer(TwistedProtocol):
         except Exception:
             _log.failure("{event} of {peer!r} failed", event=event, peer=self)
             if self._end is None:
-                self._fail(self._session.refuse("internal error; see the log of this side"))
+                fault = WireError("internal error; see the log")
+                self._fail_telling(fault, "internal error; see the log of the other side")
 
 
 def describe(address: Any) -> str:

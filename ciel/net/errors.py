@@ -24,6 +24,10 @@ class ListenError(NetError):
         super().__init__(f"cannot listen on {address}: {reason}")
 
 
+class ForeignAddressError(ListenError):
+    """`address` is nowhere on this machine."""
+
+
 class ConnectError(NetError):
     """Nobody was reached at `address`; trying again later may help."""
 

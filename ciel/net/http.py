@@ -30,10 +30,11 @@ from twisted.web.http import HTTPChannel, datetimeToString, parse_qs
 from twisted.web.server import NOT_DONE_YET, Site
 from twisted.web.server import Request as TwistedRequest
 
+from ciel.access.addresses import is_loopback
 from ciel.access.errors import AccessDeniedError
 from ciel.access.keys import Role
-from ciel.access.settings import is_loopback
 from ciel.net.control import describe
+from ciel.net.doorstep import Doorstep
 from ciel.net.errors import HttpError
 from ciel.net.gate import Gate
 from ciel.net.paths import PathTable
@@ -47,13 +48,15 @@ BODY_MAX_BYTES: Final = 1024 * 1024
 HEADER_MAX_BYTES: Final = 16 * 1024
 HEADERS_MAX: Final = 100
 
-HEADER_TIMEOUT_S: Final = 10.0
-"""From a request's first byte to its last header, however busily the bytes drip."""
+HEADER_TIMEOUT_S: Final = 5.0
+"""From a connection's begin, or a further request's first byte, to the last header, however busily
+the bytes drip."""
 
 IDLE_TIMEOUT_S: Final = 60.0
 """Without a byte, between two requests or within a body."""
 
 CONNECTIONS_MAX: Final = 256
+"""Of those who have shown a key; strangers come and go by a doorstep of their own."""
 
 LINGER_S: Final = 2.0
 LINGER_MAX_BYTES: Final = 16 * 1024 * 1024
@@ -240,6 +243,7 @@ class Request(TwistedRequest):
                 )  # fmt: skip
             except AccessDeniedError as error:
                 raise HttpError(401, str(error), WWW_Authenticate="Bearer") from None
+            self.channel.is_unproven = False
         hosts = self.requestHeaders.getRawHeaders("Host", [])
         if len(hosts) != 1 or not gate.answers_to(hosts[0]):
             raise HttpError(421, "this is not the host that the request is for")
@@ -314,6 +318,12 @@ class _Channel(HTTPChannel):
         self._in_header = True
         self._discards = False
         self._discarded_bytes = 0
+        self.is_unproven = True
+        """Whether no request on this connection has shown a key yet."""
+
+    def turn_away(self) -> None:
+        """Hang up at once: others wait, and this one has proved nothing yet."""
+        self.transport.abortConnection()
 
     def connectionMade(self) -> None:
         super().connectionMade()
@@ -372,6 +382,7 @@ class _Channel(HTTPChannel):
             self._deadline = self.callLater(LINGER_S, self.transport.abortConnection)
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:
+        self.is_unproven = False
         self._stop_deadline()
         self.site.channels.discard(self)
         super().connectionLost(reason)
@@ -409,8 +420,9 @@ class SecureSite(Site):
         self.routes = routes
         self.gate = gate
         self.open_healthz = open_healthz
-        self.channels: set[HTTPChannel] = set()
+        self.channels: set[_Channel] = set()
         self._connections_max = connections_max
+        self._doorstep = Doorstep()
 
     def startFactory(self) -> None:
         """Start none of Twisted's access log and the clock that it keeps."""
@@ -419,9 +431,11 @@ class SecureSite(Site):
         """Nothing was started."""
 
     def buildProtocol(self, addr: Any) -> Any:
-        if len(self.channels) >= self._connections_max:
+        known = sum(not channel.is_unproven for channel in self.channels)
+        if known >= self._connections_max:
             return None
-        channel: HTTPChannel = super().buildProtocol(addr)
+        channel: _Channel = super().buildProtocol(addr)
+        self._doorstep.let_in(channel)
         self.channels.add(channel)
         return channel
 

@@ -1,4 +1,4 @@
-"""How two processes reach each other: listen, connect, connect again, and who is at the door.
+"""How two processes reach each other: listen, connect, and connect again.
 
 An address is `HOST:PORT`, or `unix:@NAME` for an abstract UNIX socket: Linux keeps those apart from
 files, one set per network namespace, and nothing of them is left when their owner is killed. Port 0
@@ -20,14 +20,15 @@ from twisted.internet.protocol import Protocol as TwistedProtocol
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
-from ciel.access.settings import netloc
+from ciel.access.addresses import netloc
 from ciel.core.events import Message
 from ciel.net.control import ControlPeer, Owner
-from ciel.net.errors import AddressError, ConnectError, ListenError
+from ciel.net.doorstep import Doorstep
+from ciel.net.errors import AddressError, ConnectError, ForeignAddressError, ListenError
 from ciel.net.turns import DelayedCall
 from ciel.wire.errors import RefusedError
 from ciel.wire.frames import looks_like_frame
-from ciel.wire.limits import HELLO_TIMEOUT_S, UNPROVEN_PEERS_MAX
+from ciel.wire.limits import HELLO_TIMEOUT_S
 
 PORTS: Final = range(20000, 32768)
 """Where a free port is looked for."""
@@ -104,7 +105,8 @@ def _bind_tcp(address: Address) -> tuple[socket.socket, Address]:
     try:
         found = socket.getaddrinfo(address.host or "0.0.0.0", 0, type=socket.SOCK_STREAM)
     except socket.gaierror as error:
-        raise ListenError(str(address), f"{address.host!a}: {error.strerror}") from None
+        reason = f"{address.host!a}: {error.strerror}"
+        raise ForeignAddressError(str(address), reason) from None
     family, host = min((family, place[0]) for family, _, _, _, place in found)  # IPv4 comes first
     for port in (address.port,) if address.port else PORTS:
         sock = socket.socket(family, socket.SOCK_STREAM)
@@ -126,7 +128,8 @@ def _bound(sock: socket.socket, place: Any, address: Address) -> socket.socket:
         sock.listen(BACKLOG)  # this too may find the address taken: two may bind, one may listen
     except OSError as error:
         sock.close()
-        raise ListenError(str(address), _why_not(error, address)) from error
+        kind = ForeignAddressError if error.errno == errno.EADDRNOTAVAIL else ListenError
+        raise kind(str(address), _why_not(error, address)) from error
     return sock
 
 
@@ -141,34 +144,7 @@ def _why_not(error: OSError, address: Address) -> str:
     return error.strerror or str(error)
 
 
-# --- who is at the door ---------------------------------------------------------------------------
-
-
-class Stranger(Protocol):
-    """A connection that may not have proved itself yet."""
-
-    @property
-    def is_unproven(self) -> bool: ...
-
-
-class Doorstep:
-    """Counts strangers: so many may stand before one listener at a time."""
-
-    def __init__(self, places: int = UNPROVEN_PEERS_MAX) -> None:
-        self._places = places
-        self._strangers: list[Stranger] = []
-        self._was_full = False
-
-    def let_in(self, stranger: Stranger) -> bool:
-        self._strangers = [someone for someone in self._strangers if someone.is_unproven]
-        is_full = len(self._strangers) >= self._places
-        if is_full and not self._was_full:  # said once, not for each of a flood
-            _log.warn("{places} peers have not proved a key yet; no more", places=self._places)
-        self._was_full = is_full
-        if is_full:
-            return False
-        self._strangers.append(stranger)
-        return True
+# --- who comes in ---------------------------------------------------------------------------------
 
 
 class ControlFactory(Factory):
@@ -180,9 +156,10 @@ class ControlFactory(Factory):
         self._build = build
         self._doorstep = doorstep or Doorstep()
 
-    def buildProtocol(self, addr: Any) -> ControlPeer | None:
+    def buildProtocol(self, addr: Any) -> ControlPeer:
         peer = self._build()
-        return peer if self._doorstep.let_in(peer) else None
+        self._doorstep.let_in(peer)
+        return peer
 
 
 class FrontDoorFactory(Factory):
@@ -202,9 +179,10 @@ class FrontDoorFactory(Factory):
         self.site = site
         self._doorstep = doorstep or Doorstep()
 
-    def buildProtocol(self, addr: Any) -> FrontDoor | None:
+    def buildProtocol(self, addr: Any) -> FrontDoor:
         door = FrontDoor(self, addr)
-        return door if self._doorstep.let_in(door) else None
+        self._doorstep.let_in(door)
+        return door
 
 
 class FrontDoor(TwistedProtocol):
@@ -222,7 +200,7 @@ class FrontDoor(TwistedProtocol):
 
     @property
     def is_unproven(self) -> bool:
-        """A peer of the control plane until its proof; HTTP has limits of its own."""
+        """A peer of the control plane until its proof; HTTP has a doorstep of its own."""
         if self._inside is None:
             return not self._is_over
         return isinstance(self._inside, ControlPeer) and self._inside.is_unproven
@@ -230,7 +208,7 @@ class FrontDoor(TwistedProtocol):
     def connectionMade(self) -> None:
         reactor = self._house.reactor
         self._opened_at_s = reactor.seconds()
-        self._timer = reactor.callLater(HELLO_TIMEOUT_S, self._turn_away)
+        self._timer = reactor.callLater(HELLO_TIMEOUT_S, self.turn_away)
 
     def dataReceived(self, data: bytes) -> None:
         if self._inside is None and not self._is_over:
@@ -252,11 +230,11 @@ class FrontDoor(TwistedProtocol):
         elif bytes((first_byte,)).isalpha():  # ASCII letters only
             self._inside = self._house.site.buildProtocol(self._addr)
         if self._inside is None:
-            self._turn_away()
+            self.turn_away()
         else:
             self._inside.makeConnection(self.transport)
 
-    def _turn_away(self) -> None:
+    def turn_away(self) -> None:
         self._is_over = True
         self.transport.abortConnection()
 
@@ -319,9 +297,10 @@ class Caller(Owner, Protocol):
 class Reconnector:
     """Keeps a connection to one address: connects, and when it is over connects again.
 
-    The delay grows from 0.1 s to 5 s while nobody is there. `build` is given the owner that the
-    peer must have, which is this object: it passes everything on to its `caller`, who hears of
-    connections that opened and of refusals only. `stop` leaves an open connection alone.
+    The delay grows from 0.1 s to 5 s while nobody is there, or nobody who stays. `build` is given
+    the owner that the peer must have, which is this object: it passes everything on to its
+    `caller`, who hears of connections that opened and of refusals only. `stop` leaves an open
+    connection alone.
     """
 
     def __init__(
@@ -340,6 +319,7 @@ class Reconnector:
         self._chance = chance
         self._delay_s = RETRY_MIN_S
         self._trouble = ""
+        self._opened_at_s = 0.0
         self._connector: Any = None
         self._peer: ControlPeer | None = None
         self._timer: DelayedCall | None = None
@@ -359,8 +339,7 @@ class Reconnector:
             self._peer.close()
 
     def peer_opened(self, peer: ControlPeer) -> None:
-        self._delay_s = RETRY_MIN_S
-        self._trouble = ""
+        self._opened_at_s = self._reactor.seconds()
         self._caller.peer_opened(peer)
 
     def peer_said(self, peer: ControlPeer, messages: list[Message]) -> None:
@@ -371,6 +350,9 @@ class Reconnector:
 
     def peer_closed(self, peer: ControlPeer, reason: str) -> None:
         if peer.hello is not None:
+            if self._reactor.seconds() - self._opened_at_s > RETRY_MAX_S:
+                self._delay_s = RETRY_MIN_S
+                self._trouble = ""
             self._caller.peer_closed(peer, reason)
         if (
             not self._is_stopped

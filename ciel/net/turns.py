@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Final, Protocol
 
-from twisted.logger import Logger
+from twisted.logger import Logger, LogLevel
 
 _log = Logger()
 
@@ -80,6 +80,12 @@ GAUGE_INTERVAL_S: Final = 0.025
 """How much of a pause may go unseen. Forty looks a second cost about a millisecond of CPU."""
 
 
+PAUSE_MAX_S: Final = 0.05
+"""What is longer is a defect, and logged as a warning (architecture, control plane)."""
+PAUSE_NOTED_S: Final = 0.01
+"""The longest so far is logged if it is longer than that."""
+
+
 class PauseGauge:
     """Records the longest time for which the reactor served nobody, at most one interval too low.
 
@@ -102,5 +108,10 @@ class PauseGauge:
             self._timer.cancel()
 
     def _look(self) -> None:
-        self.longest_s = max(self.longest_s, self._reactor.seconds() - self._due_s)
+        pause_s = self._reactor.seconds() - self._due_s
+        if pause_s > self.longest_s:
+            self.longest_s = pause_s
+            if pause_s > PAUSE_NOTED_S:
+                level = LogLevel.warn if pause_s > PAUSE_MAX_S else LogLevel.info
+                _log.emit(level, "nobody was served for {pause:.3f} s", pause=pause_s)
         self.start()

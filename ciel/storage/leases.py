@@ -11,6 +11,7 @@ A process made by a bare fork holds what its parent held, until it ends or execu
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
@@ -78,13 +79,39 @@ def remove_unheld(name: str, *, parent_fd: int) -> bool:
         # takes.
         doomed = f"{name.partition('.')[0]}.{secrets.token_hex(8)}"
         os.rename(name, doomed, src_dir_fd=parent_fd, dst_dir_fd=parent_fd)
-        # Errors are left to the next sweep: a program may still be writing there.
-        shutil.rmtree(doomed, ignore_errors=True, dir_fd=parent_fd)
+        remove_tree(doomed, parent_fd=parent_fd)
         return True
     except OSError:
         return False  # held, or on a file system without locks: then nothing is ever thought dead
     finally:
         os.close(fd)
+
+
+def remove_tree(path: str | os.PathLike[str], *, parent_fd: int | None = None) -> None:
+    """Remove a directory with all that is in it, also where a program left directories that cannot
+    be written or entered, as some package caches are; what stands there instead of it goes, too.
+
+    Errors are left to the next sweep: a program may still be writing there.
+    """
+    top = os.fspath(path) if parent_fd is None else f"/proc/self/fd/{parent_fd}/{path}"
+    if os.path.islink(top) or not os.path.isdir(top):
+        with contextlib.suppress(OSError):
+            os.unlink(top)
+        return
+    shutil.rmtree(top, ignore_errors=True)
+    if not os.path.lexists(top):
+        return
+    _open_up(top)
+    for directory, names, _ in os.walk(top):
+        for name in names:
+            _open_up(os.path.join(directory, name))
+    shutil.rmtree(top, ignore_errors=True)
+
+
+def _open_up(path: str) -> None:
+    if not os.path.islink(path):
+        with contextlib.suppress(OSError):  # not ours, or gone
+            os.chmod(path, 0o700)
 
 
 def sweep(parent_fd: int, *, prefix: str = "") -> int:

@@ -1,4 +1,6 @@
-"""A client of a simulation: says what its plan holds, and notes what it is told."""
+"""A client of a simulation: says what its plan holds, notes what it is told, and hands results over
+that its plan does not name again.
+"""
 
 from __future__ import annotations
 
@@ -28,6 +30,8 @@ from ciel.wire import messages
 CLIENT_SILENT_S = 30.0
 """After how long the master takes a client for gone of which it heard nothing."""
 
+USE_MEAN_S = 0.3  # that it takes to use a result
+
 
 class FakeClient:
     """Plays a plan; when it lost its connection and comes back, it says all again that counts."""
@@ -35,6 +39,7 @@ class FakeClient:
     def __init__(self, world: World, plan: Plan, dial: Callable[[str], Connection]) -> None:
         self.plan = plan
         self.settled: dict[ObjectId, Reference] = {}
+        self.handed_over: dict[ObjectId, Reference] = {}
         self.summary: JobSummary | None = None
         self.is_gone = False  # for good
         self.away_max_s = 0.0
@@ -42,12 +47,17 @@ class FakeClient:
         self._dial = dial
         self._lives = 0
         self._said: list[Message] = []
+        self._steps_said = 0
+        self._last_named = {o: i for i, step in enumerate(plan.steps) for o in _named(step.message)}
+        self._used: set[ObjectId] = set()  # but not handed over yet
         self._uploads: dict[ObjectId, Reference] = {}
         self._connection: Connection | None = None
         self._connect()
         self._play(0)
 
     def _connect(self) -> None:
+        if self.is_gone:
+            return
         self._lives += 1
         self._connection = connection = self._dial(f"{self.plan.job.id}.client{self._lives}")
         connection.attach(PEER, self._heard, lambda: None)
@@ -56,7 +66,9 @@ class FakeClient:
                 self._send(message)
 
     def _all_said(self) -> Iterator[Message]:
-        """Yield what brings a master to the same state that may have missed any of it."""
+        """Yield what brings a master to the same state that may have missed any of it. It has the
+        tasks whose results were handed over, or has forgotten them.
+        """
         job, wants = self.plan.job.id, {}
         for message in self._said:
             match message:
@@ -64,10 +76,14 @@ class FakeClient:
                     wants.update(dict.fromkeys(objects, True))
                 case ReleaseObjects(_, objects):
                     wants.update(dict.fromkeys(objects, False))
+                case AddTask(spec, _) if self.handed_over.keys() >= set(spec.outputs):
+                    pass
                 case SubmitJob() | AddTask():
                     yield message
-        if released := tuple(o for o, is_wanted in wants.items() if not is_wanted):
-            yield ReleaseObjects(job, released)
+        released = [o for o, is_wanted in wants.items() if not is_wanted]
+        for for_good in (False, True):
+            if some := tuple(o for o in released if (o in self.handed_over) is for_good):
+                yield ReleaseObjects(job, some, for_good)
         if wanted := tuple(o for o, is_wanted in wants.items() if is_wanted):
             yield WantObjects(job, wanted)
         yield from [m for m in self._said if isinstance(m, CloseJob | CancelJob)]
@@ -82,8 +98,8 @@ class FakeClient:
         silent_s = CLIENT_SILENT_S if silently else self._world.latency_s()
         timeline.after(silent_s, self._connection.end, MASTER)
         self._connection = None
-        self.is_gone = for_good
-        if not for_good:
+        self.is_gone = self.is_gone or for_good
+        if not self.is_gone:
             self.away_max_s = max(self.away_max_s, away_s)
             timeline.after(away_s, self._connect)
 
@@ -95,6 +111,7 @@ class FakeClient:
     def _say(self, message: Message, index: int) -> None:
         if self.is_gone:
             return
+        self._steps_said += 1
         if isinstance(message, AddTask):
             inputs = message.spec.inputs
             known = [self._upload(o) for o in inputs if o in self.plan.uploads]
@@ -127,18 +144,52 @@ class FakeClient:
 
     def _heard(self, message: Message) -> None:
         match message:
-            case ObjectSettled(_, ref):
+            case ObjectSettled(_, ref) if ref.id not in self.handed_over:
                 self.settled[ref.id] = ref
+                share = self._world.options.hand_over_share
+                if share and self._world.chance.random() < share:
+                    self._world.timeline.after(self._world.mean(USE_MEAN_S), self._use, ref.id)
             case JobChanged(summary):
                 self.summary = summary
             case RequestRefused(job, reason):
                 raise Violation(job, f"a client was refused: {reason}")
 
+    def _use(self, object_id: ObjectId) -> None:
+        """Hand over what was used, unless the plan may name it again."""
+        self._used.add(object_id)
+        done = {o for o in self._used if self._last_named[o] < self._steps_said}
+        self._used -= done
+        ready = tuple(sorted(done & self.settled.keys()))
+        if ready and not self.is_gone:
+            self.handed_over |= {object_id: self.settled.pop(object_id) for object_id in ready}
+            message = ReleaseObjects(self.plan.job.id, ready, for_good=True)
+            self._said.append(message)
+            self._send(message)
+
+    def watch(self) -> None:
+        """Ask to be told of the job, which goes on after it had ended."""
+        if self._said:
+            self._send(WatchJob(self.plan.job.id))
+
+    def leave(self) -> None:
+        """Say nothing more of the job, since it was removed."""
+        self.is_gone = True
+
     def unrest(self) -> Iterator[tuple[str, str]]:
         """Yield what this client still has to say or to be told."""
         if self.is_gone:
             return
-        if self._connection is None or len(self._said) < len(self.plan.steps):
+        if self._connection is None or self._steps_said < len(self.plan.steps):
             yield self.plan.job.id, "its client has not said all"
         elif self._connection.on_the_way:
             yield self.plan.job.id, "something is on the way to or from its client"
+
+
+def _named(message: Message) -> tuple[ObjectId, ...]:
+    """List the objects that a message needs."""
+    match message:
+        case AddTask(spec, _):
+            return (*spec.inputs, *spec.outputs)
+        case WantObjects(_, objects):
+            return objects
+    return ()

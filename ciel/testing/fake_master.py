@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ciel.core.events import HEARTBEAT_INTERVAL_S, DropObjects, Heartbeat, Message
+from ciel.core.errors import CielError
+from ciel.core.events import (
+    HEARTBEAT_INTERVAL_S,
+    DropObjects,
+    Heartbeat,
+    Message,
+    ReleaseObjects,
+)
+from ciel.master.state import answers
 from ciel.master.state.machine import MasterMachine
 from ciel.master.state.workers import WorkerFacts
 from ciel.testing.imaginary import MASTER, Connection, World, through_wire
@@ -27,7 +35,9 @@ class FakeMaster:
         self._links[connection.name] = connection
 
         def receive(message: Message) -> None:
+            before = dict(self.machine.graph.tasks) if isinstance(message, ReleaseObjects) else {}
             self.machine.client_said(connection.name, message, self._now_s)
+            self._world.witness.handed_over(self.machine, before)
             self._end_turn_soon()
 
         def hear_end() -> None:
@@ -57,6 +67,16 @@ class FakeMaster:
                 self._end_turn_soon()
 
         connection.attach(MASTER, receive, hear_end)
+
+    def change(self, topic: str, job_id: str) -> str:
+        """Change something as anybody may ask for; return why it was refused, else nothing."""
+        self._world.note(job_id, f"its user says: {topic}")
+        try:
+            answers.change(self.machine, topic, {"job": job_id}, self._now_s)
+        except CielError as error:
+            return str(error)
+        self._end_turn_soon()
+        return ""
 
     @property
     def _now_s(self) -> float:

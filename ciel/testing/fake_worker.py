@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from ciel.core.events import (
     HEARTBEAT_INTERVAL_S,
     LOST_AFTER_S,
+    RECALLED,
     Heartbeat,
     Message,
     TaskFault,
@@ -24,6 +26,7 @@ from ciel.worker.state.machine import (
     FetchObject,
     Key,
     KillAttempt,
+    RecallAttempt,
     StartAttempt,
     WorkerMachine,
 )
@@ -57,6 +60,7 @@ class FakeWorker:
         self.machine.stored = dict.fromkeys(store)
         self.connection: Connection | None = None
         self.running: dict[Key, Run] = {}
+        self.waiting: deque[StartAttempt] = deque()
         self.is_dead = False
         self.is_frozen = False
         self.has_met_master = False
@@ -157,6 +161,8 @@ class FakeWorker:
                     case KillAttempt(task, attempt, force):
                         if force or self.world.chance.random() < OBEDIENT_SHARE:
                             self._later(0.01, self._end, (task, attempt), None)
+                    case RecallAttempt(task, attempt):
+                        self._later(0.0, self._forget_waiting, (task, attempt), RECALLED)
                     case DeleteObjects(objects):
                         for object_id in objects:
                             self.store.pop(object_id, None)
@@ -204,6 +210,16 @@ class FakeWorker:
     # --- programs ---------------------------------------------------------------------------------
 
     def _start(self, order: StartAttempt) -> None:
+        if order.at_most and (self.waiting or len(self.running) >= order.at_most):
+            self.waiting.append(order)
+        else:
+            self._begin(order)
+
+    def _start_waiting(self) -> None:
+        while self.waiting and len(self.running) < self.waiting[0].at_most:
+            self._begin(self.waiting.popleft())
+
+    def _begin(self, order: StartAttempt) -> None:
         key = (order.spec.id, order.attempt)
         contents: list[bytes | None] = []
         gone = []
@@ -223,7 +239,8 @@ class FakeWorker:
             return
         self.running[key] = Run(order, now_s)
         failures = self.world.witness.started(key)
-        outcome = run(order.spec, order.inputs, contents, failures)
+        is_retried = order.spec.job in self.world.witness.retried
+        outcome = run(order.spec, order.inputs, contents, failures, is_retried=is_retried)
         moments = sorted(self.world.chance.random() for _ in outcome.children)
         for moment, (child, known) in zip(moments, outcome.children, strict=True):
             self._later(outcome.duration_s * moment, self._spawn, key, child, known)
@@ -239,6 +256,7 @@ class FakeWorker:
         """A program ended, by itself or (without outcome) by a signal."""
         found = self.running.pop(key, None)
         if found is None:
+            self._forget_waiting(key)
             return
         published: list[Reference] = []
         if outcome is None:
@@ -255,5 +273,16 @@ class FakeWorker:
                 here = frozenset((self.facts.netloc,))
                 published.append(Concrete(object_id, size_bytes, here))
         now_s = self.world.timeline.now_s
+        self._start_waiting()
         self.machine.ended(key, tuple(published), outcome.fault, now_s - found.started_at_s, now_s)
         self._flush()
+
+    def _forget_waiting(self, key: Key, reason: str = "SIGNAL") -> None:
+        """A program that was killed, or is to be given back, may not have begun."""
+        for order in self.waiting:
+            if (order.spec.id, order.attempt) == key:
+                self.waiting.remove(order)
+                fault = TaskFault(reason, "it never began")
+                self.machine.ended(key, (), fault, 0.0, self.world.timeline.now_s)
+                self._flush()
+                return

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 BIN = Path(sys.executable).parent
 
@@ -24,6 +25,24 @@ def wait_for(condition: Callable[[], object], what: str, timeout_s: float = 20.0
         time.sleep(0.01)
 
 
+def descriptors_of(pid: int) -> int:
+    """Count what a process has open, but for files that a store keeps for outputs to come."""
+    names = (f"/proc/{pid}/fd/{number}" for number in os.listdir(f"/proc/{pid}/fd"))
+    return sum("/incoming/" not in os.readlink(name) for name in names if os.path.lexists(name))
+
+
+def private_bytes(pid: int) -> int:
+    """Return how much memory a process has for itself."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(re.findall(r"RssAnon:\s+(\d+) kB", status)[0]) << 10
+
+
+def _shared() -> set[str]:
+    """Name what processes of ours share on this machine: segments and sockets."""
+    segments = {str(path) for path in Path("/dev/shm").glob("ciel-*")}
+    return segments | set(re.findall(r"@ciel-\S+", Path("/proc/net/unix").read_text()))
+
+
 class Home:
     """A user's home: settings, state and temporary files under one directory."""
 
@@ -31,6 +50,7 @@ class Home:
         self.path = path
         self.tmp = path / "tmp"
         self.tmp.mkdir()
+        self._others = _shared()  # of clusters that were there before
         self.environ = {
             "PATH": f"{BIN}:{os.environ['PATH']}",
             "HOME": str(path),
@@ -40,14 +60,20 @@ class Home:
             "TEST_SESSION": os.environ.get("TEST_SESSION", ""),
         }
 
-    def start(self, *argv: str, **options: object) -> subprocess.Popen[str]:
+    def start(
+        self,
+        *argv: str,
+        stdin: int = subprocess.DEVNULL,
+        stderr: int | IO[str] = subprocess.PIPE,
+        **options: object,
+    ) -> subprocess.Popen[str]:
         return subprocess.Popen(  # type: ignore[call-overload, no-any-return]  # options pass through
             argv,
             env=self.environ,
             cwd=self.path,
-            stdin=subprocess.DEVNULL,
+            stdin=stdin,
             stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stderr=stderr,
             text=True,
             **options,
         )
@@ -80,10 +106,8 @@ class Home:
     def leftovers(self) -> list[str]:
         """What is left of a command that has ended, but for logs: processes, files, sockets."""
         files = [str(path) for path in self.tmp.iterdir()]
-        segments = [str(path) for path in Path("/dev/shm").glob("ciel-*")]
-        sockets = Path("/proc/net/unix").read_text().count("@ciel-")
-        found = [*self.processes().values(), *files, *segments]
-        return [*found, f"{sockets} sockets"] if sockets else found
+        shared = sorted(_shared() - self._others)
+        return [*self.processes().values(), *files, *shared]
 
     def expect_nothing_left(self, timeout_s: float = 10.0) -> None:
         wait_for(lambda: not self.leftovers(), f"the end of {self.leftovers()}", timeout_s)
@@ -91,12 +115,29 @@ class Home:
 
 @dataclass
 class HandCluster:
-    """A master and workers started by hand; `access` is the master's access file."""
+    """A master and workers started by hand; `access` is the master's access file. Commands in its
+    home find it.
+    """
 
     home: Home
     access: Path
     master: subprocess.Popen[str]
     workers: list[subprocess.Popen[str]]
+
+    @classmethod
+    def start(cls, home: Home, workers: int = 2) -> HandCluster:
+        """Start a cluster, and have commands in this home find it."""
+        access = home.path / "access.json"
+        log = str(home.path / "master.log")
+        master = home.start(
+            "ciel-master", "--listen", "127.0.0.1:0", "--access", str(access), "--log", log
+        )
+        wait_for(access.exists, "the master's access file")
+        cluster = cls(home, access, master, [])
+        for _ in range(workers):
+            cluster.start_worker()
+        home.environ["CIEL_ACCESS"] = str(access)
+        return cluster
 
     @property
     def url(self) -> str:

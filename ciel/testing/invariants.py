@@ -6,7 +6,7 @@ Problems are pairs: the task, object or peer concerned, and what is wrong with i
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 
 from ciel.core.errors import InvariantError
 from ciel.core.graph import ACTIVE, TaskGraph, TaskNode
@@ -40,8 +40,29 @@ def check_master(master: MasterMachine, witness: Witness) -> None:
         master.graph.validate()
     except InvariantError as error:
         raise Violation(error.detail.split()[1], str(error)) from error
-    for subject, text in (*_assignments(master, witness), *_books(master), *_stalled(master)):
+    for subject, text in (
+        *_remembered(master, witness),
+        *_assignments(master, witness),
+        *_books(master),
+        *_stalled(master),
+    ):
         raise Violation(subject, text)
+
+
+def _remembered(master: MasterMachine, witness: Witness) -> Problems:
+    """Find what is left of removed jobs and of what was handed over."""
+    for where, known in (
+        ("the graph", master.graph.tasks),
+        ("stories", master.stories),
+        ("blame", master.blame),
+    ):
+        for task_id in witness.forgotten_tasks & known.keys():
+            yield task_id, f"it was forgotten, and is still known to {where}"
+    for object_id in witness.forgotten_objects & master.graph.objects.nodes.keys():
+        yield object_id, "it was forgotten, and is still known"
+    for job_id in master._audience.jobs():
+        if job_id not in master.jobs:
+            yield job_id, "it was removed, and its audience is remembered"
 
 
 def _assignments(master: MasterMachine, witness: Witness) -> Problems:
@@ -52,8 +73,8 @@ def _assignments(master: MasterMachine, witness: Witness) -> Problems:
         if len(worker.assigned) != len(witness.given[worker_id]):
             yield worker_id, f"it was given {witness.given[worker_id]}, not {worker.assigned}"
         for task, attempt in witness.given[worker_id]:
-            node = master.graph.tasks[task]
-            is_current = node.worker == worker_id and node.attempt == attempt
+            node = master.graph.tasks.get(task)  # None once its job was removed
+            is_current = node is not None and (node.worker, node.attempt) == (worker_id, attempt)
             if not is_current and (task, attempt) not in witness.cancelled[worker_id]:
                 yield task, f"{worker_id} has attempt {attempt}, and nobody called it off"
     for task_id, node in master.graph.tasks.items():
@@ -144,6 +165,8 @@ def _unrest_of(worker: FakeWorker, master: MasterMachine, witness: Witness) -> P
         yield worker.facts.id, "something is assigned to it"
     if machine.attempts or worker.running or machine._fetching or machine._queue:
         yield worker.facts.id, f"it has {machine.attempts or machine._fetching}"
+    if machine._reports:
+        yield worker.facts.id, f"it has not said {machine._reports}"
     if machine.slots_free != machine.slots:
         yield worker.facts.id, f"only {machine.slots_free} of its slots are free"
     for object_id in machine.stored:
@@ -163,3 +186,21 @@ def _misplaced(master: MasterMachine, workers: list[FakeWorker], witness: Witnes
         for place in () if node.ref is None else locations_of(node.ref):
             if known_id not in stores.get(place, ()) and known_id not in witness.upload_places:
                 yield known_id, f"the master believes it at {place}, it is not there"
+
+
+def kept_after_all(master: MasterMachine, handed_over: Set[ObjectId]) -> Iterator[ObjectId]:
+    """Yield what was handed over, is known all the same, and that nobody needs any more."""
+    graph = master.graph
+    named = {o for task in graph.tasks.values() for o in task.spec.inputs}
+    for task in graph.tasks.values():
+        named.update(o for o in task.spec.outputs if graph.objects.nodes[o].producer is not task)
+    for object_id in handed_over & graph.objects.nodes.keys():
+        maker = graph.objects.nodes[object_id].producer
+        if maker is None or maker.state is not DONE or maker.children or maker.job.spec.keep:
+            continue
+        spec = maker.spec
+        if any(isinstance(graph.objects.reference(o), Failure) for o in spec.outputs):
+            continue  # errors are never forgotten: they may be tried again
+        is_plain = spec.parent == spec.job and spec.mentions is not Mentions.ANYTHING
+        if is_plain and handed_over >= set(spec.outputs) and named.isdisjoint(spec.outputs):
+            yield object_id

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import shlex
 import subprocess
 import sys
 from functools import cache
@@ -23,20 +23,22 @@ def _private_mounts() -> list[str] | None:
     return None
 
 
+def on_mount(mount: list[str], place: Path, argv: list[str]) -> list[str]:
+    """Return the command that mounts something at a place and becomes another, which alone sees it.
+
+    `mount` are the arguments of mount(8) before the place.
+    """
+    namespace = _private_mounts()
+    if namespace is None:
+        pytest.skip("no mount namespaces here")
+    shell = f'mount {shlex.join([*mount, str(place)])} && exec "$@"'
+    return [*namespace, "sh", "-c", shell, "sh", *argv]
+
+
 def run_on_mount(mount: list[str], scenario: Path, place: Path, *, timeout_s: float = 60) -> int:
     """Mount something at a place, run a script there, and return how it ended.
 
-    `mount` are the arguments of mount(8) before the place. A death by signal n is 128 + n or -n.
+    A death by signal n is 128 + n or -n.
     """
-    command = _private_mounts()
-    if command is None:
-        pytest.skip("no mount namespaces here")
-    shell = 'mount "$@" && exec "$python" "$scenario" "$place"'
-    variables = {"python": sys.executable, "scenario": str(scenario), "place": str(place)}
-    ended = subprocess.run(
-        [*command, "sh", "-c", shell, "sh", *mount, str(place)],
-        env={**os.environ, **variables},
-        timeout=timeout_s,
-        check=False,
-    )
-    return ended.returncode
+    command = on_mount(mount, place, [sys.executable, str(scenario), str(place)])
+    return subprocess.run(command, timeout=timeout_s, check=False).returncode

@@ -46,9 +46,15 @@ class Options:
     upload_inline_share: float = 1.0
     phases_max: int = 3  # in how many batches a client adds its tasks
     phase_mean_s: float = 1.0
+    wanted_share: float = 0.1  # of the outputs of a batch, besides the last
     release_share: float = 0.2  # of the wants of an earlier batch
+    hand_over_share: float = 0.0  # of results that are not named again
     cancel_share: float = 0.0  # of jobs
     detached_share: float = 0.3
+    healing_share: float = 0.0  # of jobs: what fails there does not once it is tried again
+    retry_share: float = 0.0  # of jobs, if they fail; some of them twice
+    remove_share: float = 0.0  # of jobs, once they have ended
+    after_end_mean_s: float = 1.0  # until one is tried again or removed
 
     # The faults, until `faults_end_s`.
     faults_end_s: float = 12.0
@@ -104,6 +110,16 @@ SCENARIOS: dict[str, Options] = {
         _CALM, jobs=1, tasks_per_job=1000, task_mean_s=0.05, workers=4, growing_share=0.03,
         phases_max=1, kill_interval_s=3.0, turns_per_check=150,
     ),
+    "handed": replace(
+        _CALM, tasks_per_job=20, hand_over_share=0.8, wanted_share=0.5, phases_max=5,
+        inline_share=0.2, kill_interval_s=4.0, client_cut_interval_s=3.0, client_back_share=1.0,
+    ),
+    "afterwards": replace(
+        _CALM, jobs=4, tasks_per_job=20, failing_share=0.05, healing_share=0.7, retry_share=0.8,
+        remove_share=0.6, hand_over_share=0.3, wanted_share=0.3, cancel_share=0.2,
+        after_end_mean_s=0.3, kill_interval_s=3.0, wipe_share=0.6, cut_interval_s=6.0,
+        client_cut_interval_s=6.0,
+    ),
 }  # fmt: skip
 
 
@@ -147,4 +163,10 @@ def options_for(scenario: str, seed: int) -> Options:
         pause_interval_s=sometimes(0.3, 4.0),
         pause_mean_s=chance.choice((1.0, 5.0)),
         client_cut_interval_s=sometimes(0.25, 2.0),
+        wanted_share=0.1 + sometimes(0.2, 0.4),
+        hand_over_share=sometimes(0.3, 0.3, 0.9),
+        healing_share=sometimes(0.5, 0.5, 1.0),
+        retry_share=sometimes(0.3, 0.5, 1.0),
+        remove_share=sometimes(0.3, 0.3, 0.8),
+        after_end_mean_s=chance.choice((0.02, 1.0)),
     )

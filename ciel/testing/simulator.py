@@ -22,16 +22,17 @@ from typing import NamedTuple
 from ciel.core.errors import CielError
 from ciel.core.ids import ObjectId
 from ciel.core.jobs import Job, JobState
-from ciel.core.refs import Concrete, Failure, Value
+from ciel.core.refs import Concrete, Failure, Reference, Value
 from ciel.core.tasks import TaskSpec
 from ciel.master.state.audience import CLIENT_GRACE_S
 from ciel.master.state.machine import MasterMachine
 from ciel.master.state.workers import WorkerFacts
 from ciel.testing.fake_client import FakeClient
 from ciel.testing.fake_master import FakeMaster
+from ciel.testing.fake_user import FakeUser
 from ciel.testing.fake_worker import FakeWorker
 from ciel.testing.imaginary import Connection, World
-from ciel.testing.invariants import Problems, check_master, check_worker, unrest
+from ciel.testing.invariants import Problems, check_master, check_worker, kept_after_all, unrest
 from ciel.testing.options import SCENARIOS, Options, options_for
 from ciel.testing.witness import Violation
 from ciel.testing.workloads import EXECUTOR, draw_plan
@@ -47,6 +48,9 @@ class Result(NamedTuple):
     tasks: int
     runs: int
     excused: int
+    handed_over: int
+    retried: int
+    removed: int
     simulated_s: float
 
 
@@ -69,6 +73,7 @@ class Simulation:
         for number in range(options.jobs):
             plan = draw_plan(options, self.chance, number)
             self.clients.append(FakeClient(self.world, plan, self._dial_as_client))
+        self.user = FakeUser(self.world, self.master, self.clients, self._is_excused_or_right)
         self._every(options.kill_interval_s, self._kill)
         self._every(options.cut_interval_s, self._cut)
         self._every(options.pause_interval_s, self._pause)
@@ -169,17 +174,27 @@ class Simulation:
                 timeline.step()
         check_master(self.master.machine, self.world.witness)
         excused = sum([self._is_excused_or_right(client) for client in self.clients])
-        tasks = len(self.master.machine.graph.tasks)
-        return Result(tasks, self.world.witness.runs, excused, timeline.now_s)
+        return Result(
+            tasks=len(self.master.machine.graph.tasks),
+            runs=self.world.witness.runs,
+            excused=excused,
+            handed_over=sum([len(client.handed_over) for client in self.clients]),
+            retried=self.user.retried,
+            removed=len(self.user.removed),
+            simulated_s=timeline.now_s,
+        )
 
     def _unrest(self) -> Problems:
         for client in self.clients:
             yield from client.unrest()
+        yield from self.user.unrest()
         yield from unrest(self.master.machine, self.workers, self.world.witness)
 
     def _is_excused_or_right(self, client: FakeClient) -> bool:
         """Check how a job ended and what it made; return whether it met the unsurvivable."""
         plan, machine = client.plan, self.master.machine
+        if plan.job.id in self.user.removed:
+            return self.user.removed[plan.job.id]
         job = machine.jobs.get(plan.job.id)
         if job is None:
             if not client.is_gone:
@@ -189,6 +204,12 @@ class Simulation:
             return True
         self._check_sameness(job)
         self._check_state(client, job)
+        for object_id, ref in client.handed_over.items():
+            has_changed = plan.truth.is_retried or job.state is JobState.CANCELLED
+            if not (has_changed and isinstance(ref, Failure)):
+                self._check_reference(client, object_id, ref)
+        for object_id in kept_after_all(machine, client.handed_over.keys()):
+            raise Violation(object_id, "it was handed over, nobody needs it, and it is known")
         if job.state in (JobState.COMPLETED, JobState.FAILED):
             for object_id in job.wanted:
                 self._check_object(client, object_id)
@@ -208,6 +229,8 @@ class Simulation:
         plan = client.plan
         fails = any(plan.truth.makes_job_fail(object_id) for object_id in job.wanted)
         expected = {JobState.FAILED if fails else JobState.COMPLETED}
+        if any(plan.truth.makes_job_fail(object_id) for object_id in client.handed_over):
+            expected.add(JobState.FAILED)  # if they were handed over after its end
         if plan.is_cancelled or client.is_gone or client.away_max_s > CLIENT_GRACE_S - 0.5:
             expected.add(JobState.CANCELLED)
         if job.state not in expected:
@@ -216,26 +239,30 @@ class Simulation:
             told = client.summary and client.summary.state
             if told != job.state.value:
                 raise Violation(job.spec.id, f"its client believes it {told}, it is {job.state}")
-            if job.state is not JobState.CANCELLED and set(job.wanted) != set(plan.wanted):
+            expected_wants = set(plan.wanted) - client.handed_over.keys()
+            if job.state is not JobState.CANCELLED and set(job.wanted) != expected_wants:
                 raise Violation(job.spec.id, "it does not want what its client said")
 
     def _check_object(self, client: FakeClient, object_id: ObjectId) -> None:
-        value = client.plan.truth.value(object_id)
         known = [self.master.machine.graph.objects.reference(object_id)]
         if not client.is_gone:
             if object_id not in client.settled:
                 raise Violation(object_id, "its client was never told of it")
             known.append(client.settled[object_id])
         for ref in known:
-            found: bytes | None = None
-            if isinstance(ref, Value):
-                found = ref.content
-            elif isinstance(ref, Concrete):
-                found = self.world.witness.content_of(object_id)
-            elif not isinstance(ref, Failure):
-                raise Violation(object_id, f"it is {ref}, and its job is over")
-            if found != value:
-                raise Violation(object_id, f"it is {found!r} ({ref}), it should be {value!r}")
+            self._check_reference(client, object_id, ref)
+
+    def _check_reference(self, client: FakeClient, object_id: ObjectId, ref: Reference) -> None:
+        value = client.plan.truth.value(object_id)
+        found: bytes | None = None
+        if isinstance(ref, Value):
+            found = ref.content
+        elif isinstance(ref, Concrete):
+            found = self.world.witness.content_of(object_id)
+        elif not isinstance(ref, Failure):
+            raise Violation(object_id, f"it is {ref}, and its job is over")
+        if found != value:
+            raise Violation(object_id, f"it is {found!r} ({ref}), it should be {value!r}")
 
     def story_of(self, subject: str) -> list[str]:
         """Tell all that was said of a task, an object or a peer (or of all), oldest first."""
@@ -313,6 +340,9 @@ def main(arguments: list[str]) -> int:
     print(
         f"{len(seeds)} seeds in {took_s:.1f} s ({len(seeds) / took_s * 60:.0f} a minute), "
         f"{failures} failed; {tasks} tasks, {runs} runs, "
+        f"{sum(r.handed_over for r in results)} results handed over, "
+        f"{sum(r.retried for r in results)} jobs tried again, "
+        f"{sum(r.removed for r in results)} removed, "
         f"{sum(r.simulated_s for r in results):.0f} s simulated, "
         f"{sum(r.excused for r in results)} jobs met the unsurvivable"
     )

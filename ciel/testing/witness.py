@@ -10,7 +10,7 @@ from collections import Counter, defaultdict
 from typing import NamedTuple
 
 from ciel.core.events import AssignTask, CancelTask, DropObjects, InputsLost, Message, TaskReported
-from ciel.core.graph import ACTIVE
+from ciel.core.graph import ACTIVE, TaskNode
 from ciel.core.ids import ObjectId
 from ciel.core.jobs import Job, JobState
 from ciel.core.refs import Failure, locations_of
@@ -52,6 +52,10 @@ class Witness:
         self._counted: set[Key] = set()
         self.given: defaultdict[str, set[Key]] = defaultdict(set)  # worker: what it has to answer
         self.cancelled: defaultdict[str, set[Key]] = defaultdict(set)
+        self.retried: set[str] = set()  # jobs
+        self.excused: set[str] = set()  # jobs that met the unsurvivable, and show it no more
+        self.forgotten_tasks: set[str] = set()  # with a job that was removed, or handed over
+        self.forgotten_objects: set[str] = set()
 
     # --- workers ----------------------------------------------------------------------------------
 
@@ -104,7 +108,8 @@ class Witness:
         active = [task for task in master.graph.tasks.values() if task.state in ACTIVE]
         needed = {object_id for task in active for object_id in task.spec.inputs}
         for object_id in objects:
-            if object_id in needed or master.graph.objects.nodes[object_id].wanters:
+            node = master.graph.objects.get(object_id)
+            if object_id in needed or (node is not None and node.wanters):
                 raise Violation(object_id, "it is dropped and needed")
 
     def standing(self, master: MasterMachine, message: Message) -> Standing | None:
@@ -143,6 +148,19 @@ class Witness:
         for task, _ in self.given.pop(worker_id, ()):
             self.losses[task] += 1
 
+    def forgets_job(self, master: MasterMachine, job: Job) -> None:
+        """The master is about to remove a job."""
+        own = {task_id: task for task_id, task in master.graph.tasks.items() if task.job is job}
+        self.forgotten_tasks.update(job.tasks, own)
+        self.forgotten_objects.update(job.uploads, job.wanted)
+        self.forgotten_objects.update(*[task.spec.outputs for task in own.values()])
+
+    def handed_over(self, master: MasterMachine, before: dict[str, TaskNode]) -> None:
+        """Results were handed over; `before` there were these tasks."""
+        for task_id in before.keys() - master.graph.tasks.keys():
+            self.forgotten_tasks.add(task_id)
+            self.forgotten_objects.update(before[task_id].spec.outputs)
+
     # --- the end ----------------------------------------------------------------------------------
 
     def is_excused(self, master: MasterMachine, job: Job) -> bool:
@@ -150,10 +168,12 @@ class Witness:
 
         Raises Violation if a task or object of it is said to be lost without cause.
         """
-        excused = False
+        excused = job.spec.id in self.excused
         graph = master.graph
         for task_id in job.tasks:
-            task = graph.tasks[task_id]
+            task = graph.tasks.get(task_id)
+            if task is None:
+                continue  # it was handed over
             refs = [graph.objects.reference(object_id) for object_id in task.spec.outputs]
             reasons = {ref.reason for ref in refs if isinstance(ref, Failure)}
             if task.state is FAILED and "WORKER_FAILED" in reasons:

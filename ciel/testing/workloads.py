@@ -33,6 +33,7 @@ from ciel.wire.descriptors import make_task, read_arguments
 EXECUTOR = "pretend"
 TIME_LIMIT_S = 0.5
 NOT_HERE = b"(an error)"
+HEALING_GROWTH_FAILS_SHARE = 0.2
 
 
 class Outcome(NamedTuple):
@@ -50,13 +51,19 @@ def run(
     inputs: Sequence[Reference],
     contents: Sequence[bytes | None],
     failures_before: int,
+    *,
+    is_retried: bool,
 ) -> Outcome:
-    """Say what a program does with its inputs (None: it sees an error there)."""
+    """Say what a program does with its inputs (None: it sees an error there). `is_retried`: what
+    failed of its job is being tried again.
+    """
     arguments = read_arguments(spec.payload)
     duration_s = arguments["duration_s"]
-    if arguments["hangs"]:
+    is_healed = is_retried and "heals" in arguments
+    if arguments["hangs"] and not is_healed:
         return Outcome(duration_s, hangs=True)
-    if arguments["fails"] or failures_before < arguments["flaky"]:
+    is_broken = arguments["fails"] and not is_healed
+    if is_broken or failures_before < arguments["flaky"]:
         return Outcome(duration_s, fault=TaskFault("RUNTIME_EXCEPTION", "it is meant to fail"))
     seen = b"\n".join(NOT_HERE if content is None else content for content in contents)
     children: list[tuple[TaskSpec, tuple[Reference, ...]]] = []
@@ -79,6 +86,7 @@ def _grow(
     """Create a few tasks, and last the one that takes over the outputs that are delegated."""
     pool: list[Reference] = list(inputs)
     children = []
+    fails = "heals" in arguments and chance.random() < HEALING_GROWTH_FAILS_SHARE
     last = chance.randint(1, arguments["breadth"])
     for ordinal in range(last + 1):
         is_last = ordinal == last
@@ -93,6 +101,7 @@ def _grow(
                 "inputs": pool[-3:] if is_last else chosen,
                 "duration_s": arguments["duration_s"] * chance.uniform(0.2, 1.5),
                 "depth": chance.randrange(arguments["depth"]),
+                "fails": fails and is_last,
             },
             outputs=delegated if is_last else None,
             needs=spec.needs,
@@ -109,7 +118,13 @@ class Truth:
 
     def __init__(self) -> None:
         self.values: dict[str, bytes | None] = {}
+        self.is_retried = False
         self._makers: dict[str, TaskSpec] = {}
+
+    def retry(self) -> None:
+        """From now on say what comes of it once what failed was tried again."""
+        self.is_retried = True
+        self.values = {o: value for o, value in self.values.items() if o not in self._makers}
 
     def add(self, spec: TaskSpec) -> None:
         for object_id in spec.outputs:
@@ -145,7 +160,8 @@ class Truth:
         contents = [self.values[i] for i in spec.inputs]
         outcome = Outcome(0.0)
         if spec.sees_errors or None not in contents:
-            outcome = run(spec, [Future(i) for i in spec.inputs], contents, 1000)
+            inputs = [Future(i) for i in spec.inputs]
+            outcome = run(spec, inputs, contents, 1000, is_retried=self.is_retried)
         for child, _ in outcome.children:
             for object_id in child.outputs:
                 if self._makers.setdefault(object_id, child) is spec:
@@ -171,6 +187,7 @@ class Plan(NamedTuple):
     uploads: dict[ObjectId, bytes]
     wanted: tuple[ObjectId, ...]  # in the end
     is_cancelled: bool
+    heals: bool  # what fails does not once it is tried again; then nothing sees errors
     truth: Truth
 
 
@@ -183,6 +200,7 @@ def draw_plan(options: Options, chance: Random, number: int) -> Plan:
         for i in range(options.uploads_per_job)
     }
     truth.values.update(uploads.items())
+    heals = bool(options.healing_share) and chance.random() < options.healing_share
     pool: list[ObjectId] = list(uploads)
     steps: list[Step] = []
     wanted: dict[ObjectId, None] = {}
@@ -191,7 +209,7 @@ def draw_plan(options: Options, chance: Random, number: int) -> Plan:
     for phase in range(phases):
         delay_s = chance.expovariate(1 / options.phase_mean_s) if phase else 0.0
         for _ in range(-(-options.tasks_per_job // phases)):
-            for spec in _draw_task(options, chance, job, ordinal, pool):
+            for spec in _draw_task(options, chance, job, ordinal, pool, heals):
                 ordinal += 1
                 truth.add(spec)
                 steps.append(Step(delay_s, AddTask(spec, ())))
@@ -201,7 +219,9 @@ def draw_plan(options: Options, chance: Random, number: int) -> Plan:
             steps.append(Step(chance.uniform(0, 1), ReleaseObjects(job, tuple(released))))
             wanted = {o: None for o in wanted if o not in released}
         recent = pool[len(uploads) :][-options.tasks_per_job :]
-        wants = dict.fromkeys([pool[-1], *chance.sample(recent, len(recent) // 10)])
+        wants = dict.fromkeys(
+            [pool[-1], *chance.sample(recent, int(len(recent) * options.wanted_share))]
+        )
         steps.append(Step(0.0, WantObjects(job, tuple(wants))))
         wanted |= wants
     is_cancelled = chance.random() < options.cancel_share
@@ -215,11 +235,16 @@ def draw_plan(options: Options, chance: Random, number: int) -> Plan:
     if spec_of_job.open:
         steps.append(Step(chance.choice((0.0, 1.0)), CloseJob(job)))
     steps.insert(0, Step(chance.uniform(0, 1), SubmitJob(spec_of_job)))
-    return Plan(spec_of_job, tuple(steps), uploads, tuple(wanted), is_cancelled, truth)
+    return Plan(spec_of_job, tuple(steps), uploads, tuple(wanted), is_cancelled, heals, truth)
 
 
 def _draw_task(
-    options: Options, chance: Random, job: JobId, ordinal: int, pool: list[ObjectId]
+    options: Options,
+    chance: Random,
+    job: JobId,
+    ordinal: int,
+    pool: list[ObjectId],
+    heals: bool,
 ) -> list[TaskSpec]:
     """Draw the next task of a graph in which chains, diamonds and fans occur; or two that are the
     same by content.
@@ -236,7 +261,7 @@ def _draw_task(
     hangs = chance.random() < options.hanging_share
     flaky = chance.randint(1, 3) if chance.random() < options.flaky_share else 0
     grows = chance.random() < options.growing_share
-    arguments = {
+    arguments: dict[str, Any] = {
         "inputs": [Future(object_id) for object_id in chosen],
         "duration_s": chance.expovariate(1 / options.task_mean_s),
         "fails": chance.random() < options.failing_share,
@@ -245,6 +270,8 @@ def _draw_task(
         "depth": chance.randint(1, options.growth_depth_max) if grows else 0,
         "breadth": options.growth_breadth_max,
     }
+    if heals:
+        arguments["heals"] = True
     needs = Needs(
         slots=chance.randint(1, min(2, options.slots_per_worker)),
         priority=chance.choice((0, 0, 0, 5)),
@@ -252,7 +279,7 @@ def _draw_task(
         retries=flaky + chance.randint(0, 1),
     )
     n_outputs = chance.randint(2, 3) if chance.random() < options.wide_share else 1
-    sees_errors = chance.random() < options.sees_errors_share
+    sees_errors = chance.random() < options.sees_errors_share and not heals
     mentions = chance.choice(tuple(Mentions))
     has_twin = chance.random() < options.twin_share
 

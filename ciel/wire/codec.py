@@ -42,7 +42,9 @@ def decode(data: bytes | bytearray | memoryview) -> Any:
     except UnicodeDecodeError as error:
         raise DecodeError(f"not UTF-8 at byte {error.start}") from None
     except ValueError as error:
-        raise DecodeError(f"not JSON we accept: {error}") from None
+        # What Python says of a long number is about Python.
+        why = "a number has too many digits" if "digits" in str(error) else error
+        raise DecodeError(f"not JSON we accept: {why}") from None
     if not _is_plainly_shallow(bytes(data)) and _is_deep(value):
         raise DecodeError(f"JSON is nested more than {JSON_DEPTH_MAX} levels deep")
     if "\\" in text and _SURROGATE_ESCAPE.search(text) and _has_lone_surrogate(value):

@@ -29,7 +29,7 @@ silent or dripping peer is not."""
 
 UNPROVEN_PEERS_MAX: Final = 128
 """Connections without proof at one time, per listener: 512 KiB and 128 descriptors at worst, while
-a hundred workers may start together."""
+a hundred workers may start together. One more, and the eldest must go."""
 
 JSON_DEPTH_MAX: Final = 200
 """Nesting of any JSON we accept: deep enough for values that people write, and far enough from

@@ -29,6 +29,7 @@ from ciel.core.events import (
     Neighbour,
     ObjectSettled,
     ObjectsStored,
+    RecallTasks,
     ReleaseObjects,
     RequestRefused,
     SpawnTask,
@@ -123,6 +124,12 @@ def _read_losses(value: Any) -> Any:
     return tuple([(_id(object_id), _text(place)) for object_id, place in value])
 
 
+def _read_attempts(value: Any) -> Any:
+    if not isinstance(value, list) or not all(isinstance(i, list) and len(i) == 2 for i in value):
+        raise DecodeError("attempts must be pairs of task and number")
+    return tuple([(_id(task), _count(attempt)) for task, attempt in value])
+
+
 def _read_neighbours(value: Any) -> tuple[Neighbour, ...]:
     if not isinstance(value, list) or not all(isinstance(i, list) and len(i) == 2 for i in value):
         raise DecodeError("neighbours must be pairs of texts")
@@ -195,6 +202,11 @@ _FORMS: dict[type, Form] = {
         lambda m: ([m.task, m.attempt], b""),
         lambda f, p: CancelTask(_id(f[0]), _count(f[1])),
     ),
+    RecallTasks: Form(
+        "recall",
+        lambda m: ([[list(key) for key in m.attempts]], b""),
+        lambda f, p: RecallTasks(_read_attempts(f[0])),
+    ),
     DropObjects: Form(
         "drop", lambda m: ([m.objects], b""), lambda f, p: DropObjects(read_ids(f[0]))
     ),
@@ -236,7 +248,7 @@ FROM_WORKER: frozenset[type] = frozenset(
     (TaskReported, SpawnTask, ObjectsStored, InputsLost, Heartbeat)
 )
 TO_WORKER: frozenset[type] = frozenset(
-    (AssignTask, CancelTask, DropObjects, MeetWorkers, Heartbeat)
+    (AssignTask, CancelTask, RecallTasks, DropObjects, MeetWorkers, Heartbeat)
 )
 
 

@@ -24,9 +24,8 @@ any time and ends the session with the same text on both sides.
 
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Any, Final, Self, TypeVar
+from typing import Any, Final, NamedTuple, Self, TypeVar
 
 from ciel.access.keys import NONCE_BYTES, Key, KeyForRole, Role, Side, matches, proof
 from ciel.wire.errors import (
@@ -70,8 +69,7 @@ TRANSITIONS: Final[Mapping[State, Mapping[str, State]]] = {
 """Which records of the handshake may arrive when, on both sides. Any other fails the session."""
 
 
-@dataclass(frozen=True, slots=True)
-class Hello:
+class Hello(NamedTuple):
     """What one side says of itself. `about` is for the parties, the session never looks inside.
 
     On the wire kind and `protocol` come first in every version, so that any two can refuse each
@@ -268,7 +266,7 @@ class Session:
             raise RefusedError(f"the role {theirs.role} is not accepted here")
         self._theirs = theirs
         if self.side is Side.ACCEPTOR:
-            self._queue(replace(self._ours, role=theirs.role).fields())
+            self._queue(self._ours._replace(role=theirs.role).fields())
             self._queue([PROOF, self._proof(Side.ACCEPTOR).hex()])
 
     def _take_proof(self, fields: list[Any]) -> None:

@@ -8,6 +8,7 @@ committed or gone.
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 from collections.abc import Mapping
@@ -18,7 +19,7 @@ from twisted.internet.threads import deferToThread
 from twisted.logger import Logger
 
 from ciel.core.errors import CielError
-from ciel.core.events import TaskFault
+from ciel.core.events import RECALLED, TaskFault
 from ciel.core.ids import ObjectId
 from ciel.core.refs import INLINE_MAX_BYTES, Concrete, Reference, Value
 from ciel.core.tasks import Mentions
@@ -34,8 +35,10 @@ from ciel.execution.executor import (
     Run,
     Task,
 )
-from ciel.execution.report import failure_text
-from ciel.launch import LaunchSpecError
+from ciel.execution.kept import KeptAttempts
+from ciel.execution.report import command_text, failure_text, no_room_text
+from ciel.launch import LaunchSpecError, Stage, why_refused
+from ciel.launch.limits import open_files_advice
 from ciel.launch.messages import (
     DEV_NULL,
     Descriptor,
@@ -44,16 +47,27 @@ from ciel.launch.messages import (
     ProgramExited,
     ProgramFailed,
 )
-from ciel.storage.errors import NoSpaceError, ObjectConflictError, ObjectNotFoundError, StorageError
+from ciel.storage.errors import (
+    CorruptObjectError,
+    NoSpaceError,
+    ObjectConflictError,
+    ObjectNotFoundError,
+    StorageError,
+)
 from ciel.storage.interface import ObjectReader, ObjectStore, ObjectWriter
 from ciel.wire.descriptors import read_arguments
 from ciel.wire.errors import WireError
 from ciel.worker.feeding import Feeder
+from ciel.worker.growth import Growing, GrowthWatch
+from ciel.worker.keeping import keep_files
 from ciel.worker.launching import Launching
+from ciel.worker.logs import JobLogs
 from ciel.worker.scratch import Scratch, ScratchPool
 from ciel.worker.state.machine import Key, StartAttempt
 
 log = Logger()
+
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class HostingOwner(Protocol):
@@ -73,16 +87,18 @@ class Hosted:
 
     def __init__(self, order: StartAttempt, task: Task, executor: Executor) -> None:
         self.key: Key = (order.spec.id, order.attempt)
+        self.at_most = order.at_most
         self.task = task
         self.executor = executor
         self.argv: list[str] = []
+        self.search_path: str | None = None  # where its own environment says so
         self.scratch: Scratch | None = None
         self.readers: list[ObjectReader] = []
         self.writer: ObjectWriter | None = None
         self.stdout: int | None = None
         self.feeder: Feeder | None = None
         self.launch_id: int | None = None
-        self.started_at_s = 0.0
+        self.outgrown: NoSpaceError | None = None  # why its program was killed
 
     def close_inputs(self) -> None:
         if self.feeder is not None:
@@ -112,7 +128,7 @@ class Hosting:
         netloc: str,
         spool: Path,
         kept: Path,
-        logs: Path,
+        logs: JobLogs,
     ) -> None:
         self._reactor = reactor
         self._owner = owner
@@ -121,7 +137,9 @@ class Hosting:
         self._executors = executors
         self._worker = worker
         self._here = frozenset((netloc,))
-        self._kept = kept
+        self._kept = KeptAttempts(kept)
+        self._growth = GrowthWatch(reactor, self._outgrown)
+        self._is_bounded = store.capabilities.bounded
         self._logs = logs
         self._hosted: dict[Key, Hosted] = {}
         self._scratch = ScratchPool(spool)
@@ -136,7 +154,11 @@ class Hosting:
     def start(self, order: StartAttempt) -> None:
         """Start an attempt; whatever goes wrong is told as its fault."""
         key = (order.spec.id, order.attempt)
-        executor = self._executors[order.spec.executor]
+        executor = self._executors.get(order.spec.executor)
+        if executor is None:  # the master knows better, unless something is wrong with it
+            text = f"worker {self._worker} has no executor {order.spec.executor!r}"
+            self._owner.attempt_ended(key, (), TaskFault("WORKER_FAULT", text), 0.0)
+            return
         try:
             arguments = read_arguments(order.spec.payload)
             inputs = {ref.id: ref for ref in order.inputs}
@@ -161,25 +183,32 @@ class Hosting:
     def _run(self, hosted: Hosted, program: Program) -> None:
         try:
             spec = self._prepare(hosted, program)
-            hosted.started_at_s = self._reactor.seconds()
             hosted.launch_id = self._launching.start(
                 spec, lambda event: self._program_ended(hosted, event)
             )
             if hosted.feeder is not None:
                 hosted.feeder.start()
+            if hosted.scratch is not None:
+                output = hosted.writer if self._is_bounded else None
+                self._growth.add(hosted.key, Growing(hosted.scratch.stderr_path, output))
         except ObjectNotFoundError as error:
             self._discard(hosted)
             gone = (ObjectId(error.object_id),)
             self._owner.inputs_gone(hosted.key, gone, f"on worker {self._worker}: {error}")
-        except NoSpaceError as error:
-            self._give_up(hosted, "NO_SPACE", str(error))
         except (StorageError, LaunchSpecError, OSError) as error:
-            details = f"worker {self._worker} could not start it: {error}"
-            self._give_up(hosted, "WORKER_FAULT", details)
+            is_full = isinstance(error, NoSpaceError) or getattr(error, "errno", 0) in _DISK_FULL
+            reason = "NO_SPACE" if is_full else "WORKER_FAULT"
+            advice = open_files_advice(error)
+            details = f"worker {self._worker} could not start it: {error}{advice}"
+            self._discard(hosted)
+            self._tell_fault(hosted, TaskFault(reason, details), 0.0)
 
-    def _give_up(self, hosted: Hosted, reason: str, details: str) -> None:
-        self._discard(hosted)
-        self._owner.attempt_ended(hosted.key, (), TaskFault(reason, details), 0.0)
+    def _tell_fault(self, hosted: Hosted, fault: TaskFault, run_s: float) -> None:
+        if fault.reason == "NO_SPACE":
+            deferToThread(self._kept.make_room).addErrback(
+                lambda failure: log.failure("kept files could not be removed", failure)
+            )
+        self._owner.attempt_ended(hosted.key, (), fault, run_s)
 
     def _discard(self, hosted: Hosted) -> None:
         """Undo what was prepared for a program that was not started."""
@@ -194,6 +223,7 @@ class Hosting:
 
     def _prepare(self, hosted: Hosted, program: Program) -> LaunchSpec:
         attempt = hosted.key[1]
+        hosted.search_path = program.env.get("PATH")
         scratch = hosted.scratch = self._scratch.take()
         for item in program.argv:
             if isinstance(item, str):
@@ -224,6 +254,7 @@ class Hosting:
             stdin=stdin,
             stdout=stdout,
             stderr=File(scratch.stderr_path),
+            at_most=hosted.at_most,
         )
 
     def _input_path(self, hosted: Hosted, object_id: ObjectId) -> str:
@@ -258,15 +289,35 @@ class Hosting:
         if hosted is not None and hosted.launch_id is not None:
             self._launching.kill(hosted.launch_id, signal.SIGKILL if force else signal.SIGTERM)
 
+    def recall(self, key: Key) -> None:
+        """Give an attempt up if its program still waits for others to end."""
+        hosted = self._hosted.get(key)
+        if hosted is not None and hosted.launch_id is not None:
+            self._launching.recall(hosted.launch_id)
+
+    def _outgrown(self, key: Key, error: NoSpaceError) -> None:
+        hosted = self._hosted[key]
+        hosted.outgrown = error
+        self.kill(key, force=True)
+
     def _program_ended(self, hosted: Hosted, event: ProgramExited | ProgramFailed) -> None:
-        run_s = self._reactor.seconds() - hosted.started_at_s
+        try:
+            self._settle(hosted, event)
+        except Exception as error:  # of ours; it must cost neither its slot nor other attempts
+            log.failure("the end of a program was not understood")
+            text = f"a bug of ours on worker {self._worker}: {error!r}; its log has more"
+            self._failed(hosted, TaskFault("WORKER_FAULT", text), 0.0)
+
+    def _settle(self, hosted: Hosted, event: ProgramExited | ProgramFailed) -> None:
+        run_s = event.wall_s if isinstance(event, ProgramExited) else 0.0
+        self._growth.remove(hosted.key)
         hosted.close_inputs()
         assert hosted.scratch is not None
         if isinstance(event, ProgramFailed):
-            program = hosted.argv[0]
-            place = "" if "/" in program else f" (sought in the PATH of worker {self._worker})"
-            text = f"{program!r} could not be started{place}: {event.reason}"
-            self._fail(hosted, TaskFault("PROGRAM_NOT_STARTED", text), run_s, keep=False)
+            self._fail(hosted, self._not_started(hosted, event), run_s, keep=False)
+            return
+        if hosted.outgrown is not None:
+            self._fail(hosted, self._not_stored(hosted, hosted.outgrown), run_s, keep=False)
             return
         if hosted.feeder is not None and hosted.feeder.error is not None:
             text = f"its standard input could not be read to the end: {hosted.feeder.error}"
@@ -288,6 +339,30 @@ class Hosting:
             text = failure_text(action.details, self._worker, hosted.argv, tail)
             self._fail(hosted, TaskFault(action.reason, text), run_s, keep=True)
 
+    def _not_started(self, hosted: Hosted, event: ProgramFailed) -> TaskFault:
+        program = hosted.argv[0]
+        if event.errno == errno.ECANCELED:
+            return TaskFault(RECALLED, "it was given back before it began")
+        if event.stage is not Stage.EXEC:
+            reason = "NO_SPACE" if event.errno in _DISK_FULL else "WORKER_FAULT"
+            text = f"worker {self._worker} could not start {program!r}: {event.reason}"
+            return TaskFault(reason, text)
+        assert hosted.scratch is not None
+        path = hosted.search_path or os.environ.get("PATH", os.defpath)
+        why = why_refused(program, event.errno, cwd=hosted.scratch.path, path=path)
+        text = f"{program!r} could not be started on worker {self._worker}: {why}"
+        return TaskFault("PROGRAM_NOT_STARTED", text)
+
+    def _not_stored(self, hosted: Hosted, error: StorageError) -> TaskFault:
+        if isinstance(error, NoSpaceError):
+            return TaskFault("NO_SPACE", no_room_text(self._worker, hosted.argv, error))
+        if isinstance(error, CorruptObjectError) and error.code == "output":  # its program's doing
+            command = command_text(hosted.argv)
+            text = f"the output of {command} on worker {self._worker} is lost: {error.detail}"
+            return TaskFault("RUNTIME_EXCEPTION", text)
+        text = f"worker {self._worker} could not store its output: {error}"
+        return TaskFault("WORKER_FAULT", text)
+
     def _publish(self, hosted: Hosted, finish: Finish, run_s: float) -> None:
         published: list[Reference] = []
         outputs = hosted.task.spec.outputs
@@ -297,11 +372,8 @@ class Hosting:
                 hosted.writer = None
             for number, content in finish.contents.items():
                 published.append(self._put(outputs[number], content))
-        except NoSpaceError as error:
-            self._fail(hosted, TaskFault("NO_SPACE", str(error)), run_s, keep=False)
-            return
         except StorageError as error:
-            self._fail(hosted, TaskFault("WORKER_FAULT", str(error)), run_s, keep=False)
+            self._fail(hosted, self._not_stored(hosted, error), run_s, keep=False)
             return
         for child in finish.children:
             self._owner.attempt_spawned(hosted.key, child)
@@ -309,11 +381,10 @@ class Hosting:
         self._owner.attempt_ended(hosted.key, tuple(published), None, run_s)
 
     def _commit(self, writer: ObjectWriter, object_id: ObjectId) -> Reference:
-        size_bytes = writer.size_bytes
-        if size_bytes <= INLINE_MAX_BYTES:
-            content = writer.read(0, size_bytes) if size_bytes else b""
-            writer.abort()
+        content = writer.take(INLINE_MAX_BYTES)
+        if content is not None:
             return Value.of(object_id, content)
+        size_bytes = writer.size_bytes
         try:
             size_bytes = writer.commit().size_bytes
         except ObjectConflictError as error:
@@ -335,19 +406,21 @@ class Hosting:
         if not keep or hosted.scratch is None:
             self._failed(hosted, fault, run_s)
             return
-        kept = self._kept / f"{hosted.key[0]}.{hosted.key[1]}"
+        name = f"{hosted.key[0]}.{hosted.key[1]}"
         partial = hosted.writer.path if hosted.writer is not None else None
-        keeping = deferToThread(hosted.scratch.keep, kept, partial)  # there may be much of it
+        keeping = deferToThread(keep_files, self._kept, name, hosted.scratch, partial)
 
-        def done(_: object) -> None:
-            hosted.scratch = None
-            details = f"{fault.details}\nits files are kept in {kept}"
+        def told(what: str) -> None:
+            details = f"{fault.details}\n{what}"
             self._failed(hosted, TaskFault(fault.reason, details), run_s)
 
+        def done(what: str) -> None:
+            hosted.scratch = None
+            told(what)
+
         def not_done(failure: Any) -> None:
-            why = failure.getErrorMessage()
-            log.warn("files of a failed task could not be kept: {error}", error=why)
-            self._failed(hosted, fault, run_s)
+            why = getattr(failure.value, "strerror", None) or failure.getErrorMessage()
+            told(f"its files could not be kept: {why}")
 
         keeping.addCallbacks(done, not_done)
 
@@ -355,7 +428,7 @@ class Hosting:
         if hosted.writer is not None:
             hosted.writer.abort()
         self._clean(hosted)
-        self._owner.attempt_ended(hosted.key, (), fault, run_s)
+        self._tell_fault(hosted, fault, run_s)
 
     def _clean(self, hosted: Hosted) -> None:
         self._hosted.pop(hosted.key, None)
@@ -369,17 +442,16 @@ class Hosting:
             )
 
     def _log_stderr(self, hosted: Hosted, tail: str) -> None:
-        """Append what a program complained to its job's log, each line with the task's name."""
+        """Append what a program complained to its job's log."""
         spec = hosted.task.spec
-        prefix = spec.name or spec.id[:12]
         try:
-            with open(self._logs / f"job-{spec.job[:12]}.log", "a", encoding="utf-8") as file:
-                file.writelines(f"[{prefix}] {line}\n" for line in tail.splitlines())
+            self._logs.append(spec.job, spec.name or spec.id[:12], tail)
         except OSError as error:
             log.warn("the log of job {job} cannot be written: {error}", job=spec.job, error=error)
 
     def close(self) -> None:
         """Forget all attempts; their programs end with the launcher."""
+        self._growth.close()
         self._scratch.close()
         for hosted in list(self._hosted.values()):
             hosted.close_inputs()

@@ -52,6 +52,11 @@ class Launching:
         self._launcher.kill(launch_id, signal_number)
         self._turns.at_end(self._flush)
 
+    def recall(self, launch_id: int) -> None:
+        """Have a program that still waits fail with ECANCELED; one that has begun goes on."""
+        self._launcher.recall(launch_id)
+        self._turns.at_end(self._flush)
+
     def close(self) -> None:
         """End everything; nobody is told."""
         self._owners.clear()
@@ -85,7 +90,7 @@ class Launching:
         self._reactor.addReader(self)
         orphans, self._owners = self._owners, {}
         for launch_id, ended in orphans.items():
-            ended(ProgramExited(launch_id, 9, 0.0, 0.0, 0))
+            ended(ProgramExited(launch_id, 9, 0.0, 0.0, 0.0, 0))
 
     # --- what the reactor calls -------------------------------------------------------------------
 

@@ -4,35 +4,47 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from twisted.internet.interfaces import IPullProducer
 from twisted.internet.threads import deferToThread
+from twisted.logger import Logger
 from twisted.web.server import NOT_DONE_YET
 from zope.interface import implementer
 
 from ciel.access.keys import Key, Role
 from ciel.core.errors import InvalidIdError
-from ciel.core.ids import ObjectId, check_id
+from ciel.core.ids import JobId, ObjectId, check_id
 from ciel.core.refs import INLINE_MAX_BYTES, Concrete, Reference, Value
+from ciel.launch.limits import open_files_advice
 from ciel.net.errors import HttpError
 from ciel.net.gate import Gate
 from ciel.net.http import Answer, Request, Route, Routes, SecureSite
 from ciel.net.transfers import CHECKSUM_HEADER
-from ciel.storage.errors import NoSpaceError, ObjectNotFoundError, StorageError
+from ciel.storage.errors import (
+    NoSpaceError,
+    ObjectConflictError,
+    ObjectNotFoundError,
+    StorageError,
+)
 from ciel.storage.interface import ObjectReader, ObjectStore, ObjectWriter
 from ciel.wire.references import to_array
+from ciel.worker.logs import JobLogs
+
+log = Logger()
 
 CHUNK_BYTES = 1024 * 1024
 _RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})")  # more digits than that are no offset
+_is_offset = re.compile(rb"\d{1,18}").fullmatch
 
 
 def byte_range(header: str, size_bytes: int) -> tuple[int, int] | None:
     """Return the half-open range that a `Range` header asks for; None for the whole object.
 
-    Several ranges, or a header that is none, count as none (RFC 9110 allows it). Raises HttpError
-    416 for one that lies outside.
+    Several ranges, and what is no range, count as none (RFC 9110, 14.2). Raises HttpError 416 for
+    one that lies outside.
     """
     match = _RANGE.fullmatch(header.strip())
     if match is None or match.groups() == ("", ""):
@@ -40,6 +52,8 @@ def byte_range(header: str, size_bytes: int) -> tuple[int, int] | None:
     first, last = match.groups()
     if not first:
         start, end = max(size_bytes - int(last), 0), size_bytes
+    elif last and int(last) < int(first):
+        return None
     else:
         start = int(first)
         end = min(int(last) + 1, size_bytes) if last else size_bytes
@@ -50,14 +64,29 @@ def byte_range(header: str, size_bytes: int) -> tuple[int, int] | None:
     return start, end
 
 
-def open_object(store: ObjectStore, request: Request) -> ObjectReader:
-    """Open the object that a request names; raises HttpError 400 or 404."""
+@contextmanager
+def _answering() -> Iterator[None]:
+    """Turn what a store raises into the answer to a request."""
     try:
-        return store.open(check_id(request.params["id"]))
+        yield
     except InvalidIdError as error:
         raise HttpError(400, str(error)) from None
     except ObjectNotFoundError:
         raise HttpError(404, "no such object here") from None
+    except ObjectConflictError as error:
+        raise HttpError(409, str(error)) from None
+    except NoSpaceError as error:
+        raise HttpError(507, str(error)) from None
+    except StorageError as error:
+        reason = f"the store of this worker: {error}{open_files_advice(error)}"
+        log.error("{reason}", reason=reason)
+        raise HttpError(500, reason) from None
+
+
+def open_object(store: ObjectStore, request: Request) -> ObjectReader:
+    """Open the object that a request names; raises HttpError."""
+    with _answering():
+        return store.open(check_id(request.params["id"]))
 
 
 @implementer(IPullProducer)
@@ -95,9 +124,11 @@ class Data(Route):
         self._store = store
 
     def render_GET(self, request: Request) -> Answer:
-        reader = self._open(request)
+        reader = open_object(self._store, request)
         try:
             span = byte_range(request.getHeader("Range") or "", reader.size_bytes)
+            with _answering():
+                info = self._store.stat(request.params["id"])
         except HttpError:
             reader.close()
             raise
@@ -106,7 +137,6 @@ class Data(Route):
             request.setResponseCode(206)
             request.setHeader("Content-Range", f"bytes {start}-{end - 1}/{reader.size_bytes}")
         self._describe(request, end - start)
-        info = self._store.stat(request.params["id"])
         if info is not None and info.checksum is not None:
             request.setHeader(CHECKSUM_HEADER, info.checksum)
         if start == end:
@@ -116,14 +146,11 @@ class Data(Route):
         return NOT_DONE_YET
 
     def render_HEAD(self, request: Request) -> Answer:
-        with self._open(request) as reader:
+        with open_object(self._store, request) as reader:
             self._describe(request, reader.size_bytes)
         request.write(b"")
         request.finish()
         return NOT_DONE_YET
-
-    def _open(self, request: Request) -> ObjectReader:
-        return open_object(self._store, request)
 
     def _describe(self, request: Request, length_bytes: int) -> None:
         request.setHeader("Content-Type", "application/octet-stream")
@@ -150,12 +177,30 @@ class Link(Route):
         reader.close()
         if path is None:
             raise HttpError(409, "this store's objects have no paths")
-        known = deferToThread(self._store.checksum, request.params["id"])  # may have to read it all
+        known = deferToThread(self._checksum, request.params["id"])  # may have to read it all
         return known.addCallback(
             lambda checksum: request.reply(
                 {"path": path, "checksum": checksum, "size_bytes": size_bytes}
             )
         )
+
+    def _checksum(self, object_id: str) -> str:
+        with _answering():
+            return self._store.checksum(object_id)
+
+
+class _Arriving:
+    """An upload on its way into the store."""
+
+    def __init__(self, writer: ObjectWriter) -> None:
+        self.writer = writer
+
+    def write(self, chunk: bytes) -> None:
+        with _answering():
+            self.writer.write(chunk)
+
+    def abort(self) -> None:
+        self.writer.abort()
 
 
 class Upload(Route):
@@ -169,24 +214,21 @@ class Upload(Route):
         self._uploaded = uploaded
         self.netloc = ""
 
-    def body_sink(self, request: Request) -> ObjectWriter:
+    def body_sink(self, request: Request) -> _Arriving:
         length = request.getHeader("Content-Length") or ""
-        try:
+        with _answering():
             object_id = check_id(request.params["id"])
             hint = int(length) if length.isdecimal() else None
-            return self._store.begin(object_id, size_hint_bytes=hint)
-        except InvalidIdError as error:
-            raise HttpError(400, str(error)) from None
-        except NoSpaceError as error:
-            raise HttpError(507, str(error)) from None
+            return _Arriving(self._store.begin(object_id, size_hint_bytes=hint))
 
     def render_POST(self, request: Request) -> Answer:
-        writer: Any = request.sink  # what `body_sink` returned
+        sink: Any = request.sink  # what `body_sink` returned
         try:
-            ref = self._take(ObjectId(request.params["id"]), writer)
-        except StorageError as error:
-            writer.abort()
-            raise HttpError(507 if isinstance(error, NoSpaceError) else 409, str(error)) from None
+            with _answering():
+                ref = self._take(ObjectId(request.params["id"]), sink.writer)
+        except HttpError:
+            sink.abort()
+            raise
         return request.reply(to_array(ref), 201)
 
     def _take(self, object_id: ObjectId, writer: ObjectWriter) -> Reference:
@@ -198,6 +240,31 @@ class Upload(Route):
         size_bytes = writer.commit().size_bytes
         self._uploaded(object_id)
         return Concrete(object_id, size_bytes, frozenset((self.netloc,)))
+
+
+class Log(Route):
+    """What a job's programs complained here, from an offset on. With `wait=1` a reader who has all
+    of it is answered when there is more, or with nothing after some 20 s.
+    """
+
+    needs_role = Role.READ
+
+    def __init__(self, logs: JobLogs) -> None:
+        self._logs = logs
+
+    def render_GET(self, request: Request) -> Answer:
+        try:
+            job = JobId(check_id(request.params["job"]))
+        except InvalidIdError as error:
+            raise HttpError(400, str(error)) from None
+        offset = request.args.get(b"offset", [b"0"])[0]
+        if not _is_offset(offset):
+            raise HttpError(400, "the offset must be a number of bytes")
+        request.setHeader("Content-Type", "text/plain; charset=utf-8")
+        chunk = self._logs.read(job, int(offset))
+        if chunk or request.args.get(b"wait") != [b"1"]:
+            return chunk
+        return self._logs.grown(job).addCallback(lambda _: self._logs.read(job, int(offset)))
 
 
 class Health(Route):
@@ -219,12 +286,14 @@ class WorkerSite:
         store: ObjectStore,
         host: str,
         uploaded: Callable[[ObjectId], None],
+        logs: JobLogs,
     ) -> None:
         self._gate = Gate(key.derive)
         self._upload = Upload(store, uploaded)
         self.routes = Routes()
         self.routes.add("/healthz", Health())
         self.routes.add("/data/{id}", Data(store))
+        self.routes.add("/log/{job}", Log(logs))
         self.routes.add("/control/link/{id}", Link(store, host))
         self.routes.add("/control/data/{id}", self._upload)
         self.site: Any = SecureSite(reactor, self.routes, self._gate)

@@ -41,7 +41,9 @@ class ScratchPool:
     def take(self) -> Scratch:
         """Hand out an empty one."""
         if self._spare:
-            return self._spare.pop()
+            scratch = self._spare.pop()
+            scratch.begin()
+            return scratch
         self._made += 1
         return Scratch(self._spool, f"{self._life}/{self._made}")
 
@@ -72,7 +74,12 @@ class Scratch:
         self.stderr_path = f"{self._base}.stderr"
         self._inputs: str | None = None
         self._input_count = 0
+        self._stderr_bytes: int | None = None  # not known while a program runs
         os.mkdir(self._base, 0o700)
+
+    def begin(self) -> None:
+        """Serve another attempt."""
+        self._stderr_bytes = None
 
     def write_input(self, content: bytes) -> str:
         """Write a file for an input that has none; return its path."""
@@ -99,19 +106,27 @@ class Scratch:
         return path
 
     def stderr_size(self) -> int:
-        try:
-            return os.stat(self.stderr_path).st_size
-        except FileNotFoundError:
-            return 0
+        """Return how much the program, which has ended, complained; what it put there instead of a
+        file counts as something.
+        """
+        if self._stderr_bytes is None:
+            try:
+                status = os.lstat(self.stderr_path)
+                self._stderr_bytes = status.st_size if stat.S_ISREG(status.st_mode) else 1
+            except OSError:
+                self._stderr_bytes = 0
+        return self._stderr_bytes
 
     def stderr_tail(self) -> str:
-        """Return the end of standard error, as text."""
+        """Return the end of standard error, as text; nothing if the program left no file there."""
         try:
+            if not stat.S_ISREG(os.lstat(self.stderr_path).st_mode):
+                return ""
             with open(self.stderr_path, "rb") as file:
                 size = os.fstat(file.fileno()).st_size
                 file.seek(max(size - STDERR_TAIL_BYTES, 0))
                 return tail_text(file.read(STDERR_TAIL_BYTES), size)
-        except FileNotFoundError:
+        except OSError:
             return ""
 
     def is_untouched(self) -> bool:
@@ -136,32 +151,23 @@ class Scratch:
 
     def remove(self) -> None:
         """Remove everything. May take long when the program left much: then call it in a thread."""
-        _unlink(self.stderr_path)
+        try:
+            os.unlink(self.stderr_path)
+        except FileNotFoundError:
+            pass
+        except OSError:  # no file any more
+            leases.remove_tree(self.stderr_path)
         if self._inputs is not None:
-            shutil.rmtree(self._inputs, ignore_errors=True)
+            leases.remove_tree(self._inputs)
         try:
             os.rmdir(self._base)
         except OSError:
-            shutil.rmtree(self._base, ignore_errors=True)
+            leases.remove_tree(self._base)
 
-    def keep(self, kept: Path, partial_output: str | None) -> None:
-        """Move what the attempt left to `kept` (a directory that does not exist), with its partial
-        output.
-        """
+    def keep(self, kept: Path) -> None:
+        """Move what the attempt left to `kept`, a directory that does not exist."""
         kept.mkdir(parents=True, mode=0o700)
-        if partial_output is not None and os.path.exists(partial_output):
-            try:  # a link takes no time and no room, however much the program wrote
-                os.link(partial_output, kept / "stdout")
-            except OSError:
-                shutil.copyfile(partial_output, kept / "stdout")
-        if os.path.exists(self.stderr_path):
-            shutil.move(self.stderr_path, kept / "stderr")
-        shutil.move(self._base, kept / "scratch")
+        for place, name in ((self.stderr_path, "stderr"), (self._base, "scratch")):
+            if os.path.lexists(place):  # the program may have removed it
+                shutil.move(place, kept / name)
         self.remove()
-
-
-def _unlink(path: str) -> None:
-    try:
-        os.unlink(path)
-    except FileNotFoundError:
-        pass

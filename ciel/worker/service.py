@@ -29,6 +29,7 @@ from ciel.worker.state.machine import (
     FetchObject,
     Key,
     KillAttempt,
+    RecallAttempt,
     StartAttempt,
     WorkerMachine,
 )
@@ -149,6 +150,8 @@ class WorkerService:
                             self._fetcher.fetch(order)
                         case KillAttempt(task, attempt, force):
                             self._hosting.kill((task, attempt), force=force)
+                        case RecallAttempt(task, attempt):
+                            self._hosting.recall((task, attempt))
                         case DeleteObjects(objects):
                             self._delete(objects)
         finally:

@@ -1,7 +1,6 @@
 import json
 import os
 import subprocess
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -168,6 +167,20 @@ def test_missing_or_mistyped_field_is_named(path: Path, name: str, value: object
         read(written(path, **{name: value if value != "gone" or name == "key" else None}))
 
 
+@pytest.mark.parametrize(
+    "name, value",
+    [
+        ("url", ""), ("url", "::"), ("url", "http://a\0b"), ("url", "file:///etc/passwd"),
+        ("control", ""), ("control", "unix:"), ("control", "unix:@a\nb"), ("control", "nonsense:x"),
+        ("control", "unix:@" + "x" * 200), ("cluster_id", ""), ("cluster_id", "../x"),
+        ("cluster_id", "x" * 200), ("pid", 0), ("pid", -1), ("pid", 10**30), ("pid_start", -1),
+    ],
+)  # fmt: skip
+def test_a_field_that_makes_no_sense_is_named(path: Path, name: str, value: object) -> None:
+    with pytest.raises(AccessFileError, match=f'"{name}" .*; remove it, or copy it again'):
+        read(written(path, **{name: value}))
+
+
 def test_future_version_is_refused_in_words(path: Path) -> None:
     with pytest.raises(AccessFileError, match=r"newer ciel \(version 2, we read up to 1\)"):
         read(written(path, version=2))
@@ -190,7 +203,7 @@ def test_access_file_shows_no_key() -> None:
 
 def test_first_start_makes_a_key_and_restart_uses_it_again(path: Path) -> None:
     cluster_id, key = key_for_start(path)
-    replace(ours(), cluster_id=cluster_id, key=key).write(path)
+    ours()._replace(cluster_id=cluster_id, key=key).write(path)
     assert key_for_start(path) == (cluster_id, key)
 
 
@@ -214,7 +227,7 @@ def test_running_process_is_alive() -> None:
 
 
 def test_recycled_process_id_is_not_alive() -> None:
-    assert not replace(ours(), pid_start=ours().pid_start - 1).is_alive()
+    assert not ours()._replace(pid_start=ours().pid_start - 1).is_alive()
 
 
 def test_ended_process_is_not_alive_even_before_it_is_reaped() -> None:
@@ -223,7 +236,7 @@ def test_ended_process_is_not_alive_even_before_it_is_reaped() -> None:
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
     assert process_start(child.pid) is None
     child.wait()
-    assert not replace(ours(), pid=child.pid, pid_start=start or 0).is_alive()
+    assert not ours()._replace(pid=child.pid, pid_start=start or 0).is_alive()
 
 
 def test_start_time_is_read_past_a_hostile_command_name(tmp_path: Path) -> None:
@@ -241,7 +254,7 @@ def test_own_file_is_unlinked(path: Path) -> None:
 
 
 def test_successors_file_stays(path: Path) -> None:
-    replace(ours(), pid=ours().pid + 1).write(path)
+    ours()._replace(pid=ours().pid + 1).write(path)
     assert not ours().unlink_if_ours(path)
     assert path.exists()
 

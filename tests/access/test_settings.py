@@ -200,6 +200,8 @@ def test_settings_are_listed_with_their_origins(home: Home) -> None:
         ("h:1", ("http://h:1", "h", 1)),
         ("https://H:1/", ("https://h:1", "h", 1)),
         ("[::1]:5", ("http://[::1]:5", "::1", 5)),
+        ("10.0.0.1", ("http://10.0.0.1:8000", "10.0.0.1", 8000)),
+        ("a-b.c_d.e.:65535", ("http://a-b.c_d.e.:65535", "a-b.c_d.e.", 65535)),
     ],
 )
 def test_address_may_be_short(text: str, expected: tuple[str, str, int]) -> None:
@@ -208,8 +210,12 @@ def test_address_may_be_short(text: str, expected: tuple[str, str, int]) -> None
 
 @pytest.mark.parametrize(
     "text",
-    ["", ":1", "h:x", "h:99999", "ftp://h", "http://", "http://u:p@h", "h/x", "h?x", "h#x", "[::1"],
-)
+    [
+        "", " ", ":1", "h:x", "h:99999", "h:0", "h:-1", "ftp://h", "http://", "http://u:p@h", "h/x",
+        "h?x", "h#x", "[::1", "::1", "[h]", "..", "../x:1", "a b", "a\nb", "a\0b", "-h", "\xe9",
+        "\udcff", "x" * 64, "x." * 130,
+    ],
+)  # fmt: skip
 def test_other_addresses_are_refused(text: str) -> None:
     with pytest.raises(SettingsError, match=r"--master: .* is not a master"):
         parse_address(text, "--master")

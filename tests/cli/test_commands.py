@@ -119,7 +119,7 @@ def test_failed_elements_are_listed_with_their_stories(up: Shell) -> None:
     status, out, err = up.run("submit", "--array", "0-2", "--", "sh", "-c", script)
     assert (status, out) == (1, "0\n")
     assert "ciel: 2 of 3 elements failed:\n" in err
-    assert "element 1 (1): " in err
+    assert "element 1: " in err
     assert "exit status 2" in err
     assert "why 2" in err
 

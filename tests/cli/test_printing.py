@@ -18,6 +18,27 @@ def test_a_table_has_columns() -> None:
     assert table(("A", "B"), []) == "A  B"
 
 
+def test_a_table_that_is_too_wide_has_its_widest_texts_cut() -> None:
+    rows = [(1, "a" * 30, "done", "b" * 20), (22, "c", "failed", "d")]
+    headings = ("JOB", "NAME", "STATE", "REASON")
+    assert table(headings, rows, 40) == (
+        "JOB  NAME          STATE   REASON\n"
+        "  1  aaaaaaaaaaa…  done    bbbbbbbbbbbb…\n"
+        " 22  c             failed  d"
+    )
+    assert table(headings, rows, 200) == table(headings, rows)
+
+
+def test_numbers_and_headings_are_never_cut() -> None:
+    rows = [("x" * 30, 123456789)]
+    assert table(("NAME", "NUMBER"), rows, 5) == "NAME     NUMBER\nxxx…  123456789"
+    assert table(("NUMBER",), [(123456789,)], 5) == "   NUMBER\n123456789"
+
+
+def test_what_a_cell_holds_stays_in_its_line_and_steers_no_terminal() -> None:
+    assert table(("NAME",), [("a\x1b[31m\nb\x9b\u2028",)]) == ("NAME\na\\x1b[31m\\nb\\x9b\\u2028")
+
+
 @pytest.mark.parametrize(
     "seconds, text",
     [
@@ -35,6 +56,12 @@ def test_the_live_line_tells_failures_only_if_there_are_any() -> None:
     )
     assert progress_text("sort", Counts(0, 0, 1, 4), 2.0) == (
         "sort: 0 done, 0 running, 1 failed, 4 in all, 0.5/s"
+    )
+
+
+def test_a_total_that_is_not_known_yet_is_not_claimed() -> None:
+    assert progress_text("sort", Counts(3, 2, 0, 10, growing=True), 2.0) == (
+        "sort: 3 done, 2 running, 10 so far, 1.5/s"
     )
 
 

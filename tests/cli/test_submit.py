@@ -1,15 +1,11 @@
 import argparse
-import io
-import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from ciel.cli import submit
 from ciel.cli.outcome import UsageError
-from ciel.cli.submit import Element, number_range, substitute
+from ciel.cli.submit import number_range
 
 
 @pytest.mark.parametrize(
@@ -27,75 +23,18 @@ def test_a_range_holds_both_ends(text: str, numbers: list[int]) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "a", "3-1", "1-", "-1", "1-2:0", "1-2-3", "1.5", "²", "9" * 99]
+    "text", ["", "a", "3-1", "1-", "-1", "1-2:0", "1-2-3", "1.5", "1-1e9", "²", "9" * 99]
 )
 def test_what_is_no_range_is_said(text: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError, match="is not A-B"):
         number_range(text)
 
 
-@pytest.mark.parametrize(
-    "word, result",
-    [
-        ("{}", "el"),
-        ("{#}", "4"),
-        ("a{}b{#}c{}", "aelb4cel"),
-        ("{ }", "{ }"),
-        ("{{}}", "{el}"),
-        ("{##}", "{##}"),
-        ("plain", "plain"),
-    ],
-)
-def test_places_take_the_element_and_its_number(word: str, result: str) -> None:
-    assert substitute(word, Element(4, "el")) == result
-
-
-@given(st.text())
-def test_what_an_element_brings_is_not_looked_at_again(text: str) -> None:
-    assert substitute("<{}>", Element(1, text)) == f"<{text}>"
-
-
-def elements(*words: str) -> list[Element]:
-    return submit._elements(submit._parse([*words, "--", "prog"]))
-
-
-def test_one_program_is_no_array() -> None:
-    assert elements() == [Element(1, None)]
-
-
-def test_an_array_numbers_itself() -> None:
-    assert elements("--array", "3-4") == [Element(3, "3"), Element(4, "4")]
-
-
-def test_lines_are_numbered_from_one(tmp_path: Path) -> None:
-    path = tmp_path / "lines"
-    path.write_bytes("a\r\n\n\u00e9 b\nlast".encode())
-    assert elements("--each-line", str(path)) == [
-        Element(1, "a"),
-        Element(2, ""),
-        Element(3, "\u00e9 b"),
-        Element(4, "last"),
-    ]
-
-
-def test_an_empty_file_has_no_lines(tmp_path: Path) -> None:
-    (tmp_path / "empty").touch()
-    assert elements("--each-line", str(tmp_path / "empty")) == []
-
-
-def test_lines_come_from_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"x\ny\n")))
-    assert [element.text for element in elements("--each-line", "-")] == ["x", "y"]
-
-
-@pytest.mark.parametrize("line, said", [(b"\xff", "is not UTF-8"), (b"a\0b", "holds a zero byte")])
-def test_lines_that_no_program_can_be_given_are_said(
-    tmp_path: Path, line: bytes, said: str
-) -> None:
-    path = tmp_path / "lines"
-    path.write_bytes(b"fine\n" + line)
-    with pytest.raises(UsageError, match=f"line 2 {said}"):
-        elements("--each-line", str(path))
+def test_an_array_of_more_than_can_be_meant_is_refused() -> None:
+    assert len(number_range("1-10000000")) == 10_000_000
+    for text in ("1-10000001", f"0-{'9' * 18}"):
+        with pytest.raises(argparse.ArgumentTypeError, match="10,000,000 are allowed"):
+            number_range(text)
 
 
 def test_a_program_with_a_slash_is_found_from_here(
@@ -115,7 +54,7 @@ def test_what_cannot_be_a_program_is_said(words: list[str], said: str) -> None:
 def test_variables_are_set_or_taken_from_ours() -> None:
     assert submit._environment(["A=1", "B=x=y", "C="], {}) == {"A": "1", "B": "x=y", "C": ""}
     assert submit._environment(["HOME"], {"HOME": "/h"}) == {"HOME": "/h"}
-    for wrong in ("=x", "NO"):
+    for wrong in ("=x", "NO", "A=\udcff", "\udcff=a"):
         with pytest.raises(UsageError):
             submit._environment([wrong], {})
 
@@ -140,9 +79,12 @@ def test_files_are_checked_before_anything_starts(tmp_path: Path) -> None:
         ([], "no program"),
         (["--array", "1-2", "--each-line", "f", "--", "p"], "not allowed with argument"),
         (["--detach", "--out", "d", "--", "p"], "--out needs somebody who waits"),
-        (["--slots", "0", "--", "p"], "'0' is not a number from 1"),
-        (["--slots", "5000", "--", "p"], "5000 is more than 1024"),
+        (["--slots", "0", "--", "p"], "'0' is not a number from 1 to 1024"),
+        (["--slots", "5000", "--", "p"], "'5000' is not a number from 1 to 1024"),
+        (["--retries", "-1", "--", "p"], "'-1' is not a number from 0 to 1000"),
         (["--timeout", "soon", "--", "p"], "'soon' is not a time span"),
+        (["--timeout", "0", "--", "p"], "'0' must be more than 0"),
+        (["--timeout", "99999d", "--", "p"], "at most 1000000000s"),
         (["--bogus", "--", "p"], "unrecognized arguments: --bogus"),
     ],
 )
@@ -164,3 +106,8 @@ def test_options_of_the_program_are_its_own() -> None:
         "-m",
         "1",
     ]
+
+
+def test_a_name_that_cannot_be_sent_is_said() -> None:
+    with pytest.raises(UsageError, match="--name is not UTF-8"):
+        submit._parse(["--name", "\udcff", "--", "p"])

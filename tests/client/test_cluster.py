@@ -15,6 +15,7 @@ import pytest
 from ciel.client import Client, LocalCluster
 from ciel.client.errors import ClusterError, TaskFailedError
 from ciel.core.refs import Concrete
+from ciel.execution.kept import KEPT_ATTEMPTS_MAX
 
 WAIT_S = 10.0
 
@@ -161,9 +162,9 @@ def test_a_master_that_dies_ends_every_wait_with_the_end_of_its_log(state: Path)
 def test_what_does_not_start_says_why(state: Path) -> None:
     with pytest.raises(ClusterError) as caught:
         LocalCluster(store="nosuchstore")
-    text = str(caught.value)
-    assert "worker-1 ended with exit status" in text
-    assert "nosuchstore" in text
+    assert str(caught.value) == (
+        "worker-1 could not start: store 'nosuchstore': not installed (there is: disk, shm)"
+    )
     assert processes_of(state) == []
     assert list((state / "tmp").iterdir()) == []
 
@@ -200,3 +201,21 @@ def test_without_a_cluster_a_client_starts_one_and_says_so(
     assert said.startswith("ciel: no cluster is named or up")
     assert f"1 worker with 1 slot; logs in {directory}" in said
     assert json.dumps(processes_of(state)) == "[]"
+
+
+def test_what_failed_tasks_left_stays_bounded_over_many_lives(tmp_path: Path) -> None:
+    kept = tmp_path / "here" / "scratch" / "worker-1"
+    for age in range(KEPT_ATTEMPTS_MAX):
+        (kept / f"old.{age}").mkdir(parents=True)
+        os.utime(kept / f"old.{age}", (1000 - age, 1000 - age))
+    with (
+        LocalCluster(directory=tmp_path / "here") as cluster,
+        Client(cluster) as client,
+        client.job() as job,
+        pytest.raises(TaskFailedError),
+    ):
+        job.read(job.run(["false"]))
+    names = {path.name for path in kept.iterdir()}
+    assert len(names) == KEPT_ATTEMPTS_MAX
+    assert f"old.{KEPT_ATTEMPTS_MAX - 1}" not in names
+    assert f"old.{KEPT_ATTEMPTS_MAX - 2}" in names

@@ -331,7 +331,9 @@ def test_what_is_no_master_is_recognised(
 
 def test_a_peer_that_hangs_up_is_no_master(key: Key, listener: tuple[socket.socket, str]) -> None:
     with answering(listener[0], b"", close=True):
-        assert refused(listener[1], key).startswith("NotAMasterError")
+        text = refused(listener[1], key)
+    assert text.startswith("NotAMasterError")
+    assert text.endswith("it hung up; it is about to end, or no master")
 
 
 class Quiet(http.server.BaseHTTPRequestHandler):
@@ -355,5 +357,28 @@ def test_a_silent_listener_costs_no_more_than_the_time_limit(
 ) -> None:
     start_s = time.monotonic()
     text = refused(listener[1], key, timeout_s=0.2)
-    assert text.endswith("(it says nothing)")
+    assert text.endswith("it does not answer; it hangs, or is no master")
     assert time.monotonic() - start_s < 2
+
+
+def test_what_comes_shortly_after_something_else_may_be_left_to_pile_up(
+    acceptor: AcceptorLike,
+) -> None:
+    deliveries: list[int] = []
+    caller = Caller(acceptor)
+    deliver = caller.deliver
+
+    def count(messages: list[Message]) -> None:
+        deliveries.append(len(messages))
+        deliver(messages)
+
+    caller.connection._deliver = count
+    caller.connection.read_interval_s = 0.5
+    acceptor.say(Answer(1, 1, ""))
+    caller.wait_for(lambda: caller.messages)
+    for number in (2, 3, 4):
+        acceptor.say(Answer(number, number, ""))
+        time.sleep(0.01)
+    caller.wait_for(lambda: len(caller.messages) == 4)
+    caller.connection.close()
+    assert deliveries == [1, 3]

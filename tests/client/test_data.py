@@ -1,4 +1,5 @@
 import io
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -10,8 +11,13 @@ import pytest
 from ciel.access.errors import AccessDeniedError
 from ciel.access.keys import Key, Role
 from ciel.access.tickets import TicketGate
-from ciel.client.data import read_object, upload_file
-from ciel.client.errors import ObjectUnreadableError, TaskFailedError, UploadError
+from ciel.client.data import LogReader, read_object, upload_file
+from ciel.client.errors import (
+    LogUnreadableError,
+    ObjectUnreadableError,
+    TaskFailedError,
+    UploadError,
+)
 from ciel.core.ids import ObjectId
 from ciel.core.refs import Concrete, Failure, Future, Reference, Sweetheart, Value
 from ciel.wire import codec
@@ -194,3 +200,47 @@ def test_an_upload_that_no_worker_takes_says_why(holders: list[Holder], key: Key
         upload_file(io.BytesIO(b"z" * 2000), "f", [holders[0].netloc], key)
     with pytest.raises(UploadError, match="the cluster has no worker"):
         upload_file(io.BytesIO(b"z" * 2000), "f", [], key)
+
+
+# --- logs -----------------------------------------------------------------------------------------
+
+
+def test_a_log_is_read_on_from_where_reading_stopped(holders: list[Holder], key: Key) -> None:
+    holders[0].objects = {
+        "/log/job?offset=0": b"one\ntw",
+        "/log/job?offset=6&wait=1": b"o\n",
+        "/log/job?offset=8": b"",
+    }
+    reader = LogReader(holders[0].netloc, "w1", "job", key)
+    assert [reader.read(), reader.read(wait=True), reader.read()] == [b"one\ntw", b"o\n", b""]
+
+
+def test_a_log_that_cannot_be_read_is_said(holders: list[Holder], key: Key) -> None:
+    reader = LogReader(holders[0].netloc, "w1", "job", key)
+    with pytest.raises(LogUnreadableError, match="it answered 404"):
+        reader.read()
+    holders[0].objects["/log/job?offset=0"] = b"one\n"
+    holders[0].breaks_after = 2
+    with pytest.raises(LogUnreadableError):
+        reader.read()
+    holders[0].breaks_after = None
+    assert reader.read() == b"one\n"
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        netloc = f"127.0.0.1:{closed.getsockname()[1]}"
+    with pytest.raises(LogUnreadableError, match=f"on worker {netloc}: Connection refused"):
+        LogReader(netloc, "w1", "job", key).read()
+
+
+def test_who_waits_for_a_log_can_be_interrupted(key: Key) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        reader = LogReader(f"127.0.0.1:{silent.getsockname()[1]}", "w1", "job", key)
+        heard: list[bytes] = []
+        waiting = threading.Thread(target=lambda: heard.append(reader.read(wait=True)))
+        waiting.start()
+        connection, _ = silent.accept()
+        assert connection.recv(4096).startswith(b"GET /log/job?offset=0&wait=1 ")
+        reader.interrupt()
+        waiting.join(10)
+        assert heard == [b""]
+        connection.close()
+        assert reader.read(wait=True) == b""  # nor does one that comes later

@@ -5,8 +5,12 @@ from ciel.execution.report import (
     STDERR_TAIL_BYTES,
     command_text,
     failure_text,
+    no_room_text,
     tail_text,
+    visible,
+    visible_text,
 )
+from ciel.storage.errors import NoSpaceError
 
 
 def test_a_command_reads_as_one_would_type_it() -> None:
@@ -25,6 +29,7 @@ TAILS = [
     (b"one\ntwo\n", 8, "one\ntwo"),
     (b"no end of line", 14, "no end of line"),
     (b"\xff\n", 2, "\ufffd"),
+    (b"a\tb\r\n\0\x1b[31mred\x07\xc2\x9b", 17, "a\tb\r\n\ufffd\ufffd[31mred\ufffd\ufffd"),
     (b"f a line\nlast\n", 100, "(95 bytes before)\nlast"),
     (b"one line without an end", 100, "(77 bytes before)\none line without an end"),
 ]
@@ -48,3 +53,17 @@ def test_a_failure_tells_command_end_worker_and_complaint() -> None:
 
 def test_a_silent_failure_tells_no_complaint() -> None:
     assert failure_text("failed", "w1", ["ls"], "") == "ls failed on worker w1"
+
+
+def test_an_output_without_room_tells_wanted_and_available() -> None:
+    text = no_room_text("w1", ["seq", "9"], NoSpaceError(20, 10))
+    assert text == (
+        "seq 9 made more than the store of worker w1 has room for: wanted 20 bytes, 10 available; "
+        "give the worker a larger store, or end jobs whose results it keeps"
+    )
+    assert no_room_text("w1", [], NoSpaceError(20, 10)).startswith("it made more")
+
+
+def test_what_cannot_be_seen_is_escaped_and_lines_stay() -> None:
+    assert visible("a\x1b[31m\n\x9bä…") == "a\\x1b[31m\\n\\x9bä…"
+    assert visible_text("a\x07\tb\n\x1b\n") == "a\\x07\tb\n\\x1b\n"

@@ -1,4 +1,4 @@
-"""Fixtures: a home, and a cluster started by hand in it."""
+"""Fixtures: a home, a cluster started by hand in it, and one that the tests of a file share."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from ciel.testing.homes import HandCluster, Home, wait_for
+from ciel.testing.homes import HandCluster, Home
+from ciel.testing.two_slots import TwoSlots
 
 
 @pytest.fixture
@@ -23,15 +24,19 @@ def home(tmp_path: Path) -> Iterator[Home]:
 @pytest.fixture
 def hand_cluster(home: Home) -> Iterator[HandCluster]:
     """A master and two workers, as a person would start them."""
-    access = home.path / "access.json"
-    log = str(home.path / "master.log")
-    master = home.start(
-        "ciel-master", "--listen", "127.0.0.1:0", "--access", str(access), "--log", log
-    )
-    wait_for(access.exists, "the master's access file")
-    cluster = HandCluster(home, access, master, [])
-    cluster.start_worker()
-    cluster.start_worker()
-    home.environ["CIEL_ACCESS"] = str(access)
+    cluster = HandCluster.start(home)
     yield cluster
     cluster.stop()
+
+
+@pytest.fixture(scope="module")
+def shared_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoSlots]:
+    with TwoSlots(tmp_path_factory.mktemp("two-slots")) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def cluster(shared_cluster: TwoSlots) -> Iterator[TwoSlots]:
+    """A cluster of two slots that must be as it was before when a test has ended."""
+    yield shared_cluster
+    shared_cluster.expect_as_before()

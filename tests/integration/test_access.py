@@ -9,6 +9,7 @@ from ciel.master.resources.root import master_routes
 from ciel.net.http import Routes
 from ciel.storage.files import open_disk
 from ciel.testing.homes import HandCluster, Home, wait_for
+from ciel.worker.logs import JobLogs
 from ciel.worker.resources import WorkerSite
 
 METHODS = ("GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "BREW")
@@ -38,7 +39,8 @@ def test_every_route_and_method_answers_401_without_a_key(
     hand_cluster: HandCluster, tmp_path: Path
 ) -> None:
     with open_disk({}, tmp_path / "a-store") as store:
-        worker = WorkerSite(None, Key.new(), store, "host", lambda object_id: None)
+        logs = JobLogs(None, tmp_path / "logs")
+        worker = WorkerSite(None, Key.new(), store, "host", lambda object_id: None, logs)
         doors = [(hand_cluster.url.removeprefix("http://"), paths_of(master_routes(_Answering())))]
         doors += [(netloc, paths_of(worker.routes)) for netloc in hand_cluster.netlocs()]
     wrong = Key.new().text()

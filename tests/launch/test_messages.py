@@ -34,6 +34,8 @@ def test_a_start_is_its_size_then_numbers_then_terminated_strings() -> None:
         stderr=Standard.STDOUT,
         limits=Limits(open_files=5),
     )
+    waits = LaunchSpec(["prog"], at_most=3)
+    assert struct.unpack_from("=I", encode_start(9, waits), 28) == (3,)
     request = encode_start(9, spec)
     size_bytes, kind, _, launch_id = struct.unpack_from("=IHHQ", request)
     assert (size_bytes, kind, launch_id) == (len(request), 1, 9)
@@ -49,13 +51,14 @@ def test_a_kill_names_its_signal() -> None:
 
 def test_events_are_decoded_in_order() -> None:
     def event(kind: int, stage: int, value: int, *times: int) -> bytes:
-        return struct.pack("=HHiQQQQ", kind, stage, value, 2**64 - 1, *times)
+        return struct.pack("=HHiQQQQQ", kind, stage, value, 2**64 - 1, *times)
 
-    data = event(1, 0, 77, 0, 0, 0) + event(2, 7, 2, 0, 0, 0) + event(3, 0, 9, 1_500_000, 2, 4096)
+    data = event(1, 0, 77, 0, 0, 0, 0) + event(2, 7, 2, 0, 0, 0, 0)
+    data += event(3, 0, 9, 2_500_000, 1_500_000, 2, 4096)
     expected = [
         ProgramStarted(2**64 - 1, 77),
         ProgramFailed(2**64 - 1, 2, Stage.EXEC),
-        ProgramExited(2**64 - 1, 9, 1.5, 2e-6, 4096),
+        ProgramExited(2**64 - 1, 9, 2.5, 1.5, 2e-6, 4096),
     ]
     assert decode_events(data) == (expected, b"")
     for cut in range(len(data)):
@@ -71,12 +74,12 @@ def test_events_are_decoded_in_order() -> None:
 def test_a_status_is_an_exit_or_a_signal(
     status: int, exit_status: int | None, signal_name: str | None
 ) -> None:
-    event = ProgramExited(1, status, 0.0, 0.0, 0)
+    event = ProgramExited(1, status, 0.0, 0.0, 0.0, 0)
     assert (event.exit_status, event.signal_name) == (exit_status, signal_name)
 
 
 def test_a_signal_without_a_name_has_its_number() -> None:
-    assert ProgramExited(1, 40, 0.0, 0.0, 0).signal_name == "SIG40"
+    assert ProgramExited(1, 40, 0.0, 0.0, 0.0, 0).signal_name == "SIG40"
 
 
 def test_a_failure_gives_stage_and_reason() -> None:

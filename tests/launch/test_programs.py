@@ -125,6 +125,39 @@ def test_a_relative_name_with_a_slash_is_sought_in_the_directory(run: Run, tmp_p
     assert isinstance(run(LaunchSpec(["./ours"], cwd=tmp_path)), ProgramExited)
 
 
+def test_the_search_passes_over_what_cannot_be_run(run: Run, tmp_path: Path) -> None:
+    """As in a shell: a file without the right, a directory, and an element that is no directory."""
+    for place in ("first", "second", "third"):
+        (tmp_path / place).mkdir()
+    (tmp_path / "first" / "ours").touch()
+    (tmp_path / "second" / "ours").mkdir()
+    path = f"{tmp_path}/first:{tmp_path}/second:/dev/null:{'x' * 5000}"
+    event = run(LaunchSpec(["ours"], env={"PATH": path}))
+    assert event == ProgramFailed(1, errno.EACCES, Stage.EXEC)
+    (tmp_path / "third" / "ours").symlink_to("/bin/true")
+    event = run(LaunchSpec(["ours"], env={"PATH": f"{path}:{tmp_path}/third"}))
+    assert isinstance(event, ProgramExited)
+
+
+@pytest.mark.parametrize("path", ["", "/nowhere:", ":/nowhere", "/nowhere::/nowhere"])
+def test_an_empty_element_of_the_path_is_the_directory(run: Run, tmp_path: Path, path: str) -> None:
+    (tmp_path / "ours").symlink_to("/bin/true")
+    assert isinstance(run(LaunchSpec(["ours"], env={"PATH": path}, cwd=tmp_path)), ProgramExited)
+
+
+def test_without_a_path_the_systems_programs_are_found(run: Run) -> None:
+    assert isinstance(run(LaunchSpec(["true"], env={"PATH": None})), ProgramExited)
+
+
+@pytest.mark.parametrize("content", ["", "echo text\n"])
+def test_what_is_no_program_is_not_given_to_a_shell(run: Run, tmp_path: Path, content: str) -> None:
+    (tmp_path / "ours").write_text(content)
+    (tmp_path / "ours").chmod(0o700)
+    for name in ("./ours", "ours"):
+        event = run(LaunchSpec([name], env={"PATH": str(tmp_path)}, cwd=tmp_path))
+        assert event == ProgramFailed(1, errno.ENOEXEC, Stage.EXEC)
+
+
 def test_a_program_runs_in_its_directory(output: Callable[..., str], tmp_path: Path) -> None:
     assert output("pwd -P", cwd=tmp_path) == f"{tmp_path.resolve()}\n"
 

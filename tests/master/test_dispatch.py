@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from ciel.core.events import Message, RecallTasks
 from ciel.core.graph import TaskGraph, TaskNode
 from ciel.core.ids import ObjectId
 from ciel.core.refs import Reference
 from ciel.core.tasks import TaskSpec
-from ciel.master.state.dispatch import HELD_BACK_MAX, Dispatcher
+from ciel.master.state.dispatch import HELD_BACK_MAX, RECALL_AFTER_S, Dispatcher
 from ciel.master.state.workers import WorkerFacts, WorkerNode
 from ciel.testing.builders import a_job, a_task, a_worker, inline, place_of, stored
 
@@ -19,7 +20,10 @@ class Floor:
     def __init__(self, *workers: WorkerFacts, limit: int = 1) -> None:
         self.graph = TaskGraph()
         self.job = a_job()
-        self.dispatcher = Dispatcher(self.graph, self._assign, self._refuse)
+        self.said: list[tuple[str, Message]] = []
+        self.dispatcher = Dispatcher(
+            self.graph, self._assign, self._refuse, lambda *said: self.said.append(said)
+        )
         self.limit = limit
         self.given: list[str] = []
         self.refused: list[str] = []
@@ -28,7 +32,7 @@ class Floor:
 
     def _assign(self, task: TaskNode, worker: WorkerNode) -> None:
         self.graph.assign(task, worker.facts.id)
-        worker.take(task)
+        worker.take(task, 0.0)
         self.given.append(f"{task.spec.outputs[0]} to {worker.facts.id}")
 
     def _refuse(self, task: TaskNode, reason: str, details: str) -> None:
@@ -250,3 +254,64 @@ def test_a_parked_task_that_is_not_wanted_any_more_is_forgotten() -> None:
     floor.done("busy1")
     assert floor.gives() == ["b to w1"]
     assert floor.parked("w1") == []
+
+
+# --- what was given ahead is taken back -----------------------------------------------------------
+
+
+def recalled(floor: Floor, now_s: float) -> list[str]:
+    """Who is asked for what."""
+    floor.said.clear()
+    floor.dispatcher.recall(now_s)
+    tasks = floor.graph.tasks
+    return [
+        f"{worker}: {tasks[task].spec.outputs[0]}"
+        for worker, message in floor.said
+        if isinstance(message, RecallTasks)
+        for task, _ in message.attempts
+    ]
+
+
+def test_what_stands_behind_a_long_task_is_asked_for_by_one_that_is_idle() -> None:
+    floor = Floor(a_worker("w1"), limit=4)
+    floor.add(*[a_task(f"t{number}", ordinal=number) for number in range(4)])
+    assert len(floor.gives()) == 4
+    floor.join(a_worker("w2"))
+    assert recalled(floor, RECALL_AFTER_S / 2) == []
+    assert recalled(floor, RECALL_AFTER_S) == ["w1: t3", "w1: t2", "w1: t1"]
+    assert recalled(floor, 2 * RECALL_AFTER_S) == []  # each once
+
+
+def test_no_more_is_asked_for_than_the_idle_have_room_for() -> None:
+    floor = Floor(a_worker("w1"), limit=9)
+    floor.add(*[a_task(f"t{number}", ordinal=number) for number in range(9)])
+    floor.gives()
+    floor.limit = 2
+    floor.join(a_worker("w2"))
+    assert recalled(floor, RECALL_AFTER_S) == ["w1: t8", "w1: t7"]
+
+
+def test_a_worker_that_goes_on_ending_tasks_keeps_what_it_has() -> None:
+    floor = Floor(a_worker("w1"), limit=4)
+    floor.add(*[a_task(f"t{number}", ordinal=number) for number in range(4)])
+    floor.gives()
+    floor.join(a_worker("w2"))
+    worker = floor.dispatcher.workers["w1"]
+    worker.reported_at_s = 10.0
+    worker.credit.task_s = 0.001
+    assert recalled(floor, 10.05) == []
+
+
+def test_only_what_the_idle_can_run_is_asked_for() -> None:
+    floor = Floor(a_worker("w1", slots=2), limit=6)
+    floor.add(*[a_task(f"t{number}", ordinal=number, slots=2) for number in range(3)])
+    floor.gives()
+    floor.join(a_worker("w2", slots=1))
+    assert recalled(floor, 10.0) == []
+
+
+def test_alone_a_worker_keeps_everything() -> None:
+    floor = Floor(a_worker("w1"), limit=4)
+    floor.add(*[a_task(f"t{number}", ordinal=number) for number in range(4)])
+    floor.gives()
+    assert recalled(floor, 10.0) == []

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 import ciel.master.state.machine as machine_module
-from ciel.core.errors import JobNotEndedError, NothingToRetryError
+from ciel.core.errors import CannotRetryError, JobNotEndedError
 from ciel.core.events import (
     LOST_AFTER_S,
+    RECALLED,
     AddTask,
     AssignTask,
     CancelJob,
@@ -26,6 +27,7 @@ from ciel.core.events import (
     Message,
     ObjectSettled,
     ObjectsStored,
+    RecallTasks,
     ReleaseObjects,
     RequestRefused,
     SpawnTask,
@@ -146,6 +148,8 @@ class Cluster:
                 return f"{peer}: run {spec.outputs[0]}{again}"
             case CancelTask(task_id, attempt):
                 return f"{peer}: stop {self._name(task_id)} ({attempt})"
+            case RecallTasks(attempts):
+                return f"{peer}: give back {' '.join(self._name(task) for task, _ in attempts)}"
             case DropObjects(objects):
                 return f"{peer}: drop {' '.join(objects)}"
             case ObjectSettled(_, Failure(object_id, reason, _)):
@@ -977,10 +981,10 @@ def test_what_did_not_fail_cannot_be_tried_again() -> None:
     cluster = one()
     task = a_task("a")
     cluster.job(task, want=["a"])
-    with pytest.raises(NothingToRetryError, match="job 1 is active"):
+    with pytest.raises(CannotRetryError, match="it is active"):
         cluster.machine.retry_job(cluster.job_of(), cluster.now_s)
     cluster.done("w1", task)
-    with pytest.raises(NothingToRetryError, match="job 1 is completed"):
+    with pytest.raises(CannotRetryError, match="it is completed"):
         cluster.machine.retry_job(cluster.job_of(), cluster.now_s)
 
 
@@ -1055,6 +1059,35 @@ def test_tasks_and_results_are_listed_in_pages(monkeypatch: pytest.MonkeyPatch) 
     assert ask(cluster, "results", job=1, first=page["next"])["results"][0][0] == "n2"
 
 
+def test_tasks_are_found_by_the_numbers_of_elements_or_else_by_place() -> None:
+    cluster = one()
+    tasks = [a_task(f"t{n}", name=name, ordinal=n) for n, name in enumerate(["5", "7", "x", "9"])]
+    cluster.job(*tasks, want=["t0"])
+
+    def names(*elements: int) -> list[str]:
+        return [row["name"] for row in ask(cluster, "tasks", job=1, elements=elements)["tasks"]]
+
+    assert names(5, 9, 1) == ["5", "7", "9"]
+    assert names(5, 9, 4) == ["5", "9"]
+    assert names(1, 4, 1) == ["x"]
+
+
+def test_jobs_are_listed_by_number() -> None:
+    cluster = one()
+    for number in range(1, 6):
+        cluster.says(SubmitJob(a_job_spec(f"job{number}")))
+
+    def numbers(**arguments: object) -> list[int]:
+        return [summary[1] for summary in ask(cluster, "jobs", **arguments)]
+
+    assert numbers(limit=2) == [4, 5]
+    assert numbers(first=2, last=4) == [2, 3, 4]
+    assert numbers(first=2, last=4, limit=1) == [4]
+    assert numbers(job="job3") == numbers(job=3) == [3]
+    with pytest.raises(UnknownQuestionError, match="no job 9"):
+        numbers(job=9)
+
+
 def why(cluster: Cluster, name: str) -> str:
     return "\n".join(ask(cluster, "task", job="last", task=name)["why"])
 
@@ -1098,3 +1131,47 @@ def test_a_task_for_which_there_is_no_room_says_who_has_it() -> None:
         f"{9 - cluster.slots_used('w1')} tasks of its priority or a higher one are in line, "
         "itself included",
     ]
+
+
+def test_a_task_that_was_given_back_runs_elsewhere_and_nothing_is_held_against_it() -> None:
+    cluster = one()
+    tasks = [a_task(f"t{number}", ordinal=number) for number in range(2)]
+    cluster.job(*tasks, want=["t0", "t1"])
+    cluster.said("w1: run t0", "w1: run t1")
+    cluster.joins(a_worker("w2"))
+    cluster.said()
+    cluster.passes(1.0)
+    cluster.said("w1: give back t1")
+    fault = TaskFault(RECALLED, "it never began")
+    cluster.worker_says("w1", TaskReported(tasks[1].id, 1, (), fault, 0.0))
+    cluster.said("w2: run t1 again (2)")
+    assert not cluster.machine.blame
+    assert cluster.slots_used("w1") == 1
+
+
+def test_an_open_job_that_is_detached_ends_with_a_client_that_did_not_close_it() -> None:
+    cluster = one()
+    cluster.job(a_task("a"), want=["a"], open=True, detached=True)
+    cluster.client_goes()
+    cluster.passes(CLIENT_GRACE_S + 0.1)
+    assert cluster.job_of().state is JobState.CANCELLING
+    assert cluster.job_of().reason == "its client is gone"
+
+
+def test_a_detached_job_that_is_closed_goes_on_without_its_client() -> None:
+    cluster = one()
+    cluster.job(a_task("a"), want=["a"], detached=True)
+    cluster.client_goes()
+    cluster.passes(CLIENT_GRACE_S + 0.1)
+    assert cluster.job_of().state is JobState.ACTIVE
+
+
+def test_a_job_that_made_something_of_an_error_cannot_be_mended_in_part() -> None:
+    cluster = one()
+    bad = a_task("bad")
+    seer = a_task("list", inputs=["bad"], sees_errors=True, mentions=Mentions.INPUTS)
+    cluster.job(bad, seer, want=["list", "bad"])
+    cluster.failed("w1", bad)
+    cluster.done("w1", seer)
+    with pytest.raises(CannotRetryError, match="made its result from an error"):
+        cluster.machine.retry_job(cluster.job_of(), cluster.now_s)

@@ -24,8 +24,14 @@ from ciel.core.events import (
     Message,
 )
 from ciel.core.ids import ObjectId, TaskId
-from ciel.net.control import CLOSE_TIMEOUT_S, CONGESTED_BYTES, ControlPeer
+from ciel.net.control import (
+    CLOSE_TIMEOUT_S,
+    CONGESTED_BYTES,
+    DISCARDED_MAX_BYTES,
+    ControlPeer,
+)
 from ciel.net.turns import Turns
+from ciel.wire.errors import RefusedError
 from ciel.wire.frames import encode_frames
 from ciel.wire.limits import HELLO_TIMEOUT_S, RECORDS_PER_FRAME_MAX
 from ciel.wire.session import Session
@@ -244,8 +250,8 @@ def test_a_message_that_the_role_may_not_send_ends_the_connection_on_both_sides(
     line = Line(Role.WORKER).connect()
     line.left.send(Ask(1, "status", None))
     line.run()
-    reason = "refused: a record of the kind 'ask' is not expected here"
-    assert line.told == [["opened", reason], ["opened", reason]]
+    reason = "a record of the kind 'ask' is not expected here"
+    assert line.told == [["opened", f"refused: {reason}"], ["opened", reason]]
     assert line.owners[1].said == []
 
 
@@ -393,6 +399,16 @@ def test_close_waits_for_a_deaf_peer_only_so_long() -> None:
     assert line.told[0] == ["opened", "closed by us"]
 
 
+def test_a_peer_that_goes_on_sending_is_listened_to_only_so_far() -> None:
+    line = Line().connect()
+    line.right.refuse("enough")
+    for _ in range(DISCARDED_MAX_BYTES // 65536):
+        line.right.dataReceived(bytes(65536))
+    assert not line.right.is_over
+    line.right.dataReceived(b"\0")
+    assert line.right.is_over
+
+
 def test_refuse_tells_the_peer_why() -> None:
     line = Line()
     line.owners[1].on_opened = lambda peer: peer.refuse("worker w1 is connected already")
@@ -410,16 +426,19 @@ def test_an_owner_that_raises_ends_the_connection_and_is_told() -> None:
     line.owners[0].on_said = fail
     line.right.send(cancel(1))
     line.run()
-    reason = "refused: internal error; see the log of this side"
-    assert line.told == [["opened", reason], ["opened", reason]]
+    assert line.told == [
+        ["opened", "internal error; see the log"],
+        ["opened", "refused: internal error; see the log of the other side"],
+    ]
+    assert not isinstance(line.left.failure, RefusedError)  # that would be final
 
 
 def test_a_message_without_a_form_ends_the_connection_with_the_reason() -> None:
     line = Line(Role.SUBMIT).connect()
     line.right.send(DropObjects((ObjectId("x" * 9_000_000),)))
     line.run()
-    reason = "refused: a record 'drop' of 9000017 bytes exceeds 8388608 bytes"
-    assert line.told == [["opened", reason], ["opened", reason]]
+    reason = "a record 'drop' of 9000017 bytes exceeds 8388608 bytes"
+    assert line.told == [["opened", f"refused: {reason}"], ["opened", reason]]
 
 
 def test_nothing_can_be_sent_before_the_proof_or_after_the_end() -> None:

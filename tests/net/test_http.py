@@ -6,6 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from http.client import HTTPConnection
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from ciel.access.errors import AccessDeniedError
 from ciel.access.keys import Key, Role, bearer_header
 from ciel.access.tickets import make_ticket
 from ciel.net import http
+from ciel.net.doorstep import Doorstep
 from ciel.net.errors import HttpError
 from ciel.net.gate import Gate
 from ciel.net.http import Request, Route, Routes, SecureSite, _is_local
@@ -615,3 +617,41 @@ def test_connections_are_limited(in_reactor: Any) -> None:
                 served.ask("GET", "/echo")
     finally:
         served.leave()
+
+
+def test_a_flood_of_strangers_keeps_no_honest_client_out(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(served.site, "_doorstep", Doorstep(2))
+    kept = HTTPConnection(served.netloc, timeout=10)
+    silent = []
+    try:
+        assert ask_on(kept) == 200
+        for _ in range(20):
+            silent.append(served.connect())
+            silent[-1].sendall(b"GET /echo HTTP/1.1\r\n")
+        assert served.ask("GET", "/echo")[0] == 200
+        assert ask_on(kept) == 200  # who has shown a key once is no stranger
+        assert len(served.site.channels) <= 4
+    finally:
+        kept.close()
+        for sock in silent:
+            sock.close()
+
+
+def ask_on(connection: HTTPConnection) -> int:
+    connection.request("GET", "/echo", headers={"Authorization": bearer_header(KEY)})
+    answer = connection.getresponse()
+    answer.read()
+    return answer.status
+
+
+def test_a_stranger_is_hung_up_on_in_time(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http, "HEADER_TIMEOUT_S", 0.1)
+    listener = served.run(listen, served.run.reactor, "127.0.0.1:0", served.site)
+    try:
+        served.address = listener.address
+        with served.connect() as sock, pytest.raises(ConnectionResetError):
+            sock.recv(1)
+    finally:
+        served.run(listener.close)

@@ -1,10 +1,12 @@
 # Twisted's names:
 # ruff: noqa: N802
 
+import itertools
+import resource
 import secrets
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -16,13 +18,13 @@ from ciel.access.keys import Key, Role
 from ciel.core.events import Answer, Ask, Message
 from ciel.net.control import ControlPeer
 from ciel.net.control import Owner as OwnerProtocol
+from ciel.net.doorstep import Doorstep
 from ciel.net.errors import AddressError, ListenError
 from ciel.net.transports import (
     PORTS,
     RETRY_MAX_S,
     Address,
     ControlFactory,
-    Doorstep,
     FrontDoorFactory,
     Listener,
     Reconnector,
@@ -244,20 +246,42 @@ def test_anything_else_is_closed_without_a_word(house: House, first: bytes) -> N
     assert talk(house.open_front_door(), first) == b""
 
 
-def test_strangers_beyond_the_limit_are_turned_away_until_one_has_gone(house: House) -> None:
+def test_a_newcomer_takes_the_place_of_the_eldest_stranger(house: House) -> None:
     address = house.open_front_door(places=2)
-    silent = [socket.create_connection((address.host, address.port), 10) for _ in range(2)]
-    assert talk(address, b"GET") == b""
-    silent.pop().close()
-    wait_for(lambda: talk(address, b"GET") == b"HTTP got GET")
-    silent.pop().close()
+    place = (address.host, address.port)
+    eldest, younger = (socket.create_connection(place, 10) for _ in range(2))
+    with eldest, younger:
+        assert talk(address, b"GET") == b"HTTP got GET"
+        with pytest.raises(ConnectionResetError):
+            eldest.recv(1)
+        younger.sendall(b"GET")
+        assert younger.recv(100) == b"HTTP got GET"
 
 
-def wait_for(condition: Callable[[], bool]) -> None:
-    for _ in range(500):
-        if condition():
-            return
-    raise AssertionError("it did not come about")
+def test_a_flood_of_strangers_keeps_no_honest_peer_out(house: House) -> None:
+    address = house.open_front_door(places=2)
+    silent = [socket.create_connection((address.host, address.port), 10) for _ in range(20)]
+    caller = house.call(str(address))
+    assert caller.await_told(1) == ["opened"]
+    for connection in silent:
+        connection.close()
+
+
+def test_fewer_strangers_may_stand_where_few_files_may_be_open(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Someone:
+        is_unproven = True
+        has_gone = False
+
+        def turn_away(self) -> None:
+            self.has_gone = True
+
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (64, 64))
+    doorstep, people = Doorstep(), [Someone() for _ in range(10)]
+    for someone in people:
+        doorstep.let_in(someone)
+    assert [someone.has_gone for someone in people] == [True] * 2 + [False] * 8
 
 
 def test_proven_peers_do_not_stand_on_the_doorstep(house: House) -> None:
@@ -322,29 +346,57 @@ def test_a_wrong_key_is_final_unless_the_caller_says_otherwise(house: House) -> 
     assert len({str(error) for error in caller.await_told(2)}) == 1
 
 
+class Lonely(Clock):
+    """A reactor in whose world nobody listens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tries: list[float] = []
+
+    def connectUNIX(self, path: str, factory: Any, timeout: float) -> Any:
+        self.tries.append(self.seconds())
+        failure: Any = type("Failure", (), {"value": OSError(), "getErrorMessage": lambda _: "no"})
+        self.callLater(0, factory.clientConnectionFailed, None, failure())
+
+
 def test_the_delay_between_calls_grows_to_its_bound() -> None:
-    class Reactor(Clock):
-        def __init__(self) -> None:
-            super().__init__()
-            self.tries: list[float] = []
-
-        def connectUNIX(self, path: str, factory: Any, timeout: float) -> Any:
-            self.tries.append(self.seconds())
-            failure: Any = type(
-                "Failure", (), {"value": OSError(), "getErrorMessage": lambda _: "no"}
-            )
-            self.callLater(0, factory.clientConnectionFailed, None, failure())
-
-    reactor: Any = Reactor()
+    reactor: Any = Lonely()
     owner = Owner()
     reconnector = Reconnector(reactor, "unix:@x", lambda _: None, owner, chance=lambda: 0.5)  # type: ignore[arg-type, return-value]  # never connected
     reconnector.start()
     for _ in range(400):
         reactor.advance(0.05)
-    gaps = [b - a for a, b in zip(reactor.tries, reactor.tries[1:], strict=False)]
+    gaps = [b - a for a, b in itertools.pairwise(reactor.tries)]
     assert gaps[:5] == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.6], abs=0.11)
     assert max(gaps) == pytest.approx(RETRY_MAX_S, abs=0.11)
     reconnector.stop()
     reactor.advance(0.1)
     assert reactor.getDelayedCalls() == []
     assert owner.told == []
+
+
+@pytest.mark.parametrize("stays_s, gaps_s", [(0.0, [0.1, 0.2, 0.4]), (60.0, [0.1, 0.1, 0.1])])
+def test_the_delay_grows_too_where_connections_do_not_stay(
+    stays_s: float, gaps_s: list[float]
+) -> None:
+    class Fickle(Clock):
+        """A reactor in whose world each connection opens, and is closed after a while."""
+
+        def connectUNIX(self, path: str, factory: Any, timeout: float) -> Any:
+            peer = factory.buildProtocol(None)
+            reconnector.peer_opened(peer)
+            opened_at_s.append(self.seconds())
+            self.callLater(stays_s, reconnector.peer_closed, peer, "it left")
+
+    class Peer:
+        hello, failure, is_unproven = "who it is", None, False
+
+    opened_at_s: list[float] = []
+    reactor: Any = Fickle()
+    reconnector = Reconnector(reactor, "unix:@x", lambda _: Peer(), Owner(), chance=lambda: 0.5)  # type: ignore[arg-type, return-value]  # as much of a peer as is asked for
+    reconnector.start()
+    while len(opened_at_s) < 4:
+        reactor.advance(0.01)
+    reconnector.stop()
+    gaps = [b - a - stays_s for a, b in itertools.pairwise(opened_at_s)]
+    assert gaps == pytest.approx(gaps_s, abs=0.03)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
-from ciel.core.events import Message, TaskReported
+from ciel.core.events import Message, ReleaseObjects, TaskReported
 from ciel.core.graph import TaskGraph, TaskNode
 from ciel.core.ids import ObjectId
+from ciel.core.jobs import Job
 from ciel.core.objects import ObjectNode
 from ciel.core.refs import NOWHERE
 from ciel.master.state.machine import MasterMachine
@@ -19,9 +21,10 @@ from ciel.testing.simulator import Simulation, SimulationError, main, simulate
 from ciel.testing.witness import Violation
 
 SEEDS = (1, 2, 3)
+OWN_TESTS = ("thousand", "handed", "afterwards")
 
 
-@pytest.mark.parametrize("scenario", [name for name in SCENARIOS if name != "thousand"])
+@pytest.mark.parametrize("scenario", [name for name in SCENARIOS if name not in OWN_TESTS])
 def test_all_jobs_end_with_the_right_answer_and_nothing_is_left(scenario: str) -> None:
     for seed in SEEDS:
         simulate(seed, scenario)
@@ -31,6 +34,17 @@ def test_a_thousand_tasks_survive_kills() -> None:
     result = simulate(3, "thousand")
     assert result.tasks > 1000
     assert not result.excused
+
+
+def test_what_was_handed_over_is_forgotten_and_nothing_else() -> None:
+    for seed in SEEDS:
+        assert simulate(seed, "handed").handed_over
+
+
+def test_jobs_that_ended_can_be_tried_again_and_removed() -> None:
+    results = [simulate(seed, "afterwards") for seed in SEEDS]
+    assert sum(result.retried for result in results)
+    assert sum(result.removed for result in results)
 
 
 def test_faults_drawn_by_the_seed_do_no_harm() -> None:
@@ -65,6 +79,9 @@ def test_a_seed_says_all() -> None:
         pytest.param("uploads", 4, id="upload-whose-holder-did-not-answer-once"),
         pytest.param("cancels", 37, id="nothing-ran-when-it-was-cancelled"),
         pytest.param("any", 3403, id="needed-for-an-output-it-delegated"),
+        pytest.param("any", 123, id="tried-again-though-nothing-would-run"),
+        pytest.param("afterwards", 59, id="what-a-list-names-failed-since"),
+        pytest.param("handed", 7, id="handed-over-before-who-reads-it"),
     ],
 )
 def test_what_failed_once(scenario: str, seed: int) -> None:
@@ -129,6 +146,32 @@ class DropsTooMuch(MasterMachine):
         return TaskGraph.drop(self.graph, object_id)
 
 
+class ForgetsWhatIsRead(MasterMachine):
+    """Does not mind who reads what is handed over."""
+
+    def client_said(self, client: str, message: Message, now_s: float) -> None:
+        for object_id in message.objects if isinstance(message, ReleaseObjects) else ():
+            if (node := self.graph.objects.get(object_id)) is not None:
+                node.others = 0
+        super().client_said(client, message, now_s)
+
+
+class RemovesInSilence(MasterMachine):
+    """Does not call off what runs for a job that it removes."""
+
+    def _call_off(self, job: Job, reason: str) -> None:
+        if reason != "its job was removed":
+            super()._call_off(job, reason)
+
+
+class ForgetsSlots(MasterMachine):
+    """Takes no note of the end of what it has forgotten."""
+
+    def _superseded(self, worker: WorkerNode, task_id: str, attempt: int) -> None:
+        if task_id in self.graph.tasks:
+            super()._superseded(worker, task_id, attempt)
+
+
 @pytest.mark.parametrize(
     "make_master, scenario",
     [
@@ -137,6 +180,9 @@ class DropsTooMuch(MasterMachine):
         (KeepsSlots, "cancels"),
         (HearsNoNews, "calm"),
         (DropsTooMuch, "calm"),
+        (ForgetsWhatIsRead, "handed"),
+        (RemovesInSilence, "afterwards"),
+        (ForgetsSlots, "afterwards"),
     ],
 )
 def test_a_wrong_machine_is_found_out(
@@ -160,8 +206,9 @@ def test_a_failure_tells_the_story_and_the_command_that_replays_it() -> None:
     with pytest.raises(SimulationError) as caught:
         simulate(2, "kills", ForgetsTheLost)
     text = str(caught.value)
-    assert "w2.3 to: AssignTask" in text
-    assert "w2.3: was killed" in text
+    worker = re.findall(r"it is assigned to (\S+), which was not told", text)[0]
+    assert f"{worker} to: AssignTask" in text
+    assert f"{worker}: was killed" in text
     assert text.endswith("replay: python -m ciel.testing.simulator --scenario kills --seeds 2-2")
 
 

@@ -1,4 +1,6 @@
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -51,3 +53,42 @@ def test_holder_never_loses_its_directory_to_a_remover(parent_fd: int, tmp_path:
     children = [start_child(come_and_go) for _ in range(4)]
     assert [exit_code(pid) for pid in children] == [0, 0, 0, 0]
     assert os.listdir(tmp_path) == []
+
+
+def test_what_stands_there_instead_of_a_directory_is_removed_alone(tmp_path: Path) -> None:
+    (tmp_path / "there" / "inner").mkdir(parents=True, mode=0o500)
+    (tmp_path / "file").touch()
+    (tmp_path / "link").symlink_to("there")
+    for name in ("file", "link", "absent"):
+        leases.remove_tree(tmp_path / name)
+    assert os.listdir(tmp_path) == ["there"]
+    assert (tmp_path / "there" / "inner").stat().st_mode & 0o777 == 0o500
+
+
+CLOSED_TREE = """
+import os, sys
+from ciel.storage import leases
+
+os.chdir(sys.argv[1])
+os.makedirs("tree/writable/closed/deep")
+open("tree/writable/closed/deep/file", "w").close()
+os.symlink(sys.argv[1], "tree/link")
+for name in ("tree/writable/closed/deep", "tree/writable/closed", "tree"):
+    os.chmod(name, 0o500 if name == "tree" else 0)
+try:
+    os.listdir("tree/writable/closed")
+except PermissionError:
+    print("closed")
+fd = os.open(".", os.O_RDONLY | os.O_DIRECTORY)
+leases.remove_tree("tree", parent_fd=fd if sys.argv[2] == "fd" else None)
+print(*os.listdir("."))
+"""
+
+
+@pytest.mark.parametrize("how", ["fd", "path"])
+def test_directories_that_a_program_closed_are_removed(tmp_path: Path, how: str) -> None:
+    command = [sys.executable, "-c", CLOSED_TREE, str(tmp_path), how]
+    if os.geteuid() == 0:  # to whom nothing is closed
+        command = ["setpriv", "--bounding-set", "-dac_override,-dac_read_search", *command]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.stdout == "closed\n\n", done.stderr

@@ -22,6 +22,7 @@ from ciel.core.events import (
     Neighbour,
     ObjectSettled,
     ObjectsStored,
+    RecallTasks,
     ReleaseObjects,
     RequestRefused,
     SpawnTask,
@@ -85,6 +86,7 @@ messages: dict[type, st.SearchStrategy[Message]] = {
     Answer: st.builds(Answer, counts, json_values(), texts),
     AssignTask: st.builds(AssignTask, specs, counts, refs),
     CancelTask: st.builds(CancelTask, tasks, counts),
+    RecallTasks: st.builds(RecallTasks, st.lists(st.tuples(tasks, counts), max_size=3).map(tuple)),
     DropObjects: st.builds(DropObjects, several_ids),
     MeetWorkers: st.builds(
         MeetWorkers, st.lists(st.builds(Neighbour, places(), texts), max_size=3).map(tuple)

@@ -19,6 +19,7 @@ from ciel.testing.builders import stored
 from ciel.testing.homes import wait_for
 from ciel.worker.fetching import Fetcher
 from ciel.worker.host import host_identity
+from ciel.worker.logs import JobLogs
 from ciel.worker.resources import WorkerSite
 from ciel.worker.state.machine import FetchObject
 from ciel.worker.state.plans import HttpPlan, LinkPlan, Plan
@@ -35,7 +36,8 @@ class Parties:
     def __init__(self, in_reactor: Any, own: FileStore, held: FileStore, holders_host: str) -> None:
         self.in_reactor, self.own, self.held = in_reactor, own, held
         reactor = in_reactor.reactor
-        self.site = WorkerSite(reactor, KEY, held, holders_host, lambda object_id: None)
+        logs = JobLogs(reactor, Path("no-logs"))
+        self.site = WorkerSite(reactor, KEY, held, holders_host, lambda object_id: None, logs)
         house = FrontDoorFactory(reactor, lambda: None, self.site.site)  # type: ignore[arg-type, return-value]  # no frames come
         self.listener = in_reactor(listen, reactor, "127.0.0.1:0", house)
         self.holder = str(self.listener.address)

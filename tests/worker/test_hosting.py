@@ -27,6 +27,7 @@ from ciel.wire import codec
 from ciel.wire.descriptors import make_task
 from ciel.worker.hosting import Hosting
 from ciel.worker.launching import Launching
+from ciel.worker.logs import JobLogs
 from ciel.worker.state.machine import Key, StartAttempt
 
 HERE = "127.0.0.1:8001"
@@ -82,7 +83,7 @@ class Worker:
             netloc=HERE,
             spool=path / "spool",
             kept=path / "kept",
-            logs=path,
+            logs=JobLogs(reactor, path),
         )
         self._outcomes: dict[Key, Outcome] = {}
         self._ended: list[Key] = []
@@ -121,7 +122,7 @@ class Worker:
         )  # fmt: skip
         key = (spec.id, 1)
         self._outcomes[key] = Outcome()
-        self.in_reactor(self.hosting.start, StartAttempt(spec, 1, inputs))
+        self.in_reactor(self.hosting.start, StartAttempt(spec, 1, inputs, 0))
         return key
 
     def end(self, key: Key) -> Outcome:
@@ -150,8 +151,8 @@ class Worker:
         """What lies about of attempts, apart from objects and what is kept."""
         scratch = self.path.glob("spool/scratch/*/*")
         temporaries = self.path.glob("store/incoming/*/*")
-        used = [path for path in scratch if _is_used(path)]
-        return [str(path) for path in (*used, *temporaries) if path.name != "lock"]
+        used = [path for path in (*scratch, *temporaries) if _is_used(path)]
+        return [str(path) for path in used if path.name != "lock"]
 
 
 def _is_used(path: Path) -> bool:
@@ -342,9 +343,9 @@ def test_a_success_leaves_no_file_whatever_it_made(worker: Worker) -> None:
 @pytest.mark.parametrize(
     "line, words",
     [
-        (["no-such-program"], ["'no-such-program'", "PATH of worker w1", "No such file"]),
-        (["./absent"], ["'./absent'", "No such file"]),
-        (["/"], ["Permission denied"]),
+        (["no-such-program"], ["'no-such-program'", "worker w1", "of that name is in its PATH"]),
+        (["./absent"], ["'./absent'", "worker w1", "there is no such file"]),
+        (["/"], ["worker w1", "it is a directory"]),
     ],
 )
 def test_a_program_that_cannot_be_started(
@@ -355,7 +356,6 @@ def test_a_program_that_cannot_be_started(
     assert fault.reason == "PROGRAM_NOT_STARTED"
     for word in words:
         assert word in fault.details
-    assert ("PATH" in fault.details) == ("/" not in line[0])
 
 
 def test_bad_arguments_are_told(worker: Worker) -> None:
@@ -381,6 +381,23 @@ def test_a_store_that_is_full_is_told_as_such(in_reactor: Any, tmp_path: Path) -
         assert worker.run("echo", "on").content == b"on\n"
         in_reactor(worker.hosting.close)
         in_reactor(worker.launching.close)
+
+
+def test_a_bug_of_ours_costs_one_attempt_and_no_other(
+    running_reactor: Any, store: FileStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = Worker(running_reactor, store, tmp_path)
+    with monkeypatch.context() as broken:
+        broken.setattr("ciel.worker.hosting.ProgramExit", None)
+        fault = worker.run("echo").fault
+    assert fault == TaskFault(
+        "WORKER_FAULT",
+        "a bug of ours on worker w1: TypeError(\"'NoneType' object is not callable\"); "
+        "its log has more",
+    )
+    assert worker.run("echo", "on").content == b"on\n"
+    running_reactor(worker.hosting.close)
+    running_reactor(worker.launching.close)
 
 
 def test_complaints_go_to_the_jobs_log_with_the_tasks_name(worker: Worker) -> None:

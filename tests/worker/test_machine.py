@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from ciel.core.events import (
+    RECALLED,
     AssignTask,
     CancelTask,
     DropObjects,
@@ -15,19 +16,23 @@ from ciel.core.events import (
     MeetWorkers,
     Neighbour,
     ObjectsStored,
+    RecallTasks,
     SpawnTask,
     TaskFault,
     TaskReported,
 )
 from ciel.core.ids import ObjectId
 from ciel.core.refs import Concrete, Reference
-from ciel.core.tasks import TaskSpec
+from ciel.core.tasks import Needs, TaskSpec
 from ciel.testing.builders import a_task, failed, inline, stored
 from ciel.worker.state.machine import (
+    AHEAD_MAX,
     KILL_GRACE_S,
+    REPORT_EVERY_S,
     DeleteObjects,
     FetchObject,
     KillAttempt,
+    RecallAttempt,
     StartAttempt,
     WorkerMachine,
 )
@@ -81,8 +86,8 @@ class Played:
         self.machine.tick(self.now_s)
 
 
-def start(spec: TaskSpec, *inputs: Reference, attempt: int = 1) -> StartAttempt:
-    return StartAttempt(spec, attempt, inputs)
+def start(spec: TaskSpec, *inputs: Reference, attempt: int = 1, at_most: int = 0) -> StartAttempt:
+    return StartAttempt(spec, attempt, inputs, at_most)
 
 
 def fetch(object_id: str, *places: str) -> FetchObject:
@@ -498,7 +503,7 @@ def test_successes_are_told_together_while_there_is_work(played: Played) -> None
     assert ends(played, second) == []
     due_s = played.machine.due_s()
     assert due_s is not None
-    assert played.now_s < due_s < played.now_s + 0.01
+    assert played.now_s < due_s <= played.now_s + REPORT_EVERY_S
     played.now_s = due_s
     assert len(ends(played, third)) == 2
     assert played.machine.due_s() is None
@@ -516,3 +521,98 @@ def test_a_failure_is_told_at_once_with_what_had_to_wait(played: Played) -> None
     assert len(ends(played, first)) == 1
     assert ends(played, second) == []
     assert len(ends(played, third, TaskFault("RUNTIME_ERROR", "exit status 3"))) == 2
+
+
+# --- programs that are prepared ahead -------------------------------------------------------------
+
+
+def brief(played: Played, count: int = 40, run_s: float = 0.001) -> None:
+    """Let so many programs run, and take so long."""
+    for number in range(count):
+        spec = a_task(f"brief{number}", ordinal=number)
+        played.assign(spec)
+        played.machine.ended((spec.id, 1), (), None, run_s, played.now_s)
+    played.machine.outbox.clear()
+    played.machine._reports.clear()
+
+
+def ordered(played: Played) -> list[tuple[str, int]]:
+    """Take the orders to start; the first output of each task, and its `at_most`."""
+    orders = [order for order in played.machine.outbox if isinstance(order, StartAttempt)]
+    found: list[tuple[str, int]] = [(order.spec.outputs[0], order.at_most) for order in orders]
+    played.machine.outbox.clear()
+    return found
+
+
+def test_brief_programs_are_prepared_ahead_and_wait_for_each_other() -> None:
+    played = Played(slots=2)
+    brief(played)
+    busy(played, 30)
+    started = ordered(played)
+    assert started[:3] == [("t0", 0), ("t1", 0), ("t2", 2)]
+    assert len(started) == 2 + AHEAD_MAX
+    assert {at_most for _, at_most in started[2:]} == {2}
+    ends(played, a_task("t0", ordinal=0))
+    assert played.machine.problems() == []
+
+
+def test_programs_that_take_their_time_are_not() -> None:
+    played = Played(slots=2)
+    brief(played)
+    brief(played, run_s=0.1)
+    busy(played, 30)
+    assert ordered(played) == [("t0", 0), ("t1", 0)]
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        a_task("x", slots=2),
+        a_task("x", inputs=["in"]),
+        a_task("x")._replace(needs=Needs(timeout_s=5.0)),
+    ],
+    ids=["wide", "with inputs", "with a time limit"],
+)
+def test_only_plain_programs_are_prepared_ahead(spec: TaskSpec) -> None:
+    played = Played(slots=2)
+    brief(played)
+    busy(played, 2)
+    ordered(played)
+    played.assign(spec, *[inline(name) for name in spec.inputs])
+    assert ordered(played) == []
+    for number in range(2):
+        played.machine.ended((a_task(f"t{number}", ordinal=number).id, 1), (), None, 0.001, 0.0)
+    assert ordered(played) == [("x", 0)]
+
+
+def test_beside_a_wide_program_so_many_run_as_there_are_slots_left() -> None:
+    played = Played(slots=4)
+    brief(played)
+    played.assign(wide := a_task("wide", slots=3))
+    busy(played, 3)
+    assert ordered(played) == [("wide", 0), ("t0", 0), ("t1", 2), ("t2", 2)]
+    played.machine.ended((wide.id, 1), (), None, 0.001, 0.0)
+    played.assign(a_task("t3", ordinal=3))
+    assert ordered(played) == [("t3", 0)]
+
+
+# --- what is to be given back ---------------------------------------------------------------------
+
+
+def test_what_has_not_begun_is_given_back_and_what_runs_goes_on(played: Played) -> None:
+    first, second = a_task("a"), a_task("b", ordinal=1)
+    third = a_task("c", inputs=["x"])
+    played.assign(first)
+    played.assign(second)
+    played.assign(third, stored("x", THERE))
+    played.comes(start(first), fetch("x", THERE))
+    keys = tuple((task.id, 1) for task in (first, second, third))
+    played.machine.master_said(RecallTasks((*keys, (first.id, 7))), played.now_s)
+    fault = TaskFault(RECALLED, "it was given back before it began")
+    played.comes(
+        RecallAttempt(first.id, 1),
+        report(second, fault=fault, run_s=0.0),
+        report(third, fault=fault, run_s=0.0),
+    )
+    played.ended(first)
+    played.comes(report(first))

@@ -22,6 +22,7 @@ from ciel.net.transports import FrontDoorFactory, listen
 from ciel.storage.files import FileStore, open_disk
 from ciel.testing.homes import wait_for
 from ciel.wire.references import from_array
+from ciel.worker.logs import JobLogs
 from ciel.worker.resources import WorkerSite, byte_range
 
 KEY = Key(bytes(range(32)))
@@ -37,7 +38,8 @@ class Served:
         self.store = store
         self.uploaded: list[str] = []
         reactor = in_reactor.reactor
-        self.site = WorkerSite(reactor, KEY, store, HOST, self.uploaded.append)
+        logs = JobLogs(reactor, Path("no-logs"))
+        self.site = WorkerSite(reactor, KEY, store, HOST, self.uploaded.append, logs)
         house = FrontDoorFactory(reactor, lambda: None, self.site.site)  # type: ignore[arg-type, return-value]  # no frames come
         self.listener = in_reactor(listen, reactor, "127.0.0.1:0", house)
         self.netloc = str(self.listener.address)
@@ -112,13 +114,14 @@ RANGES: list[tuple[str, int, tuple[int, int] | None]] = [
     ("bytes=0-1,3-4", 10, None),
     ("bytes=a-b", 10, None),
     ("bytes=1.5-2", 10, None),
+    ("bytes=5-3", 10, None),
+    ("bytes=20-3", 10, None),
     ("items=0-1", 10, None),
     (f"bytes={'9' * 5000}-", 10, None),
 ]
 OUTSIDE = [
     ("bytes=10-", 10),
     ("bytes=10-20", 10),
-    ("bytes=5-3", 10),
     ("bytes=-0", 10),
     ("bytes=0-", 0),
     ("bytes=-1", 0),
@@ -250,6 +253,10 @@ def test_an_upload_to_a_full_store(in_reactor: Any, tmp_path: Path) -> None:
     with open_disk({"capacity": "64KiB"}, tmp_path / "store") as store:
         served = Served(in_reactor, store)
         assert served.ask("POST", "/control/data/x", CONTENT)[0] == 507
+        in_pieces = {"Transfer-Encoding": "chunked"}
+        body = b"%x\r\n%s\r\n0\r\n\r\n" % (len(CONTENT), CONTENT)
+        status, _, answer = served.ask("POST", "/control/data/x", body, headers=in_pieces)
+        assert (status, json.loads(answer)["error"][:9]) == (507, "no space:")
         assert served.ask("POST", "/control/data/x", CONTENT[:2000])[0] == 201
         assert being_written(tmp_path) == []
         served.leave()

@@ -58,6 +58,7 @@ def test_what_is_run_is_a_copy(spool: Path, tmp_path: Path) -> None:
 def test_a_short_standard_error_is_told_whole(spool: Path) -> None:
     scratch = Scratch(spool, "t.1")
     assert (scratch.stderr_size(), scratch.stderr_tail()) == (0, "")
+    scratch.begin()
     Path(scratch.stderr_path).write_bytes(b"why\n\xff\n")
     assert (scratch.stderr_size(), scratch.stderr_tail()) == (6, "why\n\ufffd")
 
@@ -91,20 +92,17 @@ def test_keep_moves_what_is_worth_looking_at(spool: Path, tmp_path: Path) -> Non
     scratch.write_input(b"one")
     Path(scratch.stderr_path).write_bytes(b"why")
     Path(scratch.path, "left.txt").write_bytes(b"left")
-    partial = tmp_path / "partial"
-    partial.write_bytes(b"half")
     kept = tmp_path / "kept" / "t.1"
-    scratch.keep(kept, str(partial))
+    scratch.keep(kept)
     found = {
         str(path.relative_to(kept)): path.read_bytes() for path in kept.rglob("*") if path.is_file()
     }
-    assert found == {"stdout": b"half", "stderr": b"why", "scratch/left.txt": b"left"}
+    assert found == {"stderr": b"why", "scratch/left.txt": b"left"}
     assert left(spool) == []
-    assert partial.exists()
 
 
-def test_keep_without_output_or_complaint_keeps_the_directory(spool: Path, tmp_path: Path) -> None:
-    Scratch(spool, "t.1").keep(tmp_path / "t.1", None)
+def test_keep_without_a_complaint_keeps_the_directory(spool: Path, tmp_path: Path) -> None:
+    Scratch(spool, "t.1").keep(tmp_path / "t.1")
     assert [path.name for path in (tmp_path / "t.1").iterdir()] == ["scratch"]
     assert left(spool) == []
 

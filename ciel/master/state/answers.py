@@ -1,10 +1,13 @@
 """What the master tells those who ask: status, workers, jobs and their tasks.
 
-    status, workers          all of the cluster; all workers
-    jobs {limit}             the newest jobs' summaries, oldest first
-    job {job}                one job: its summary, its results, what failed
-    results {job, first}     a page of what it wants, with the names of the tasks that make it
-    tasks {job, first, state}, task {job, task}     a page of its tasks; all that is known of one
+    status, workers             all of the cluster; all workers
+    jobs {limit, first, last}   summaries of the newest jobs, oldest first; of such numbers only
+    jobs {job}                  the summary of one job, quickly, however large it is
+    job {job}                   one job: its summary, its results, what failed
+    results {job, first}        a page of what it wants, with the names of the tasks that make it
+    tasks {job, first, state, elements}
+                                a page of its tasks; of a state, or of [first, last, step], only
+    task {job, task}            all that is known of one task
 
 A job is named by its number, its id, or `last`; a task by its name, its id, or its number. Only
 `change` changes anything.
@@ -28,6 +31,7 @@ FAILURES_MAX = 100
 JOBS_LISTED_MAX = 10_000
 TASKS_LISTED_MAX = 1000
 TASKS_LOOKED_AT_MAX = 50_000  # for one page; some 10 ms
+_SHOWN_MAX_LENGTH = 150  # of a selector; an id has 128
 
 
 class UnknownQuestionError(CielError):
@@ -66,10 +70,19 @@ def status(machine: MasterMachine, now_s: float) -> dict[str, Any]:
     }
 
 
-def jobs(machine: MasterMachine, limit: Any) -> list[list[Any]]:
-    """List jobs, the newest last."""
+def jobs(machine: MasterMachine, arguments: dict[str, Any]) -> list[list[Any]]:
+    """List jobs, the newest last; only those numbered `first` to `last`, or one, if that is asked.
+
+    Raises UnknownQuestionError for one that is not there.
+    """
+    if (selector := arguments.get("job")) is not None:
+        return [list(summarise(find(machine, selector)))]
+    limit, first, last = (arguments.get(name) for name in ("limit", "first", "last"))
     count = limit if isinstance(limit, int) and 0 < limit < JOBS_LISTED_MAX else JOBS_LISTED_MAX
-    return [list(summarise(job)) for job in list(machine.jobs.values())[-count:]]
+    found = list(machine.jobs.values())
+    if isinstance(first, int) and isinstance(last, int):
+        found = [job for job in found if first <= job.number <= last]
+    return [list(summarise(job)) for job in found[-count:]]
 
 
 def find(machine: MasterMachine, selector: Any) -> Job:
@@ -79,12 +92,19 @@ def find(machine: MasterMachine, selector: Any) -> Job:
         return next(reversed(everyone.values()))
     if isinstance(selector, str) and selector in everyone:
         return everyone[selector]
-    if isinstance(selector, str) and selector.isdecimal():
-        selector = int(selector)
+    number = _number(selector)
     for job in everyone.values():
-        if job.number == selector:
+        if job.number == number:
             return job
-    raise UnknownQuestionError(f"there is no job {selector}; `ciel job list` lists those there are")
+    shown = str(selector)[:_SHOWN_MAX_LENGTH]
+    raise UnknownQuestionError(f"there is no job {shown}; `ciel job list` lists those there are")
+
+
+def _number(selector: Any) -> int | None:
+    """Return the number that a selector is, if it is one."""
+    if isinstance(selector, str) and selector.isdecimal() and len(selector) < _SHOWN_MAX_LENGTH:
+        return int(selector)
+    return selector if isinstance(selector, int) else None
 
 
 def find_task(machine: MasterMachine, job: Job, selector: Any) -> TaskNode:
@@ -92,7 +112,7 @@ def find_task(machine: MasterMachine, job: Job, selector: Any) -> TaskNode:
     tasks = machine.graph.tasks
     if isinstance(selector, str) and selector in tasks and tasks[selector].job is job:
         return tasks[selector]
-    place = int(selector) if isinstance(selector, str) and selector.isdecimal() else 0
+    place = (_number(selector) or 0) if isinstance(selector, str) else 0
     near = tasks.get(job.tasks[place - 1]) if 0 < place <= len(job.tasks) else None
     if near is not None and near.spec.name == selector:
         return near  # as in most arrays; else all of them have to be looked at
@@ -131,10 +151,12 @@ def job(machine: MasterMachine, selector: Any) -> dict[str, Any]:
 
 def tasks(machine: MasterMachine, arguments: dict[str, Any]) -> dict[str, Any]:
     """List tasks of a job in the order of their creation, a page at a time: from the `first`th,
-    only those in `state` if that is given. `next` is where to go on, None at the end.
+    only those in `state`, or of `elements`, if these are given. `next` is where to go on, None at
+    the end.
     """
     found = find(machine, arguments.get("job"))
     first, state = arguments.get("first"), arguments.get("state")
+    elements = _elements(arguments.get("elements"))
     start = first if isinstance(first, int) and first > 0 else 0
     page = found.tasks[start : start + TASKS_LOOKED_AT_MAX]
     nodes = machine.graph.tasks
@@ -142,7 +164,9 @@ def tasks(machine: MasterMachine, arguments: dict[str, Any]) -> dict[str, Any]:
     position = start
     for position, task_id in enumerate(page, start + 1):
         task = nodes.get(task_id)
-        if task is not None and (state is None or str(task.state) == state):
+        if task is None or (state is not None and str(task.state) != state):
+            continue
+        if elements is None or _element(task, position) in elements:
             rows.append(_task_row(machine, position, task))
             if len(rows) == TASKS_LISTED_MAX:
                 break
@@ -152,6 +176,20 @@ def tasks(machine: MasterMachine, arguments: dict[str, Any]) -> dict[str, Any]:
         "job": found.number,
         "handed_over": found.handed_over,
     }
+
+
+def _elements(value: Any) -> range | None:
+    """Read `[first, last, step]`, both ends included; anything else asks for all tasks."""
+    match value:
+        case [int(first), int(last), int(step)] if step > 0:
+            return range(first, last + 1, step)
+    return None
+
+
+def _element(task: TaskNode, position: int) -> int:
+    """Return by which number one means a task: its element's, else its place in the job."""
+    name = task.spec.name
+    return int(name) if name.isascii() and name.isdecimal() and len(name) < 20 else position
 
 
 def _task_row(machine: MasterMachine, position: int, task: TaskNode) -> dict[str, Any]:
@@ -212,7 +250,7 @@ def answer(machine: MasterMachine, topic: str, argument: Any, now_s: float) -> A
         case "workers":
             return workers(machine, now_s)
         case "jobs":
-            return jobs(machine, arguments.get("limit"))
+            return jobs(machine, arguments)
         case "job":
             return job(machine, arguments.get("job"))
         case "results":

@@ -11,7 +11,9 @@ CLIENT_GRACE_S = 5.0
 
 
 class Audience:
-    """The clients of every job: any number may watch it; one, unless it is detached, owns it."""
+    """The clients of every job: any number may watch it; one owns it, unless it is detached and
+    closed.
+    """
 
     def __init__(self) -> None:
         self._owners: dict[str, str] = {}  # job: the client that answers for it
@@ -33,10 +35,12 @@ class Audience:
             self._owners[job_id] = client
 
     def own(self, client: str, job: Job) -> None:
-        """Have a client answer for a job that is not over."""
+        """Have a client answer for a job that is not over; for a detached one until it is closed,
+        since nobody else can say the rest.
+        """
         if job.state not in ENDED:
             self._orphans.pop(job.spec.id, None)
-            if not job.spec.detached:
+            if job.open or not job.spec.detached:
                 self._owners[job.spec.id] = client
 
     def gone(self, client: str, jobs: Mapping[str, Job], now_s: float) -> None:

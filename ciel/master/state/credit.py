@@ -7,7 +7,7 @@ every task given ahead is one that cannot go to an idle worker.
 from __future__ import annotations
 
 PREFETCH_MIN, PREFETCH_MAX = 1, 512
-AHEAD_S = 0.02
+AHEAD_S = 0.04
 """How much work a worker should have ahead: a round trip, its wake-ups and a busy master's turn."""
 SMOOTHING = 0.2
 
@@ -19,7 +19,7 @@ class Credit:
 
     def __init__(self, slots: int) -> None:
         self.slots = slots
-        self.task_s = 0.01  # a guess until the first tasks have ended
+        self.task_s = 0.02  # a guess until the first tasks have ended
         self.limit = slots
         self._adapt()
 
@@ -27,6 +27,12 @@ class Credit:
         """Note how long a task took."""
         self.task_s += SMOOTHING * (max(run_s, 1e-5) - self.task_s)
         self._adapt()
+
+    def learn_at_least(self, run_s: float) -> None:
+        """Note that tasks turn out to take longer than was thought, before they have ended."""
+        if run_s > self.task_s:
+            self.task_s = run_s
+            self._adapt()
 
     def _adapt(self) -> None:
         ahead = int(AHEAD_S / self.task_s * self.slots)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
+from ciel.core.events import MeetWorkers, Message, Neighbour, RecallTasks
 from ciel.core.graph import TaskGraph, TaskNode
+from ciel.core.ids import TaskId
 from ciel.core.placement import Candidate, loads_of, rank
 from ciel.master.state.ready import ReadyQueue
 from ciel.master.state.workers import WorkerNode
@@ -17,6 +19,10 @@ filling up.
 
 Assign = Callable[[TaskNode, WorkerNode], None]
 Refuse = Callable[[TaskNode, str, str], None]
+Say = Callable[[str, Message], None]
+
+RECALL_AFTER_S = 0.1
+"""Tasks that would wait so long behind others, or did, go to a worker that has nothing to do."""
 
 
 class Dispatcher:
@@ -27,10 +33,11 @@ class Dispatcher:
     worker that has nothing else to do.
     """
 
-    def __init__(self, graph: TaskGraph, assign: Assign, refuse: Refuse) -> None:
+    def __init__(self, graph: TaskGraph, assign: Assign, refuse: Refuse, say: Say) -> None:
         self._graph = graph
         self._assign = assign
         self._refuse = refuse
+        self._say = say
         self.workers: dict[str, WorkerNode] = {}
         self._by_netloc: dict[str, WorkerNode] = {}
         self._hosts: dict[str, str] = {}
@@ -59,6 +66,9 @@ class Dispatcher:
         self._slots_min = min((fact.slots for fact in facts), default=0)
         offers = [fact.executors for fact in facts]
         self._everywhere = frozenset.intersection(*offers) if offers else frozenset()
+        for fact in facts:
+            others = [Neighbour(other.netloc, other.host) for other in facts if other is not fact]
+            self._say(fact.id, MeetWorkers(tuple(others)))
 
     # --- dispatch ---------------------------------------------------------------------------------
 
@@ -67,7 +77,8 @@ class Dispatcher:
         if not self.workers or not (self.ready or self._has_parked()):
             return
         self._serve_parked()
-        roomy = deque([worker for worker in self.workers.values() if worker.has_room])
+        having_room = [worker for worker in self.workers.values() if worker.has_room]
+        roomy = deque(sorted(having_room, key=lambda worker: worker.load))
         held_back: list[TaskNode] = []
         while roomy and self.ready:
             task = self.ready.pop()
@@ -166,3 +177,45 @@ class Dispatcher:
                     else:
                         victim.parked.append(task)
                         break
+
+    def recall(self, now_s: float) -> None:
+        """Have workers give back what stands in line there for long, while others are idle.
+
+        What was given ahead may find itself behind a task that takes hours; only the worker knows
+        what has begun, so the last that were given are asked for, and each asked for once.
+        """
+        if self.ready or len(self.workers) < 2:
+            return
+        idle = [w for w in self.workers.values() if w.slots_used < w.facts.slots and not w.parked]
+        room = sum(w.credit.limit - w.slots_used for w in idle)
+        for worker in self.workers.values() if idle else ():
+            ahead = worker.slots_used - worker.facts.slots - len(worker.recalled)
+            if ahead <= 0 or room <= 0:
+                continue
+            wait_s = ahead * worker.credit.task_s / worker.facts.slots
+            silent_s = now_s - worker.reported_at_s
+            if max(wait_s, silent_s) < RECALL_AFTER_S:
+                continue
+            worker.credit.learn_at_least(silent_s)
+            keys = self._last_given(worker, min(ahead, room), idle)
+            if keys:
+                room -= len(keys)
+                worker.recalled.update(keys)
+                self._say(worker.facts.id, RecallTasks(tuple(keys)))
+
+    def _last_given(
+        self, worker: WorkerNode, count: int, takers: Iterable[WorkerNode]
+    ) -> list[tuple[TaskId, int]]:
+        """Name the last attempts that a worker was given and one of the takers could run."""
+        keys: list[tuple[TaskId, int]] = []
+        for key, task in reversed(worker.assigned.items()):
+            if len(keys) == count:
+                break
+            spec = task.spec
+            able = any(
+                spec.executor in taker.facts.executors and spec.needs.slots <= taker.facts.slots
+                for taker in takers
+            )
+            if able and key not in worker.recalled and task.attempt == key[1]:
+                keys.append((spec.id, key[1]))
+        return keys

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ciel.core.graph import TaskGraph
-from ciel.core.ids import ObjectId
+from ciel.core.ids import ObjectId, is_output
 from ciel.core.refs import Reference, locations_of
 from ciel.master.state.workers import WorkerFacts
 
@@ -29,17 +29,21 @@ def drop_unneeded(graph: TaskGraph) -> dict[str, list[ObjectId]]:
 def unlisted(
     graph: TaskGraph, worker: WorkerFacts, refs: Iterable[Reference]
 ) -> tuple[ObjectId, ...]:
-    """Name what a worker holds and the table does not list there: an error, or the work of an
-    attempt that counts no more. What another attempt may be making there now is not named.
+    """Name what a worker holds and the table does not list there: an error, the work of an attempt
+    that counts no more, what was forgotten. Not what another attempt may be making there now, nor
+    what may be an upload that nobody has told of yet.
     """
     doomed = []
     for ref in refs:
         if worker.netloc not in locations_of(ref):
             continue
         node = graph.objects.get(ref.id)
-        maker = None if node is None else node.producer
-        if maker is not None and maker.worker == worker.id:
+        if node is None:
+            if is_output(ref.id):
+                doomed.append(ref.id)
             continue
-        if node is None or node.ref is None or worker.netloc not in locations_of(node.ref):
+        if node.producer is not None and node.producer.worker == worker.id:
+            continue
+        if node.ref is None or worker.netloc not in locations_of(node.ref):
             doomed.append(ref.id)
     return tuple(doomed)

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ciel.core.endings import failed_results, stuck
-from ciel.core.errors import CielError, JobNotEndedError, NothingToRetryError, UnknownJobError
+from ciel.core.endings import failed_results, saw_error, stuck
+from ciel.core.errors import CannotRetryError, CielError, JobNotEndedError, UnknownJobError
 from ciel.core.events import (
     LOST_AFTER_S,
+    RECALLED,
     AddTask,
     AssignTask,
     CancelJob,
@@ -23,9 +24,7 @@ from ciel.core.events import (
     Heartbeat,
     InputsLost,
     JobChanged,
-    MeetWorkers,
     Message,
-    Neighbour,
     ObjectSettled,
     ObjectsStored,
     ReleaseObjects,
@@ -36,7 +35,7 @@ from ciel.core.events import (
     WantObjects,
     WatchJob,
 )
-from ciel.core.graph import TaskGraph, TaskNode
+from ciel.core.graph import ACTIVE, TaskGraph, TaskNode
 from ciel.core.ids import JobId, ObjectId
 from ciel.core.jobs import ENDED, JOB_TRANSITIONS, Job, JobState, summarise
 from ciel.core.refs import Failure, Reference, locations_of
@@ -68,7 +67,7 @@ class MasterMachine:
         self.jobs: dict[str, Job] = {}
         self.outbox: list[tuple[str, Message]] = []
         self.journal: list[Message] = []  # what a journal has to keep, in order
-        self.dispatcher = Dispatcher(self.graph, self._assign, self._refuse_task)
+        self.dispatcher = Dispatcher(self.graph, self._assign, self._refuse_task, self._say)
         self.stories: dict[str, Story] = {}
         self.blame: dict[str, Blame] = {}
         self._audience = Audience()
@@ -128,7 +127,7 @@ class MasterMachine:
             case ReleaseObjects(job_id, objects, for_good):
                 job = self.find_job(job_id)
                 if for_good:
-                    self._delete(hand_over(self.graph, job, objects))
+                    self._delete(hand_over(self.graph, job, objects, self.stories))
                 else:
                     for object_id in objects:
                         self.graph.unwant(object_id, job)
@@ -139,6 +138,8 @@ class MasterMachine:
             case CloseJob(job_id):
                 job = self.find_job(job_id)
                 job.open = False
+                if job.spec.detached:
+                    self._audience.disown(job_id)
                 self._touched[job_id] = job
                 self.journal.append(message)
             case WatchJob(job_id):
@@ -182,6 +183,8 @@ class MasterMachine:
         for task_id in job.tasks:
             self.stories.pop(task_id, None)
             self.blame.pop(task_id, None)
+        if any(job.counts[state] for state in ACTIVE):
+            self._call_off(job, "its job was removed")  # what was lost is being made again
         self._delete(remove(self.graph, job, self.jobs.values()))
         del self.jobs[job.spec.id]
         self._audience.disown(job.spec.id)
@@ -189,15 +192,17 @@ class MasterMachine:
         self._touched.pop(job.spec.id, None)
 
     def retry_job(self, job: Job, now_s: float) -> None:
-        """Have the failed tasks of an ended job run again; raises NothingToRetryError."""
+        """Have the failed tasks of an ended job run again; raises CielError if that cannot be."""
         self._now_s = now_s
         if job.state is not JobState.FAILED or job.called_off:
-            raise NothingToRetryError(job.number, str(job.state))
+            raise CannotRetryError(job.number, f"it is {job.state}, nothing failed")
+        if seer := saw_error(self.graph, job):
+            raise CannotRetryError(job.number, f"its task {seer} made its result from an error")
         for task_id in job.tasks:
             if self.blame.pop(task_id, None) is not None:
                 self._tell(self.graph.tasks[task_id], "its user had it tried again")
         if not self.graph.revive(job):
-            raise NothingToRetryError(job.number, str(job.state))
+            raise CannotRetryError(job.number, "nothing of it failed")
         self._move(job, JobState.ACTIVE)
         job.reason = ""
         job.ended_at_s = None
@@ -221,7 +226,6 @@ class MasterMachine:
             if other.facts.id == facts.id or other.facts.netloc == facts.netloc:
                 self.worker_lost(other.facts.id, "another worker took its place", now_s)
         self.dispatcher.add_worker(WorkerNode(facts, now_s))
-        self._introduce_workers()
 
     def worker_lost(self, worker_id: str, reason: str, now_s: float) -> None:
         """A worker is gone, with what it ran and what it held."""
@@ -252,7 +256,6 @@ class MasterMachine:
         self.graph.lose_location(worker.facts.netloc)
         for job_id, attempts in list(self._called_off.items()):
             self._forget_calls(job_id, {call for call in attempts if call[0] == worker_id})
-        self._introduce_workers()
 
     def worker_said(self, worker_id: str, message: Message, now_s: float) -> None:
         """Take one message of a worker that has joined."""
@@ -271,10 +274,10 @@ class MasterMachine:
             case InputsLost():
                 self._inputs_lost(worker, message)
             case ObjectsStored(refs):
-                mine = [ref for ref in refs if self.graph.objects.get(ref.id) is not None]
-                for ref in mine:
-                    self.graph.publish(ref)
-                self._drop_unlisted(worker, mine)
+                for ref in refs:
+                    if self.graph.objects.get(ref.id) is not None:
+                        self.graph.publish(ref)
+                self._drop_unlisted(worker, refs)
             case Heartbeat():
                 pass
 
@@ -302,8 +305,12 @@ class MasterMachine:
             self._drop_unlisted(worker, report.published)
             return
         worker.give_back(task, task.attempt)
-        worker.credit.learn(report.run_s)
         self._touched[task.spec.job] = task.job
+        if report.fault is not None and report.fault.reason == RECALLED:
+            self.graph.requeue(task)
+            return
+        worker.reported_at_s = self._now_s
+        worker.credit.learn(report.run_s)
         if report.fault is None:
             self.graph.finish(task, report.published)
             self.journal.append(report)
@@ -323,13 +330,11 @@ class MasterMachine:
 
     def _superseded(self, worker: WorkerNode, task_id: str, attempt: int) -> None:
         """Note the end of an attempt that counts no more: called off, or thought lost."""
-        task = self.graph.tasks.get(task_id)
+        task = worker.assigned.get((task_id, attempt))
         if task is None:
             return
-        worker.give_back(task, attempt)
-        call = (worker.facts.id, task_id, attempt)
-        if call in self._called_off.get(task.spec.job, ()):
-            self._forget_calls(task.spec.job, {call})
+        worker.give_back(task, attempt)  # also if the task was forgotten since
+        self._forget_calls(task.spec.job, {(worker.facts.id, task_id, attempt)})
 
     def _drop_unlisted(self, worker: WorkerNode, refs: Iterable[Reference]) -> None:
         doomed = unlisted(self.graph, worker.facts, refs)
@@ -387,6 +392,7 @@ class MasterMachine:
         while self.graph.runnable:  # an input was found to be lost: its producer runs again
             self._collect_runnable()
             self.dispatcher.dispatch()
+        self.dispatcher.recall(now_s)
         self._announce_settled()
         self._drop()
         self._settle_jobs()
@@ -407,7 +413,7 @@ class MasterMachine:
     def _assign(self, task: TaskNode, worker: WorkerNode) -> None:
         spec = task.spec
         attempt = self.graph.assign(task, worker.facts.id)
-        worker.take(task)
+        worker.take(task, self._now_s)
         reference = self.graph.objects.reference
         inputs = tuple([reference(object_id) for object_id in spec.inputs]) if spec.inputs else ()
         self.outbox.append((worker.facts.id, AssignTask(spec, attempt, inputs)))
@@ -461,7 +467,7 @@ class MasterMachine:
         for job_id, job in touched.items():
             if job.state is not JobState.ACTIVE:
                 if job.state in ENDED and not job.unsettled:
-                    self._audience.dismiss(job_id)
+                    self._tell_watchers(job)  # what was lost since its end is there again
                 continue
             if not job.open and job.unsettled == 0:
                 self._finish_job(job)
@@ -592,9 +598,3 @@ class MasterMachine:
 
     def _tell(self, task: TaskNode, text: str) -> None:
         self.stories.setdefault(task.spec.id, Story()).tell(self._now_s, text)
-
-    def _introduce_workers(self) -> None:
-        everyone = [w.facts for w in self.workers.values()]
-        for facts in everyone:
-            others = [Neighbour(o.netloc, o.host) for o in everyone if o is not facts]
-            self._say(facts.id, MeetWorkers(tuple(others)))

@@ -24,7 +24,16 @@ class WorkerFacts(NamedTuple):
 class WorkerNode:
     """One worker that is there."""
 
-    __slots__ = ("assigned", "credit", "facts", "heard_at_s", "parked", "slots_used")
+    __slots__ = (
+        "assigned",
+        "credit",
+        "facts",
+        "heard_at_s",
+        "parked",
+        "recalled",
+        "reported_at_s",
+        "slots_used",
+    )
 
     def __init__(self, facts: WorkerFacts, now_s: float) -> None:
         self.facts = facts
@@ -32,7 +41,9 @@ class WorkerNode:
         self.assigned: dict[tuple[str, int], TaskNode] = {}  # one called off may still run
         self.slots_used = 0
         self.parked: deque[TaskNode] = deque()  # waits for room here, since its inputs are here
+        self.recalled: set[tuple[str, int]] = set()  # of `assigned`: it is asked to give them back
         self.heard_at_s = now_s
+        self.reported_at_s = now_s  # when it last ended something, or had nothing
 
     def __repr__(self) -> str:
         return f"<Worker {self.facts.id} {len(self.assigned)} assigned>"
@@ -42,16 +53,24 @@ class WorkerNode:
         return self.slots_used < self.credit.limit
 
     @property
+    def load(self) -> float:
+        """How much it was given, as a share of its slots."""
+        return self.slots_used / self.facts.slots
+
+    @property
     def wait_s(self) -> float:
         """About how long a task given to it now would wait for a slot."""
         ahead = self.slots_used + len(self.parked) - self.facts.slots + 1
         return max(ahead, 0) * self.credit.task_s / self.facts.slots
 
-    def take(self, task: TaskNode) -> None:
+    def take(self, task: TaskNode, now_s: float) -> None:
+        if not self.assigned:
+            self.reported_at_s = now_s
         self.assigned[task.spec.id, task.attempt] = task
         self.slots_used += task.spec.needs.slots
 
     def give_back(self, task: TaskNode, attempt: int) -> None:
         """Note that it does not have an attempt any more (it may not have had it)."""
         if self.assigned.pop((task.spec.id, attempt), None) is not None:
+            self.recalled.discard((task.spec.id, attempt))
             self.slots_used -= task.spec.needs.slots

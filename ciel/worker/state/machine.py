@@ -12,6 +12,7 @@ from heapq import heappop, heappush
 from typing import NamedTuple
 
 from ciel.core.events import (
+    RECALLED,
     AssignTask,
     CancelTask,
     DropObjects,
@@ -20,6 +21,7 @@ from ciel.core.events import (
     MeetWorkers,
     Message,
     ObjectsStored,
+    RecallTasks,
     SpawnTask,
     TaskFault,
     TaskReported,
@@ -34,10 +36,17 @@ KILL_GRACE_S = 0.25
 """Between the polite signal and the one that cannot be ignored, when a time limit has passed."""
 
 
-REPORT_EVERY_S = 0.005
+REPORT_EVERY_S = 0.01
 """A worker that has work waiting reports successes no more often: each report wakes the master, and
 that its client, which together costs as much as a small program.
 """
+
+
+BRIEF_S = 0.005
+"""Of programs that take less than this, some are prepared ahead of a free slot, ..."""
+AHEAD_S = 0.01
+"""...as many as run in this time, so that one follows the other without a word from us."""
+AHEAD_MAX = 16
 
 
 class Phase(Enum):
@@ -62,11 +71,14 @@ class FetchObject(NamedTuple):
 
 
 class StartAttempt(NamedTuple):
-    """Run a task; answer with `ended`, exactly once, whatever happens."""
+    """Run a task; answer with `ended`, exactly once, whatever happens. `at_most`: its program is to
+    wait until fewer than that run here; 0: it is not to wait.
+    """
 
     spec: TaskSpec
     attempt: int
     inputs: tuple[Reference, ...]
+    at_most: int
 
 
 class KillAttempt(NamedTuple):
@@ -77,13 +89,20 @@ class KillAttempt(NamedTuple):
     force: bool
 
 
+class RecallAttempt(NamedTuple):
+    """End an attempt whose program still waits, with the fault `RECALLED`; else let it be."""
+
+    task: TaskId
+    attempt: int
+
+
 class DeleteObjects(NamedTuple):
     """Delete objects from the own store."""
 
     objects: tuple[ObjectId, ...]
 
 
-Order = FetchObject | StartAttempt | KillAttempt | DeleteObjects
+Order = FetchObject | StartAttempt | KillAttempt | RecallAttempt | DeleteObjects
 Key = tuple[TaskId, int]
 
 
@@ -121,6 +140,9 @@ class WorkerMachine:
         self._queue: list[tuple[int, int, Key]] = []  # by priority, then order of arrival
         self._sequence = 0
         self._deadlines: list[tuple[float, Key]] = []
+        self._run_s = 2 * BRIEF_S  # what programs take here, about
+        self._ahead = 0  # how many may be prepared
+        self._wide: list[int] = []  # the slots of those that run and have more than one
 
     # --- the master -------------------------------------------------------------------------------
 
@@ -131,6 +153,9 @@ class WorkerMachine:
                 self._assigned(message, now_s)
             case CancelTask(task, attempt):
                 self._cancelled((task, attempt), now_s)
+            case RecallTasks(attempts):
+                for key in attempts:
+                    self._recalled(key)
             case DropObjects(objects):
                 held = tuple([object_id for object_id in objects if object_id in self.stored])
                 for object_id in held:
@@ -185,6 +210,17 @@ class WorkerMachine:
             self._waiting.forget(key, [ref.id for ref in attempt.inputs])
             self._close(attempt, TaskReported(*key, (), fault, 0.0))
 
+    def _recalled(self, key: Key) -> None:
+        attempt = self.attempts.get(key)
+        if attempt is None:
+            return  # its report crossed the recall
+        if attempt.phase is Phase.FETCHING or attempt.phase is Phase.QUEUED:
+            self._waiting.forget(key, [ref.id for ref in attempt.inputs])
+            fault = TaskFault(RECALLED, "it was given back before it began")
+            self._close(attempt, TaskReported(*key, (), fault, 0.0))
+        elif attempt.phase is Phase.RUNNING:
+            self.outbox.append(RecallAttempt(*key))
+
     # --- inputs -----------------------------------------------------------------------------------
 
     def fetched(self, object_id: ObjectId, now_s: float, size_bytes: int) -> None:
@@ -221,7 +257,7 @@ class WorkerMachine:
     # --- running ----------------------------------------------------------------------------------
 
     def _enqueue(self, attempt: Attempt, now_s: float) -> None:
-        if not self._queue and attempt.slots <= self.slots_free:
+        if not self._queue and self._fits(attempt):
             self._start(attempt, now_s)
             return
         attempt.phase = Phase.QUEUED
@@ -231,24 +267,50 @@ class WorkerMachine:
 
     def _start_next(self, now_s: float) -> None:
         """Start what fits, in order; a task of many slots is not overtaken by smaller ones."""
-        while self._queue and self.slots_free > 0:
+        while self._queue and self.slots_free > -self._ahead:
             key = self._queue[0][2]
             attempt = self.attempts.get(key)
             if attempt is None or attempt.phase is not Phase.QUEUED:
                 heappop(self._queue)
                 continue
-            if attempt.slots > self.slots_free:
+            if not self._fits(attempt):
                 return
             heappop(self._queue)
             self._start(attempt, now_s)
 
+    def _fits(self, attempt: Attempt) -> bool:
+        """Whether there are slots for an attempt, or it may be prepared ahead: then nothing of it
+        is on the way in, and no time limit runs.
+        """
+        if attempt.slots <= self.slots_free:
+            return True
+        spec = attempt.spec
+        is_plain = attempt.slots == 1 and not spec.inputs and not spec.needs.timeout_s
+        return is_plain and self.slots_free > -self._ahead
+
     def _start(self, attempt: Attempt, now_s: float) -> None:
         attempt.phase = Phase.RUNNING
+        at_most = 0
+        if attempt.slots > self.slots_free:  # all slots but those of wide ones run one program each
+            at_most = self.slots - sum(self._wide) + len(self._wide)
+        if attempt.slots > 1:
+            self._wide.append(attempt.slots)
         self.slots_free -= attempt.slots
         timeout_s = attempt.spec.needs.timeout_s
         if timeout_s:
             heappush(self._deadlines, (now_s + timeout_s, attempt.key))
-        self.outbox.append(StartAttempt(attempt.spec, attempt.key[1], attempt.inputs))
+        self.outbox.append(StartAttempt(attempt.spec, attempt.key[1], attempt.inputs, at_most))
+
+    def _free_slots(self, attempt: Attempt) -> None:
+        self.slots_free += attempt.slots
+        if attempt.slots > 1:
+            self._wide.remove(attempt.slots)
+
+    def _learn(self, run_s: float) -> None:
+        """Note how long a program took."""
+        self._run_s += 0.2 * (run_s - self._run_s)
+        ahead = int(AHEAD_S / self._run_s * self.slots) if self._run_s < BRIEF_S else 0
+        self._ahead = min(ahead, max(AHEAD_MAX, self.slots))
 
     def spawned(self, key: Key, spec: TaskSpec, known: tuple[Reference, ...]) -> None:
         """A running attempt created a task."""
@@ -268,7 +330,9 @@ class WorkerMachine:
         attempt = self.attempts.get(key)
         if attempt is None or attempt.phase not in (Phase.RUNNING, Phase.ENDING):
             return
-        self.slots_free += attempt.slots
+        self._free_slots(attempt)
+        if run_s and fault is None:
+            self._learn(run_s)
         made = tuple(
             [r.id for r in published if isinstance(r, Concrete) and r.id not in self.stored]
         )
@@ -289,7 +353,7 @@ class WorkerMachine:
         attempt = self.attempts.get(key)
         if attempt is None:
             return
-        self.slots_free += attempt.slots
+        self._free_slots(attempt)
         for object_id in objects:
             self.stored.pop(object_id, None)
         losses = tuple([(object_id, self.netloc) for object_id in objects])

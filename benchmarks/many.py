@@ -1,0 +1,97 @@
+"""The same programs fifty times as often, which takes as long for each, and no more memory.
+
+With it what else is asked of a cluster that has been used for long: how soon `ciel job list`
+answers with 10,000 jobs, and for how long the daemons' reactors served nobody at the worst. The
+start of a command is measured with one that asks nothing of a cluster.
+"""
+
+from __future__ import annotations
+
+import re
+import statistics
+import subprocess
+import time
+from pathlib import Path
+
+from benchmarks.programs import RUNS, Scene, scene
+from ciel.client.client import Client
+from ciel.net.turns import PAUSE_NOTED_S
+
+MANY_RUNS = 100_000
+JOBS = 10_000
+STARTS = 15
+_PAUSE = re.compile(r"nobody was served for ([0-9.]+) s")
+
+
+def resident_bytes(pids: list[int]) -> int:
+    """Return the memory of these processes together, less what they share with files."""
+    pages = 0
+    for pid in pids:
+        try:
+            resident, shared = Path(f"/proc/{pid}/statm").read_text().split()[1:3]
+        except OSError:
+            continue
+        pages += int(resident) - int(shared)
+    return pages * 4096
+
+
+def many(made: Scene, runs: int) -> dict[str, float]:
+    """Compare a long array with short ones before and after it, in time and in memory."""
+    made.submit(RUNS)
+    daemons = made.daemons()
+    before_s = made.submit(RUNS)
+    before_bytes = resident_bytes(daemons)
+    long_s = made.submit(runs)
+    grown_bytes = resident_bytes(daemons) - before_bytes
+    after_s = made.submit(RUNS)
+    short_per_s = RUNS / statistics.mean((before_s, after_s))
+    return {
+        "many_per_s": runs / long_s,
+        "many_to_few": runs / long_s / short_per_s,
+        "grown_mib": grown_bytes / 2**20,
+    }
+
+
+def listing(made: Scene, jobs: int) -> dict[str, float]:
+    """Return how long a command takes that does nothing, and one that lists among many jobs."""
+    with Client(access=str(made.access_file), environ=made.environ) as client:
+        for _ in range(jobs):
+            client.job("empty", detached=True).close()
+        client.ask("status")
+    return {
+        "start_s": median_s(made, "--version"),
+        "list_s": median_s(made, "job", "list"),
+        "list_all_s": median_s(made, "job", "list", "--all"),
+    }
+
+
+def median_s(made: Scene, *words: str) -> float:
+    """Return the median of the times that a command takes."""
+    times_s = []
+    for _ in range(STARTS):
+        begun_s = time.perf_counter()
+        made.ciel(*words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        times_s.append(time.perf_counter() - begun_s)
+    return statistics.median(times_s)
+
+
+def longest_pause_s(directory: Path) -> float:
+    """Return the longest pause that any daemon's log tells of; the least that they tell of if
+    there was none.
+    """
+    logs = [path.read_text(errors="replace") for path in directory.rglob("*.log")]
+    pauses = [float(found) for log in logs for found in _PAUSE.findall(log)]
+    return max(pauses, default=PAUSE_NOTED_S)
+
+
+def measure(runs: int = MANY_RUNS, jobs: int = JOBS) -> dict[str, float]:
+    """Measure all of it on one cluster, and read its logs when it is down."""
+    with scene() as made:
+        results = many(made, runs) | listing(made, jobs)
+        made.down()
+        return results | {"pause_s": longest_pause_s(made.directory)}
+
+
+if __name__ == "__main__":
+    for name, value in measure().items():
+        print(f"{name:14} {value:12.3f}")

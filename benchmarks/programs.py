@@ -1,0 +1,164 @@
+"""Thousands of ordinary programs: `ciel submit --array` on a running cluster against `xargs -P2`.
+
+The program appends one byte to a file, so that its runs are counted. The client's start is part of
+the time. What a run should cost beyond the program's own start (about 750 us of CPU): 30 us in the
+client, 40 in the master, 60 in the launcher, and in the worker 60 for the launcher's messages and
+100 for everything else; with both cores full that is 0.7 of what xargs reaches.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.control import cpu_s
+
+RUNS = 2000
+PAIRS = 5
+AT_A_TIME = 2
+SOURCE = r"""
+#include <fcntl.h>
+#include <unistd.h>
+int main(int count, char **words) {
+    int fd = count > 1 ? open(words[1], O_WRONLY | O_APPEND) : -1;
+    return fd < 0 || write(fd, "x", 1) != 1;
+}
+"""
+CIEL = Path(sys.executable).with_name("ciel")
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """Runs per second, medians; `ratio` is the median of the pairs' own ratios. CPU in
+    microseconds a run, of all that is not the program.
+    """
+
+    ciel_per_s: float
+    xargs_per_s: float
+    ratio: float
+    cpu_us_client: float
+    cpu_us_daemons: float
+
+
+class Scene:
+    """A cluster of `ciel up` with the program to run; its spool is where `directory` lies."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.program = directory / "appends"
+        self.count_file = directory / "count"
+        self.count_file.touch()
+        source = directory / "appends.c"
+        source.write_text(SOURCE)
+        subprocess.run(["cc", "-O2", "-o", self.program, source], check=True)
+        self.environ = os.environ | {
+            "XDG_STATE_HOME": str(directory / "state"),
+            "XDG_CONFIG_HOME": str(directory / "config"),
+        }
+        self.environ.pop("CIEL_MASTER", None)
+
+    def ciel(self, *words: str, **options: object) -> subprocess.CompletedProcess[bytes]:
+        return subprocess.run(  # type: ignore[call-overload, no-any-return]  # options pass through
+            [CIEL, *words], env=self.environ, check=True, **options
+        )
+
+    def daemons(self) -> list[int]:
+        """Name every process of the cluster, launcher included."""
+        mark = f"XDG_STATE_HOME={self.environ['XDG_STATE_HOME']}".encode()
+        found = []
+        for entry in Path("/proc").glob("[0-9]*"):
+            try:
+                if mark in (entry / "environ").read_bytes().split(b"\0"):
+                    found.append(int(entry.name))
+            except OSError:
+                continue
+        return found
+
+    def down(self) -> None:
+        """End the cluster if it is up."""
+        if self.access_file.exists():
+            self.ciel("down", stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+    @property
+    def access_file(self) -> Path:
+        return self.directory / "state" / "ciel" / "current"
+
+    def submit(self, runs: int) -> float:
+        """Return how long `runs` runs take, as a user sees it."""
+        self.count_file.write_bytes(b"")
+        begun_s = time.perf_counter()
+        self.ciel(
+            "submit", "--quiet", "--array", f"1-{runs}", "--",
+            str(self.program), str(self.count_file), "{}", stdout=subprocess.DEVNULL,
+        )  # fmt: skip
+        elapsed_s = time.perf_counter() - begun_s
+        self.expect(runs)
+        return elapsed_s
+
+    def xargs(self, runs: int) -> float:
+        """Return how long xargs takes for the same."""
+        self.count_file.write_bytes(b"")
+        numbers = "\n".join(map(str, range(1, runs + 1)))
+        command = ["xargs", f"-P{AT_A_TIME}", "-n1", str(self.program), str(self.count_file)]
+        begun_s = time.perf_counter()
+        subprocess.run(command, input=numbers, text=True, check=True)
+        elapsed_s = time.perf_counter() - begun_s
+        self.expect(runs)
+        return elapsed_s
+
+    def expect(self, runs: int) -> None:
+        ran = self.count_file.stat().st_size
+        if ran != runs:
+            raise RuntimeError(f"{ran} programs ran, not {runs}")
+
+
+@contextmanager
+def scene(where: str | None = None) -> Iterator[Scene]:
+    """Start a cluster whose spool lies in `where`, by default the directory for temporary files."""
+    with tempfile.TemporaryDirectory(prefix="ciel-bench-", dir=where) as directory:
+        made = Scene(Path(directory))
+        made.ciel(
+            "up", "--workers", "1", "--slots", str(AT_A_TIME), "--listen", "127.0.0.1:0",
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+        try:
+            yield made
+        finally:
+            made.down()  # it may be down already
+
+
+def measure(runs: int = RUNS, pairs: int = PAIRS, where: str | None = None) -> Measurement:
+    """Take both rates in turn, so that the machine's moods meet both alike."""
+    with scene(where) as made:
+        made.submit(runs // 10)  # warm: page cache, prefetch
+        daemons = made.daemons()
+        ours, theirs = [], []
+        client_s = daemons_s = 0.0
+        for _ in range(pairs):
+            before_s = sum(cpu_s(pid) for pid in daemons)
+            own = resource.getrusage(resource.RUSAGE_CHILDREN)
+            ours.append(made.submit(runs))
+            own_after = resource.getrusage(resource.RUSAGE_CHILDREN)
+            daemons_s += sum(cpu_s(pid) for pid in daemons) - before_s
+            client_s += own_after.ru_utime + own_after.ru_stime - own.ru_utime - own.ru_stime
+            theirs.append(made.xargs(runs))
+    return Measurement(
+        ciel_per_s=runs / statistics.median(ours),
+        xargs_per_s=runs / statistics.median(theirs),
+        ratio=statistics.median(their / our for our, their in zip(ours, theirs, strict=True)),
+        cpu_us_client=client_s / (runs * pairs) * 1e6,
+        cpu_us_daemons=daemons_s / (runs * pairs) * 1e6,
+    )
+
+
+if __name__ == "__main__":
+    print(measure(where=sys.argv[1] if len(sys.argv) > 1 else None))

@@ -1,0 +1,44 @@
+"""`ciel worker`: the workers that are there."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+from collections.abc import Sequence
+from typing import Any
+
+from ciel.cli.outcome import Status
+from ciel.cli.printing import duration, print_json, print_text, screen_width, table
+from ciel.cli.verbs import Verb, run_verb
+from ciel.client.client import Client
+
+
+def main(prog: str, words: Sequence[str]) -> int:
+    """Do what the first word says."""
+    return run_verb("ciel worker", "Looks at the workers.", _VERBS, words)
+
+
+def _list(client: Client, args: Namespace) -> int:
+    workers = client.ask("workers")
+    if args.json:
+        print_json(workers)
+    else:
+        print_text(render_workers(workers, screen_width()))
+    return Status.DONE
+
+
+def render_workers(workers: Sequence[dict[str, Any]], width: int | None = None) -> str:
+    """Lay out the master's answer to `workers`."""
+    if not workers:
+        return "no workers: nothing can run"
+    rows = [
+        (w["worker"], w["netloc"], w["slots"], w["running"], w["queued"], duration(w["silent_s"]))
+        for w in workers
+    ]
+    return table(("WORKER", "ADDRESS", "SLOTS", "RUNNING", "QUEUED", "HEARD"), rows, width)
+
+
+def _add_nothing(parser: ArgumentParser) -> None:
+    pass
+
+
+_VERBS = {"list": Verb("list the workers, and what they do", _add_nothing, _list)}

@@ -1,0 +1,72 @@
+"""What a failed attempt left, moved to where people may look at it; each part within a bound."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+
+from ciel.execution.kept import KeptAttempts
+from ciel.storage.leases import remove_tree
+from ciel.worker.growth import STDERR_LEFT_BYTES, STDERR_MAX_BYTES
+from ciel.worker.scratch import Scratch
+
+STDOUT_MAX_BYTES = 64 << 20
+_COPY_BYTES = 1 << 20
+
+
+def keep_files(kept: KeptAttempts, name: str, scratch: Scratch, partial: str | None) -> str:
+    """Move an attempt's directory and standard error, and the beginning of its partial output.
+
+    Returns what to tell of it. May take as long as the files are large; may raise OSError.
+    """
+    place = kept.path / name
+    try:
+        scratch.keep(place)
+        _shorten(f"{place}/stderr")
+        if partial is not None:
+            _take_output(partial, f"{place}/stdout")
+    except OSError:
+        remove_tree(place)
+        kept.make_room()
+        raise
+    why_not = kept.admit(name)
+    return f"its files are not kept: {why_not}" if why_not else f"its files are kept in {place}"
+
+
+def _shorten(path: str) -> None:
+    """Put the end of a long standard error in its place: whoever copies it would fill its holes."""
+    try:
+        size_bytes = os.lstat(path).st_size
+    except FileNotFoundError:
+        return
+    if size_bytes <= STDERR_MAX_BYTES:
+        return
+    with open(path, "rb") as whole, open(f"{path}.end", "wb") as end:
+        left_out = whole.seek(size_bytes - STDERR_LEFT_BYTES)
+        end.write(b"(%d bytes before)\n" % left_out)
+        shutil.copyfileobj(whole, end, _COPY_BYTES)
+    os.replace(f"{path}.end", path)
+
+
+def _take_output(source: str, target: str) -> None:
+    """Link a file, which takes no time and no room; of a long one copy the beginning."""
+    try:
+        status = os.lstat(source)
+    except OSError:
+        return  # the program has removed it
+    if not stat.S_ISREG(status.st_mode):
+        return
+    if status.st_size <= STDOUT_MAX_BYTES:
+        try:
+            os.link(source, target, follow_symlinks=False)
+            return
+        except OSError:
+            pass  # on another file system
+    else:
+        target += ".beginning"
+    with open(source, "rb") as whole, open(target, "wb") as copy:
+        left_bytes = STDOUT_MAX_BYTES
+        while left_bytes and (chunk := whole.read(min(left_bytes, _COPY_BYTES))):
+            copy.write(chunk)
+            left_bytes -= len(chunk)

@@ -1,0 +1,81 @@
+"""What the programs of each job complained: one file a job, for people and for `GET /log/JOB`.
+
+    <directory>/job-<id>.log      lines of `[task] text`, written as each program ends
+
+A directory belongs to one worker. It keeps the logs of the 1,000 jobs that were written to last.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Final
+
+from twisted.internet.defer import Deferred
+
+from ciel.core.ids import JobId
+from ciel.execution.report import visible
+
+JOBS_KEPT: Final = 1000
+LOG_MAX_BYTES: Final = 64 << 20
+"""Of one job: a million programs that complain must not fill the disk."""
+
+CHUNK_BYTES: Final = 1 << 20
+GROWTH_WAIT_S: Final = 20.0
+"""A reader who waits for more hears by then that there is none; within HTTP's idle time."""
+
+_FULL = f"(this log is full at {LOG_MAX_BYTES >> 20} MiB; what came later is left out)\n".encode()
+
+
+class JobLogs:
+    """Writes and reads the logs, and wakes those who wait for one to grow."""
+
+    def __init__(self, reactor: Any, directory: Path) -> None:
+        self._reactor = reactor
+        self._directory = directory
+        self._waiting: dict[str, list[Deferred[None]]] = {}
+        found = sorted((path.stat().st_mtime, path.name) for path in directory.glob("job-*.log"))
+        self._kept = dict.fromkeys(name for _, name in found)  # the latest written last
+
+    def append(self, job: JobId, task: str, text: str) -> None:
+        """Append what a task's program complained, each line with the task; raises OSError."""
+        name = _name(job)
+        self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._kept.pop(name, None)
+        self._kept[name] = None
+        lines = "".join([f"[{visible(task)}] {line}\n" for line in text.splitlines()]).encode()
+        with open(self._directory / name, "ab") as file:
+            size_bytes = file.tell()
+            if size_bytes >= LOG_MAX_BYTES:
+                return
+            file.write(lines if size_bytes + len(lines) < LOG_MAX_BYTES else lines + _FULL)
+        while len(self._kept) > JOBS_KEPT:
+            oldest = next(iter(self._kept))
+            del self._kept[oldest]
+            (self._directory / oldest).unlink(missing_ok=True)
+        for waiting in self._waiting.pop(job, ()):
+            waiting.callback(None)
+
+    def read(self, job: JobId, offset: int) -> bytes:
+        """Return what a log holds from `offset` on, at most 1 MiB; nothing if there is no log."""
+        try:
+            with open(self._directory / _name(job), "rb") as file:
+                file.seek(offset)
+                return file.read(CHUNK_BYTES)
+        except FileNotFoundError:
+            return b""
+
+    def grown(self, job: JobId) -> Deferred[None]:
+        """Fire when a log has grown, or after 20 s; to be cancelled when nobody waits any more."""
+        waiting: Deferred[None] = Deferred(lambda cancelled: self._forget(job, cancelled))
+        self._waiting.setdefault(job, []).append(waiting)
+        return waiting.addTimeout(GROWTH_WAIT_S, self._reactor, lambda failure, after_s: None)
+
+    def _forget(self, job: JobId, cancelled: Deferred[None]) -> None:
+        waiting = self._waiting.get(job, [])
+        waiting.remove(cancelled)
+        if not waiting:
+            self._waiting.pop(job, None)
+
+
+def _name(job: JobId) -> str:
+    return f"job-{job}.log"  # the grammar of ids makes it a name

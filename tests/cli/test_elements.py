@@ -1,0 +1,222 @@
+import io
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ciel.cli import elements
+from ciel.cli.elements import WORD_MAX_BYTES, Element, Known, Lines, Template, substitute
+from ciel.cli.outcome import UsageError
+
+PLACES = [
+    ("{}", "el"),
+    ("{#}", "4"),
+    ("a{}b{#}c{}", "aelb4cel"),
+    ("{ }", "{ }"),
+    ("{{}}", "{el}"),
+    ("{##}", "{##}"),
+    ("plain", "plain"),
+]
+
+
+@pytest.mark.parametrize("word, result", PLACES)
+def test_places_take_the_element_and_its_number(word: str, result: str) -> None:
+    assert substitute(word, Element(4, "el")) == result
+
+
+@given(st.text())
+def test_what_an_element_brings_is_not_looked_at_again(text: str) -> None:
+    assert substitute("<{}>", Element(1, text)) == f"<{text}>"
+
+
+def test_arguments_take_the_element_and_the_program_does_not() -> None:
+    words, env = Template(["{}", "a", "{}{#}", "{}"]).fill(Element(7, "x"))
+    assert words == ["{}", "a", "x7", "x"]
+    assert env == {"CIEL_INDEX": "7", "CIEL_ELEMENT": "x"}
+
+
+def test_without_an_array_nothing_is_touched() -> None:
+    assert Template(["p", "{}", "{#}"]).fill(Element(1, None)) == (["p", "{}", "{#}"], {})
+
+
+@pytest.mark.parametrize(
+    "word, length, fits",
+    [
+        ("plain", WORD_MAX_BYTES - len("CIEL_ELEMENT="), True),
+        ("plain", WORD_MAX_BYTES - len("CIEL_ELEMENT=") + 1, False),
+        ("--option-value={}", WORD_MAX_BYTES - len("--option-value="), True),
+        ("--option-value={}", WORD_MAX_BYTES - len("--option-value=") + 1, False),
+        ("{}" * 100, WORD_MAX_BYTES // 100, True),
+        ("{}" * 100, WORD_MAX_BYTES // 100 + 1, False),
+    ],
+)
+def test_what_is_too_long_for_a_program_is_found_to_the_byte(
+    word: str, length: int, fits: bool
+) -> None:
+    for text in ("x" * length, "\u00e9" * (length // 2) + "x" * (length % 2)):
+        if fits:
+            Template(["p", word]).fill(Element(1, text))
+        else:
+            with pytest.raises(ValueError, match=f"a program can be given {WORD_MAX_BYTES}"):
+                Template(["p", word]).fill(Element(1, text))
+
+
+def test_many_numbers_in_an_argument_count_as_well() -> None:
+    template = Template(["p", "{#}" * 43000])
+    template.fill(Element(999, "999"))
+    with pytest.raises(ValueError, match="172000 bytes"):
+        template.fill(Element(1000, "1000"))
+
+
+def test_an_array_numbers_itself() -> None:
+    source = Known.numbers(range(3, 8, 2))
+    assert source.total == 3
+    assert source.take(2) == [Element(3, "3"), Element(5, "5")]
+    assert not source.ended
+    assert source.take(2) == [Element(7, "7")]
+    assert source.ended
+    assert source.place(Element(7, "7")) == "element 7"
+
+
+# --- lines ----------------------------------------------------------------------------------------
+
+
+def open_lines(path: Path) -> Lines:
+    lines = Lines(str(path))
+    lines.start(lambda: None)
+    return lines
+
+
+def wait_until_ready(lines: Lines) -> None:
+    until_s = time.monotonic() + 10
+    while not lines.is_ready():
+        assert time.monotonic() < until_s
+        time.sleep(0.001)
+
+
+def all_of(lines: Lines, count: int = 7) -> list[Element]:
+    found: list[Element] = []
+    while not lines.ended:
+        wait_until_ready(lines)
+        found += lines.take(count)
+    return found
+
+
+@pytest.fixture
+def pipe(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    """What writes to a standard input."""
+    read_fd, write_fd = os.pipe()
+    with open(write_fd, "wb") as writer, open(read_fd, "rb"):
+        monkeypatch.setattr(elements, "_open", lambda name: read_fd)
+        yield write_fd
+        writer.close()
+
+
+def test_lines_are_numbered_from_one(tmp_path: Path) -> None:
+    path = tmp_path / "lines"
+    path.write_bytes("a\r\n\n\u00e9 b\nlast".encode())
+    lines = open_lines(path)
+    assert lines.total is None
+    assert all_of(lines) == [
+        Element(1, "a"),
+        Element(2, ""),
+        Element(3, "\u00e9 b"),
+        Element(4, "last"),
+    ]
+    assert lines.total == 4
+
+
+def test_an_empty_file_has_no_lines(tmp_path: Path) -> None:
+    (tmp_path / "empty").touch()
+    assert all_of(open_lines(tmp_path / "empty")) == []
+
+
+@given(st.lists(st.text(st.characters(codec="utf-8", exclude_characters="\n\r\0"))), st.booleans())
+def test_lines_come_as_they_are(texts: list[str], last_ends: bool) -> None:
+    if texts and not texts[-1]:
+        last_ends = True  # else it is none
+    content = "\n".join(texts) + ("\n" if texts and last_ends else "")
+    fd = os.memfd_create("lines")
+    with open(fd, "r+b") as file:
+        file.write(content.encode())
+        file.seek(0)
+        lines = open_lines(Path(f"/proc/self/fd/{fd}"))
+        assert [element.text for element in all_of(lines)] == texts
+
+
+def test_a_line_can_be_taken_before_the_next_is_there(pipe: int) -> None:
+    woken = threading.Event()
+    lines = Lines("-")
+    lines.start(woken.set)
+    os.write(pipe, b"one\ntw")
+    assert woken.wait(10)
+    assert lines.take(100) == [Element(1, "one")]
+    assert not lines.is_ready()
+    assert not lines.ended
+    os.write(pipe, b"o\n")
+    wait_until_ready(lines)
+    assert lines.take(100) == [Element(2, "two")]
+
+
+def test_it_does_not_read_on_while_nobody_takes(pipe: int) -> None:
+    os.set_blocking(pipe, False)
+    lines = Lines("-")
+    lines.start(lambda: None)
+    written = refused = 0
+    while refused < 20:
+        try:
+            written += os.write(pipe, b"line\n" * 1000)
+            refused = 0
+        except BlockingIOError:
+            refused += 1
+            time.sleep(0.005)
+    assert written < (elements._BLOCKS_MAX + 2) * elements._BLOCK_BYTES + (64 << 10)
+
+
+BAD = [(b"\xff", "is not UTF-8"), (b"a\0b", "holds a zero byte"), (b"x" * 200_000, "is longer")]
+
+
+@pytest.mark.parametrize("line, said", BAD)
+def test_lines_that_no_program_can_be_given_are_said(
+    tmp_path: Path, line: bytes, said: str
+) -> None:
+    path = tmp_path / "some-lines"
+    path.write_bytes(b"fine\n" + line)
+    with pytest.raises(UsageError, match=f"some-lines line 2 {said}"):
+        all_of(open_lines(path))
+
+
+def test_a_line_without_an_end_is_not_read_to_its_end() -> None:
+    lines = Lines("/dev/zero")
+    lines.start(lambda: None)
+    with pytest.raises(UsageError, match="line 1 is longer"):
+        all_of(lines)
+
+
+def test_what_cannot_be_read_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UsageError, match="absent: No such file"):
+        Lines(str(tmp_path / "absent"))
+    with pytest.raises(UsageError, match="it is a directory"):
+        Lines(str(tmp_path))
+    monkeypatch.setattr(sys, "stdin", None)
+    with pytest.raises(UsageError, match="standard input is closed"):
+        Lines("-")
+
+
+def test_a_failing_read_is_raised_where_lines_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(fd: int, size: int) -> Any:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(sys, "stdin", io.StringIO())
+    lines = Lines("-")
+    monkeypatch.setattr(os, "read", fail)
+    lines.start(lambda: None)
+    with pytest.raises(OSError, match="Input/output error: 'standard input'"):
+        all_of(lines)

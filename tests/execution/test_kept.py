@@ -1,0 +1,122 @@
+"""What is kept of failed attempts has a bound; whatever fills the device, it gives way."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ciel.execution.kept import KEPT_ATTEMPTS_MAX, KEPT_BYTES_MAX, KeptAttempts
+from ciel.testing.mounts import on_mount
+
+MIB = 1 << 20
+
+
+def make(kept: KeptAttempts, name: str, size_bytes: int = 10) -> None:
+    (kept.path / name / "scratch").mkdir(parents=True)
+    (kept.path / name / "scratch" / "left").write_bytes(os.urandom(size_bytes))
+
+
+def names(kept: KeptAttempts) -> list[str]:
+    return sorted(entry.name for entry in kept.path.iterdir())
+
+
+def test_the_oldest_goes_when_there_are_too_many(tmp_path: Path) -> None:
+    kept = KeptAttempts(tmp_path, attempts_max=3)
+    for name in "edcba":
+        make(kept, name)
+        assert kept.admit(name) == ""
+    assert names(kept) == ["a", "b", "c"]
+
+
+def test_the_oldest_go_when_they_take_too_much(tmp_path: Path) -> None:
+    kept = KeptAttempts(tmp_path, bytes_max=3 * MIB + MIB // 2)
+    for name in "edcba":
+        make(kept, name, MIB)
+        assert kept.admit(name) == ""
+    assert names(kept) == ["a", "b", "c"]
+    make(kept, "f", 2 * MIB)
+    assert kept.admit("f") == ""
+    assert names(kept) == ["a", "f"]
+
+
+def test_what_alone_takes_too_much_is_not_kept(tmp_path: Path) -> None:
+    kept = KeptAttempts(tmp_path, bytes_max=2 * MIB)
+    make(kept, "before")
+    assert kept.admit("before") == ""
+    make(kept, "large", 3 * MIB)
+    why_not = re.sub("they take 3[0-9]{6} bytes", "they take N bytes", kept.admit("large"))
+    assert why_not == "they take N bytes, of 2097152 for all that is kept"
+    assert names(kept) == ["before"]
+
+
+def test_what_an_earlier_worker_kept_counts_by_its_age(tmp_path: Path) -> None:
+    before = KeptAttempts(tmp_path)
+    for age, name in enumerate("bca"):
+        make(before, name)
+        os.utime(tmp_path / name, (1000 - age, 1000 - age))
+    kept = KeptAttempts(tmp_path, attempts_max=3)
+    make(kept, "d")
+    assert kept.admit("d") == ""
+    assert names(kept) == ["b", "c", "d"]
+
+
+def test_a_directory_that_is_not_there_holds_nothing(tmp_path: Path) -> None:
+    kept = KeptAttempts(tmp_path / "absent")
+    kept.make_room()
+    assert not kept.path.exists()
+
+
+def test_a_directory_that_somebody_removed_is_begun_anew(tmp_path: Path) -> None:
+    kept = KeptAttempts(tmp_path / "kept", attempts_max=1)
+    for name in ("a", "b"):
+        make(kept, name)
+        assert kept.admit(name) == ""
+        shutil.rmtree(kept.path)
+        kept.make_room()
+    make(kept, "c")
+    assert kept.admit("c") == ""
+
+
+def test_the_bounds_are_what_the_documentation_says() -> None:
+    assert (KEPT_ATTEMPTS_MAX, KEPT_BYTES_MAX) == (100, 1 << 30)
+
+
+ON_A_SMALL_DEVICE = """
+import os, sys
+from pathlib import Path
+from ciel.execution.kept import KeptAttempts
+
+device = Path(sys.argv[1])
+kept = KeptAttempts(device / "kept")
+for name in ("a", "b", "c"):
+    (kept.path / name).mkdir(parents=True)
+    (kept.path / name / "left").write_bytes(bytes(4 << 20))
+    assert kept.admit(name) == ""
+if sys.argv[2] == "bytes":
+    (device / "other").write_bytes(bytes(15 << 20))
+else:
+    for number in range(40):
+        (device / str(number)).touch()
+print(*sorted(entry.name for entry in kept.path.iterdir()), flush=True)
+kept.make_room()
+print(*sorted(entry.name for entry in kept.path.iterdir()), flush=True)
+for entry in device.iterdir():
+    if entry.name != "kept":
+        entry.unlink()
+(kept.path / "d").mkdir()
+print(kept.admit("d") or "kept")
+"""
+
+
+@pytest.mark.parametrize("what", ["bytes", "files"])
+def test_a_device_that_fills_up_is_given_room(tmp_path: Path, what: str) -> None:
+    mount = ["-t", "tmpfs", "-o", "size=32m,nr_inodes=50", "none"]
+    command = [sys.executable, "-c", ON_A_SMALL_DEVICE, str(tmp_path), what]
+    done = subprocess.run(
+        on_mount(mount, tmp_path, command), capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.stdout == "a b c\nb c\nkept\n", done.stderr

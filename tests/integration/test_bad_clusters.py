@@ -1,0 +1,310 @@
+"""Clusters that are not there, not any more, or short of something: one sentence each, and the
+right exit status.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from ciel.access.access_file import AccessFile, process_start
+from ciel.access.keys import Key
+from ciel.testing.homes import Home, wait_for
+from ciel.testing.mounts import on_mount
+
+EXAMPLE: Final = str(Path(__file__).parents[2] / "examples" / "hello.pack")
+KEY: Final = Key(bytes(range(32)))
+
+
+def run(home: Home, *argv: str) -> tuple[int, str, str]:
+    """Run a command; return its status and what it said, less what differs from run to run."""
+    done = home.run(*argv)
+    return done.returncode, plain(home, done.stdout), plain(home, done.stderr)
+
+
+def plain(home: Home, text: str) -> str:
+    text = text.replace(str(home.path), "HOME")
+    text = re.sub(r"\b(127\.0\.0\.1:|localhost_)\d+", r"\1PORT", text)
+    text = re.sub(r"\bprocess \d+", "process PID", text)
+    return re.sub(r"runs/[-0-9T.]+", "runs/TIME", text)
+
+
+def current(home: Home) -> Path:
+    return home.path / "state" / "ciel" / "current"
+
+
+UP: Final = (
+    "ciel: up at http://127.0.0.1:PORT: 1 worker with 1 slot; "
+    "logs in HOME/state/ciel/localhost_PORT\n"
+)
+UP_COMMAND: Final = ("ciel", "up", "--slots", "1", "--listen", "127.0.0.1:0")
+NONE_UP: Final = "ciel: no cluster of `ciel up` is up\n"
+CRASHED: Final = (
+    "the cluster at http://127.0.0.1:PORT has crashed "
+    "(process PID is gone; logs in HOME/state/ciel/localhost_PORT)"
+)
+HAD_CRASHED: Final = "(process PID is gone)\n"
+
+
+# --- up, down, and crashes ------------------------------------------------------------------------
+
+
+def test_up_and_down_may_be_said_twice(home: Home) -> None:
+    assert run(home, "ciel", "down") == (3, "", NONE_UP)
+    assert run(home, *UP_COMMAND) == (0, "http://127.0.0.1:PORT\n", UP)
+    assert run(home, *UP_COMMAND) == (
+        0,
+        "http://127.0.0.1:PORT\n",
+        "ciel: already up at http://127.0.0.1:PORT; `ciel down` ends it\n",
+    )
+    assert run(home, "ciel", "down") == (
+        0, "", "ciel: the cluster at http://127.0.0.1:PORT is down\n",
+    )  # fmt: skip
+    assert run(home, "ciel", "down") == (3, "", NONE_UP)
+    wait_for(lambda: not home.processes(), "its end")
+    assert not list(home.tmp.iterdir())
+
+
+def test_a_cluster_whose_master_was_killed_is_told_of_by_every_command(home: Home) -> None:
+    assert run(home, *UP_COMMAND)[0] == 0
+    kill_master(home)
+    for words in (["status"], ["job", "list"], ["submit", "--detach", "--", "true"]):
+        assert run(home, "ciel", *words) == (3, "", f"ciel: {CRASHED}; `ciel up` starts one\n")
+    own = (
+        "ciel: no cluster is named or up, so this is one of our own: 1 worker with N; "
+        "logs in HOME/state/ciel/runs/TIME\n"
+    )
+    for argv, out in (
+        (["ciel", "submit", "--", "echo", "hi"], "hi\n"),
+        (["ciel", "run", EXAMPLE], '["Hello, world!\\n"]\n'),
+    ):
+        status, printed, said = run(home, *argv)
+        said = re.sub(r"with \d+ slots?", "with N", said)
+        assert (status, printed, said) == (0, out, f"ciel: {CRASHED}\n{own}")
+    assert run(home, *UP_COMMAND) == (
+        0,
+        "http://127.0.0.1:PORT\n",
+        f"ciel: the last cluster, at http://127.0.0.1:PORT, had crashed {HAD_CRASHED}{UP}",
+    )
+    kill_master(home)
+    assert run(home, "ciel", "down") == (
+        0, "", f"ciel: the cluster at http://127.0.0.1:PORT had crashed {HAD_CRASHED}",
+    )  # fmt: skip
+    assert run(home, "ciel", "down") == (3, "", NONE_UP)
+    log = next(current(home).parent.glob("localhost_*/up.log"))
+    assert log.read_text() == "ciel: master was ended by SIGKILL\n" * 2
+
+
+def kill_master(home: Home) -> None:
+    (pid,) = [pid for pid, line in home.processes().items() if "ciel.cli.master" in line]
+    os.kill(pid, signal.SIGKILL)
+    wait_for(lambda: not home.processes(), "the end of all that belonged to it")
+    assert not list(home.tmp.iterdir())
+
+
+def test_a_process_that_took_a_dead_clusters_number_is_left_alone(home: Home) -> None:
+    """The access file names this very process, which started at another time."""
+    path = current(home).parent / "localhost_8000" / "access.json"
+    start = (process_start(os.getpid()) or 0) + 1
+    AccessFile("http://127.0.0.1:8000", "unix:@gone", "c", KEY, os.getpid(), start).write(path)
+    current(home).symlink_to(path)
+    assert run(home, "ciel", "status") == (3, "", f"ciel: {CRASHED}; `ciel up` starts one\n")
+    assert run(home, "ciel", "down") == (
+        0, "", f"ciel: the cluster at http://127.0.0.1:PORT had crashed {HAD_CRASHED}",
+    )  # fmt: skip
+
+
+UPS: Final = {
+    "no address": (["--listen", "x:y"], "--listen: 'x:y' is no address: expected HOST:PORT"),
+    "no port": (["--listen", "[::1]:"], "--listen: '[::1]:' is no address: expected HOST:PORT"),
+    "a blank": (["--listen", " "], "--listen: ' ' is no address: expected HOST:PORT"),
+    "another host": (
+        ["--listen", "192.0.2.1:1"],
+        "--listen 192.0.2.1:1: this cluster is for this computer alone; "
+        "start ciel-master and ciel-worker for others",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("words, said", UPS.values(), ids=UPS)
+def test_an_address_that_up_cannot_listen_on_is_said(
+    home: Home, words: list[str], said: str
+) -> None:
+    assert run(home, "ciel", "up", *words) == (2, "", f"ciel: {said}\n")
+
+
+STORES: Final = {
+    "no": "store 'no': not installed (there is: disk, shm)",
+    "disk:capacity=x": "'x': not a size; write 8GiB, 512MiB or 1000000",
+    "shm:speed=1": "'shm': no option 'speed'; there are: capacity, instance",
+}
+
+
+def test_a_store_that_cannot_be_is_said_and_only_once(home: Home) -> None:
+    """Each start says what was wrong with itself, not with those before."""
+    for spec, said in STORES.items():
+        assert run(home, "ciel", "up", "--listen", "127.0.0.1:0", "--store", spec) == (
+            3, "", f"ciel: worker-1 could not start: {said}\n",
+        )  # fmt: skip
+    assert not home.processes()
+
+
+# --- access files ---------------------------------------------------------------------------------
+
+GOOD: Final[dict[str, Any]] = {
+    "version": 1, "url": "http://127.0.0.1:1", "control": "127.0.0.1:1", "cluster_id": "c",
+    "key": KEY.text(), "pid": 1, "pid_start": 1,
+}  # fmt: skip
+CURE: Final = "; remove it, or copy it again from where its master runs"
+FILES: Final[dict[str, tuple[object, str]]] = {
+    "empty": (b"", f"empty{CURE}"),
+    "not JSON": (b"{", f"not JSON{CURE}"),
+    "no object": (b"[]", f"not a JSON object{CURE}"),
+    "without a key": (GOOD | {"key": None}, f'"key" is missing, or no text{CURE}'),
+    "with half a key": (
+        GOOD | {"key": KEY.text()[:-1]},
+        '"key" is not a key: expected 64 hexadecimal digits, or ROLE- and 64 of them' + CURE,
+    ),
+    "with no URL": (GOOD | {"url": "::"}, f'"url" is not http://HOST:PORT{CURE}'),
+    "with no process": (GOOD | {"pid": -1}, f'"pid" and "pid_start" name no process{CURE}'),
+    "of a newer version": (
+        GOOD | {"version": 2},
+        "written by a newer ciel (version 2, we read up to 1)",
+    ),
+}
+
+
+@pytest.mark.parametrize("content, said", FILES.values(), ids=FILES)
+def test_an_access_file_that_is_none_is_said(home: Home, content: object, said: str) -> None:
+    path = home.path / "access.json"
+    path.write_bytes(content if isinstance(content, bytes) else json.dumps(content).encode())
+    path.chmod(0o600)
+    text = f"access file HOME/access.json: {said}\n"
+    assert run(home, "ciel", "status", "--access", str(path)) == (3, "", f"ciel: {text}")
+
+
+def test_every_program_says_alike_what_is_wrong_with_an_access_file(home: Home) -> None:
+    path = home.path / "access.json"
+    path.write_text(json.dumps(GOOD))
+    path.chmod(0o644)
+    text = (
+        "access file HOME/access.json: open to others (mode 0644); "
+        "type: chmod go= HOME/access.json\n"
+    )
+    for argv in (
+        ["ciel", "submit", "--access", str(path), "--", "true"],
+        ["ciel-worker", "--access", str(path)],
+        ["ciel-master", "--access", str(path), "--listen", "127.0.0.1:0"],
+    ):
+        assert run(home, *argv) == (3, "", f"{argv[0]}: {text}")
+    for words, said in (
+        (["--access", "/etc"], "access file /etc: not a regular file"),
+        (["--access", "absent"], "--access names absent: no such file"),
+        (["-m", "127.0.0.1:9"],
+         "no key for http://127.0.0.1:9 (--master): there is no "
+         "HOME/state/ciel/localhost_PORT/access.json, "
+         "and neither --access nor CIEL_ACCESS names a file"),
+    ):  # fmt: skip
+        assert run(home, "ciel", "status", *words) == (
+            3, "", f"ciel: {said}\n".replace("127.0.0.1:9", "127.0.0.1:PORT"),
+        )  # fmt: skip
+
+
+def test_a_damaged_link_of_up_is_said_by_every_command(home: Home) -> None:
+    current(home).parent.mkdir(parents=True)
+    current(home).write_text("{")
+    current(home).chmod(0o600)
+    for words in (["status"], ["up"], ["down"], ["submit", "--", "true"]):
+        assert run(home, "ciel", *words) == (
+            3, "", f"ciel: access file HOME/state/ciel/current: not JSON{CURE}\n",
+        )  # fmt: skip
+
+
+# --- few files, full disks ------------------------------------------------------------------------
+
+
+def with_few_files(number: int, *argv: str) -> list[str]:
+    return ["sh", "-c", f'ulimit -n {number} && exec "$@"', "sh", *argv]
+
+
+def test_a_cluster_gets_by_with_few_open_files(home: Home) -> None:
+    words = ("submit", "--quiet", "--array", "1-300", "--", "seq", "{}", "2000")
+    done = home.run(*with_few_files(64, "ciel", *words))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("\n") == sum(2001 - n for n in range(1, 301))
+    assert "Traceback" not in "".join(
+        log.read_text() for log in (home.path / "state").rglob("*.log")
+    )
+
+
+MANY_INPUTS: Final = """
+from ciel import Client
+with Client() as client, client.job("wide") as job:
+    parts = [job.run(["seq", "3000"]) for _ in range(80)]
+    for ref in job.results([job.run(["wc"], inputs=parts)]):
+        print(ref.details)
+"""
+
+
+def test_too_few_open_files_for_one_task_are_its_own_fault(home: Home) -> None:
+    done = home.run(*with_few_files(64, "python", "-c", MANY_INPUTS))
+    said = re.sub(r"worker [0-9a-f]+ ", "worker W ", done.stdout)
+    advice = "Too many open files; raise the limit of open files (ulimit -n, now 64)"
+    assert said == f"worker W could not start it: open: {advice}\n", done.stderr
+
+
+def test_too_few_open_files_for_anything_are_said(home: Home) -> None:
+    done = home.run(*with_few_files(12, "ciel", "submit", "--", "true"))
+    assert done.returncode == 1
+    assert done.stderr.endswith(
+        "Too many open files; raise the limit of open files (ulimit -n, now 12)\n"
+    )
+    assert "Traceback" not in done.stderr
+    assert not home.processes()
+
+
+def run_on_small_disk(home: Home, script: str) -> subprocess.CompletedProcess[str]:
+    """Run a script where the state directory lies on a disk of 1 MiB."""
+    place = home.path / "state"
+    place.mkdir()
+    mount = ["-t", "tmpfs", "-o", "size=1m,mode=0700", "none"]
+    fill = f"fill() {{ head -c 2M /dev/zero >{place}/fill 2>/dev/null; }}; "
+    return home.run(*on_mount(mount, place, ["sh", "-c", fill + script]))
+
+
+def test_a_full_disk_where_the_access_file_should_be_is_said(home: Home) -> None:
+    done = run_on_small_disk(
+        home,
+        "fill; ciel up --listen 127.0.0.1:0; echo $?; "
+        "ciel-master --listen 127.0.0.1:0 2>&1 | tail -1 >&2; ciel submit -- echo out; echo $?",
+    )
+    why = "access file HOME/state/ciel/localhost_PORT/access.json: it cannot be written: "
+    said = plain(home, done.stderr).splitlines()
+    assert done.stdout == "3\nout\n0\n"
+    assert said[:2] == [
+        f"ciel: {why}No space left on device",
+        f"ciel-master: {why}No space left on device",
+    ]
+    assert said[2].startswith("ciel: no cluster is named or up, so this is one of our own: ")
+    assert len(said) == 3
+    assert not home.processes()
+
+
+def test_a_disk_that_fills_up_beside_a_cluster_costs_only_its_logs(home: Home) -> None:
+    done = run_on_small_disk(
+        home,
+        "ciel up --slots 1 --listen 127.0.0.1:0 >/dev/null && fill; "
+        "ciel submit --array 1-3 -- sh -c 'echo {}; echo why >&2'; echo $?; "
+        "ciel submit -- sh -c 'echo why >&2; exit 3' 2>&1 | grep -c 'exit status 3'; "
+        "ciel status >/dev/null; echo $?; ciel down; echo $?",
+    )
+    assert done.stdout == "1\n2\n3\n0\n1\n0\n0\n"
+    assert plain(home, done.stderr) == (f"{UP}ciel: the cluster at http://127.0.0.1:PORT is down\n")
+    assert not home.processes()

@@ -1,0 +1,326 @@
+"""Command lines that ask for what cannot be: one message that says who is at fault, and status 2.
+
+One cluster serves them all, and is afterwards as it was before.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+import pytest
+
+from ciel.testing.homes import Home, descriptors_of, wait_for
+
+MORE: Final = "(ciel submit --help tells more)"
+
+
+class Cluster(NamedTuple):
+    """A cluster of one worker with two slots, and the process ids of its daemons."""
+
+    home: Home
+    daemons: list[int]
+
+    def run(self, *argv: str | bytes, stdin: bytes = b"") -> tuple[int, str, str]:
+        """Run a command; return its status and what it said."""
+        done = subprocess.run(
+            argv, env=self.home.environ, cwd=self.home.path, input=stdin, capture_output=True,
+            timeout=40, check=False,
+        )  # fmt: skip
+        said = done.stderr.decode(errors="backslashreplace")
+        return done.returncode, done.stdout.decode(), said.replace(str(self.home.path), "HOME")
+
+    def descriptors(self) -> int:
+        """Count what the daemons have open, but for files that wait for outputs to come."""
+        return sum(descriptors_of(pid) for pid in self.daemons)
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    home = Home(tmp_path_factory.mktemp("commands"))
+    up = home.run("ciel", "up", "--slots", "2", "--listen", "127.0.0.1:0")
+    assert up.returncode == 0, up.stderr
+    daemons = ("ciel.cli.master", "ciel.cli.worker")
+    found = home.processes().items()
+    cluster = Cluster(home, [pid for pid, line in found if any(d in line for d in daemons)])
+    assert cluster.run("ciel", "submit", "--array", "1-99", "--", "true") == (0, "", "")
+    before = cluster.descriptors()
+    yield cluster
+    done = cluster.run("ciel", "submit", "--slots", "2", "--", "echo", "both slots are free")
+    assert done == (0, "both slots are free\n", "")
+    wait_for(lambda: cluster.descriptors() <= before, "as few descriptors as before", 5)
+    assert home.run("ciel", "down").returncode == 0
+    assert not home.processes()
+    assert not list(home.tmp.iterdir())
+    for log in (home.path / "state").rglob("*.log"):
+        assert "Traceback" not in log.read_text(), log
+
+
+# --- numbers and names ----------------------------------------------------------------------------
+
+NO_RANGE: Final = "is not A-B, whole numbers with A up to B"
+OPTIONS: Final = {
+    "a backward array": ("--array", "5-1", f"'5-1' {NO_RANGE}"),
+    "an array to a float": ("--array", "1-1e9", f"'1-1e9' {NO_RANGE}"),
+    "no array": ("--array", "", f"'' {NO_RANGE}"),
+    "a negative array": ("--array", "-3", f"'-3' {NO_RANGE}"),
+    "an endless array": (
+        "--array",
+        "1-99999999999",
+        "'1-99999999999' has 99,999,999,999 elements; 10,000,000 are allowed",
+    ),
+    "no slots": ("--slots", "0", "'0' is not a number from 1 to 1024"),
+    "negative slots": ("--slots", "-1", "'-1' is not a number from 1 to 1024"),
+    "half a slot": ("--slots", "1.5", "'1.5' is not a number from 1 to 1024"),
+    "many slots": ("--slots", "100000", "'100000' is not a number from 1 to 1024"),
+    "slots without end": (
+        "--slots",
+        "9" * 9999,
+        f"'{'9' * 80}' is not a number from 1 to 1024",
+    ),
+    "negative retries": ("--retries", "-1", "'-1' is not a number from 0 to 1000"),
+    "many retries": ("--retries", "1001", "'1001' is not a number from 0 to 1000"),
+    "retries in words": ("--retries", "x", "'x' is not a number from 0 to 1000"),
+    "many workers": ("--workers", "257", "'257' is not a number from 1 to 256"),
+    "time in words": (
+        "--timeout",
+        "soon",
+        "'soon' is not a time span; write 90, 1.5s, 10m or 2h",
+    ),
+    "negative time": (
+        "--timeout",
+        "-1",
+        "'-1' is not a time span; write 90, 1.5s, 10m or 2h",
+    ),
+}
+
+
+@pytest.mark.parametrize("option, value, said", OPTIONS.values(), ids=OPTIONS)
+def test_an_option_that_makes_no_sense_is_named(
+    cluster: Cluster, option: str, value: str, said: str
+) -> None:
+    assert cluster.run("ciel", "submit", option, value, "--", "true") == (
+        2, "", f"ciel submit: argument {option}: {said} {MORE}\n",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("value", ["0", "0ms", "99999999999d"])
+def test_a_time_that_is_none_or_too_long_is_named(cluster: Cluster, value: str) -> None:
+    status, out, said = cluster.run("ciel", "submit", "--timeout", value, "--", "true")
+    assert (status, out) == (2, "")
+    assert said.startswith(f"ciel submit: argument --timeout: '{value}' ")
+    assert said.count("\n") == 1
+
+
+def test_more_slots_than_any_worker_has_fail_the_job(cluster: Cluster) -> None:
+    assert cluster.run("ciel", "submit", "--slots", "3", "--", "true") == (
+        1, "", "ciel: it needs 3 slots, and no worker has more than 2\n",
+    )  # fmt: skip
+
+
+WORDS: Final = {
+    "a variable without a name": (["--env", "=x"], "--env =x: expected NAME=VALUE"),
+    "an unknown variable": (["--env", "NO"], "--env NO: there is no such variable here"),
+    "a variable of bytes": ([b"--env", b"A=\xff"], "--env: the value of A is not UTF-8"),
+    "a variable's name of bytes": ([b"--env", b"\xff=1"], "--env: a name is not UTF-8"),
+    "a name of bytes": ([b"--name", b"\xff"], "--name is not UTF-8"),
+    "a missing file": (["--in", "absent"], "--in absent: there is no such file"),
+    "a directory to send": (["--in", "/etc"], "--in /etc: is no regular file"),
+    "a file for outputs": (["--out", "/etc/passwd"], "--out /etc/passwd: it is no directory"),
+    "a place without room": (["--out", "/proc/x"], "--out /proc/x: No such file or directory"),
+    "missing lines": (["--each-line", "absent"], "--each-line absent: No such file or directory"),
+    "lines of a directory": (["--each-line", "/etc"], "--each-line /etc: it is a directory"),
+}
+
+
+@pytest.mark.parametrize("words, said", WORDS.values(), ids=WORDS)
+def test_what_a_job_cannot_be_given_is_named(
+    cluster: Cluster, words: list[str | bytes], said: str
+) -> None:
+    assert cluster.run("ciel", "submit", *words, "--", "true") == (2, "", f"ciel: {said}\n")
+
+
+PROGRAMS: Final = {
+    "of no name": ([""], "the program's name is empty"),
+    "of bytes": ([b"\xff"], "argument 0 of the program is not UTF-8"),
+    "with an argument of bytes": (["echo", b"\xff"], "argument 1 of the program is not UTF-8"),
+}
+
+
+@pytest.mark.parametrize("words, said", PROGRAMS.values(), ids=PROGRAMS)
+def test_a_program_that_nobody_can_start_is_named(
+    cluster: Cluster, words: list[str | bytes], said: str
+) -> None:
+    assert cluster.run("ciel", "submit", "--", *words) == (2, "", f"ciel: {said}\n")
+
+
+# --- elements -------------------------------------------------------------------------------------
+
+ODD_NAMES: Final = [
+    "two words", " spaces ", "'single'", '"double"', "$(touch bad)", "`touch bad`", "$HOME; :",
+    "back\\slash\\n", "a\ttab", "\u00fc\u00f1\u00ed \u2603 \U0001d11e", "-n", "--help", "{}", "*",
+    "", "\x1b[31m", "%s", "../x", "a/b",
+]  # fmt: skip
+
+
+def test_whatever_an_element_is_called_arrives_as_it_is(cluster: Cluster) -> None:
+    lines = "".join(f"{name}\n" for name in ODD_NAMES).encode()
+    program = ("sh", "-c", 'printf "<%s><%s>\\n" "$1" "$CIEL_ELEMENT"', "sh", "{}")
+    done = cluster.run("ciel", "submit", "--each-line", "-", "--", *program, stdin=lines)
+    assert done == (0, "".join(f"<{name}><{name}>\n" for name in ODD_NAMES), "")
+    assert not (cluster.home.path / "bad").exists()
+
+
+@pytest.mark.parametrize("content", [b"a\r\n\r\nb\r\n", b"a\n\nb\n", b"a\n\nb", b"a\r\n\nb"])
+def test_lines_may_end_in_any_way(cluster: Cluster, content: bytes) -> None:
+    (cluster.home.path / "lines").write_bytes(content)
+    done = cluster.run("ciel", "submit", "--each-line", "lines", "--", "echo", "<{}>")
+    assert done == (0, "<a>\n<>\n<b>\n", "")
+
+
+def test_an_empty_file_is_an_array_of_nothing(cluster: Cluster) -> None:
+    assert cluster.run("ciel", "submit", "--each-line", "/dev/null", "--", "echo", "{}") == (
+        0, "", "",
+    )  # fmt: skip
+
+
+LONG: Final = b"x" * 200_000
+TOO_LONG: Final = "is longer than 131071 bytes, more than a program can be given"
+LINES: Final = {
+    "a zero byte": (b"a\0b\n", 1, "holds a zero byte"),
+    "bytes that are no text": (b"fine\n\xff\n", 2, "is not UTF-8"),
+    "half a character": (b"fine\nfine\n\xe2\x98", 3, "is not UTF-8"),
+    "200 kB": (b"fine\n" + LONG + b"\n", 2, TOO_LONG),
+    "20 MB without an end": (LONG * 100, 1, TOO_LONG),
+}
+
+
+@pytest.mark.parametrize("content, number, said", LINES.values(), ids=LINES)
+def test_a_line_that_no_program_can_be_given_ends_the_job(
+    cluster: Cluster, content: bytes, number: int, said: str
+) -> None:
+    (cluster.home.path / "lines").write_bytes(content)
+    status, _, text = cluster.run("ciel", "submit", "--each-line", "lines", "--", "echo", "{}")
+    assert (status, text) == (2, f"ciel: lines line {number} {said}\n")
+    state = cluster.run("ciel", "job", "list", "--limit", "1")[1]
+    assert " cancelled " in state or number == 1, state
+
+
+def test_an_element_that_is_too_long_where_it_is_put_ends_the_job(cluster: Cluster) -> None:
+    words = ("submit", "--each-line", "-", "--", "echo", "{}{}")
+    status, _, text = cluster.run("ciel", *words, stdin=b"x" * 100_000)
+    assert (status, text) == (
+        2,
+        "ciel: standard input line 1 makes an argument or variable of 200000 bytes; "
+        "a program can be given 131071\n",
+    )
+
+
+# --- where output goes ----------------------------------------------------------------------------
+
+
+def test_output_that_cannot_be_written_is_said_once(cluster: Cluster) -> None:
+    script = "ciel submit --array 1-3 -- seq {}000 >/dev/full"
+    assert cluster.run("sh", "-c", script) == (
+        1, "", "ciel: standard output: No space left on device\n",
+    )  # fmt: skip
+    assert cluster.run("sh", "-c", "ciel status >/dev/full") == (
+        1, "", "ciel: standard output: No space left on device\n",
+    )  # fmt: skip
+
+
+def test_messages_that_cannot_be_written_change_no_status(cluster: Cluster) -> None:
+    assert cluster.run("sh", "-c", "ciel submit -- echo out 2>/dev/full") == (0, "out\n", "")
+    assert cluster.run("sh", "-c", "ciel submit --slots 0 -- true 2>/dev/full")[0] == 2
+    assert cluster.run("sh", "-c", "ciel job info 9999 2>&-")[0] == 2
+
+
+# --- daemons --------------------------------------------------------------------------------------
+
+NOT_AN_ADDRESS: Final = "is no address: expected HOST:PORT"
+DAEMONS: Final = {
+    "listen nowhere": ("master --listen nope", f"argument --listen: 'nope' {NOT_AN_ADDRESS}"),
+    "a port too high": (
+        "worker --listen 127.0.0.1:99999",
+        f"argument --listen: '127.0.0.1:99999' {NOT_AN_ADDRESS}",
+    ),
+    "a socket instead of an address": (
+        "master --listen unix:@x",
+        f"argument --listen: 'unix:@x' {NOT_AN_ADDRESS}",
+    ),
+    "advertise nowhere": (
+        "worker --advertise [::1",
+        f"argument --advertise: '[::1' {NOT_AN_ADDRESS}",
+    ),
+    "no slots": ("worker --slots 0", "argument --slots: '0' is not a number from 1 to 1024"),
+    "an unknown option": ("master --bogus", "unrecognized arguments: --bogus"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("command, said", DAEMONS.values(), ids=DAEMONS)
+def test_a_daemon_says_which_option_is_wrong(cluster: Cluster, command: str, said: str) -> None:
+    name, *words = command.split()
+    assert cluster.run(f"ciel-{name}", *words) == (
+        2, "", f"ciel-{name}: {said} (ciel-{name} --help tells more)\n",
+    )  # fmt: skip
+
+
+STARTS: Final = {
+    "an address that is elsewhere": (
+        "master --listen 192.0.2.1:0 --new-key",
+        2,
+        "cannot listen on 192.0.2.1:0: 192.0.2.1 is no address of this machine",
+    ),
+    "a store that is not installed": (
+        "worker --store no",
+        2,
+        "store 'no': not installed (there is: disk, shm)",
+    ),
+    "a store's unknown option": (
+        "worker --store disk:x=1",
+        2,
+        "'disk': no option 'x'; there are: capacity, sync",
+    ),
+    "a store of no size": (
+        "worker --store shm:capacity=lots",
+        2,
+        "'lots': not a size; write 8GiB, 512MiB or 1000000",
+    ),
+    "a URL of no master": (
+        "worker --master http://a:b",
+        2,
+        "--master: 'http://a:b' is not a master: expected http://HOST:PORT",
+    ),
+    "a spool that is a file": ("worker --spool /etc/passwd", 1, "/etc/passwd: File exists"),
+    "a log in a file": (
+        "worker --log /etc/passwd/x",
+        1,
+        "cannot log to /etc/passwd/x: File exists",
+    ),
+    "a state directory that is a file": (
+        "master --state /etc/passwd --listen 127.0.0.1:0",
+        3,
+        "access file /etc/passwd/access.json: it cannot be written: File exists",
+    ),
+}
+
+
+@pytest.mark.parametrize("command, status, said", STARTS.values(), ids=STARTS)
+def test_a_daemon_that_cannot_start_says_why(
+    cluster: Cluster, command: str, status: int, said: str
+) -> None:
+    name, *words = command.split()
+    ended, out, text = cluster.run(f"ciel-{name}", *words)
+    *log, last = text.splitlines()
+    assert (ended, out, last) == (status, "", f"ciel-{name}: {said}")
+    assert all("#info]" in line or "[-]" in line for line in log), log
+
+
+def test_an_unknown_level_of_the_log_is_said(cluster: Cluster) -> None:
+    assert cluster.run("env", "CIEL_LOG_LEVEL=loud", "ciel-worker") == (
+        2,
+        "",
+        "ciel-worker: CIEL_LOG_LEVEL: 'loud' is no level; "
+        "there are debug, info, warn, error, critical\n",
+    )

@@ -1,0 +1,235 @@
+"""Programs that cannot start, do not end, meddle or fail: each costs its own task and no more."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import signal
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ciel.testing.homes import wait_for
+from ciel.testing.two_slots import Ends, TwoSlots
+
+# --- programs that cannot start -------------------------------------------------------------------
+
+FILES = {
+    "no-interpreter": ("#!/no/such -x\necho hi\n", 0o755),
+    "dos-script": ("#!/bin/sh\r\necho hi\r\n", 0o755),
+    "no-first-line": ("echo hi\n", 0o755),
+    "empty": ("", 0o755),
+    "no-right": ("#!/bin/sh\necho hi\n", 0o644),
+}
+
+NOT_STARTED = {
+    "no-such-program": (
+        "no program of that name is in its PATH; install it there, or give a path to it"
+    ),
+    "./absent": "there is no such file",
+    "/tmp": "it is a directory",
+    "./no-right": "it is not executable; chmod +x makes it so",
+    "./no-interpreter": (
+        "the interpreter that its first line names, '/no/such', does not exist there"
+    ),
+    "./dos-script": (
+        "the interpreter that its first line names, '/bin/sh\\r', does not exist there"
+    ),
+    "./no-first-line": (
+        "it is neither a program for that machine nor a script that begins with '#!'"
+    ),
+    "./empty": "it is empty",
+}
+
+
+@pytest.mark.parametrize("program, why", NOT_STARTED.items(), ids=NOT_STARTED)
+def test_a_program_that_cannot_start(cluster: TwoSlots, program: str, why: str) -> None:
+    for name, (content, mode) in FILES.items():
+        cluster.add_program(name, content, mode)
+    kept = cluster.kept()
+    named = program.replace("./", "HOME/")
+    said = f"ciel: '{named}' could not be started on worker W: {why}\n"
+    assert cluster.ends(cluster.submit("--", program)) == Ends(1, "", said)
+    assert cluster.kept() == kept
+
+
+# --- programs that do not end, or leave something -------------------------------------------------
+
+
+def test_standard_input_is_empty(cluster: TwoSlots) -> None:
+    assert cluster.ends(cluster.submit("--", "cat")) == Ends(0, "", "")
+
+
+WITHOUT_END = {
+    "sleeps": ("sleep inf", "SIGTERM"),
+    "reads": ("cat /dev/zero >/dev/null", "SIGTERM"),
+    "has descendants": ("setsid sleep inf & (sleep inf &); sleep inf; :", "SIGTERM"),
+    "ignores SIGTERM": ("trap '' TERM; sleep inf; sleep inf", "SIGKILL"),
+    "has stopped": ("kill -STOP $$", "SIGKILL"),
+}
+
+
+@pytest.mark.parametrize("script, signal_name", WITHOUT_END.values(), ids=WITHOUT_END)
+def test_a_program_is_killed_at_its_time_limit(
+    cluster: TwoSlots, script: str, signal_name: str
+) -> None:
+    cluster.add_program("endless", f"#!/bin/sh\n{script}\n")
+    said = (
+        "ciel: it ran longer than its limit of 0.3 s and was killed\n"
+        f"HOME/endless was killed by {signal_name} on worker W\n"
+        "its files are kept in SPOOL/kept/TASK.1\n"
+    )
+    assert cluster.ends(cluster.submit("--timeout", "300ms", "--", "./endless")) == Ends(
+        1, "", said
+    )
+
+
+CANCELLED = {
+    "job cancel": Ends(4, "", "ciel: job N is cancelled: cancelled by its user\n"),
+    "Ctrl-C": Ends(130, "", "ciel: cancelling job N; Ctrl-C again forces it\nciel: interrupted\n"),
+}
+
+
+@pytest.mark.parametrize("how", CANCELLED)
+def test_a_program_that_ignores_signals_is_cancelled(cluster: TwoSlots, how: str) -> None:
+    mark = cluster.home.path / how
+    script = f"trap '' TERM INT HUP; (setsid sleep inf &); touch '{mark}'; sleep inf; sleep inf"
+    process = cluster.home.start("ciel", "submit", "--", "sh", "-c", script)
+    wait_for(mark.exists, "the program to run")
+    if how == "Ctrl-C":
+        process.send_signal(signal.SIGINT)
+    else:
+        cancelled = cluster.run("job", "cancel", "last")
+        assert cancelled.returncode == 0, cancelled.stderr
+    stdout, stderr = process.communicate(timeout=20)
+    said = re.sub(r"job (\d+|sh)\b", "job N", cluster.plain(stderr))
+    assert Ends(process.returncode, stdout, said) == CANCELLED[how]
+
+
+def submit_each(cluster: TwoSlots, elements: Iterable[str], *argv: str) -> list[dict[str, Any]]:
+    """Run a program for each element; what is told of them, in order."""
+    (cluster.home.path / "elements").write_text("\n".join(elements))
+    done = cluster.submit("--json", "--each-line", "elements", "--", *argv)
+    return [json.loads(line) for line in done.stdout.splitlines()[:-1]]
+
+
+CHILDREN = {
+    "in the background": "sleep inf &",
+    "without its output": "sleep inf >&- 2>&- <&- &",
+    "twice forked": "(sleep inf &)",
+    "in a session of their own": "setsid sleep inf &",
+    "twice forked, in a session, closed": "(setsid sleep inf >/dev/null 2>&1 </dev/null &)",
+    "that ignore signals": "(trap '' TERM HUP; setsid sh -c 'trap \"\" TERM; sleep inf; :' &)",
+}
+
+
+def test_children_end_with_their_program(cluster: TwoSlots) -> None:
+    script = 'eval "$1"\necho done; sleep 0.1'
+    lines = submit_each(cluster, CHILDREN.values(), "sh", "-c", script, "sh", "{}")
+    for name, line in zip(CHILDREN, lines, strict=True):
+        assert (line["state"], line.get("output")) == ("done", "done\n"), name
+
+
+# --- programs that meddle with their files --------------------------------------------------------
+
+MEDDLING = {
+    "its directory": 'rm -rf "$CIEL_SCRATCH"',
+    "the rights of its directory": 'mkdir -p a/b; chmod 0 a/b a "$CIEL_SCRATCH"',
+    "a link for its directory": 'cd /; rmdir "$CIEL_SCRATCH"; ln -s /etc "${CIEL_SCRATCH%/}"',
+    "a file for its directory": 'cd /; rmdir "$CIEL_SCRATCH"; touch "${CIEL_SCRATCH%/}"',
+    "no complaints": 'rm -f "$err"',
+    "a directory for its complaints": 'rm -f "$err"; mkdir "$err"',
+    "a pipe for its complaints": 'rm -f "$err"; mkfifo "$err"',
+    "a link for its complaints": 'rm -f "$err"; ln -s /etc/passwd "$err"',
+    "no output": 'rm -f "$out"',
+    "a directory for its output": 'rm -f "$out"; mkdir "$out"',
+    "a pipe for its output": 'rm -f "$out"; mkfifo "$out"',
+    "a link for its output": 'rm -f "$out"; ln -s /etc/passwd "$out"',
+}
+
+
+MEDDLE = """#!/bin/sh
+out=$(readlink /proc/$$/fd/1)
+err=$(readlink /proc/$$/fd/2)
+eval "$1"
+exit "$2"
+"""
+
+
+@pytest.mark.parametrize("status", [0, 3])
+def test_programs_that_meddle_with_their_files(cluster: TwoSlots, status: int) -> None:
+    """What stands where a file stood is neither followed, nor waited for, nor left behind."""
+    cluster.add_program("meddle", MEDDLE)
+    lines = submit_each(cluster, MEDDLING.values(), "./meddle", "{}", str(status))
+    stories = [cluster.plain(line.get("story", line["state"])) for line in lines]
+    for name, way, story in zip(MEDDLING, MEDDLING.values(), stories, strict=True):
+        command = f"HOME/meddle {shlex.quote(way)} {status}"
+        if status:
+            expected = (
+                f"{command} ended with exit status 3 on worker W\n"
+                "its files are kept in SPOOL/kept/TASK.1"
+            )
+        elif "output" in name:
+            expected = (
+                f"the output of {command} on worker W is lost: "
+                "the program left no regular file of its own under the name it was given"
+            )
+        else:
+            expected = "done"
+        assert story == expected, name
+
+
+# --- programs that fail ---------------------------------------------------------------------------
+
+COUNTING = """#!/bin/sh
+echo "$CIEL_SCRATCH" >>"$1"
+echo "attempt $CIEL_ATTEMPT" >&2
+touch "attempt-$CIEL_ATTEMPT"
+[ "$CIEL_ATTEMPT" -gt "$2" ] || exit 7
+echo done
+"""
+
+
+@pytest.fixture
+def counting(cluster: TwoSlots) -> str:
+    """A program that notes its directory in a file, and fails so many times."""
+    return cluster.add_program("counting", COUNTING)
+
+
+def test_a_program_that_fails_twice_is_tried_a_third_time(cluster: TwoSlots, counting: str) -> None:
+    notes, before = cluster.home.path / "thrice", set(cluster.kept())
+    done = cluster.submit("--retries", "2", "--", counting, str(notes), "2")
+    assert cluster.ends(done) == Ends(0, "done\n", "")
+    assert len(notes.read_text().splitlines()) == 3
+    first, second = sorted(set(cluster.kept()) - before, key=lambda path: path.suffix)
+    assert (first / "scratch" / "attempt-1").exists()
+    assert (second / "scratch" / "attempt-2").exists()
+    assert (second / "stderr").read_text() == "attempt 2\n"
+
+
+def test_a_program_that_fails_always_is_told_of_with_its_attempts(
+    cluster: TwoSlots, counting: str
+) -> None:
+    notes = cluster.home.path / "always"
+    done = cluster.submit("--retries", "2", "--", counting, str(notes), "9")
+    said = (
+        "ciel: HOME/counting HOME/always 9 ended with exit status 7 on worker W\n"
+        "its standard error ends:\n"
+        "  attempt 3\n"
+        "its files are kept in SPOOL/kept/TASK.3\n"
+        "(attempt 3 of 3)\n"
+    )
+    assert cluster.ends(done) == Ends(1, "", said)
+    named = Path(re.findall(r"kept in (\S+)", done.stderr)[0])
+    assert (named / "scratch" / "attempt-3").exists()
+    assert len(notes.read_text().splitlines()) == 3
+
+
+def test_a_directory_is_gone_with_its_success(cluster: TwoSlots, counting: str) -> None:
+    notes, before = cluster.home.path / "once", cluster.kept()
+    assert cluster.ends(cluster.submit("--", counting, str(notes), "0")) == Ends(0, "done\n", "")
+    wait_for(lambda: not Path(notes.read_text().strip()).exists(), "the directory to go", 5)
+    assert cluster.kept() == before

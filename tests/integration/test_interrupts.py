@@ -1,0 +1,54 @@
+"""Ctrl-C, whenever it comes, ends `ciel submit` and all that it started."""
+
+import random
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+from ciel.testing.homes import Home, wait_for
+
+MOMENTS = 10
+
+
+def catches_signals(process: subprocess.Popen[str]) -> bool:
+    """Whether a command has begun: before that, an interrupt is Python's affair."""
+    status = Path(f"/proc/{process.pid}/status").read_text()
+    (caught,) = [line.split()[1] for line in status.splitlines() if line.startswith("SigCgt")]
+    return bool(int(caught, 16) >> (signal.SIGTERM - 1) & 1)
+
+
+def test_ctrl_c_at_any_moment_leaves_nothing(home: Home) -> None:
+    moments = random.Random(20)
+    statuses = []
+    for _ in range(MOMENTS):
+        process = home.start(
+            "ciel", "submit", "--array", "1-30", "--", "sh", "-c", "sleep 0.01; echo {}"
+        )
+        wait_for(lambda process=process: catches_signals(process), "the command")  # type: ignore[misc]  # defaults bind now
+        time.sleep(moments.uniform(0.0, 0.7))
+        process.send_signal(signal.SIGINT)
+        stdout, stderr = process.communicate(timeout=20)
+        assert process.returncode in (0, 130), stderr
+        assert "Traceback" not in stderr
+        whole = "".join(f"{number}\n" for number in range(1, 31))
+        assert stdout == whole if process.returncode == 0 else whole.startswith(stdout)
+        home.expect_nothing_left()
+        statuses.append(process.returncode)
+    assert 130 in statuses
+
+
+def test_ctrl_c_ends_the_wait_for_a_line(home: Home) -> None:
+    mark = home.path / "runs"
+    process = home.start(
+        "ciel", "submit", "--each-line", "-", "--", "sh", "-c", f"touch {mark}; sleep 333",
+        stdin=subprocess.PIPE,
+    )  # fmt: skip
+    assert process.stdin is not None
+    process.stdin.write("a\nunended")
+    process.stdin.flush()
+    wait_for(mark.exists, "the first line's program")
+    process.send_signal(signal.SIGINT)
+    assert process.wait(10) == 130
+    process.communicate()
+    home.expect_nothing_left()

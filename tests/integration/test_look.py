@@ -1,0 +1,536 @@
+"""The commands that look and act, as they are typed, on one cluster that is up for all of them."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import io
+import json
+import os
+import pty
+import re
+import signal
+import struct
+import subprocess
+import termios
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from ciel.cli import job_output
+from ciel.cli.main import main
+from ciel.testing.homes import Home, wait_for
+
+SCRIPT = "echo {}; echo why {} >&2; test $(({} % 7)) != 0"
+
+
+class Up(Home):
+    """A home in which a cluster is up."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        done = self.run("ciel", "up", "--workers", "2", "--slots", "1", "--listen", "127.0.0.1:0")
+        assert done.returncode == 0, done.stderr
+
+    def down(self) -> None:
+        self.ciel("down")
+        for pid in self.processes():
+            os.kill(pid, signal.SIGKILL)
+
+    def ciel(self, *words: str) -> tuple[int, str, str]:
+        """Run a command in this process, which is quicker; return status, output and complaint."""
+        out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8") for _ in range(2))
+        with (
+            mock.patch.dict(os.environ, self.environ, clear=True), contextlib.chdir(self.path),
+            contextlib.redirect_stdout(out), contextlib.redirect_stderr(err),
+        ):  # fmt: skip
+            status = main(words)
+        for stream in (out, err):
+            stream.seek(0)
+        return status, out.read(), err.read()
+
+    def shown(self, *words: str) -> str:
+        """What a command shows that ends well, with names instead of what differs each time."""
+        status, out, err = self.ciel(*words)
+        assert (status, err) == (0, "")
+        return normalised(out)
+
+    def facts(self, *words: str) -> Any:
+        status, out, _ = self.ciel(*words, "--json")
+        assert status in (0, 1)
+        (line,) = out.splitlines()
+        return json.loads(line)
+
+    def submit(self, *words: str) -> str:
+        """Submit a job that goes on by itself; return its number."""
+        status, out, err = self.ciel("submit", "--detach", *words)
+        assert status == 0, err
+        return out.strip()
+
+    def fail_until(self, mark: Path) -> str:
+        """Submit three tasks of which two fail as long as there is no such file."""
+        script = f"echo {{}}; test {{}} = 2 || test -e {mark}"
+        number = self.submit("--array", "1-3", "--", "sh", "-c", script)
+        assert self.ciel("job", "wait", number)[0] == 1
+        return number
+
+
+def normalised(text: str) -> str:
+    for pattern, name in (
+        (r"\b[0-9a-f]{32}\b", "ID"),
+        (r"\b[0-9a-f]{16}\b", "WORKER"),
+        (r"127\.0\.0\.1:\d+", "ADDRESS"),
+        (r"\S*/kept/\S*", "KEPT"),
+        (r"\b\d+(\.\d+)? ?s\b", "TIME"),
+        (r" +\n", "\n"),
+        (r" {2,}(?=\S)", "  "),
+    ):
+        text = re.sub(pattern, name, text)
+    return text
+
+
+@pytest.fixture(scope="module")
+def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
+    up = Up(tmp_path_factory.mktemp("up"))
+    yield up
+    up.down()
+    assert list(up.tmp.iterdir()) == []
+
+
+@pytest.fixture(scope="module")
+def array(up: Up) -> str:
+    """Thirty elements of which four failed."""
+    number = up.submit("--name", "thirty", "--array", "1-30", "--", "sh", "-c", SCRIPT)
+    assert up.ciel("job", "wait", number)[0] == 1
+    return number
+
+
+@pytest.fixture
+def sleeper(up: Up, request: pytest.FixtureRequest) -> Iterator[str]:
+    """A job that runs until it is cancelled."""
+    number = up.submit("--name", "sleeper", "--", "sleep", "1000")
+    yield number
+    up.ciel("job", "cancel", number)
+
+
+# --- selectors ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "words, said",
+    [
+        (["job", "info", "999"], "no job 999; "),
+        (["job", "rm", "998-999"], "no job 998-999; "),
+        (["job", "cancel", "last,999"], "no job 999; "),
+        (["job", "wait", "f" * 32], f"no job {'f' * 32}; "),
+        (["job", "output", "9-1"], "'9-1' goes backwards"),
+        (["job", "log", "1:2"], "'1:2' names a task"),
+        (["task", "list", "999"], "no job 999; "),
+        (["task", "info", "last:999"], "has no task 999"),
+        (["task", "explain", "last:90-99"], "has no task 90-99"),
+        (["task", "info", "1-2:3"], "more than one job"),
+    ],
+)
+def test_a_selector_that_names_nothing_is_said_in_one_sentence(
+    up: Up, array: str, words: list[str], said: str
+) -> None:
+    status, out, err = up.ciel(*words)
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert said in err
+
+
+def test_jobs_are_named_in_every_way(up: Up, array: str) -> None:
+    other = up.submit("--", "true")
+    (job,) = up.facts("job", "wait", other)
+    for words in ([f"{array},{other}"], [array, other], [array, "last"], [array, job["id"]]):
+        _, out, _ = up.ciel("job", "info", "--json", *words)
+        assert [json.loads(line)["number"] for line in out.splitlines()] == [
+            int(array), int(other),
+        ]  # fmt: skip
+
+
+# --- jobs -----------------------------------------------------------------------------------------
+
+
+def test_a_job_in_the_list(up: Up, array: str) -> None:
+    _, out, _ = up.ciel("job", "list", "--all")
+    heading, *rows = normalised(out).splitlines()
+    assert heading.split() == ["JOB", "NAME", "STATE", "RESULTS", "TASKS", "FAILED", "TIME", "AGE"]
+    (row,) = [row for row in rows if row.split()[0] == array]
+    assert row.split() == [array, "thirty", "failed", "30/30", "30", "4", "TIME", "TIME"]
+
+
+def test_the_list_shows_the_newest_and_says_how_many_there_are(up: Up, array: str) -> None:
+    up.submit("--name", "newest", "--", "true")
+    status, out, err = up.ciel("job", "list", "--limit", "1")
+    assert status == 0
+    assert len(out.splitlines()) == 2
+    assert "newest" in out
+    assert re.fullmatch(r"ciel: the newest 1 of \d+ jobs; --all lists them all\n", err)
+
+
+def test_job_info(up: Up, array: str) -> None:
+    told = up.shown("job", "info", array)
+    head, _, failures = told.partition("\n\n")
+    assert head == (
+        f"job {array} (ID): thirty\n"
+        "state: failed (RUNTIME_EXCEPTION: sh -c 'echo 7; echo why 7 >&2; test $((7 % 7)) != 0' "
+        "ended with exit status 1 on worker WORKER …)\n"
+        "tasks: 26 done, 4 failed\n"
+        "results: 30 of 30\n"
+        "time: TIME, submitted TIME ago"
+    )
+    first, *others = failures.split("\n\n")
+    assert first == (
+        "ID:out:0 failed (RUNTIME_EXCEPTION):\n"
+        "  sh -c 'echo 7; echo why 7 >&2; test $((7 % 7)) != 0' ended with exit status 1 "
+        "on worker WORKER\n"
+        "  its standard error ends:\n"
+        "  why 7\n"
+        "  its files are kept in KEPT"
+    )
+    assert len(others) == 3
+
+
+def test_json_of_a_job_tells_times_as_spans(up: Up, array: str) -> None:
+    job = up.facts("job", "info", array)
+    assert sorted(job) == [
+        "age_s", "counts", "elapsed_s", "failures", "handed_over", "id", "name", "number", "open",
+        "reason", "state", "unsettled", "wanted",
+    ]  # fmt: skip
+    assert job["counts"] == {"done": 26, "failed": 4}
+    assert 0 <= job["elapsed_s"] <= job["age_s"] < 1000
+    assert [sorted(failure) for failure in job["failures"]] == [["object", "reason", "story"]] * 4
+    jobs = up.facts("job", "list", "--all")
+    assert set(jobs[0]) == set(job) - {"failures", "open"}
+
+
+def test_status_tells_no_clock_of_the_master(up: Up) -> None:
+    status = up.facts("status")
+    assert {key for key in status if key.endswith("_s")} == {"up_s"}
+    assert 0 <= status["up_s"] < 1000
+
+
+def test_waiting_for_several_ends_as_the_worst_did(up: Up, array: str) -> None:
+    good = up.submit("--", "true")
+    assert up.ciel("job", "wait", good) == (0, "", "")
+    status, _, err = up.ciel("job", "wait", f"{array},{good}")
+    assert status == 1
+    assert f"job {array} is failed" in err
+
+
+def test_several_jobs_are_cancelled_at_once(up: Up) -> None:
+    jobs = [up.submit("--", "sleep", "1000") for _ in range(3)]
+    status, out, err = up.ciel("job", "cancel", f"{jobs[0]}-{jobs[2]}")
+    assert (status, out) == (0, "")
+    assert err == "".join(f"ciel: job {job} is cancelled\n" for job in jobs)
+    assert up.ciel("job", "wait", jobs[0])[0] == 4
+    status, _, err = up.ciel("job", "cancel", jobs[0])
+    assert (status, err) == (0, f"ciel: job {jobs[0]} had ended already: it is cancelled\n")
+
+
+def test_failed_tasks_run_again_and_the_job_goes_on(up: Up) -> None:
+    mark = up.path / "mended"
+    number = up.fail_until(mark)
+    mark.touch()
+    status, out, err = up.ciel("job", "retry", number, "--failed", "--wait")
+    assert (status, out, err) == (0, "", f"ciel: job {number}: 2 tasks run again\n")
+    assert up.ciel("job", "output", number) == (0, "1\n2\n3\n", "")
+    status, _, err = up.ciel("job", "retry", number)
+    assert status == 1
+    why = "it is completed, nothing failed"
+    assert err == f"ciel: job {number} cannot be tried again: {why}\n"
+
+
+def test_waiting_for_a_job_tried_again_ends_as_it_does(up: Up) -> None:
+    number = up.fail_until(up.path / "never")
+    assert up.ciel("job", "retry", number, "--wait")[0] == 1
+
+
+def test_a_job_that_is_removed_is_gone(up: Up) -> None:
+    number = up.submit("--", "true")
+    up.ciel("job", "wait", number)
+    assert up.ciel("job", "rm", number) == (0, "", "ciel: removed 1 job\n")
+    assert up.ciel("job", "info", number)[0] == 2
+
+
+def test_a_job_that_runs_is_not_removed(up: Up, sleeper: str) -> None:
+    status, out, err = up.ciel("job", "rm", sleeper)
+    assert (status, out) == (1, "")
+    assert err == f"ciel: job {sleeper} has not ended; cancel it first\n"
+
+
+def test_all_means_what_it_can_mean(tmp_path: Path) -> None:
+    up = Up(tmp_path)
+    try:
+        assert up.ciel("job", "list") == (0, "no jobs\n", "")
+        assert up.ciel("job", "wait", "all")[0] == 0
+        assert up.ciel("job", "info", "last")[0] == 2
+        for program in ("true", "false"):
+            up.submit("--", program)
+        up.ciel("job", "wait", "1-2")
+        runs = up.submit("--", "sleep", "1000")
+        assert up.ciel("job", "rm", "all") == (
+            0, "", f"ciel: removed 2 jobs\nciel: left what has not ended: {runs}\n"
+        )  # fmt: skip
+        assert up.facts("job", "rm", "all") == {"removed": [], "left": [3]}
+        assert up.ciel("job", "cancel", "all") == (0, "", f"ciel: job {runs} is cancelled\n")
+        assert up.ciel("job", "cancel", "all") == (0, "", "ciel: no job is under way\n")
+    finally:
+        up.down()
+
+
+# --- output ---------------------------------------------------------------------------------------
+
+
+def test_output_comes_in_order_and_failures_at_the_end(up: Up, array: str) -> None:
+    status, out, err = up.ciel("job", "output", array)
+    assert status == 1
+    assert out.split() == [str(n) for n in range(1, 31) if n % 7]
+    first, *lines = err.splitlines()
+    assert first == f"ciel: 4 of 30 results of job {array} failed:"
+    told = [line.partition(": sh -c")[0] for line in lines if line.startswith("ciel: ")]
+    assert told == ["ciel: 7", "ciel: 14", "ciel: 21", "ciel: 28"]
+
+
+def test_output_is_read_from_whoever_holds_it(up: Up) -> None:
+    number = up.submit("--array", "1-4", "--", "seq", "{}", "3000")
+    expected = ["".join(f"{n}\n" for n in range(start, 3001)) for start in range(1, 5)]
+    assert up.ciel("job", "output", number) == (0, "".join(expected), "")  # it waits by itself
+    assert up.ciel("job", "output", number, "--out", "results") == (0, "", "")
+    files = sorted((up.path / "results").iterdir())
+    assert [(path.name, path.read_text()) for path in files] == list(
+        zip("1234", expected, strict=True)
+    )
+    other = up.submit("--", "echo", "x")
+    assert up.ciel("job", "output", f"{number},{other}", "--out", "several")[0] == 0
+    assert (up.path / "several" / number / "4").read_text() == expected[3]
+    assert (up.path / "several" / other / "1").read_text() == "x\n"
+
+
+def test_output_as_json(up: Up, array: str) -> None:
+    status, out, _ = up.ciel("job", "output", array, "--json")
+    assert status == 1
+    rows = [json.loads(line) for line in out.splitlines()]
+    assert [row["number"] for row in rows] == list(range(1, 31))
+    assert (rows[0]["state"], rows[0]["output"], rows[0]["name"]) == ("done", "1\n", "1")
+    assert (rows[6]["state"], "why 7" in rows[6]["story"]) == ("failed", True)
+
+
+def test_what_was_handed_over_cannot_be_printed_and_that_is_said(up: Up) -> None:
+    program = (
+        "from ciel import Client\n"
+        "with Client() as client, client.job('taken') as job:\n"
+        "    parts = [job.run(['echo', str(n)]) for n in range(3)]\n"
+        "    list(job.results(parts))\n"
+        "    job.release(parts[:2], for_good=True)\n"
+    )
+    assert up.run("python", "-c", program).returncode == 0
+    status, out, err = up.ciel("job", "output", "last")
+    assert (status, out) == (1, "2\n")
+    assert "handed 2 results over" in err
+    assert "results: 3 of 3, 2 of them handed over" in up.shown("job", "info", "last")
+
+
+def test_the_output_of_a_cancelled_job(up: Up) -> None:
+    number = up.submit("--", "sleep", "1000")
+    up.ciel("job", "cancel", number)
+    status, out, err = up.ciel("job", "output", number)
+    assert (status, out) == (4, "")
+    assert f"1 of 1 results of job {number} failed" in err
+
+
+def test_a_result_that_nobody_has_any_more_is_told_of(
+    up: Up, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job_output, "LOSS_NOTICE_S", 0.1)
+    number = up.submit("--array", "1-3", "--", "seq", "{}", "1777")
+    assert up.ciel("job", "wait", number)[0] == 0
+    second = up.facts("task", "info", f"{number}:2")["outputs"][0]["object"]
+    (held,) = [path for path in up.tmp.rglob("*") if path.name.startswith(second.partition(":")[0])]
+    held.unlink()
+    status, out, err = up.ciel("job", "output", number)
+    assert (status, out.count("1777\n")) == (1, 2)
+    assert f"1 of 3 results of job {number} failed:\nciel: 2: cannot read object {second}" in err
+
+
+def test_results_that_went_with_their_worker_are_made_again(tmp_path: Path) -> None:
+    up = Up(tmp_path)
+    try:
+        up.submit("--array", "1-8", "--", "seq", "{}", "1777")
+        assert up.ciel("job", "wait", "1")[0] == 0
+        workers = [pid for pid, words in up.processes().items() if "ciel.cli.worker" in words]
+        os.kill(workers[0], signal.SIGKILL)
+        status, out, err = up.ciel("job", "output", "1")
+        assert (status, out.count("1777\n"), err) == (0, 8, "")
+    finally:
+        up.down()
+
+
+# --- logs -----------------------------------------------------------------------------------------
+
+
+def test_the_log_has_the_lines_of_all_workers(up: Up, array: str) -> None:
+    status, out, err = up.ciel("job", "log", array)
+    assert (status, err) == (0, "")
+    assert sorted(out.splitlines()) == sorted(f"[{n}] why {n}" for n in range(1, 31))
+    status, out, _ = up.ciel("job", "log", array, "--json")
+    lines = [json.loads(line) for line in out.splitlines()]
+    assert {line["job"] for line in lines} == {int(array)}
+    assert {line["worker"] for line in lines} == {
+        worker["worker"] for worker in up.facts("worker", "list")
+    }  # fmt: skip
+    assert sorted(line["line"] for line in lines) == sorted(f"[{n}] why {n}" for n in range(1, 31))
+
+
+def test_logs_of_several_jobs_say_which(up: Up, array: str) -> None:
+    other = up.submit("--", "sh", "-c", "echo else >&2")
+    up.ciel("job", "wait", other)
+    out = up.ciel("job", "log", array, other)[1]
+    assert f"job {array} [1] why 1\n" in out
+    assert f"job {other} [1] else\n" in out
+
+
+def test_a_log_is_followed_until_the_job_has_ended(up: Up) -> None:
+    gate = up.path / "gate"
+    waits = f"while ! test -e {gate}; do sleep 0.05; done"
+    script = f"yes {{}} | head -c 3000 | tr -d '\\n' >&2; test {{}} = 1 || {waits}"
+    number = up.submit("--array", "1-12", "--", "sh", "-c", script)
+    follower = up.start("ciel", "job", "log", "-f", number)
+    assert follower.stdout is not None
+    lines = [follower.stdout.readline()]  # which comes while the job goes on
+    assert lines[0].startswith("[1] 111")
+    gate.touch()
+    ended_s = time.monotonic()
+    out, err = follower.communicate(timeout=30)
+    assert (follower.returncode, err) == (0, "")
+    assert time.monotonic() - ended_s < 15  # a reader alone would wait for 20 s
+    lines += out.splitlines(keepends=True)
+    found = {int(line[1 : line.index("]")]): line for line in lines}
+    assert sorted(found) == list(range(1, 13))
+    assert all(re.fullmatch(rf"\[{n}\] ({n})+\d?\n", line) for n, line in found.items())
+
+
+def test_following_is_interrupted_without_a_word_too_many(up: Up) -> None:
+    number = up.submit(
+        "--array", "1-2", "--", "sh", "-c", "echo hear >&2; test {} = 1 || sleep 1000"
+    )
+    follower = up.start("ciel", "job", "log", "-f", number)
+    assert follower.stdout is not None
+    assert follower.stdout.readline() == "[1] hear\n"
+    follower.send_signal(signal.SIGINT)
+    out, err = follower.communicate(timeout=20)
+    assert (follower.returncode, out, err) == (130, "", "ciel: interrupted\n")
+    up.ciel("job", "cancel", number)
+
+
+# --- tasks and workers ----------------------------------------------------------------------------
+
+
+def test_tasks_are_listed(up: Up, array: str) -> None:
+    assert up.shown("task", "list", f"{array}:5-8") == (
+        "TASK  NAME  STATE  ATTEMPT  WORKER  RESULT\n"
+        "  5  5  done  1  2 bytes\n"
+        "  6  6  done  1  2 bytes\n"
+        "  7  7  failed  1  RUNTIME_EXCEPTION\n"
+        "  8  8  done  1  2 bytes\n"
+    )
+    assert up.shown("task", "list", array, "--state", "failed").count("RUNTIME_EXCEPTION") == 4
+    assert up.shown("task", "list", array, "--state", "dormant") == "no tasks\n"
+    status, out, err = up.ciel("task", "list", array, "--limit", "3")
+    assert (status, out.count("\n")) == (0, 4)
+    assert err == "ciel: the first 3 tasks; --all lists them all\n"
+
+
+def test_a_task_is_told_of(up: Up, array: str) -> None:
+    assert up.shown("task", "info", f"{array}:7") == (
+        f"task 7 of job {array} (ID)\n"
+        "state: failed, attempt 1\n"
+        "executor: stdinout, with 1 slot\n"
+        "inputs: none\n"
+        "outputs:\n"
+        "  ID:out:0: failed, RUNTIME_EXCEPTION\n"
+        "why:\n"
+        "  RUNTIME_EXCEPTION: sh -c 'echo 7; echo why 7 >&2; test $((7 % 7)) != 0' "
+        "ended with exit status 1 on worker WORKER\n"
+        "  its standard error ends:\n"
+        "  why 7\n"
+        "  its files are kept in KEPT\n"
+    )
+    task = up.facts("task", "info", f"{array}:8")
+    assert (task["name"], task["state"], task["outputs"][0]["size_bytes"]) == ("8", "done", 2)
+    assert up.facts("task", "info", f"{array}:{task['task']}") == task
+
+
+def test_why_tasks_run_and_wait(up: Up) -> None:
+    number = up.submit("--array", "1-60", "--", "sleep", "1000")
+    wait_for(
+        lambda: "is assigned" in up.ciel("task", "explain", f"{number}:1")[1], "the first to run"
+    )
+    assert re.fullmatch(
+        rf"task 1 of job {number} is assigned\nwhy:\n"
+        r"  it was given to worker WORKER as attempt 1\n(  placed there since .*\n)?",
+        up.shown("task", "explain", f"{number}:1"),
+    )
+    last = up.facts("task", "explain", f"{number}:60")
+    assert (last["state"], bool(last["why"])) == ("runnable", True)
+    status, out, err = up.ciel("task", "explain", number)
+    assert (status, out.count("\n\n") + 1) == (0, 20)
+    assert err == "ciel: that is 20 of them; name others as JOB:TASK\n"
+    up.ciel("job", "cancel", number)
+
+
+def test_the_workers_are_listed(up: Up) -> None:
+    up.ciel("job", "cancel", "all")
+    lines = up.shown("worker", "list").splitlines()
+    assert lines[0].split() == ["WORKER", "ADDRESS", "SLOTS", "RUNNING", "QUEUED", "HEARD"]
+    assert [line.split() for line in lines[1:]] == [
+        ["WORKER", "ADDRESS", "1", "0", "0", "TIME"]
+    ] * 2
+
+
+# --- what a terminal is shown ---------------------------------------------------------------------
+
+
+def test_a_name_cannot_reach_the_terminal(up: Up) -> None:
+    number = up.submit("--name", "a\x1b[31m\nb", "--", "true")
+    for words in (["job", "list"], ["job", "info", number]):
+        _, out, _ = up.ciel(*words)
+        assert "\x1b" not in out
+        assert "a\\x1b[31m\\nb" in out
+
+
+def test_nor_can_what_a_command_line_holds(up: Up) -> None:
+    number = up.submit("--", "sh", "-c", "exit 3 # \x1b[31m\tx")
+    for words in (["job", "wait", number], ["job", "info", number], ["task", "info", number]):
+        _, out, err = up.ciel(*words)
+        assert "\x1b" not in out + err
+        assert "# \\x1b[31m\tx" in out + err
+
+
+def test_a_table_fits_the_terminal(up: Up) -> None:
+    up.submit("--name", "long " * 30, "--", "true")
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 70, 0, 0))
+    with subprocess.Popen(
+        ["ciel", "job", "list"], env=up.environ, cwd=up.path, stdin=subprocess.DEVNULL,
+        stdout=theirs, stderr=subprocess.DEVNULL,
+    ) as process:  # fmt: skip
+        os.close(theirs)
+        shown = b""
+        try:
+            while data := os.read(ours, 4096):
+                shown += data
+        except OSError:
+            pass  # the end of a terminal
+    os.close(ours)
+    assert process.returncode == 0
+    lines = shown.decode().splitlines()
+    assert max(map(len, lines)) == 70
+    assert "…" in lines[-1]
+    assert "long long" in up.ciel("job", "list")[1]
+    assert "…" not in up.ciel("job", "list")[1]

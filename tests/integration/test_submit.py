@@ -1,0 +1,296 @@
+"""`ciel submit` on a cluster that stays."""
+
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+
+from ciel.cli.main import main
+from ciel.client import Client, arrays
+from ciel.core.jobs import JobSummary
+from ciel.testing.homes import HandCluster, Home, wait_for
+from ciel.wire.descriptors import read_summary
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Home]:
+    """A home with a cluster of two workers, with a slot each, for all tests of this file."""
+    home = Home(tmp_path_factory.mktemp("submit"))
+    cluster = HandCluster.start(home)
+    yield home
+    cluster.stop()
+    for pid in home.processes():
+        os.kill(pid, signal.SIGKILL)
+
+
+def last_job(home: Home) -> JobSummary:
+    with Client(environ=home.environ) as client:
+        return read_summary(client.ask("job", {"job": "last"})["summary"])
+
+
+def object_count(home: Home) -> int:
+    with Client(environ=home.environ) as client:
+        return int(client.ask("status")["objects"])
+
+
+def test_output_comes_in_order_however_long_each_takes(shared: Home) -> None:
+    done = shared.run(
+        "ciel", "submit", "--array", "1-24", "--", "sh", "-c", "sleep 0.0$((7 * {} % 5)); echo {}"
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == [str(number) for number in range(1, 25)]
+
+
+def test_a_line_runs_before_the_next_is_written(shared: Home) -> None:
+    process = shared.start(
+        "ciel", "submit", "--each-line", "-", "--", "echo", "got", "{}", stdin=subprocess.PIPE
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    for line in ("one", "two", "three"):
+        process.stdin.write(f"{line}\n")
+        process.stdin.flush()
+        assert process.stdout.readline() == f"got {line}\n"
+    process.stdin.write("unended")
+    stdout, stderr = process.communicate(timeout=20)
+    assert stdout == "got unended\n"
+    assert process.returncode == 0, stderr
+
+
+def test_a_slow_element_holds_no_file_up(shared: Home) -> None:
+    """The first element ends only when others' files are there."""
+    out = shared.path / "outputs"
+    command = f"if [ {{}} = 1 ]; then until [ -e {out}/go ]; do sleep 0.02; done; fi; echo {{}}"
+    process = shared.start(
+        "ciel", "submit", "--array", "1-20", "--out", str(out), "--", "sh", "-c", command
+    )
+    wait_for(lambda: len(list(out.glob("[0-9]*"))) >= 5, "other files")
+    assert not (out / "1").exists()
+    (out / "go").touch()
+    stdout, stderr = process.communicate(timeout=20)
+    assert process.returncode == 0, stderr
+    assert stdout == ""
+    assert sorted(path.name for path in out.iterdir()) == sorted(["go", *map(str, range(1, 21))])
+    assert (out / "17").read_text() == "17\n"
+
+
+def test_failed_elements_are_listed_in_order_and_print_nothing(shared: Home) -> None:
+    """Every third of 75 fails; only twenty stories are told."""
+    command = "sleep 0.00$((7 * {} % 9)); echo {}; [ $(({} % 3)) != 0 ]"
+    done = shared.run("ciel", "submit", "--array", "1-75", "--", "sh", "-c", command)
+    assert done.returncode == 1
+    assert done.stdout.split() == [str(number) for number in range(1, 76) if number % 3]
+    said = [line.split(": ")[1] for line in done.stderr.splitlines() if "element " in line]
+    assert "25 of 75 elements failed:" in done.stderr
+    assert said == [f"element {number}" for number in range(3, 61, 3)]
+    number = last_job(shared).number
+    assert f"and 5 more; ciel job info {number} tells more" in done.stderr
+
+
+def test_json_tells_of_every_element_in_order_and_of_the_job(shared: Home) -> None:
+    (shared.path / "words").write_text("b\na\nb\n")
+    command = "[ {} = b ] && seq 3"
+    done = shared.run("ciel", "submit", "--json", "--each-line", "words", "--", "sh", "-c", command)
+    assert done.returncode == 1
+    *rows, end = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [(row["number"], row["element"], row["state"]) for row in rows] == [
+        (1, "b", "done"),
+        (2, "a", "failed"),
+        (3, "b", "done"),
+    ]
+    assert rows[0]["output"] == "1\n2\n3\n"
+    assert "exit status 1" in rows[1]["story"]
+    assert end["job"]["state"] == "failed"
+    assert end["job"]["counts"] == {"done": 2, "failed": 1}
+
+
+def test_elements_are_the_names_of_their_tasks(shared: Home) -> None:
+    done = shared.run("ciel", "submit", "--array", "17-19", "--", "true")
+    assert done.returncode == 0, done.stderr
+    with Client(environ=shared.environ) as client:
+        task = client.ask("task", {"job": "last", "task": "18"})
+    assert (task["name"], task["state"]) == ("18", "done")
+
+
+def test_every_option_reaches_the_program(shared: Home) -> None:
+    (shared.path / "data").write_text("sent along\n")
+    done = shared.run(
+        "ciel", "submit", "--in", "data", "--env", "A=1", "--env", "HOME", "--slots", "1",
+        "--timeout", "10s", "--retries", "2", "--name", "the name", "--quiet", "--array", "5",
+        "--", "sh", "-c", "cat data; echo $A $HOME $CIEL_INDEX $CIEL_ELEMENT $CIEL_SLOTS",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"sent along\n1 {shared.path} 5 5 1\n"
+    assert done.stderr == ""
+    with Client(environ=shared.environ) as client:
+        task = client.ask("task", {"job": "last", "task": "5"})
+        name = read_summary(client.ask("job", {"job": "last"})["summary"]).name
+    assert name == "the name"
+    assert (task["needs"]["timeout_s"], task["needs"]["retries"]) == (10, 2)
+
+
+def test_one_that_fails_is_tried_again_so_often(shared: Home) -> None:
+    command = f"echo x >> {shared.path}/tries; [ $(wc -l < {shared.path}/tries) = 2 ]"
+    done = shared.run("ciel", "submit", "--retries", "1", "--", "sh", "-c", command)
+    assert done.returncode == 0, done.stderr
+
+
+def test_more_slots_than_any_worker_has_is_said(shared: Home) -> None:
+    done = shared.run("ciel", "submit", "--slots", "3", "--", "true")
+    assert done.returncode == 1
+    assert "it needs 3 slots, and no worker has more than 1" in done.stderr
+
+
+def test_a_detached_job_keeps_its_results(shared: Home) -> None:
+    done = shared.run("ciel", "submit", "--detach", "--array", "1-300", "--", "echo", "{}")
+    assert done.returncode == 0, done.stderr
+    number = int(done.stdout)
+    with Client(environ=shared.environ) as client:
+        summary = read_summary(client.ask("job", {"job": number})["summary"])
+        assert client.wait_for_job(summary.id, 20).state == "completed"
+        page = client.ask("results", {"job": number, "first": 0})
+    assert [name for name, _ in page["results"]] == [str(n) for n in range(1, 301)]
+
+
+def test_a_long_job_is_handed_over_and_leaves_little_behind(
+    shared: Home, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """In this process, where a job may be said to be long sooner."""
+    monkeypatch.setattr(arrays, "KEPT_MAX", 300)
+    monkeypatch.setenv("CIEL_ACCESS", shared.environ["CIEL_ACCESS"])
+    before = object_count(shared)
+    status = main(
+        ["submit", "--quiet", "--array", "1-800", "--", "sh", "-c", "[ {} = 7 ] || echo {}"]
+    )
+    assert status == 0
+    assert capfd.readouterr().out.split() == [str(n) for n in range(1, 801) if n != 7]
+    job = last_job(shared)
+    assert (job.state, job.counts, job.handed_over) == ("completed", {"done": 800}, 800)
+    assert object_count(shared) == before
+
+
+def test_of_a_job_that_was_handed_over_what_failed_stays(
+    shared: Home, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(arrays, "KEPT_MAX", 20)
+    monkeypatch.setenv("CIEL_ACCESS", shared.environ["CIEL_ACCESS"])
+    command = "echo {}; [ {} != 3 ]"
+    assert main(["submit", "--quiet", "--array", "1-60", "--", "sh", "-c", command]) == 1
+    stdout, stderr = capfd.readouterr()
+    assert stdout.split() == [str(n) for n in range(1, 61) if n != 3]
+    assert "1 of 60 elements failed" in stderr
+    job = last_job(shared)
+    assert (job.counts, job.handed_over, job.wanted) == ({"done": 59, "failed": 1}, 59, 1)
+
+
+@pytest.mark.parametrize(
+    "line, said",
+    [(b"\xff\n", "line 2 is not UTF-8"), (b"a\0\n", "line 2 holds"), (b"x" * 140_000, "line 2 is")],
+)
+def test_a_bad_line_ends_what_the_lines_before_it_started(
+    shared: Home, line: bytes, said: str
+) -> None:
+    mark = shared.path / f"runs-{said.split()[-1]}"
+    process = shared.start(
+        "ciel", "submit", "--each-line", "-", "--", "sh", "-c", f"touch {mark}; sleep 444",
+        stdin=subprocess.PIPE,
+    )  # fmt: skip
+    assert process.stdin is not None
+    process.stdin.write("first\n")
+    process.stdin.flush()
+    wait_for(mark.exists, "the first line's program")
+    os.write(process.stdin.fileno(), line)
+    _, stderr = process.communicate(timeout=20)
+    assert process.returncode == 2, stderr
+    assert f"standard input {said}" in stderr
+    assert last_job(shared).state == "cancelled"
+    assert not any("sleep 444" in command for command in shared.processes().values())
+
+
+@pytest.mark.parametrize(
+    "words, said",
+    [
+        (["--array", "1-1e9"], "'1-1e9' is not A-B"),
+        (["--array", "1-99999999"], "99,999,999 elements; 10,000,000 are allowed"),
+        (["--each-line", "absent"], "absent: No such file"),
+        (["--each-line", "."], "is a directory"),
+        (["--in", "absent"], "there is no such file"),
+        (["--env", "ABSENT"], "there is no such variable here"),
+        (["--timeout", "0"], "must be more than 0"),
+        (["--retries", "many"], "many"),
+        (["--detach", "--out", "o"], "--out needs somebody who waits"),
+    ],
+)
+def test_wrong_usage_ends_before_anything_is_submitted(
+    shared: Home, words: list[str], said: str
+) -> None:
+    done = shared.run("ciel", "submit", *words, "--", "true")
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_reader_that_has_enough_ends_the_job(shared: Home) -> None:
+    command = "ciel submit --array 1-100000 -- echo {} | head -n 1"
+    done = shared.run("bash", "-o", "pipefail", "-c", command)
+    assert done.stdout == "1\n"
+    assert done.returncode == 141, done.stderr
+    assert last_job(shared).state == "cancelled"
+
+
+def test_a_job_that_is_cancelled_elsewhere_ends_a_stream_that_goes_on(shared: Home) -> None:
+    process = shared.start(
+        "ciel", "submit", "--each-line", "-", "--", "cat", "-", "{}", stdin=subprocess.PIPE
+    )
+    assert process.stdin is not None
+    process.stdin.write("/dev/null\n")
+    process.stdin.flush()
+    wait_for(lambda: last_job(shared).counts == {"done": 1}, "the first line's end")
+    with Client(environ=shared.environ) as client:
+        client.cancel_job(last_job(shared).id, "enough of it")
+    assert process.wait(20) == 4
+    assert process.stderr is not None
+    assert "enough of it" in process.stderr.read()
+    process.communicate()
+
+
+def test_output_that_lay_on_a_lost_worker_is_made_again_in_its_turn(
+    home: Home, hand_cluster: HandCluster
+) -> None:
+    """Elements behind the first are done when the worker that holds them is killed."""
+    place = home.path
+    wait = f"echo $CIEL_WORKER > {place}/one; until [ -e {place}/go ]; do sleep 0.02; done"
+    command = f"if [ {{}} = 1 ]; then {wait}; fi; yes {{}} | head -c 3000"
+    process = home.start("ciel", "submit", "--array", "1-40", "--", "sh", "-c", command)
+    wait_for((home.path / "one").exists, "the first element")
+    wait_for(lambda: last_job(home).counts.get("done", 0) >= 10, "others on the other worker")
+    first = (home.path / "one").read_text().strip()
+    (other,) = [
+        worker
+        for number, worker in enumerate(hand_cluster.workers, 1)
+        if f"worker {first} at" not in hand_cluster.log(f"worker{number}")
+    ]
+    other.kill()
+    (home.path / "go").touch()
+    stdout, stderr = process.communicate(timeout=30)
+    assert process.returncode == 0, stderr
+    assert stdout == "".join((f"{n}\n" * 3000)[:3000] for n in range(1, 41))
+
+
+def test_every_line_comes_out_in_order_though_a_worker_is_killed(
+    home: Home, hand_cluster: HandCluster
+) -> None:
+    """The small brother of a test in tests/soak."""
+    lines = [f"line {number}" for number in range(2000)]
+    (home.path / "lines").write_text("\n".join(lines))
+    process = home.start("ciel", "submit", "--each-line", "lines", "--", "echo", "{}")
+    assert process.stdout is not None
+    found = [process.stdout.readline() for _ in range(900)]
+    hand_cluster.workers[0].kill()
+    found += process.stdout.readlines()
+    _, stderr = process.communicate(timeout=20)
+    assert process.returncode == 0, stderr
+    assert "".join(found) == "\n".join([*lines, ""])

@@ -1,0 +1,144 @@
+"""Launches that wait until fewer programs run."""
+
+from __future__ import annotations
+
+import errno
+import signal
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import pytest
+
+from ciel.launch import (
+    Descriptor,
+    File,
+    Launcher,
+    LaunchSpec,
+    LaunchSpecError,
+    ProgramExited,
+    ProgramFailed,
+    ProgramStarted,
+)
+
+Ends = Callable[[Launcher, int], list[ProgramExited | ProgramFailed]]
+
+
+def sleeper(at_most: int, for_s: str = "60") -> LaunchSpec:
+    return LaunchSpec(["/bin/sleep", for_s], at_most=at_most)
+
+
+def started(launcher: Launcher, for_s: float = 0.1) -> set[int]:
+    """Return the launches that begin within this time."""
+    until_s = time.monotonic() + for_s
+    found = set()
+    while (left_s := until_s - time.monotonic()) > 0:
+        events = launcher.wait_events(left_s)
+        found |= {event.launch_id for event in events if isinstance(event, ProgramStarted)}
+    return found
+
+
+def numbers(events: Iterable[ProgramExited | ProgramFailed]) -> list[int]:
+    return [event.launch_id for event in events]
+
+
+def test_no_more_than_so_many_run_and_the_next_begins_by_itself(launcher: Launcher) -> None:
+    for number in range(1, 5):
+        launcher.start(number, sleeper(2))
+    assert started(launcher) == {1, 2}
+    launcher.kill(2)
+    assert started(launcher) == {3}
+    launcher.kill(1)
+    launcher.kill(3)
+    assert started(launcher) == {4}
+
+
+def test_they_begin_in_their_order_and_all_ends_are_told(
+    launcher: Launcher, ends: Ends, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    for number in range(300):
+        script = f"echo {number}"
+        stdout = File(out, append=True)
+        launcher.start(number, LaunchSpec(["/bin/sh", "-c", script], stdout=stdout, at_most=1))
+    assert numbers(ends(launcher, 300)) == list(range(300))
+    assert out.read_text().split() == [str(number) for number in range(300)]
+
+
+def test_what_does_not_wait_overtakes(launcher: Launcher) -> None:
+    for number in (1, 2):
+        launcher.start(number, sleeper(1))
+    launcher.start(3, sleeper(0))
+    assert started(launcher) == {1, 3}
+
+
+def test_one_that_cannot_start_makes_way_for_the_next(launcher: Launcher, ends: Ends) -> None:
+    launcher.start(1, sleeper(1, "0.05"))
+    launcher.start(2, LaunchSpec(["/no/such/program"], at_most=1))
+    launcher.start(3, LaunchSpec(["/bin/true"], at_most=1))
+    ended = {event.launch_id: event for event in ends(launcher, 3)}
+    assert ended.keys() == {1, 2, 3}
+    second, third = ended[2], ended[3]
+    assert isinstance(second, ProgramFailed)
+    assert second.errno == errno.ENOENT
+    assert isinstance(third, ProgramExited)
+    assert third.exit_status == 0
+
+
+def test_one_that_waits_can_be_killed_and_never_begins(launcher: Launcher, ends: Ends) -> None:
+    for number in range(1, 5):
+        launcher.start(number, sleeper(1))
+    launcher.kill(3, signal.SIGTERM)
+    assert started(launcher) == {1}
+    launcher.kill(4)
+    launcher.kill(1)
+    launcher.kill(2)
+    ended = ends(launcher, 3)
+    assert {event.launch_id for event in ended} == {1, 2, 4}
+
+
+def test_one_that_waits_can_be_given_up_and_one_that_runs_cannot(
+    launcher: Launcher, ends: Ends
+) -> None:
+    launcher.start(1, sleeper(1, "0.2"))
+    launcher.start(2, sleeper(1))
+    launcher.recall(1)
+    launcher.recall(2)
+    second, first = ends(launcher, 2)
+    assert isinstance(second, ProgramFailed)
+    assert (second.launch_id, second.errno) == (2, errno.ECANCELED)
+    assert isinstance(first, ProgramExited)
+    assert first.exit_status == 0
+
+
+def test_the_end_of_one_that_never_began_names_its_signal(launcher: Launcher, ends: Ends) -> None:
+    launcher.start(1, sleeper(1))
+    launcher.start(2, sleeper(1))
+    launcher.kill(2, signal.SIGTERM)
+    (end,) = ends(launcher, 1)
+    assert isinstance(end, ProgramExited)
+    assert (end.launch_id, end.signal_name, end.wall_s) == (2, "SIGTERM", 0.0)
+
+
+def test_large_launches_wait_for_room_to_wait_in(launcher: Launcher, ends: Ends) -> None:
+    large = ["x" * 100_000] * 15  # 1.5 MB: six of them fill what there is for waiting
+    launcher.start(0, sleeper(1, "0.3"))
+    for number in range(1, 20):
+        launcher.start(number, LaunchSpec(["/bin/true", *large], at_most=1))
+    assert numbers(ends(launcher, 20)) == list(range(20))
+
+
+def test_the_time_a_program_took_does_not_count_its_waiting(launcher: Launcher, ends: Ends) -> None:
+    launcher.start(1, sleeper(1, "0.3"))
+    launcher.start(2, sleeper(1, "0"))
+    first, second = ends(launcher, 2)
+    assert isinstance(first, ProgramExited)
+    assert isinstance(second, ProgramExited)
+    assert first.wall_s >= 0.3
+    assert second.wall_s < 0.25
+
+
+def test_one_with_a_descriptor_cannot_wait(launcher: Launcher) -> None:
+    spec = LaunchSpec(["/bin/true"], stdin=Descriptor(0), at_most=1)
+    with pytest.raises(LaunchSpecError, match="at_most"):
+        launcher.start(1, spec)
