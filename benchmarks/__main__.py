@@ -38,6 +38,12 @@ FIGURES = (
     Figure("control plane: CPU a task, all parties", "control", "cpu_us_total", "us", 50, True),
     Figure("launcher against xargs -P2, /bin/true", "launcher", "ratio", "x", 1.3, False, 2),
     Figure("ciel submit -- true, cold", "cold", "median_s", "s", 0.8, True, 2),
+    Figure("2,000 programs: submit against xargs -P2", "programs", "ratio", "x", 0.7, False, 2),
+    Figure("100,000 programs: their rate against that", "many", "many_to_few", "x", 0.85, False, 2),
+    Figure("memory that the last 50,000 take", "many", "grown_mib", "MiB", 1, True),
+    Figure("ciel job list, 10,000 jobs", "many", "list_s", "s", 0.3, True, 2),
+    Figure("start of a command", "many", "start_s", "s", 0.1, True, 2),
+    Figure("longest pause of a daemon meanwhile", "many", "pause_s", "s", 0.05, True, 3),
 )
 PARTS = (
     ("control", "cpu_us_client"),
@@ -46,6 +52,13 @@ PARTS = (
     ("launcher", "launcher_per_s"),
     ("launcher", "xargs_per_s"),
     ("graph", "us_per_task_1e5"),
+    ("programs", "ciel_per_s"),
+    ("programs", "xargs_per_s"),
+    ("programs", "cpu_us_client"),
+    ("programs", "cpu_us_daemons"),
+    ("many", "many_per_s"),
+    ("many", "list_all_s"),
+    ("many", "idle_pause_s"),
 )
 PROGRAM = """
 import dataclasses, json, importlib, sys
@@ -75,7 +88,7 @@ def table(results: dict[str, dict[str, float]], show: Callable[[str], object]) -
             here = f"{value:,.{figure.digits}f} {figure.unit}"
             met = "met" if figure.is_met(value) else "missed"
             show(f"| {figure.text} | {sign} {figure.goal:,g} {figure.unit} | {here} | {met} |")
-    parts = [f"{key} {results[name][key]:,.1f}" for name, key in PARTS if name in results]
+    parts = [f"{key} {results[name][key]:,.4g}" for name, key in PARTS if name in results]
     show(f"\nParts: {', '.join(parts)}.")
     cores, load = len(os.sched_getaffinity(0)), os.getloadavg()[0]
     show(f"On {cores} cores, Python {sys.version.split()[0]}, load before {load:.1f}.")

@@ -10,12 +10,13 @@ from __future__ import annotations
 import re
 import statistics
 import subprocess
+import threading
 import time
 from pathlib import Path
 
 from benchmarks.programs import RUNS, Scene, scene
 from ciel.client.client import Client
-from ciel.net.turns import PAUSE_NOTED_S
+from ciel.net.turns import GAUGE_INTERVAL_S, PAUSE_NOTED_S
 
 MANY_RUNS = 100_000
 JOBS = 10_000
@@ -35,20 +36,52 @@ def resident_bytes(pids: list[int]) -> int:
     return pages * 4096
 
 
+class Watch(threading.Thread):
+    """Looks at the daemons' memory, and at how late a process is woken that has nothing to do: by
+    so much any reactor's pauses are the machine's.
+    """
+
+    def __init__(self, pids: list[int]) -> None:
+        super().__init__(daemon=True)
+        self.longest_s = 0.0
+        self.bytes: list[int] = []
+        self._pids = pids
+        self._over = threading.Event()
+
+    def run(self) -> None:
+        looks = 0
+        while True:
+            begun_s = time.monotonic()
+            if self._over.wait(GAUGE_INTERVAL_S):
+                return
+            late_s = time.monotonic() - begun_s - GAUGE_INTERVAL_S
+            self.longest_s = max(self.longest_s, late_s)
+            looks += 1
+            if looks % 40 == 0:
+                self.bytes.append(resident_bytes(self._pids))
+
+    def end(self) -> int:
+        """Stop looking; return by how much the memory grew in the second half."""
+        self._over.set()
+        self.join()
+        return self.bytes[-1] - self.bytes[len(self.bytes) // 2]
+
+
 def many(made: Scene, runs: int) -> dict[str, float]:
-    """Compare a long array with short ones before and after it, in time and in memory."""
+    """Compare a long array with short ones before and after it."""
     made.submit(RUNS)
-    daemons = made.daemons()
+    watch = Watch(made.daemons())
     before_s = made.submit(RUNS)
-    before_bytes = resident_bytes(daemons)
+    watch.start()
     long_s = made.submit(runs)
-    grown_bytes = resident_bytes(daemons) - before_bytes
+    grown_bytes = watch.end()
     after_s = made.submit(RUNS)
     short_per_s = RUNS / statistics.mean((before_s, after_s))
     return {
         "many_per_s": runs / long_s,
         "many_to_few": runs / long_s / short_per_s,
         "grown_mib": grown_bytes / 2**20,
+        "idle_pause_s": watch.longest_s,
     }
 
 
