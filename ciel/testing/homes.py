@@ -27,8 +27,13 @@ def wait_for(condition: Callable[[], object], what: str, timeout_s: float = 20.0
 
 def descriptors_of(pid: int) -> int:
     """Count what a process has open, but for files that a store keeps for outputs to come."""
-    names = (f"/proc/{pid}/fd/{number}" for number in os.listdir(f"/proc/{pid}/fd"))
-    return sum("/incoming/" not in os.readlink(name) for name in names if os.path.lexists(name))
+    count = 0
+    for entry in Path(f"/proc/{pid}/fd").iterdir():
+        try:
+            count += "/incoming/" not in str(entry.readlink())
+        except FileNotFoundError:
+            continue  # just closed
+    return count
 
 
 def private_bytes(pid: int) -> int:

@@ -273,6 +273,7 @@ def decode(record: Record, allowed: frozenset[type]) -> Message:
     try:
         return known[1](fields[1:], payload)  # type: ignore[no-any-return]  # the table's readers return messages
     except (DecodeError, InvalidIdError) as error:
-        raise DecodeError(f"a {kind} record is malformed: {error}") from None
+        why = f": {error}"
     except (IndexError, ValueError, TypeError) as error:
-        raise DecodeError(f"a {kind} record is malformed ({type(error).__name__})") from None
+        why = f" ({type(error).__name__})"
+    raise DecodeError(f"a record of the kind {kind!r} is malformed{why}")

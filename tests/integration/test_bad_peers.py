@@ -75,30 +75,30 @@ AFTER_PROOF: Final = {
     ),
     "a path for an id": (
         frame([["job", "../x", "n", True, False, False, 0]]),
-        "a job record is malformed: '../x' is not an id: it begins with '.'",
+        "a record of the kind 'job' is malformed: '../x' is not an id: it begins with '.'",
     ),
     "an empty id": (
         frame([["watch", "", 0]]),
-        "a watch record is malformed: '' is not an id: it is empty",
+        "a record of the kind 'watch' is malformed: '' is not an id: it is empty",
     ),
     "a long id": (
         frame([["watch", "x" * 300, 0]]),
-        f"a watch record is malformed: '{'x' * 80}' is not an id: "
+        f"a record of the kind 'watch' is malformed: '{'x' * 80}' is not an id: "
         "it has 300 characters, 128 are allowed",
     ),
     "an id of two lines": (
         frame([["watch", "a\nb", 0]]),
-        "a watch record is malformed: 'a\\nb' is not an id: "
+        "a record of the kind 'watch' is malformed: 'a\\nb' is not an id: "
         "only letters, digits and _ : . - are allowed",
     ),
     "a zero byte in an id": (
         frame([["watch", "a\0b", 0]]),
-        "a watch record is malformed: 'a\\x00b' is not an id: "
+        "a record of the kind 'watch' is malformed: 'a\\x00b' is not an id: "
         "only letters, digits and _ : . - are allowed",
     ),
     "an escaped id": (
         frame([["watch", "a%2fb", 0]]),
-        "a watch record is malformed: 'a%2fb' is not an id: "
+        "a record of the kind 'watch' is malformed: 'a%2fb' is not an id: "
         "only letters, digits and _ : . - are allowed",
     ),
     "cut off": (frame([["watch", "j", 0]])[:-3], ""),

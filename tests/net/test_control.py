@@ -471,4 +471,4 @@ def test_messages_before_a_malformed_one_are_dropped_with_it() -> None:
     line.left.dataReceived(frame)
     line.run()
     assert line.owners[0].said == []
-    assert "a cancel_task record is malformed" in line.told[0][1]
+    assert "a record of the kind 'cancel_task' is malformed" in line.told[0][1]

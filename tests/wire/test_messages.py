@@ -174,7 +174,7 @@ HOSTILE: list[Any] = [
 def test_a_record_with_a_field_taken_off_is_refused(record: Record) -> None:
     fields, payload = record
     for length in range(1, len(fields)):
-        with pytest.raises(DecodeError, match=f"a {fields[0]} record is malformed"):
+        with pytest.raises(DecodeError, match=f"a record of the kind '{fields[0]}' is malformed"):
             decode((fields[:length], payload), EVERYTHING)
 
 
