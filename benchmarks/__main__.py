@@ -40,7 +40,7 @@ FIGURES = (
     Figure("ciel submit -- true, cold", "cold", "median_s", "s", 0.8, True, 2),
     Figure("2,000 programs: submit against xargs -P2", "programs", "ratio", "x", 0.7, False, 2),
     Figure("100,000 programs: their rate against that", "many", "many_to_few", "x", 0.85, False, 2),
-    Figure("memory that the last 50,000 take", "many", "grown_mib", "MiB", 1, True),
+    Figure("memory that the last 50,000 take", "many", "grown_mib", "MiB", 4, True),
     Figure("ciel job list, 10,000 jobs", "many", "list_s", "s", 0.3, True, 2),
     Figure("start of a command", "many", "start_s", "s", 0.1, True, 2),
     Figure("longest pause of a daemon meanwhile", "many", "pause_s", "s", 0.05, True, 3),
