@@ -45,6 +45,8 @@ class Outputs:
         self._out: Path | None = args.out
         self._json: bool = args.json
         self._first: list[tuple[int, str, str]] = []  # number, who it is, and its story
+        self._words: list[str] = [word for word in args.program[1:] if "{}" not in word]
+        self._sent = {path.name for path in args.inputs}
 
     def put(self, batch: Sequence[tuple[Element, Reference]]) -> None:
         """Print results, or write them where `--out` says; those that failed are told of later."""
@@ -81,11 +83,27 @@ class Outputs:
             say(f"and {more} more; {which}")
         if own is not None:
             say(f"logs, and what the failed left behind: {own.directory}")
+        for word in self._words:
+            if self._is_left_behind(word):
+                say(
+                    f"{cut(visible(word), _TEXT_WIDTH)} is a file here, but programs run in "
+                    "directories of their own: name it by its full path, or send it with --in"
+                )
+                break
+
+    def _is_left_behind(self, word: str) -> bool:
+        """Whether an argument names a file as if programs ran in our directory."""
+        try:
+            return word not in self._sent and not word.startswith("/") and Path(word).is_file()
+        except (OSError, ValueError):  # it is too long, or no name at all
+            return False
 
     def _note(self, element: Element, failure: Failure) -> None:
         self.failed_count += 1
         if len(self._first) == _STORIES_MAX and element.number > self._first[-1][0]:
             return
+        if element.text is not None and not self._first:
+            self._words.append(element.text)
         who = "" if element.text is None else f"{_name(element)}: "
         insort(self._first, (element.number, who, str(TaskFailedError(failure))))
         del self._first[_STORIES_MAX:]

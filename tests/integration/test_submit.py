@@ -61,13 +61,15 @@ def test_a_line_runs_before_the_next_is_written(shared: Home) -> None:
 
 
 def test_a_slow_element_holds_no_file_up(shared: Home) -> None:
-    """The first element ends only when others' files are there."""
+    """The first element ends only when all others' files are there: what was given to its worker is
+    taken back.
+    """
     out = shared.path / "outputs"
     command = f"if [ {{}} = 1 ]; then until [ -e {out}/go ]; do sleep 0.02; done; fi; echo {{}}"
     process = shared.start(
         "ciel", "submit", "--array", "1-20", "--out", str(out), "--", "sh", "-c", command
     )
-    wait_for(lambda: len(list(out.glob("[0-9]*"))) >= 5, "other files")
+    wait_for(lambda: len(list(out.glob("[0-9]*"))) == 19, "all other files")
     assert not (out / "1").exists()
     (out / "go").touch()
     stdout, stderr = process.communicate(timeout=20)
@@ -88,6 +90,23 @@ def test_failed_elements_are_listed_in_order_and_print_nothing(shared: Home) -> 
     assert said == [f"element {number}" for number in range(3, 61, 3)]
     number = last_job(shared).number
     assert f"and 5 more; ciel job info {number} tells more" in done.stderr
+
+
+def test_who_names_a_file_as_if_programs_ran_here_is_told_that_they_do_not(shared: Home) -> None:
+    (shared.path / "here.txt").write_text("text\n")
+    hint = (
+        "ciel: here.txt is a file here, but programs run in directories of their own: "
+        "name it by its full path, or send it with --in\n"
+    )
+    given = ("ciel", "submit", "--", "cat", "here.txt")
+    assert shared.run(*given).stderr.endswith(hint)
+    lines = ("sh", "-c", "echo here.txt | ciel submit --each-line - -- cat {}")
+    assert shared.run(*lines).stderr.endswith(hint)
+    sent = shared.run("ciel", "submit", "--in", "here.txt", "--", "cat", "here.txt")
+    assert (sent.stdout, sent.stderr) == ("text\n", "")
+    other = shared.run("ciel", "submit", "--in", "here.txt", "--", "cat", "here.txt", "absent")
+    assert other.returncode == 1
+    assert hint not in other.stderr
 
 
 def test_json_tells_of_every_element_in_order_and_of_the_job(shared: Home) -> None:
