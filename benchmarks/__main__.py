@@ -59,6 +59,7 @@ PARTS = (
     ("many", "many_per_s"),
     ("many", "list_all_s"),
     ("many", "idle_pause_s"),
+    ("many", "bare_s"),
 )
 PROGRAM = """
 import dataclasses, json, importlib, sys

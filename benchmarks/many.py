@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import statistics
 import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -86,13 +87,16 @@ def many(made: Scene, runs: int) -> dict[str, float]:
 
 
 def listing(made: Scene, jobs: int) -> dict[str, float]:
-    """Return how long a command takes that does nothing, and one that lists among many jobs."""
+    """Return how long a command takes that loads all it needs and does nothing, an interpreter that
+    loads nothing, and a command that lists among many jobs.
+    """
     with Client(access=str(made.access_file), environ=made.environ) as client:
         for _ in range(jobs):
             client.job("empty", detached=True).close()
         client.ask("status")
     return {
-        "start_s": median_s(made, "--version"),
+        "start_s": median_s(made, "submit", "--help"),
+        "bare_s": bare_s(),
         "list_s": median_s(made, "job", "list"),
         "list_all_s": median_s(made, "job", "list", "--all"),
     }
@@ -104,6 +108,16 @@ def median_s(made: Scene, *words: str) -> float:
     for _ in range(STARTS):
         begun_s = time.perf_counter()
         made.ciel(*words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        times_s.append(time.perf_counter() - begun_s)
+    return statistics.median(times_s)
+
+
+def bare_s() -> float:
+    """Return the median of the times that an interpreter of this environment takes to start."""
+    times_s = []
+    for _ in range(STARTS):
+        begun_s = time.perf_counter()
+        subprocess.run([sys.executable, "-c", "pass"], check=True)
         times_s.append(time.perf_counter() - begun_s)
     return statistics.median(times_s)
 
