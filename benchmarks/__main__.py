@@ -44,6 +44,9 @@ FIGURES = (
     Figure("ciel job list, 10,000 jobs", "many", "list_s", "s", 0.3, True, 2),
     Figure("start of a command", "many", "start_s", "s", 0.1, True, 2),
     Figure("longest pause of a daemon meanwhile", "many", "pause_s", "s", 0.05, True, 3),
+    Figure(
+        "- beyond that of a process with nothing to do", "many", "own_pause_s", "s", 0.05, True, 3
+    ),
 )
 PARTS = (
     ("control", "cpu_us_client"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -30,6 +31,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not words or words[0] in ("-h", "--help", "help"):
         print(_help(), file=sys.stdout if words else sys.stderr)
         return 0 if words else 2
+    if argv is None:
+        gc.disable()  # what is loaded stays, and to look through it takes a tenth of a start
     try:
         from ciel.cli.outcome import Status, conclude  # and with it the client
     except KeyboardInterrupt:  # it takes a while
@@ -41,7 +44,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     module, _ = COMMANDS[name]
 
     def command() -> int:
-        return int(import_module(f"ciel.cli.{module}").main(name, rest))
+        run = import_module(f"ciel.cli.{module}").main
+        if argv is None:
+            gc.freeze()
+            gc.enable()
+        return int(run(name, rest))
 
     status = conclude(command)
     if argv is None:
