@@ -61,28 +61,30 @@ class Watch(threading.Thread):
             if looks % 40 == 0:
                 self.bytes.append(resident_bytes(self._pids))
 
-    def end(self) -> int:
-        """Stop looking; return by how much the memory grew in the second half."""
-        self._over.set()
-        self.join()
+    def grown_bytes(self) -> int:
+        """Return by how much the memory grew in the second half of the time so far."""
         return self.bytes[-1] - self.bytes[len(self.bytes) // 2]
 
+    def end(self) -> float:
+        """Stop looking; return the longest time by which it was woken late."""
+        self._over.set()
+        self.join()
+        return self.longest_s
 
-def many(made: Scene, runs: int) -> dict[str, float]:
-    """Compare a long array with short ones before and after it."""
+
+def many(made: Scene, runs: int, watch: Watch) -> dict[str, float]:
+    """Compare a long array with short ones before and after it; `watch` begins with it."""
     made.submit(RUNS)
-    watch = Watch(made.daemons())
     before_s = made.submit(RUNS)
     watch.start()
     long_s = made.submit(runs)
-    grown_bytes = watch.end()
+    grown_bytes = watch.grown_bytes()
     after_s = made.submit(RUNS)
     short_per_s = RUNS / statistics.mean((before_s, after_s))
     return {
         "many_per_s": runs / long_s,
         "many_to_few": runs / long_s / short_per_s,
         "grown_mib": grown_bytes / 2**20,
-        "idle_pause_s": watch.longest_s,
     }
 
 
@@ -134,11 +136,13 @@ def longest_pause_s(directory: Path) -> float:
 def measure(runs: int = MANY_RUNS, jobs: int = JOBS) -> dict[str, float]:
     """Measure all of it on one cluster, and read its logs when it is down."""
     with scene() as made:
-        results = many(made, runs) | listing(made, jobs)
+        watch = Watch(made.daemons())
+        results = many(made, runs, watch) | listing(made, jobs)
+        idle_s = watch.end()
         made.down()
         pause_s = longest_pause_s(made.directory)
-        own_s = max(0.0, pause_s - results["idle_pause_s"])
-        return results | {"pause_s": pause_s, "own_pause_s": own_s}
+        own_s = max(0.0, pause_s - idle_s)
+        return results | {"pause_s": pause_s, "idle_pause_s": idle_s, "own_pause_s": own_s}
 
 
 if __name__ == "__main__":

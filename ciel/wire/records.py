@@ -4,9 +4,9 @@
     body   = header length (4 bytes) || JSON array [kind, field, …] || payload
 
 A record is a control message in its wire form, so that there is one description of both. The kinds
-in `JOURNALLED` are the whole set: jobs, tasks, wants, what was reported of tasks, and how jobs
-ended. A reader takes the longest good prefix: the first record that is cut off, or whose checksum
-does not match, ends the journal.
+in `JOURNALLED` are the whole set: jobs, tasks, wants, what was reported of tasks, how jobs ended,
+and that they were removed or tried again. A reader takes the longest good prefix: the first record
+that is cut off, or whose checksum does not match, ends the journal.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from zlib import crc32
 
 from ciel.core.events import (
     AddTask,
+    Change,
     CloseJob,
     JobChanged,
     Message,
@@ -30,7 +31,7 @@ from ciel.wire.errors import DecodeError, LocalProtocolError
 from ciel.wire.limits import FRAME_MAX_BYTES
 
 JOURNALLED: frozenset[type] = frozenset(
-    (SubmitJob, AddTask, WantObjects, ReleaseObjects, CloseJob, TaskReported, JobChanged)
+    (SubmitJob, AddTask, WantObjects, ReleaseObjects, CloseJob, TaskReported, JobChanged, Change)
 )
 _PREFIX = struct.Struct(">II")
 _HEADER_LENGTH = struct.Struct(">I")

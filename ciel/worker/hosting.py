@@ -341,7 +341,7 @@ class Hosting:
 
     def _not_started(self, hosted: Hosted, event: ProgramFailed) -> TaskFault:
         program = hosted.argv[0]
-        if event.errno == errno.ECANCELED:
+        if event.stage is Stage.VFORK and event.errno == errno.ECANCELED:
             return TaskFault(RECALLED, "it was given back before it began")
         if event.stage is not Stage.EXEC:
             reason = "NO_SPACE" if event.errno in _DISK_FULL else "WORKER_FAULT"

@@ -20,9 +20,10 @@ from itertools import islice
 from typing import Any
 
 from ciel.core.errors import CielError
+from ciel.core.events import Change
 from ciel.core.graph import TaskNode
 from ciel.core.jobs import Job, summarise
-from ciel.core.refs import Failure, Reference
+from ciel.core.refs import Concrete, Failure, Reference, Value
 from ciel.master.state import explain
 from ciel.master.state.machine import MasterMachine
 
@@ -122,7 +123,8 @@ def find_task(machine: MasterMachine, job: Job, selector: Any) -> TaskNode:
             return task
     if near is not None:
         return near
-    raise UnknownQuestionError(f"job {job.number} has no task {selector}{_gone(job)}")
+    shown = str(selector)[:_SHOWN_MAX_LENGTH]
+    raise UnknownQuestionError(f"job {job.number} has no task {shown}{_gone(job)}")
 
 
 def _gone(job: Job) -> str:
@@ -202,8 +204,16 @@ def _task_row(machine: MasterMachine, position: int, task: TaskNode) -> dict[str
         "executor": spec.executor,
         "attempt": task.attempt,
         "worker": task.worker,
-        **explain.result_of(machine.graph.objects.reference(spec.outputs[0])),
+        **_result(machine.graph.objects.reference(spec.outputs[0])),
     }
+
+
+def _result(ref: Reference) -> dict[str, Any]:
+    if isinstance(ref, Failure):
+        return {"failed": ref.reason}
+    if isinstance(ref, Value):
+        return {"size_bytes": len(ref.content)}
+    return {"size_bytes": ref.size_bytes} if isinstance(ref, Concrete) else {}
 
 
 def results(machine: MasterMachine, arguments: dict[str, Any]) -> dict[str, Any]:
@@ -234,11 +244,12 @@ def change(machine: MasterMachine, topic: str, argument: Any, now_s: float) -> A
     match topic:
         case "remove":
             machine.remove_job(found)
-            return None
         case "retry":
             machine.retry_job(found, now_s)
-            return {"summary": list(summarise(found))}
-    raise UnknownQuestionError(f"this master cannot change {topic!r}")
+        case _:
+            raise UnknownQuestionError(f"this master cannot change {topic[:_SHOWN_MAX_LENGTH]!r}")
+    machine.journal.append(Change(0, topic, {"job": found.spec.id}))
+    return {"summary": list(summarise(found))}
 
 
 def answer(machine: MasterMachine, topic: str, argument: Any, now_s: float) -> Any:

@@ -62,7 +62,7 @@ class Audience:
         return due
 
     def disown(self, job_id: str) -> None:
-        """Nobody answers for a job any more, since it is over."""
+        """Nobody answers for a job any more: it is over, or detached and closed."""
         self._owners.pop(job_id, None)
         self._orphans.pop(job_id, None)
 

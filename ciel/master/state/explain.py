@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ciel.core.graph import TaskNode
-from ciel.core.refs import Concrete, Failure, Reference, Value
+from ciel.core.refs import Failure
 from ciel.core.tasks import TaskState
 from ciel.master.state.machine import MasterMachine
 from ciel.master.state.workers import WorkerNode
@@ -115,12 +115,3 @@ def _load(worker: WorkerNode) -> str:
     running = min(worker.slots_used, facts.slots)
     ahead = worker.slots_used - running
     return f"{running} of {facts.slots} slots taken, {ahead} more given ahead"
-
-
-def result_of(ref: Reference) -> dict[str, Any]:
-    """Say in a row how an output stands."""
-    if isinstance(ref, Failure):
-        return {"failed": ref.reason}
-    if isinstance(ref, Value):
-        return {"size_bytes": len(ref.content)}
-    return {"size_bytes": ref.size_bytes} if isinstance(ref, Concrete) else {}
