@@ -11,7 +11,15 @@ from typing import Any
 
 from ciel.core.refs import Future
 from ciel.core.tasks import Mentions
-from ciel.execution.executor import Action, BadArgumentsError, Child, Executor, Finish, Task
+from ciel.execution.executor import (
+    Action,
+    BadArgumentsError,
+    Child,
+    Executor,
+    Finish,
+    Task,
+    mentions_of,
+)
 from ciel.wire.descriptors import make_task
 
 
@@ -34,7 +42,7 @@ class InitExecutor(Executor):
             *make_task(
                 job=spec.job, parent=spec.id, ordinal=0, executor=handler, arguments=arguments,
                 n_outputs=n_outputs, memoise=True, needs=spec.needs,
-                mentions=task.mentions_of(handler),
+                mentions=mentions_of(task.executors, handler),
             )
         )  # fmt: skip
         results = [Future(object_id) for object_id in first.spec.outputs]
@@ -42,7 +50,7 @@ class InitExecutor(Executor):
             *make_task(
                 job=spec.job, parent=spec.id, ordinal=1, executor="sync",
                 arguments={"args": {"inputs": results}}, outputs=spec.outputs, sees_errors=True,
-                mentions=task.mentions_of("sync"),
+                mentions=mentions_of(task.executors, "sync"),
             )
         )  # fmt: skip
         return Finish(children=(first, last))

@@ -122,7 +122,9 @@ class Answer(NamedTuple):
 
 
 class AssignTask(NamedTuple):
-    """Run a task. `inputs` are its inputs as the master knows them now, in the spec's order."""
+    """Run a task. `inputs` are its inputs as the master knows them now, in the spec's order; one
+    that is still a future will be made by a task that this worker was assigned before.
+    """
 
     spec: TaskSpec
     attempt: int
@@ -190,12 +192,22 @@ class TaskReported(NamedTuple):
 
 class SpawnTask(NamedTuple):
     """A running attempt of the task's parent created a task; counts only if that attempt still
-    does.
+    does. `begun`: the worker has begun the child as its attempt 0, without being told to; it calls
+    that off if it is told `CancelTask`.
     """
 
     spec: TaskSpec
     known: tuple[Reference, ...]
     attempt: int
+    begun: bool = False
+
+
+class StreamsOpened(NamedTuple):
+    """Outputs of a running attempt can be read on this worker while they grow."""
+
+    task: TaskId
+    attempt: int
+    refs: tuple[Reference, ...]
 
 
 class ObjectsStored(NamedTuple):
@@ -225,7 +237,7 @@ FromClient = (
 )  # fmt: skip
 ToClient = ObjectSettled | JobChanged | RequestRefused | Answer | Heartbeat
 ToWorker = AssignTask | CancelTask | RecallTasks | DropObjects | MeetWorkers | Heartbeat
-FromWorker = TaskReported | SpawnTask | ObjectsStored | InputsLost | Heartbeat
+FromWorker = TaskReported | SpawnTask | StreamsOpened | ObjectsStored | InputsLost | Heartbeat
 Message = FromClient | ToClient | ToWorker | FromWorker
 
 HEARTBEAT_INTERVAL_S = 1.0

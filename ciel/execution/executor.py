@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import signal
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
@@ -34,12 +34,21 @@ class InputPath(NamedTuple):
     executable: bool = False
 
 
+class OutputPath(NamedTuple):
+    """Stands for the path of an output that a program writes itself; the file is there, empty."""
+
+    number: int
+
+
 @dataclass(frozen=True, slots=True)
 class Program:
     """A program to run, in a fresh scratch directory.
 
     `stdin`: inputs, concatenated in order (none: empty). `stdout`: the number of the output that it
-    becomes. `files`: inputs to lie in the scratch directory, by relative name.
+    becomes; None: it goes where standard error goes. `files`: inputs to lie in the scratch
+    directory, by relative name. `lists`: variables that name a text file with one path a line.
+    `streams`: its outputs may be read while it writes them. `whole`: inputs that are still being
+    made are waited for, not fed while they grow.
     """
 
     argv: tuple[str | InputPath, ...]
@@ -47,6 +56,9 @@ class Program:
     stdout: int | None = None
     files: Mapping[str, ObjectId] = field(default_factory=dict)
     env: Mapping[str, str] = field(default_factory=dict)
+    lists: Mapping[str, tuple[InputPath | OutputPath, ...]] = field(default_factory=dict)
+    streams: bool = False
+    whole: bool = False
 
 
 class ProgramExit(NamedTuple):
@@ -75,11 +87,36 @@ class Child(NamedTuple):
     known: tuple[Reference, ...]
 
 
+class ChildForm(NamedTuple):
+    """What a spawn asks for, as the child's executor understands it. `as_list`: its maker is
+    answered with a list of references even if there is one.
+    """
+
+    arguments: dict[str, Any]
+    n_outputs: int
+    memoise: bool
+    as_list: bool
+    sees_errors: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class Run:
     """Run a program."""
 
     program: Program
+
+
+@dataclass(frozen=True, slots=True)
+class Talk:
+    """Have a program talk with this executor: it gets the names of two FIFOs as its last arguments,
+    then `start_task` with `arguments`. A program that is kept warm serves every task of the same
+    `kind`; one that waits in the middle of a task (`fixed`) is gone on with instead.
+    """
+
+    program: Program
+    arguments: Mapping[str, Any]
+    kind: str
+    fixed: ObjectId | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,20 +137,38 @@ class Fail:
     details: str
 
 
-Action = Run | Finish | Fail
+Action = Run | Talk | Finish | Fail
 
 
 class Task(NamedTuple):
     """A task as its executor sees it: its spec, its decoded arguments, its inputs as they are known
     now.
 
-    `mentions_of` says of an executor's name what the outputs of its tasks may name (for children).
+    `executors` are all there are on this worker, for the children of the task.
     """
 
     spec: TaskSpec
     arguments: dict[str, Any]
     inputs: Mapping[ObjectId, Reference]
-    mentions_of: Callable[[str], Mentions]
+    executors: Mapping[str, Executor]
+
+
+OUTPUTS_MAX = 10_000
+
+
+def output_count(value: Any, least: int = 1) -> int:
+    """Return a number of outputs that a spawn names; raises BadArgumentsError."""
+    if type(value) is not int or not least <= value <= OUTPUTS_MAX:
+        raise BadArgumentsError(
+            f"the number of outputs must be {least} to {OUTPUTS_MAX}, not {value!r:.40}"
+        )
+    return value
+
+
+def mentions_of(executors: Mapping[str, Executor], name: str) -> Mentions:
+    """Say what the outputs of an executor's tasks may name; of an unknown one, anything."""
+    known = executors.get(name)
+    return Mentions.ANYTHING if known is None else known.mentions
 
 
 class Executor(ABC):
@@ -125,6 +180,19 @@ class Executor(ABC):
     @abstractmethod
     def begin(self, task: Task) -> Action:
         """Say what is to be done; raises BadArgumentsError."""
+
+    def child_form(self, keywords: dict[str, Any]) -> ChildForm:
+        """Say what is to be made of the keywords of a spawn; raises BadArgumentsError.
+
+        By default as for the simple executors (ciel-interfaces, 1.8): `args` is an object, of which
+        `n_outputs` outputs are made, named by what is asked for, so that it is done once.
+        """
+        args = keywords.get("args")
+        if not isinstance(args, dict):
+            raise BadArgumentsError(f"a spawn of {self.name} needs an object 'args'")
+        n_outputs = output_count(keywords.get("n_outputs", 1))
+        arguments = {"args": args} if n_outputs == 1 else {"args": args, "n_outputs": n_outputs}
+        return ChildForm(arguments, n_outputs, memoise=True, as_list=True)
 
     def ended(self, task: Task, program_exit: ProgramExit) -> Action:
         """Say what became of the task whose program has ended: by default only exit status 0 is

@@ -33,6 +33,7 @@ from ciel.core.events import (
     ReleaseObjects,
     RequestRefused,
     SpawnTask,
+    StreamsOpened,
     SubmitJob,
     TaskFault,
     TaskReported,
@@ -218,8 +219,18 @@ _FORMS: dict[type, Form] = {
     TaskReported: Form("report", _write_report, _read_report),
     SpawnTask: Form(
         "spawn",
-        lambda m: ([*task_fields(m.spec), _arrays(m.known), m.attempt], m.spec.payload),
-        lambda f, p: SpawnTask(read_task(f[:N], p), _refs(f[N]), _count(f[N + 1])),
+        lambda m: (
+            [*task_fields(m.spec), _arrays(m.known), m.attempt, int(m.begun)],
+            m.spec.payload,
+        ),
+        lambda f, p: SpawnTask(
+            read_task(f[:N], p), _refs(f[N]), _count(f[N + 1]), bool(_count(f[N + 2]))
+        ),
+    ),
+    StreamsOpened: Form(
+        "streams",
+        lambda m: ([m.task, m.attempt, _arrays(m.refs)], b""),
+        lambda f, p: StreamsOpened(_id(f[0]), _count(f[1]), _refs(f[2])),
     ),
     ObjectsStored: Form(
         "stored", lambda m: ([_arrays(m.refs)], b""), lambda f, p: ObjectsStored(_refs(f[0]))
@@ -245,7 +256,7 @@ TO_CLIENT: frozenset[type] = frozenset(
     (ObjectSettled, JobChanged, RequestRefused, Answer, Heartbeat)
 )
 FROM_WORKER: frozenset[type] = frozenset(
-    (TaskReported, SpawnTask, ObjectsStored, InputsLost, Heartbeat)
+    (TaskReported, SpawnTask, StreamsOpened, ObjectsStored, InputsLost, Heartbeat)
 )
 TO_WORKER: frozenset[type] = frozenset(
     (AssignTask, CancelTask, RecallTasks, DropObjects, MeetWorkers, Heartbeat)

@@ -22,7 +22,6 @@ from ciel.core.errors import CielError
 from ciel.core.events import RECALLED, TaskFault
 from ciel.core.ids import ObjectId
 from ciel.core.refs import INLINE_MAX_BYTES, Concrete, Reference, Value
-from ciel.core.tasks import Mentions
 from ciel.execution.environment import task_environment
 from ciel.execution.executor import (
     BadArgumentsError,
@@ -144,11 +143,6 @@ class Hosting:
         self._hosted: dict[Key, Hosted] = {}
         self._scratch = ScratchPool(spool)
 
-    def mentions_of(self, executor: str) -> Mentions:
-        """Say what the outputs of an executor's tasks may name; of an unknown one, anything."""
-        known = self._executors.get(executor)
-        return Mentions.ANYTHING if known is None else known.mentions
-
     # --- starting ---------------------------------------------------------------------------------
 
     def start(self, order: StartAttempt) -> None:
@@ -162,7 +156,7 @@ class Hosting:
         try:
             arguments = read_arguments(order.spec.payload)
             inputs = {ref.id: ref for ref in order.inputs}
-            task = Task(order.spec, arguments, inputs, self.mentions_of)
+            task = Task(order.spec, arguments, inputs, self._executors)
             action = executor.begin(task)
         except (BadArgumentsError, CielError, WireError, TypeError, ValueError) as error:
             self._owner.attempt_ended(key, (), TaskFault("BAD_ARGUMENTS", str(error)), 0.0)

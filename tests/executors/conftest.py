@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 
 from ciel.core.refs import Reference
-from ciel.core.tasks import Mentions
 from ciel.execution.executor import Task
+from ciel.executors.stdinout import StdinoutExecutor
+from ciel.executors.sync import SyncExecutor
 from ciel.testing.builders import EXECUTOR, a_task
 
-MENTIONS = {"stdinout": Mentions.NOTHING, "sync": Mentions.INPUTS}
+EXECUTORS = {"stdinout": StdinoutExecutor(), "sync": SyncExecutor()}
 
 
 @pytest.fixture
@@ -27,6 +28,6 @@ def task() -> Callable[..., Task]:
     ) -> Task:
         spec = a_task(*outputs, inputs=[ref.id for ref in inputs], executor=executor)
         known = {ref.id: ref for ref in inputs}
-        return Task(spec, arguments, known, lambda name: MENTIONS.get(name, Mentions.ANYTHING))
+        return Task(spec, arguments, known, EXECUTORS)
 
     return task

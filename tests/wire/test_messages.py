@@ -26,6 +26,7 @@ from ciel.core.events import (
     ReleaseObjects,
     RequestRefused,
     SpawnTask,
+    StreamsOpened,
     SubmitJob,
     TaskFault,
     TaskReported,
@@ -94,7 +95,8 @@ messages: dict[type, st.SearchStrategy[Message]] = {
     TaskReported: st.builds(
         TaskReported, tasks, counts, refs, st.none() | st.builds(TaskFault, texts, texts), seconds
     ),
-    SpawnTask: st.builds(SpawnTask, specs, refs, counts),
+    SpawnTask: st.builds(SpawnTask, specs, refs, counts, st.booleans()),
+    StreamsOpened: st.builds(StreamsOpened, tasks, counts, refs),
     ObjectsStored: st.builds(ObjectsStored, refs),
     InputsLost: st.builds(
         InputsLost,
