@@ -3,7 +3,7 @@ import pytest
 from ciel.core.ids import ObjectId
 from ciel.core.refs import Future, Reference, Stream, Sweetheart
 from ciel.testing.builders import inline, stored
-from ciel.worker.state.plans import HttpPlan, LinkPlan, Plan, plans_for
+from ciel.worker.state.plans import HttpPlan, LinkPlan, Plan, StreamPlan, plans_for
 
 HOSTS = {"own:1": "h1", "near:1": "h1", "near:2": "h1", "far:1": "h2", "far:2": "h3"}
 X = ObjectId("x")
@@ -24,7 +24,7 @@ TABLE: list[tuple[Reference, list[Plan]]] = [
     (stored("x", "forged:80"), []),
     (stored("x"), []),
     (Sweetheart(X, "far:1", 1, frozenset(("far:1",))), [HttpPlan("far:1")]),
-    (Stream(X, frozenset(("far:1",))), [HttpPlan("far:1")]),
+    (Stream(X, frozenset(("far:1", "forged:80"))), [StreamPlan("far:1")]),
     (Future(X), []),
     (inline("x"), []),
 ]  # fmt: skip

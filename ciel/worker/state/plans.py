@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from ciel.core.refs import Reference, locations_of
+from ciel.core.refs import Reference, SocketStream, Stream, locations_of
 
 
 class LinkPlan(NamedTuple):
@@ -22,7 +22,13 @@ class HttpPlan(NamedTuple):
     netloc: str
 
 
-Plan = LinkPlan | HttpPlan
+class StreamPlan(NamedTuple):
+    """Copy it while it grows at a worker; it may be read before it is whole."""
+
+    netloc: str
+
+
+Plan = LinkPlan | HttpPlan | StreamPlan
 
 
 def plans_for(
@@ -34,6 +40,8 @@ def plans_for(
     not asked, so that a forged reference leads nowhere.
     """
     known = sorted(place for place in locations_of(ref) if place in hosts and place != own_netloc)
+    if isinstance(ref, Stream | SocketStream):
+        return tuple([StreamPlan(place) for place in known])
     near = [place for place in known if hosts[place] == own_host]
     far = [place for place in known if hosts[place] != own_host]
     links = tuple([LinkPlan(place) for place in near])
