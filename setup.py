@@ -49,7 +49,11 @@ room_packages = [
 setup(
     packages=[*(p for p in find_packages(include=["ciel", "ciel.*"])), *room_packages],
     package_dir={"ciel": "ciel"} | {f"ciel.{room}": room for room in ROOMS},
-    package_data={"ciel": ["py.typed"], "ciel.launch": ["launcher.c"]},
+    package_data={
+        "ciel": ["py.typed"],
+        "ciel.launch": ["launcher.c"],
+        "ciel.executors.sdk": ["c/*"],
+    },
     cmdclass={"build_py": BuildWithLauncher, "bdist_wheel": PlatformWheel},
     distclass=BinaryDistribution,
 )

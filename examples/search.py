@@ -1,9 +1,14 @@
-"""Count a word in the Python standard library: many ordinary `grep`s at once, joined by one `awk`.
+"""Where is a word used most, and by what? Two stages of ordinary `grep`s, the second decided by the
+answers of the first.
 
-    python examples/search.py [WORD]
+    python examples/search.py [WORD [DIRECTORY]]
+
+Many greps count a word in the sources of the Python standard library, and one `awk` adds up. A task
+of our own, `search_again.py`, reads the same counts while the job runs: it has the files searched
+again that have most of the word, and hands its own result to the task that joins what these find.
 
 Starts a cluster of two workers of its own unless one is up (`ciel up`). The files are read where
-they lie, so that all workers must be on this computer.
+they lie, so that all workers must see them under the same names.
 """
 
 import subprocess
@@ -15,11 +20,14 @@ from pathlib import Path
 import ciel
 
 TASKS = 40
+AGAIN = Path(__file__).with_name("search_again.py")
+# grep's own exit status says whether it found anything, which is no failure here.
+COUNT = 'word=$1; shift; grep -cw -e "$word" -- /dev/null "$@" || test $? = 1'
 
 
-def sources() -> list[str]:
-    """Return the paths of the standard library's own modules."""
-    root = Path(sysconfig.get_paths()["stdlib"])
+def sources(directory: str = "") -> list[str]:
+    """Return the paths of a directory's Python files; by default the standard library's."""
+    root = Path(directory or sysconfig.get_paths()["stdlib"]).absolute()
     return sorted(str(path) for path in root.rglob("*.py") if "site-packages" not in path.parts)
 
 
@@ -27,39 +35,42 @@ def count_here(word: str, paths: list[str]) -> int:
     """Count with plain grep, for comparison; as many paths at once as a command line takes."""
     found = 0
     for start in range(0, len(paths), 1000):
-        command = ["grep", "-ow", "-e", word, "--", *paths[start : start + 1000]]
+        command = ["grep", "-w", "-e", word, "--", "/dev/null", *paths[start : start + 1000]]
         found += subprocess.run(command, capture_output=True, check=False).stdout.count(b"\n")
     return found
 
 
-def count_on_cluster(client: ciel.Client, word: str, paths: list[str]) -> int:
-    """Count with one task for each chunk of the files, and a last one that adds up."""
+def search_on_cluster(client: ciel.Client, word: str, paths: list[str]) -> tuple[int, str]:
+    """Return how many lines have the word, and what the second stage found."""
     with client.job(f"search for {word}") as job:
-        # grep's own exit status says whether it found anything, the pipe's is that of wc.
-        script = 'word=$1; shift; grep -ow -e "$word" -- "$@" | wc -l'
         counts = [
-            job.run(["sh", "-c", script, "sh", word, *paths[number::TASKS]])
+            job.run(["sh", "-c", COUNT, "sh", word, *paths[number::TASKS]], name=f"count {number}")
             for number in range(min(TASKS, len(paths)))
         ]
-        total = job.run(["awk", "{sum += $1} END {print sum}"], inputs=counts)
-        job.want([total])
+        total = job.run(["awk", "-F:", "{n += $NF} END {print n}"], inputs=counts, name="total")
+        command = [sys.executable, str(AGAIN)]
+        arguments = {"command": command, "proc_pargs": [word, counts], "proc_kwargs": {}}
+        (again,) = job.add("proc", arguments, name="choose")
+        job.want([total, again])
         for done, _ in enumerate(job.results(counts), start=1):
             if sys.stdout.isatty() or done == len(counts):
                 end = "\n" if done == len(counts) else "\r"
                 print(f"{done} of {len(counts)} greps done", end=end, flush=True)
-        return int(job.read(total))
+        return int(job.read(total)), job.read(again).decode(errors="replace")
 
 
 def main() -> int:
-    """Count on the cluster and by plain grep; return the exit status."""
+    """Search on the cluster, and count by plain grep; return the exit status."""
     word = sys.argv[1] if len(sys.argv) > 1 else "yield"
-    paths = sources()
-    print(f"counting {word!r} in {len(paths)} files of the Python standard library")
+    paths = sources(*sys.argv[2:3])
+    print(f"looking for {word!r} in {len(paths)} files")
     with ciel.Client(name="search", cluster_options={"workers": 2}) as client:
         start_s = time.monotonic()
-        found = count_on_cluster(client, word, paths)
-        print(f"{found} found by {TASKS} tasks in {time.monotonic() - start_s:.2f} s")
+        found, places = search_on_cluster(client, word, paths)
+        elapsed_s = time.monotonic() - start_s
         logs = client.cluster.directory if client.cluster else None
+    print(f"the files with most of it were searched again; it stands there in:\n{places}", end="")
+    print(f"{found} lines found by two stages of tasks in {elapsed_s:.2f} s")
     expected = count_here(word, paths)
     print(f"{expected} found by plain grep")
     if logs:

@@ -2,7 +2,9 @@
 `sync`.
 
 So the result of a job that starts from a package is always a JSON list of references, one for each
-output of the first task (ciel-interfaces, section 4.2).
+output of the first task (ciel-interfaces, section 4.2). Arguments: `start_handler`; `start_args`,
+the keywords of the first task as a spawn would give them; `package_ref`, a reference to the JSON
+object of what is in the package, if there is anything.
 """
 
 from __future__ import annotations
@@ -15,10 +17,12 @@ from ciel.execution.executor import (
     Action,
     BadArgumentsError,
     Child,
+    ChildForm,
     Executor,
     Finish,
     Task,
     mentions_of,
+    simple_form,
 )
 from ciel.wire.descriptors import make_task
 
@@ -33,15 +37,13 @@ class InitExecutor(Executor):
         handler = task.arguments.get("start_handler")
         if not isinstance(handler, str) or not handler:
             raise BadArgumentsError("'start_handler' must be the name of an executor")
-        arguments = _start_arguments(task.arguments)
-        n_outputs = arguments.get("n_outputs", 1)
-        if not isinstance(n_outputs, int) or isinstance(n_outputs, bool) or n_outputs < 1:
-            raise BadArgumentsError(f"'n_outputs' must be a number from 1, not {n_outputs!r}")
+        form = _start_form(task, handler)
         spec = task.spec
         first = Child(
             *make_task(
-                job=spec.job, parent=spec.id, ordinal=0, executor=handler, arguments=arguments,
-                n_outputs=n_outputs, memoise=True, needs=spec.needs,
+                job=spec.job, parent=spec.id, ordinal=0, executor=handler,
+                arguments=form.arguments, n_outputs=form.n_outputs, memoise=form.memoise,
+                needs=spec.needs, sees_errors=form.sees_errors,
                 mentions=mentions_of(task.executors, handler),
             )
         )  # fmt: skip
@@ -55,17 +57,22 @@ class InitExecutor(Executor):
         )  # fmt: skip
         return Finish(children=(first, last))
 
+    def child_form(self, keywords: dict[str, Any]) -> ChildForm:
+        raise BadArgumentsError("init begins a job, and cannot be spawned by a task")
 
-def _start_arguments(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Return the first task's arguments: `start_args` are the keywords of a spawn.
 
-    Handlers that take an object `args` may be given it directly, as packages commonly do.
+def _start_form(task: Task, handler: str) -> ChildForm:
+    """Return the form of the first task; an executor that only other workers have is taken for one
+    of the simple kind, and one that nobody has is refused by the master.
     """
-    start_args = arguments.get("start_args", {})
+    start_args = task.arguments.get("start_args", {})
     if not isinstance(start_args, dict):
         raise BadArgumentsError("'start_args' must be an object")
-    if isinstance(start_args.get("args"), dict):
-        return start_args
-    own = {key: value for key, value in start_args.items() if key != "n_outputs"}
-    rest = {key: value for key, value in start_args.items() if key == "n_outputs"}
-    return {"args": own} | rest
+    executor = task.executors.get(handler)
+    if executor is None:
+        return simple_form(handler, start_args)
+    form = executor.child_form(start_args)
+    package = task.arguments.get("package_ref")
+    if package is None or not executor.wants_package:
+        return form
+    return form._replace(arguments=form.arguments | {"package_ref": package})

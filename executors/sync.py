@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from ciel.core.tasks import Mentions
-from ciel.execution.executor import Action, Executor, Finish, Task
-from ciel.executors.arguments import args_of, reference_list, require_output_count
+from ciel.execution.executor import Action, ChildForm, Executor, Finish, Task
+from ciel.executors.arguments import (
+    args_of,
+    reference_list,
+    require_form_count,
+    require_output_count,
+)
 from ciel.wire import codec
 from ciel.wire.references import to_json
 
@@ -20,3 +27,7 @@ class SyncExecutor(Executor):
         inputs = reference_list(args_of(task), "inputs")
         resolved = [task.inputs.get(ref.id, ref) for ref in inputs]
         return Finish({0: codec.encode(to_json(resolved))})
+
+    def child_form(self, keywords: dict[str, Any]) -> ChildForm:
+        form = require_form_count(self.name, super().child_form(keywords), 1)
+        return form._replace(sees_errors=True)

@@ -1,5 +1,5 @@
-"""`ciel job`: list jobs, look at them, wait for them, cancel them, run failed tasks again, remove
-them.
+"""`ciel job`: list jobs, look at them, draw them, wait for them, cancel them, run failed tasks
+again, remove them.
 """
 
 from __future__ import annotations
@@ -212,7 +212,7 @@ def _print_jobs(client: Client, jobs: Sequence[JobSummary]) -> None:
     print_json([job_json(job, now_s) for job in jobs])
 
 
-# --- output, log ----------------------------------------------------------------------------------
+# --- output, log, graph ---------------------------------------------------------------------------
 
 
 def _output(client: Client, args: Namespace) -> int:
@@ -225,6 +225,12 @@ def _log(client: Client, args: Namespace) -> int:
     from ciel.cli.job_log import print_log
 
     return print_log(client, args)
+
+
+def _graph(client: Client, args: Namespace) -> int:
+    from ciel.cli.job_graph import print_graph
+
+    return print_graph(client, args)
 
 
 # --- the command line -----------------------------------------------------------------------------
@@ -263,12 +269,21 @@ def _add_log(parser: ArgumentParser) -> None:
     parser.add_argument("-f", "--follow", action="store_true", help="go on until the job has ended")
 
 
+def _add_graph(parser: ArgumentParser) -> None:
+    parser.add_argument("job", metavar="JOB", help="a number, last, an id")
+    parser.add_argument("-o", dest="output", metavar="FILE", help="write it to FILE; by its ending")
+    parser.add_argument(
+        "--format", choices=("svg", "dot", "json"), help="whatever FILE ends in (default svg)"
+    )
+
+
 _VERBS = {
     "list": Verb("list the newest jobs", _add_list, _list),
     "info": Verb("show how jobs stand, and why tasks failed", _add_jobs, _info, _SELECTORS),
     "wait": Verb("wait until jobs have ended; exits as they did", _add_wait, _wait, _SELECTORS),
     "output": Verb("print the results of jobs, in order", _add_output, _output, _SELECTORS),
     "log": Verb("print what the programs of jobs complained", _add_log, _log, _SELECTORS),
+    "graph": Verb("draw the tasks of a job and what they read", _add_graph, _graph),
     "cancel": Verb(
         "cancel jobs, and wait until their programs are gone", _add_wait, _cancel, _SELECTORS
     ),

@@ -11,7 +11,7 @@ from typing import Any
 
 import ciel
 from ciel.access.access_file import AccessFile, key_for_start, process_start
-from ciel.access.addresses import netloc
+from ciel.access.addresses import parse_url
 from ciel.access.errors import AccessError
 from ciel.access.keys import Key
 from ciel.access.places import access_path
@@ -27,6 +27,7 @@ from ciel.cli.daemon import (
     start_failure,
 )
 from ciel.cli.parser import Parser
+from ciel.cli.reaching import advertised, host_of_ours, with_port
 from ciel.master.journal import NullJournal
 from ciel.master.resources.root import master_site
 from ciel.master.service import CLIENT_LOST_AFTER_S, MasterService
@@ -63,9 +64,9 @@ def parser() -> argparse.ArgumentParser:
     )
     add(
         "--advertise",
-        type=host_and_port,
+        type=host_of_ours,
         metavar="HOST:PORT",
-        help="the address that others are told",
+        help="the address that others are told (default: that of --listen)",
     )
     add("--state", metavar="DIR", help="keep the access file there (also $STATE_DIRECTORY)")
     add(
@@ -92,8 +93,9 @@ class Master:
         self.status = 0
 
     def open(self, cluster_id: str, key: Key) -> dict[str, str]:
-        """Listen and serve; returns what others need to find it. Raises NetError."""
+        """Listen and serve; returns what others need to find it. Raises NetError, DaemonError."""
         options, reactor = self._options, self._reactor
+        told = advertised(options)
         turns = Turns(reactor)
         name = f"ciel-{cluster_id[:8]}-{secrets.token_hex(8)}"
         about = {"version": ciel.__version__, "cluster_id": cluster_id}
@@ -108,25 +110,23 @@ class Master:
         self._listeners.append(front)
         side = listen(reactor, f"unix:@{name}", ControlFactory(build))
         self._listeners.append(side)
-        advertised = options.advertise or netloc(front.address.host, front.address.port)
-        about["url"] = f"http://{advertised}"
-        gate.serve_as(advertised)
+        own = with_port(told, front.address)
+        about["url"] = f"http://{own}"
+        gate.serve_as(own)
         log.info("master of cluster {id} at {url}", id=cluster_id, url=about["url"])
         settle_memory()
         return {"url": about["url"], "control": str(side.address)}
 
     def open_alone(self) -> None:
-        """Find or make the key, open, and write the access file. Raises AccessError or NetError."""
+        """Find or make the key, open, and write the access file. Raises what a start may raise."""
         options = self._options
-        address = parse_address(options.listen)
-        advertised = parse_address(options.advertise) if options.advertise else address
-        path = self._access_path(advertised.host, advertised.port)
-        require_safe_listen(address.host, has_key=path.exists(), new_key=options.new_key)
+        told = advertised(options)
+        path = self._access_path(told.host, told.port)
+        listens_at = parse_address(options.listen).host
+        require_safe_listen(listens_at, has_key=path.exists(), new_key=options.new_key)
         cluster_id, key = key_for_start(path, new_key=options.new_key)
         facts = self.open(cluster_id, key)
-        if not address.port and not options.access and not options.state:
-            port = self._listeners[0].address.port
-            path = self._access_path(advertised.host, port)
+        path = self._access_path(told.host, parse_url(facts["url"])[2])  # the port is known now
         started = process_start(os.getpid()) or 0
         access = AccessFile(facts["url"], facts["control"], cluster_id, key, os.getpid(), started)
         access.write(path)

@@ -8,12 +8,12 @@ import secrets
 import shutil
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import ciel
 from ciel import plugins
-from ciel.access.addresses import netloc
 from ciel.access.errors import AccessError
 from ciel.access.keys import Key, Role
 from ciel.access.settings import find_master
@@ -28,7 +28,15 @@ from ciel.cli.daemon import (
     start_failure,
 )
 from ciel.cli.parser import Parser, whole_number
+from ciel.cli.reaching import (
+    advertised,
+    host_of_ours,
+    require_neighbourly,
+    try_address,
+    with_port,
+)
 from ciel.core.errors import CielError
+from ciel.core.ids import ObjectId
 from ciel.core.tasks import SLOTS_MAX
 from ciel.execution.environment import inherited
 from ciel.execution.executor import Executor
@@ -38,6 +46,7 @@ from ciel.net.errors import NetError
 from ciel.net.transfers import Transfers
 from ciel.net.transports import Reconnector, listen
 from ciel.net.turns import Turns
+from ciel.storage.errors import StorageError
 from ciel.storage.interface import ObjectStore
 from ciel.storage.specs import parse_spec
 from ciel.wire.errors import RefusedError
@@ -50,6 +59,7 @@ from ciel.worker.logs import JobLogs
 from ciel.worker.resources import WorkerSite
 from ciel.worker.service import WorkerService
 from ciel.worker.state.machine import WorkerMachine
+from ciel.worker.streaming import Streams
 
 DEFAULT_LISTEN = "127.0.0.1:0"
 
@@ -77,9 +87,9 @@ def parser() -> argparse.ArgumentParser:
     )
     add(
         "--advertise",
-        type=host_and_port,
+        type=host_of_ours,
         metavar="HOST:PORT",
-        help="the address that others are told",
+        help="the address that others are told (default: that of --listen)",
     )
     add(
         "--slots",
@@ -89,6 +99,11 @@ def parser() -> argparse.ArgumentParser:
     )
     add("--store", metavar="SPEC", default="disk", help="disk or shm, options after a colon")
     add("--spool", metavar="DIR", help="objects and scratch directories (default: a fresh one)")
+    add(
+        "--no-delegation",
+        action="store_true",
+        help="leave every start to the master; a child does not begin where its parent runs",
+    )
     add("--log", metavar="FILE", help="log there (default: standard error)")
     add("--embedded", action="store_true", help=argparse.SUPPRESS)
     add("--version", action="version", version=f"ciel {ciel.__version__}")
@@ -114,6 +129,7 @@ class Worker:
         """Open store, launcher and doors, and join the master. Raises what a start may raise."""
         reactor, options = self._reactor, self._options
         slots = options.slots or len(os.sched_getaffinity(0))
+        told = advertised(options)
         turns = Turns(reactor)
         become_subreaper()
         self._spool.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -123,21 +139,32 @@ class Worker:
         transfers = self._keep(Transfers(reactor))
         executors = load_executors()
         host = host_identity()
+        streams = self._keep(Streams(reactor))
         site = WorkerSite(
-            reactor, key, store, host, lambda object_id: service.uploaded(object_id), logs
+            reactor, key, store, host, lambda object_id: service.uploaded(object_id), logs, streams
         )
         listener = listen(reactor, options.listen, site.site)
-        own = options.advertise or netloc(listener.address.host, listener.address.port)
-        site.serve_as(own)
-        machine = WorkerMachine(own, host, slots)
+        own = with_port(told, listener.address)
+        site.serve_as(own, self._id)
+        talkative = frozenset(name for name, executor in executors.items() if executor.talks)
+        machine = WorkerMachine(
+            own,
+            host,
+            slots,
+            talkative=talkative,
+            begins=frozenset() if options.no_delegation else frozenset(executors),
+        )
+        machine.keep(held_by(store))
         service = self._keep(
             WorkerService(reactor, turns, machine, store, lambda: self._joined(own), self._refused)
         )
         hosting = Hosting(
-            reactor=reactor, owner=service, launching=launching, store=store, executors=executors,
-            worker=self._id, netloc=own, spool=self._spool, kept=self._spool / "kept", logs=logs,
+            reactor=reactor, turns=turns, owner=service, launching=launching, store=store, streams=streams,
+            executors=executors, worker=self._id, netloc=own, spool=self._spool,
+            kept=self._spool / "kept", logs=logs,
         )  # fmt: skip
-        service.equip(self._keep(hosting), Fetcher(transfers, store, key, host, service))
+        fetcher = Fetcher(reactor, transfers, store, streams, key, host, service)
+        service.equip(self._keep(hosting), fetcher)
         about = {
             "kind": "worker", "worker": self._id, "netloc": own, "host": host, "slots": slots,
             "executors": sorted(executors),
@@ -151,8 +178,15 @@ class Worker:
             return ControlPeer(reactor, turns, session, owner)
 
         reconnector = Reconnector(reactor, control, build, service)
-        reconnector.start()
         self._closers.append(reconnector.stop)
+        if options.advertise:
+            wrong = partial(self.fail, status=2)
+            call_off = try_address(
+                own, self._id, transfers, worker_key(key), reconnector.start, wrong
+            )
+            self._closers.append(call_off)
+        else:
+            reconnector.start()
         settle_memory()
 
     def _keep(self, thing: Any) -> Any:
@@ -174,6 +208,7 @@ class Worker:
                 "no master: name one with --master, CIEL_MASTER or --access, or start one: ciel up",
                 status=3,
             )
+        require_neighbourly(advertised(options).host, found.url)
         log.info("master {url}, from {origin}", url=found.url, origin=found.origin)
         self.open(reachable(found.control, found.url), found.cluster_id, found.key)
 
@@ -254,6 +289,22 @@ def _logs_directory(log: str | None, spool: Path) -> Path:
         return spool / "jobs"
     path = Path(log).resolve()
     return path.with_name(f"{path.stem}-jobs")
+
+
+def held_by(store: ObjectStore) -> dict[ObjectId, int]:
+    """Return what a worker finds in its store when it starts, with sizes; what cannot be read there
+    is logged and left.
+    """
+    held = {}
+    for object_id in store:
+        try:
+            info = store.stat(object_id)
+        except StorageError as error:
+            log.error("{id} is not offered: {error}", id=object_id, error=error)
+            continue
+        if info is not None:
+            held[ObjectId(object_id)] = info.size_bytes
+    return held
 
 
 def worker_key(key: Key) -> Key:

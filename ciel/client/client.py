@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import secrets
 import sys
@@ -11,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import IO, TYPE_CHECKING, Any, Self
 from weakref import WeakValueDictionary
 
 from ciel.access.settings import MasterLocation, find_master
@@ -191,10 +192,17 @@ class Client:
 
     def upload(self, path: Path | str) -> Reference:
         """Bring a file to the workers, to be given to tasks; raises OSError, UploadError."""
+        with open(path, "rb") as file:
+            return self._upload(file, str(path))
+
+    def upload_content(self, content: bytes, name: str) -> Reference:
+        """Bring content to the workers as `upload` does a file; errors call it by `name`."""
+        return self._upload(io.BytesIO(content), name)
+
+    def _upload(self, file: IO[bytes], name: str) -> Reference:
         workers = self.ask("workers")
         netlocs = [worker["netloc"] for worker in sorted(workers, key=lambda w: w["queued"])]
-        with open(path, "rb") as file:
-            return data.upload_file(file, str(path), netlocs, self.location.key)
+        return data.upload_file(file, name, netlocs, self.location.key)
 
     def log_readers(self, job_id: str) -> list[data.LogReader]:
         """Return a reader of what a job's programs complained for every worker there is."""

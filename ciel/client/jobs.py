@@ -43,7 +43,7 @@ from ciel.core.events import (
 from ciel.core.ids import JobId, ObjectId, job_output_id, root_task_id
 from ciel.core.jobs import ENDED, JobSpec, JobSummary
 from ciel.core.naming import all_references
-from ciel.core.refs import Failure, Future, Reference
+from ciel.core.refs import INLINE_MAX_BYTES, Failure, Future, Reference, Value
 from ciel.core.tasks import USUAL_NEEDS, Mentions, Needs, TaskSpec
 from ciel.wire import codec
 from ciel.wire.descriptors import make_task, read_summary
@@ -163,13 +163,15 @@ class Job:
         self, handler: str, start_args: Mapping[str, Any], package: Mapping[str, Reference]
     ) -> Future:
         """Add the first task of a package. The object returned will be a JSON list of references,
-        one for each output of that task.
+        one for each output of that task. Raises UploadError.
         """
-        arguments = {
-            "package": dict(package),
+        arguments: dict[str, Any] = {
+            "package": dict(package),  # what is in it is kept as long as the job
             "start_handler": handler,
             "start_args": dict(start_args),
         }
+        if package:
+            arguments["package_ref"] = self._package_object(package)
         references = all_references(arguments)
         output = job_output_id(self.id)
         spec = TaskSpec(
@@ -180,6 +182,13 @@ class Job:
         known = tuple([ref for ref in references if not isinstance(ref, Future)])
         self._send(AddTask(spec, known))
         return Future(output)
+
+    def _package_object(self, package: Mapping[str, Reference]) -> Reference:
+        """Return an object that says what is in a package, for programs that look it up."""
+        content = codec.encode(to_json(dict(package)))
+        if len(content) <= INLINE_MAX_BYTES:
+            return Value.of(ObjectId(f"{self.id}:package"), content)
+        return self._client.upload_content(content, "the list of the package")
 
     def want(self, refs: Iterable[Reference], tell: deque[Reference] | None = None) -> None:
         """Have these objects made; it is quicker to want many at once. What each became is also

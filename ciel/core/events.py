@@ -211,9 +211,12 @@ class StreamsOpened(NamedTuple):
 
 
 class ObjectsStored(NamedTuple):
-    """This worker holds objects that it did not make just now (copies, or what its store kept)."""
+    """This worker holds objects that it did not make just now: copies that it fetched, or what its
+    store `kept` from before it joined, which somebody else may have made otherwise since.
+    """
 
     refs: tuple[Reference, ...]
+    kept: bool = False
 
 
 class InputsLost(NamedTuple):

@@ -2,8 +2,10 @@
 release.
 
 Pure: it is told what happened and changes; what follows from that lies in its outboxes (`runnable`,
-`settled`, `unneeded`, `droppable`), which the owner empties after each turn. Nothing here recurses,
-so depth has no limit. The rules (CIB-1, CIB-4):
+`settled`, `unneeded`, `droppable`, `released`), which the owner empties after each turn. Of tasks
+that read streams it learns at once: which attempts are to be stopped since one broke (`broken`),
+and which have only whole inputs now (`whole`). Nothing here recurses, so depth has no limit. The
+rules (CIB-1, CIB-4):
 
 - a task becomes active only when one of its outputs is wanted by a job or awaited by an active
   task;
@@ -12,6 +14,8 @@ so depth has no limit. The rules (CIB-1, CIB-4):
 - a child may take over outputs of its parent (delegation); a task known already is not added twice;
 - an object that is lost or was dropped, and is needed, is made again by its producer, and so on
   upwards;
+- what a task publishes under its own name without having promised it is its output all the same;
+- an object that grows lets its readers run; if it breaks they stop and wait again;
 - an object is droppable when no job wants it and nothing that is unfinished can name it.
 """
 
@@ -19,12 +23,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from ciel.core import arrivals, fixed
 from ciel.core.errors import InvalidTaskError, InvalidTransitionError, InvariantError
 from ciel.core.ids import ObjectId, TaskId
 from ciel.core.jobs import Job
 from ciel.core.objects import NOBODY, ObjectNode, ObjectTable
-from ciel.core.refs import CONSUMABLE, Concrete, Failure, Future, Reference, Value
+from ciel.core.refs import CONSUMABLE, Concrete, Failure, Reference, Value
+from ciel.core.streams import Streams
 from ciel.core.tasks import (
+    ACTIVE,
     ASSIGNED,
     CANCELLED,
     DONE,
@@ -35,42 +42,11 @@ from ciel.core.tasks import (
     TRANSITIONS,
     WAITING,
     Mentions,
+    TaskNode,
     TaskSpec,
     TaskState,
 )
 from ciel.core.waiting import Waiting
-
-ACTIVE = frozenset((WAITING, RUNNABLE, ASSIGNED))
-
-
-class TaskNode:
-    """One task: its spec, its state, and what is true only while it is assigned."""
-
-    __slots__ = (
-        "attempt",
-        "children",
-        "holds_inputs",
-        "job",
-        "live_outputs",
-        "reason",
-        "spec",
-        "state",
-        "worker",
-    )
-
-    def __init__(self, spec: TaskSpec, job: Job) -> None:
-        self.spec = spec
-        self.job = job
-        self.state = DORMANT
-        self.attempt = 0
-        self.worker: str | None = None
-        self.children: dict[int, TaskId] | None = None
-        self.reason = ""  # why it was placed where it is, if there was a choice
-        self.holds_inputs = True
-        self.live_outputs = 0  # outputs that are there; only counted where outputs mention inputs
-
-    def __repr__(self) -> str:
-        return f"<Task {self.spec.id} {self.state} attempt {self.attempt}>"
 
 
 class TaskGraph:
@@ -84,6 +60,12 @@ class TaskGraph:
         self.settled: list[ObjectId] = []
         self.unneeded: list[TaskNode] = []
         self.droppable: list[ObjectId] = []
+        self.broken: list[tuple[TaskNode, int]] = []
+        self.whole: list[TaskNode] = []
+        self.released: list[ObjectId] = []
+        self.streams = Streams()
+        self.began_waiting: list[TaskNode] | None = None  # kept if somebody makes it a list
+        self.disturbed = False  # a task went back, or makes what another was to make
         self.divergent: list[tuple[TaskId, int]] = []  # the children that a re-run made otherwise
 
     # --- growth -----------------------------------------------------------------------------------
@@ -129,7 +111,7 @@ class TaskGraph:
             for object_id in producing:
                 output = nodes[object_id]
                 if output.ref is None and (output.wanters or object_id in self.waiting.awaited):
-                    self._demand((object_id,))
+                    self.demand((object_id,))
                     break
         return node
 
@@ -153,6 +135,7 @@ class TaskGraph:
                 if output.producer is not parent:
                     continue  # named by content: the task that came first makes it for both
                 output.producer = task
+                self.disturbed = True
             producing.append(object_id)
         return producing
 
@@ -172,16 +155,6 @@ class TaskGraph:
             self.divergent.append((parent.spec.id, spec.ordinal))
             parent.children[spec.ordinal] = spec.id
 
-    def introduce(self, ref: Reference, job: Job) -> None:
-        """Take note of an object that no task makes (an upload, an argument), for the life of the
-        job. Of others, and of one known already, more is known here: what is said may be outdated.
-        """
-        node = self.objects.ensure(ref.id)
-        if node.producer is None and node.ref is None and not isinstance(ref, Future):
-            node.holds += 1
-            job.uploads.append(ref.id)
-            self.publish(ref)
-
     # --- demand -----------------------------------------------------------------------------------
 
     def want(self, object_id: ObjectId, job: Job) -> None:
@@ -199,7 +172,7 @@ class TaskGraph:
         if producer is not None and producer.state is DORMANT and not producer.spec.inputs:
             self._make_runnable(producer)  # as most are, in an array
         else:
-            self._demand((object_id,))
+            self.demand((object_id,))
 
     def unwant(self, object_id: ObjectId, job: Job) -> None:
         """Have a job want an object no longer: it may go, and work for it alone may stop."""
@@ -213,7 +186,7 @@ class TaskGraph:
             self._release_demand([object_id])
         self._drop_if_unused(object_id, node)
 
-    def _demand(self, object_ids: Iterable[ObjectId]) -> None:
+    def demand(self, object_ids: Iterable[ObjectId]) -> None:
         pending = list(object_ids)
         nodes = self.objects.nodes
         while pending:
@@ -230,8 +203,7 @@ class TaskGraph:
     def _activate(self, task: TaskNode) -> list[ObjectId]:
         """Make a task wait for what it lacks, or runnable; return what is to be demanded now."""
         if task.state is DONE:
-            self._hold_inputs(task)
-            self._move(task, DORMANT)
+            self.reopen(task)
         inputs = task.spec.inputs
         if not inputs:
             self._make_runnable(task)
@@ -250,11 +222,20 @@ class TaskGraph:
             return []
         self._move(task, WAITING)
         self.waiting.wait(task, missing)
+        if self.began_waiting is not None:
+            self.began_waiting.append(task)
         return missing
+
+    def reopen(self, task: TaskNode) -> None:
+        """Let a finished task be one that may run again."""
+        self._hold_inputs(task)
+        self._set_back(task, DORMANT)
 
     def _make_runnable(self, task: TaskNode) -> None:
         self._move(task, RUNNABLE)
         self.runnable.append(task)
+        if self.objects.growing:
+            self._read_streams(task)
 
     def _release_demand(self, object_ids: list[ObjectId]) -> None:
         """Put tasks to sleep whose outputs nobody needs any more, and upwards from there."""
@@ -270,17 +251,21 @@ class TaskGraph:
                 self.unneeded.append(task)
                 continue
             self.waiting.forget(task, task.spec.inputs)
-            self._move(task, DORMANT)
+            self._set_back(task, DORMANT)
             pending.extend(task.spec.inputs)
 
     def is_needed(self, task: TaskNode) -> bool:
         """Whether somebody needs an output of a task that is not there, and that it still makes."""
         nodes = self.objects.nodes
-        return any(nodes[o].producer is task and self._is_awaited(o) for o in task.spec.outputs)
+        return any(nodes[o].producer is task and self._is_awaited(o) for o in task.outputs)
 
     def _is_awaited(self, object_id: ObjectId) -> bool:
         node = self.objects.nodes[object_id]
-        return not node.is_settled and (bool(node.wanters) or self.waiting.is_awaited(object_id))
+        return not node.is_settled and (
+            bool(node.wanters)
+            or self.waiting.is_awaited(object_id)
+            or object_id in self.streams.readers
+        )
 
     # --- what happens to tasks --------------------------------------------------------------------
 
@@ -310,32 +295,45 @@ class TaskGraph:
         if awaited >= 0:
             return False
         self.waiting.forget(task, task.spec.inputs)
-        self._move(task, DORMANT)
-        self._demand_outputs(task)
+        self._set_back(task, DORMANT)
+        self.demand_outputs(task)
         return True
 
-    def assign(self, task: TaskNode, worker: str) -> int:
-        """Give a task that `is_ready` to a worker; return the number of this attempt, from 1."""
+    def assign(self, task: TaskNode, worker: str, *, begun: bool = False) -> int:
+        """Give a task that `is_ready` to a worker; return the number of this attempt, from 1. One
+        that is `begun` was begun there by itself: that is attempt 0.
+        """
         self._move(task, ASSIGNED)
-        task.attempt += 1
+        task.attempt += not begun
         task.worker = worker
+        if self.objects.growing:
+            self._read_streams(task)
         return task.attempt
 
     def finish(self, task: TaskNode, published: Iterable[Reference]) -> None:
         """An attempt ended well: publish its outputs. One neither published nor delegated is an
-        error.
+        error; so is one that it published at another time, if somebody waits for it.
         """
         task.worker = None
         self._move(task, DONE)
-        for ref in published:
-            self.publish(ref)
         nodes = self.objects.nodes
+        for ref in published:
+            node = nodes.get(ref.id)
+            if node is None or node.producer is None:
+                arrivals.adopt(self, task, (ref,))
+            self.publish(ref)
+        self._end_streams(task)
         for object_id in task.spec.outputs:
             output = nodes[object_id]
             if output.ref is None and output.producer is task:
                 reason = f"task {task.spec.id} ended without making it"
                 self.publish(Failure(object_id, "NO_OUTPUT", reason))
-        self._let_inputs_go(task)
+        for object_id in task.extras:
+            output = nodes[object_id]
+            if output.ref is None and output.producer is task and self._is_awaited(object_id):
+                reason = f"task {task.spec.id} made it once, and ended without making it again"
+                self.publish(Failure(object_id, "NO_OUTPUT", reason))
+        self.let_inputs_go(task)
 
     def fail(self, task: TaskNode, reason: str, details: object) -> None:
         """End a task for good: its outputs that are not there become errors, and so do those who
@@ -350,16 +348,18 @@ class TaskGraph:
         if task.state is not ASSIGNED:
             raise InvalidTransitionError(f"task {task.spec.id}", task.state, RUNNABLE)
         task.worker = None
-        self._move(task, DORMANT)
-        self._demand_outputs(task)
+        self._set_back(task, DORMANT)
+        self._end_streams(task)
+        self.demand_outputs(task)
 
-    def _demand_outputs(self, task: TaskNode) -> None:
-        self._demand([output for output in task.spec.outputs if self._is_awaited(output)])
+    def demand_outputs(self, task: TaskNode) -> None:
+        self.demand([output for output in task.outputs if self._is_awaited(output)])
 
     def sleep(self, task: TaskNode) -> None:
         """An attempt that nobody needs was called off."""
         task.worker = None
-        self._move(task, DORMANT)
+        self._set_back(task, DORMANT)
+        self._end_streams(task)
         self._release_demand(list(task.spec.inputs))
 
     def _fail_with_input(self, task: TaskNode, cause: Failure) -> None:
@@ -372,14 +372,15 @@ class TaskGraph:
                 continue
             self.waiting.forget(task, task.spec.inputs)
             task.worker = None
-            self._move(task, CANCELLED if reason == "CANCELLED" else FAILED)
-            for object_id in task.spec.outputs:
+            self._set_back(task, CANCELLED if reason == "CANCELLED" else FAILED)
+            for object_id in task.outputs:
                 output = self.objects.nodes[object_id]
                 if output.producer is task:
                     failure = Failure(object_id, reason, details)
                     if self.objects.update(output, failure):
                         pending.extend(self._spread(object_id, output))
-            self._let_inputs_go(task)
+            self._end_streams(task)
+            self.let_inputs_go(task)
             self._release_demand(list(task.spec.inputs))
 
     # --- what happens to objects ------------------------------------------------------------------
@@ -407,12 +408,17 @@ class TaskGraph:
                 self._make_runnable(task)
         if not node.is_settled:
             return failing
+        if object_id in self.streams.readers:
+            if type(ref) is Failure:
+                self.break_stream(object_id)
+            else:
+                self.whole += self.streams.complete(object_id)
         producer = node.producer
         if producer is not None and producer.spec.mentions is Mentions.INPUTS:
             if type(ref) is not Failure:
                 producer.live_outputs += 1
                 self._hold_inputs(producer)  # it may be back after it was lost
-        if producer is not None and producer.state in ACTIVE:
+        if producer is not None and producer.state in ACTIVE and object_id not in producer.extras:
             self._release_demand([object_id])  # it came otherwise: its worker is back
         if node.wanters:
             self.settled.append(object_id)
@@ -422,71 +428,46 @@ class TaskGraph:
             self._drop_if_unused(object_id, node)
         return failing
 
-    def lose(self, object_id: ObjectId, location: str) -> bool:
-        """Note that a location does not hold an object; if nobody does and it is needed, it is made
-        again.
-
-        Returns whether the object was lost by this.
-        """
-        node = self.objects.get(object_id)
-        was_settled = node is not None and node.is_settled  # a stream is not
-        if node is None or not self.objects.lose(node, object_id, location):
-            return False
-        self._unsettle(object_id, node, was_settled)
-        return True
-
-    def _unsettle(self, object_id: ObjectId, node: ObjectNode, was_settled: bool) -> None:
-        if was_settled:
-            for job in node.wanters:
-                job.unsettled += 1
-        producer = node.producer
-        if was_settled and producer is not None and producer.spec.mentions is Mentions.INPUTS:
-            producer.live_outputs -= 1
-            self._let_inputs_go(producer)
-        why_final = _why_never_again(producer)
-        if why_final:
-            details = f"no copy of it is left, and {why_final}"
-            failure = Failure(object_id, "OBJECT_LOST", details)
-            if self.objects.update(node, failure):
-                self._fail(self._spread(object_id, node))
-            return
-        # Who was ready to read it learns of the loss when it is to be assigned, or when it opens
-        # its input.
-        if node.wanters or self.waiting.is_awaited(object_id):
-            self._demand((object_id,))
-
-    def lose_location(self, location: str) -> list[ObjectId]:
-        """Note that a location is gone with all that it held; return what was lost by that."""
-        return [
-            object_id
-            for object_id in self.objects.held_at(location)
-            if self.lose(object_id, location)
-        ]
-
-    def drop(self, object_id: ObjectId) -> frozenset[str]:
-        """Forget an object that is still droppable; return where its copies lie (nowhere if it is
-        needed).
-        """
-        node = self.objects.get(object_id)
-        if node is None or node.ref is None or node.holds or node.wanters:
-            return frozenset()
-        producer = node.producer
-        if type(node.ref) is Failure or producer is None or producer.state in (FAILED, CANCELLED):
-            return frozenset()
+    def forget_object(self, object_id: ObjectId, node: ObjectNode) -> frozenset[str]:
+        """Make an object that was there a future again; return where its copies lie."""
         places = self.objects.forget(node, object_id)
-        if producer.spec.mentions is Mentions.INPUTS:
+        producer = node.producer
+        if producer is not None and producer.spec.mentions is Mentions.INPUTS:
             producer.live_outputs -= 1
-            self._let_inputs_go(producer)
+            self.let_inputs_go(producer)
         return places
+
+    # --- streams ----------------------------------------------------------------------------------
+
+    def _read_streams(self, task: TaskNode) -> None:
+        for object_id in task.spec.inputs:
+            if object_id in self.objects.growing:
+                self.streams.read(task, object_id)
+
+    def break_stream(self, object_id: ObjectId) -> None:
+        """An object that grew is not to be had so any more: its readers are to be stopped."""
+        self.broken += [(task, task.attempt) for task in self.streams.break_off(object_id)]
+
+    def _end_streams(self, task: TaskNode) -> None:
+        """An attempt is over: what it did not complete is no stream any more."""
+        for object_id in self.streams.made.pop(task, ()) if self.streams.made else ():
+            if object_id in self.objects.growing:
+                self.objects.forget(self.objects.nodes[object_id], object_id)
+                self.break_stream(object_id)
+                self.demand((object_id,))
+
+    # --- what is kept -----------------------------------------------------------------------------
 
     def _drop_if_unused(self, object_id: ObjectId, node: ObjectNode) -> None:
         if not node.holds and not node.wanters and isinstance(node.ref, Concrete | Value):
             self.droppable.append(object_id)
 
-    def _let_inputs_go(self, task: TaskNode) -> None:
+    def let_inputs_go(self, task: TaskNode) -> None:
         """A task is finished: what only it needed may be dropped, once its outputs cannot name it
         either.
         """
+        if self.objects.fixed:
+            fixed.let_go(self, task)
         mentions = task.spec.mentions
         if mentions is Mentions.ANYTHING or not task.spec.inputs or task.state not in FINISHED:
             return
@@ -503,65 +484,20 @@ class TaskGraph:
                 self._drop_if_unused(object_id, node)
 
     def _hold_inputs(self, task: TaskNode) -> None:
-        """The opposite of `_let_inputs_go`: a task is to run again, or an output mentions them."""
+        """The opposite of `let_inputs_go`: a task is to run again, or an output mentions them."""
         if not task.holds_inputs:
             task.holds_inputs = True
             for object_id in task.spec.inputs:
                 self.objects.nodes[object_id].holds += 1
 
-    # --- the end of jobs --------------------------------------------------------------------------
-
-    def running(self, job: Job) -> list[TaskNode]:
-        """List the assigned tasks of a job."""
-        if not job.counts[ASSIGNED]:
-            return []
-        tasks = self.tasks
-        known = [tasks[task_id] for task_id in job.tasks if task_id in tasks]
-        return [task for task in known if task.state is ASSIGNED]
-
-    def cancel(self, job: Job, details: str) -> None:
-        """End all unfinished tasks of a job, with what it still wants."""
-        job.called_off = True
-        for task_id in job.tasks:
-            if task_id in self.tasks:
-                self._fail([(self.tasks[task_id], "CANCELLED", details)])
-        for object_id in [o for o in job.wanted if not self.objects.nodes[o].is_settled]:
-            self.publish(Failure(object_id, "CANCELLED", details))
-
-    def revive(self, job: Job) -> int:
-        """Have what failed of a job's results, or of what they name, made again; return how many
-        tasks are to run again. One that saw an error is not among them: its output stays as it is.
-        """
-        nodes = self.objects.nodes
-        revived: dict[TaskNode, None] = {}
-        seen: set[ObjectId] = set()
-        pending = list(reversed(job.wanted))
-        while pending:
-            object_id = pending.pop()
-            task = nodes[object_id].producer
-            if object_id in seen or task is None or task.job is not job:
-                continue
-            seen.add(object_id)
-            failed = type(nodes[object_id].ref) is Failure
-            if failed and (task.state is FAILED or task.state is DONE):
-                revived[task] = None
-            elif failed or task.spec.sees_errors or task.spec.mentions is Mentions.NOTHING:
-                continue
-            pending += task.spec.inputs
-        for task in revived:
-            for object_id in task.spec.outputs:
-                node = nodes[object_id]
-                if node.producer is task and type(node.ref) is Failure:
-                    self.objects.forget(node, object_id)
-                    for wanter in node.wanters:
-                        wanter.unsettled += 1
-            self._hold_inputs(task)
-            self._move(task, DORMANT)
-        for task in revived:
-            self._demand_outputs(task)
-        return len(revived)
-
     # --- states and checks ------------------------------------------------------------------------
+
+    def _set_back(self, task: TaskNode, state: TaskState) -> None:
+        """Move a task to where it does not go on from: others may have counted on it."""
+        self._move(task, state)
+        self.disturbed = True
+        if self.streams.reading:
+            self.streams.leave(task)
 
     def _move(self, task: TaskNode, state: TaskState) -> None:
         before = task.state
@@ -578,17 +514,6 @@ class TaskGraph:
 
         for problem in problems(self):
             raise InvariantError(problem.split()[0], problem)
-
-
-def _why_never_again(producer: TaskNode | None) -> str:
-    """Say why an object that is lost cannot be made again; empty if it can."""
-    if producer is None:
-        return "no task makes it"
-    if producer.job.called_off:
-        return "its job was called off"
-    if producer.state is FAILED or producer.state is CANCELLED:
-        return f"task {producer.spec.id} failed since"
-    return ""
 
 
 def _blame_input(cause: Failure) -> tuple[str, object]:

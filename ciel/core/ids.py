@@ -21,7 +21,9 @@ ObjectId = NewType("ObjectId", str)
 ID_MAX_LENGTH = 128
 _ID = re.compile(rf"[A-Za-z0-9_][A-Za-z0-9_:.\-]{{0,{ID_MAX_LENGTH - 1}}}", re.ASCII)
 _is_id = _ID.fullmatch
-_OUTPUT = re.compile(r".+:(out:\d+|job_output|[0-9a-f]{32}:\d+)", re.ASCII)
+_OUTPUT = re.compile(
+    r".+:(out:\d+|job_output|[0-9a-f]{32}:\d+)|(root:.+|[0-9a-f]{32}):.+:\d+", re.ASCII
+)
 
 
 def check_id(text: object) -> str:
@@ -58,7 +60,9 @@ def root_task_id(job: str) -> TaskId:
 
 
 def is_output(object_id: str) -> bool:
-    """Whether a name is one that what tasks make has: theirs, that of a job, or one by content."""
+    """Whether a name is one that what tasks make has: theirs, promised or not, that of a
+    job, or one by content.
+    """
     return _OUTPUT.fullmatch(object_id) is not None
 
 

@@ -15,6 +15,7 @@ from ciel.core.jobs import Job
 from ciel.core.refs import (
     CONSUMABLE,
     NOWHERE,
+    STREAMS,
     Concrete,
     Failure,
     Fixed,
@@ -28,10 +29,11 @@ from ciel.core.refs import (
 )
 
 if TYPE_CHECKING:
-    from ciel.core.graph import TaskNode
+    from ciel.core.tasks import TaskNode
 
 NOBODY: tuple[Job, ...] = ()
 _SETTLED = frozenset((Value, Concrete, Sweetheart, Failure, Fixed))
+_FIXED: frozenset[type] = frozenset((Fixed,))
 
 
 class ObjectNode:
@@ -63,6 +65,8 @@ class ObjectTable:
 
     def __init__(self) -> None:
         self.nodes: dict[str, ObjectNode] = {}
+        self.growing: dict[ObjectId, None] = {}  # which are streams now
+        self.fixed: dict[ObjectId, None] = {}  # which are processes that wait
         self._held: dict[str, dict[ObjectId, None]] = {}
         self._places: dict[frozenset[str], frozenset[str]] = {}
 
@@ -107,9 +111,10 @@ class ObjectTable:
         if node.ref is None or location not in locations_of(node.ref):
             return False
         was_consumable = node.is_consumable
-        self._replace(
-            node, object_id, merge(node.ref, Tombstone(object_id, frozenset((location,))))
-        )
+        left = merge(node.ref, Tombstone(object_id, frozenset((location,))))
+        if type(node.ref) is Fixed and node.producer is not None:
+            left = Future(object_id)  # who left it there can leave another
+        self._replace(node, object_id, left)
         return was_consumable and not node.is_consumable
 
     def forget(self, node: ObjectNode, object_id: ObjectId) -> frozenset[str]:
@@ -132,6 +137,13 @@ class ObjectTable:
             # One frozenset for all objects at the same places: it would cost more than the rest of
             # the entry.
             ref = ref._replace(locations=self._places.setdefault(ref.locations, ref.locations))
+        old, new = type(node.ref), type(ref)
+        if old is not new:
+            for kinds, known in ((STREAMS, self.growing), (_FIXED, self.fixed)):
+                if new in kinds:
+                    known[object_id] = None
+                elif old in kinds:
+                    del known[object_id]
         node.ref = None if isinstance(ref, Future) else ref
         after = NOWHERE if ref is None else locations_of(ref)
         if before is after:
@@ -152,6 +164,10 @@ class ObjectTable:
                         yield f"O2 {object_id} lies at {place}, which does not list it"
             if node.holds < 0:
                 yield f"O3 {object_id} has {node.holds} holds"
+        for kinds, known in ((STREAMS, self.growing), (_FIXED, self.fixed)):
+            there = {o for o, node in self.nodes.items() if type(node.ref) in kinds}
+            for object_id in there ^ known.keys():
+                yield f"O6 {object_id} is or is not one of {sorted(map(str, kinds))}"
         for place, objects in self._held.items():
             for object_id in objects:
                 held = self.nodes.get(object_id)

@@ -123,6 +123,10 @@ CONSUMABLE: frozenset[type] = frozenset(
 """The kinds that let a task run which waits for the object; an error is among them."""
 
 
+STREAMS: frozenset[type] = frozenset((Stream, SocketStream))
+"""The kinds that can be read while they grow."""
+
+
 def locations_of(ref: Reference) -> frozenset[str]:
     """Where the content can be read now; empty for kinds that have no place."""
     if isinstance(ref, Concrete | Sweetheart | Stream):
@@ -173,7 +177,6 @@ def _bury_fixed(old: Fixed, update: Tombstone) -> Reference:
 
 _ANY: tuple[type, ...] = REFERENCE_TYPES
 _COPIES: tuple[type, ...] = (Concrete, Sweetheart)
-_STREAMS: tuple[type, ...] = (Stream, SocketStream)
 
 # The first matching row wins. Rows are numbered as in the original's table; 11 ("anything else:
 # keep the old") is the default, with two exceptions decided anew: an error ends a stream, and a
@@ -185,16 +188,16 @@ _ROWS: tuple[
     ("2", _ANY, (Value,), _take),
     ("3 concrete", _COPIES, (Sweetheart,), _take_with_locations),
     ("3", _ANY, (Sweetheart,), _take),
-    ("4", (Future, *_STREAMS), (Concrete,), _take),
-    ("5", (Future,), _STREAMS, _take),
+    ("4", (Future, *STREAMS), (Concrete,), _take),
+    ("5", (Future,), tuple(STREAMS), _take),
     ("6", (Future,), (Failure,), _take),
-    ("7", (Stream,), _STREAMS, _join_streams),
-    ("7 socket", (SocketStream,), _STREAMS, _keep),
+    ("7", (Stream,), tuple(STREAMS), _join_streams),
+    ("7 socket", (SocketStream,), tuple(STREAMS), _keep),
     ("8", _COPIES, (Concrete,), _join_copies),
     ("9", (Concrete, Sweetheart, Stream), (Tombstone,), _bury),
     ("9 socket", (SocketStream,), (Tombstone,), _bury_socket),
     ("10", (Fixed,), (Tombstone,), _bury_fixed),
-    ("11 stream error", _STREAMS, (Failure,), _take),
+    ("11 stream error", tuple(STREAMS), (Failure,), _take),
     ("11 fixed", (Future,), (Fixed,), _take),
 )
 MERGE_TABLE: dict[tuple[type, type], tuple[str, Callable[[Any, Any], Reference]]] = {}

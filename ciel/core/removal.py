@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, MutableMapping
 
-from ciel.core.graph import TaskGraph, TaskNode
+from ciel.core.graph import TaskGraph
 from ciel.core.ids import ObjectId
 from ciel.core.jobs import Job
+from ciel.core.losses import drop
 from ciel.core.refs import Failure
 from ciel.core.story import Story
-from ciel.core.tasks import DONE, Mentions
+from ciel.core.tasks import DONE, Mentions, TaskNode
 
 Deletions = dict[str, list[ObjectId]]
 """What is to be deleted, by location."""
@@ -59,7 +60,7 @@ def _is_over(graph: TaskGraph, task: TaskNode, job: Job) -> bool:
         return False
     if spec.mentions is Mentions.ANYTHING or spec.parent != job.spec.id:
         return False
-    for object_id in spec.outputs:
+    for object_id in task.outputs:
         node = graph.objects.nodes[object_id]
         if node.producer is not task or node.wanters or node.holds or node.others:
             return False
@@ -70,9 +71,9 @@ def _is_over(graph: TaskGraph, task: TaskNode, job: Job) -> bool:
 
 def _forget(graph: TaskGraph, task: TaskNode, deletions: Deletions) -> list[ObjectId]:
     """Forget a task with its outputs; return those of its inputs that no task names any more."""
-    for object_id in task.spec.outputs:
+    for object_id in task.outputs:
         del task.job.promised[object_id]
-        for place in graph.drop(object_id):
+        for place in drop(graph, object_id):
             deletions.setdefault(place, []).append(object_id)
         graph.objects.remove(object_id)
     del graph.tasks[task.spec.id]
@@ -96,12 +97,12 @@ def remove(graph: TaskGraph, job: Job, others: Iterable[Job]) -> Deletions:
     for task_id in job.tasks:
         task = graph.tasks.pop(task_id, None)
         if task is not None:
-            doomed |= dict.fromkeys(task.spec.outputs)
+            doomed |= dict.fromkeys(task.outputs)
             for object_id in task.spec.inputs:
                 node = graph.objects.nodes[object_id]
                 node.others -= 1
                 node.holds -= task.holds_inputs
-            for object_id in task.spec.outputs:
+            for object_id in task.outputs:
                 node = graph.objects.nodes[object_id]
                 node.others -= node.producer is not task
     deletions: Deletions = {}

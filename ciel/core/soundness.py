@@ -1,6 +1,7 @@
 """What must hold of a task graph after every step; each broken rule is named by its code.
 
-O1-O5: objects agree with locations, and with the tasks that name them. T1-T5: tasks wait for what
+O1-O7: objects agree with locations, and with the tasks that name them. S1-S5: streams agree with
+their makers and readers. T1-T5: tasks wait for what
 is missing, and for what somebody makes. J1-J3: jobs count right, and what they want is on its way.
 """
 
@@ -9,13 +10,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from ciel.core.graph import ACTIVE, TaskGraph
-from ciel.core.tasks import ASSIGNED, DONE, WAITING, TaskState
+from ciel.core.graph import TaskGraph
+from ciel.core.tasks import ACTIVE, ASSIGNED, DONE, WAITING, TaskState
 
 
 def problems(graph: TaskGraph) -> Iterator[str]:
     """Yield every broken invariant, its code first."""
     yield from graph.objects.problems()
+    yield from graph.streams.problems(graph.objects.growing)
     yield from _name_problems(graph)
     yield from _task_problems(graph)
     yield from _job_problems(graph)
@@ -24,11 +26,14 @@ def problems(graph: TaskGraph) -> Iterator[str]:
 def _name_problems(graph: TaskGraph) -> Iterator[str]:
     others: Counter[str] = Counter()
     for task_id, task in graph.tasks.items():
-        for object_id in (*task.spec.inputs, *task.spec.outputs):
+        for object_id in (*task.spec.inputs, *task.outputs):
             node = graph.objects.get(object_id)
             if node is None:
                 yield f"O5 {task_id} names {object_id}, which was forgotten"
             others[object_id] += node is None or node.producer is not task
+        for object_id in task.extras:
+            if not object_id.startswith(f"{task_id}:") or object_id in task.spec.outputs:
+                yield f"O7 {object_id} is no extra output of {task_id}"
     for known_id, known in graph.objects.nodes.items():
         if known.others != others[known_id]:
             yield f"O5 {known_id} is named by {others[known_id]} others, it counts {known.others}"

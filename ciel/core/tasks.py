@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from enum import Enum
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from ciel.core.errors import InvalidTaskError
 from ciel.core.ids import JobId, ObjectId, TaskId, child_id, root_task_id
+
+if TYPE_CHECKING:
+    from ciel.core.jobs import Job
 
 PRIORITY_MIN, PRIORITY_MAX = -1000, 1000
 SLOTS_MAX = 1024
@@ -97,6 +100,44 @@ TRANSITIONS: dict[TaskState, frozenset[TaskState]] = {
     CANCELLED: frozenset(),
 }
 FINISHED = frozenset((DONE, FAILED, CANCELLED))
+ACTIVE = frozenset((WAITING, RUNNABLE, ASSIGNED))
+
+
+class TaskNode:
+    """One task: its spec, its state, and what is true only while it is assigned."""
+
+    __slots__ = (
+        "attempt",
+        "children",
+        "extras",
+        "holds_inputs",
+        "job",
+        "live_outputs",
+        "reason",
+        "spec",
+        "state",
+        "worker",
+    )
+
+    def __init__(self, spec: TaskSpec, job: Job) -> None:
+        self.spec = spec
+        self.job = job
+        self.state = DORMANT
+        self.attempt = 0
+        self.worker: str | None = None
+        self.children: dict[int, TaskId] | None = None
+        self.extras: tuple[ObjectId, ...] = ()  # what it published besides what it promised
+        self.reason = ""  # why it was placed where it is, if there was a choice
+        self.holds_inputs = True
+        self.live_outputs = 0  # outputs that are there; only counted where outputs mention inputs
+
+    @property
+    def outputs(self) -> tuple[ObjectId, ...]:
+        """All that it makes, as far as is known."""
+        return self.spec.outputs + self.extras if self.extras else self.spec.outputs
+
+    def __repr__(self) -> str:
+        return f"<Task {self.spec.id} {self.state} attempt {self.attempt}>"
 
 
 def check_task(spec: TaskSpec) -> None:

@@ -171,11 +171,30 @@ def mentions_of(executors: Mapping[str, Executor], name: str) -> Mentions:
     return Mentions.ANYTHING if known is None else known.mentions
 
 
+def simple_form(executor: str, keywords: dict[str, Any]) -> ChildForm:
+    """Return the form of a child as most executors have it (ciel-interfaces, 1.8): `args` is an
+    object, of which `n_outputs` outputs are made, named by what is asked for, so that it is done
+    once. What stands in `args` may also be given directly, as packages do.
+    """
+    args = keywords.get("args")
+    if args is None:
+        args = {key: value for key, value in keywords.items() if key not in ("args", "n_outputs")}
+    if not isinstance(args, dict):
+        raise BadArgumentsError(f"{executor} needs an object 'args'")
+    n_outputs = output_count(keywords.get("n_outputs", 1))
+    arguments = {"args": args} if n_outputs == 1 else {"args": args, "n_outputs": n_outputs}
+    return ChildForm(arguments, n_outputs, memoise=True, as_list=True)
+
+
 class Executor(ABC):
     """One kind of task."""
 
     name: ClassVar[str]
     mentions: ClassVar[Mentions] = Mentions.ANYTHING
+    talks: ClassVar[bool] = False
+    """Its `begin` answers with `Talk`, and it has a method `converse`."""
+    wants_package: ClassVar[bool] = False
+    """Its tasks may look things up in the package of their job: they get its `package_ref`."""
 
     @abstractmethod
     def begin(self, task: Task) -> Action:
@@ -184,15 +203,9 @@ class Executor(ABC):
     def child_form(self, keywords: dict[str, Any]) -> ChildForm:
         """Say what is to be made of the keywords of a spawn; raises BadArgumentsError.
 
-        By default as for the simple executors (ciel-interfaces, 1.8): `args` is an object, of which
-        `n_outputs` outputs are made, named by what is asked for, so that it is done once.
+        By default as `simple_form` does.
         """
-        args = keywords.get("args")
-        if not isinstance(args, dict):
-            raise BadArgumentsError(f"a spawn of {self.name} needs an object 'args'")
-        n_outputs = output_count(keywords.get("n_outputs", 1))
-        arguments = {"args": args} if n_outputs == 1 else {"args": args, "n_outputs": n_outputs}
-        return ChildForm(arguments, n_outputs, memoise=True, as_list=True)
+        return simple_form(self.name, keywords)
 
     def ended(self, task: Task, program_exit: ProgramExit) -> Action:
         """Say what became of the task whose program has ended: by default only exit status 0 is

@@ -4,6 +4,10 @@ libcurl says which sockets and how long it waits for; the reactor tells it when 
 transfers of a process share one pool of connections, and so many run at a time; the others wait
 their turn. Bytes go to the sink as they come, no body is ever held.
 
+A body whose length is not said is one that is still being made. It may take as long as it likes,
+so it takes nobody's turn, and how its silence is judged is left to who fetches. It is whole when
+its holder says that it is, never because the connection ends.
+
     done = transfers.fetch(url, writer, headers=lambda: {"Authorization": ticket()})
     done.addCallbacks(lambda result: writer.commit(), lambda failure: writer.abort())
 """
@@ -38,6 +42,10 @@ STALL_TIMEOUT_S: Final = 15
 
 STALL_BYTES_PER_S: Final = 1024
 
+KEEPALIVE_S: Final = 15
+"""A connection on which nothing comes is tried so often: a holder that lost its power says no
+goodbye."""
+
 _ERROR_TEXT_MAX_BYTES = 4096
 
 
@@ -45,6 +53,13 @@ class Sink(Protocol):
     """Where bytes go. What it raises ends the transfer."""
 
     def write(self, chunk: bytes, /) -> object: ...
+
+
+class Begun(NamedTuple):
+    """What a holder says before the body. `size_bytes`: None if it does not know yet."""
+
+    size_bytes: int | None
+    checksum: str | None
 
 
 class TransferResult(NamedTuple):
@@ -67,6 +82,7 @@ class Transfers:
         self._concurrent_max = concurrent_max
         self._waiting: deque[_Transfer] = deque()
         self._running: dict[pycurl.Curl, _Transfer] = {}
+        self._endless: list[_Transfer] = []  # those of them that have just turned out to be
         self._spare: list[pycurl.Curl] = []
         self._sockets: dict[int, _Socket] = {}
         self._timer: DelayedCall | None = None
@@ -89,15 +105,19 @@ class Transfers:
         headers: Headers | None = None,
         offset_bytes: int = 0,
         expected_size_bytes: int | None = None,
+        begun: Callable[[Begun], object] | None = None,
         connect_timeout_s: float = CONNECT_TIMEOUT_S,
         stall_timeout_s: int = STALL_TIMEOUT_S,
     ) -> Deferred[TransferResult]:
         """Write the object at `url` into `sink`, from `offset_bytes` on.
 
-        `expected_size_bytes` is that of the whole object; more or less of it is an error. Fails
-        with `TransferError`, or with what the sink raised. Cancelling ends the transfer at once.
+        `expected_size_bytes` is that of the whole object; more or less of it is an error. `begun`
+        is called when the answer has begun, and is a good one. Fails with `TransferError`, or with
+        what the sink or `begun` raised. Cancelling ends the transfer at once.
         """
         transfer = _Transfer(url, sink, headers or {}, offset_bytes, expected_size_bytes)
+        transfer.begun = begun
+        transfer.found_endless = self._endless.append
         transfer.connect_timeout_s = connect_timeout_s
         transfer.stall_timeout_s = stall_timeout_s
         transfer.done = Deferred(lambda _: self._give_up(transfer))
@@ -171,6 +191,8 @@ class Transfers:
             return
         for transfer in [t for t in self._running.values() if t.is_given_up]:
             self._release(transfer.curl)
+        while self._endless:
+            self._endless.pop().curl.setopt(pycurl.LOW_SPEED_TIME, 0)
         ended = []
         left = 1
         while left:
@@ -180,10 +202,13 @@ class Transfers:
                 transfer.judge(code, text)
                 self._release(curl)
                 ended.append(transfer)
-        while self._waiting and len(self._running) < self._concurrent_max:
+        while self._waiting and self._turns_taken() < self._concurrent_max:
             self._start(self._waiting.popleft())
         for transfer in ended:  # last, as they may fetch, cancel or close
             transfer.finish()
+
+    def _turns_taken(self) -> int:
+        return sum(not transfer.is_endless for transfer in self._running.values())
 
     def _start(self, transfer: _Transfer) -> None:
         curl = self._spare.pop() if self._spare else pycurl.Curl()
@@ -214,6 +239,8 @@ class _Transfer:
 
     done: Deferred[TransferResult]
     curl: pycurl.Curl
+    begun: Callable[[Begun], object] | None
+    found_endless: Callable[[_Transfer], None]
     connect_timeout_s: float
     stall_timeout_s: int
 
@@ -223,13 +250,16 @@ class _Transfer:
         self.url = url
         self.error: Exception | None = None
         self.is_given_up = False
+        self.is_endless = False  # as far as its holder says
         self._sink = sink
         self._headers = headers
         self._offset_bytes = offset_bytes
         self._expected_bytes = None if expected is None else expected - offset_bytes
         self._taken_bytes = 0
         self._status = 0
+        self._fields: dict[str, str] = {}
         self._checksum: str | None = None
+        self._has_begun = False
         self._error_text = b""
 
     def prepare(self, curl: pycurl.Curl) -> None:
@@ -250,6 +280,9 @@ class _Transfer:
             (pycurl.CONNECTTIMEOUT_MS, int(self.connect_timeout_s * 1000)),
             (pycurl.LOW_SPEED_LIMIT, STALL_BYTES_PER_S),
             (pycurl.LOW_SPEED_TIME, self.stall_timeout_s),
+            (pycurl.TCP_KEEPALIVE, 1),
+            (pycurl.TCP_KEEPIDLE, KEEPALIVE_S),
+            (pycurl.TCP_KEEPINTVL, KEEPALIVE_S),
             (pycurl.WRITEFUNCTION, self._take),
             (pycurl.HEADERFUNCTION, self._take_header),
         ):
@@ -311,13 +344,39 @@ class _Transfer:
             return -1
         return None
 
-    def _take_header(self, line: bytes) -> None:
-        text = line.decode("latin-1")
+    def _take_header(self, line: bytes) -> int | None:
+        """Take a line of the header; as with the body, anything but None ends the transfer."""
+        if self._has_begun:
+            return None  # a trailer, of which we know none
+        text = line.decode("latin-1").rstrip()
         if text.startswith("HTTP/"):
             self._status = int(text.split(None, 2)[1])
-        name, _, value = text.partition(":")
-        if name.lower() == CHECKSUM_HEADER.lower():
-            self._checksum = value.strip()
+            self._fields.clear()
+        elif text:
+            name, _, value = text.partition(":")
+            self._fields[name.lower()] = value.strip()
+        elif self._status == self._wanted_status:
+            self._has_begun = True
+            try:
+                self._begin()
+            except Exception as error:
+                self.error = error
+                return -1
+        return None
+
+    def _begin(self) -> None:
+        self._checksum = self._fields.get(CHECKSUM_HEADER.lower())
+        length = self._fields.get("content-length")
+        if self._fields.get("transfer-encoding", "").lower() == "chunked":
+            length = None
+            self.is_endless = True
+            self.found_endless(self)
+        elif length is None:
+            reason = "it does not say where the body will end, so its end proves nothing"
+            raise TransferError(self.url, reason, self._status)
+        if self.begun is not None:
+            size_bytes = None if length is None else int(length) + self._offset_bytes
+            self.begun(Begun(size_bytes, self._checksum))
 
     def _refusal(self) -> str:
         """Return the one line that our own sites answer errors with, if there is one."""

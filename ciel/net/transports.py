@@ -286,10 +286,11 @@ class Caller(Owner, Protocol):
     """An owner who keeps calling."""
 
     def connection_refused(self, error: RefusedError) -> bool:
-        """Be told that the other side will not talk to us; True to try again all the same.
+        """Be told that the other side will not talk to us; True to try again all the same, though a
+        wrong key or version does not mend itself.
 
-        A wrong key or version does not mend itself, while a peer that says we are still connected
-        may soon notice that we are not.
+        Who is refused after both have proved their key is not asked: what is wrong then may pass
+        (a peer that says we are still connected soon notices that we are not).
         """
         ...
 
@@ -357,6 +358,7 @@ class Reconnector:
         if (
             not self._is_stopped
             and isinstance(peer.failure, RefusedError)
+            and peer.hello is None
             and not self._caller.connection_refused(peer.failure)
         ):
             self._is_stopped = True

@@ -16,6 +16,7 @@ from pathlib import Path
 import xxhash
 
 from ciel.core.ids import check_id
+from ciel.storage.digests import digest_of
 from ciel.storage.errors import (
     CannotAdoptError,
     CorruptObjectError,
@@ -125,15 +126,18 @@ class FileWriter(ObjectWriter):
         self._written_bytes = 0
         self._digest = xxhash.xxh3_64()
         self._shared = False  # once a program may write too, only the file knows what was written
+        self._lent = False  # whether readers may have it open who are not done when we are
 
     @property
     def path(self) -> str:
-        self.fileno()
-        return self._shelf.temporaries.path_of(self._name)
-
-    def fileno(self) -> int:
         self._require_open()
         self._shared = True
+        return self._shelf.temporaries.path_of(self._name)
+
+    def fileno(self, *, to_write: bool = True) -> int:
+        self._require_open()
+        self._shared = self._shared or to_write
+        self._lent = True
         return self._fd
 
     @property
@@ -166,7 +170,7 @@ class FileWriter(ObjectWriter):
     def read(self, offset_bytes: int, length_bytes: int) -> bytes:
         return os.pread(self._current_fd(), length_bytes, offset_bytes)
 
-    def take(self, max_bytes: int) -> bytes | None:
+    def take(self, max_bytes: int, *, is_alone: bool = False) -> bytes | None:
         self._require_open()
         status = self._shelf.temporaries.status_of(self._name) if self._shared else None
         ours = os.fstat(self._fd)
@@ -175,7 +179,7 @@ class FileWriter(ObjectWriter):
         if ours.st_size > max_bytes:
             return None
         content = os.pread(self._fd, ours.st_size, 0) if ours.st_size else b""
-        if ours.st_nlink == 1 and self._pid == os.getpid():
+        if is_alone and not self._lent and ours.st_nlink == 1 and self._pid == os.getpid():
             fd, self._fd = self._fd, -1
             self._shelf.space.release(self._reserved_bytes)
             self._shelf.temporaries.recycle(self._name, fd, ours)
@@ -183,17 +187,22 @@ class FileWriter(ObjectWriter):
             self.abort()
         return content
 
-    def commit(self) -> ObjectInfo:
+    def commit(self, *, checksum: str | None = None) -> ObjectInfo:
         fd = self._current_fd()
         status = os.fstat(fd)
         self._charge(status.st_size)
-        checksum = None if self._shared else str(self._digest.hexdigest())
+        found = None if self._shared else str(self._digest.hexdigest())
         try:
+            if checksum is not None:
+                found = found or digest_of(fd)
+                if found != checksum:
+                    detail = f"it is {found}, and should be {checksum}"
+                    raise CorruptObjectError(self.object_id, "checksum", detail)
             surplus_bytes = self._reserved_bytes - occupied_bytes(status.st_size)
-            self._shelf.seal(fd, status, surplus_bytes, checksum)
+            self._shelf.seal(fd, status, surplus_bytes, found)
             self._shelf.space.release(surplus_bytes)
             self._reserved_bytes -= surplus_bytes
-            info = self._shelf.publish(self.object_id, self._name, fd, status.st_size, checksum)
+            info = self._shelf.publish(self.object_id, self._name, fd, status.st_size, found)
         except OSError as error:
             raise self._shelf.translated(error, "commit", status.st_size) from error
         except ObjectConflictError:

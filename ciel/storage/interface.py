@@ -90,6 +90,9 @@ class ObjectWriter(ABC):
     commit. Bytes written here go where the descriptor stands, so do not mix the two.
     Once either was asked for, the checksum waits until somebody wants it: it takes reading the
     file.
+
+    A duplicate of the descriptor, and whoever opened the file through it, can read what was written
+    for as long as they like, whatever becomes of the writer.
     """
 
     object_id: str
@@ -100,8 +103,10 @@ class ObjectWriter(ABC):
         """A name to open for writing, valid until commit or abort; None unless `nameable`."""
 
     @abstractmethod
-    def fileno(self) -> int:
-        """Return a descriptor open for reading and writing, owned by the writer."""
+    def fileno(self, *, to_write: bool = True) -> int:
+        """Return a descriptor open for reading and writing, owned by the writer. Who will not write
+        through it says so, and the checksum need not wait.
+        """
 
     @property
     @abstractmethod
@@ -122,9 +127,12 @@ class ObjectWriter(ABC):
     def read(self, offset_bytes: int, length_bytes: int) -> bytes:
         """Return what has been written there so far, by whomever; short or empty past its end."""
 
-    def take(self, max_bytes: int) -> bytes | None:
+    def take(self, max_bytes: int, *, is_alone: bool = False) -> bytes | None:
         """Return all that has been written, and abort, if that is at most `max_bytes`; else None,
-        and nothing has changed. Only for one whose program, if it had one, has ended well.
+        and nothing has changed. Only for one whose program, if it had one, has done well.
+
+        `is_alone`: nobody else can have the file open, as all who knew its name have ended. Then it
+        may serve for another object.
         """
         size_bytes = self.size_bytes
         if size_bytes > max_bytes:
@@ -134,13 +142,13 @@ class ObjectWriter(ABC):
         return content
 
     @abstractmethod
-    def commit(self) -> ObjectInfo:
+    def commit(self, *, checksum: str | None = None) -> ObjectInfo:
         """Make the object visible. The first commit of an id wins.
 
         A later one is compared and dropped: equal content returns the kept object, other content
-        raises `ObjectConflictError`. `CorruptObjectError` (code `output`): what a program left is
-        not a file of ours. `NoSpaceError`: it wrote more than there is room for; the writer stays
-        open.
+        raises `ObjectConflictError`. `CorruptObjectError`: what a program left is not a file of
+        ours (code `output`), or what was written is not what has this `checksum` (code `checksum`).
+        `NoSpaceError`: it wrote more than there is room for. After these two the writer stays open.
         """
 
     @abstractmethod

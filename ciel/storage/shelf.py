@@ -205,13 +205,20 @@ class Shelf:
             os.close(fd)
 
     def _kept_instead(self, object_id: str, fd: int, checksum: str | None) -> ObjectInfo | None:
-        """Return the equal object that was there first; None if there is none after all."""
+        """Return the equal object that was there first; None if there is none after all.
+
+        What is there is read, whatever is recorded of it: an object that is made again may be so
+        because the first was found damaged, and a damaged one is none.
+        """
         kept_fd = self.open(object_id)
         if kept_fd is None:
             self._set_aside(file_name(object_id))
             return None
         try:
-            kept = self.checksum(object_id, kept_fd)
+            recorded, kept = self._digests.recorded(kept_fd), _digest(object_id, kept_fd)
+            if recorded not in (None, kept):
+                self.unlink(object_id, kept_fd)
+                return None
             refused = checksum or _digest(object_id, fd)
             if kept != refused:
                 raise ObjectConflictError(object_id, kept, refused)

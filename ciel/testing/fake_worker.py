@@ -21,14 +21,14 @@ from ciel.master.state.workers import WorkerFacts
 from ciel.testing.imaginary import PEER, Connection, World, size_of, through_wire
 from ciel.testing.workloads import Outcome, run
 from ciel.wire import messages
-from ciel.worker.state.machine import (
+from ciel.worker.state.machine import WorkerMachine
+from ciel.worker.state.orders import (
     DeleteObjects,
     FetchObject,
     Key,
     KillAttempt,
     RecallAttempt,
     StartAttempt,
-    WorkerMachine,
 )
 
 BYTES_PER_S = 1e8
@@ -56,7 +56,9 @@ class FakeWorker:
         self.world = world
         self.facts = facts
         self.store = store
-        self.machine = WorkerMachine(facts.netloc, facts.host, facts.slots)
+        self.machine = WorkerMachine(
+            facts.netloc, facts.host, facts.slots, begins_children=world.options.delegates
+        )
         self.machine.stored = dict.fromkeys(store)
         self.connection: Connection | None = None
         self.running: dict[Key, Run] = {}
@@ -231,7 +233,7 @@ class FakeWorker:
             elif ref.id in self.store:
                 contents.append(self.store[ref.id])
             else:
-                gone.append(ref.id)
+                gone.append((ref.id, self.facts.netloc))
         now_s = self.world.timeline.now_s
         if gone:
             self.machine.inputs_gone(key, tuple(gone), "they are not in the store", now_s)
@@ -249,7 +251,7 @@ class FakeWorker:
 
     def _spawn(self, key: Key, child: TaskSpec, known: tuple[Reference, ...]) -> None:
         if key in self.running:
-            self.machine.spawned(key, child, known)
+            self.machine.spawned(key, child, known, self.world.timeline.now_s)
             self._flush()
 
     def _end(self, key: Key, outcome: Outcome | None) -> None:

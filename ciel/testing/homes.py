@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -42,28 +42,38 @@ def private_bytes(pid: int) -> int:
     return int(re.findall(r"RssAnon:\s+(\d+) kB", status)[0]) << 10
 
 
-def _shared() -> set[str]:
-    """Name what processes of ours share on this machine: segments and sockets."""
-    segments = {str(path) for path in Path("/dev/shm").glob("ciel-*")}
-    return segments | set(re.findall(r"@ciel-\S+", Path("/proc/net/unix").read_text()))
-
-
 class Home:
-    """A user's home: settings, state and temporary files under one directory."""
+    """A user's home: settings, state and temporary files under one directory. `inside` is what it
+    is called by those who live there, if they see other files than we do.
+    """
 
-    def __init__(self, path: Path) -> None:
+    seen_by = "self"
+    """A process that lives there."""
+
+    def __init__(self, path: Path, inside: Path | None = None) -> None:
         self.path = path
         self.tmp = path / "tmp"
         self.tmp.mkdir()
-        self._others = _shared()  # of clusters that were there before
+        self._others = self.shared()  # of clusters that were there before
+        self._inside = inside or path
         self.environ = {
             "PATH": f"{BIN}:{os.environ['PATH']}",
-            "HOME": str(path),
-            "XDG_STATE_HOME": str(path / "state"),
-            "XDG_CONFIG_HOME": str(path / "config"),
-            "TMPDIR": str(self.tmp),
+            "HOME": str(self._inside),
+            "XDG_STATE_HOME": str(self._inside / "state"),
+            "XDG_CONFIG_HOME": str(self._inside / "config"),
+            "TMPDIR": str(self._inside / "tmp"),
             "TEST_SESSION": os.environ.get("TEST_SESSION", ""),
         }
+
+    def command(self, argv: Sequence[str]) -> list[str]:
+        """Return what is executed for a command of this home."""
+        return [*argv]
+
+    def shared(self) -> set[str]:
+        """Name what processes of ours share on this machine: segments and sockets."""
+        segments = Path(f"/proc/{self.seen_by}/root/dev/shm").glob("ciel-*")
+        sockets = Path(f"/proc/{self.seen_by}/net/unix").read_text()
+        return {str(path) for path in segments} | set(re.findall(r"@ciel-\S+", sockets))
 
     def start(
         self,
@@ -73,7 +83,7 @@ class Home:
         **options: object,
     ) -> subprocess.Popen[str]:
         return subprocess.Popen(  # type: ignore[call-overload, no-any-return]  # options pass through
-            argv,
+            self.command(argv),
             env=self.environ,
             cwd=self.path,
             stdin=stdin,
@@ -85,7 +95,7 @@ class Home:
 
     def run(self, *argv: str, timeout_s: float = 40.0) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            argv,
+            self.command(argv),
             env=self.environ,
             cwd=self.path,
             stdin=subprocess.DEVNULL,
@@ -111,7 +121,7 @@ class Home:
     def leftovers(self) -> list[str]:
         """What is left of a command that has ended, but for logs: processes, files, sockets."""
         files = [str(path) for path in self.tmp.iterdir()]
-        shared = sorted(_shared() - self._others)
+        shared = sorted(self.shared() - self._others)
         return [*self.processes().values(), *files, *shared]
 
     def expect_nothing_left(self, timeout_s: float = 10.0) -> None:

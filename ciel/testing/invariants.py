@@ -9,11 +9,11 @@ from collections import Counter
 from collections.abc import Iterator, Set
 
 from ciel.core.errors import InvariantError
-from ciel.core.graph import ACTIVE, TaskGraph, TaskNode
+from ciel.core.graph import TaskGraph
 from ciel.core.ids import ObjectId
 from ciel.core.jobs import ENDED, JobState
 from ciel.core.refs import Concrete, Failure, locations_of
-from ciel.core.tasks import ASSIGNED, DONE, FINISHED, RUNNABLE, Mentions
+from ciel.core.tasks import ACTIVE, ASSIGNED, DONE, FINISHED, RUNNABLE, Mentions, TaskNode
 from ciel.master.state.machine import MasterMachine
 from ciel.testing.fake_worker import FakeWorker
 from ciel.testing.witness import Violation, Witness
@@ -70,17 +70,25 @@ def _assignments(master: MasterMachine, witness: Witness) -> Problems:
         slots = sum(task.spec.needs.slots for task in worker.assigned.values())
         if slots != worker.slots_used:
             yield worker_id, f"it is said to use {worker.slots_used} slots, it uses {slots}"
-        if len(worker.assigned) != len(witness.given[worker_id]):
-            yield worker_id, f"it was given {witness.given[worker_id]}, not {worker.assigned}"
+        if len(worker.assigned) + len(worker.ahead) != len(witness.given[worker_id]):
+            has = f"{worker.assigned} and ahead {list(worker.ahead)}"
+            yield worker_id, f"it was given {witness.given[worker_id]}, not {has}"
         for task, attempt in witness.given[worker_id]:
             node = master.graph.tasks.get(task)  # None once its job was removed
             is_current = node is not None and (node.worker, node.attempt) == (worker_id, attempt)
-            if not is_current and (task, attempt) not in witness.cancelled[worker_id]:
+            is_ahead = node is not None and node in worker.ahead and attempt == node.attempt + 1
+            if not is_current and not is_ahead and (task, attempt) not in witness.cancelled[worker_id]:
                 yield task, f"{worker_id} has attempt {attempt}, and nobody called it off"
     for task_id, node in master.graph.tasks.items():
         if node.state is ASSIGNED and node.worker is not None:
-            if (task_id, node.attempt) not in witness.given[node.worker]:
+            is_known = (task_id, node.attempt) in witness.given[node.worker]
+            if not is_known and node not in master.held:
                 yield task_id, f"it is assigned to {node.worker}, which was not told"
+    for problem in master.ahead.problems():
+        yield problem.split()[1], problem
+    for node in master.held:
+        if node.state is not ASSIGNED or node not in master.graph.streams.reading:
+            yield node.spec.id, f"it is {node.state}, and its report is held"
 
 
 def _books(master: MasterMachine) -> Problems:
@@ -149,6 +157,10 @@ def unrest(master: MasterMachine, workers: list[FakeWorker], witness: Witness) -
         ("called off", list(master._called_off)),
         ("delayed", [str(due_s) for due_s in (master.dispatcher.ready.due_s,) if due_s]),
         ("audience", list(master._audience.jobs())),
+        ("held", [task.spec.id for task in master.held]),
+        ("ahead", [task.spec.id for task in master.ahead.tasks]),
+        ("early copies", list(master._copies._copies)),
+        ("streams", list(master.graph.objects.growing)),
     ):
         if left:
             yield left[0], f"the master still remembers as {name}: {left}"

@@ -25,6 +25,7 @@ class Options:
     spike_mean_s: float = 0.3
     fetch_failure_share: float = 0.0
     turn_max_s: float = 0.002  # for so long the master collects events before it ends a turn
+    delegates: bool = True  # successors go ahead, and children begin where their parent runs
     through_wire: bool = True  # every message is encoded and decoded
 
     # The work.
@@ -169,4 +170,5 @@ def options_for(scenario: str, seed: int) -> Options:
         retry_share=sometimes(0.3, 0.5, 1.0),
         remove_share=sometimes(0.3, 0.3, 0.8),
         after_end_mean_s=chance.choice((0.02, 1.0)),
+        delegates=chance.random() < 0.75,
     )

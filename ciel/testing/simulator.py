@@ -58,12 +58,12 @@ class Simulation:
     """One cluster, one seed."""
 
     def __init__(
-        self, seed: int, options: Options, make_master: Callable[[], MasterMachine] = MasterMachine
+        self, seed: int, options: Options, make_master: Callable[..., MasterMachine] = MasterMachine
     ) -> None:
         self.options = options
         self.chance = Random(seed)
         self.world = World(options, self.chance, check_worker)
-        self.master = FakeMaster(self.world, make_master())
+        self.master = FakeMaster(self.world, make_master(delegates=options.delegates))
         self.workers: list[FakeWorker] = []
         self.clients: list[FakeClient] = []
         self._calm_at_s = options.faults_end_s  # when the last damage is repaired
@@ -304,7 +304,7 @@ class SimulationError(Exception):
 
 
 def simulate(
-    seed: int, scenario: str = "any", make_master: Callable[[], MasterMachine] = MasterMachine
+    seed: int, scenario: str = "any", make_master: Callable[..., MasterMachine] = MasterMachine
 ) -> Result:
     """Run one seed of a scenario; raises SimulationError."""
     simulation = Simulation(seed, options_for(scenario, seed), make_master)

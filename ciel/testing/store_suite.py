@@ -16,6 +16,7 @@ what holds for stores whose objects are files.
 from __future__ import annotations
 
 import gc
+import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count
@@ -155,6 +156,59 @@ class StoreSuite(ProcessRules):
             writer.commit()
         assert store.get("a") == b"0123456789"
 
+    def test_what_was_written_stays_readable_through_a_duplicate(self, store: ObjectStore) -> None:
+        for end in ("take", "abort", "commit"):
+            writer = store.begin("a")
+            writer.write(b"content")
+            fd = os.dup(writer.fileno(to_write=False))
+            if end == "take":
+                assert writer.take(10, is_alone=True) == b"content"
+            else:
+                getattr(writer, end)()
+            for number in range(100):  # none of them gets the same memory
+                other = store.begin(f"other{number}")
+                other.write(b"another")
+                other.take(10, is_alone=True)
+            assert os.pread(fd, 10, 0) == b"content"
+            os.close(fd)
+
+    @needs("nameable")
+    def test_a_program_that_is_left_cannot_write_into_another_object(
+        self, store: ObjectStore
+    ) -> None:
+        writer = store.begin("a")
+        with open(str(writer.path), "wb", buffering=0) as program:
+            program.write(b"content")
+            assert writer.take(10) == b"content"
+            others = [store.begin(f"other{number}") for number in range(100)]
+            program.write(b"late")
+        assert {other.read(0, 20) for other in others} == {b""}
+
+    def test_who_only_reads_does_not_put_the_checksum_off(self, store: ObjectStore) -> None:
+        with store.begin("a") as writer:
+            writer.write(b"content")
+            assert os.pread(writer.fileno(to_write=False), 10, 0) == b"content"
+            assert writer.commit().checksum == digest(b"content")
+
+    @pytest.mark.parametrize("by_program", [False, True])
+    def test_content_that_has_another_checksum_is_not_committed(
+        self, store: ObjectStore, by_program: bool
+    ) -> None:
+        before = store.usage()
+        with store.begin("a") as writer:
+            if by_program:
+                os.write(writer.fileno(), b"content")
+            else:
+                writer.write(b"content")
+            with pytest.raises(CorruptObjectError) as caught:
+                writer.commit(checksum=digest(b"contend"))
+            assert caught.value.code == "checksum"
+            assert store.stat("a") is None
+            assert writer.commit(checksum=digest(b"content")).size_bytes == 7
+        assert store.checksum("a") == digest(b"content")
+        store.delete("a")
+        assert store.usage() == before
+
     def test_reader_survives_delete(self, store: ObjectStore, tmp_path: Path) -> None:
         content = pattern(5 * PAGE_BYTES)
         store.put("a", content)
@@ -277,6 +331,18 @@ class StoreSuite(ProcessRules):
         with pytest.raises(CorruptObjectError, match="committed as"):
             store.verify("o0")
         assert store.verify("o1").size_bytes == 998
+
+    def test_a_damaged_object_is_replaced_when_it_is_made_again(
+        self, store: ObjectStore, tmp_path: Path
+    ) -> None:
+        content = pattern(5000)
+        store.put("a", content)
+        before = store.usage()
+        self.raw_damage(tmp_path, "a")
+        assert store.put("a", content).checksum == digest(content)
+        assert store.get("a") == content
+        assert store.check() == []
+        assert store.usage() == before
 
     def test_usage_follows_what_is_there(self, store: ObjectStore) -> None:
         empty = store.usage()

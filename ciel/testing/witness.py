@@ -9,13 +9,20 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from typing import NamedTuple
 
-from ciel.core.events import AssignTask, CancelTask, DropObjects, InputsLost, Message, TaskReported
-from ciel.core.graph import ACTIVE, TaskNode
+from ciel.core.events import (
+    AssignTask,
+    CancelTask,
+    DropObjects,
+    InputsLost,
+    Message,
+    SpawnTask,
+    TaskReported,
+)
 from ciel.core.ids import ObjectId
 from ciel.core.jobs import Job, JobState
 from ciel.core.refs import Failure, locations_of
 from ciel.core.retries import WORKER_LOSSES_MAX
-from ciel.core.tasks import ASSIGNED, FAILED
+from ciel.core.tasks import ACTIVE, ASSIGNED, FAILED, TaskNode
 from ciel.master.state.machine import MasterMachine
 
 Key = tuple[str, int]
@@ -68,8 +75,10 @@ class Witness:
         return self._contents.get(object_id)
 
     def started(self, key: Key) -> int:
-        """A program starts; return how often programs of its task have failed."""
-        if key in self._started:
+        """A program starts; return how often programs of its task have failed. A child that its
+        worker begins by itself may have been begun before, by another attempt of its parent.
+        """
+        if key in self._started and key[1]:
             raise Violation(key[0], f"attempt {key[1]} was started twice")
         self._started.add(key)
         return self._failures[key[0]]
@@ -95,6 +104,8 @@ class Witness:
                 state = master.jobs[spec.job].state
                 if state is JobState.CANCELLING or state is JobState.CANCELLED:
                     raise Violation(spec.id, f"it is to run, and its job is {state}")
+            case CancelTask(task, 0) if (task, 0) not in master.workers[worker_id].assigned:
+                self.given[worker_id].discard((task, 0))  # it is no task of the master's
             case CancelTask(task, attempt):
                 self.cancelled[worker_id].add((task, attempt))
             case DropObjects(objects):
@@ -104,11 +115,15 @@ class Witness:
                         raise Violation(object_id, f"it is dropped, and said to be at {place}")
 
     def released(self, master: MasterMachine, objects: tuple[ObjectId, ...]) -> None:
-        """The master drops objects since nobody needs them."""
+        """The master drops objects since nobody needs them, or since it does not count who made
+        them: then they are being made again.
+        """
         active = [task for task in master.graph.tasks.values() if task.state in ACTIVE]
         needed = {object_id for task in active for object_id in task.spec.inputs}
         for object_id in objects:
             node = master.graph.objects.get(object_id)
+            if node is not None and node.producer is not None and node.producer in active:
+                continue
             if object_id in needed or (node is not None and node.wanters):
                 raise Violation(object_id, "it is dropped and needed")
 
@@ -125,6 +140,9 @@ class Witness:
         self, master: MasterMachine, worker_id: str, message: Message, before: Standing | None
     ) -> None:
         """The master took a report; only that of the current attempt may have changed the task."""
+        if isinstance(message, SpawnTask) and message.begun:
+            self.given[worker_id].add((message.spec.id, 0))
+            return
         if not isinstance(message, TaskReported | InputsLost):
             return
         key = (message.task, message.attempt)

@@ -45,7 +45,8 @@ def decode(data: bytes | bytearray | memoryview) -> Any:
         # What Python says of a long number is about Python.
         why = "a number has too many digits" if "digits" in str(error) else error
         raise DecodeError(f"not JSON we accept: {why}") from None
-    if not _is_plainly_shallow(bytes(data)) and _is_deep(value):
+    # What is deep is long: every level opens and closes.
+    if len(text) > 2 * JSON_DEPTH_MAX and not _is_plainly_shallow(bytes(data)) and _is_deep(value):
         raise DecodeError(f"JSON is nested more than {JSON_DEPTH_MAX} levels deep")
     if "\\" in text and _SURROGATE_ESCAPE.search(text) and _has_lone_surrogate(value):
         raise DecodeError("JSON text contains half of a surrogate pair")

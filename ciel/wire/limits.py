@@ -17,6 +17,10 @@ PAYLOAD_INLINE_MAX_BYTES: Final = 64 * 1024
 """Arguments and code in a frame; more becomes an object and goes by the data plane. One default
 pipe buffer or socket buffer."""
 
+CALL_MAX_BYTES: Final = 16 * 1024 * 1024
+"""The JSON of one call between a worker and a program it talks with. Programs publish whole small
+objects in one. No text that is taken for a length is that small."""
+
 INLINE_OBJECT_BYTES: Final = 1024
 """Content under this rides in its reference: fetching it would cost more than carrying it."""
 

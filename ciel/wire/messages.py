@@ -233,7 +233,9 @@ _FORMS: dict[type, Form] = {
         lambda f, p: StreamsOpened(_id(f[0]), _count(f[1]), _refs(f[2])),
     ),
     ObjectsStored: Form(
-        "stored", lambda m: ([_arrays(m.refs)], b""), lambda f, p: ObjectsStored(_refs(f[0]))
+        "stored",
+        lambda m: ([_arrays(m.refs), int(m.kept)], b""),
+        lambda f, p: ObjectsStored(_refs(f[0]), bool(_count(f[1]))),
     ),
     InputsLost: Form(
         "lost",

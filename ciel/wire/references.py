@@ -30,6 +30,7 @@ from ciel.wire.errors import DecodeError
 
 LOCATIONS_MAX = 10_000
 SIZE_MAX_BYTES = 2**63 - 1  # of one object, and what a file can have
+_PLAIN = frozenset((str, int, float, bool, type(None)))
 _is_location = re.compile(r"[A-Za-z0-9_.:%\[\]-]{1,255}:[0-9]{1,5}", re.ASCII).fullmatch
 
 
@@ -124,11 +125,15 @@ def to_json(value: Any) -> Any:
     """Replace references in a JSON-like value by `{"__ref__": array}`; the value itself is not
     changed.
     """
+    if type(value) in _PLAIN:  # most values
+        return value
+    if isinstance(value, dict):
+        return {key: item if type(item) in _PLAIN else to_json(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [to_json(item) for item in value]
     if isinstance(value, REFERENCE_TYPES):
         return {"__ref__": to_array(value)}
-    if isinstance(value, dict):
-        return {key: to_json(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
+    if isinstance(value, tuple):
         return [to_json(item) for item in value]
     return value
 

@@ -2,7 +2,7 @@
 failed.
 
 Only registered workers are asked, each request with a ticket of its own; bytes go straight into the
-store.
+store. An object that still grows at its holder grows here with it, and can be read meanwhile.
 """
 
 from __future__ import annotations
@@ -11,32 +11,46 @@ import time
 from io import BytesIO
 from typing import Any, Protocol
 
-from twisted.internet.defer import inlineCallbacks
+from twisted.internet.defer import CancelledError, Deferred, inlineCallbacks
 from twisted.internet.threads import deferToThread
 from twisted.logger import Logger
+from twisted.python.failure import Failure as TwistedFailure
 
 from ciel.access.keys import Key, Role
 from ciel.access.tickets import make_ticket
 from ciel.core.ids import ObjectId
 from ciel.core.refs import Concrete, Reference, Sweetheart, locations_of
 from ciel.net.errors import TransferError
-from ciel.net.transfers import Transfers
-from ciel.storage.errors import StorageError
-from ciel.storage.interface import ObjectStore
+from ciel.net.transfers import STALL_TIMEOUT_S, Begun, Transfers
+from ciel.net.turns import DelayedCall
+from ciel.storage.errors import CorruptObjectError, StorageError
+from ciel.storage.interface import ObjectStore, ObjectWriter
 from ciel.wire import codec
 from ciel.wire.errors import DecodeError
-from ciel.worker.state.machine import FetchObject
-from ciel.worker.state.plans import HttpPlan, LinkPlan, Plan
+from ciel.worker.state.orders import FetchObject
+from ciel.worker.state.plans import LinkPlan, Plan
+from ciel.worker.streaming import Growing, Streams
 
 log = Logger()
 
 
 class PlanFailedError(Exception):
-    """One plan did not work; the text says why."""
+    """One plan did not work; the text says why. `is_loss`: the object is not there. `is_final`:
+    the other plans are no use, since it has been read already as far as it came.
+    """
+
+    def __init__(self, reason: str, *, is_loss: bool = False, is_final: bool = False) -> None:
+        super().__init__(reason)
+        self.is_loss = is_loss
+        self.is_final = is_final
 
 
 class FetcherOwner(Protocol):
-    """Who is told how a fetch ended, exactly once."""
+    """Who is told of fetches: of each at most once that it can be read while it comes, and then
+    exactly once how it ended.
+    """
+
+    def stream_opened(self, object_id: ObjectId) -> None: ...
 
     def fetched(self, object_id: ObjectId, size_bytes: int) -> None: ...
 
@@ -47,13 +61,22 @@ class Fetcher:
     """Tries plans; any number of fetches at a time, bounded by the transfers."""
 
     def __init__(
-        self, transfers: Transfers, store: ObjectStore, key: Key, host: str, owner: FetcherOwner
+        self,
+        reactor: Any,
+        transfers: Transfers,
+        store: ObjectStore,
+        streams: Streams,
+        key: Key,
+        host: str,
+        owner: FetcherOwner,
     ) -> None:
+        self.reactor = reactor
+        self.streams = streams
+        self.owner = owner
         self._transfers = transfers
         self._store = store
         self._key = key.derive(Role.WORKER) or key
         self._host = host
-        self._owner = owner
 
     def fetch(self, order: FetchObject) -> None:
         """Begin to get an object; the owner is told of the end."""
@@ -63,7 +86,7 @@ class Fetcher:
 
     def _gave_up(self, order: FetchObject, details: str, failure: Any) -> None:
         log.failure("fetching {id} failed", failure, id=order.ref.id)
-        self._owner.fetch_failed(order.ref.id, (), details)
+        self.owner.fetch_failed(order.ref.id, (), details)
 
     @inlineCallbacks
     def _try_plans(self, order: FetchObject) -> Any:
@@ -72,53 +95,144 @@ class Fetcher:
         for plan in order.plans:
             try:
                 size_bytes = yield self._try(plan, order.ref)
-            except (PlanFailedError, TransferError, StorageError) as error:
+            except PlanFailedError as error:
                 reasons.append(f"{type(plan).__name__} {plan.netloc}: {error}")
-                if isinstance(plan, HttpPlan) and not isinstance(error, StorageError):
+                if error.is_loss:
                     losses.append(plan.netloc)
+                if error.is_final:
+                    break
                 continue
-            self._owner.fetched(order.ref.id, size_bytes)
+            self.owner.fetched(order.ref.id, size_bytes)
             return
         if not order.plans:
             reasons.append("no registered worker is said to hold it")
             losses += sorted(locations_of(order.ref))
         details = f"{order.ref.id}: " + "; ".join(reasons)
         log.warn("cannot fetch {details}", details=details)
-        self._owner.fetch_failed(order.ref.id, tuple(losses), details)
+        self.owner.fetch_failed(order.ref.id, tuple(losses), details)
 
     def _try(self, plan: Plan, ref: Reference) -> Any:
         if isinstance(plan, LinkPlan):
             return self._link(plan.netloc, ref)
         return self._copy(plan.netloc, ref)
 
-    def _fetch(self, netloc: str, target: str, sink: Any, size_bytes: int | None = None) -> Any:
+    def ask(self, netloc: str, target: str, sink: Any, **options: Any) -> Deferred[Any]:
+        """Send another worker a request, with a ticket; the answer goes to `sink`."""
+
         def headers() -> dict[str, str]:  # made when the request is: a ticket does not keep
             ticket = make_ticket(self._key, "GET", netloc, target, time.time())
             return {"Authorization": ticket}
 
-        return self._transfers.fetch(
-            f"http://{netloc}{target}", sink, headers=headers, expected_size_bytes=size_bytes
-        )
+        return self._transfers.fetch(f"http://{netloc}{target}", sink, headers=headers, **options)
 
     @inlineCallbacks
     def _link(self, netloc: str, ref: Reference) -> Any:
         answer = BytesIO()
-        yield self._fetch(netloc, f"/control/link/{ref.id}?host={self._host}", answer)
         try:
+            yield self.ask(netloc, f"/control/link/{ref.id}?host={self._host}", answer)
             where = codec.decode(answer.getvalue())
             path, checksum, size_bytes = where["path"], where["checksum"], where["size_bytes"]
+            info = self._store.adopt(ref.id, path, checksum=checksum, size_bytes=size_bytes)
         except (DecodeError, LookupError, TypeError):
             raise PlanFailedError("its answer cannot be read") from None
-        info = self._store.adopt(ref.id, path, checksum=checksum, size_bytes=size_bytes)
+        except (TransferError, StorageError) as error:
+            raise PlanFailedError(str(error)) from None
         return info.size_bytes
 
     @inlineCallbacks
     def _copy(self, netloc: str, ref: Reference) -> Any:
         size_bytes = ref.size_bytes if isinstance(ref, Concrete | Sweetheart) else None
-        with self._store.begin(ref.id, size_hint_bytes=size_bytes) as writer:
-            result = yield self._fetch(netloc, f"/data/{ref.id}", writer, size_bytes)
-            info = yield deferToThread(writer.commit)
-        if result.checksum is not None and info.checksum not in (None, result.checksum):
-            self._store.delete(ref.id)
-            raise PlanFailedError(f"its bytes do not match the checksum {result.checksum}")
+        try:
+            writer = self._store.begin(ref.id, size_hint_bytes=size_bytes)
+        except StorageError as error:
+            raise PlanFailedError(str(error)) from None
+        with writer, _Copy(self, netloc, ref.id, writer) as copy:
+            target = f"/data/{ref.id}"
+            copy.done = self.ask(
+                netloc, target, copy, expected_size_bytes=size_bytes, begun=copy.begun
+            )
+            result = yield copy.done
+            info = yield deferToThread(writer.commit, checksum=result.checksum)
         return info.size_bytes
+
+
+class _Copy:
+    """An object on its way here. Once it has readers, its end is theirs; so it is a context, which
+    ends well only when the object was committed.
+    """
+
+    done: Deferred[Any]
+
+    def __init__(
+        self, fetcher: Fetcher, netloc: str, object_id: ObjectId, writer: ObjectWriter
+    ) -> None:
+        self._fetcher = fetcher
+        self._netloc = netloc
+        self._object_id = object_id
+        self._writer = writer
+        self._growing: Growing | None = None
+        self._due: DelayedCall | None = None
+        self._asked: Deferred[Any] | None = None
+        self._seen_bytes = 0
+        self._silence = ""  # why it was ended, if it was for that
+
+    def begun(self, begun: Begun) -> None:
+        """The answer has begun; without a size it is of an object that grows there."""
+        if begun.size_bytes is not None:
+            return
+        self._watch()
+        fetcher, fd = self._fetcher, self._writer.fileno(to_write=False)
+        try:
+            self._growing = fetcher.streams.open(self._object_id, fd, is_told=True)
+        except ValueError:
+            return  # an attempt that was called off still writes it here: to be read when whole
+        fetcher.owner.stream_opened(self._object_id)
+
+    def write(self, chunk: bytes) -> None:
+        self._writer.write(chunk)
+        if self._growing is not None:
+            self._fetcher.streams.grew(self._growing, self._writer.size_bytes)
+
+    def __enter__(self) -> _Copy:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if self._due is not None:
+            self._due.cancel()
+            self._due = None
+        if self._asked is not None:
+            self._asked.cancel()
+        growing, streams = self._growing, self._fetcher.streams
+        if error is None:
+            if growing is not None:
+                streams.finish(growing)
+            return
+        is_loss = isinstance(error, TransferError | CancelledError | CorruptObjectError)
+        reason = self._silence or str(error)
+        if growing is not None:
+            streams.break_off(growing, f"{self._object_id} from {self._netloc}: {reason}")
+        if is_loss or isinstance(error, StorageError | OSError):
+            is_final = growing is not None
+            raise PlanFailedError(reason, is_loss=is_loss, is_final=is_final) from None
+
+    # --- a holder that says nothing ---------------------------------------------------------------
+
+    def _watch(self) -> None:
+        self._asked = None
+        self._due = self._fetcher.reactor.callLater(STALL_TIMEOUT_S, self._look)
+
+    def _look(self) -> None:
+        """A producer may take its time, but its worker must be there."""
+        self._due = None
+        seen_bytes, self._seen_bytes = self._seen_bytes, self._writer.size_bytes
+        if seen_bytes != self._seen_bytes:
+            self._watch()
+            return
+        self._asked = self._fetcher.ask(self._netloc, "/healthz", BytesIO())
+        self._asked.addCallbacks(lambda _: self._watch(), self._gone)
+
+    def _gone(self, failure: TwistedFailure) -> None:
+        self._asked = None
+        if not failure.check(CancelledError):
+            self._silence = f"it was silent, and does not answer: {failure.getErrorMessage()}"
+            self.done.cancel()

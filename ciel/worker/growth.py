@@ -10,7 +10,7 @@ two looks is the overshoot.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from twisted.internet.threads import deferToThread
@@ -20,7 +20,7 @@ from ciel.net.turns import DelayedCall
 from ciel.storage.errors import NoSpaceError, StorageError
 from ciel.storage.interface import ObjectWriter
 from ciel.storage.space import PAGE_BYTES, release_blocks
-from ciel.worker.state.machine import Key
+from ciel.worker.state.orders import Key
 
 LOOK_S = 0.1
 STDERR_MAX_BYTES = 16 << 20
@@ -32,10 +32,12 @@ log = Logger()
 
 
 class Growing(NamedTuple):
-    """The files of one attempt that grow; `output` only where there is a limit for it."""
+    """The files of one attempt that grow; `outputs`, which may change, only where there is a limit
+    for them.
+    """
 
     stderr_path: str
-    output: ObjectWriter | None
+    outputs: Mapping[int, ObjectWriter]
 
 
 class GrowthWatch:
@@ -68,15 +70,17 @@ class GrowthWatch:
         for key, growing in list(self._growing.items()):
             if is_too_long(growing.stderr_path):
                 deferToThread(shorten, growing.stderr_path).addErrback(_not_shortened)
-            if growing.output is None:
-                continue
-            try:
-                growing.output.account()
-            except NoSpaceError as error:
-                self.remove(key)
-                self._outgrown(key, error)
-            except (StorageError, OSError) as error:
-                log.warn("the output of {key} cannot be looked at: {error}", key=key, error=error)
+            for output in list(growing.outputs.values()):
+                try:
+                    output.account()
+                except NoSpaceError as error:
+                    self.remove(key)
+                    self._outgrown(key, error)
+                    break
+                except (StorageError, OSError) as error:
+                    log.warn(
+                        "an output of {key} cannot be looked at: {error}", key=key, error=error
+                    )
         if self._growing:
             self._due = self._reactor.callLater(LOOK_S, self._look)
 

@@ -3,41 +3,42 @@ it needs.
 
 Acts on what executors say; decides nothing about slots, time or retries. Each attempt that was
 started is told to the owner exactly once, when nothing of it runs any more and its outputs are
-committed or gone.
+committed or gone. Here are those whose program runs from its start to its end; `talking` has those
+that talk meanwhile.
 """
 
 from __future__ import annotations
 
-import errno
 import os
 import signal
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from twisted.internet.threads import deferToThread
 from twisted.logger import Logger
 
 from ciel.core.errors import CielError
-from ciel.core.events import RECALLED, TaskFault
+from ciel.core.events import TaskFault
 from ciel.core.ids import ObjectId
-from ciel.core.refs import INLINE_MAX_BYTES, Concrete, Reference, Value
+from ciel.core.refs import INLINE_MAX_BYTES, Reference, Stream, Value
 from ciel.execution.environment import task_environment
 from ciel.execution.executor import (
     BadArgumentsError,
-    Child,
     Executor,
     Fail,
     Finish,
+    OutputPath,
     Program,
     ProgramExit,
     Run,
+    Talk,
     Task,
 )
 from ciel.execution.kept import KeptAttempts
-from ciel.execution.report import command_text, failure_text, no_room_text
-from ciel.launch import LaunchSpecError, Stage, why_refused
-from ciel.launch.limits import open_files_advice
+from ciel.execution.outputs import commit_output
+from ciel.execution.report import failure_text
+from ciel.launch import LaunchSpecError
 from ciel.launch.messages import (
     DEV_NULL,
     Descriptor,
@@ -45,9 +46,10 @@ from ciel.launch.messages import (
     LaunchSpec,
     ProgramExited,
     ProgramFailed,
+    Standard,
 )
+from ciel.net.turns import Turns
 from ciel.storage.errors import (
-    CorruptObjectError,
     NoSpaceError,
     ObjectConflictError,
     ObjectNotFoundError,
@@ -56,29 +58,27 @@ from ciel.storage.errors import (
 from ciel.storage.interface import ObjectReader, ObjectStore, ObjectWriter
 from ciel.wire.descriptors import read_arguments
 from ciel.wire.errors import WireError
-from ciel.worker.feeding import Feeder
-from ciel.worker.growth import Growing, GrowthWatch
+from ciel.worker.faults import (
+    executor_fault,
+    memory_fault,
+    preparation_fault,
+    start_fault,
+    storing_fault,
+)
+from ciel.worker.feeding import Feeder, Piping
+from ciel.worker.growth import Growing as GrowingFiles
+from ciel.worker.growth import GrowthWatch
 from ciel.worker.keeping import keep_files
 from ciel.worker.launching import Launching
 from ciel.worker.logs import JobLogs
+from ciel.worker.memory import MemoryWatch
 from ciel.worker.scratch import Scratch, ScratchPool
-from ciel.worker.state.machine import Key, StartAttempt
+from ciel.worker.state.orders import Key, StartAttempt
+from ciel.worker.streaming import Growing, Streams
+from ciel.worker.talking import Patience, Talking
+from ciel.worker.workplace import AttemptsOwner, Workplace
 
 log = Logger()
-
-_DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
-
-
-class HostingOwner(Protocol):
-    """Who is told of attempts."""
-
-    def attempt_ended(
-        self, key: Key, published: tuple[Reference, ...], fault: TaskFault | None, run_s: float
-    ) -> None: ...
-
-    def attempt_spawned(self, key: Key, child: Child) -> None: ...
-
-    def inputs_gone(self, key: Key, objects: tuple[ObjectId, ...], details: str) -> None: ...
 
 
 class Hosted:
@@ -93,23 +93,22 @@ class Hosted:
         self.search_path: str | None = None  # where its own environment says so
         self.scratch: Scratch | None = None
         self.readers: list[ObjectReader] = []
-        self.writer: ObjectWriter | None = None
+        self.pipings: list[Piping] = []
+        self.writers: dict[int, ObjectWriter] = {}
+        self.streams: list[Growing] = []
         self.stdout: int | None = None
         self.feeder: Feeder | None = None
         self.launch_id: int | None = None
-        self.outgrown: NoSpaceError | None = None  # why its program was killed
+        self.killed: TaskFault | None = None  # why its program was
 
     def close_inputs(self) -> None:
         if self.feeder is not None:
             self.feeder.close()
+        for piping in self.pipings:
+            piping.close()
         for reader in self.readers:
             reader.close()
         self.readers.clear()
-
-
-def _executor_fault(executor: Executor, error: Exception) -> TaskFault:
-    log.error("executor {name} raised {error!r}", name=executor.name, error=error)
-    return TaskFault("EXECUTOR_FAULT", f"executor {executor.name} raised {error!r}")
 
 
 class Hosting:
@@ -119,90 +118,128 @@ class Hosting:
         self,
         *,
         reactor: Any,
-        owner: HostingOwner,
+        turns: Turns,
+        owner: AttemptsOwner,
         launching: Launching,
         store: ObjectStore,
+        streams: Streams,
         executors: Mapping[str, Executor],
         worker: str,
         netloc: str,
         spool: Path,
         kept: Path,
         logs: JobLogs,
+        patience: Patience = Patience(),
     ) -> None:
-        self._reactor = reactor
+        place = self._place = Workplace(
+            reactor=reactor, turns=turns, owner=owner, worker=worker, netloc=netloc,
+            executors=executors, launching=launching, store=store, streams=streams, scratch=ScratchPool(spool),
+            growth=GrowthWatch(reactor, self._outgrown),
+            memory=MemoryWatch(reactor, self._exceeded), kept=KeptAttempts(kept), logs=logs,
+        )  # fmt: skip
         self._owner = owner
-        self._launching = launching
-        self._store = store
-        self._executors = executors
-        self._worker = worker
-        self._here = frozenset((netloc,))
-        self._kept = KeptAttempts(kept)
-        self._growth = GrowthWatch(reactor, self._outgrown)
         self._is_bounded = store.capabilities.bounded
-        self._logs = logs
         self._hosted: dict[Key, Hosted] = {}
-        self._scratch = ScratchPool(spool)
+        self._talking = Talking(place, self._tell_fault, patience)
 
     # --- starting ---------------------------------------------------------------------------------
 
     def start(self, order: StartAttempt) -> None:
         """Start an attempt; whatever goes wrong is told as its fault."""
         key = (order.spec.id, order.attempt)
-        executor = self._executors.get(order.spec.executor)
+        executor = self._place.executors.get(order.spec.executor)
         if executor is None:  # the master knows better, unless something is wrong with it
-            text = f"worker {self._worker} has no executor {order.spec.executor!r}"
+            text = f"worker {self._place.worker} has no executor {order.spec.executor!r}"
             self._owner.attempt_ended(key, (), TaskFault("WORKER_FAULT", text), 0.0)
             return
         try:
             arguments = read_arguments(order.spec.payload)
             inputs = {ref.id: ref for ref in order.inputs}
-            task = Task(order.spec, arguments, inputs, self._executors)
+            task = Task(order.spec, arguments, inputs, self._place.executors)
             action = executor.begin(task)
         except (BadArgumentsError, CielError, WireError, TypeError, ValueError) as error:
             self._owner.attempt_ended(key, (), TaskFault("BAD_ARGUMENTS", str(error)), 0.0)
             return
         except Exception as error:  # an executor may be anybody's
-            self._owner.attempt_ended(key, (), _executor_fault(executor, error), 0.0)
+            self._owner.attempt_ended(key, (), executor_fault(executor, error), 0.0)
             return
-        hosted = Hosted(order, task, executor)
         match action:
             case Run(program):
-                self._hosted[key] = hosted
-                self._run(hosted, program)
+                hosted = self._hosted[key] = Hosted(order, task, executor)
+                growing = self._unfinished(task) if program.whole else []
+                self._await_whole(hosted, program, growing)
+            case Talk():
+                self._talking.begin(order, task, executor, action)
             case Finish():
-                self._publish(hosted, action, 0.0)
+                self._publish(Hosted(order, task, executor), action, 0.0)
             case Fail(reason, details):
                 self._owner.attempt_ended(key, (), TaskFault(reason, details), 0.0)
 
+    def _unfinished(self, task: Task) -> list[Growing]:
+        streams = self._place.streams
+        refs = [ref for ref in task.inputs.values() if isinstance(ref, Stream)]
+        return [growing for ref in refs if (growing := streams.get(ref.id)) is not None]
+
+    def _await_whole(self, hosted: Hosted, program: Program, growing: list[Growing]) -> None:
+        """Run a program once all these inputs are whole. If one breaks, the attempt is called off
+        as every reader is, and finds nothing started.
+        """
+        if not growing:
+            self._run(hosted, program)
+            return
+
+        def ended(first: Growing) -> None:
+            if self._hosted.get(hosted.key) is not hosted:
+                return
+            if first.broken or hosted.killed is not None:
+                self._discard(hosted)
+                losses = ((ObjectId(first.object_id), self._place.netloc),)
+                self._owner.inputs_gone(hosted.key, losses, first.broken or "it was called off")
+            else:
+                self._await_whole(hosted, program, growing[1:])
+
+        self._place.streams.when(growing[0], float("inf"), ended)
+
     def _run(self, hosted: Hosted, program: Program) -> None:
+        place = self._place
         try:
             spec = self._prepare(hosted, program)
-            hosted.launch_id = self._launching.start(
-                spec, lambda event: self._program_ended(hosted, event)
+            limit_bytes = hosted.task.spec.needs.memory_bytes
+            hosted.launch_id = place.launching.start(
+                spec,
+                lambda event: self._program_ended(hosted, event),
+                (lambda pid: place.memory.add(hosted.key, pid, limit_bytes))
+                if limit_bytes
+                else None,
             )
             if hosted.feeder is not None:
                 hosted.feeder.start()
             if hosted.scratch is not None:
-                output = hosted.writer if self._is_bounded else None
-                self._growth.add(hosted.key, Growing(hosted.scratch.stderr_path, output))
+                outputs = hosted.writers if self._is_bounded else {}
+                place.growth.add(hosted.key, GrowingFiles(hosted.scratch.stderr_path, outputs))
+            if program.streams:
+                self._open_streams(hosted)
         except ObjectNotFoundError as error:
             self._discard(hosted)
-            gone = (ObjectId(error.object_id),)
-            self._owner.inputs_gone(hosted.key, gone, f"on worker {self._worker}: {error}")
+            losses = ((ObjectId(error.object_id), place.netloc),)
+            self._owner.inputs_gone(hosted.key, losses, f"on worker {place.worker}: {error}")
         except (StorageError, LaunchSpecError, OSError) as error:
-            is_full = isinstance(error, NoSpaceError) or getattr(error, "errno", 0) in _DISK_FULL
-            reason = "NO_SPACE" if is_full else "WORKER_FAULT"
-            advice = open_files_advice(error)
-            details = f"worker {self._worker} could not start it: {error}{advice}"
             self._discard(hosted)
-            self._tell_fault(hosted, TaskFault(reason, details), 0.0)
+            self._tell_fault(hosted.key, preparation_fault(place.worker, error), 0.0)
 
-    def _tell_fault(self, hosted: Hosted, fault: TaskFault, run_s: float) -> None:
+    def _open_streams(self, hosted: Hosted) -> None:
+        for writer in hosted.writers.values():
+            growing = self._place.streams.open(writer.object_id, writer.fileno())
+            hosted.streams.append(growing)
+        opened = tuple([ObjectId(growing.object_id) for growing in hosted.streams])
+        self._owner.streams_opened(hosted.key, opened)
+
+    def _tell_fault(self, key: Key, fault: TaskFault, run_s: float) -> None:
         if fault.reason == "NO_SPACE":
-            deferToThread(self._kept.make_room).addErrback(
+            deferToThread(self._place.kept.make_room).addErrback(
                 lambda failure: log.failure("kept files could not be removed", failure)
             )
-        self._owner.attempt_ended(hosted.key, (), fault, run_s)
+        self._owner.attempt_ended(key, (), fault, run_s)
 
     def _discard(self, hosted: Hosted) -> None:
         """Undo what was prepared for a program that was not started."""
@@ -210,15 +247,15 @@ class Hosting:
         if hosted.feeder is not None and hosted.launch_id is None:
             os.close(hosted.feeder.descriptor)
         hosted.close_inputs()
-        if hosted.writer is not None:
-            hosted.writer.abort()
+        for writer in hosted.writers.values():
+            writer.abort()
         if hosted.scratch is not None:
             hosted.scratch.remove()
 
     def _prepare(self, hosted: Hosted, program: Program) -> LaunchSpec:
         attempt = hosted.key[1]
         hosted.search_path = program.env.get("PATH")
-        scratch = hosted.scratch = self._scratch.take()
+        scratch = hosted.scratch = self._place.scratch.take()
         for item in program.argv:
             if isinstance(item, str):
                 hosted.argv.append(item)
@@ -227,29 +264,48 @@ class Hosting:
                 hosted.argv.append(scratch.copy_executable(path) if item.executable else path)
         for name, object_id in program.files.items():
             scratch.place(name, self._input_path(hosted, object_id))
+        env = dict(program.env)
+        for name, items in program.lists.items():
+            paths = [
+                self._output_path(hosted, item.number)
+                if isinstance(item, OutputPath)
+                else self._input_path(hosted, item.object_id)
+                for item in items
+            ]
+            env[name] = scratch.write_input("".join([f"{path}\n" for path in paths]).encode())
         stdin: File | Descriptor = DEV_NULL
-        if len(program.stdin) == 1:
+        if len(program.stdin) == 1 and self._growing(hosted, program.stdin[0]) is None:
             stdin = File(self._input_path(hosted, program.stdin[0]))
         elif program.stdin:
             stdin = self._joined(hosted, program.stdin)
-        stdout: File = DEV_NULL
+        stdout, stderr = File(scratch.stderr_path, append=True), File(scratch.stderr_path)
         if program.stdout is not None:
             hosted.stdout = program.stdout
-            hosted.writer = self._store.begin(hosted.task.spec.outputs[program.stdout])
-            if hosted.writer.path is None:
-                raise OSError("this store cannot take the output of a program by name")
-            stdout = File(hosted.writer.path)
+            stdout = File(self._output_path(hosted, program.stdout))
         return LaunchSpec(
             argv=hosted.argv,
             cwd=scratch.path,
-            env=task_environment(
-                hosted.task.spec, attempt, self._worker, scratch.path, program.env
-            ),
+            env=task_environment(hosted.task.spec, attempt, self._place.worker, scratch.path, env),
             stdin=stdin,
             stdout=stdout,
-            stderr=File(scratch.stderr_path),
-            at_most=hosted.at_most,
+            stderr=Standard.STDOUT if program.stdout is None else stderr,
+            # Programs that wait for a task count for the launcher, and take no slot.
+            at_most=hosted.at_most and hosted.at_most + self._talking.waiting_count,
         )
+
+    def _output_path(self, hosted: Hosted, number: int) -> str:
+        writer = self._place.store.begin(hosted.task.spec.outputs[number])
+        hosted.writers[number] = writer
+        if writer.path is None:
+            raise OSError("this store cannot take the output of a program by name")
+        return writer.path
+
+    def _growing(self, hosted: Hosted, object_id: ObjectId) -> Growing | None:
+        """Return an input that is still being made, if it is."""
+        if not isinstance(hosted.task.inputs.get(object_id), Stream):
+            return None
+        growing = self._place.streams.get(object_id)
+        return None if growing is None or growing.is_whole else growing
 
     def _input_path(self, hosted: Hosted, object_id: ObjectId) -> str:
         """Give an input a name that opens, for as long as the attempt runs."""
@@ -257,7 +313,13 @@ class Hosting:
         ref = hosted.task.inputs.get(object_id)
         if isinstance(ref, Value):
             return hosted.scratch.write_input(ref.content)
-        reader = self._store.open(object_id)
+        if isinstance(ref, Stream):
+            growing = self._place.streams.get(object_id)
+            if growing is not None:
+                piping = self._place.streams.pipe(growing)
+                hosted.pipings.append(piping)
+                return piping.name
+        reader = self._place.store.open(object_id)
         hosted.readers.append(reader)
         if reader.path is None:
             return hosted.scratch.write_input(reader.read(0, reader.size_bytes))
@@ -272,7 +334,8 @@ class Hosting:
         values = [ref for ref in refs if isinstance(ref, Value)]
         if len(values) == len(refs):
             return File(hosted.scratch.write_input(b"".join([value.content for value in values])))
-        hosted.feeder = Feeder(self._reactor, [self._input_path(hosted, o) for o in objects])
+        sources = [self._growing(hosted, o) or self._input_path(hosted, o) for o in objects]
+        hosted.feeder = Feeder(self._place.reactor, sources, self._place.streams)
         return Descriptor(hosted.feeder.descriptor)
 
     # --- ending -----------------------------------------------------------------------------------
@@ -280,38 +343,72 @@ class Hosting:
     def kill(self, key: Key, *, force: bool) -> None:
         """Send an attempt's programs the polite signal, or the one that cannot be ignored."""
         hosted = self._hosted.get(key)
-        if hosted is not None and hosted.launch_id is not None:
-            self._launching.kill(hosted.launch_id, signal.SIGKILL if force else signal.SIGTERM)
+        if hosted is None:
+            self._talking.kill(key, force=force)
+        elif hosted.launch_id is not None:
+            number = signal.SIGKILL if force else signal.SIGTERM
+            self._place.launching.kill(hosted.launch_id, number)
+        elif hosted.scratch is None:  # it waits for an input
+            self._discard(hosted)
+            self._owner.attempt_ended(key, (), TaskFault("CANCELLED", "it was called off"), 0.0)
 
     def recall(self, key: Key) -> None:
         """Give an attempt up if its program still waits for others to end."""
         hosted = self._hosted.get(key)
         if hosted is not None and hosted.launch_id is not None:
-            self._launching.recall(hosted.launch_id)
+            self._place.launching.recall(hosted.launch_id)
+
+    def end_processes(self, objects: Iterable[ObjectId]) -> None:
+        """End the programs that wait in the middle of a task under these names."""
+        self._talking.end_fixed(objects)
 
     def _outgrown(self, key: Key, error: NoSpaceError) -> None:
-        hosted = self._hosted[key]
-        hosted.outgrown = error
-        self.kill(key, force=True)
+        """End an attempt that has written more than there is room for."""
+        hosted = self._hosted.get(key)
+        argv = [] if hosted is None else hosted.argv
+        self._end_with(key, storing_fault(self._place.worker, argv, error))
+
+    def _exceeded(self, key: Key, used_bytes: int) -> None:
+        """End an attempt that has taken more memory than it may."""
+        hosted = self._hosted.get(key)
+        argv = ["it"] if hosted is None else hosted.argv
+        limit_bytes = self._limit_bytes(key, hosted)
+        self._end_with(key, memory_fault(self._place.worker, argv, used_bytes, limit_bytes))
+
+    def _limit_bytes(self, key: Key, hosted: Hosted | None) -> int:
+        spec = hosted.task.spec if hosted is not None else self._talking.spec_of(key)
+        return 0 if spec is None else spec.needs.memory_bytes
+
+    def _end_with(self, key: Key, fault: TaskFault) -> None:
+        hosted = self._hosted.get(key)
+        if hosted is None:
+            self._talking.fail(key, fault)
+        else:
+            hosted.killed = fault
+            self.kill(key, force=True)
 
     def _program_ended(self, hosted: Hosted, event: ProgramExited | ProgramFailed) -> None:
         try:
             self._settle(hosted, event)
         except Exception as error:  # of ours; it must cost neither its slot nor other attempts
             log.failure("the end of a program was not understood")
-            text = f"a bug of ours on worker {self._worker}: {error!r}; its log has more"
+            text = f"a bug of ours on worker {self._place.worker}: {error!r}; its log has more"
             self._failed(hosted, TaskFault("WORKER_FAULT", text), 0.0)
 
     def _settle(self, hosted: Hosted, event: ProgramExited | ProgramFailed) -> None:
         run_s = event.wall_s if isinstance(event, ProgramExited) else 0.0
-        self._growth.remove(hosted.key)
+        worker = self._place.worker
+        self._place.growth.remove(hosted.key)
+        self._place.memory.remove(hosted.key)
         hosted.close_inputs()
         assert hosted.scratch is not None
         if isinstance(event, ProgramFailed):
-            self._fail(hosted, self._not_started(hosted, event), run_s, keep=False)
+            path = hosted.scratch.path
+            fault = start_fault(worker, hosted.argv, event, path, hosted.search_path)
+            self._fail(hosted, fault, run_s, keep=False)
             return
-        if hosted.outgrown is not None:
-            self._fail(hosted, self._not_stored(hosted, hosted.outgrown), run_s, keep=False)
+        if hosted.killed is not None:
+            self._fail(hosted, hosted.killed, run_s, keep=False)
             return
         if hosted.feeder is not None and hosted.feeder.error is not None:
             text = f"its standard input could not be read to the end: {hosted.feeder.error}"
@@ -325,84 +422,59 @@ class Hosting:
         try:
             action = hosted.executor.ended(hosted.task, program_exit)
         except Exception as error:  # as above
-            self._fail(hosted, _executor_fault(hosted.executor, error), run_s, keep=True)
+            self._fail(hosted, executor_fault(hosted.executor, error), run_s, keep=True)
             return
         if isinstance(action, Finish):
             self._publish(hosted, action, run_s)
         elif isinstance(action, Fail):
-            text = failure_text(action.details, self._worker, hosted.argv, tail)
+            text = failure_text(action.details, worker, hosted.argv, tail)
             self._fail(hosted, TaskFault(action.reason, text), run_s, keep=True)
-
-    def _not_started(self, hosted: Hosted, event: ProgramFailed) -> TaskFault:
-        program = hosted.argv[0]
-        if event.stage is Stage.VFORK and event.errno == errno.ECANCELED:
-            return TaskFault(RECALLED, "it was given back before it began")
-        if event.stage is not Stage.EXEC:
-            reason = "NO_SPACE" if event.errno in _DISK_FULL else "WORKER_FAULT"
-            text = f"worker {self._worker} could not start {program!r}: {event.reason}"
-            return TaskFault(reason, text)
-        assert hosted.scratch is not None
-        path = hosted.search_path or os.environ.get("PATH", os.defpath)
-        why = why_refused(program, event.errno, cwd=hosted.scratch.path, path=path)
-        text = f"{program!r} could not be started on worker {self._worker}: {why}"
-        return TaskFault("PROGRAM_NOT_STARTED", text)
-
-    def _not_stored(self, hosted: Hosted, error: StorageError) -> TaskFault:
-        if isinstance(error, NoSpaceError):
-            return TaskFault("NO_SPACE", no_room_text(self._worker, hosted.argv, error))
-        if isinstance(error, CorruptObjectError) and error.code == "output":  # its program's doing
-            command = command_text(hosted.argv)
-            text = f"the output of {command} on worker {self._worker} is lost: {error.detail}"
-            return TaskFault("RUNTIME_EXCEPTION", text)
-        text = f"worker {self._worker} could not store its output: {error}"
-        return TaskFault("WORKER_FAULT", text)
 
     def _publish(self, hosted: Hosted, finish: Finish, run_s: float) -> None:
         published: list[Reference] = []
         outputs = hosted.task.spec.outputs
         try:
-            if hosted.writer is not None and hosted.stdout is not None:
-                published.append(self._commit(hosted.writer, outputs[hosted.stdout]))
-                hosted.writer = None
+            for number in list(hosted.writers):
+                published.append(self._commit(hosted.writers[number]))
+                del hosted.writers[number]
             for number, content in finish.contents.items():
                 published.append(self._put(outputs[number], content))
         except StorageError as error:
-            self._fail(hosted, self._not_stored(hosted, error), run_s, keep=False)
+            fault = storing_fault(self._place.worker, hosted.argv, error)
+            self._fail(hosted, fault, run_s, keep=False)
             return
+        for growing in hosted.streams:
+            self._place.streams.finish(growing)
+            if growing.broken:  # seen only now
+                self._owner.stream_broken(ObjectId(growing.object_id), growing.broken)
         for child in finish.children:
             self._owner.attempt_spawned(hosted.key, child)
         self._clean(hosted)
         self._owner.attempt_ended(hosted.key, tuple(published), None, run_s)
 
-    def _commit(self, writer: ObjectWriter, object_id: ObjectId) -> Reference:
-        content = writer.take(INLINE_MAX_BYTES)
-        if content is not None:
-            return Value.of(object_id, content)
-        size_bytes = writer.size_bytes
-        try:
-            size_bytes = writer.commit().size_bytes
-        except ObjectConflictError as error:
-            # The first one wins (failures.md, W12); that the task is not deterministic is worth
-            # knowing.
-            log.warn("not deterministic: {error}", error=error)
-            info = self._store.stat(object_id)
-            size_bytes = info.size_bytes if info is not None else size_bytes
-        return Concrete(object_id, size_bytes, self._here)
+    def _commit(self, writer: ObjectWriter) -> Reference:
+        return commit_output(
+            self._place.store, writer, self._place.here, _not_deterministic, is_alone=True
+        )
 
     def _put(self, object_id: ObjectId, content: bytes) -> Reference:
         if len(content) <= INLINE_MAX_BYTES:
             return Value.of(object_id, content)
-        with self._store.begin(object_id, size_hint_bytes=len(content)) as writer:
+        with self._place.store.begin(object_id, size_hint_bytes=len(content)) as writer:
             writer.write(content)
-            return self._commit(writer, object_id)
+            return self._commit(writer)
 
     def _fail(self, hosted: Hosted, fault: TaskFault, run_s: float, *, keep: bool) -> None:
+        for growing in hosted.streams:
+            why = f"{growing.object_id}: its producer has failed"
+            self._place.streams.break_off(growing, why)
         if not keep or hosted.scratch is None:
             self._failed(hosted, fault, run_s)
             return
         name = f"{hosted.key[0]}.{hosted.key[1]}"
-        partial = hosted.writer.path if hosted.writer is not None else None
-        keeping = deferToThread(keep_files, self._kept, name, hosted.scratch, partial)
+        writer = None if hosted.stdout is None else hosted.writers.get(hosted.stdout)
+        partial = writer.path if writer is not None else None
+        keeping = deferToThread(keep_files, self._place.kept, name, hosted.scratch, partial)
 
         def told(what: str) -> None:
             details = f"{fault.details}\n{what}"
@@ -419,14 +491,14 @@ class Hosting:
         keeping.addCallbacks(done, not_done)
 
     def _failed(self, hosted: Hosted, fault: TaskFault, run_s: float) -> None:
-        if hosted.writer is not None:
-            hosted.writer.abort()
+        for writer in hosted.writers.values():
+            writer.abort()
         self._clean(hosted)
-        self._tell_fault(hosted, fault, run_s)
+        self._tell_fault(hosted.key, fault, run_s)
 
     def _clean(self, hosted: Hosted) -> None:
         self._hosted.pop(hosted.key, None)
-        if hosted.scratch is None or self._scratch.take_back(hosted.scratch):
+        if hosted.scratch is None or self._place.scratch.take_back(hosted.scratch):
             return
         if hosted.scratch.is_clean():
             hosted.scratch.remove()
@@ -439,16 +511,23 @@ class Hosting:
         """Append what a program complained to its job's log."""
         spec = hosted.task.spec
         try:
-            self._logs.append(spec.job, spec.name or spec.id[:12], tail)
+            self._place.logs.append(spec.job, spec.name or spec.id[:12], tail)
         except OSError as error:
             log.warn("the log of job {job} cannot be written: {error}", job=spec.job, error=error)
 
     def close(self) -> None:
         """Forget all attempts; their programs end with the launcher."""
-        self._growth.close()
-        self._scratch.close()
+        self._place.growth.close()
+        self._place.memory.close()
+        self._talking.close()
+        self._place.scratch.close()
         for hosted in list(self._hosted.values()):
             hosted.close_inputs()
-            if hosted.writer is not None:
-                hosted.writer.abort()
+            for writer in hosted.writers.values():
+                writer.abort()
         self._hosted.clear()
+
+
+def _not_deterministic(error: ObjectConflictError) -> None:
+    """The first one wins (failures.md, W12); but it is worth knowing."""
+    log.warn("not deterministic: {error}", error=error)

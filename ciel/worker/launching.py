@@ -12,7 +12,13 @@ from zope.interface import implementer
 
 from ciel.launch import LauncherDiedError
 from ciel.launch.launcher import Launcher
-from ciel.launch.messages import Event, LaunchSpec, ProgramExited, ProgramFailed
+from ciel.launch.messages import (
+    Event,
+    LaunchSpec,
+    ProgramExited,
+    ProgramFailed,
+    ProgramStarted,
+)
 from ciel.net.turns import Turns
 
 log = Logger()
@@ -33,17 +39,22 @@ class Launching:
         self._turns = turns
         self._environ = dict(environ)
         self._owners: dict[int, Ended] = {}
+        self._started: dict[int, Callable[[int], None]] = {}
         self._next_id = 0
         self._launcher = Launcher.start_process(self._environ)
         reactor.addReader(self)
 
-    def start(self, spec: LaunchSpec, ended: Ended) -> int:
-        """Start a program; `ended` is called when nothing of it runs any more. Raises
-        LaunchSpecError.
+    def start(
+        self, spec: LaunchSpec, ended: Ended, started: Callable[[int], None] | None = None
+    ) -> int:
+        """Start a program; `started` is called with its process id, `ended` when nothing of it runs
+        any more. Raises LaunchSpecError.
         """
         self._next_id += 1
         self._launcher.start(self._next_id, spec)
         self._owners[self._next_id] = ended
+        if started is not None:
+            self._started[self._next_id] = started
         self._turns.at_end(self._flush)
         return self._next_id
 
@@ -60,6 +71,7 @@ class Launching:
     def close(self) -> None:
         """End everything; nobody is told."""
         self._owners.clear()
+        self._started.clear()
         if self._launcher.fileno() >= 0:
             self._reactor.removeReader(self)
             self._reactor.removeWriter(self)
@@ -77,9 +89,12 @@ class Launching:
     def _tell(self, events: list[Event]) -> None:
         for event in events:
             if isinstance(event, ProgramExited | ProgramFailed):
+                self._started.pop(event.launch_id, None)
                 ended = self._owners.pop(event.launch_id, None)
                 if ended is not None:
                     ended(event)
+            elif isinstance(event, ProgramStarted) and event.launch_id in self._started:
+                self._started.pop(event.launch_id)(event.pid)
 
     def _replace(self, error: LauncherDiedError) -> None:
         log.error("the launcher died, its programs are killed: {error}", error=error)
@@ -88,6 +103,7 @@ class Launching:
         self._launcher.kill_descendants()
         self._launcher = Launcher.start_process(self._environ)
         self._reactor.addReader(self)
+        self._started.clear()
         orphans, self._owners = self._owners, {}
         for launch_id, ended in orphans.items():
             ended(ProgramExited(launch_id, 9, 0.0, 0.0, 0.0, 0))

@@ -1,18 +1,17 @@
-"""The worker's HTTP side: objects out, with ranges; uploads in, straight to the store."""
+"""The worker's HTTP side: objects out, with ranges or while they grow; uploads in, straight to the
+store.
+"""
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
-from twisted.internet.interfaces import IPullProducer
 from twisted.internet.threads import deferToThread
 from twisted.logger import Logger
 from twisted.web.server import NOT_DONE_YET
-from zope.interface import implementer
 
 from ciel.access.keys import Key, Role
 from ciel.core.errors import InvalidIdError
@@ -23,6 +22,7 @@ from ciel.net.errors import HttpError
 from ciel.net.gate import Gate
 from ciel.net.http import Answer, Request, Route, Routes, SecureSite
 from ciel.net.transfers import CHECKSUM_HEADER
+from ciel.storage.digests import digest_of
 from ciel.storage.errors import (
     NoSpaceError,
     ObjectConflictError,
@@ -32,10 +32,11 @@ from ciel.storage.errors import (
 from ciel.storage.interface import ObjectReader, ObjectStore, ObjectWriter
 from ciel.wire.references import to_array
 from ciel.worker.logs import JobLogs
+from ciel.worker.sending import GrowingSending, Sending
+from ciel.worker.streaming import Growing, Streams
 
 log = Logger()
 
-CHUNK_BYTES = 1024 * 1024
 _RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})")  # more digits than that are no offset
 _is_offset = re.compile(rb"\d{1,18}").fullmatch
 
@@ -89,73 +90,92 @@ def open_object(store: ObjectStore, request: Request) -> ObjectReader:
         return store.open(check_id(request.params["id"]))
 
 
-@implementer(IPullProducer)
-class _Sending:
-    """Sends a part of an object as fast as the other side reads it."""
-
-    def __init__(self, request: Request, reader: ObjectReader, start: int, end: int) -> None:
-        self._request = request
-        self._reader = reader
-        self._offset = start
-        self._end = end
-        request.notifyFinish().addBoth(lambda _: reader.close())
-        request.registerProducer(self, False)
-
-    def resumeProducing(self) -> None:
-        wanted = min(CHUNK_BYTES, self._end - self._offset)
-        chunk = os.pread(self._reader.fileno(), wanted, self._offset)
-        self._offset += len(chunk)
-        if chunk:
-            self._request.write(chunk)
-        if self._offset >= self._end or not chunk:
-            self._request.unregisterProducer()
-            self._request.finish()
-
-    def stopProducing(self) -> None:
-        """The other side is gone; `notifyFinish` closes the object."""
-
-
 class Data(Route):
-    """Committed objects, to be read."""
+    """Objects, to be read: committed ones, and those that still grow, as they grow."""
 
     needs_role = Role.READ
 
-    def __init__(self, store: ObjectStore) -> None:
+    def __init__(self, store: ObjectStore, streams: Streams) -> None:
         self._store = store
+        self._streams = streams
 
     def render_GET(self, request: Request) -> Answer:
-        reader = open_object(self._store, request)
+        found = self._find(request)
+        if isinstance(found, Growing):
+            return self._follow(request, found)
         try:
-            span = byte_range(request.getHeader("Range") or "", reader.size_bytes)
-            with _answering():
-                info = self._store.stat(request.params["id"])
+            span = byte_range(request.getHeader("Range") or "", found.size_bytes)
         except HttpError:
-            reader.close()
+            found.close()
             raise
-        start, end = span or (0, reader.size_bytes)
+        start, end = span or (0, found.size_bytes)
         if span is not None:
             request.setResponseCode(206)
-            request.setHeader("Content-Range", f"bytes {start}-{end - 1}/{reader.size_bytes}")
+            request.setHeader("Content-Range", f"bytes {start}-{end - 1}/{found.size_bytes}")
         self._describe(request, end - start)
-        if info is not None and info.checksum is not None:
-            request.setHeader(CHECKSUM_HEADER, info.checksum)
+        if found.checksum is not None:
+            request.setHeader(CHECKSUM_HEADER, found.checksum)
         if start == end:
-            reader.close()
+            found.close()
             return b""
-        _Sending(request, reader, start, end)
+        Sending(request, found.fd, start, end, found.close)
         return NOT_DONE_YET
 
     def render_HEAD(self, request: Request) -> Answer:
-        with open_object(self._store, request) as reader:
-            self._describe(request, reader.size_bytes)
+        found = self._find(request)
+        if isinstance(found, Growing):
+            self._describe(request, None)
+        else:
+            self._describe(request, found.size_bytes)
+            found.close()
         request.write(b"")
         request.finish()
         return NOT_DONE_YET
 
-    def _describe(self, request: Request, length_bytes: int) -> None:
+    def _find(self, request: Request) -> _Whole | Growing:
+        object_id = request.params["id"]
+        growing = self._streams.get(object_id)
+        try:
+            reader = open_object(self._store, request)
+        except HttpError:
+            if growing is None or growing.broken:
+                raise
+            if not growing.is_whole:
+                return growing
+            hold, fd = self._streams.hold(growing), growing.fileno()
+            return _Whole(fd, growing.size_bytes, digest_of(fd), hold.close)
+        try:
+            with _answering():
+                info = self._store.stat(object_id)
+        except HttpError:
+            reader.close()
+            raise
+        checksum = info.checksum if info is not None else None
+        return _Whole(reader.fileno(), reader.size_bytes, checksum, reader.close)
+
+    def _follow(self, request: Request, growing: Growing) -> Answer:
+        if request.getHeader("Range"):
+            raise HttpError(409, "it is still being made: there is no part of it but the beginning")
+        if request.clientproto != b"HTTP/1.1":
+            raise HttpError(505, "it is still being made: its end can only be told in HTTP/1.1")
+        self._describe(request, None)
+        GrowingSending(request, growing, self._streams)
+        return NOT_DONE_YET
+
+    def _describe(self, request: Request, length_bytes: int | None) -> None:
         request.setHeader("Content-Type", "application/octet-stream")
-        request.setHeader("Accept-Ranges", "bytes")
-        request.setHeader("Content-Length", str(length_bytes))
+        request.setHeader("Accept-Ranges", "none" if length_bytes is None else "bytes")
+        if length_bytes is not None:
+            request.setHeader("Content-Length", str(length_bytes))
+
+
+class _Whole(NamedTuple):
+    """An object that can be sent at once."""
+
+    fd: int
+    size_bytes: int
+    checksum: str | None
+    close: Callable[[], None]
 
 
 class Link(Route):
@@ -268,16 +288,17 @@ class Log(Route):
 
 
 class Health(Route):
-    """Says that the daemon serves."""
+    """Says that the daemon serves, and which it is."""
 
     needs_role = Role.READ
+    worker = ""
 
     def render_GET(self, request: Request) -> bytes:
-        return request.reply({"status": "ok"})
+        return request.reply({"status": "ok", "worker": self.worker})
 
 
 class WorkerSite:
-    """Everything that a worker serves; `serve_as` tells it its own address, once it is known."""
+    """Everything that a worker serves; `serve_as` tells it who it is, once its address is known."""
 
     def __init__(
         self,
@@ -287,17 +308,20 @@ class WorkerSite:
         host: str,
         uploaded: Callable[[ObjectId], None],
         logs: JobLogs,
+        streams: Streams,
     ) -> None:
         self._gate = Gate(key.derive)
+        self._health = Health()
         self._upload = Upload(store, uploaded)
         self.routes = Routes()
-        self.routes.add("/healthz", Health())
-        self.routes.add("/data/{id}", Data(store))
+        self.routes.add("/healthz", self._health)
+        self.routes.add("/data/{id}", Data(store, streams))
         self.routes.add("/log/{job}", Log(logs))
         self.routes.add("/control/link/{id}", Link(store, host))
         self.routes.add("/control/data/{id}", self._upload)
         self.site: Any = SecureSite(reactor, self.routes, self._gate)
 
-    def serve_as(self, netloc: str) -> None:
+    def serve_as(self, netloc: str, worker: str = "") -> None:
         self._gate.serve_as(netloc)
+        self._health.worker = worker
         self._upload.netloc = netloc

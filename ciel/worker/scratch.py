@@ -16,6 +16,7 @@ import os
 import secrets
 import shutil
 import stat
+from contextlib import suppress
 from pathlib import Path
 
 from ciel.execution.report import STDERR_TAIL_BYTES, tail_text
@@ -81,13 +82,25 @@ class Scratch:
         """Serve another attempt."""
         self._stderr_bytes = None
 
-    def write_input(self, content: bytes) -> str:
-        """Write a file for an input that has none; return its path."""
+    def inputs_directory(self) -> str:
+        """Return a directory for files that the program is given, apart from its own."""
         if self._inputs is None:
             self._inputs = f"{self._base}.in"
             os.mkdir(self._inputs, 0o700)
+        return self._inputs
+
+    def drop_inputs(self) -> None:
+        """Remove the inputs that were written, for a program that goes on with another task."""
+        for number in range(1, self._input_count + 1):
+            with suppress(OSError):  # the program may have done it
+                os.unlink(f"{self._inputs}/{number}")
+        self._input_count = 0
+
+    def write_input(self, content: bytes) -> str:
+        """Write a file for an input that has none; return its path."""
+        directory = self.inputs_directory()
         self._input_count += 1
-        path = f"{self._inputs}/{self._input_count}"
+        path = f"{directory}/{self._input_count}"
         with open(path, "wb") as file:
             file.write(content)
         return path
@@ -105,6 +118,13 @@ class Scratch:
         os.chmod(path, 0o700)
         return path
 
+    def stderr_bytes_now(self) -> int:
+        """Return how much a program that runs has complained so far."""
+        try:
+            return os.lstat(self.stderr_path).st_size
+        except OSError:
+            return 0
+
     def stderr_size(self) -> int:
         """Return how much the program, which has ended, complained; what it put there instead of a
         file counts as something.
@@ -117,15 +137,17 @@ class Scratch:
                 self._stderr_bytes = 0
         return self._stderr_bytes
 
-    def stderr_tail(self) -> str:
-        """Return the end of standard error, as text; nothing if the program left no file there."""
+    def stderr_tail(self, start_bytes: int = 0) -> str:
+        """Return the end of standard error, as text, of what came from `start_bytes` on; nothing if
+        the program left no file there.
+        """
         try:
             if not stat.S_ISREG(os.lstat(self.stderr_path).st_mode):
                 return ""
             with open(self.stderr_path, "rb") as file:
                 size = os.fstat(file.fileno()).st_size
-                file.seek(max(size - STDERR_TAIL_BYTES, 0))
-                return tail_text(file.read(STDERR_TAIL_BYTES), size)
+                file.seek(max(size - STDERR_TAIL_BYTES, start_bytes))
+                return tail_text(file.read(STDERR_TAIL_BYTES), size - start_bytes)
         except OSError:
             return ""
 

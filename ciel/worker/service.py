@@ -24,15 +24,17 @@ from ciel.storage.interface import ObjectStore
 from ciel.wire.errors import RefusedError
 from ciel.worker.fetching import Fetcher
 from ciel.worker.hosting import Hosting
-from ciel.worker.state.machine import (
+from ciel.worker.state.machine import WorkerMachine
+from ciel.worker.state.orders import (
     DeleteObjects,
+    EndProcesses,
     FetchObject,
     Key,
     KillAttempt,
     RecallAttempt,
     StartAttempt,
-    WorkerMachine,
 )
+from ciel.worker.workplace import Losses
 
 log = Logger()
 
@@ -59,6 +61,7 @@ class WorkerService:
         self._due: DelayedCall | None = None
         self._due_s = 0.0
         self._is_acting = False
+        self._wanted: dict[ObjectId, list[Callable[[Losses | None, str], None]]] = {}
         self._hosting: Hosting
         self._fetcher: Fetcher
 
@@ -112,18 +115,49 @@ class WorkerService:
         self._act()
 
     def attempt_spawned(self, key: Key, child: Child) -> None:
-        self.machine.spawned(key, child.spec, child.known)
+        self.machine.spawned(key, child.spec, child.known, self._reactor.seconds())
+        self._act_soon()
 
-    def inputs_gone(self, key: Key, objects: tuple[ObjectId, ...], details: str) -> None:
-        self.machine.inputs_gone(key, objects, details, self._reactor.seconds())
+    def streams_opened(self, key: Key, objects: tuple[ObjectId, ...]) -> None:
+        self.machine.streams_opened(key, objects, self._reactor.seconds())
+        self._act_soon()
+
+    def stream_broken(self, object_id: ObjectId, details: str) -> None:
+        self.machine.stream_broken(object_id, details, self._reactor.seconds())
+        self._act_soon()
+
+    def made_in_vain(self, objects: tuple[ObjectId, ...]) -> None:
+        self.machine.made_in_vain(objects)
+        self._act_soon()
+
+    def inputs_gone(self, key: Key, losses: Losses, details: str) -> None:
+        self.machine.inputs_gone(key, losses, details, self._reactor.seconds())
         self._act()
+
+    def fetch(self, ref: Reference, then: Callable[[Losses | None, str], None]) -> None:
+        """Get what a running attempt asks for."""
+        self._wanted.setdefault(ref.id, []).append(then)
+        self.machine.fetch(ref)
+        self._act_soon()
+
+    def _answer_wanted(self, object_id: ObjectId, losses: Losses | None, details: str) -> None:
+        for then in self._wanted.pop(object_id, ()):
+            then(losses, details)
 
     def fetched(self, object_id: ObjectId, size_bytes: int) -> None:
         self.machine.fetched(object_id, self._reactor.seconds(), size_bytes)
+        self._answer_wanted(object_id, None, "")
+        self._act()
+
+    def stream_opened(self, object_id: ObjectId) -> None:
+        self.machine.stream_opened(object_id, self._reactor.seconds())
+        self._answer_wanted(object_id, None, "")
         self._act()
 
     def fetch_failed(self, object_id: ObjectId, losses: tuple[str, ...], details: str) -> None:
         self.machine.fetch_failed(object_id, losses, details, self._reactor.seconds())
+        lost = tuple([(object_id, place) for place in losses])
+        self._answer_wanted(object_id, lost, details)
         self._act()
 
     def uploaded(self, object_id: ObjectId) -> None:
@@ -132,6 +166,10 @@ class WorkerService:
         self._act()
 
     # --- acting -----------------------------------------------------------------------------------
+
+    def _act_soon(self) -> None:
+        """Act at the end of the turn: whoever tells is in the middle of something."""
+        self._turns.at_end(self._act)
 
     def _act(self) -> None:
         """Carry out orders until there are none; carrying one out may give rise to others."""
@@ -154,6 +192,8 @@ class WorkerService:
                             self._hosting.recall((task, attempt))
                         case DeleteObjects(objects):
                             self._delete(objects)
+                        case EndProcesses(objects):
+                            self._hosting.end_processes(objects)
         finally:
             self._is_acting = False
         for report in machine.take_reports(self._reactor.seconds()):

@@ -42,7 +42,9 @@ from ciel.core.ids import JobId, ObjectId
 from ciel.core.jobs import JobSummary
 from ciel.core.refs import Concrete, Failure, Future, Reference, Value
 from ciel.core.tasks import check_task
+from ciel.wire import codec
 from ciel.wire.descriptors import read_arguments
+from ciel.wire.references import to_json
 
 
 class AcceptorLike(Protocol):
@@ -346,12 +348,23 @@ def test_a_package_starts_with_init(acceptor: AcceptorLike, client: Client) -> N
     check_task(added.spec)
     assert output.id == f"{job.id}:job_output"
     assert added.spec.executor == "init"
-    assert added.known == (script,)
+    listing = Value.of(ObjectId(f"{job.id}:package"), codec.encode(to_json({"script": script})))
+    assert added.known == (script, listing)
     assert read_arguments(added.spec.payload) == {
         "package": {"script": script},
+        "package_ref": listing,
         "start_handler": "h",
         "start_args": {"script": script, "n": 1},
     }
+
+
+def test_a_package_without_anything_in_it_has_no_list(
+    acceptor: AcceptorLike, client: Client
+) -> None:
+    client.job().start_package("h", {}, {})
+    client.close()
+    (added,) = said(acceptor, AddTask)
+    assert "package_ref" not in read_arguments(added.spec.payload)
 
 
 def test_where_nothing_listens_it_is_said_who_named_it(key: Key) -> None:

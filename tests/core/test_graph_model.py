@@ -10,9 +10,11 @@ from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from ciel.core.graph import TaskGraph, TaskNode
+from ciel.core.arrivals import introduce
+from ciel.core.graph import TaskGraph
 from ciel.core.ids import JobId, ObjectId, TaskId
 from ciel.core.jobs import Job, JobSpec
+from ciel.core.losses import drop, lose_location
 from ciel.core.refs import Concrete, Failure, Value
 from ciel.core.tasks import (
     ASSIGNED,
@@ -24,6 +26,7 @@ from ciel.core.tasks import (
     USUAL_NEEDS,
     WAITING,
     Mentions,
+    TaskNode,
     TaskSpec,
 )
 
@@ -156,7 +159,7 @@ class GraphAgainstModel(RuleBasedStateMachine):
     def add_upload(self, data: st.DataObject) -> None:
         self.count += 1
         object_id, place = f"upload{self.count}", data.draw(st.sampled_from(WORKERS))
-        self.graph.introduce(Concrete(ObjectId(object_id), 5000, frozenset((place,))), self.job)
+        introduce(self.graph, Concrete(ObjectId(object_id), 5000, frozenset((place,))), self.job)
         self.model.places[object_id] = {place}
 
     @precondition(lambda self: self.model.producer)
@@ -256,7 +259,7 @@ class GraphAgainstModel(RuleBasedStateMachine):
                 places.discard(worker)
                 if not places and self._cannot_be_made(object_id):
                     self.model.failed.add(object_id)
-        self.graph.lose_location(worker)
+        lose_location(self.graph, worker)
 
     def _cannot_be_made(self, object_id: str) -> bool:
         name = self.model.producer.get(object_id)
@@ -268,7 +271,7 @@ class GraphAgainstModel(RuleBasedStateMachine):
         droppable, self.graph.droppable = self.graph.droppable, []
         for object_id in droppable:
             before = self.graph.objects.reference(object_id)
-            self.graph.drop(object_id)
+            drop(self.graph, object_id)
             after = self.graph.objects.reference(object_id)
             if before != after:
                 assert object_id not in self.model.wanted

@@ -9,11 +9,19 @@ import pytest
 
 from ciel.core.refs import Reference
 from ciel.execution.executor import Task
+from ciel.executors.environ import EnvExecutor
+from ciel.executors.init import InitExecutor
+from ciel.executors.proc import ProcExecutor
 from ciel.executors.stdinout import StdinoutExecutor
 from ciel.executors.sync import SyncExecutor
 from ciel.testing.builders import EXECUTOR, a_task
 
-EXECUTORS = {"stdinout": StdinoutExecutor(), "sync": SyncExecutor()}
+EXECUTORS = {
+    executor.name: executor
+    for executor in (
+        EnvExecutor(), InitExecutor(), ProcExecutor(), StdinoutExecutor(), SyncExecutor(),
+    )
+}  # fmt: skip
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import pytest
 from ciel.core.ids import ObjectId
 from ciel.core.refs import Future, Reference
 from ciel.core.tasks import Mentions
-from ciel.execution.executor import BadArgumentsError, Finish, Task
+from ciel.execution.executor import BadArgumentsError, ChildForm, Finish, Task
 from ciel.executors.sync import SyncExecutor
 from ciel.testing.builders import failed, inline, stored
 from ciel.wire import codec
@@ -41,6 +41,14 @@ def test_of_nothing_it_makes_an_empty_list(task: Callable[..., Task]) -> None:
 
 def test_its_output_mentions_its_inputs() -> None:
     assert EXECUTOR.mentions is Mentions.INPUTS
+
+
+def test_its_children_see_errors_and_have_one_output() -> None:
+    arguments = {"args": {"inputs": [Future(ObjectId("x"))]}}
+    form = EXECUTOR.child_form({**arguments, "n_outputs": 1})
+    assert form == ChildForm(arguments, 1, memoise=True, as_list=True, sees_errors=True)
+    with pytest.raises(BadArgumentsError, match="exactly 1 output, not 2"):
+        EXECUTOR.child_form({**arguments, "n_outputs": 2})
 
 
 @pytest.mark.parametrize(

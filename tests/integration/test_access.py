@@ -11,6 +11,7 @@ from ciel.storage.files import open_disk
 from ciel.testing.homes import HandCluster, Home, wait_for
 from ciel.worker.logs import JobLogs
 from ciel.worker.resources import WorkerSite
+from ciel.worker.streaming import Streams
 
 METHODS = ("GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "BREW")
 
@@ -40,7 +41,9 @@ def test_every_route_and_method_answers_401_without_a_key(
 ) -> None:
     with open_disk({}, tmp_path / "a-store") as store:
         logs = JobLogs(None, tmp_path / "logs")
-        worker = WorkerSite(None, Key.new(), store, "host", lambda object_id: None, logs)
+        worker = WorkerSite(
+            None, Key.new(), store, "host", lambda object_id: None, logs, Streams(None)
+        )
         doors = [(hand_cluster.url.removeprefix("http://"), paths_of(master_routes(_Answering())))]
         doors += [(netloc, paths_of(worker.routes)) for netloc in hand_cluster.netlocs()]
     wrong = Key.new().text()

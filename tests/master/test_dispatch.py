@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from ciel.core.arrivals import introduce
 from ciel.core.events import Message, RecallTasks
-from ciel.core.graph import TaskGraph, TaskNode
+from ciel.core.graph import TaskGraph
 from ciel.core.ids import ObjectId
 from ciel.core.refs import Reference
-from ciel.core.tasks import TaskSpec
+from ciel.core.tasks import TaskNode, TaskSpec
 from ciel.master.state.dispatch import HELD_BACK_MAX, RECALL_AFTER_S, Dispatcher
 from ciel.master.state.workers import WorkerFacts, WorkerNode
 from ciel.testing.builders import a_job, a_task, a_worker, inline, place_of, stored
@@ -46,7 +47,7 @@ class Floor:
 
     def upload(self, *refs: Reference) -> None:
         for ref in refs:
-            self.graph.introduce(ref, self.job)
+            introduce(self.graph, ref, self.job)
 
     def add(self, *tasks: TaskSpec) -> None:
         for task in tasks:

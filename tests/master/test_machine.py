@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-import ciel.master.state.machine as machine_module
+import ciel.master.state.jobs as jobs_module
 from ciel.core.errors import CannotRetryError, JobNotEndedError
 from ciel.core.events import (
     LOST_AFTER_S,
@@ -45,7 +45,8 @@ from ciel.core.tasks import Mentions, TaskSpec, TaskState
 from ciel.master.state import answers
 from ciel.master.state.answers import UnknownQuestionError
 from ciel.master.state.audience import CLIENT_GRACE_S
-from ciel.master.state.machine import PROGRESS_INTERVAL_S, MasterMachine
+from ciel.master.state.jobs import PROGRESS_INTERVAL_S
+from ciel.master.state.machine import MasterMachine
 from ciel.master.state.workers import WorkerFacts
 from ciel.testing.builders import (
     JOB,
@@ -64,8 +65,8 @@ CLIENT = "client"
 class Cluster:
     """A machine, its clock, and who said what. Tasks are called by the first object they make."""
 
-    def __init__(self, *workers: WorkerFacts) -> None:
-        self.machine = MasterMachine()
+    def __init__(self, *workers: WorkerFacts, delegates: bool = False) -> None:
+        self.machine = MasterMachine(delegates=delegates)
         self.now_s = 1000.0
         self.progress = 0
         for worker in workers:
@@ -366,7 +367,7 @@ def test_tasks_that_come_after_the_end_are_ignored() -> None:
 
 
 def test_one_job_too_many_is_refused_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine_module, "JOBS_MAX", 1)
+    monkeypatch.setattr(jobs_module, "JOBS_MAX", 1)
     cluster = one()
     cluster.job(want=["a"], open=True)
     cluster.said()
@@ -720,6 +721,27 @@ def test_copies_that_workers_have_are_noted_if_anyone_knows_the_object() -> None
     cluster.loses("w1")
     cluster.said()
     assert cluster.machine.graph.objects.get("stranger") is None
+
+
+def test_what_a_lost_worker_kept_counts_if_it_was_not_made_again() -> None:
+    cluster = two()
+    first, second = a_task("a"), a_task("b")
+    cluster.job(first, second, want=["a", "b"], open=True)
+    cluster.done("w1", first, stored("a", place_of("w1")))
+    cluster.done("w2", second, stored("b", place_of("w2")))
+    cluster.said("w1: run a", "w2: run b", "client: a is there", "client: b is there")
+    cluster.loses("w1")
+    cluster.done("w2", first, stored("a", place_of("w2")), attempt=2)
+    cluster.loses("w2")
+    cluster.machine.outbox.clear()
+    cluster.joins(a_worker("w1"))
+    cluster.worker_says("w1", ObjectsStored((stored("a", place_of("w1")),), kept=True))
+    cluster.joins(a_worker("w2"))
+    kept = (stored("a", place_of("w2")), stored("b", place_of("w2")))
+    cluster.worker_says("w2", ObjectsStored(kept, kept=True))
+    places = [cluster.machine.graph.objects.nodes[name].ref for name in "ab"]
+    assert places == [stored("a", place_of("w1")), stored("b", place_of("w2"))]
+    assert ("w2", DropObjects((ObjectId("a"),))) in cluster.machine.outbox
 
 
 # --- growth ---------------------------------------------------------------------------------------

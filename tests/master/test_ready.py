@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ciel.core.graph import TaskNode
+from ciel.core.tasks import TaskNode
 from ciel.master.state.ready import ReadyQueue
 from ciel.testing.builders import a_job, a_task
 

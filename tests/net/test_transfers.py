@@ -1,17 +1,19 @@
 import socket
 import struct
 import threading
+import time
 import tracemalloc
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
-from twisted.internet.defer import CancelledError, Deferred, DeferredList
+from twisted.internet.defer import CancelledError, Deferred, DeferredList, gatherResults
 
 from ciel.net.errors import TransferError
-from ciel.net.transfers import CHECKSUM_HEADER, TransferResult, Transfers
+from ciel.net.transfers import CHECKSUM_HEADER, Begun, TransferResult, Transfers
 
 CONTENT = bytes(range(256)) * 1024
 
@@ -116,11 +118,40 @@ class Shelf(BaseHTTPRequestHandler):
         self.head()
         self.wfile.write(CONTENT)
 
+    def get_grown(self) -> None:
+        """Send a body in pieces, and hang up after as many bytes of that as the path says."""
+        body = chunked(CONTENT)
+        cut = int(self.path.rpartition("/")[2])
+        self.send_response(200)
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        self.wfile.write(body[:cut])
+        self.close_connection = cut < len(body)
+
+    def get_pause(self) -> None:
+        self.send_response(200)
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        self.wfile.write(b"3\r\nabc\r\n")
+        self.server.release.wait(10)
+        self.wfile.write(b"0\r\n\r\n")
+
+    def get_endless(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(CONTENT)
+        self.close_connection = True
+
     def get_redirect(self) -> None:
         self.send_response(302)
         self.send_header("Location", self.server.url + "/whole")
         self.send_header("Content-Length", "0")
         self.end_headers()
+
+
+def chunked(content: bytes) -> bytes:
+    pieces = [content[start : start + 50_000] for start in range(0, len(content), 50_000)]
+    return b"".join([b"%x\r\n%b\r\n" % (len(piece), piece) for piece in [*pieces, b""]])
 
 
 class Bin:
@@ -172,6 +203,72 @@ def test_the_rest_of_an_object_arrives(run: Any, transfers: Transfers, holder: H
         offset_bytes=1000, expected_size_bytes=len(CONTENT),
     )  # fmt: skip
     assert (result.status, sink.content) == (206, CONTENT[1000:])
+
+
+def test_a_body_without_a_length_arrives_whole(
+    run: Any, transfers: Transfers, holder: Holder
+) -> None:
+    sink = Bin()
+    begun: list[Begun] = []
+    url = f"{holder.url}/grown/{len(chunked(CONTENT))}"
+    result = run(transfers.fetch, url, sink, begun=begun.append)
+    assert result == TransferResult(200, len(CONTENT), None)
+    assert sink.content == CONTENT
+    assert begun == [Begun(None, None)]
+    begun.clear()
+    run(transfers.fetch, f"{holder.url}/whole", Bin(), begun=begun.append)
+    assert begun == [Begun(len(CONTENT), "00ff00ff00ff00ff")]
+
+
+def test_a_body_without_a_length_that_is_cut_anywhere_is_not_whole(
+    run: Any, transfers: Transfers, holder: Holder
+) -> None:
+    length, random = len(chunked(CONTENT)), Random(7)
+    cuts = [0, 1, 50_000, *(length - back for back in (1, 2, 3, 4, 5, 6))]
+    cuts += [random.randrange(length) for _ in range(20 - len(cuts))]
+    for cut in cuts:
+        with pytest.raises(TransferError):
+            run(transfers.fetch, f"{holder.url}/grown/{cut}", Bin())
+
+
+def test_a_body_that_only_ends_with_its_connection_is_refused(
+    run: Any, transfers: Transfers, holder: Holder
+) -> None:
+    sink, begun = Bin(), Bin()
+    with pytest.raises(TransferError, match="its end proves nothing"):
+        run(transfers.fetch, f"{holder.url}/endless", sink, begun=lambda _: begun.write(b"x"))
+    assert sink.content == begun.content == b""
+
+
+def test_what_begun_raises_ends_the_transfer(
+    run: Any, transfers: Transfers, holder: Holder
+) -> None:
+    def refuse(begun: Begun) -> None:
+        raise RuntimeError("not that")
+
+    with pytest.raises(RuntimeError, match="not that"):
+        run(transfers.fetch, f"{holder.url}/whole", Bin(), begun=refuse)
+
+
+def test_a_body_without_a_length_takes_nobodys_turn_and_its_time(
+    run: Any, transfers: Transfers, holder: Holder
+) -> None:
+    begun = threading.Semaphore(0)
+    paused: list[Deferred[TransferResult]] = []
+
+    def pause() -> None:
+        url = f"{holder.url}/pause"
+        done = transfers.fetch(url, Bin(), begun=lambda _: begun.release(), stall_timeout_s=1)
+        paused.append(done)
+
+    for _ in range(6):  # more than may run at a time
+        run(pause)
+        assert begun.acquire(timeout=10)
+    run(transfers.fetch, f"{holder.url}/whole", Bin())
+    time.sleep(2.5)  # a transfer with a length would have stalled
+    holder.release.set()
+    results = run(gatherResults, paused)
+    assert {result.size_bytes for result in results} == {3}
 
 
 def test_headers_are_asked_for_when_the_request_is_made(

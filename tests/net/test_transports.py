@@ -346,6 +346,16 @@ def test_a_wrong_key_is_final_unless_the_caller_says_otherwise(house: House) -> 
     assert len({str(error) for error in caller.await_told(2)}) == 1
 
 
+def test_who_is_refused_after_the_proof_tries_again_unasked(house: House) -> None:
+    name = unix_name()
+    house.listen(name, ControlFactory(house.accept))
+    caller = house.call(name)
+    caller.await_told(1)
+    house.owner.await_told(1)
+    house.run(house.owner.peers[0].refuse, "not now")
+    assert caller.await_told(3) == ["opened", "refused: not now", "opened"]
+
+
 class Lonely(Clock):
     """A reactor in whose world nobody listens."""
 

@@ -9,11 +9,10 @@ from dataclasses import replace
 import pytest
 
 from ciel.core.events import Message, ReleaseObjects, TaskReported
-from ciel.core.graph import TaskGraph, TaskNode
 from ciel.core.ids import ObjectId
 from ciel.core.jobs import Job
 from ciel.core.objects import ObjectNode
-from ciel.core.refs import NOWHERE
+from ciel.core.tasks import TaskNode
 from ciel.master.state.machine import MasterMachine
 from ciel.master.state.workers import WorkerNode
 from ciel.testing.options import SCENARIOS, options_for
@@ -130,20 +129,13 @@ class HearsNoNews(MasterMachine):
 class DropsTooMuch(MasterMachine):
     """Drops every object once it is there, whoever may still need it."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, *, delegates: bool = True) -> None:
+        super().__init__(delegates=delegates)
         self.graph._drop_if_unused = self._drop_always  # type: ignore[method-assign]  # on purpose
-        self.graph.drop = self._drop_anyway  # type: ignore[method-assign]  # on purpose
 
     def _drop_always(self, object_id: ObjectId, node: ObjectNode) -> None:
-        self.graph.droppable.append(object_id)
-
-    def _drop_anyway(self, object_id: ObjectId) -> frozenset[str]:
-        node = self.graph.objects.get(object_id)
-        if node is None or node.ref is None or node.wanters:
-            return NOWHERE
         node.holds = 0
-        return TaskGraph.drop(self.graph, object_id)
+        self.graph.droppable.append(object_id)
 
 
 class ForgetsWhatIsRead(MasterMachine):
@@ -186,7 +178,7 @@ class ForgetsSlots(MasterMachine):
     ],
 )
 def test_a_wrong_machine_is_found_out(
-    make_master: Callable[[], MasterMachine], scenario: str
+    make_master: Callable[..., MasterMachine], scenario: str
 ) -> None:
     def run_twenty_seeds() -> None:
         for seed in range(1, 21):

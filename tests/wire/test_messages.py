@@ -97,7 +97,7 @@ messages: dict[type, st.SearchStrategy[Message]] = {
     ),
     SpawnTask: st.builds(SpawnTask, specs, refs, counts, st.booleans()),
     StreamsOpened: st.builds(StreamsOpened, tasks, counts, refs),
-    ObjectsStored: st.builds(ObjectsStored, refs),
+    ObjectsStored: st.builds(ObjectsStored, refs, st.booleans()),
     InputsLost: st.builds(
         InputsLost,
         tasks,

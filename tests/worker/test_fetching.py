@@ -2,70 +2,43 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ciel.access.keys import Key
 from ciel.core.ids import ObjectId
 from ciel.core.refs import Concrete
-from ciel.net.transfers import Transfers
-from ciel.net.transports import FrontDoorFactory, listen
 from ciel.storage.files import FileStore, open_disk
 from ciel.testing.builders import stored
+from ciel.testing.data_worker import DataWorker
 from ciel.testing.homes import wait_for
-from ciel.worker.fetching import Fetcher
 from ciel.worker.host import host_identity
-from ciel.worker.logs import JobLogs
-from ciel.worker.resources import WorkerSite
-from ciel.worker.state.machine import FetchObject
+from ciel.worker.state.orders import FetchObject
 from ciel.worker.state.plans import HttpPlan, LinkPlan, Plan
 
-KEY = Key(bytes(range(32)))
 HOST = host_identity()
 NOBODY = "127.0.0.1:9"
 CONTENT = bytes(range(256)) * 10_000
 
 
 class Parties:
-    """A holder that serves, and a fetcher whose owner keeps what it is told."""
+    """A holder, and a fetcher with a store of its own."""
 
     def __init__(self, in_reactor: Any, own: FileStore, held: FileStore, holders_host: str) -> None:
         self.in_reactor, self.own, self.held = in_reactor, own, held
-        reactor = in_reactor.reactor
-        logs = JobLogs(reactor, Path("no-logs"))
-        self.site = WorkerSite(reactor, KEY, held, holders_host, lambda object_id: None, logs)
-        house = FrontDoorFactory(reactor, lambda: None, self.site.site)  # type: ignore[arg-type, return-value]  # no frames come
-        self.listener = in_reactor(listen, reactor, "127.0.0.1:0", house)
-        self.holder = str(self.listener.address)
-        self.site.serve_as(self.holder)
-        self.transfers = in_reactor(Transfers, reactor)
-        self.told: list[tuple[Any, ...]] = []
-        self._changed = threading.Event()
-        self.fetcher = Fetcher(self.transfers, own, KEY, HOST, self)
-
-    def fetched(self, object_id: ObjectId, size_bytes: int) -> None:
-        self.told.append((object_id, size_bytes))
-        self._changed.set()
-
-    def fetch_failed(self, object_id: ObjectId, losses: tuple[str, ...], details: str) -> None:
-        self.told.append((object_id, losses, details))
-        self._changed.set()
+        self._holder = DataWorker(in_reactor, held, holders_host)
+        self._fetcher = DataWorker(in_reactor, own, HOST)
+        self.holder = self._holder.netloc
+        self.told, self.fetcher = self._fetcher.told, self._fetcher.fetcher
 
     def fetch(self, ref: Concrete, *plans: Plan) -> tuple[Any, ...]:
         """Fetch; what the owner is told, once."""
-        self.told.clear()
-        self._changed.clear()
-        self.in_reactor(self.fetcher.fetch, FetchObject(ref, plans))
-        assert self._changed.wait(20)
-        (told,) = self.told
-        return told
+        return self._fetcher.fetch(ref, *plans)
 
     def ref(self, size_bytes: int | None = len(CONTENT)) -> Concrete:
-        return Concrete(ObjectId("x"), size_bytes, frozenset((self.holder,)))
+        return self._holder.has("x", size_bytes)
 
     def inode(self, store: FileStore) -> int:
         with store.open("x") as reader:
@@ -73,9 +46,8 @@ class Parties:
             return Path(reader.path).stat().st_ino
 
     def leave(self) -> None:
-        self.in_reactor(self.transfers.close)
-        self.in_reactor(self.listener.close)
-        wait_for(lambda: not self.site.site.channels, "the end of connections")
+        self._fetcher.leave()
+        self._holder.leave()
 
 
 Make = Callable[..., Parties]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,9 @@ from ciel.wire.descriptors import make_task
 from ciel.worker.hosting import Hosting
 from ciel.worker.launching import Launching
 from ciel.worker.logs import JobLogs
-from ciel.worker.state.machine import Key, StartAttempt
+from ciel.worker.state.orders import Key, StartAttempt
+from ciel.worker.streaming import Streams
+from ciel.worker.workplace import Losses
 
 HERE = "127.0.0.1:8001"
 LARGE = b"a line of text\n" * 100_000
@@ -84,9 +86,11 @@ class Worker:
         executors = (StdinoutExecutor(), SyncExecutor(), InitExecutor(), Broken())
         self.hosting = Hosting(
             reactor=reactor,
+            turns=Turns(reactor),
             owner=self,
             launching=self.launching,
             store=store,
+            streams=in_reactor(Streams, reactor),
             executors={executor.name: executor for executor in executors},
             worker="w1",
             netloc=HERE,
@@ -111,9 +115,18 @@ class Worker:
         assert key not in self._ended
         self._outcomes[key].children.append(child)
 
-    def inputs_gone(self, key: Key, objects: tuple[ObjectId, ...], details: str) -> None:
-        self._outcomes[key].gone = objects
+    def inputs_gone(self, key: Key, losses: Losses, details: str) -> None:
+        self._outcomes[key].gone = tuple([object_id for object_id, _ in losses])
         self._end(key)
+
+    def streams_opened(self, key: Key, objects: tuple[ObjectId, ...]) -> None:
+        raise NotImplementedError
+
+    def stream_broken(self, object_id: ObjectId, details: str) -> None:
+        raise NotImplementedError
+
+    def fetch(self, ref: Reference, then: Callable[[Losses | None, str], None]) -> None:
+        raise NotImplementedError
 
     def _end(self, key: Key) -> None:
         with self._changed:

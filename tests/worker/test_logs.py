@@ -18,6 +18,7 @@ from ciel.testing.homes import wait_for
 from ciel.worker import logs as module
 from ciel.worker.logs import JobLogs
 from ciel.worker.resources import WorkerSite
+from ciel.worker.streaming import Streams
 
 KEY = Key(bytes(range(32)))
 JOB = JobId("a" * 32)
@@ -31,7 +32,9 @@ class Served:
         self.run = in_reactor
         reactor = in_reactor.reactor
         self.logs = JobLogs(reactor, directory)
-        site = WorkerSite(reactor, KEY, store, "host", lambda object_id: None, self.logs)
+        site = WorkerSite(
+            reactor, KEY, store, "host", lambda object_id: None, self.logs, Streams(reactor)
+        )
         self.channels = site.site.channels
         house = FrontDoorFactory(reactor, lambda: None, site.site)  # type: ignore[arg-type, return-value]  # no frames come
         self.listener = in_reactor(listen, reactor, "127.0.0.1:0", house)

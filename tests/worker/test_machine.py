@@ -25,16 +25,13 @@ from ciel.core.ids import ObjectId
 from ciel.core.refs import Concrete, Reference
 from ciel.core.tasks import Needs, TaskSpec
 from ciel.testing.builders import a_task, failed, inline, stored
-from ciel.worker.state.machine import (
-    AHEAD_MAX,
-    KILL_GRACE_S,
-    REPORT_EVERY_S,
+from ciel.worker.state.machine import AHEAD_MAX, KILL_GRACE_S, REPORT_EVERY_S, WorkerMachine
+from ciel.worker.state.orders import (
     DeleteObjects,
     FetchObject,
     KillAttempt,
     RecallAttempt,
     StartAttempt,
-    WorkerMachine,
 )
 from ciel.worker.state.plans import HttpPlan
 
@@ -100,8 +97,8 @@ def report(
     return TaskReported(spec.id, 1, published, fault, run_s)
 
 
-def copied(object_id: str, size_bytes: int | None = 5000) -> ObjectsStored:
-    return ObjectsStored((Concrete(ObjectId(object_id), size_bytes, frozenset((HERE,))),))
+def copied(object_id: str, size_bytes: int | None = 5000, *, kept: bool = False) -> ObjectsStored:
+    return ObjectsStored((Concrete(ObjectId(object_id), size_bytes, frozenset((HERE,))),), kept)
 
 
 def lost(spec: TaskSpec, *losses: tuple[str, str]) -> InputsLost:
@@ -280,7 +277,7 @@ def test_inputs_that_are_gone_are_lost_here_and_the_slot_is_free(played: Played)
     played.assign(READS_X, x)
     played.assign(B)
     played.comes(start(READS_X, x))
-    played.machine.inputs_gone((READS_X.id, 1), (ObjectId("x"),), "why", played.now_s)
+    played.machine.inputs_gone((READS_X.id, 1), ((ObjectId("x"), HERE),), "why", played.now_s)
     played.comes(start(B), lost(READS_X, ("x", HERE)))
     played.ended(B)
     played.assign(READS_X, x, attempt=2)
@@ -347,7 +344,7 @@ def test_a_called_off_attempt_deletes_no_object_that_was_there_before(played: Pl
 def test_a_called_off_attempt_whose_inputs_are_gone_was_called_off(played: Played) -> None:
     played.run(A)
     played.cancel(A)
-    played.machine.inputs_gone((A.id, 1), (ObjectId("x"),), "why", played.now_s)
+    played.machine.inputs_gone((A.id, 1), ((ObjectId("x"), HERE),), "why", played.now_s)
     played.comes(KillAttempt(A.id, 1, force=False), report(A, fault=CANCELLED, run_s=0.0))
 
 
@@ -427,16 +424,52 @@ def test_a_master_that_is_back_hears_what_is_held(played: Played) -> None:
     played.comes(copied("x"))
     played.machine.master_lost(played.now_s)
     played.machine.master_joined()
-    played.comes(copied("x", None))
+    played.comes(copied("x", kept=True))
+
+
+def test_what_is_left_from_an_earlier_life_is_offered(played: Played) -> None:
+    played.machine.keep({ObjectId("x"): 5000})
+    played.machine.master_joined()
+    played.comes(copied("x", kept=True))
+    played.assign(READS_X, stored("x", HERE))
+    played.comes(start(READS_X, stored("x", HERE)))
+
+
+def test_what_is_left_is_not_read_if_it_was_made_elsewhere_since(played: Played) -> None:
+    played.machine.keep({ObjectId("x"): 5000})
+    played.machine.master_joined()
+    played.comes(copied("x", kept=True))
+    played.assign(READS_X, stored("x", THERE))
+    played.comes(fetch("x", THERE))
+    played.fetched("x")  # it was the same after all
+    played.comes(start(READS_X, stored("x", THERE)))
 
 
 def test_a_large_store_is_told_of_in_parts(played: Played) -> None:
-    for number in range(2500):
-        played.machine.uploaded(ObjectId(f"o{number}"), played.now_s)
-    played.machine.master_joined()
-    reports = played.machine.take_reports(played.now_s)
-    sizes = [len(said.refs) for said in reports if isinstance(said, ObjectsStored)]
-    assert sizes == [1000, 1000, 500]
+    machine = played.machine
+    machine.keep({ObjectId(f"o{number}"): number for number in range(2500)})
+    machine.master_joined()
+    machine.master_said(DropObjects((ObjectId("o3"), ObjectId("o2000"))), played.now_s)
+    played.machine.outbox.clear()
+    told = []
+    while reports := machine.take_reports(played.now_s):
+        (said,) = reports
+        assert isinstance(said, ObjectsStored)
+        told.append(len(said.refs))
+        assert (machine.due_s() is None) == (sum(told) >= 2499)
+    assert told == [1000, 1000, 499]
+
+
+def test_what_was_not_told_before_the_master_was_lost_is_told_to_the_next(played: Played) -> None:
+    machine = played.machine
+    machine.keep({ObjectId(f"o{number}"): number for number in range(1500)})
+    machine.master_joined()
+    machine.take_reports(played.now_s)
+    machine.master_lost(played.now_s)
+    played.comes()
+    machine.master_joined()
+    told = [*machine.take_reports(played.now_s), *machine.take_reports(played.now_s)]
+    assert [len(said.refs) for said in told if isinstance(said, ObjectsStored)] == [1000, 500]
 
 
 def test_only_what_is_held_is_deleted(played: Played) -> None:
@@ -471,13 +504,13 @@ def test_only_workers_that_were_met_are_asked(played: Played) -> None:
 def test_children_of_a_running_attempt_are_reported_others_are_not(played: Played) -> None:
     child = a_task("child", parent=A)
     known = (inline("k"),)
-    played.machine.spawned((A.id, 1), child, known)
+    played.machine.spawned((A.id, 1), child, known, played.now_s)
     played.comes()
     played.run(A)
-    played.machine.spawned((A.id, 1), child, known)
+    played.machine.spawned((A.id, 1), child, known, played.now_s)
     played.comes(SpawnTask(child, known, 1))
     played.cancel(A)
-    played.machine.spawned((A.id, 1), child, known)
+    played.machine.spawned((A.id, 1), child, known, played.now_s)
     played.comes(KillAttempt(A.id, 1, force=False))
 
 

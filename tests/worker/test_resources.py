@@ -24,6 +24,7 @@ from ciel.testing.homes import wait_for
 from ciel.wire.references import from_array
 from ciel.worker.logs import JobLogs
 from ciel.worker.resources import WorkerSite, byte_range
+from ciel.worker.streaming import Streams
 
 KEY = Key(bytes(range(32)))
 HOST = "one-host"
@@ -39,7 +40,8 @@ class Served:
         self.uploaded: list[str] = []
         reactor = in_reactor.reactor
         logs = JobLogs(reactor, Path("no-logs"))
-        self.site = WorkerSite(reactor, KEY, store, HOST, self.uploaded.append, logs)
+        self.streams = in_reactor(Streams, reactor)
+        self.site = WorkerSite(reactor, KEY, store, HOST, self.uploaded.append, logs, self.streams)
         house = FrontDoorFactory(reactor, lambda: None, self.site.site)  # type: ignore[arg-type, return-value]  # no frames come
         self.listener = in_reactor(listen, reactor, "127.0.0.1:0", house)
         self.netloc = str(self.listener.address)
@@ -84,6 +86,7 @@ class Served:
 
     def leave(self) -> None:
         self.run(self.listener.close)
+        self.run(self.streams.close)
         wait_for(lambda: not self.site.site.channels, "the end of connections")
 
 

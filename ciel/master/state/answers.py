@@ -7,6 +7,7 @@
     results {job, first}        a page of what it wants, with the names of the tasks that make it
     tasks {job, first, state, elements}
                                 a page of its tasks; of a state, or of [first, last, step], only
+    graph {job, first}          a page of its tasks with what they read and make
     task {job, task}            all that is known of one task
 
 A job is named by its number, its id, or `last`; a task by its name, its id, or its number. Only
@@ -21,9 +22,9 @@ from typing import Any
 
 from ciel.core.errors import CielError
 from ciel.core.events import Change
-from ciel.core.graph import TaskNode
 from ciel.core.jobs import Job, summarise
-from ciel.core.refs import Concrete, Failure, Reference, Value
+from ciel.core.refs import Concrete, Failure, Reference, SocketStream, Stream, Value, locations_of
+from ciel.core.tasks import TaskNode, TaskState
 from ciel.master.state import explain
 from ciel.master.state.machine import MasterMachine
 
@@ -32,6 +33,8 @@ FAILURES_MAX = 100
 JOBS_LISTED_MAX = 10_000
 TASKS_LISTED_MAX = 1000
 TASKS_LOOKED_AT_MAX = 50_000  # for one page; some 10 ms
+GRAPH_PAGE_MAX = 4000  # in the room that one object takes; some 10 ms
+_GRAPH_TEXT_MAX_LENGTH = 1000
 _SHOWN_MAX_LENGTH = 150  # of a selector; an id has 128
 
 
@@ -48,7 +51,9 @@ def workers(machine: MasterMachine, now_s: float) -> list[dict[str, Any]]:
             "host": worker.facts.host,
             "slots": worker.facts.slots,
             "running": min(worker.slots_used, worker.facts.slots),
-            "queued": max(worker.slots_used - worker.facts.slots, 0) + len(worker.parked),
+            "queued": max(worker.slots_used - worker.facts.slots, 0)
+            + len(worker.parked)
+            + len(worker.bound),
             "silent_s": round(now_s - worker.heard_at_s, 3),
             "executors": sorted(worker.facts.executors),
         }
@@ -216,6 +221,102 @@ def _result(ref: Reference) -> dict[str, Any]:
     return {"size_bytes": ref.size_bytes} if isinstance(ref, Concrete) else {}
 
 
+def graph(machine: MasterMachine, arguments: dict[str, Any], now_s: float) -> dict[str, Any]:
+    """List tasks of a job in the order of their creation with their inputs and outputs, each as
+    [object, state, size in bytes or None, the task that makes it, whether the job wants it].
+
+    `next` is where to go on, None at the end. A task of very many objects comes in parts: then the
+    next page begins with the same task, and objects that were not told of yet.
+    """
+    found = find(machine, arguments.get("job"))
+    place, told = _place(arguments.get("first"))
+    end = min(place + TASKS_LOOKED_AT_MAX, len(found.tasks))
+    nodes = machine.graph.tasks
+    rows: list[dict[str, Any]] = []
+    room = GRAPH_PAGE_MAX
+    while place < end and room > 0:
+        task = nodes.get(found.tasks[place])
+        place += 1
+        if task is not None:
+            spec = task.spec
+            inputs = spec.inputs[told : told + room]
+            before = max(told - len(spec.inputs), 0)
+            outputs = spec.outputs[before : before + room - len(inputs)]
+            row = _graph_row(machine, place, task, now_s)
+            row["inputs"] = [_object_row(machine, found, object_id) for object_id in inputs]
+            row["outputs"] = [_object_row(machine, found, object_id) for object_id in outputs]
+            rows.append(row)
+            texts_length = sum(map(len, row["why"])) + sum(map(len, row["story"]))
+            room -= len(inputs) + len(outputs) + 3 + texts_length // 100
+            told += len(inputs) + len(outputs)
+            if told < len(spec.inputs) + len(spec.outputs):
+                place -= 1
+                break
+        told = 0
+    return {
+        "tasks": rows,
+        "next": [place, told] if place < len(found.tasks) else None,
+        "job": found.number,
+        "handed_over": found.handed_over,
+    }
+
+
+def _place(value: Any) -> tuple[int, int]:
+    """Read where a page of the graph begins: how many tasks, and objects of the next, were told."""
+    match value:
+        case [int(place), int(told)] if place >= 0 and told >= 0:
+            return place, told
+    return 0, 0
+
+
+def _graph_row(
+    machine: MasterMachine, position: int, task: TaskNode, now_s: float
+) -> dict[str, Any]:
+    spec = task.spec
+    made_at = locations_of(machine.graph.objects.reference(spec.outputs[0]))
+    failed = task.state is TaskState.FAILED
+    story = machine.stories.get(spec.id)
+    lines = story.lines(now_s) if story else []
+    return {
+        "number": position,
+        "name": spec.name,
+        "task": spec.id,
+        "state": str(task.state),
+        "executor": spec.executor,
+        "parent": None if spec.parent == spec.job else spec.parent,
+        "attempt": task.attempt,
+        "worker": task.worker,
+        "at": next(iter(made_at)) if len(made_at) == 1 else None,
+        "why": _cut(explain.why(machine, task, now_s) if failed else []),
+        "story": _cut(lines if len(lines) > 1 or not failed else []),  # else it says the same
+    }
+
+
+def _cut(lines: list[str]) -> list[str]:
+    return [line[:_GRAPH_TEXT_MAX_LENGTH] for line in lines]
+
+
+def _object_row(machine: MasterMachine, asked: Job, object_id: str) -> list[Any]:
+    node = machine.graph.objects.get(object_id)
+    if node is None:
+        return [object_id, "expected", None, None, False]
+    ref = node.ref
+    size_bytes = None
+    if ref is None or not node.is_consumable:
+        state = "expected"
+    elif isinstance(ref, Failure):
+        state = "failed"
+    elif isinstance(ref, Stream | SocketStream):
+        state = "growing"
+    else:
+        state = "there"
+        size_bytes = (
+            len(ref.content) if isinstance(ref, Value) else getattr(ref, "size_bytes", None)
+        )
+    maker = None if node.producer is None else node.producer.spec.id
+    return [object_id, state, size_bytes, maker, asked in node.wanters]
+
+
 def results(machine: MasterMachine, arguments: dict[str, Any]) -> dict[str, Any]:
     """List what a job wants in the order in which it was wanted, a page at a time: for each the
     name of its task, and a reference. `next` is where to go on, None at the end.
@@ -268,6 +369,8 @@ def answer(machine: MasterMachine, topic: str, argument: Any, now_s: float) -> A
             return results(machine, arguments)
         case "tasks":
             return tasks(machine, arguments)
+        case "graph":
+            return graph(machine, arguments, now_s)
         case "task":
             task = find_task(machine, find(machine, arguments.get("job")), arguments.get("task"))
             return explain.describe(machine, task, now_s)

@@ -6,9 +6,11 @@ from collections import deque
 from collections.abc import Callable, Iterable
 
 from ciel.core.events import MeetWorkers, Message, Neighbour, RecallTasks
-from ciel.core.graph import TaskGraph, TaskNode
+from ciel.core.fixed import place_of
+from ciel.core.graph import TaskGraph
 from ciel.core.ids import TaskId
 from ciel.core.placement import Candidate, loads_of, rank
+from ciel.core.tasks import TaskNode
 from ciel.master.state.ready import ReadyQueue
 from ciel.master.state.workers import WorkerNode
 
@@ -56,7 +58,7 @@ class Dispatcher:
         del self.workers[worker.facts.id]
         if self._by_netloc.get(worker.facts.netloc) is worker:
             del self._by_netloc[worker.facts.netloc]
-        for task in reversed(worker.parked):
+        for task in (*reversed(worker.parked), *reversed(worker.bound)):
             self.ready.push_first(task)
         self._take_stock()
 
@@ -107,6 +109,9 @@ class Dispatcher:
             roomy.rotate(-1)
             self._assign(task, roomy[-1])
             return True
+        if self._graph.objects.fixed and (places := place_of(self._graph, task)):
+            self._place_at(task, places, roomy)
+            return True
         able = list(self.workers.values()) if anywhere else self._able(task)
         if not able:
             return True
@@ -129,6 +134,19 @@ class Dispatcher:
         self._assign(task, worker)
         return True
 
+    def _place_at(self, task: TaskNode, places: frozenset[str], roomy: deque[WorkerNode]) -> None:
+        """Assign or park a task where a process waits for it."""
+        worker = self._by_netloc.get(min(places))
+        if len(places) > 1 or worker is None:
+            details = f"what it goes on with is at {', '.join(sorted(places))}"
+            self._refuse(task, "NO_WORKER_FITS", details)
+        elif worker.has_room:
+            self._assign(task, worker)
+            roomy.remove(worker)
+            roomy.append(worker)
+        else:
+            worker.bound.append(task)
+
     def _able(self, task: TaskNode) -> list[WorkerNode]:
         """List the workers that can run a task at all; it fails if there are workers, but no such
         one.
@@ -150,12 +168,12 @@ class Dispatcher:
         return able
 
     def _has_parked(self) -> bool:
-        return any(worker.parked for worker in self.workers.values())
+        return any(worker.parked or worker.bound for worker in self.workers.values())
 
     def _serve_parked(self) -> None:
         for worker in self.workers.values():
-            while worker.parked and worker.has_room:
-                task = worker.parked.popleft()
+            while (worker.parked or worker.bound) and worker.has_room:
+                task = (worker.bound or worker.parked).popleft()
                 if self._graph.is_ready(task):
                     self._assign(task, worker)
 
@@ -208,6 +226,7 @@ class Dispatcher:
     ) -> list[tuple[TaskId, int]]:
         """Name the last attempts that a worker was given and one of the takers could run."""
         keys: list[tuple[TaskId, int]] = []
+        fixed = self._graph.objects.fixed
         for key, task in reversed(worker.assigned.items()):
             if len(keys) == count:
                 break
@@ -216,6 +235,8 @@ class Dispatcher:
                 spec.executor in taker.facts.executors and spec.needs.slots <= taker.facts.slots
                 for taker in takers
             )
+            if fixed and place_of(self._graph, task):
+                continue
             if able and key not in worker.recalled and task.attempt == key[1]:
                 keys.append((spec.id, key[1]))
         return keys

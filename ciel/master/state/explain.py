@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ciel.core.graph import TaskNode
 from ciel.core.refs import Failure
-from ciel.core.tasks import TaskState
+from ciel.core.tasks import TaskNode, TaskState
 from ciel.master.state.machine import MasterMachine
 from ciel.master.state.workers import WorkerNode
 
@@ -101,7 +100,7 @@ def _why_runnable(machine: MasterMachine, task: TaskNode, now_s: float) -> list[
         wait_s = blame.not_before_s - now_s
         return [f"it failed before, and is tried again in {wait_s:.1f} s"]
     for worker in workers:
-        if task in worker.parked:
+        if task in worker.parked or task in worker.bound:
             lines = [f"it waits for room on worker {worker.facts.id}: {_load(worker)}"]
             return [*lines, f"it should run there since {task.reason}"] if task.reason else lines
     lines = ["it could run, but every worker has as much as it can take:"]

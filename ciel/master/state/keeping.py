@@ -6,6 +6,8 @@ from collections.abc import Iterable
 
 from ciel.core.graph import TaskGraph
 from ciel.core.ids import ObjectId, is_output
+from ciel.core.losses import drop
+from ciel.core.objects import ObjectNode
 from ciel.core.refs import Reference, locations_of
 from ciel.master.state.workers import WorkerFacts
 
@@ -21,9 +23,18 @@ def drop_unneeded(graph: TaskGraph) -> dict[str, list[ObjectId]]:
         node = graph.objects.get(object_id)
         if node is None or node.producer is None or node.producer.job.spec.keep:
             continue
-        for place in graph.drop(object_id):
+        for place in drop(graph, object_id):
             by_place.setdefault(place, []).append(object_id)
     return by_place
+
+
+def is_made_elsewhere(node: ObjectNode, place: str) -> bool:
+    """Whether a task's output lies elsewhere, so that another attempt may have made it otherwise
+    than one whose work was kept at `place`.
+    """
+    if node.producer is None or node.ref is None:
+        return False
+    return not locations_of(node.ref) <= {place}
 
 
 def unlisted(

@@ -10,36 +10,27 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ciel.core.endings import failed_results, saw_error, stuck
-from ciel.core.errors import CannotRetryError, CielError, JobNotEndedError, UnknownJobError
+from ciel.core.arrivals import open_streams, publish_early
+from ciel.core.errors import CielError
 from ciel.core.events import (
     LOST_AFTER_S,
     RECALLED,
-    AddTask,
     AssignTask,
-    CancelJob,
     CancelTask,
-    CloseJob,
     DropObjects,
     Heartbeat,
     InputsLost,
-    JobChanged,
     Message,
-    ObjectSettled,
     ObjectsStored,
-    ReleaseObjects,
-    RequestRefused,
     SpawnTask,
-    SubmitJob,
+    StreamsOpened,
     TaskReported,
-    WantObjects,
-    WatchJob,
 )
-from ciel.core.graph import ACTIVE, TaskGraph, TaskNode
-from ciel.core.ids import JobId, ObjectId
-from ciel.core.jobs import ENDED, JOB_TRANSITIONS, Job, JobState, summarise
-from ciel.core.refs import Failure, Reference, locations_of
-from ciel.core.removal import hand_over, remove
+from ciel.core.fixed import forget_released
+from ciel.core.ids import ObjectId
+from ciel.core.jobs import Job
+from ciel.core.losses import lose, lose_location
+from ciel.core.refs import Fixed, Reference, locations_of
 from ciel.core.retries import (
     BACK_OFF_FIRST_S,
     Again,
@@ -48,174 +39,36 @@ from ciel.core.retries import (
     after_failure,
     after_worker_loss,
 )
-from ciel.core.story import Story
-from ciel.core.tasks import ASSIGNED, TaskSpec, check_task
-from ciel.master.state.audience import Audience
+from ciel.core.revival import running
+from ciel.core.tasks import ASSIGNED, RUNNABLE, TaskNode, TaskSpec
+from ciel.master.state.ahead import Ahead
+from ciel.master.state.copies import EarlyCopies
 from ciel.master.state.dispatch import Dispatcher
-from ciel.master.state.keeping import drop_unneeded, unlisted
-from ciel.master.state.workers import WorkerFacts, WorkerNode
-
-PROGRESS_INTERVAL_S = 0.2
-JOBS_MAX = 100_000
+from ciel.master.state.jobs import PROGRESS_INTERVAL_S, JobDesk
+from ciel.master.state.keeping import drop_unneeded, is_made_elsewhere, unlisted
+from ciel.master.state.workers import Call, WorkerFacts, WorkerNode
 
 
-class MasterMachine:
+class MasterMachine(JobDesk):
     """All that the master knows and decides."""
 
-    def __init__(self) -> None:
-        self.graph = TaskGraph()
-        self.jobs: dict[str, Job] = {}
-        self.outbox: list[tuple[str, Message]] = []
-        self.journal: list[Message] = []  # what a journal has to keep, in order
-        self.dispatcher = Dispatcher(self.graph, self._assign, self._refuse_task, self._say)
-        self.stories: dict[str, Story] = {}
-        self.blame: dict[str, Blame] = {}
-        self._audience = Audience()
-        self._job_count = 0  # of all jobs there ever were
-        self._called_off: dict[str, set[tuple[str, str, int]]] = {}  # job: attempts that still run
-        self._touched: dict[str, Job] = {}
-        self._progress_due: dict[str, Job] = {}
-        self._progress_at_s = 0.0
-        self._now_s = 0.0
-
-    @property
-    def workers(self) -> dict[str, WorkerNode]:
-        return self.dispatcher.workers
-
-    def find_job(self, job_id: str) -> Job:
-        job = self.jobs.get(job_id)
-        if job is None:
-            raise UnknownJobError(job_id)
-        return job
-
-    # --- clients ----------------------------------------------------------------------------------
-
-    def client_said(self, client: str, message: Message, now_s: float) -> None:
-        """Take one message of a client; one that cannot be carried out is refused and changes
-        nothing.
+    def __init__(self, *, delegates: bool = True) -> None:
+        """`delegates`: workers may let successors and children run that nobody sent them to run
+        now.
         """
-        self._now_s = now_s
-        try:
-            self._client_said(client, message)
-        except CielError as error:
-            self._refuse(client, message, str(error))
-
-    def _refuse(self, client: str, message: Message, reason: str) -> None:
-        match message:
-            case AddTask(spec, _):
-                job_id = spec.job
-                if job_id in self.jobs:
-                    self._fail_job(self.jobs[job_id], f"a task was refused: {reason}")
-            case SubmitJob(job_spec):
-                job_id = job_spec.id
-            case _:
-                job_id = getattr(message, "job", JobId(""))
-        self._say(client, RequestRefused(job_id, reason))
-
-    def _client_said(self, client: str, message: Message) -> None:
-        match message:
-            case AddTask(spec, known):
-                job = self.find_job(spec.job)
-                self._add_task(spec, known, job)
-            case WantObjects(job_id, objects):
-                job = self.find_job(job_id)
-                if job.state is JobState.ACTIVE:
-                    for object_id in objects:
-                        self.graph.want(object_id, job)
-                    self._touched[job_id] = job
-                    self.journal.append(message)
-            case ReleaseObjects(job_id, objects, for_good):
-                job = self.find_job(job_id)
-                if for_good:
-                    self._delete(hand_over(self.graph, job, objects, self.stories))
-                else:
-                    for object_id in objects:
-                        self.graph.unwant(object_id, job)
-                self._touched[job_id] = job
-                self.journal.append(message)
-            case SubmitJob():
-                self._submit(client, message)
-            case CloseJob(job_id):
-                job = self.find_job(job_id)
-                job.open = False
-                if job.spec.detached:
-                    self._audience.disown(job_id)
-                self._touched[job_id] = job
-                self.journal.append(message)
-            case WatchJob(job_id):
-                self._watch(client, self.find_job(job_id))
-            case CancelJob(job_id, reason):
-                self._cancel(self.find_job(job_id), reason)
-
-    def _submit(self, client: str, message: SubmitJob) -> None:
-        spec = message.spec
-        job = self.jobs.get(spec.id)
-        if job is None:
-            if len(self.jobs) >= JOBS_MAX:
-                raise CielError(f"there are {JOBS_MAX} jobs already; remove some")
-            self._job_count += 1
-            job = self.jobs[spec.id] = Job(spec, self._job_count, self._now_s)
-            self.journal.append(message)
-        self._audience.own(client, job)
-        self._audience.watch(client, job)
-        self._say(client, JobChanged(summarise(job)))
-
-    def _watch(self, client: str, job: Job) -> None:
-        self._audience.watch(client, job)
-        for object_id in job.wanted:
-            node = self.graph.objects.nodes[object_id]
-            if node.is_settled:
-                self._say(
-                    client, ObjectSettled(job.spec.id, self.graph.objects.reference(object_id))
-                )
-        self._say(client, JobChanged(summarise(job)))
-
-    def client_gone(self, client: str, now_s: float) -> None:
-        """A client's connection ended: the jobs it answers for get a grace period."""
-        self._audience.gone(client, self.jobs, now_s)
-
-    # --- changes that anybody may ask for ---------------------------------------------------------
-
-    def remove_job(self, job: Job) -> None:
-        """Forget an ended job with its results; raises JobNotEndedError."""
-        if job.state not in ENDED:
-            raise JobNotEndedError(job.number)
-        for task_id in job.tasks:
-            self.stories.pop(task_id, None)
-            self.blame.pop(task_id, None)
-        if any(job.counts[state] for state in ACTIVE):
-            self._call_off(job, "its job was removed")  # what was lost is being made again
-        self._delete(remove(self.graph, job, self.jobs.values()))
-        del self.jobs[job.spec.id]
-        self._audience.disown(job.spec.id)
-        self._audience.dismiss(job.spec.id)
-        self._touched.pop(job.spec.id, None)
-
-    def retry_job(self, job: Job, now_s: float) -> None:
-        """Have the failed tasks of an ended job run again; raises CielError if that cannot be."""
-        self._now_s = now_s
-        if job.state is not JobState.FAILED or job.called_off:
-            raise CannotRetryError(job.number, f"it is {job.state}, nothing failed")
-        if seer := saw_error(self.graph, job):
-            raise CannotRetryError(job.number, f"its task {seer} made its result from an error")
-        for task_id in job.tasks:
-            if self.blame.pop(task_id, None) is not None:
-                self._tell(self.graph.tasks[task_id], "its user had it tried again")
-        if not self.graph.revive(job):
-            raise CannotRetryError(job.number, "nothing of it failed")
-        self._move(job, JobState.ACTIVE)
-        job.reason = ""
-        job.ended_at_s = None
-        self._touched[job.spec.id] = job
-
-    def _add_task(self, spec: TaskSpec, known: tuple[Reference, ...], job: Job) -> None:
-        if job.state is not JobState.ACTIVE:
-            return  # it was cancelled while its tasks were still coming in
-        check_task(spec)
-        for ref in known:
-            self.graph.introduce(ref, job)
-        self.graph.add(spec, job)
-        self.journal.append(AddTask(spec, known))
+        super().__init__()
+        self.dispatcher = Dispatcher(self.graph, self._assign, self._refuse_task, self._say)
+        self.workers = self.dispatcher.workers
+        self.ahead = Ahead(self.graph, self.workers, self.blame, self._say)
+        self.held: dict[
+            TaskNode, tuple[WorkerNode, TaskReported]
+        ] = {}  # till all they read is whole
+        self._delegates = delegates
+        self._copies = EarlyCopies(self.graph)
+        self._begun: dict[TaskNode, WorkerNode] = {}  # children that nobody needs yet
+        self._kept: list[tuple[str, Message]] = []  # what their workers said of them
+        if delegates:
+            self.graph.began_waiting = []
 
     # --- workers ----------------------------------------------------------------------------------
 
@@ -234,6 +87,7 @@ class MasterMachine:
         if worker is None:
             return
         self.dispatcher.remove_worker(worker)
+        self.ahead.lose(worker)
         slots_left = worker.facts.slots
         for (_, attempt), task in worker.assigned.items():
             # Only those at the head can have run, and have had to do with the loss.
@@ -253,7 +107,13 @@ class MasterMachine:
                 self.graph.requeue(task)
             else:
                 self.graph.fail(task, verdict.reason, verdict.details)
-        self.graph.lose_location(worker.facts.netloc)
+        for task in [task for task, (holder, _) in self.held.items() if holder is worker]:
+            del self.held[task]
+            self.graph.requeue(task)
+        self._begun = {task: at for task, at in self._begun.items() if at is not worker}
+        self._kept = [(at, message) for at, message in self._kept if at != worker_id]
+        lose_location(self.graph, worker.facts.netloc)
+        self._copies.lose(worker)
         for job_id, attempts in list(self._called_off.items()):
             self._forget_calls(job_id, {call for call in attempts if call[0] == worker_id})
 
@@ -264,20 +124,28 @@ class MasterMachine:
         if worker is None:
             return
         worker.heard_at_s = now_s
+        if self.graph.broken or self.graph.whole:
+            self._follow_streams()
+        if self._begun and self._is_early(worker, message):
+            self._kept.append((worker_id, message))
+            return
         match message:
             case TaskReported():
                 self._reported(worker, message)
-            case SpawnTask(spec, known, attempt):
-                parent = self._current(worker, spec.parent, attempt)
+            case SpawnTask(spec, _, attempt):
+                parent = self._speaker(worker, spec.parent, attempt)
                 if parent is not None:
-                    self._spawned(parent, spec, known)
+                    self._spawned(worker, parent, message)
+                elif message.begun:
+                    self._call_off_begun(worker, spec)
             case InputsLost():
                 self._inputs_lost(worker, message)
-            case ObjectsStored(refs):
-                for ref in refs:
-                    if self.graph.objects.get(ref.id) is not None:
-                        self.graph.publish(ref)
-                self._drop_unlisted(worker, refs)
+            case ObjectsStored(refs, kept):
+                self._stored(worker, refs, kept=kept)
+            case StreamsOpened(task_id, attempt, refs):
+                task = self._speaker(worker, task_id, attempt)
+                if task is not None:
+                    open_streams(self.graph, task, refs)
             case Heartbeat():
                 pass
 
@@ -285,18 +153,83 @@ class MasterMachine:
         """Find the task of a running attempt; None if that attempt does not count any more."""
         task = self.graph.tasks.get(task_id)
         if task is None or task.state is not ASSIGNED or task.attempt != attempt:
-            return None
+            return self._claim(worker, task_id, attempt) if self.ahead.tasks else None
         return task if task.worker == worker.facts.id else None
 
-    def _spawned(self, parent: TaskNode, spec: TaskSpec, known: tuple[Reference, ...]) -> None:
+    def _claim(self, worker: WorkerNode, task_id: str, attempt: int) -> TaskNode | None:
+        """Assign a task that was sent ahead and has begun, if its inputs are there."""
+        task = self.ahead.find(worker, task_id, attempt)
+        if task is None or not self.ahead.claim(task, worker):
+            return None
+        self._assign_silently(task, worker)
+        return task
+
+    def _speaker(self, worker: WorkerNode, task_id: str, attempt: int) -> TaskNode | None:
+        """Find the task of a running attempt that goes on; if it does not count it is not to."""
+        task = self._current(worker, task_id, attempt)
+        if task is None and (early := self.ahead.find(worker, task_id, attempt)) is not None:
+            self.ahead.call_off(early)
+        return task
+
+    def _spawned(self, worker: WorkerNode, parent: TaskNode, message: SpawnTask) -> None:
+        spec = message.spec
+        is_new = spec.id not in self.graph.tasks
         try:
             if spec.job != parent.spec.job:
                 raise CielError(f"task {spec.id}: it is spawned into another job")
-            self._add_task(spec, known, parent.job)
+            if message.known:
+                publish_early(self.graph, parent, message.known)
+            self._add_task(spec, message.known, parent.job)
         except CielError as error:
-            if parent.worker is not None:
-                self._say(parent.worker, CancelTask(parent.spec.id, parent.attempt))
+            self._say(worker.facts.id, CancelTask(parent.spec.id, parent.attempt))
             self.graph.fail(parent, "BAD_SPAWN", str(error))
+        if message.begun:
+            task = self.graph.tasks.get(spec.id)
+            if not is_new or task is None or not self._delegates:
+                self._call_off_begun(worker, spec)
+            elif self.graph.is_ready(task):
+                self._assign_silently(task, worker, begun=True)
+            else:
+                self._begun[task] = worker
+
+    # --- children that a worker began by itself ---------------------------------------------------
+
+    def _is_early(self, worker: WorkerNode, message: Message) -> bool:
+        """Whether a worker speaks of a child that it has begun and that nobody needs yet, or of one
+        that such a child created.
+        """
+        match message:
+            case TaskReported(task_id, 0) | StreamsOpened(task_id, 0) | InputsLost(task_id, 0):
+                task = self.graph.tasks.get(task_id)
+            case SpawnTask(spec, _, 0):
+                task = self.graph.tasks.get(spec.parent)
+            case _:
+                return False
+        return task is None or self._begun.get(task) is worker
+
+    def _decide(self) -> None:
+        """Assign the children that were begun and can run; call off the others."""
+        while self._begun or self._kept:
+            begun, self._begun = self._begun, {}
+            kept, self._kept = self._kept, []
+            for task, worker in begun.items():
+                if self.graph.is_ready(task):
+                    self._assign_silently(task, worker, begun=True)
+                else:
+                    self._call_off_begun(worker, task.spec)
+            for worker_id, message in kept:
+                self.worker_said(worker_id, message, self._now_s)
+
+    def _call_off_begun(self, worker: WorkerNode, spec: TaskSpec) -> None:
+        """Have a worker give up a task that it began; it goes on if it was told so before."""
+        task = self.graph.tasks.get(spec.id)
+        if task is not None:
+            if task.state is ASSIGNED and (task.attempt, task.worker) == (0, worker.facts.id):
+                return
+            worker.hold(task, 0)
+        self._say(worker.facts.id, CancelTask(spec.id, 0))
+
+    # --- reports ----------------------------------------------------------------------------------
 
     def _reported(self, worker: WorkerNode, report: TaskReported) -> None:
         task = self._current(worker, report.task, report.attempt)
@@ -312,10 +245,10 @@ class MasterMachine:
         worker.reported_at_s = self._now_s
         worker.credit.learn(report.run_s)
         if report.fault is None:
-            self.graph.finish(task, report.published)
-            self.journal.append(report)
-            if self.blame:
-                self.blame.pop(task.spec.id, None)
+            if task in self.graph.streams.reading:
+                self.held[task] = (worker, report)
+            else:
+                self._count(task, worker, report)
             return
         reason, details = report.fault
         self._tell(task, f"attempt {task.attempt} failed on {worker.facts.id}: {reason}: {details}")
@@ -328,10 +261,31 @@ class MasterMachine:
             self.graph.fail(task, verdict.reason, verdict.details)
             self.journal.append(report)
 
+    def _count(self, task: TaskNode, worker: WorkerNode, report: TaskReported) -> None:
+        """Take a good report: all that the attempt read is whole."""
+        if self.ahead.tasks:
+            self._avoid_others(report.published, task)
+        self.graph.finish(task, report.published)
+        self.journal.append(report)
+        if self.blame:
+            self.blame.pop(task.spec.id, None)
+        if self.graph.objects.fixed:  # another of the same name may wait elsewhere already
+            fixed = [ref for ref in report.published if type(ref) is Fixed]
+            self._drop_unlisted(worker, fixed)
+
+    def _avoid_others(self, refs: Iterable[Reference], maker: TaskNode | None) -> None:
+        """Call off who was sent to where objects were to be made, if another made them."""
+        for ref in refs:
+            node = self.graph.objects.get(ref.id)
+            if node is not None and node.producer is not maker:
+                self.ahead.settles_otherwise(ref.id)
+
     def _superseded(self, worker: WorkerNode, task_id: str, attempt: int) -> None:
         """Note the end of an attempt that counts no more: called off, or thought lost."""
         task = worker.assigned.get((task_id, attempt))
         if task is None:
+            if (early := self.ahead.find(worker, task_id, attempt)) is not None:
+                self.ahead.ended(early)
             return
         worker.give_back(task, attempt)  # also if the task was forgotten since
         self._forget_calls(task.spec.job, {(worker.facts.id, task_id, attempt)})
@@ -340,6 +294,63 @@ class MasterMachine:
         doomed = unlisted(self.graph, worker.facts, refs)
         if doomed:
             self._say(worker.facts.id, DropObjects(doomed))
+
+    def _stored(self, worker: WorkerNode, refs: Iterable[Reference], *, kept: bool) -> None:
+        """A worker holds objects; one that grows is not there before its maker says so."""
+        known = self._copies.put_aside(worker, refs) if self.graph.objects.growing else refs
+        if self.ahead.tasks:
+            self._avoid_others(known, None)
+        for ref in known:
+            node = self.graph.objects.get(ref.id)
+            if node is not None and not (kept and is_made_elsewhere(node, worker.facts.netloc)):
+                self.graph.publish(ref)
+        self._drop_unlisted(worker, known)
+
+    # --- streams ----------------------------------------------------------------------------------
+
+    def _follow_streams(self) -> None:
+        """Stop who reads what broke, and take the reports of who read what is whole now."""
+        graph = self.graph
+        while graph.broken or graph.whole:
+            if graph.broken:
+                task, attempt = graph.broken.pop()
+                if task.attempt == attempt:
+                    self._stop_reading(task)
+            else:
+                task = graph.whole.pop()
+                if task in self.held:
+                    self._touched[task.spec.job] = task.job
+                    self._count(task, *self.held.pop(task))
+        for worker, ref in self._copies.take_back():
+            node = graph.objects.get(ref.id)
+            if node is not None and node.is_settled:
+                graph.publish(ref)
+            self._drop_unlisted(worker, (ref,))
+
+    def _stop_reading(self, task: TaskNode) -> None:
+        if task.state is RUNNABLE:
+            self.graph.recheck(task)
+        elif task.state is ASSIGNED:
+            self._touched[task.spec.job] = task.job
+            self._tell(task, f"what attempt {task.attempt} read broke off: it runs again")
+            self._stop(task)
+            self.graph.requeue(task)
+            self._drop_held(task)
+
+    def _stop(self, task: TaskNode) -> Call | None:
+        """Have an attempt stopped; return what its worker has to answer for, if it still runs."""
+        if task in self.held or task.worker is None:
+            return None
+        self._say(task.worker, CancelTask(task.spec.id, task.attempt))
+        return (task.worker, task.spec.id, task.attempt)
+
+    def _drop_held(self, task: TaskNode) -> None:
+        """Forget a report that does not count, after its task was set back, and what it made."""
+        if task in self.held:
+            worker, report = self.held.pop(task)
+            self._drop_unlisted(worker, report.published)
+
+    # --- inputs that are not there ----------------------------------------------------------------
 
     def _inputs_lost(self, worker: WorkerNode, message: InputsLost) -> None:
         task = self._current(worker, message.task, message.attempt)
@@ -369,33 +380,43 @@ class MasterMachine:
         node = self.graph.objects.get(object_id)
         if node is None or node.ref is None:
             return True
-        if place not in locations_of(node.ref):
-            return False
         holder = next((w for w in self.workers.values() if w.facts.netloc == place), None)
+        places = locations_of(node.ref)
+        if place not in places:  # it came to be since, or nobody ever said that it is there
+            return not places or holder is not None
         if holder is not None and holder is not reader and node.producer is None:
             return False
         if holder is not None and (
             node.producer is None or node.producer.worker != holder.facts.id
         ):
             self._say(holder.facts.id, DropObjects((object_id,)))
-        self.graph.lose(object_id, place)
+        lose(self.graph, object_id, place)
         return True
 
     # --- the end of a turn ------------------------------------------------------------------------
 
     def end_turn(self, now_s: float) -> None:
         """Place tasks, announce results, end jobs; called once after a batch of events."""
+        graph = self.graph
         self._now_s = now_s
-        self._call_off_unneeded()
+        self._decide()
+        self._stop_unneeded()
         self._collect_runnable()
         self.dispatcher.dispatch()
-        while self.graph.runnable:  # an input was found to be lost: its producer runs again
+        while graph.runnable or graph.broken:  # an input was found to be lost: it is made again
+            self._follow_streams()
+            self.ahead.check()
             self._collect_runnable()
             self.dispatcher.dispatch()
+        if self._delegates:
+            self.ahead.check()
+            self.ahead.send()
         self.dispatcher.recall(now_s)
         self._announce_settled()
         self._drop()
         self._settle_jobs()
+        if graph.released:
+            self._drop()
 
     def _collect_runnable(self) -> None:
         graph = self.graph
@@ -403,12 +424,32 @@ class MasterMachine:
             runnable, graph.runnable = graph.runnable, []
             push = self.dispatcher.ready.push
             for task in runnable:
+                if self.ahead.tasks and self._goes_on_where_it_is(task):
+                    continue
                 blame = self.blame.get(task.spec.id) if self.blame else None
                 if blame is not None and blame.not_before_s > self._now_s:
                     self.dispatcher.ready.push_later(task, blame.not_before_s)
                 else:
                     push(task)
         self.dispatcher.ready.wake(self._now_s)
+
+    def _goes_on_where_it_is(self, task: TaskNode) -> bool:
+        """Assign a task that can run to the worker that has it already; if it cannot run there with
+        what it was told, it is called off.
+        """
+        worker = self.ahead.tasks.get(task)
+        if worker is None:
+            return False
+        if self.ahead.claim(task, worker):
+            self._assign_silently(task, worker)
+            return True
+        self.ahead.call_off(task)
+        return False
+
+    def _assign_silently(self, task: TaskNode, worker: WorkerNode, *, begun: bool = False) -> None:
+        self.graph.assign(task, worker.facts.id, begun=begun)
+        worker.take(task, self._now_s)
+        self.ahead.assigned(task)
 
     def _assign(self, task: TaskNode, worker: WorkerNode) -> None:
         spec = task.spec
@@ -417,158 +458,45 @@ class MasterMachine:
         reference = self.graph.objects.reference
         inputs = tuple([reference(object_id) for object_id in spec.inputs]) if spec.inputs else ()
         self.outbox.append((worker.facts.id, AssignTask(spec, attempt, inputs)))
+        if self._delegates and self.graph.waiting.awaited:
+            self.ahead.assigned(task)
 
     def _refuse_task(self, task: TaskNode, reason: str, details: str) -> None:
         self._touched[task.spec.job] = task.job
         self.graph.fail(task, reason, details)
 
-    def _call_off_unneeded(self) -> None:
-        if not self.graph.unneeded:
-            return
-        unneeded, self.graph.unneeded = self.graph.unneeded, []
-        for task in unneeded:
-            if task.worker is not None and not self.graph.is_needed(task):
-                self._say(task.worker, CancelTask(task.spec.id, task.attempt))
-                self.graph.sleep(task)
-
-    def _announce_settled(self) -> None:
-        if not self.graph.settled:
-            return
-        settled, self.graph.settled = self.graph.settled, []
-        nodes = self.graph.objects.nodes
-        for object_id in settled:
-            node = nodes.get(object_id)
-            if node is None or not node.is_settled or node.ref is None:
-                continue
-            for job in node.wanters:
-                job_id = job.spec.id
-                self._touched[job_id] = job
-                for client in self._audience.of(job_id):
-                    self.outbox.append((client, ObjectSettled(job_id, node.ref)))
-
-    def _drop(self) -> None:
-        if not self.graph.droppable:
-            return
-        self._delete(drop_unneeded(self.graph))
-
-    def _delete(self, by_place: dict[str, list[ObjectId]]) -> None:
-        """Have what lies at these locations deleted."""
-        if not by_place:
-            return
-        for worker in self.workers.values():
-            doomed = by_place.get(worker.facts.netloc)
-            if doomed:
-                self._say(worker.facts.id, DropObjects(tuple(dict.fromkeys(doomed))))
-
-    # --- jobs -------------------------------------------------------------------------------------
-
-    def _settle_jobs(self) -> None:
-        touched, self._touched = self._touched, {}
-        for job_id, job in touched.items():
-            if job.state is not JobState.ACTIVE:
-                if job.state in ENDED and not job.unsettled:
-                    self._tell_watchers(job)  # what was lost since its end is there again
-                continue
-            if not job.open and job.unsettled == 0:
-                self._finish_job(job)
-            elif not job.open and not job.is_busy:
-                self._fail_stuck(job)
-            elif self._audience.of(job_id):
-                self._progress_due[job_id] = job
-        if self._progress_due and self._now_s >= self._progress_at_s + PROGRESS_INTERVAL_S:
-            self._progress_at_s = self._now_s
-            for job in self._progress_due.values():
-                self._tell_watchers(job)
-            self._progress_due.clear()
-
-    def _finish_job(self, job: Job) -> None:
-        failed = failed_results(self.graph, job)
-        if failed:
-            ref = self.graph.objects.reference(failed[0])
-            assert isinstance(ref, Failure)
-            more = f" (and {len(failed) - 1} more)" if len(failed) > 1 else ""
-            self._end_job(job, JobState.FAILED, f"{ref.reason}: {ref.details}{more}")
-        else:
-            self._end_job(job, JobState.COMPLETED, "")
-
-    def _fail_stuck(self, job: Job) -> None:
-        """Nothing of a job runs or can run, yet something is missing: say what, and end it."""
-        missing = stuck(self.graph, job)
-        text = f"nothing is going to make {', '.join(missing[:3])}"
-        for object_id in missing:
-            details = f"no task of the job makes {object_id}"
-            self.graph.publish(Failure(object_id, "NEVER_MADE", details))
-        if job.unsettled:
-            self._fail_job(job, text)
-        else:
-            self._touched[job.spec.id] = job
-            self._announce_settled()
-            self._finish_job(job)
-
-    def _fail_job(self, job: Job, reason: str) -> None:
-        if job.state is JobState.ACTIVE:
-            self._call_off(job, reason)
-            self._end_job(job, JobState.FAILED, reason)
-
-    def _cancel(self, job: Job, reason: str) -> None:
-        if job.state is not JobState.ACTIVE:
-            return
-        self._move(job, JobState.CANCELLING)
-        job.reason = reason
-        job.open = False
-        self._call_off(job, reason)
-        if not self._called_off.get(job.spec.id):
-            self._end_job(job, JobState.CANCELLED, reason)
+    def _stop_unneeded(self) -> None:
+        """Stop what reads broken streams, what nobody needs, and what went ahead in vain."""
+        graph = self.graph
+        self._follow_streams()
+        while graph.unneeded:
+            unneeded, graph.unneeded = graph.unneeded, []
+            for task in unneeded:
+                if task.worker is not None and not graph.is_needed(task):
+                    self._stop(task)
+                    graph.sleep(task)
+                    self._drop_held(task)
+            self._follow_streams()
+        self.ahead.check()
 
     def _call_off(self, job: Job, reason: str) -> None:
-        """End all tasks of a job; those that run are called off, and remembered until they are
-        gone.
-        """
-        running = [(task, task.worker) for task in self.graph.running(job)]
-        calls: set[tuple[str, str, int]] = set()
-        for task, worker_id in running:
-            if worker_id is not None:
-                self._say(worker_id, CancelTask(task.spec.id, task.attempt))
-                calls.add((worker_id, task.spec.id, task.attempt))
-        if calls:
-            self._called_off[job.spec.id] = calls
-        self.graph.cancel(job, reason)
+        super()._call_off(job, reason)
+        for task in [task for task in self.held if task.job is job]:
+            self._drop_held(task)
 
-    def _forget_calls(self, job_id: str, calls: set[tuple[str, str, int]]) -> None:
-        left = self._called_off.get(job_id)
-        if left is None:
-            return
-        left -= calls
-        if not left:
-            del self._called_off[job_id]
-            job = self.jobs.get(job_id)
-            if job is not None and job.state is JobState.CANCELLING:
-                self._end_job(job, JobState.CANCELLED, job.reason)
+    def _call_off_attempts(self, job: Job) -> set[Call]:
+        self._decide()
+        calls = self.ahead.call_off_job(job)
+        for task in running(self.graph, job):
+            if (call := self._stop(task)) is not None:
+                calls.add(call)
+        return calls
 
-    def _end_job(self, job: Job, state: JobState, reason: str) -> None:
-        self._move(job, state)
-        job.reason = reason
-        job.ended_at_s = self._now_s
-        job_id = job.spec.id
-        self._audience.disown(job_id)
-        self._progress_due.pop(job_id, None)
-        if self.graph.settled:
-            self._announce_settled()
-        self._tell_watchers(job)
-        self.journal.append(JobChanged(summarise(job)))
-
-    def _move(self, job: Job, state: JobState) -> None:
-        if state not in JOB_TRANSITIONS[job.state]:
-            raise CielError(f"job {job.spec.id} is {job.state}: cannot become {state}")
-        job.state = state
-
-    def _tell_watchers(self, job: Job) -> None:
-        watchers = self._audience.of(job.spec.id)
-        if watchers:
-            message = JobChanged(summarise(job))
-            self.outbox += [(client, message) for client in watchers]
-        if job.state in ENDED:
-            self._audience.dismiss(job.spec.id)
+    def _drop(self) -> None:
+        if self.graph.droppable:
+            self._delete(drop_unneeded(self.graph))
+        if self.graph.released:
+            self._delete(forget_released(self.graph))
 
     # --- time -------------------------------------------------------------------------------------
 
@@ -590,11 +518,3 @@ class MasterMachine:
         if (due_s := self.dispatcher.ready.due_s) is not None:
             due.append(due_s)
         return min(due, default=None)
-
-    # --- telling ----------------------------------------------------------------------------------
-
-    def _say(self, peer: str, message: Message) -> None:
-        self.outbox.append((peer, message))
-
-    def _tell(self, task: TaskNode, text: str) -> None:
-        self.stories.setdefault(task.spec.id, Story()).tell(self._now_s, text)

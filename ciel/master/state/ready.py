@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import deque
 from heapq import heappop, heappush
 
-from ciel.core.graph import TaskNode
+from ciel.core.tasks import TaskNode
 
 
 class ReadyQueue:

@@ -7,8 +7,11 @@ from __future__ import annotations
 from collections import deque
 from typing import NamedTuple
 
-from ciel.core.graph import TaskNode
+from ciel.core.tasks import TaskNode
 from ciel.master.state.credit import Credit
+
+Call = tuple[str, str, int]
+"""An attempt that a worker is to give up: the worker, the task, and its number."""
 
 
 class WorkerFacts(NamedTuple):
@@ -25,7 +28,9 @@ class WorkerNode:
     """One worker that is there."""
 
     __slots__ = (
+        "ahead",
         "assigned",
+        "bound",
         "credit",
         "facts",
         "heard_at_s",
@@ -39,8 +44,10 @@ class WorkerNode:
         self.facts = facts
         self.credit = Credit(facts.slots)
         self.assigned: dict[tuple[str, int], TaskNode] = {}  # one called off may still run
+        self.ahead: dict[TaskNode, None] = {}  # sent before its inputs are there, and not counted
         self.slots_used = 0
         self.parked: deque[TaskNode] = deque()  # waits for room here, since its inputs are here
+        self.bound: deque[TaskNode] = deque()  # waits for room here, and can run nowhere else
         self.recalled: set[tuple[str, int]] = set()  # of `assigned`: it is asked to give them back
         self.heard_at_s = now_s
         self.reported_at_s = now_s  # when it last ended something, or had nothing
@@ -60,7 +67,7 @@ class WorkerNode:
     @property
     def wait_s(self) -> float:
         """About how long a task given to it now would wait for a slot."""
-        ahead = self.slots_used + len(self.parked) - self.facts.slots + 1
+        ahead = self.slots_used + len(self.parked) + len(self.bound) - self.facts.slots + 1
         return max(ahead, 0) * self.credit.task_s / self.facts.slots
 
     def take(self, task: TaskNode, now_s: float) -> None:
@@ -68,6 +75,12 @@ class WorkerNode:
             self.reported_at_s = now_s
         self.assigned[task.spec.id, task.attempt] = task
         self.slots_used += task.spec.needs.slots
+
+    def hold(self, task: TaskNode, attempt: int) -> None:
+        """Note that it has an attempt that counts no more, until it says that it has not."""
+        if (task.spec.id, attempt) not in self.assigned:
+            self.assigned[task.spec.id, attempt] = task
+            self.slots_used += task.spec.needs.slots
 
     def give_back(self, task: TaskNode, attempt: int) -> None:
         """Note that it does not have an attempt any more (it may not have had it)."""

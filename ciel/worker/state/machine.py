@@ -7,9 +7,9 @@ the service empties after each batch of events; then it asks for the messages to
 
 from __future__ import annotations
 
-from enum import Enum
+from collections import deque
+from collections.abc import Iterable, Mapping
 from heapq import heappop, heappush
-from typing import NamedTuple
 
 from ciel.core.events import (
     RECALLED,
@@ -23,17 +23,44 @@ from ciel.core.events import (
     ObjectsStored,
     RecallTasks,
     SpawnTask,
+    StreamsOpened,
     TaskFault,
     TaskReported,
 )
-from ciel.core.ids import ObjectId, TaskId
-from ciel.core.refs import Concrete, Failure, Reference, Value
+from ciel.core.ids import ObjectId
+from ciel.core.refs import (
+    Concrete,
+    Failure,
+    Fixed,
+    Future,
+    Reference,
+    Stream,
+    Sweetheart,
+    Value,
+    locations_of,
+)
 from ciel.core.tasks import TaskSpec
 from ciel.core.waiting import Waiting
-from ciel.worker.state.plans import Plan, plans_for
+from ciel.worker.state.orders import (
+    Attempt,
+    DeleteObjects,
+    EndProcesses,
+    FetchObject,
+    Key,
+    KillAttempt,
+    Order,
+    Phase,
+    RecallAttempt,
+    StartAttempt,
+)
+from ciel.worker.state.plans import plans_for
 
 KILL_GRACE_S = 0.25
 """Between the polite signal and the one that cannot be ignored, when a time limit has passed."""
+
+
+OFFERED_AT_ONCE = 1000
+"""Of what a store holds when a master is reached: some 5 ms of work for each of both."""
 
 
 REPORT_EVERY_S = 0.01
@@ -48,82 +75,29 @@ AHEAD_S = 0.01
 """...as many as run in this time, so that one follows the other without a word from us."""
 AHEAD_MAX = 16
 
+_STORED = Concrete | Sweetheart
 
-class Phase(Enum):
-    """What an attempt on this worker is doing."""
-
-    FETCHING = "fetching"
-    QUEUED = "queued"
-    RUNNING = "running"
-    ENDING = "ending"  # called off or out of time; its program is being killed
-
-    __hash__ = object.__hash__
-
-
-# --- orders for the service -----------------------------------------------------------------------
-
-
-class FetchObject(NamedTuple):
-    """Get an object into the own store by the first plan that works; answer with `fetched`."""
-
-    ref: Reference
-    plans: tuple[Plan, ...]
-
-
-class StartAttempt(NamedTuple):
-    """Run a task; answer with `ended`, exactly once, whatever happens. `at_most`: its program is to
-    wait until fewer than that run here; 0: it is not to wait.
-    """
-
-    spec: TaskSpec
-    attempt: int
-    inputs: tuple[Reference, ...]
-    at_most: int
-
-
-class KillAttempt(NamedTuple):
-    """End a running program: politely, or at once."""
-
-    task: TaskId
-    attempt: int
-    force: bool
-
-
-class RecallAttempt(NamedTuple):
-    """End an attempt whose program still waits, with the fault `RECALLED`; else let it be."""
-
-    task: TaskId
-    attempt: int
-
-
-class DeleteObjects(NamedTuple):
-    """Delete objects from the own store."""
-
-    objects: tuple[ObjectId, ...]
-
-
-Order = FetchObject | StartAttempt | KillAttempt | RecallAttempt | DeleteObjects
-Key = tuple[TaskId, int]
-
-
-class Attempt:
-    """One attempt at a task on this worker."""
-
-    __slots__ = ("ending", "inputs", "key", "phase", "slots", "spec")
-
-    def __init__(self, message: AssignTask) -> None:
-        self.spec = message.spec
-        self.key: Key = (message.spec.id, message.attempt)
-        self.inputs = message.inputs
-        self.slots = message.spec.needs.slots
-        self.phase = Phase.FETCHING
-        self.ending: TaskFault | None = None  # why it is being killed
+RECENT_MAX = 10_000
+"""Small results that are remembered for tasks which were sent here before those were made."""
 
 
 class WorkerMachine:
     """All that a worker knows and decides."""
 
-    def __init__(self, netloc: str, host: str, slots: int) -> None:
+    def __init__(
+        self,
+        netloc: str,
+        host: str,
+        slots: int,
+        *,
+        talkative: frozenset[str] = frozenset(),
+        begins: frozenset[str] = frozenset(),
+    ) -> None:
+        """`talkative`: the executors whose programs are no matter of a moment, and not prepared
+        ahead. `begins`: those whose tasks may begin where their parents run, without being sent.
+        """
+        self._talkative = talkative
+        self._begins = begins
         self.netloc = netloc
         self.host = host
         self.slots = slots
@@ -133,7 +107,12 @@ class WorkerMachine:
         self._reports: list[FromWorker] = []
         self._reports_are_urgent = False
         self._reports_due_s = 0.0  # so long successes may wait
-        self.stored: dict[ObjectId, None] = {}  # what the own store holds
+        self.stored: dict[ObjectId, int | None] = {}  # what the own store holds, how large if known
+        self._kept: set[ObjectId] = set()  # of that: is from before this master was reached, ...
+        self._to_offer: deque[ObjectId] = deque()  # ...and it is still to be told
+        self.growing: dict[ObjectId, None] = {}  # what is being made or copied, and may be read
+        self.fixed: dict[ObjectId, None] = {}  # what processes wait under
+        self._recent: dict[ObjectId, Value] = {}  # small results of late
         self._hosts: dict[str, str] = {}
         self._waiting: Waiting[Key] = Waiting()
         self._fetching: dict[ObjectId, Reference] = {}
@@ -143,6 +122,10 @@ class WorkerMachine:
         self._run_s = 2 * BRIEF_S  # what programs take here, about
         self._ahead = 0  # how many may be prepared
         self._wide: list[int] = []  # the slots of those that run and have more than one
+
+    def keep(self, objects: Mapping[ObjectId, int]) -> None:
+        """Note what the own store has from an earlier life; only before a master is reached."""
+        self.stored.update(objects)
 
     # --- the master -------------------------------------------------------------------------------
 
@@ -162,22 +145,41 @@ class WorkerMachine:
                     del self.stored[object_id]
                 if held:
                     self.outbox.append(DeleteObjects(held))
+                self._end_processes([o for o in objects if o in self.fixed] if self.fixed else ())
             case MeetWorkers(neighbours):
                 self._hosts = {neighbour.netloc: neighbour.host for neighbour in neighbours}
 
     def master_joined(self) -> None:
         """A master was reached: it is told what the store holds."""
-        if self.stored:
-            here = frozenset((self.netloc,))
-            refs = tuple([Concrete(object_id, None, here) for object_id in self.stored])
-            for start in range(0, len(refs), 1000):
-                self._report(ObjectsStored(refs[start : start + 1000]))
+        self._to_offer = deque(self.stored)
+        self._kept = set(self.stored)
+        self._offer_some()
+
+    def _offer_some(self) -> None:
+        """Tell of a part of what the store holds; the rest follows, so that no turn takes long."""
+        refs = []
+        here = frozenset((self.netloc,))
+        while self._to_offer and len(refs) < OFFERED_AT_ONCE:
+            object_id = self._to_offer.popleft()
+            if object_id in self.stored:
+                refs.append(Concrete(object_id, self.stored[object_id], here))
+        if refs:
+            self._report(ObjectsStored(tuple(refs), kept=True))
 
     def master_lost(self, now_s: float) -> None:
         """The master is gone and will not know these attempts when it is back: they are ended."""
         for key in list(self.attempts):
             self._cancelled(key, now_s)
+        self._end_processes(self.fixed)
         self._reports.clear()
+        self._to_offer.clear()
+
+    def _end_processes(self, objects: Iterable[ObjectId]) -> None:
+        doomed = tuple(objects)
+        for object_id in doomed:
+            del self.fixed[object_id]
+        if doomed:
+            self.outbox.append(EndProcesses(doomed))
 
     def _assigned(self, message: AssignTask, now_s: float) -> None:
         attempt = Attempt(message)
@@ -186,18 +188,67 @@ class WorkerMachine:
         self.attempts[attempt.key] = attempt
         missing = []
         for ref in attempt.inputs:
-            if isinstance(ref, Value | Failure) or ref.id in self.stored:
+            if isinstance(ref, Value | Failure | Fixed) or self._has(ref):
                 continue
-            missing.append(ref)
+            if ref.id in self._recent:
+                self._give(attempt, self._recent[ref.id])
+            elif not isinstance(ref, Stream) or ref.id not in self.growing:
+                missing.append(ref)
         if not missing:
             self._enqueue(attempt, now_s)
             return
+        for ref in missing:
+            if isinstance(ref, Future) and not self._is_made_here(ref.id):
+                self._give_up(attempt, _given_back(attempt))
+                return
         self._waiting.wait(attempt.key, [ref.id for ref in missing])
         for ref in missing:
-            if ref.id not in self._fetching:
-                self._fetching[ref.id] = ref
-                plans = plans_for(ref, self.netloc, self.host, self._hosts)
-                self.outbox.append(FetchObject(ref, plans))
+            if not isinstance(ref, Future):
+                self.fetch(ref)
+
+    def _is_made_here(self, object_id: ObjectId) -> bool:
+        return any(object_id in attempt.spec.outputs for attempt in self.attempts.values())
+
+    def _give(self, attempt: Attempt, made: Value | Stream) -> None:
+        """Let an attempt that waited for an object know what became of it."""
+        attempt.inputs = tuple([made if ref.id == made.id else ref for ref in attempt.inputs])
+
+    def _has(self, ref: Reference) -> bool:
+        """Whether the own store has what is meant. What it kept may have been made otherwise since,
+        elsewhere: then it is not listed here, and about to be dropped.
+        """
+        if ref.id not in self.stored:
+            return False
+        places = locations_of(ref)
+        return not places or self.netloc in places or ref.id not in self._kept
+
+    def _give_up(self, attempt: Attempt, report: FromWorker) -> None:
+        """End an attempt that has not begun, and those that were sent here for its outputs."""
+        self._waiting.forget(attempt.key, [ref.id for ref in attempt.inputs])
+        self._close(attempt, report)
+        self._disappoint(attempt.spec.outputs)
+
+    def _disappoint(self, outputs: Iterable[ObjectId]) -> None:
+        """Give those attempts back that wait for what is not made here any more."""
+        pending = list(outputs)
+        while pending:
+            object_id = pending.pop()
+            if not self._waiting.is_awaited(object_id) or object_id in self._fetching:
+                continue
+            if self._is_made_here(object_id):
+                continue
+            for key in self._waiting.waiters_of(object_id):
+                waiter = self.attempts[key]
+                self._waiting.forget(key, [ref.id for ref in waiter.inputs])
+                self._close(waiter, _given_back(waiter))
+                pending += waiter.spec.outputs
+
+    def fetch(self, ref: Reference) -> None:
+        """Get an object that is not here, unless that is under way."""
+        if ref.id not in self._fetching:
+            self._fetching[ref.id] = ref
+            plans = plans_for(ref, self.netloc, self.host, self._hosts)
+            self.outbox.append(FetchObject(ref, plans))
 
     def _cancelled(self, key: Key, now_s: float) -> None:
         attempt = self.attempts.get(key)
@@ -207,17 +258,15 @@ class WorkerMachine:
         if attempt.phase is Phase.RUNNING:
             self._kill(attempt, fault, now_s)
         elif attempt.phase is not Phase.ENDING:
-            self._waiting.forget(key, [ref.id for ref in attempt.inputs])
-            self._close(attempt, TaskReported(*key, (), fault, 0.0))
+            self._give_up(attempt, TaskReported(*key, (), fault, 0.0))
 
     def _recalled(self, key: Key) -> None:
         attempt = self.attempts.get(key)
         if attempt is None:
             return  # its report crossed the recall
         if attempt.phase is Phase.FETCHING or attempt.phase is Phase.QUEUED:
-            self._waiting.forget(key, [ref.id for ref in attempt.inputs])
             fault = TaskFault(RECALLED, "it was given back before it began")
-            self._close(attempt, TaskReported(*key, (), fault, 0.0))
+            self._give_up(attempt, TaskReported(*key, (), fault, 0.0))
         elif attempt.phase is Phase.RUNNING:
             self.outbox.append(RecallAttempt(*key))
 
@@ -226,14 +275,19 @@ class WorkerMachine:
     def fetched(self, object_id: ObjectId, now_s: float, size_bytes: int) -> None:
         """An object is in the own store now; the master learns of the copy."""
         self._fetching.pop(object_id, None)
+        self.growing.pop(object_id, None)
         if object_id not in self.stored:
             here = frozenset((self.netloc,))
             self._report(ObjectsStored((Concrete(object_id, size_bytes, here),)))
-        self._hold(object_id, now_s)
+        self._hold(object_id, now_s, size_bytes)
 
-    def _hold(self, object_id: ObjectId, now_s: float) -> None:
+    def _hold(self, object_id: ObjectId, now_s: float, size_bytes: int | None = None) -> None:
         """Note that the own store has an object, whichever way it came; who awaited it goes on."""
-        self.stored[object_id] = None
+        self.stored[object_id] = size_bytes
+        self._kept.discard(object_id)
+        self._release(object_id, now_s)
+
+    def _release(self, object_id: ObjectId, now_s: float) -> None:
         for key in self._waiting.release(object_id):
             self._enqueue(self.attempts[key], now_s)
 
@@ -244,11 +298,54 @@ class WorkerMachine:
         not.
         """
         self._fetching.pop(object_id, None)
+        lost = tuple([(object_id, place) for place in losses])
         for key in self._waiting.waiters_of(object_id):
-            attempt = self.attempts[key]
-            self._waiting.forget(key, [ref.id for ref in attempt.inputs])
-            lost = tuple([(object_id, place) for place in losses])
-            self._close(attempt, InputsLost(*key, lost, details))
+            if key in self.attempts:  # else it was sent for the outputs of one before it
+                self._give_up(self.attempts[key], InputsLost(*key, lost, details))
+        self._break_off(object_id, lost, details, now_s)
+
+    def stream_opened(self, object_id: ObjectId, now_s: float) -> None:
+        """An object that is made elsewhere grows here, too, and may be read."""
+        self.growing[object_id] = None
+        self._release(object_id, now_s)
+
+    def streams_opened(self, key: Key, objects: tuple[ObjectId, ...], now_s: float) -> None:
+        """Outputs of a running attempt may be read while it writes them."""
+        attempt = self.attempts.get(key)
+        if attempt is None or attempt.phase is not Phase.RUNNING:
+            return
+        attempt.streams += objects
+        self.growing.update(dict.fromkeys(objects))
+        here = frozenset((self.netloc,))
+        refs = [Stream(object_id, here) for object_id in objects]
+        self._report(StreamsOpened(*key, tuple(refs)))
+        for ref in refs:
+            for waiter in self._waiting.waiters_of(ref.id):
+                self._give(self.attempts[waiter], ref)
+            self._release(ref.id, now_s)
+
+    def stream_broken(self, object_id: ObjectId, details: str, now_s: float) -> None:
+        """An output that may be read while it grows will not become whole after all."""
+        self._break_off(object_id, ((object_id, self.netloc),), details, now_s)
+
+    def _break_off(
+        self,
+        object_id: ObjectId,
+        losses: tuple[tuple[ObjectId, str], ...],
+        details: str,
+        now_s: float,
+    ) -> None:
+        """A growing object ended badly: whoever reads it ends, before it is made again."""
+        if self.growing.pop(object_id, 0) == 0:
+            return
+        for attempt in list(self.attempts.values()):
+            if not any(ref.id == object_id for ref in attempt.inputs):
+                continue
+            lost = InputsLost(*attempt.key, losses, details)
+            if attempt.phase is Phase.RUNNING:
+                self._kill(attempt, lost, now_s)
+            elif attempt.phase is not Phase.ENDING and attempt.key in self.attempts:
+                self._give_up(attempt, lost)
 
     def uploaded(self, object_id: ObjectId, now_s: float) -> None:
         """A client left an object in the own store."""
@@ -286,10 +383,14 @@ class WorkerMachine:
             return True
         spec = attempt.spec
         is_plain = attempt.slots == 1 and not spec.inputs and not spec.needs.timeout_s
+        is_plain = is_plain and spec.executor not in self._talkative
         return is_plain and self.slots_free > -self._ahead
 
     def _start(self, attempt: Attempt, now_s: float) -> None:
         attempt.phase = Phase.RUNNING
+        for ref in attempt.inputs:
+            if isinstance(ref, Stream) and ref.id in self._recent:
+                self._give(attempt, self._recent[ref.id])
         at_most = 0
         if attempt.slots > self.slots_free:  # all slots but those of wide ones run one program each
             at_most = self.slots - sum(self._wide) + len(self._wide)
@@ -312,11 +413,40 @@ class WorkerMachine:
         ahead = int(AHEAD_S / self._run_s * self.slots) if self._run_s < BRIEF_S else 0
         self._ahead = min(ahead, max(AHEAD_MAX, self.slots))
 
-    def spawned(self, key: Key, spec: TaskSpec, known: tuple[Reference, ...]) -> None:
-        """A running attempt created a task."""
+    def spawned(self, key: Key, spec: TaskSpec, known: tuple[Reference, ...], now_s: float) -> None:
+        """A running attempt created a task. It may begin here at once if a slot is free that nobody
+        waits for; the master hears of that with the task itself, and so before what it publishes.
+        """
         attempt = self.attempts.get(key)
-        if attempt is not None and attempt.phase is Phase.RUNNING:
-            self._report(SpawnTask(spec, known, key[1]))
+        if attempt is None or attempt.phase is not Phase.RUNNING:
+            return
+        for ref in known:  # what was published before, to be found here by whoever is sent for it
+            if ref.id.startswith(key[0]) and self.netloc in locations_of(ref):
+                self._hold_made((ref,), now_s)
+        may_begin = spec.executor in self._begins
+        inputs = self._at_hand(spec, known) if may_begin else None
+        begins = inputs is not None and not self._queue and spec.needs.slots <= self.slots_free
+        self._report(SpawnTask(spec, known, key[1], begins))
+        if begins and inputs is not None:
+            child = Attempt(AssignTask(spec, 0, inputs))
+            self.attempts[child.key] = child
+            self._start(child, now_s)
+
+    def _at_hand(
+        self, spec: TaskSpec, known: tuple[Reference, ...]
+    ) -> tuple[Reference, ...] | None:
+        """Return the inputs of a task that is not begun, if all of them are here."""
+        if (spec.id, 0) in self.attempts:
+            return None
+        values = {ref.id: ref for ref in known if isinstance(ref, Value)}
+        here = frozenset((self.netloc,))
+        inputs: list[Reference] = []
+        for object_id in spec.inputs:
+            ref = values.get(object_id) or self._recent.get(object_id)
+            if ref is None and object_id not in self.stored:
+                return None
+            inputs.append(ref or Concrete(object_id, None, here))
+        return tuple(inputs)
 
     def ended(
         self,
@@ -331,36 +461,79 @@ class WorkerMachine:
         if attempt is None or attempt.phase not in (Phase.RUNNING, Phase.ENDING):
             return
         self._free_slots(attempt)
-        if run_s and fault is None:
+        if run_s and fault is None and attempt.spec.executor not in self._talkative:
             self._learn(run_s)
-        made = tuple(
-            [r.id for r in published if isinstance(r, Concrete) and r.id not in self.stored]
-        )
-        if attempt.ending is not None:
-            if made:
-                self.outbox.append(DeleteObjects(made))
-            published, fault = (), _ending(attempt.ending, fault)
-            made = ()
-        self._close(attempt, TaskReported(*key, published, fault, run_s))
-        for object_id in made:
-            self._hold(object_id, now_s)
+        ending = attempt.ending
+        if ending is not None:
+            self.made_in_vain(tuple([r.id for r in published if isinstance(r, _STORED)]))
+            self._end_processes_of(published)
+            published = ()
+        if isinstance(ending, InputsLost):
+            self._close(attempt, ending)
+        else:
+            fault = fault if ending is None else _ending(ending, fault)
+            self._close(attempt, TaskReported(*key, published, fault, run_s))
+        self._hold_made(published, now_s)
+        self._settle(attempt, published, now_s)
         self._start_next(now_s)
 
+    def _settle(self, attempt: Attempt, published: tuple[Reference, ...], now_s: float) -> None:
+        """Let those go on that waited for what an attempt was to make, and those not that waited
+        for what it did not make.
+        """
+        for ref in published:
+            self.growing.pop(ref.id, None)
+            if isinstance(ref, Value):
+                self._recent[ref.id] = ref
+                if self._waiting.is_awaited(ref.id):
+                    for key in self._waiting.waiters_of(ref.id):
+                        self._give(self.attempts[key], ref)
+                    self._release(ref.id, now_s)
+            elif isinstance(ref, Fixed):
+                self.fixed[ref.id] = None
+        while len(self._recent) > RECENT_MAX:
+            del self._recent[next(iter(self._recent))]
+        self._disappoint(attempt.spec.outputs)
+        for object_id in attempt.streams:
+            lost = ((object_id, self.netloc),)
+            self._break_off(object_id, lost, f"{object_id}: its producer ended badly", now_s)
+
+    def _hold_made(self, published: tuple[Reference, ...], now_s: float) -> None:
+        for ref in published:
+            if isinstance(ref, _STORED) and ref.id not in self.stored:
+                self._hold(ref.id, now_s, ref.size_bytes)
+
+    def made_in_vain(self, objects: tuple[ObjectId, ...]) -> None:
+        """Objects came into the own store that nobody is to hear of; what is known stays."""
+        unknown = tuple([object_id for object_id in objects if object_id not in self.stored])
+        if unknown:
+            self.outbox.append(DeleteObjects(unknown))
+
+    def _end_processes_of(self, published: tuple[Reference, ...]) -> None:
+        fixed = tuple([ref.id for ref in published if isinstance(ref, Fixed)])
+        if fixed:
+            self.outbox.append(EndProcesses(fixed))
+
     def inputs_gone(
-        self, key: Key, objects: tuple[ObjectId, ...], details: str, now_s: float
+        self, key: Key, losses: tuple[tuple[ObjectId, str], ...], details: str, now_s: float
     ) -> None:
-        """An attempt that was started found inputs missing from the own store; nothing ran."""
+        """An attempt that was started found inputs missing where they were said to be; nothing of
+        it runs.
+        """
         attempt = self.attempts.get(key)
         if attempt is None:
             return
         self._free_slots(attempt)
-        for object_id in objects:
-            self.stored.pop(object_id, None)
-        losses = tuple([(object_id, self.netloc) for object_id in objects])
-        if attempt.ending is not None:
-            self._close(attempt, TaskReported(*key, (), attempt.ending, 0.0))
+        for object_id, place in losses:
+            if place == self.netloc:
+                self.stored.pop(object_id, None)
+                self.fixed.pop(object_id, None)
+        ending = attempt.ending or InputsLost(*key, losses, details)
+        if isinstance(ending, TaskFault):
+            self._close(attempt, TaskReported(*key, (), ending, 0.0))
         else:
-            self._close(attempt, InputsLost(*key, losses, details))
+            self._close(attempt, ending)
+        self._settle(attempt, (), now_s)
         self._start_next(now_s)
 
     def _close(self, attempt: Attempt, report: FromWorker) -> None:
@@ -383,6 +556,8 @@ class WorkerMachine:
         self._reports_due_s = now_s + REPORT_EVERY_S
         self._reports_are_urgent = False
         reports, self._reports = self._reports, []
+        if self._to_offer:
+            self._offer_some()
         return reports
 
     @property
@@ -391,9 +566,9 @@ class WorkerMachine:
 
     # --- time -------------------------------------------------------------------------------------
 
-    def _kill(self, attempt: Attempt, fault: TaskFault, now_s: float) -> None:
+    def _kill(self, attempt: Attempt, ending: TaskFault | InputsLost, now_s: float) -> None:
         attempt.phase = Phase.ENDING
-        attempt.ending = fault
+        attempt.ending = ending
         self.outbox.append(KillAttempt(*attempt.key, force=False))
         heappush(self._deadlines, (now_s + KILL_GRACE_S, attempt.key))
 
@@ -432,9 +607,15 @@ class WorkerMachine:
             if (attempt.phase is Phase.FETCHING) != (key in self._waiting):
                 found.append(f"W2 {key} is {attempt.phase.value}, its waiting disagrees")
         for object_id in self.stored:
-            if self._waiting.is_awaited(object_id):
+            if object_id not in self._kept and self._waiting.is_awaited(object_id):
                 found.append(f"W3 {object_id} is awaited and is there")
         return found
+
+
+def _given_back(attempt: Attempt) -> TaskReported:
+    """Say that an attempt is to be sent again, as it was sent before its time."""
+    fault = TaskFault(RECALLED, "what it waits for is not made here")
+    return TaskReported(*attempt.key, (), fault, 0.0)
 
 
 def _ending(cause: TaskFault, fault: TaskFault | None) -> TaskFault:

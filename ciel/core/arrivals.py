@@ -1,0 +1,72 @@
+"""Objects that come into a graph besides those that its tasks promise: uploads, outputs that a task
+publishes without having promised them, and outputs that can be read while they grow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from ciel.core.jobs import Job
+from ciel.core.refs import STREAMS, Future, Reference
+from ciel.core.tasks import Mentions, TaskNode
+
+if TYPE_CHECKING:
+    from ciel.core.graph import TaskGraph
+
+
+def introduce(graph: TaskGraph, ref: Reference, job: Job) -> None:
+    """Take note of an object that no task makes (an upload, an argument), for the life of the job.
+    Of others, and of one known already, more is known here: what is said may be outdated.
+    """
+    node = graph.objects.ensure(ref.id)
+    is_there = not isinstance(ref, Future) and type(ref) not in STREAMS
+    if node.producer is None and node.ref is None and is_there:
+        node.holds += 1
+        job.uploads.append(ref.id)
+        graph.publish(ref)
+
+
+def adopt(graph: TaskGraph, task: TaskNode, refs: Iterable[Reference]) -> None:
+    """Make outputs of a task what it publishes without having promised it: by the name."""
+    prefix = f"{task.spec.id}:"
+    found = []
+    for ref in refs:
+        if ref.id.startswith(prefix):
+            node = graph.objects.ensure(ref.id)
+            if node.producer is None and node.ref is None:
+                node.producer = task
+                node.holds += _is_named_freely(graph, task)
+                found.append(ref.id)
+    task.extras += tuple(found)
+
+
+def publish_early(graph: TaskGraph, task: TaskNode, refs: Iterable[Reference]) -> None:
+    """A running task names objects to a child: those of its own that it did not promise are there
+    now, for anybody. What it promised it reports when it ends.
+    """
+    named = [ref for ref in refs if ref.id.startswith(f"{task.spec.id}:")]
+    adopt(graph, task, named)
+    for ref in named:
+        is_own = graph.objects.nodes[ref.id].producer is task and ref.id not in task.spec.outputs
+        if is_own and type(ref) not in STREAMS:
+            graph.publish(ref)
+
+
+def open_streams(graph: TaskGraph, task: TaskNode, refs: Iterable[Reference]) -> None:
+    """Outputs of a running task can be read while they grow."""
+    adopt(graph, task, refs)
+    for ref in refs:
+        node = graph.objects.get(ref.id)
+        if node is not None and node.producer is task and type(ref) in STREAMS:
+            graph.streams.made.setdefault(task, []).append(ref.id)
+            graph.publish(ref)
+
+
+def _is_named_freely(graph: TaskGraph, task: TaskNode) -> bool:
+    """Whether anything that a task made or saw may name its outputs."""
+    parent = graph.tasks.get(task.spec.parent)
+    anything = Mentions.ANYTHING
+    return task.spec.mentions is anything or (
+        parent is not None and parent.spec.mentions is anything
+    )

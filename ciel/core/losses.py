@@ -1,0 +1,83 @@
+"""What becomes of an object that is gone: lost where it lay, or dropped since nobody needs it.
+
+One that is lost and needed is made again by its producer, and so on upwards; one that cannot be is
+an error.
+"""
+
+from __future__ import annotations
+
+from ciel.core.graph import TaskGraph
+from ciel.core.ids import ObjectId
+from ciel.core.objects import ObjectNode
+from ciel.core.refs import Failure
+from ciel.core.tasks import CANCELLED, FAILED, Mentions, TaskNode
+
+
+def lose(graph: TaskGraph, object_id: ObjectId, location: str) -> bool:
+    """Note that a location does not hold an object; if nobody does and it is needed, it is made
+    again.
+
+    Returns whether the object was lost by this.
+    """
+    node = graph.objects.get(object_id)
+    was_settled = node is not None and node.is_settled  # a stream is not
+    if node is None or not graph.objects.lose(node, object_id, location):
+        return False
+    _unsettle(graph, object_id, node, was_settled)
+    return True
+
+
+def _unsettle(graph: TaskGraph, object_id: ObjectId, node: ObjectNode, was_settled: bool) -> None:
+    if was_settled:
+        for job in node.wanters:
+            job.unsettled += 1
+        _forget_output(graph, node.producer)
+    else:
+        graph.break_stream(object_id)
+    why_final = _why_never_again(node.producer)
+    if why_final:
+        details = f"no copy of it is left, and {why_final}"
+        graph.publish(Failure(object_id, "OBJECT_LOST", details))
+        return
+    # Who was ready to read it learns of the loss when it is to be assigned, or when it opens its
+    # input.
+    graph.demand((object_id,))
+
+
+def _forget_output(graph: TaskGraph, producer: TaskNode | None) -> None:
+    if producer is not None and producer.spec.mentions is Mentions.INPUTS:
+        producer.live_outputs -= 1
+        graph.let_inputs_go(producer)
+
+
+def lose_location(graph: TaskGraph, location: str) -> list[ObjectId]:
+    """Note that a location is gone with all that it held; return what was lost by that."""
+    return [
+        object_id
+        for object_id in graph.objects.held_at(location)
+        if lose(graph, object_id, location)
+    ]
+
+
+def drop(graph: TaskGraph, object_id: ObjectId) -> frozenset[str]:
+    """Forget an object that is still droppable; return where its copies lie (nowhere if it is
+    needed).
+    """
+    node = graph.objects.get(object_id)
+    if node is None or node.ref is None or node.holds or node.wanters:
+        return frozenset()
+    producer = node.producer
+    if type(node.ref) is Failure or producer is None or producer.state in (FAILED, CANCELLED):
+        return frozenset()
+    return graph.forget_object(object_id, node)
+
+
+def _why_never_again(producer: TaskNode | None) -> str:
+    """Say why an object that is lost cannot be made again; empty if it can."""
+    if producer is None:
+        return "no task makes it"
+    if producer.job.called_off:
+        return "its job was called off"
+    if producer.state is FAILED or producer.state is CANCELLED:
+        return f"task {producer.spec.id} failed since"
+    return ""

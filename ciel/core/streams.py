@@ -1,0 +1,76 @@
+"""Which objects grow while their makers run, and which tasks count on that.
+
+A task reads a stream from the moment it could run with it until the object is whole, the stream
+breaks, or the task itself is over or set back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ciel.core.ids import ObjectId
+from ciel.core.tasks import ASSIGNED, RUNNABLE, TaskNode
+
+
+class Streams:
+    """Makers and readers of growing objects, in both directions."""
+
+    __slots__ = ("made", "readers", "reading")
+
+    def __init__(self) -> None:
+        self.made: dict[TaskNode, list[ObjectId]] = {}  # by the task whose attempt opened them
+        self.readers: dict[str, dict[TaskNode, None]] = {}
+        self.reading: dict[TaskNode, dict[ObjectId, None]] = {}
+
+    def read(self, task: TaskNode, object_id: ObjectId) -> None:
+        """A task can run, or runs, with an object that still grows."""
+        self.readers.setdefault(object_id, {})[task] = None
+        self.reading.setdefault(task, {})[object_id] = None
+
+    def leave(self, task: TaskNode) -> None:
+        """A task counts on no stream any more."""
+        for object_id in self.reading.pop(task, ()):
+            readers = self.readers[object_id]
+            del readers[task]
+            if not readers:
+                del self.readers[object_id]
+
+    def complete(self, object_id: ObjectId) -> list[TaskNode]:
+        """An object is whole; return the readers that have only whole inputs by that."""
+        done = []
+        for task in self.readers.pop(object_id, ()):
+            left = self.reading[task]
+            del left[object_id]
+            if not left:
+                del self.reading[task]
+                done.append(task)
+        return done
+
+    def break_off(self, object_id: ObjectId) -> list[TaskNode]:
+        """An object will not be whole; return its readers, which read nothing else any more."""
+        readers = list(self.readers.get(object_id, ()))
+        for task in readers:
+            self.leave(task)
+        return readers
+
+    def problems(self, growing: dict[ObjectId, None]) -> Iterator[str]:
+        """Yield every broken link; `growing` are the objects that are streams now."""
+        for object_id, readers in self.readers.items():
+            if object_id not in growing:
+                yield f"S1 {object_id} is read as a stream, and is none"
+            for task in readers:
+                if object_id not in self.reading.get(task, ()):
+                    yield f"S2 {task.spec.id} reads {object_id}, and does not know it"
+                if task.state is not RUNNABLE and task.state is not ASSIGNED:
+                    yield f"S3 {task.spec.id} is {task.state} and reads {object_id}"
+        for task, objects in self.reading.items():
+            for object_id in objects:
+                if task not in self.readers.get(object_id, ()):
+                    yield f"S2 {object_id} is read by {task.spec.id}, and does not list it"
+        made = {object_id for objects in self.made.values() for object_id in objects}
+        for object_id in growing:
+            if object_id not in made:
+                yield f"S4 {object_id} is a stream, and nobody makes it"
+        for task in self.made:
+            if task.state is not ASSIGNED:
+                yield f"S5 {task.spec.id} is {task.state} and makes streams"

@@ -1,0 +1,203 @@
+"""What a program that talks may ask for its task: inputs, outputs, children. The worker answers.
+
+An executor's conversation turns the program's calls into these; it opens nothing itself. What may
+take time ends in a callback, which comes exactly once, unless the attempt ends before; an input
+that cannot be had ends the attempt, and the callback never comes.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from ciel.core.errors import InvalidTaskError
+from ciel.core.ids import ObjectId
+from ciel.core.refs import REFERENCE_TYPES, Fixed, Reference
+from ciel.core.tasks import Needs, check_task
+from ciel.execution.executor import BadArgumentsError, Child, ChildForm, Task, mentions_of
+from ciel.execution.outputs import BadCallError, Outputs
+from ciel.wire.descriptors import make_task
+
+
+class Growth(NamedTuple):
+    """How far an input that is being made has come. `is_broken`: no more will come."""
+
+    size_bytes: int
+    is_whole: bool
+    is_broken: bool = False
+
+
+class OpenInput(NamedTuple):
+    """An input under a name; `blocks`: its reader waits at the end for what is still to come, and
+    the end that it sees is the real one.
+    """
+
+    path: str
+    growth: Growth
+    blocks: bool
+
+
+class Attempt(ABC):
+    """One attempt at a task, as its conversation sees it."""
+
+    def __init__(self, task: Task, outputs: Outputs, netloc: str) -> None:
+        self.task = task
+        self.outputs = outputs
+        self._netloc = netloc
+        self.fixed: ObjectId | None = None  # what the program waits for itself under, if it does
+        self.children_count = 0
+        self._has_delegated = False
+
+    # --- inputs -----------------------------------------------------------------------------------
+
+    @abstractmethod
+    def resolve(self, ref: Reference) -> Reference:
+        """Return what is known of an object here: by what the task was given, what it published
+        itself, what the store holds. A future, if it is not there.
+        """
+
+    @abstractmethod
+    def open_whole(self, ref: Reference, then: Callable[[str], None]) -> None:
+        """Give a resolved input a path, once all of it is here."""
+
+    @abstractmethod
+    def open_growing(
+        self, ref: Reference, blocking: bool, then: Callable[[OpenInput], None]
+    ) -> None:
+        """Give a resolved input a path, even if it is still being made."""
+
+    @abstractmethod
+    def read(self, ref: Reference, then: Callable[[bytes], None]) -> None:
+        """Read a small input."""
+
+    @abstractmethod
+    def await_growth(
+        self, object_id: str, at_least_bytes: float, then: Callable[[Growth], None]
+    ) -> None:
+        """Wait until an input that was opened growing has so many bytes, or has ended. Raises
+        BadCallError for one that was not.
+        """
+
+    @abstractmethod
+    def close_growing(self, object_id: str) -> None:
+        """Give an input up that was opened growing."""
+
+    # --- outputs and the rest ---------------------------------------------------------------------
+
+    @abstractmethod
+    def open_output(self, index: int, streams: bool) -> str:
+        """Begin an output; return the path to write it under. `streams`: it may be read meanwhile."""
+
+    @abstractmethod
+    def close_output(self, index: int, size_bytes: int | None) -> Reference:
+        """Publish an output that is written."""
+
+    @abstractmethod
+    def roll_back_output(self, index: int) -> None:
+        """Forget what was written to an output."""
+
+    @abstractmethod
+    def note_growth(self, index: int, size_bytes: int) -> None:
+        """Take a hint of how much of an output is there."""
+
+    @abstractmethod
+    def send_descriptor(self, socket_path: str, path: str, *, writes: bool) -> None:
+        """Open a path that was given, and hand the descriptor to a listening UNIX socket."""
+
+    @abstractmethod
+    def log(self, text: str) -> None:
+        """Add a line to the log of the job."""
+
+    @abstractmethod
+    def add_child(self, child: Child) -> None:
+        """Have a task created."""
+
+    # --- children ---------------------------------------------------------------------------------
+
+    def spawn(
+        self,
+        executor: str,
+        keywords: dict[str, Any],
+        needs: Needs,
+        *,
+        delegates: bool = False,
+        name: str = "",
+    ) -> tuple[tuple[ObjectId, ...], ChildForm]:
+        """Create a task; return the ids of its outputs, and how its executor took the keywords.
+
+        `delegates`: it takes over the outputs that this task promised. Raises BadCallError.
+        """
+        known = self.task.executors.get(executor)
+        if known is None:
+            names = ", ".join(sorted(self.task.executors))
+            raise BadCallError(f"there is no executor {executor!r:.60} (there are: {names})")
+        if delegates:
+            self._require_promises()
+        try:
+            form = known.child_form(keywords)
+        except BadArgumentsError as error:
+            raise BadCallError(str(error)) from None
+        return self._create(executor, form, needs, delegates, name), form
+
+    def go_on_later(self, executor: str, dependencies: list[Reference]) -> None:
+        """Hand the promised outputs to a task that goes on in this very process, once its
+        dependencies are there (a fixed process, ciel-interfaces 1.7). Raises BadCallError.
+        """
+        if executor != self.task.spec.executor:
+            ours = self.task.spec.executor
+            raise BadCallError(f"a process of {ours} cannot go on as one of {executor!r:.60}")
+        self._require_promises()
+        index = self.outputs.allocate("fixed")
+        fixed = Fixed(self.outputs.ids[index], self._netloc)
+        self.outputs.add(index, fixed)
+        self.fixed = fixed.id
+        form = ChildForm({"fixed": fixed, "extra_dependencies": dependencies}, 1, False, False)
+        self._create(executor, form, self.task.spec.needs, True, self.task.spec.name)
+
+    def _require_promises(self) -> None:
+        if self._has_delegated:
+            raise BadCallError("another task was given the outputs of this one already")
+
+    def _create(
+        self, executor: str, form: ChildForm, needs: Needs, delegates: bool, name: str
+    ) -> tuple[ObjectId, ...]:
+        spec = self.task.spec
+        arguments = form.arguments
+        if self.outputs.published:
+            arguments = self._up_to_date(arguments)
+        package = self.task.arguments.get("package_ref")
+        if package is not None and self.task.executors[executor].wants_package:
+            arguments = {**arguments, "package_ref": package}
+        try:
+            child = Child(
+                *make_task(
+                    job=spec.job, parent=spec.id, ordinal=self.children_count, executor=executor,
+                    arguments=arguments, n_outputs=form.n_outputs,
+                    memoise=form.memoise and not delegates,
+                    outputs=spec.outputs if delegates else None, needs=needs,
+                    sees_errors=form.sees_errors,
+                    mentions=mentions_of(self.task.executors, executor), name=name,
+                )
+            )  # fmt: skip
+            check_task(child.spec)
+        except (TypeError, ValueError) as error:
+            raise BadCallError(f"the arguments of a spawn cannot be encoded: {error}") from None
+        except InvalidTaskError as error:
+            raise BadCallError(f"no such task can be: {error.reason}") from None
+        self.children_count += 1
+        self._has_delegated |= delegates
+        self.add_child(child)
+        return child.spec.outputs
+
+    def _up_to_date(self, value: Any) -> Any:
+        """Replace references to outputs of this attempt by what was published: a program may hold
+        older ones, and only the published one says where the content is.
+        """
+        if isinstance(value, REFERENCE_TYPES):
+            return self.outputs.reference(value.id) or value
+        if isinstance(value, dict):
+            return {key: self._up_to_date(item) for key, item in value.items()}
+        if isinstance(value, list):
+            return [self._up_to_date(item) for item in value]
+        return value

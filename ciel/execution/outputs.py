@@ -1,0 +1,167 @@
+"""The outputs of one attempt that makes them one by one: those that its task promised, then those
+that it allocates (ciel-interfaces, 1.5 and 1.6).
+
+Each is published once: as content, or as a file that the program writes between `open` and `close`.
+What is small rides in its reference, the rest is committed to the store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from ciel.core.errors import InvalidIdError
+from ciel.core.ids import ObjectId, check_id
+from ciel.core.refs import INLINE_MAX_BYTES, Concrete, Reference, Value
+from ciel.storage.errors import ObjectConflictError
+from ciel.storage.interface import ObjectStore, ObjectWriter
+
+ALLOCATED_MAX = 1_000_000
+"""Outputs that one attempt may have: a loop that allocates without end meets it."""
+
+Conflict = Callable[[ObjectConflictError], None]
+"""Told of an output that was made before with other content: its task is not deterministic."""
+
+
+class BadCallError(Exception):
+    """A program asked for what cannot be; the text is for its author."""
+
+
+class Outputs:
+    """What one attempt has published, and the files that it is writing."""
+
+    def __init__(
+        self,
+        task_id: str,
+        expected: Iterable[ObjectId],
+        store: ObjectStore,
+        here: frozenset[str],
+        conflict: Conflict,
+    ) -> None:
+        self.ids = list(expected)
+        self.expected_count = len(self.ids)
+        self._expected = frozenset(self.ids)
+        self.published: dict[int, Reference] = {}
+        self.open_ones: dict[int, ObjectWriter] = {}
+        self._task_id = task_id
+        self._store = store
+        self._here = here
+        self._conflict = conflict
+        self._numbers: dict[str, int] = {}  # of what was published, by id
+
+    def index(self, value: object) -> int:
+        """Check the number of an output; None stands for the only one. Raises BadCallError."""
+        if value is None and self.expected_count == 1:
+            return 0
+        if type(value) is not int:
+            raise BadCallError(f"'index' must be the number of an output, not {value!r:.40}")
+        if not 0 <= value < len(self.ids):
+            raise BadCallError(f"there is no output {value}; the task has {len(self.ids)}")
+        return value
+
+    def allocate(self, prefix: str) -> int:
+        """Add an output; return its number."""
+        number = len(self.ids) - self.expected_count
+        if number >= ALLOCATED_MAX:
+            raise BadCallError(f"a task may allocate at most {ALLOCATED_MAX} outputs")
+        try:
+            object_id = ObjectId(check_id(f"{self._task_id}:{prefix or 'pub'}:{number}"))
+        except InvalidIdError as error:
+            raise BadCallError(f"'prefix' makes no name of an object: {error}") from None
+        if object_id in self._expected:
+            raise BadCallError(f"'prefix' {prefix!r} makes {object_id}, which the task has already")
+        self.ids.append(object_id)
+        return len(self.ids) - 1
+
+    def reference(self, object_id: str) -> Reference | None:
+        """Return what was published under an id, if anything."""
+        index = self._numbers.get(object_id)
+        return None if index is None else self.published[index]
+
+    def publish(self, index: int, content: bytes) -> Reference:
+        """Publish a whole output at once."""
+        self._require_unpublished(index)
+        object_id = self.ids[index]
+        if len(content) <= INLINE_MAX_BYTES:
+            ref: Reference = Value.of(object_id, content)
+        else:
+            with self._store.begin(object_id, size_hint_bytes=len(content)) as writer:
+                writer.write(content)
+                ref = commit_output(self._store, writer, self._here, self._conflict)
+        self._note(index, ref)
+        return ref
+
+    def add(self, index: int, ref: Reference) -> None:
+        """Publish what is no content."""
+        self._require_unpublished(index)
+        self._note(index, ref)
+
+    def open(self, index: int) -> ObjectWriter:
+        """Begin to write an output."""
+        self._require_unpublished(index)
+        writer = self.open_ones[index] = self._store.begin(self.ids[index])
+        return writer
+
+    def close(self, index: int, size_bytes: int | None = None) -> Reference:
+        """Publish what was written to an output, which has `size_bytes` if its program says so."""
+        writer = self._writer(index)
+        written_bytes = writer.size_bytes
+        if size_bytes is not None and size_bytes > written_bytes:
+            raise BadCallError(
+                f"output {index} is said to have {size_bytes} bytes, {written_bytes} were written"
+            )
+        ref = commit_output(self._store, writer, self._here, self._conflict)
+        del self.open_ones[index]
+        self._note(index, ref)
+        return ref
+
+    def roll_back(self, index: int) -> None:
+        """Forget what was written to an output; it may be opened again."""
+        self._writer(index).abort()
+        del self.open_ones[index]
+
+    def roll_back_all(self) -> None:
+        """Forget whatever is still being written."""
+        for writer in self.open_ones.values():
+            writer.abort()
+        self.open_ones.clear()
+
+    def _note(self, index: int, ref: Reference) -> None:
+        self.published[index] = ref
+        self._numbers[ref.id] = index
+
+    def _writer(self, index: int) -> ObjectWriter:
+        writer = self.open_ones.get(index)
+        if writer is None:
+            raise BadCallError(f"output {index} is not open")
+        return writer
+
+    def _require_unpublished(self, index: int) -> None:
+        if index in self.published:
+            raise BadCallError(f"output {index} was published already")
+        if index in self.open_ones:
+            raise BadCallError(f"output {index} is open already")
+
+
+def commit_output(
+    store: ObjectStore,
+    writer: ObjectWriter,
+    here: frozenset[str],
+    conflict: Conflict,
+    *,
+    is_alone: bool = False,
+) -> Reference:
+    """Publish what was written; what is small rides in its reference. `is_alone`: no program that
+    knew its name is left.
+    """
+    object_id = ObjectId(writer.object_id)
+    content = writer.take(INLINE_MAX_BYTES, is_alone=is_alone)
+    if content is not None:
+        return Value.of(object_id, content)
+    size_bytes = writer.size_bytes
+    try:
+        size_bytes = writer.commit().size_bytes
+    except ObjectConflictError as error:
+        conflict(error)  # the first one wins (failures.md, W12)
+        info = store.stat(object_id)
+        size_bytes = info.size_bytes if info is not None else size_bytes
+    return Concrete(object_id, size_bytes, here)

@@ -1,0 +1,222 @@
+"""Successors sent ahead: a task all of whose missing inputs will be made on one worker goes there
+before they are, and the worker lets it run itself.
+
+In the graph it still waits. When its inputs are there it is assigned without another message; if
+anything goes otherwise it is called off. It has a number like any attempt, the next of its task, so
+that what is said of it late does no harm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import islice
+
+from ciel.core.events import AssignTask, CancelTask, Message
+from ciel.core.fixed import place_of
+from ciel.core.graph import TaskGraph
+from ciel.core.ids import ObjectId
+from ciel.core.jobs import Job
+from ciel.core.refs import CONSUMABLE, STREAMS, Concrete, Failure, Sweetheart
+from ciel.core.retries import Blame
+from ciel.core.tasks import ASSIGNED, RUNNABLE, WAITING, TaskNode
+from ciel.master.state.workers import Call, WorkerNode
+
+AHEAD_MAX = 64
+"""How many a worker has at most; when half of them are left it gets more."""
+INPUTS_MAX = 16
+"""A task with more inputs waits for all of them, as a rule for long: it is not looked at."""
+SUCCESSORS_MAX = 128
+"""How many of those that wait for one object are looked at."""
+FAR_MAX_BYTES = 1_000_000
+"""An input that is larger and lies elsewhere is a reason to run elsewhere, too."""
+
+Say = Callable[[str, Message], None]
+
+
+class Ahead:
+    """The tasks that wait in the graph, and were sent to a worker."""
+
+    def __init__(
+        self, graph: TaskGraph, workers: dict[str, WorkerNode], blame: dict[str, Blame], say: Say
+    ) -> None:
+        self.tasks: dict[TaskNode, WorkerNode] = {}  # makers before those that read what they make
+        self._graph = graph
+        self._workers = workers
+        self._blame = blame
+        self._say = say
+        self._makers: dict[TaskNode, None] = {}  # whose successors are to be looked at
+        self._cut_off: dict[WorkerNode, dict[TaskNode, None]] = {}  # the same, when there is room
+
+    # --- sending ----------------------------------------------------------------------------------
+
+    def assigned(self, task: TaskNode) -> None:
+        """A task is given to a worker: those that wait for it may follow."""
+        awaited = self._graph.waiting.awaited
+        for object_id in task.outputs:
+            if object_id in awaited:
+                self._makers[task] = None
+                return
+
+    def send(self) -> None:
+        """Send what can be sent now; called once a turn, when all else is placed."""
+        graph = self._graph
+        if graph.began_waiting:
+            began, graph.began_waiting = graph.began_waiting, []
+            for task in began:
+                self._note_maker(task)
+        for worker in list(self._cut_off):
+            if len(worker.ahead) <= AHEAD_MAX // 2:
+                self._makers.update(self._cut_off.pop(worker))
+        makers, self._makers = list(self._makers), {}
+        for maker in makers:  # which grows meanwhile
+            place = self._place_of(maker)
+            if place is not None:
+                makers += self._send_successors(maker, place)
+
+    def _note_maker(self, task: TaskNode) -> None:
+        if task.state is WAITING and len(task.spec.inputs) <= INPUTS_MAX:
+            nodes = self._graph.objects.nodes
+            for object_id in task.spec.inputs:
+                node = nodes[object_id]
+                if node.ref is None and node.producer is not None:
+                    if self._place_of(node.producer) is not None:
+                        self._makers[node.producer] = None
+                    return
+
+    def _place_of(self, maker: TaskNode | None) -> WorkerNode | None:
+        """Return the worker on which a task is going to make its outputs, if that is certain; what
+        one makes that reads a stream does not count yet.
+        """
+        if maker is None:
+            return None
+        if maker.state is ASSIGNED and maker.worker is not None:
+            return None if maker in self._graph.streams.reading else self._workers[maker.worker]
+        return self.tasks.get(maker)
+
+    def _send_successors(self, maker: TaskNode, worker: WorkerNode) -> list[TaskNode]:
+        """Send those that wait for a task, as many as could follow it at once; return them."""
+        sent: list[TaskNode] = []
+        room = worker.facts.slots
+        for object_id in maker.outputs:
+            waiters = self._graph.waiting.awaited.get(object_id, ())
+            for task in list(islice(waiters, SUCCESSORS_MAX)):
+                if task in self.tasks:
+                    room -= 1
+                elif room > 0 and self._can_follow(task, worker):
+                    if len(worker.ahead) >= AHEAD_MAX:
+                        self._cut_off.setdefault(worker, {})[maker] = None
+                        return sent
+                    self._send(task, worker)
+                    sent.append(task)
+                    room -= 1
+        return sent
+
+    def _can_follow(self, task: TaskNode, worker: WorkerNode) -> bool:
+        spec, facts = task.spec, worker.facts
+        if task.state is not WAITING or len(spec.inputs) > INPUTS_MAX or spec.id in self._blame:
+            return False
+        if spec.executor not in facts.executors or spec.needs.slots > facts.slots:
+            return False
+        if self._graph.objects.fixed and place_of(self._graph, task) - {facts.netloc}:
+            return False
+        for object_id in spec.inputs:
+            ref = self._graph.objects.nodes[object_id].ref
+            if type(ref) in STREAMS or type(ref) is Failure:
+                return False
+            if isinstance(ref, Concrete | Sweetheart) and facts.netloc not in ref.locations:
+                if ref.size_bytes is None or ref.size_bytes > FAR_MAX_BYTES:
+                    return False
+        return self._is_made_at(task, worker)
+
+    def _is_made_at(self, task: TaskNode, worker: WorkerNode) -> bool:
+        """Whether all that a task waits for is going to be made on a worker."""
+        nodes = [self._graph.objects.nodes[object_id] for object_id in task.spec.inputs]
+        return all(
+            type(node.ref) in CONSUMABLE or self._place_of(node.producer) is worker
+            for node in nodes
+        )
+
+    def _send(self, task: TaskNode, worker: WorkerNode) -> None:
+        self.tasks[task] = worker
+        worker.ahead[task] = None
+        task.reason = "its inputs are made there"
+        reference = self._graph.objects.reference
+        inputs = tuple([reference(object_id) for object_id in task.spec.inputs])
+        self._say(worker.facts.id, AssignTask(task.spec, task.attempt + 1, inputs))
+
+    # --- what becomes of them ---------------------------------------------------------------------
+
+    def claim(self, task: TaskNode, worker: WorkerNode) -> bool:
+        """Take a task out that is to be assigned to the worker which it was sent to; False if it
+        cannot be, or was not sent there.
+        """
+        if self.tasks.get(task) is not worker or not self._graph.is_ready(task):
+            return False
+        refs = [self._graph.objects.nodes[object_id].ref for object_id in task.spec.inputs]
+        if any(type(ref) in STREAMS or type(ref) is Failure for ref in refs):
+            return False
+        self._forget(task)
+        return True
+
+    def find(self, worker: WorkerNode, task_id: str, attempt: int) -> TaskNode | None:
+        """Find the task of which a worker speaks, if it was sent there as this attempt."""
+        task = self._graph.tasks.get(task_id)
+        if task is None or self.tasks.get(task) is not worker or attempt != task.attempt + 1:
+            return None
+        return task
+
+    def ended(self, task: TaskNode) -> None:
+        """A worker does not have a task any more that it was sent."""
+        self._forget(task)
+        task.attempt += 1
+        self._graph.disturbed = True  # others may be there since it was to make their inputs
+
+    def call_off(self, task: TaskNode) -> Call:
+        """Have a worker give up a task that it was sent; it has it until it says so."""
+        worker = self.tasks[task]
+        self.ended(task)
+        worker.hold(task, task.attempt)
+        self._say(worker.facts.id, CancelTask(task.spec.id, task.attempt))
+        return (worker.facts.id, task.spec.id, task.attempt)
+
+    def call_off_job(self, job: Job) -> set[Call]:
+        """Call off all tasks of a job."""
+        return {self.call_off(task) for task in list(self.tasks) if task.job is job}
+
+    def settles_otherwise(self, object_id: ObjectId) -> None:
+        """An object comes to be, but not where it was to be made."""
+        for task in self._graph.waiting.waiters_of(object_id):
+            if task in self.tasks:
+                self.call_off(task)
+
+    def check(self) -> None:
+        """Call off what cannot be let run where it was sent, after something went otherwise."""
+        while self._graph.disturbed:
+            self._graph.disturbed = False
+            for task, worker in list(self.tasks.items()):
+                is_due = task.state is RUNNABLE
+                if not is_due and not (task.state is WAITING and self._is_made_at(task, worker)):
+                    self.call_off(task)
+
+    def lose(self, worker: WorkerNode) -> None:
+        """A worker is gone."""
+        self._cut_off.pop(worker, None)
+        for task in list(worker.ahead):
+            self.ended(task)
+
+    def _forget(self, task: TaskNode) -> None:
+        del self.tasks.pop(task).ahead[task]
+
+    def problems(self) -> list[str]:
+        """Name every broken link; for tests, after each turn."""
+        found = []
+        for task, worker in self.tasks.items():
+            if task not in worker.ahead or self._workers.get(worker.facts.id) is not worker:
+                found.append(f"A1 {task.spec.id} was sent ahead to {worker}, which is not so")
+            if task.state is not WAITING or not self._is_made_at(task, worker):
+                found.append(f"A2 {task.spec.id} is {task.state}, and ahead on {worker}")
+        for worker in self._workers.values():
+            for task in worker.ahead:
+                if self.tasks.get(task) is not worker:
+                    found.append(f"A1 {worker} has {task.spec.id} ahead, which is not so")
+        return found

@@ -1,0 +1,340 @@
+"""The jobs of a master: what clients say of them, how they end, and who is told.
+
+Half of the master's machine (`machine` has the other: workers, and turns). Messages pile up in
+`outbox`; what has to be looked at when a turn ends is noted in `_touched`.
+"""
+
+from __future__ import annotations
+
+from ciel.core.arrivals import introduce
+from ciel.core.endings import failed_results, saw_error, stuck
+from ciel.core.errors import CannotRetryError, CielError, JobNotEndedError, UnknownJobError
+from ciel.core.events import (
+    AddTask,
+    CancelJob,
+    CloseJob,
+    DropObjects,
+    JobChanged,
+    Message,
+    ObjectSettled,
+    ReleaseObjects,
+    RequestRefused,
+    SubmitJob,
+    WantObjects,
+    WatchJob,
+)
+from ciel.core.fixed import let_all_go
+from ciel.core.graph import TaskGraph
+from ciel.core.ids import JobId, ObjectId
+from ciel.core.jobs import ENDED, JOB_TRANSITIONS, Job, JobState, summarise
+from ciel.core.refs import Failure, Reference
+from ciel.core.removal import hand_over, remove
+from ciel.core.retries import (
+    Blame,
+)
+from ciel.core.revival import cancel, revive
+from ciel.core.story import Story
+from ciel.core.tasks import ACTIVE, TaskNode, TaskSpec, check_task
+from ciel.master.state.audience import Audience
+from ciel.master.state.workers import Call, WorkerNode
+
+PROGRESS_INTERVAL_S = 0.2
+JOBS_MAX = 100_000
+
+
+class JobDesk:
+    """All jobs, the graph of their tasks, and the clients that care for them."""
+
+    def __init__(self) -> None:
+        self.graph = TaskGraph()
+        self.jobs: dict[str, Job] = {}
+        self.workers: dict[str, WorkerNode] = {}
+        self.outbox: list[tuple[str, Message]] = []
+        self.journal: list[Message] = []  # what a journal has to keep, in order
+        self.stories: dict[str, Story] = {}
+        self.blame: dict[str, Blame] = {}
+        self._audience = Audience()
+        self._job_count = 0  # of all jobs there ever were
+        self._called_off: dict[str, set[Call]] = {}  # job: attempts that still run
+        self._touched: dict[str, Job] = {}
+        self._progress_due: dict[str, Job] = {}
+        self._progress_at_s = 0.0
+        self._now_s = 0.0
+
+    def find_job(self, job_id: str) -> Job:
+        job = self.jobs.get(job_id)
+        if job is None:
+            raise UnknownJobError(job_id)
+        return job
+
+    # --- clients ----------------------------------------------------------------------------------
+
+    def client_said(self, client: str, message: Message, now_s: float) -> None:
+        """Take one message of a client; one that cannot be carried out is refused and changes
+        nothing.
+        """
+        self._now_s = now_s
+        try:
+            self._client_said(client, message)
+        except CielError as error:
+            self._refuse(client, message, str(error))
+
+    def _refuse(self, client: str, message: Message, reason: str) -> None:
+        match message:
+            case AddTask(spec, _):
+                job_id = spec.job
+                if job_id in self.jobs:
+                    self._fail_job(self.jobs[job_id], f"a task was refused: {reason}")
+            case SubmitJob(job_spec):
+                job_id = job_spec.id
+            case _:
+                job_id = getattr(message, "job", JobId(""))
+        self._say(client, RequestRefused(job_id, reason))
+
+    def _client_said(self, client: str, message: Message) -> None:
+        match message:
+            case AddTask(spec, known):
+                job = self.find_job(spec.job)
+                self._add_task(spec, known, job)
+            case WantObjects(job_id, objects):
+                job = self.find_job(job_id)
+                if job.state is JobState.ACTIVE:
+                    for object_id in objects:
+                        self.graph.want(object_id, job)
+                    self._touched[job_id] = job
+                    self.journal.append(message)
+            case ReleaseObjects(job_id, objects, for_good):
+                job = self.find_job(job_id)
+                if for_good:
+                    self._delete(hand_over(self.graph, job, objects, self.stories))
+                else:
+                    for object_id in objects:
+                        self.graph.unwant(object_id, job)
+                self._touched[job_id] = job
+                self.journal.append(message)
+            case SubmitJob():
+                self._submit(client, message)
+            case CloseJob(job_id):
+                job = self.find_job(job_id)
+                job.open = False
+                if job.spec.detached:
+                    self._audience.disown(job_id)
+                self._touched[job_id] = job
+                self.journal.append(message)
+            case WatchJob(job_id):
+                self._watch(client, self.find_job(job_id))
+            case CancelJob(job_id, reason):
+                self._cancel(self.find_job(job_id), reason)
+
+    def _submit(self, client: str, message: SubmitJob) -> None:
+        spec = message.spec
+        job = self.jobs.get(spec.id)
+        if job is None:
+            if len(self.jobs) >= JOBS_MAX:
+                raise CielError(f"there are {JOBS_MAX} jobs already; remove some")
+            self._job_count += 1
+            job = self.jobs[spec.id] = Job(spec, self._job_count, self._now_s)
+            self.journal.append(message)
+        self._audience.own(client, job)
+        self._audience.watch(client, job)
+        self._say(client, JobChanged(summarise(job)))
+
+    def _watch(self, client: str, job: Job) -> None:
+        self._audience.watch(client, job)
+        for object_id in job.wanted:
+            node = self.graph.objects.nodes[object_id]
+            if node.is_settled:
+                self._say(
+                    client, ObjectSettled(job.spec.id, self.graph.objects.reference(object_id))
+                )
+        self._say(client, JobChanged(summarise(job)))
+
+    def client_gone(self, client: str, now_s: float) -> None:
+        """A client's connection ended: the jobs it answers for get a grace period."""
+        self._audience.gone(client, self.jobs, now_s)
+
+    # --- changes that anybody may ask for ---------------------------------------------------------
+
+    def remove_job(self, job: Job) -> None:
+        """Forget an ended job with its results; raises JobNotEndedError."""
+        if job.state not in ENDED:
+            raise JobNotEndedError(job.number)
+        for task_id in job.tasks:
+            self.stories.pop(task_id, None)
+            self.blame.pop(task_id, None)
+        if any(job.counts[state] for state in ACTIVE):
+            self._call_off(job, "its job was removed")  # what was lost is being made again
+        self._delete(remove(self.graph, job, self.jobs.values()))
+        del self.jobs[job.spec.id]
+        self._audience.disown(job.spec.id)
+        self._audience.dismiss(job.spec.id)
+        self._touched.pop(job.spec.id, None)
+
+    def retry_job(self, job: Job, now_s: float) -> None:
+        """Have the failed tasks of an ended job run again; raises CielError if that cannot be."""
+        self._now_s = now_s
+        if job.state is not JobState.FAILED or job.called_off:
+            raise CannotRetryError(job.number, f"it is {job.state}, nothing failed")
+        if seer := saw_error(self.graph, job):
+            raise CannotRetryError(job.number, f"its task {seer} made its result from an error")
+        for task_id in job.tasks:
+            if self.blame.pop(task_id, None) is not None:
+                self._tell(self.graph.tasks[task_id], "its user had it tried again")
+        if not revive(self.graph, job):
+            raise CannotRetryError(job.number, "nothing of it failed")
+        self._move(job, JobState.ACTIVE)
+        job.reason = ""
+        job.ended_at_s = None
+        self._touched[job.spec.id] = job
+
+    def _add_task(self, spec: TaskSpec, known: tuple[Reference, ...], job: Job) -> None:
+        if job.state is not JobState.ACTIVE:
+            return  # it was cancelled while its tasks were still coming in
+        check_task(spec)
+        for ref in known:
+            introduce(self.graph, ref, job)
+        self.graph.add(spec, job)
+        self.journal.append(AddTask(spec, known))
+
+    # --- jobs -------------------------------------------------------------------------------------
+
+    def _settle_jobs(self) -> None:
+        touched, self._touched = self._touched, {}
+        for job_id, job in touched.items():
+            if job.state is not JobState.ACTIVE:
+                if job.state in ENDED and not job.unsettled:
+                    self._tell_watchers(job)  # what was lost since its end is there again
+                continue
+            if not job.open and job.unsettled == 0:
+                self._finish_job(job)
+            elif not job.open and not job.is_busy:
+                self._fail_stuck(job)
+            elif self._audience.of(job_id):
+                self._progress_due[job_id] = job
+        if self._progress_due and self._now_s >= self._progress_at_s + PROGRESS_INTERVAL_S:
+            self._progress_at_s = self._now_s
+            for job in self._progress_due.values():
+                self._tell_watchers(job)
+            self._progress_due.clear()
+
+    def _finish_job(self, job: Job) -> None:
+        failed = failed_results(self.graph, job)
+        if failed:
+            ref = self.graph.objects.reference(failed[0])
+            assert isinstance(ref, Failure)
+            more = f" (and {len(failed) - 1} more)" if len(failed) > 1 else ""
+            self._end_job(job, JobState.FAILED, f"{ref.reason}: {ref.details}{more}")
+        else:
+            self._end_job(job, JobState.COMPLETED, "")
+
+    def _fail_stuck(self, job: Job) -> None:
+        """Nothing of a job runs or can run, yet something is missing: say what, and end it."""
+        missing = stuck(self.graph, job)
+        text = f"nothing is going to make {', '.join(missing[:3])}"
+        for object_id in missing:
+            details = f"no task of the job makes {object_id}"
+            self.graph.publish(Failure(object_id, "NEVER_MADE", details))
+        if job.unsettled:
+            self._fail_job(job, text)
+        else:
+            self._touched[job.spec.id] = job
+            self._announce_settled()
+            self._finish_job(job)
+
+    def _fail_job(self, job: Job, reason: str) -> None:
+        if job.state is JobState.ACTIVE:
+            self._call_off(job, reason)
+            self._end_job(job, JobState.FAILED, reason)
+
+    def _cancel(self, job: Job, reason: str) -> None:
+        if job.state is not JobState.ACTIVE:
+            return
+        self._move(job, JobState.CANCELLING)
+        job.reason = reason
+        job.open = False
+        self._call_off(job, reason)
+        if not self._called_off.get(job.spec.id):
+            self._end_job(job, JobState.CANCELLED, reason)
+
+    def _call_off(self, job: Job, reason: str) -> None:
+        """End all tasks of a job; those that run are called off, and remembered until they are
+        gone.
+        """
+        calls = self._call_off_attempts(job)
+        if calls:
+            self._called_off[job.spec.id] = calls
+        cancel(self.graph, job, reason)
+
+    def _call_off_attempts(self, job: Job) -> set[Call]:
+        """Have workers stop all that they run for a job; return what they have to answer for."""
+        raise NotImplementedError
+
+    def _forget_calls(self, job_id: str, calls: set[Call]) -> None:
+        left = self._called_off.get(job_id)
+        if left is None:
+            return
+        left -= calls
+        if not left:
+            del self._called_off[job_id]
+            job = self.jobs.get(job_id)
+            if job is not None and job.state is JobState.CANCELLING:
+                self._end_job(job, JobState.CANCELLED, job.reason)
+
+    def _end_job(self, job: Job, state: JobState, reason: str) -> None:
+        self._move(job, state)
+        job.reason = reason
+        job.ended_at_s = self._now_s
+        if self.graph.objects.fixed:
+            let_all_go(self.graph, job)
+        job_id = job.spec.id
+        self._audience.disown(job_id)
+        self._progress_due.pop(job_id, None)
+        if self.graph.settled:
+            self._announce_settled()
+        self._tell_watchers(job)
+        self.journal.append(JobChanged(summarise(job)))
+
+    def _move(self, job: Job, state: JobState) -> None:
+        if state not in JOB_TRANSITIONS[job.state]:
+            raise CielError(f"job {job.spec.id} is {job.state}: cannot become {state}")
+        job.state = state
+
+    def _tell_watchers(self, job: Job) -> None:
+        watchers = self._audience.of(job.spec.id)
+        if watchers:
+            message = JobChanged(summarise(job))
+            self.outbox += [(client, message) for client in watchers]
+        if job.state in ENDED:
+            self._audience.dismiss(job.spec.id)
+
+    def _announce_settled(self) -> None:
+        if not self.graph.settled:
+            return
+        settled, self.graph.settled = self.graph.settled, []
+        nodes = self.graph.objects.nodes
+        for object_id in settled:
+            node = nodes.get(object_id)
+            if node is None or not node.is_settled or node.ref is None:
+                continue
+            for job in node.wanters:
+                job_id = job.spec.id
+                self._touched[job_id] = job
+                for client in self._audience.of(job_id):
+                    self.outbox.append((client, ObjectSettled(job_id, node.ref)))
+
+    def _delete(self, by_place: dict[str, list[ObjectId]]) -> None:
+        """Have what lies at these locations deleted."""
+        if not by_place:
+            return
+        for worker in self.workers.values():
+            doomed = by_place.get(worker.facts.netloc)
+            if doomed:
+                self._say(worker.facts.id, DropObjects(tuple(dict.fromkeys(doomed))))
+
+    # --- telling ----------------------------------------------------------------------------------
+
+    def _say(self, peer: str, message: Message) -> None:
+        self.outbox.append((peer, message))
+
+    def _tell(self, task: TaskNode, text: str) -> None:
+        self.stories.setdefault(task.spec.id, Story()).tell(self._now_s, text)

@@ -1,0 +1,106 @@
+"""A worker's data plane without the rest: a store, a site and a fetcher, all of them real."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ciel.access.keys import Key
+from ciel.core.ids import ObjectId
+from ciel.core.refs import Concrete, Reference, Stream
+from ciel.net.transfers import Transfers
+from ciel.net.transports import FrontDoorFactory, listen
+from ciel.storage.interface import ObjectStore, ObjectWriter
+from ciel.testing.homes import wait_for
+from ciel.worker.fetching import Fetcher
+from ciel.worker.logs import JobLogs
+from ciel.worker.resources import WorkerSite
+from ciel.worker.state.orders import FetchObject
+from ciel.worker.state.plans import Plan
+from ciel.worker.streaming import Growing, Streams
+
+KEY = Key(bytes(range(32)))
+WITHIN_S = 20
+
+
+class DataWorker:
+    """Serves what its store holds and what grows, and fetches; keeps what its fetcher tells.
+
+    `run` makes calls on the reactor's thread and has its `reactor`.
+    """
+
+    def __init__(self, run: Any, store: ObjectStore, host: str) -> None:
+        self.run = run
+        self.store = store
+        reactor = run.reactor
+        logs = JobLogs(reactor, Path("no-logs"))
+        self.streams = run(Streams, reactor)
+        self.site = WorkerSite(reactor, KEY, store, host, lambda _: None, logs, self.streams)
+        house = FrontDoorFactory(reactor, lambda: None, self.site.site)  # type: ignore[arg-type, return-value]  # no frames come
+        self.listener = run(listen, reactor, "127.0.0.1:0", house)
+        self.netloc = str(self.listener.address)
+        self.site.serve_as(self.netloc)
+        self.transfers = run(Transfers, reactor)
+        self.fetcher = Fetcher(reactor, self.transfers, store, self.streams, KEY, host, self)
+        self.opened: list[ObjectId] = []
+        self.told: list[tuple[Any, ...]] = []
+        self._changed = threading.Event()
+
+    def stream_opened(self, object_id: ObjectId) -> None:
+        self.opened.append(object_id)
+
+    def fetched(self, object_id: ObjectId, size_bytes: int) -> None:
+        self._tell(object_id, size_bytes)
+
+    def fetch_failed(self, object_id: ObjectId, losses: tuple[str, ...], details: str) -> None:
+        self._tell(object_id, losses, details)
+
+    def _tell(self, *words: Any) -> None:
+        self.told.append(words)
+        self._changed.set()
+
+    def begin_fetch(self, ref: Reference, *plans: Plan) -> None:
+        self.told.clear()
+        self.opened.clear()
+        self._changed.clear()
+        self.run(self.fetcher.fetch, FetchObject(ref, plans))
+
+    def end_of_fetch(self) -> tuple[Any, ...]:
+        """Wait for the end; what the fetcher told of it, once."""
+        assert self._changed.wait(WITHIN_S)
+        (told,) = self.told
+        return told
+
+    def fetch(self, ref: Reference, *plans: Plan) -> tuple[Any, ...]:
+        self.begin_fetch(ref, *plans)
+        return self.end_of_fetch()
+
+    def has(self, object_id: str, size_bytes: int | None = None) -> Concrete:
+        return Concrete(ObjectId(object_id), size_bytes, frozenset((self.netloc,)))
+
+    def makes(self, object_id: str) -> Stream:
+        return Stream(ObjectId(object_id), frozenset((self.netloc,)))
+
+    def open_stream(self, object_id: str) -> tuple[ObjectWriter, Growing]:
+        """Begin to make an object that can be read meanwhile."""
+        writer = self.store.begin(object_id)
+        growing: Growing = self.run(self.streams.open, object_id, writer.fileno())
+        return writer, growing
+
+    def await_opened(self, what: str = "the stream to be read") -> None:
+        wait_for(lambda: bool(self.opened), what)
+
+    def when(self, growing: Growing, at_least_bytes: float) -> threading.Event:
+        """Return what is set once that much is there, or the end."""
+        happened = threading.Event()
+        call: Callable[[Growing], None] = lambda _: happened.set()  # noqa: E731
+        self.run(self.streams.when, growing, at_least_bytes, call)
+        return happened
+
+    def leave(self) -> None:
+        self.run(self.transfers.close)
+        self.run(self.listener.close)
+        wait_for(lambda: not self.site.site.channels, "the end of connections")
+        self.run(self.streams.close)

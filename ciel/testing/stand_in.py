@@ -1,0 +1,137 @@
+"""A stand-in for a worker: one program and its two FIFOs, and a conversation that a test writes.
+
+For tests of SDKs, in whatever language: what a program says is compared as plain JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import struct
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+READ_BYTES = 1 << 16
+PATIENCE_S = 20.0
+
+
+class StandIn:
+    """A program and its worker's end of the conversation; a context manager.
+
+    `as_the_original`: open the FIFOs one after the other, each of which waits for the program.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        argv: Sequence[str],
+        environ: Mapping[str, str] | None = None,
+        as_the_original: bool = False,
+    ) -> None:
+        self.said, self.heard = directory / "from_process", directory / "to_process"
+        for fifo in (self.said, self.heard):
+            os.mkfifo(fifo)
+        self._errors = (directory / "stderr").open("w+")
+        self._buffer = b""
+        if not as_the_original:
+            self._reads = os.open(self.said, os.O_RDONLY | os.O_NONBLOCK)
+            self._writes = os.open(self.heard, os.O_RDWR)
+        flags = ["--write-fifo", str(self.said), "--read-fifo", str(self.heard)]
+        self.program = subprocess.Popen(
+            [*argv, *flags],
+            env=dict(os.environ if environ is None else environ),
+            stdin=subprocess.DEVNULL,
+            stdout=self._errors,  # nothing belongs there
+            stderr=self._errors,
+        )
+        if as_the_original:
+            self._reads = self._patiently(lambda: os.open(self.said, os.O_RDONLY))
+            self._writes = self._patiently(lambda: os.open(self.heard, os.O_WRONLY))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: object, trace: TracebackType | None
+    ) -> None:
+        self.program.kill()
+        self.program.wait()
+        self.hang_up()
+        os.close(self._reads)
+        self._errors.close()
+
+    def _patiently(self, call: Callable[[], int]) -> int:
+        """Make a call that may wait for ever."""
+        results: list[int] = []
+        thread = threading.Thread(target=lambda: results.append(call()), daemon=True)
+        thread.start()
+        thread.join(PATIENCE_S)
+        assert results, f"the program does not open its FIFO: {self.errors()}"
+        return results[0]
+
+    def say(self, method: str, args: Any = None) -> None:
+        """Say something, as one frame."""
+        text = json.dumps([method, {} if args is None else args]).encode()
+        frame = memoryview(struct.pack(">I", len(text)) + text)
+        while frame:
+            frame = frame[os.write(self._writes, frame) :]
+
+    def start_task(self, *pargs: Any, **kwargs: Any) -> None:
+        self.say("start_task", {"proc_pargs": list(pargs), "proc_kwargs": kwargs})
+
+    def hear(self) -> tuple[str, Any]:
+        """Wait for what the program says next."""
+        while True:
+            if len(self._buffer) >= 4:
+                end = 4 + struct.unpack(">I", self._buffer[:4])[0]
+                if len(self._buffer) >= end:
+                    method, args = json.loads(self._buffer[4:end])
+                    self._buffer = self._buffer[end:]
+                    return method, args
+            piece = self._read()
+            assert piece, f"it closed its FIFO after {self._buffer!r:.100}: {self.errors()}"
+            self._buffer += piece
+
+    def answer(self, method: str, args: Any = None) -> Any:
+        """Hear a certain call, reply to it, and return its arguments."""
+        heard, its_args = self.hear()
+        assert heard == method, f"{heard} {its_args}: {self.errors()}"
+        if args is not None:
+            self.say(method, args)
+        return its_args
+
+    def _read(self) -> bytes:
+        until_s = time.monotonic() + PATIENCE_S
+        while time.monotonic() < until_s:
+            ready, _, _ = select.select([self._reads], [], [], 0.2)
+            if ready:
+                return os.read(self._reads, READ_BYTES)
+            assert self.program.poll() is None, f"the program has ended: {self.errors()}"
+        raise AssertionError(f"the program says nothing: {self.errors()}")
+
+    def silence(self) -> bool:
+        """Say whether the program has said nothing more until it ended."""
+        self.program.wait(PATIENCE_S)
+        return not self._buffer and not os.read(self._reads, READ_BYTES)
+
+    def hang_up(self) -> None:
+        """Close the end that speaks to the program."""
+        if self._writes >= 0:
+            os.close(self._writes)
+            self._writes = -1
+
+    def status(self) -> int:
+        """Wait for the end of the program; return its exit status."""
+        return self.program.wait(PATIENCE_S)
+
+    def errors(self) -> str:
+        """Return what the program has complained, or printed."""
+        self._errors.flush()
+        self._errors.seek(0)
+        return self._errors.read()

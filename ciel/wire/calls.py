@@ -1,0 +1,144 @@
+"""Calls: what a worker and a program that it talks with say to each other, cut out of a stream.
+
+    4 bytes   length of all that follows, big-endian
+    JSON      list of a method and its arguments; references as `{"__ref__": [...]}`
+
+The same in both directions; a reply is a call of the same method (ciel-interfaces, 1.2). Which
+methods there are is not known here. A program is anybody's: every error says what came.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from typing import Any, Final, NamedTuple
+
+from ciel.core.errors import InvalidIdError
+from ciel.wire.codec import decode, encode
+from ciel.wire.errors import DecodeError, EncodeError
+from ciel.wire.limits import CALL_MAX_BYTES
+from ciel.wire.references import from_json, to_json
+
+_PREFIX: Final = struct.Struct(">I")
+_SHOWN_BYTES: Final = 40
+_has_nul = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000").search
+
+
+class Call(NamedTuple):
+    """One thing said: a method, never empty, and its arguments: any JSON, mostly an object."""
+
+    method: str
+    args: Any
+
+
+def encode_call(method: str, args: Any) -> bytes:
+    """Return a call as the bytes to write. Raise `EncodeError`, also for a text with a NUL: there
+    are programs that take the call for no JSON then.
+    """
+    try:
+        payload = encode((method, to_json(args)))
+    except RecursionError:
+        raise EncodeError("the value is nested too deeply, or contains itself") from None
+    if b"\\u0000" in payload and _has_nul(payload):
+        raise EncodeError(f"a program cannot be told a text with a NUL ({method})")
+    if len(payload) > CALL_MAX_BYTES:
+        raise EncodeError(
+            f"{method} takes {len(payload)} bytes, a program is told {CALL_MAX_BYTES} at most"
+        )
+    return _PREFIX.pack(len(payload)) + payload
+
+
+class CallReader:
+    """Cuts calls out of a stream fed in any pieces.
+
+    Never keeps more than the largest call and one piece. After an error the stream has no
+    boundaries any more; every further `feed` raises the same error.
+    """
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+        self._error: DecodeError | None = None
+
+    @property
+    def has_partial(self) -> bool:
+        """True when a stream that ends here ends in the middle of a call."""
+        return bool(self._buffer)
+
+    @property
+    def partial(self) -> str:
+        """What has come of a call that is not whole, in words; empty if nothing has."""
+        came = self._buffer
+        if not came:
+            return ""
+        if len(came) < _PREFIX.size:
+            return f"{len(came)} of the 4 bytes of a call's length ({_shown(came)})"
+        (size_bytes,) = _PREFIX.unpack_from(came)
+        start = _shown(came[_PREFIX.size : _PREFIX.size + _SHOWN_BYTES])
+        return f"{len(came) - _PREFIX.size} of the {size_bytes} bytes of a call ({start})"
+
+    def feed(self, data: bytes) -> list[Call]:
+        """Take the next bytes of the stream; return the calls that are whole now.
+
+        Raise `DecodeError` when the next thing is no call. Calls that came whole before it are
+        returned first: then the error is raised by the next `feed`, be it of nothing.
+        """
+        if self._error is not None:
+            raise self._error
+        stream: bytes | bytearray = data
+        if self._buffer:
+            self._buffer += data
+            stream = self._buffer
+        calls: list[Call] = []
+        start, end = 0, len(stream)
+        try:
+            while end - start >= 4:
+                (size_bytes,) = _PREFIX.unpack_from(stream, start)
+                if size_bytes > CALL_MAX_BYTES:
+                    raise DecodeError(_too_large(size_bytes, stream[start : start + 4]))
+                next_start = start + 4 + size_bytes
+                if next_start > end:
+                    break
+                calls.append(_decode_call(bytes(stream[start + 4 : next_start])))
+                start = next_start
+        except DecodeError as error:
+            self._error = error
+            self._buffer.clear()
+            if not calls:
+                raise
+            return calls
+        if stream is self._buffer:
+            del self._buffer[:start]  # moves the start, not the rest
+        elif start < end:
+            self._buffer += data[start:]
+        return calls
+
+
+def _decode_call(payload: bytes) -> Call:
+    try:
+        value = decode(payload)
+        if type(value) is list and len(value) == 2 and type(value[0]) is str and value[0]:
+            # Any letter may come escaped, and then as \u00XX.
+            if b"__ref__" in payload or b"\\u00" in payload:
+                value[1] = from_json(value[1])
+            return Call(value[0], value[1])
+        why = "not a list of a method, which is a text, and its arguments"
+    except (DecodeError, InvalidIdError) as error:
+        why = error.reason if isinstance(error, DecodeError) else str(error)
+    what = f"{len(payload)} bytes ({_shown(payload)})" if payload else "no bytes"
+    raise DecodeError(f"a call of {what}: {why}")
+
+
+def _too_large(size_bytes: int, prefix: bytes | bytearray) -> str:
+    said = f"a call of {size_bytes} bytes"
+    if all(32 <= byte < 127 or byte in b"\t\r\n" for byte in prefix):
+        return (
+            f"{said} (the text {_shown(prefix)}): a program's calls begin with their length in 4 "
+            "bytes; does something print to the FIFO?"
+        )
+    return f"{said} (the bytes {prefix.hex(' ')}), where {CALL_MAX_BYTES} are the most"
+
+
+def _shown(data: bytes | bytearray) -> str:
+    """Return the start of some bytes as a quoted text on one line."""
+    start = ascii(bytes(data[:_SHOWN_BYTES]).decode("utf-8", "replace"))
+    return start if len(data) <= _SHOWN_BYTES else f"{start}..."

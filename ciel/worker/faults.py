@@ -1,0 +1,78 @@
+"""What is said of attempts that went wrong on this worker."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Sequence
+
+from twisted.logger import Logger
+
+from ciel.core.events import RECALLED, TaskFault
+from ciel.execution.executor import Executor
+from ciel.execution.report import command_text, no_room_text
+from ciel.launch import Stage, why_refused
+from ciel.launch.limits import open_files_advice
+from ciel.launch.messages import ProgramFailed
+from ciel.storage.errors import CorruptObjectError, NoSpaceError, StorageError
+
+log = Logger()
+
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+def executor_fault(executor: Executor, error: Exception) -> TaskFault:
+    """An executor may be anybody's."""
+    log.error("executor {name} raised {error!r}", name=executor.name, error=error)
+    return TaskFault("EXECUTOR_FAULT", f"executor {executor.name} raised {error!r}")
+
+
+def preparation_fault(worker: str, error: Exception) -> TaskFault:
+    """What a program needs could not be made."""
+    is_full = isinstance(error, NoSpaceError) or getattr(error, "errno", 0) in _DISK_FULL
+    reason = "NO_SPACE" if is_full else "WORKER_FAULT"
+    advice = open_files_advice(error)
+    return TaskFault(reason, f"worker {worker} could not start it: {error}{advice}")
+
+
+def serving_fault(worker: str, error: OSError) -> TaskFault:
+    """What a program asked for could not be done, by no fault of its own."""
+    reason = "NO_SPACE" if error.errno in _DISK_FULL else "WORKER_FAULT"
+    text = f"worker {worker} could not do what it asked for: {error}{open_files_advice(error)}"
+    return TaskFault(reason, text)
+
+
+def start_fault(
+    worker: str, argv: Sequence[str], event: ProgramFailed, cwd: str, search_path: str | None
+) -> TaskFault:
+    """A program could not be started, or did not begin before it was recalled."""
+    program = argv[0]
+    if event.stage is Stage.VFORK and event.errno == errno.ECANCELED:
+        return TaskFault(RECALLED, "it was given back before it began")
+    if event.stage is not Stage.EXEC:
+        reason = "NO_SPACE" if event.errno in _DISK_FULL else "WORKER_FAULT"
+        text = f"worker {worker} could not start {program!r}: {event.reason}"
+        return TaskFault(reason, text)
+    path = search_path or os.environ.get("PATH", os.defpath)
+    why = why_refused(program, event.errno, cwd=cwd, path=path)
+    text = f"{program!r} could not be started on worker {worker}: {why}"
+    return TaskFault("PROGRAM_NOT_STARTED", text)
+
+
+def storing_fault(worker: str, argv: Sequence[str], error: StorageError) -> TaskFault:
+    """What a program wrote could not be taken."""
+    if isinstance(error, NoSpaceError):
+        return TaskFault("NO_SPACE", no_room_text(worker, argv, error))
+    if isinstance(error, CorruptObjectError) and error.code == "output":  # its program's doing
+        text = f"the output of {command_text(argv)} on worker {worker} is lost: {error.detail}"
+        return TaskFault("RUNTIME_EXCEPTION", text)
+    return TaskFault("WORKER_FAULT", f"worker {worker} could not store its output: {error}")
+
+
+def memory_fault(worker: str, argv: Sequence[str], used_bytes: int, limit_bytes: int) -> TaskFault:
+    """A program was killed for the memory it took."""
+    text = (
+        f"{command_text(argv)} was killed on worker {worker}: it took {used_bytes} bytes of memory "
+        f"of its own, its limit is {limit_bytes}"
+    )
+    return TaskFault("MEMORY_LIMIT", text)

@@ -1,0 +1,323 @@
+"""Talking with a program over two FIFOs: calls come in, answers go out, and whatever can happen to
+either end is told once.
+
+Opening one end of a FIFO waits for the other, which no reactor may do. So `from_process` is opened
+for reading without waiting; there is no end of it before a writer has come. `to_process` is opened
+for both: what is said waits in it, and the program's opening never blocks, in whatever order it
+opens. As long as we hold a reading end, the loss of the program's does not show. Ours is let go
+once the program has taken what waited, as then it holds its own.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+from array import array
+from collections.abc import Callable
+from contextlib import suppress
+from errno import EINVAL
+from fcntl import ioctl
+from termios import FIONREAD
+from typing import Any, Final, Protocol
+
+from twisted.internet.error import ConnectionDone, ConnectionLost
+from twisted.internet.interfaces import IReadDescriptor, IWriteDescriptor
+from twisted.python.failure import Failure as TwistedFailure
+from zope.interface import implementer
+
+from ciel.wire.calls import Call, CallReader, encode_call
+from ciel.wire.errors import DecodeError
+from ciel.wire.limits import CALL_MAX_BYTES
+
+READ_BYTES: Final = 64 * 1024  # the default size of a pipe
+READS_PER_TURN: Final = 4  # of a large call; others have their turn, also after every whole call
+READS_AT_END: Final = 16  # the largest pipe that a program may ask for by default
+WAITING_MAX_BYTES: Final = CALL_MAX_BYTES  # of what a program has not taken yet
+
+
+class ChannelOwner(Protocol):
+    """Who is told what a program says. It may close the channel at any time."""
+
+    def calls_came(self, channel: ProgramChannel, calls: list[Call]) -> None:
+        """Take what the program said, in its order; some of it may have come together."""
+
+    def channel_broke(self, channel: ProgramChannel, why: str) -> None:
+        """Learn, once, that nothing more will come; the channel is closed by then. Every program
+        that ends gets here, unless the channel was closed before.
+        """
+
+
+@implementer(IReadDescriptor)
+class ProgramChannel:
+    """A conversation with one program, which is given `arguments`.
+
+    `directory` exists and is private; it is the caller's, the two FIFOs in it are ours until
+    `close`. A program that never opens them is not noticed here. Raises OSError.
+    """
+
+    def __init__(self, reactor: Any, directory: str, owner: ChannelOwner) -> None:
+        self._reactor = reactor
+        self._owner = owner
+        self._reader = CallReader()
+        self._pipe = -1
+        self._paths = tuple(f"{directory}/{name}" for name in ("from_process", "to_process"))
+        said, told = self._paths
+        self.arguments = ("--write-fifo", said, "--read-fifo", told)
+        self.has_spoken = False  # at least one whole call
+        for path in self._paths:
+            os.mkfifo(path, 0o600)
+        self._pipe = os.open(said, os.O_RDONLY | os.O_NONBLOCK)
+        try:
+            self._outgoing = _Outgoing(reactor, told, self._deaf)
+        except BaseException:
+            os.close(self._pipe)
+            raise
+        reactor.addReader(self)
+
+    def say(self, method: str, args: Any) -> None:
+        """Tell the program something; what it does not take now is written when it does. Raises
+        EncodeError; nothing is told then. Once the channel is closed, nothing happens.
+        """
+        self.say_bytes(encode_call(method, args))
+
+    def say_bytes(self, frame: bytes) -> None:
+        """Tell the program what `encode_call` made."""
+        self._outgoing.write(frame)
+
+    @property
+    def has_listened(self) -> bool:
+        """Whether the program has taken all that it was told."""
+        return self._outgoing.is_taken
+
+    @property
+    def will_break(self) -> bool:
+        """Of a program that has ended: whether its last words, or the end of them, are still to
+        come. Not if it never opened the channel.
+        """
+        return self._pipe >= 0 and bool(_state(self._pipe) & (select.POLLIN | select.POLLHUP))
+
+    def close(self) -> None:
+        """End the conversation; the program sees the end of what it is told. Nobody is told."""
+        if self._pipe < 0:
+            return
+        for path in self._paths:  # first: who opens one now is not to wait for us
+            with suppress(OSError):
+                os.unlink(path)
+        self._reactor.removeReader(self)
+        os.close(self._pipe)
+        self._pipe = -1
+        self._outgoing.close()
+
+    def _break(self, why: str) -> None:
+        if self._pipe < 0:
+            return
+        if partial := self._reader.partial:
+            why += f", in the middle of a call: {partial} came"
+        self.close()
+        self._owner.channel_broke(self, why)
+
+    def _deaf(self, why: str) -> None:
+        """Break, as the program takes nothing more; but its last words count."""
+        try:
+            for _ in range(READS_AT_END):
+                data = self._receive()
+                self._take(data)
+                if len(data) < READ_BYTES:
+                    break
+        finally:
+            self._break(why)
+
+    def _receive(self) -> bytes:
+        """Return what is there; less than READ_BYTES if nothing more is, or there is no channel any
+        more.
+        """
+        if self._pipe < 0:
+            return b""
+        try:
+            data = os.read(self._pipe, READ_BYTES)
+        except BlockingIOError:
+            return b""
+        if not data:
+            self._end()
+        return data
+
+    def _take(self, data: bytes) -> bool:
+        """Tell the owner what is whole now; return whether anything was."""
+        calls = self._feed(data)
+        if not calls:
+            return False
+        self.has_spoken = True
+        self._outgoing.let_go()
+        self._owner.calls_came(self, calls)
+        if self._pipe >= 0:
+            self._feed(b"")  # what came after them may be wrong
+        return True
+
+    def _feed(self, data: bytes) -> list[Call]:
+        try:
+            return self._reader.feed(data)
+        except DecodeError as error:
+            self._break(f"the program did not say what it should: {error}")
+            return []
+
+    def _end(self) -> None:
+        """Break if there is nothing to read because the program is gone. If it has not come yet,
+        this was about an earlier descriptor of the same number.
+        """
+        if _state(self._pipe) & select.POLLHUP:
+            self._break("the program closed its writing end of the channel, or ended")
+
+    # --- what the reactor calls -------------------------------------------------------------------
+
+    def fileno(self) -> int:
+        return self._pipe
+
+    def logPrefix(self) -> str:
+        return "program"
+
+    def doRead(self) -> None:
+        for _ in range(READS_PER_TURN):
+            data = self._receive()
+            if self._take(data) or len(data) < READ_BYTES:
+                return
+
+    def connectionLost(self, reason: TwistedFailure) -> None:
+        if self._pipe < 0:
+            return
+        if not isinstance(reason.value, ConnectionDone | ConnectionLost):
+            self._break(f"this worker failed on what the program said: {reason.value!r}")
+            return
+        self.doRead()
+        if self._pipe >= 0:
+            self._reactor.addReader(self)
+
+
+@implementer(IReadDescriptor, IWriteDescriptor)
+class _Outgoing:
+    """What a program is told. `lost` is called at most once, from the reactor, with the reason why
+    it can be told no more.
+    """
+
+    def __init__(self, reactor: Any, path: str, lost: Callable[[str], None]) -> None:
+        self._reactor = reactor
+        self._lost = lost
+        self._waiting = bytearray()
+        self._has_written = False
+        self._is_full = False
+        self._holds_both_ends = True
+        self._pipe = os.open(path, os.O_RDWR | os.O_NONBLOCK)
+
+    def write(self, data: bytes) -> None:
+        if self._pipe < 0 or self._is_full:
+            return
+        if not self._waiting:
+            data = data[self._write(data) :]
+            if not data:
+                return
+            self._reactor.addWriter(self)
+        if len(self._waiting) + len(data) > WAITING_MAX_BYTES:
+            # Not at once: the owner may be in the middle of taking calls.
+            self._is_full = True
+            self._reactor.callLater(0, self._fill_over)
+            return
+        self._waiting += data
+
+    def _write(self, data: bytes | memoryview) -> int:
+        """Write what goes in now. What can no longer be read counts as written: the reactor will
+        notice that by itself.
+        """
+        try:
+            count = os.write(self._pipe, data)
+        except BlockingIOError:
+            return 0
+        except BrokenPipeError:
+            return len(data)
+        self._has_written |= count > 0
+        return count
+
+    @property
+    def is_taken(self) -> bool:
+        """Whether nothing waits to be read any more."""
+        if self._pipe < 0 or self._waiting:
+            return False
+        unread = array("i", [0])
+        ioctl(self._pipe, FIONREAD, unread)
+        return not unread[0]
+
+    def let_go(self) -> None:
+        """Give up our reading end if the program is known to have its own."""
+        if not self._holds_both_ends or not self._has_written or not self.is_taken:
+            return
+        try:
+            pipe = os.open(f"/proc/self/fd/{self._pipe}", os.O_WRONLY | os.O_NONBLOCK)
+        except OSError:
+            return  # no descriptor is free; there will be another call
+        os.close(self._pipe)
+        self._pipe = pipe
+        self._holds_both_ends = False
+        self._reactor.addReader(self)  # nothing can be read there: it is to hear of its loss
+
+    def close(self) -> None:
+        if self._pipe >= 0:
+            self._reactor.removeReader(self)
+            self._reactor.removeWriter(self)
+            os.close(self._pipe)
+            self._pipe = -1
+            self._waiting.clear()
+
+    def _fill_over(self) -> None:
+        if self._pipe >= 0:
+            self._lost(
+                f"the program does not read what it is told: over {len(self._waiting)} bytes wait"
+            )
+
+    # --- what the reactor calls -------------------------------------------------------------------
+
+    def fileno(self) -> int:
+        return self._pipe
+
+    def logPrefix(self) -> str:
+        return "program"
+
+    def doRead(self) -> None:
+        """Nothing comes this way."""
+
+    def doWrite(self) -> None:
+        with memoryview(self._waiting) as waiting:
+            count = self._write(waiting)
+        del self._waiting[:count]
+        if not self._waiting:
+            self._reactor.removeWriter(self)
+
+    def connectionLost(self, reason: TwistedFailure) -> None:
+        if self._pipe < 0:
+            return
+        if _state(self._pipe) & select.POLLERR:
+            self._lost("the program closed its reading end of the channel, or ended")
+            return
+        # This was about an earlier descriptor of the same number.
+        if not self._holds_both_ends:
+            self._reactor.addReader(self)
+        if self._waiting:
+            self._reactor.addWriter(self)
+
+
+def _state(descriptor: int) -> int:
+    """Return what poll says of a descriptor now."""
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN | select.POLLOUT)
+    return next((state for _, state in poll.poll(0)), 0)
+
+
+def send_descriptor(socket_path: str, fd: int) -> None:
+    """Hand a descriptor of ours to the program that listens on a UNIX socket (ciel-interfaces,
+    1.9). The caller keeps its own. Never waits; raises OSError, also when the program has too many
+    connections to take.
+    """
+    if "\0" in socket_path:
+        raise OSError(EINVAL, "a socket's path has no NUL", socket_path)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.setblocking(False)
+        connection.connect(socket_path)
+        socket.send_fds(connection, [b"FD"], [fd])

@@ -1,0 +1,90 @@
+"""What the worker's machine keeps of an attempt, and what it orders its service to do."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import NamedTuple
+
+from ciel.core.events import AssignTask, InputsLost, TaskFault
+from ciel.core.ids import ObjectId, TaskId
+from ciel.core.refs import Reference
+from ciel.core.tasks import TaskSpec
+from ciel.worker.state.plans import Plan
+
+
+class Phase(Enum):
+    """What an attempt on this worker is doing."""
+
+    FETCHING = "fetching"
+    QUEUED = "queued"
+    RUNNING = "running"
+    ENDING = "ending"  # called off or out of time; its program is being killed
+
+    __hash__ = object.__hash__
+
+
+# --- orders for the service -----------------------------------------------------------------------
+
+
+class FetchObject(NamedTuple):
+    """Get an object into the own store by the first plan that works; answer with `fetched`."""
+
+    ref: Reference
+    plans: tuple[Plan, ...]
+
+
+class StartAttempt(NamedTuple):
+    """Run a task; answer with `ended`, exactly once, whatever happens. `at_most`: its program is to
+    wait until fewer than that run here; 0: it is not to wait.
+    """
+
+    spec: TaskSpec
+    attempt: int
+    inputs: tuple[Reference, ...]
+    at_most: int
+
+
+class KillAttempt(NamedTuple):
+    """End a running program: politely, or at once."""
+
+    task: TaskId
+    attempt: int
+    force: bool
+
+
+class RecallAttempt(NamedTuple):
+    """End an attempt whose program still waits, with the fault `RECALLED`; else let it be."""
+
+    task: TaskId
+    attempt: int
+
+
+class DeleteObjects(NamedTuple):
+    """Delete objects from the own store."""
+
+    objects: tuple[ObjectId, ...]
+
+
+class EndProcesses(NamedTuple):
+    """End the processes that wait in the middle of a task under these names; nobody will go on."""
+
+    objects: tuple[ObjectId, ...]
+
+
+Order = FetchObject | StartAttempt | KillAttempt | RecallAttempt | DeleteObjects | EndProcesses
+Key = tuple[TaskId, int]
+
+
+class Attempt:
+    """One attempt at a task on this worker."""
+
+    __slots__ = ("ending", "inputs", "key", "phase", "slots", "spec", "streams")
+
+    def __init__(self, message: AssignTask) -> None:
+        self.spec = message.spec
+        self.key: Key = (message.spec.id, message.attempt)
+        self.inputs = message.inputs
+        self.slots = message.spec.needs.slots
+        self.phase = Phase.FETCHING
+        self.ending: TaskFault | InputsLost | None = None  # why it is being killed
+        self.streams: tuple[ObjectId, ...] = ()  # its outputs that others read meanwhile

@@ -1,0 +1,360 @@
+"""Objects that can be read while they are written: growing files, and who waits for them to grow.
+
+A growing object is the file of an open writer. Its producer may be a program of this worker, which
+writes by itself and tells nobody; then the file is watched, but only while somebody waits. Or it is
+a copy that comes from another worker, whose fetcher tells. Readers get a name that opens for as
+long as they hold the object, whatever becomes of the writer: a commit renames the file, an abort
+removes it, and the descriptor that is kept here outlives both.
+
+    growing = streams.open("4f2a:out:0", writer.fileno())
+    streams.when(growing, 1, lambda growing: print("it has begun"))
+    writer.commit()
+    streams.finish(growing)
+
+All of it belongs to the reactor's thread.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import os
+import struct
+from collections.abc import Callable
+from typing import Any
+
+from twisted.internet.interfaces import IReadDescriptor
+from twisted.logger import Logger
+from twisted.python.failure import Failure as TwistedFailure
+from zope.interface import implementer
+
+from ciel.core.refs import INLINE_MAX_BYTES
+from ciel.net.turns import DelayedCall
+from ciel.worker.feeding import Piping
+
+PACE_S = 0.002
+"""Between two looks at one file: however small the pieces are that are written, their readers are
+woken no more often."""
+
+LOOK_S = 0.1
+"""Between two looks where the kernel does not watch for us."""
+
+KEPT_MAX = 64
+"""Objects that became whole and were too small for the store, kept for readers on their way; each
+is a descriptor."""
+
+log = Logger()
+
+_IN_MODIFY = 0x2
+_IN_ONESHOT = 0x8000_0000
+_EVENT = struct.Struct("iIII")
+_EVENTS_BYTES = 64 * 1024
+
+
+class Growing:
+    """An object that is being written here. `broken` says why it will never be whole.
+
+    `size_bytes` is what was there at the last look, and final once `is_whole`.
+    """
+
+    def __init__(self, object_id: str, fd: int, is_told: bool) -> None:
+        self.object_id = object_id
+        self.size_bytes = 0
+        self.is_whole = False
+        self.broken = ""
+        self._fd = fd
+        self._is_told = is_told
+        self._holds = 0
+        self._waiters: list[Waiter] = []
+        self._watch = -1
+        self._looked_s = 0.0
+        self._due: DelayedCall | None = None
+
+    @property
+    def is_over(self) -> bool:
+        return self.is_whole or bool(self.broken)
+
+    def fileno(self) -> int:
+        """Return a descriptor to read from, at offsets; owned by this object, -1 when forgotten."""
+        return self._fd
+
+    def name(self) -> str:
+        """Return a name to open for reading: of a file, whose end need not be the object's."""
+        return f"/proc/{os.getpid()}/fd/{self._fd}"
+
+    def is_at(self, path: str) -> bool:
+        """Whether its file is the one there: a program may have put another in its place."""
+        try:
+            return os.path.samestat(os.stat(path, follow_symlinks=False), os.fstat(self._fd))
+        except OSError:
+            return False
+
+
+class Waiter:
+    """Somebody who waits for growth."""
+
+    def __init__(
+        self, growing: Growing, at_least_bytes: float, call: Callable[[Growing], object]
+    ) -> None:
+        self.growing = growing
+        self.at_least_bytes = at_least_bytes
+        self.call = call
+
+    def cancel(self) -> None:
+        """Wait no more; afterwards, or when it was called already, nothing happens."""
+        if self in self.growing._waiters:
+            self.growing._waiters.remove(self)
+
+
+class Hold:
+    """Somebody who reads: until it is closed, the object's name opens."""
+
+    def __init__(self, growing: Growing, streams: Streams) -> None:
+        self._growing: Growing | None = growing
+        self._streams = streams
+        growing._holds += 1
+        streams._kept.pop(growing, None)
+
+    def close(self) -> None:
+        """Read no more; closing twice is closing once."""
+        growing, self._growing = self._growing, None
+        if growing is not None:
+            growing._holds -= 1
+            self._streams._forget_unread(growing)
+
+
+class Streams:
+    """All objects that grow on this worker."""
+
+    def __init__(self, reactor: Any) -> None:
+        self._reactor = reactor
+        self._growing: dict[str, Growing] = {}
+        self._replaced: set[Growing] = set()  # over, still read, and there is another of that id
+        self._kept: dict[Growing, None] = {}  # whole and small, the eldest first
+        self._watches = _Watches(reactor, self._look_soon)
+
+    def open(self, object_id: str, fd: int, *, is_told: bool = False) -> Growing:
+        """Let an object be read while it grows; the descriptor is duplicated.
+
+        `is_told`: whoever writes says so by `grew`, and the file is not watched. Raises ValueError
+        if the object grows here already, OSError when there is no descriptor left.
+        """
+        before = self._growing.get(object_id)
+        if before is not None:
+            if not before.is_over:
+                raise ValueError(f"{object_id} is being written here already")
+            self._kept.pop(before, None)
+            self._replaced.add(before)
+            del self._growing[object_id]
+            self._forget_unread(before)
+        growing = Growing(object_id, fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 0), is_told)
+        self._growing[object_id] = growing
+        return growing
+
+    def get(self, object_id: str) -> Growing | None:
+        """Return what grows, or grew, under an id. What is whole is soon only found in the store,
+        unless it is small, or somebody holds it.
+        """
+        return self._growing.get(object_id)
+
+    def hold(self, growing: Growing) -> Hold:
+        """Have its name open, and `get` find it, until the hold is closed."""
+        return Hold(growing, self)
+
+    def pipe(self, growing: Growing) -> Piping:
+        """Give it a name like a pipe's: reading waits for growth, and the end is the object's."""
+        piping = Piping(self._reactor, [growing], self)
+        piping.start()
+        return piping
+
+    def grew(self, growing: Growing, size_bytes: int) -> None:
+        """Look at it, as somebody says that it grew to that; what counts is what is there."""
+        if any(waiter.at_least_bytes <= size_bytes for waiter in growing._waiters):
+            self._look_soon(growing)
+
+    def finish(self, growing: Growing) -> None:
+        """Say that it is whole: all of it is there, and committed. Wakes everybody."""
+        if not growing.is_over and growing._fd >= 0:
+            self._measure(growing)
+            growing.is_whole = not growing.broken
+        self._end(growing)
+
+    def break_off(self, growing: Growing, reason: str) -> None:
+        """Say that it will never be whole. Wakes everybody."""
+        if not growing.is_over:
+            growing.broken = reason or "its producer has failed"
+        self._end(growing)
+
+    def when(
+        self, growing: Growing, at_least_bytes: float, call: Callable[[Growing], object]
+    ) -> Waiter:
+        """Call once, never at once, when that much is there, or it is whole or broken."""
+        waiter = Waiter(growing, at_least_bytes, call)
+        growing._waiters.append(waiter)
+        self._kept.pop(growing, None)
+        self._look_soon(growing)
+        return waiter
+
+    def close(self) -> None:
+        """Forget everything; nobody is called any more."""
+        for growing in (*self._growing.values(), *self._replaced):
+            growing._waiters.clear()
+            self._close(growing)
+        self._growing.clear()
+        self._replaced.clear()
+        self._kept.clear()
+        self._watches.close()
+
+    # --- looking ----------------------------------------------------------------------------------
+
+    def _look_soon(self, growing: Growing, delay_s: float | None = None) -> None:
+        if growing._due is None and (growing.is_over or growing._fd >= 0):
+            if delay_s is None:
+                delay_s = growing._looked_s + PACE_S - self._reactor.seconds()
+            growing._due = self._reactor.callLater(
+                0 if growing.is_over else max(delay_s, 0), self._look, growing
+            )
+
+    def _look(self, growing: Growing) -> None:
+        growing._due = None
+        growing._looked_s = self._reactor.seconds()
+        self._wake(growing)
+        if not growing._waiters or growing._is_told or growing._due is not None or growing.is_over:
+            return
+        is_watched = self._watches.arm(growing)
+        self._wake(growing)  # what was written before it was armed
+        if not growing._waiters:
+            self._watches.disarm(growing)
+        elif not is_watched:
+            self._look_soon(growing, LOOK_S)
+
+    def _wake(self, growing: Growing) -> None:
+        """Call those who waited for what is there now."""
+        if not growing.is_over:
+            self._measure(growing)
+        ready = [
+            waiter
+            for waiter in growing._waiters
+            if growing.is_over or waiter.at_least_bytes <= growing.size_bytes
+        ]
+        for waiter in ready:
+            if waiter in growing._waiters:  # else one that was called before it has cancelled it
+                growing._waiters.remove(waiter)
+                try:
+                    waiter.call(growing)
+                except Exception:
+                    log.failure("a reader of {id} failed", id=growing.object_id)
+        if growing.is_over:
+            self._watches.disarm(growing)
+            self._forget_unread(growing)
+
+    def _measure(self, growing: Growing) -> None:
+        """Look how large it is. Readers have seen what was cut off, so that breaks it."""
+        size_bytes = os.fstat(growing._fd).st_size
+        if size_bytes < growing.size_bytes:
+            growing.broken = (
+                f"its producer cut it from {growing.size_bytes} bytes to {size_bytes} while it "
+                "could be read"
+            )
+        else:
+            growing.size_bytes = size_bytes
+
+    # --- ending -----------------------------------------------------------------------------------
+
+    def _end(self, growing: Growing) -> None:
+        self._watches.disarm(growing)
+        if growing._due is not None:
+            growing._due.cancel()
+            growing._due = None
+        if growing._waiters:
+            self._look_soon(growing)
+        else:
+            self._forget_unread(growing)
+
+    def _forget_unread(self, growing: Growing) -> None:
+        """Let go of one that is over and that nobody reads."""
+        if not growing.is_over or growing._holds or growing._waiters or growing._fd < 0:
+            return
+        is_current = self._growing.get(growing.object_id) is growing
+        if is_current and growing.is_whole and growing.size_bytes <= INLINE_MAX_BYTES:
+            self._kept[growing] = None
+            if len(self._kept) <= KEPT_MAX:
+                return
+            growing = next(iter(self._kept))
+            is_current = True
+        self._kept.pop(growing, None)
+        self._replaced.discard(growing)
+        if is_current:
+            del self._growing[growing.object_id]
+        self._close(growing)
+
+    def _close(self, growing: Growing) -> None:
+        self._watches.disarm(growing)
+        if growing._due is not None:
+            growing._due.cancel()
+            growing._due = None
+        if growing._fd >= 0:
+            os.close(growing._fd)
+            growing._fd = -1
+
+
+@implementer(IReadDescriptor)
+class _Watches:
+    """The kernel's word that files were written to (inotify), each given once."""
+
+    def __init__(self, reactor: Any, written: Callable[[Growing], None]) -> None:
+        self._reactor = reactor
+        self._written = written
+        self._libc = ctypes.CDLL(None, use_errno=True)
+        self._fd = -1
+        self._watched: dict[int, Growing] = {}
+
+    def arm(self, growing: Growing) -> bool:
+        """Tell of the next write; False where that cannot be had: no kernel is unlimited."""
+        if growing._watch >= 0:
+            return True
+        if self._fd < 0:
+            self._fd = self._libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
+            if self._fd < 0:
+                return False
+            self._reactor.addReader(self)
+        path = f"/proc/self/fd/{growing._fd}".encode()
+        flags = ctypes.c_uint32(_IN_MODIFY | _IN_ONESHOT)
+        watch: int = self._libc.inotify_add_watch(self._fd, path, flags)
+        if watch < 0 or watch in self._watched:  # two of one file cannot be told apart
+            return False
+        self._watched[watch] = growing
+        growing._watch = watch
+        return True
+
+    def disarm(self, growing: Growing) -> None:
+        if growing._watch >= 0:
+            self._libc.inotify_rm_watch(self._fd, growing._watch)
+            del self._watched[growing._watch]
+            growing._watch = -1
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            self._reactor.removeReader(self)
+            os.close(self._fd)
+            self._fd = -1
+
+    def fileno(self) -> int:
+        return self._fd
+
+    def logPrefix(self) -> str:
+        return "streams"
+
+    def doRead(self) -> None:
+        try:
+            events = os.read(self._fd, _EVENTS_BYTES)
+        except BlockingIOError:
+            return
+        for watch, _, _, _ in _EVENT.iter_unpack(events):  # watched files have no names in them
+            growing = self._watched.pop(watch, None)
+            if growing is not None:
+                growing._watch = -1
+                self._written(growing)
+
+    def connectionLost(self, reason: TwistedFailure) -> None:
+        """Nothing is at the other end."""

@@ -1,0 +1,332 @@
+"""A running attempt as its program sees it: what its calls open, publish and create.
+
+All that it holds open ends with `close`. What takes time comes back by a callback, through the
+owner: it looks what came of that, and whether the conversation is over.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from twisted.logger import Logger
+
+from ciel.core.ids import ObjectId
+from ciel.core.refs import Concrete, Future, Reference, Stream, Sweetheart, Value
+from ciel.execution.attempt import Attempt, Growth, OpenInput
+from ciel.execution.executor import Child, Executor, Task
+from ciel.execution.outputs import BadCallError, Outputs
+from ciel.storage.errors import ObjectConflictError, ObjectNotFoundError
+from ciel.storage.interface import ObjectReader
+from ciel.worker.feeding import Piping
+from ciel.worker.growth import Growing as GrowingFiles
+from ciel.worker.programs import send_descriptor
+from ciel.worker.scratch import Scratch
+from ciel.worker.state.orders import Key, StartAttempt
+from ciel.worker.streaming import Growing, Hold
+from ciel.worker.workplace import Losses, Workplace
+
+log = Logger()
+
+T = TypeVar("T")
+LOOKS_MAX = 3
+"""How often an input is looked for anew that was said to be here, before it is given up."""
+
+
+class _Opened:
+    """An input that was opened growing, maybe several times. Until as many have closed it, none of
+    them may see an end: of a pipe it would be a false one.
+    """
+
+    def __init__(self) -> None:
+        self.growing: Growing
+        self.holds: list[Hold | Piping] = []
+        self.count = 0
+
+    def close(self) -> None:
+        for hold in self.holds:
+            hold.close()
+
+
+class Talked(Attempt):
+    """One attempt that talks. `go_on` is given, to call, everything that came late."""
+
+    def __init__(
+        self,
+        order: StartAttempt,
+        task: Task,
+        executor: Executor,
+        place: Workplace,
+        go_on: Callable[[Talked, Callable[[], None]], None],
+    ) -> None:
+        self._conflicts: list[ObjectConflictError] = []
+        outputs = Outputs(
+            task.spec.id, task.spec.outputs, place.store, place.here, self._conflicts.append
+        )
+        super().__init__(task, outputs, place.netloc)
+        self.scratch: Scratch
+        self.order = order
+        self.key: Key = (order.spec.id, order.attempt)
+        self.executor = executor
+        self.begun_s = place.reactor.seconds()
+        self.lost: tuple[Losses, str] | None = None  # inputs that could not be had
+        self._place = place
+        self._go_on = go_on
+        self._is_closed = False
+        self._readers: dict[str, ObjectReader] = {}
+        self._grown: dict[str, Growth] = {}  # inputs that were whole when they were opened
+        self._opened: dict[str, _Opened] = {}
+        self._holds: dict[str, Hold] = {}  # of inputs that were to be whole
+        self._streams: dict[int, Growing] = {}
+        self._waiters: list[Any] = []
+        self._has_written = False
+
+    def close(self) -> None:
+        """Let go of all inputs; outputs were published or rolled back before."""
+        self._is_closed = True
+        for error in self._conflicts:  # the first one wins; but it is worth knowing
+            log.warn("not deterministic: {error}", error=error)
+        for waiter in self._waiters:
+            waiter.cancel()
+        for reader in self._readers.values():
+            reader.close()
+        for held in (*self._opened.values(), *self._holds.values()):
+            held.close()
+        if self._has_written:
+            self._place.growth.remove(self.key)
+
+    def _late(self, then: Callable[[T], None]) -> Callable[[T], None]:
+        """Return a callback for what comes later, if it still matters then."""
+
+        def come(value: T) -> None:
+            if not self._is_closed:
+                self._go_on(self, lambda: then(value))
+
+        return come
+
+    # --- inputs -----------------------------------------------------------------------------------
+
+    def resolve(self, ref: Reference) -> Reference:
+        known = self.task.inputs.get(ref.id) or self.outputs.reference(ref.id)
+        if known is None:
+            known = ref
+        if isinstance(known, Future | Stream):
+            growing = self._place.streams.get(known.id)
+            if growing is None and self._place.store.stat(known.id) is not None:
+                return Concrete(known.id, None, self._place.here)
+            if growing is not None:
+                return Stream(known.id, self._place.here)
+        return known
+
+    def open_whole(self, ref: Reference, then: Callable[[str], None]) -> None:
+        self._open(ref, then, LOOKS_MAX)
+
+    def _open(self, ref: Reference, then: Callable[[str], None], looks: int) -> None:
+        if isinstance(ref, Value):
+            then(self.scratch.write_input(_content(ref)))
+            return
+        growing = self._place.streams.get(ref.id) if isinstance(ref, Stream) else None
+        if growing is None:
+            self._open_stored(ref, then, looks)
+            return
+        if ref.id not in self._holds:
+            self._holds[ref.id] = self._place.streams.hold(growing)
+
+        def ended(growing: Growing) -> None:
+            if growing.broken:
+                self._lose(((ref.id, self._netloc),), growing.broken)
+            else:
+                then(growing.name())
+
+        self._wait(growing, float("inf"), ended)
+
+    def _open_stored(self, ref: Reference, then: Callable[[str], None], looks: int) -> None:
+        reader = self._readers.get(ref.id)
+        if reader is None:
+            try:
+                reader = self._place.store.open(ref.id)
+            except ObjectNotFoundError as error:
+                if not looks or ref.id in self.task.inputs:
+                    self._lose(((ref.id, self._netloc),), str(error))
+                    return
+                self._fetch(ref, lambda: self._open(self.resolve(ref), then, looks - 1))
+                return
+            self._readers[ref.id] = reader
+        path = reader.path
+        then(path or self.scratch.write_input(reader.read(0, reader.size_bytes)))
+
+    def _fetch(self, ref: Reference, again: Callable[[], None]) -> None:
+        def fetched(losses: Losses | None, details: str) -> None:
+            late(None if losses is None else (losses, details))
+
+        def come(lost: tuple[Losses, str] | None) -> None:
+            if lost is None:
+                again()
+            else:
+                self._lose(*lost)
+
+        late = self._late(come)
+        self._place.owner.fetch(ref, fetched)
+
+    def _lose(self, losses: Losses, details: str) -> None:
+        self.lost = (losses, f"on worker {self._place.worker}: {details}")
+
+    def open_growing(
+        self, ref: Reference, blocking: bool, then: Callable[[OpenInput], None]
+    ) -> None:
+        def whole(path: str) -> None:
+            growth = self._grown[ref.id] = Growth(os.stat(path).st_size, True)
+            then(OpenInput(path, growth, True))
+
+        growing = self._place.streams.get(ref.id)
+        if growing is None and isinstance(ref, Stream):
+            self._fetch(ref, lambda: self.open_growing(self.resolve(ref), blocking, then))
+        elif growing is None or isinstance(ref, Value):
+            self.open_whole(ref, whole)
+        else:
+            opened = self._opened.setdefault(ref.id, _Opened())
+            opened.growing = growing
+            opened.count += 1
+            growth = Growth(growing.size_bytes, growing.is_whole)
+            if blocking:
+                piping = self._place.streams.pipe(growing)
+                opened.holds.append(piping)
+                then(OpenInput(piping.name, growth, True))
+            else:
+                opened.holds.append(self._place.streams.hold(growing))
+                then(OpenInput(growing.name(), growth, False))
+
+    def read(self, ref: Reference, then: Callable[[bytes], None]) -> None:
+        if isinstance(ref, Value):
+            then(_content(ref))
+            return
+
+        def opened(path: str) -> None:
+            with open(path, "rb") as file:
+                then(file.read())
+
+        self.open_whole(ref, opened)
+
+    def await_growth(
+        self, object_id: str, at_least_bytes: float, then: Callable[[Growth], None]
+    ) -> None:
+        growth = self._grown.get(object_id)
+        if growth is not None:
+            then(growth)
+            return
+        opened = self._opened.get(object_id)
+        if opened is None:
+            raise BadCallError(f"{object_id!r:.140} is not open as a stream")
+
+        def grown(growing: Growing) -> None:
+            if growing.broken:
+                self._lose(((ObjectId(object_id), self._netloc),), growing.broken)
+            then(Growth(growing.size_bytes, growing.is_whole, bool(growing.broken)))
+
+        self._wait(opened.growing, at_least_bytes, grown)
+
+    def _wait(self, growing: Growing, at_least: float, then: Callable[[Growing], None]) -> None:
+        streams = self._place.streams
+        self._waiters = [streams.when(growing, at_least, self._late(then))]
+
+    def close_growing(self, object_id: str) -> None:
+        opened = self._opened.get(object_id)
+        if opened is not None:
+            opened.count -= 1
+            if not opened.count:
+                del self._opened[object_id]
+                opened.close()
+
+    # --- outputs and the rest ---------------------------------------------------------------------
+
+    def open_output(self, index: int, streams: bool) -> str:
+        writer = self.outputs.open(index)
+        if writer.path is None:
+            raise OSError("this store cannot take the output of a program by name")
+        if not self._has_written and self._place.store.capabilities.bounded:
+            self._has_written = True
+            watched = GrowingFiles("", self.outputs.open_ones)  # who runs it looks at the rest
+            self._place.growth.add(self.key, watched)
+        if streams:
+            object_id = self.outputs.ids[index]
+            try:
+                self._streams[index] = self._place.streams.open(object_id, writer.fileno())
+            except ValueError as error:
+                raise BadCallError(str(error)) from None
+            self._place.owner.streams_opened(self.key, (object_id,))
+        return writer.path
+
+    def close_output(self, index: int, size_bytes: int | None) -> Reference:
+        growing = self._streams.get(index)
+        if growing is None:
+            return self.outputs.close(index, size_bytes)
+        if not growing.is_at(self.outputs.open_ones[index].path or ""):
+            self._break_off(growing, "its producer has put another file in its place")
+        known = len(self._conflicts)
+        ref = self.outputs.close(index, size_bytes)
+        if len(self._conflicts) > known:  # what was made first is kept: readers saw another
+            self._break_off(growing, "it was made before with other content")
+        del self._streams[index]
+        self._place.streams.finish(growing)
+        if growing.broken:
+            self._break_off(growing, growing.broken)
+        return ref
+
+    def roll_back_output(self, index: int) -> None:
+        growing = self._streams.pop(index, None)
+        if growing is not None:
+            self._break_off(growing, "its producer takes it back")
+        self.outputs.roll_back(index)
+
+    def _break_off(self, growing: Growing, why: str) -> None:
+        details = f"{growing.object_id}: {why}"
+        self._place.streams.break_off(growing, details)
+        self._place.owner.stream_broken(ObjectId(growing.object_id), details)
+
+    def close_outputs(self) -> None:
+        """Publish what is still open, as a program may leave it when it has ended well."""
+        for index in list(self.outputs.open_ones):
+            self.close_output(index, None)
+
+    def roll_back_outputs(self) -> None:
+        """Forget what is still open."""
+        for growing in self._streams.values():
+            self._place.streams.break_off(growing, f"{growing.object_id}: its producer has failed")
+        self._streams.clear()
+        self.outputs.roll_back_all()
+        if not self.children_count:  # a child may have been told of them
+            published = self.outputs.published.values()
+            made = [ref.id for ref in published if isinstance(ref, Concrete | Sweetheart)]
+            if made:
+                self._place.owner.made_in_vain(tuple(made))
+
+    def note_growth(self, index: int, size_bytes: int) -> None:
+        growing = self._streams.get(index)
+        if growing is not None:
+            self._place.streams.grew(growing, size_bytes)
+
+    def send_descriptor(self, socket_path: str, path: str, *, writes: bool) -> None:
+        fd = os.open(path, (os.O_WRONLY if writes else os.O_RDONLY) | os.O_CLOEXEC)
+        try:
+            send_descriptor(socket_path, fd)
+        finally:
+            os.close(fd)
+
+    def log(self, text: str) -> None:
+        spec = self.task.spec
+        try:
+            self._place.logs.append(spec.job, spec.name or spec.id[:12], text)
+        except OSError as error:
+            log.warn("the log of job {job} cannot be written: {error}", job=spec.job, error=error)
+
+    def add_child(self, child: Child) -> None:
+        self._place.owner.attempt_spawned(self.key, child)
+
+
+def _content(ref: Value) -> bytes:
+    """Return what a reference contains; a program may have made it."""
+    try:
+        return ref.content
+    except ValueError:
+        raise BadCallError(f"what is said to be the content of {ref.id} is not base64") from None

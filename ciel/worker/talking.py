@@ -1,0 +1,557 @@
+"""Programs that talk: each serves one attempt at a time, and may then wait for the next, or in the
+middle of a task.
+
+    fresh ──▶ busy ──▶ idle (may_keep) ──▶ busy …
+                  ├──▶ waits (must_keep), under the name of a fixed object ──▶ busy
+                  └──▶ leaves (no)
+
+An attempt that talks is told to the owner once its conversation is over; if its program is to leave
+or has failed, when nothing of that runs any more.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any, NamedTuple
+
+from twisted.internet.threads import deferToThread
+from twisted.logger import Logger
+
+from ciel.core.errors import CielError
+from ciel.core.events import TaskFault
+from ciel.core.ids import ObjectId, TaskId
+from ciel.core.refs import Reference
+from ciel.core.tasks import TaskSpec
+from ciel.execution.environment import task_environment
+from ciel.execution.executor import Executor, ProgramExit, Talk, Task
+from ciel.execution.report import command_text
+from ciel.launch import LaunchSpecError
+from ciel.launch.messages import File, LaunchSpec, ProgramExited, ProgramFailed, Standard
+from ciel.net.turns import DelayedCall
+from ciel.storage.errors import ObjectNotFoundError, StorageError
+from ciel.wire.calls import Call, encode_call
+from ciel.wire.errors import EncodeError, WireError
+from ciel.worker.faults import (
+    executor_fault,
+    preparation_fault,
+    serving_fault,
+    start_fault,
+    storing_fault,
+)
+from ciel.worker.growth import Growing as GrowingFiles
+from ciel.worker.keeping import keep_files
+from ciel.worker.programs import ProgramChannel
+from ciel.worker.scratch import Scratch
+from ciel.worker.state.orders import Key, StartAttempt
+from ciel.worker.state.pool import IDLE_MAX_S, Pool
+from ciel.worker.talked import Talked
+from ciel.worker.workplace import Workplace
+
+GRACE_S = 0.25
+"""Between the polite signal and the one that cannot be ignored."""
+_LAST_WORDS_S = 0.5  # between the end of a channel and the end of its program
+
+log = Logger()
+
+
+class Patience(NamedTuple):
+    """How long a program has to take its first task from its FIFO; to end, once it has said it
+    would, or was told to; and how long it may wait for another task.
+    """
+
+    first_call_s: float = 30.0
+    leave_s: float = 2.0
+    idle_s: float = IDLE_MAX_S
+
+
+class Process:
+    """A program that talks, from its start to its end."""
+
+    def __init__(self, number: int, kind: str, scratch: Scratch) -> None:
+        self.number = number
+        self.key = (TaskId(""), number)  # where attempts have theirs
+        self.kind = kind
+        self.scratch = scratch
+        self.channel: ProgramChannel
+        self.argv: list[str] = []
+        self.search_path: str | None = None
+        self.launch_id = 0
+        self.pid = 0
+        self.talked: Talked | None = None
+        self.conversation: Any = None  # of `talked`
+        self.is_warm = False  # it has served before
+        self.is_heard = False  # it has said something to the present task
+        self.is_called_off = False  # it was sent a signal for the present task
+        self.fault: TaskFault | None = None  # why its task has failed, once it has
+        self.published: tuple[Reference, ...] = ()  # by the task that it leaves after
+        self.unsaid: list[bytes] = []  # frames for it, until the turn ends
+        self.end: ProgramExited | ProgramFailed | None = None
+        self.broke = ""  # how its channel ended
+        self.stderr_start = 0
+        self.run_s = 0.0
+        self.due: DelayedCall | None = None
+
+
+class Talking:
+    """All programs that talk on this worker."""
+
+    def __init__(
+        self, place: Workplace, told: Callable[[Key, TaskFault, float], None], patience: Patience
+    ) -> None:
+        self._place = place
+        self._patience = patience
+        self._told = told  # whom a fault goes to
+        self._processes: dict[int, Process] = {}
+        self._by_channel: dict[ProgramChannel, Process] = {}
+        self._busy: dict[Key, Process] = {}
+        self._fixed: dict[ObjectId, Process] = {}
+        self._pool = Pool(patience.idle_s)
+        self._count = 0
+        self._unsaid: dict[Process, None] = {}
+        self._reaping: DelayedCall | None = None
+
+    @property
+    def waiting_count(self) -> int:
+        """How many programs run that serve no attempt."""
+        return len(self._processes) - len(self._busy)
+
+    # --- starting ---------------------------------------------------------------------------------
+
+    def begin(self, order: StartAttempt, task: Task, executor: Executor, talk: Talk) -> None:
+        """Have an attempt served; its end is told to the owner, whatever happens."""
+        talked = Talked(order, task, executor, self._place, self._converse)
+        if talk.fixed is not None:
+            process = self._fixed.pop(talk.fixed, None)
+            if process is None:
+                losses = ((talk.fixed, self._place.netloc),)
+                text = f"the program that waited on worker {self._place.worker} is gone"
+                self._place.owner.inputs_gone(talked.key, losses, text)
+                return
+        else:
+            number = self._pool.take(talk.kind, task.inputs)
+            process = None if number is None else self._processes[number]
+        if process is None:
+            process = self._start(talked, talk)
+            if process is None:
+                return
+        self._serve(process, talked, talk.arguments)
+
+    def _serve(self, process: Process, talked: Talked, arguments: Any) -> None:
+        executor: Any = talked.executor
+        process.talked = talked
+        process.is_heard = process.is_called_off = False
+        self._busy[talked.key] = process
+        talked.scratch = process.scratch
+        try:
+            process.conversation = executor.converse(talked, partial(self._say, process))
+            self._say(process, "start_task", arguments)
+        except EncodeError as error:
+            self._fail(process, TaskFault("BAD_ARGUMENTS", f"it cannot be told its task: {error}"))
+        except Exception as error:  # an executor may be anybody's
+            self._fail(process, executor_fault(talked.executor, error))
+        limit_bytes = talked.task.spec.needs.memory_bytes
+        if limit_bytes and process.pid:
+            self._place.memory.add(talked.key, process.pid, limit_bytes)
+
+    def _say(self, process: Process, method: str, args: Any) -> None:
+        """Tell a program something when the turn ends: waking it costs more than all else, and what
+        follows a reply is often its next task.
+        """
+        process.unsaid.append(encode_call(method, args))
+        self._unsaid[process] = None
+        self._place.turns.at_end(self._speak)
+
+    def _speak(self) -> None:
+        processes, self._unsaid = self._unsaid, {}
+        for process in processes:
+            self._speak_to(process)
+
+    def _speak_to(self, process: Process) -> None:
+        if process.unsaid:
+            frames, process.unsaid = process.unsaid, []
+            process.channel.say_bytes(b"".join(frames))
+
+    def _start(self, talked: Talked, talk: Talk) -> Process | None:
+        place = self._place
+        scratch: Scratch | None = None
+        channel: ProgramChannel | None = None
+        try:
+            scratch = place.scratch.take()
+            self._count += 1
+            process = Process(self._count, talk.kind, scratch)
+            talked.scratch = scratch
+            process.search_path = talk.program.env.get("PATH")
+            process.argv = self._argv(talked, talk, scratch)
+            channel = ProgramChannel(place.reactor, scratch.inputs_directory(), self)
+            process.channel = channel
+            process.argv += channel.arguments
+            spec = LaunchSpec(
+                argv=process.argv,
+                cwd=scratch.path,
+                env=task_environment(
+                    talked.task.spec, talked.key[1], place.worker, scratch.path, talk.program.env
+                ),
+                stdout=File(scratch.stderr_path, append=True),
+                stderr=Standard.STDOUT,
+            )
+            process.launch_id = place.launching.start(
+                spec,
+                lambda event: self._process_ended(process, event),
+                lambda pid: self._process_started(process, pid),
+            )
+        except ObjectNotFoundError as error:
+            losses = ((ObjectId(error.object_id), place.netloc),)
+            self._unstarted(talked, scratch, channel)
+            place.owner.inputs_gone(talked.key, losses, f"on worker {place.worker}: {error}")
+            return None
+        except (StorageError, LaunchSpecError, OSError) as error:
+            self._unstarted(talked, scratch, channel)
+            self._told(talked.key, preparation_fault(place.worker, error), 0.0)
+            return None
+        self._processes[process.number] = process
+        self._by_channel[channel] = process
+        place.growth.add(process.key, GrowingFiles(scratch.stderr_path, {}))
+        process.due = place.reactor.callLater(self._patience.first_call_s, self._silent, process)
+        return process
+
+    def _argv(self, talked: Talked, talk: Talk, scratch: Scratch) -> list[str]:
+        argv = []
+        for item in talk.program.argv:
+            if isinstance(item, str):
+                argv.append(item)
+                continue
+            paths: list[str] = []
+            ref = talked.task.inputs.get(item.object_id)
+            if ref is None:
+                raise ObjectNotFoundError(item.object_id)
+            talked.open_whole(ref, paths.append)
+            if not paths:
+                raise ObjectNotFoundError(item.object_id)
+            argv.append(scratch.copy_executable(paths[0]) if item.executable else paths[0])
+        return argv
+
+    def _unstarted(
+        self, talked: Talked, scratch: Scratch | None, channel: ProgramChannel | None
+    ) -> None:
+        talked.close()
+        if channel is not None:
+            channel.close()
+        if scratch is not None:
+            scratch.remove()
+
+    def _process_started(self, process: Process, pid: int) -> None:
+        process.pid = pid
+        talked = process.talked
+        if talked is not None and talked.task.spec.needs.memory_bytes:
+            self._place.memory.add(talked.key, pid, talked.task.spec.needs.memory_bytes)
+
+    def _silent(self, process: Process) -> None:
+        """A new program had its time to take its first task."""
+        process.due = None
+        if not process.channel.has_spoken and not process.channel.has_listened:
+            text = f"it did not read its first task within {self._patience.first_call_s:g} s"
+            self._fail(process, TaskFault("RUNTIME_ERROR", text))
+
+    # --- what programs say ------------------------------------------------------------------------
+
+    def calls_came(self, channel: ProgramChannel, calls: list[Call]) -> None:
+        """As `ChannelOwner` says."""
+        process = self._by_channel[channel]
+        process.is_heard = True
+        if process.talked is not None:
+            self._converse(process.talked, partial(process.conversation.called, calls))
+        else:
+            log.warn("{command} spoke unasked", command=command_text(process.argv))
+            self._kill(process)
+
+    def _converse(self, talked: Talked, step: Callable[[], None]) -> None:
+        """Have something come into a conversation, and see what it came to."""
+        process = self._busy.get(talked.key)
+        if process is None or process.talked is not talked or process.fault is not None:
+            return
+        try:
+            step()
+        except StorageError as error:
+            self._fail(process, storing_fault(self._place.worker, process.argv, error))
+        except (CielError, WireError) as error:
+            self._fail(process, TaskFault("RUNTIME_ERROR", str(error)))
+        except OSError as error:
+            self._fail(process, serving_fault(self._place.worker, error))
+        except Exception as error:  # as above
+            log.failure("a call was not understood")
+            self._fail(process, executor_fault(talked.executor, error))
+        else:
+            self._see(process, talked)
+
+    def _see(self, process: Process, talked: Talked) -> None:
+        """See whether the task has come to an end."""
+        if talked.lost is not None:
+            self._fail(process, TaskFault("MISSING_INPUT", talked.lost[1]))
+            return
+        over = process.conversation.over
+        if over is None:
+            return
+        if over.fault is not None:
+            self._fail(process, TaskFault(*over.fault))
+        elif talked.fixed is not None and over.keep != "must_keep":
+            text = "it said that it would go on in place, and then 'exit' without 'must_keep'"
+            self._fail(process, TaskFault("RUNTIME_ERROR", text))
+        else:
+            self._finish(process, talked, over)
+
+    def _finish(self, process: Process, talked: Talked, over: Any) -> None:
+        try:
+            talked.close_outputs()
+        except StorageError as error:
+            self._fail(process, storing_fault(self._place.worker, process.argv, error))
+            return
+        published = tuple(talked.outputs.published.values())
+        process.run_s = self._place.reactor.seconds() - talked.begun_s
+        if over.keep == "no" or process.is_called_off:
+            process.published = published
+            self._leave(process)
+            if process.end is not None:
+                self._settle(process)
+            return
+        self._let_go(process, talked)
+        process.is_warm = True
+        if talked.fixed is not None:
+            self._fixed[talked.fixed] = process
+        else:
+            process.scratch.drop_inputs()
+            now_s = self._place.reactor.seconds()
+            for number in self._pool.put(process.number, process.kind, over.soft_keys, now_s):
+                self._dismiss(self._processes[number], "others are needed more")
+            self._reap_later()
+        self._place.owner.attempt_ended(talked.key, published, None, process.run_s)
+
+    def _let_go(self, process: Process, talked: Talked) -> None:
+        """An attempt is over; what it had open is closed, and its complaints are logged."""
+        self._place.memory.remove(talked.key)
+        talked.close()
+        del self._busy[talked.key]
+        process.talked = process.conversation = None
+        said_bytes = process.scratch.stderr_bytes_now()
+        if said_bytes > process.stderr_start:
+            talked.log(process.scratch.stderr_tail(process.stderr_start))
+            process.stderr_start = said_bytes
+
+    # --- ends -------------------------------------------------------------------------------------
+
+    def channel_broke(self, channel: ProgramChannel, why: str) -> None:
+        """As `ChannelOwner` says."""
+        process = self._by_channel.pop(channel)
+        process.broke = why
+        self._pool.remove(process.number)
+        if process.end is not None:
+            self._settle(process)
+        elif process.talked is None or process.fault is not None:
+            self._kill(process)
+        else:  # how it ended says more
+            self._due_in(process, _LAST_WORDS_S, lambda: self._fail(process, self._lost(process)))
+
+    def _lost(self, process: Process) -> TaskFault:
+        return TaskFault("RUNTIME_ERROR", f"{process.broke}, before it had said 'exit'")
+
+    def _process_ended(self, process: Process, event: ProgramExited | ProgramFailed) -> None:
+        process.end = event
+        self._pool.remove(process.number)
+        if not process.broke and process.channel.will_break:
+            return
+        self._settle(process)
+
+    def _settle(self, process: Process) -> None:
+        """Nothing of a program is left: tell of the attempt that it served."""
+        event, talked = process.end, process.talked
+        assert event is not None
+        self._forget(process)
+        if talked is None:
+            self._clean(process)
+            return
+        try:
+            self._tell_end(process, talked, event)
+        except Exception as error:  # of ours; it must cost neither its slot nor other attempts
+            log.failure("the end of a program was not understood")
+            self._busy.pop(talked.key, None)
+            text = f"a bug of ours on worker {self._place.worker}: {error!r}; its log has more"
+            self._told(talked.key, TaskFault("WORKER_FAULT", text), 0.0)
+
+    def _tell_end(
+        self, process: Process, talked: Talked, event: ProgramExited | ProgramFailed
+    ) -> None:
+        is_over = process.conversation is not None and process.conversation.over is not None
+        if process.fault is None and not is_over and self._is_stale(process):
+            self._again(process, talked)
+            return
+        if process.fault is None and is_over:
+            self._let_go(process, talked)
+            self._clean(process)
+            published = process.published
+            self._place.owner.attempt_ended(talked.key, published, None, process.run_s)
+            return
+        fault = process.fault
+        if fault is None:
+            talked.roll_back_outputs()
+            fault = self._end_fault(process, event)
+        tail = process.scratch.stderr_tail(process.stderr_start)
+        self._let_go(process, talked)
+        if talked.lost is not None:
+            self._clean(process)
+            self._place.owner.inputs_gone(talked.key, *talked.lost)
+            return
+        self._report(process, talked, fault, tail)
+
+    def _is_stale(self, process: Process) -> bool:
+        """Whether a program was gone before it was told its task."""
+        return process.is_warm and not process.is_heard and not process.is_called_off
+
+    def _again(self, process: Process, talked: Talked) -> None:
+        self._let_go(process, talked)
+        self._clean(process)
+        log.info("{command} was gone; another is started", command=command_text(process.argv))
+        action = talked.executor.begin(talked.task)
+        assert isinstance(action, Talk)
+        self.begin(talked.order, talked.task, talked.executor, action)
+
+    def _end_fault(self, process: Process, event: ProgramExited | ProgramFailed) -> TaskFault:
+        if isinstance(event, ProgramFailed):
+            place, scratch = self._place.worker, process.scratch
+            return start_fault(place, process.argv, event, scratch.path, process.search_path)
+        number = None if event.exit_status is not None else os.WTERMSIG(event.status)
+        program_exit = ProgramExit(event.exit_status, number, event.wall_s, "")
+        said = "before it had said 'exit'"
+        if process.broke and "in the middle" in process.broke:
+            said = f"in the middle of a call: {process.broke.partition(': ')[2]}"
+        return TaskFault("RUNTIME_ERROR", f"it {program_exit.describe()} {said}")
+
+    def _report(self, process: Process, talked: Talked, fault: TaskFault, tail: str) -> None:
+        place = self._place
+        run_s = place.reactor.seconds() - talked.begun_s
+        if isinstance(process.end, ProgramFailed):
+            self._clean(process)
+            self._told(talked.key, fault, run_s)
+            return
+        command = command_text(process.argv[: -len(process.channel.arguments)])
+        lines = [f"{command} on worker {place.worker}: {fault.details}"]
+        if tail:
+            lines += ["its output ends:", *[f"  {line}" for line in tail.splitlines()]]
+
+        def told(what: str) -> None:
+            details = "\n".join([*lines, what])
+            self._told(talked.key, TaskFault(fault.reason, details), run_s)
+
+        def not_kept(failure: Any) -> None:
+            why = getattr(failure.value, "strerror", None) or failure.getErrorMessage()
+            self._clean(process)
+            told(f"its files could not be kept: {why}")
+
+        name = f"{talked.key[0]}.{talked.key[1]}"
+        keeping = deferToThread(keep_files, place.kept, name, process.scratch, None)
+        keeping.addCallbacks(told, not_kept)
+
+    # --- ending programs --------------------------------------------------------------------------
+
+    def kill(self, key: Key, *, force: bool) -> bool:
+        """Send the program of an attempt the polite signal, or the one that cannot be ignored;
+        False if no such attempt talks.
+        """
+        process = self._busy.get(key)
+        if process is None:
+            return False
+        process.is_called_off = True
+        number = signal.SIGKILL if force else signal.SIGTERM
+        self._place.launching.kill(process.launch_id, number)
+        return True
+
+    def spec_of(self, key: Key) -> TaskSpec | None:
+        """Return the task of an attempt that talks, if it does."""
+        process = self._busy.get(key)
+        return None if process is None or process.talked is None else process.talked.task.spec
+
+    def fail(self, key: Key, fault: TaskFault) -> bool:
+        """End an attempt with a fault of its program's; False if no such attempt talks."""
+        process = self._busy.get(key)
+        if process is None:
+            return False
+        self._place.launching.kill(process.launch_id, signal.SIGKILL)
+        self._fail(process, fault)
+        return True
+
+    def end_fixed(self, objects: Iterable[ObjectId]) -> None:
+        """End programs that wait in the middle of a task which nobody needs any more."""
+        for object_id in objects:
+            process = self._fixed.pop(object_id, None)
+            if process is not None:
+                self._kill(process)
+
+    def _fail(self, process: Process, fault: TaskFault) -> None:
+        if process.fault is not None or process.talked is None:
+            return
+        process.fault = fault
+        process.talked.roll_back_outputs()
+        if process.end is not None:
+            self._settle(process)
+        else:
+            self._kill(process)
+
+    def _kill(self, process: Process) -> None:
+        launching = self._place.launching
+        self._pool.remove(process.number)
+        launching.kill(process.launch_id, signal.SIGTERM)
+        self._due_in(process, GRACE_S, lambda: launching.kill(process.launch_id, signal.SIGKILL))
+
+    def _leave(self, process: Process) -> None:
+        """Have a program end that has done its work."""
+        self._due_in(process, self._patience.leave_s, lambda: self._kill(process))
+        self._by_channel.pop(process.channel, None)
+        process.broke = process.broke or "closed"
+        self._speak_to(process)
+        process.channel.close()
+
+    def _dismiss(self, process: Process, reason: str) -> None:
+        self._say(process, "die", {"reason": reason})
+        self._leave(process)
+
+    def _due_in(self, process: Process, delay_s: float, call: Callable[[], None]) -> None:
+        if process.due is not None and process.due.active():
+            process.due.cancel()
+        process.due = self._place.reactor.callLater(delay_s, call) if process.end is None else None
+
+    def _forget(self, process: Process) -> None:
+        self._processes.pop(process.number, None)
+        self._by_channel.pop(process.channel, None)
+        self._place.growth.remove(process.key)
+        process.channel.close()
+        for object_id in [o for o, waiting in self._fixed.items() if waiting is process]:
+            del self._fixed[object_id]
+        if process.due is not None and process.due.active():
+            process.due.cancel()
+
+    def _clean(self, process: Process) -> None:
+        deferToThread(process.scratch.remove).addErrback(
+            lambda failure: log.failure("scratch could not be removed", failure)
+        )
+
+    def _reap_later(self) -> None:
+        due_s = self._pool.due_s()
+        if due_s is not None and (self._reaping is None or not self._reaping.active()):
+            delay_s = max(due_s - self._place.reactor.seconds(), 0.0) + 0.01
+            self._reaping = self._place.reactor.callLater(delay_s, self._reap)
+
+    def _reap(self) -> None:
+        for number in self._pool.expired(self._place.reactor.seconds()):
+            self._dismiss(self._processes[number], "Garbage collected")
+        self._reap_later()
+
+    def close(self) -> None:
+        """Forget all programs; they end with the launcher."""
+        if self._reaping is not None and self._reaping.active():
+            self._reaping.cancel()
+        for process in list(self._processes.values()):
+            if process.talked is not None:
+                process.talked.roll_back_outputs()
+                process.talked.close()
+            self._forget(process)

@@ -1,0 +1,73 @@
+"""What every attempt on a worker works with, and whom it tells: one value for hosts of attempts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from ciel.core.events import TaskFault
+from ciel.core.ids import ObjectId
+from ciel.core.refs import Reference
+from ciel.execution.executor import Child, Executor
+from ciel.execution.kept import KeptAttempts
+from ciel.net.turns import Turns
+from ciel.storage.interface import ObjectStore
+from ciel.worker.growth import GrowthWatch
+from ciel.worker.launching import Launching
+from ciel.worker.logs import JobLogs
+from ciel.worker.memory import MemoryWatch
+from ciel.worker.scratch import ScratchPool
+from ciel.worker.state.orders import Key
+from ciel.worker.streaming import Streams
+
+Losses = tuple[tuple[ObjectId, str], ...]
+"""Objects, each with the place where it was said to be and is not."""
+
+
+class AttemptsOwner(Protocol):
+    """Who is told of attempts. The end of each is told exactly once, by the first or the second."""
+
+    def attempt_ended(
+        self, key: Key, published: tuple[Reference, ...], fault: TaskFault | None, run_s: float
+    ) -> None: ...
+
+    def inputs_gone(self, key: Key, losses: Losses, details: str) -> None: ...
+
+    def attempt_spawned(self, key: Key, child: Child) -> None: ...
+
+    def streams_opened(self, key: Key, objects: tuple[ObjectId, ...]) -> None: ...
+
+    def made_in_vain(self, objects: tuple[ObjectId, ...]) -> None:
+        """Learn of objects that an attempt put into the store before it failed."""
+
+    def stream_broken(self, object_id: ObjectId, details: str) -> None: ...
+
+    def fetch(self, ref: Reference, then: Callable[[Losses | None, str], None]) -> None:
+        """Get an object for a running attempt; `then` is called once it can be read here, or with
+        what was found missing, and why.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class Workplace:
+    """A worker's means. `netloc`: where its objects are served."""
+
+    reactor: Any
+    turns: Turns
+    owner: AttemptsOwner
+    worker: str
+    netloc: str
+    executors: Mapping[str, Executor]
+    launching: Launching
+    store: ObjectStore
+    streams: Streams
+    scratch: ScratchPool
+    growth: GrowthWatch
+    memory: MemoryWatch
+    kept: KeptAttempts
+    logs: JobLogs
+
+    @property
+    def here(self) -> frozenset[str]:
+        return frozenset((self.netloc,))

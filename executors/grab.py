@@ -1,0 +1,85 @@
+"""`grab`: fetches URLs, each into an object of its own (ciel-interfaces, 6.5).
+
+Arguments (`args`): `urls`, a list of texts. There is an output for each: the JSON text of a
+reference to what was fetched. `http`, `https`, `ftp` and `file` (a file of the worker's host) are
+fetched by a program that is kept warm; `swbs://HOST:PORT/ID` names an object that is there already,
+and gives a reference to it without fetching anything. What is grabbed twice within a job is fetched
+once; `version` counts among the arguments, so another one has it fetched anew.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, ClassVar
+from urllib.parse import urlsplit
+
+from ciel.core.errors import CielError
+from ciel.core.refs import Reference
+from ciel.execution.executor import (
+    Action,
+    BadArgumentsError,
+    ChildForm,
+    Finish,
+    Program,
+    Talk,
+    Task,
+    simple_form,
+)
+from ciel.executors.arguments import args_of, require_form_count, require_output_count
+from ciel.executors.proc import ProcExecutor
+from ciel.wire import codec
+from ciel.wire.errors import WireError
+from ciel.wire.references import from_array, to_json
+
+_FETCHED = ("http", "https", "ftp", "file")
+_PROGRAM = Program((sys.executable, "-P", "-m", "ciel.executors.programs.grab"))
+
+
+class GrabExecutor(ProcExecutor):
+    """Has a program fetch what is not there yet."""
+
+    name = "grab"
+    wants_package: ClassVar[bool] = False
+
+    def begin(self, task: Task) -> Action:
+        sources = _sources(args_of(task))
+        require_output_count(task, len(sources))
+        if not any(isinstance(source, str) for source in sources):
+            return Finish({i: codec.encode(to_json(ref)) for i, ref in enumerate(sources)})
+        said = {"proc_pargs": [], "proc_kwargs": {"urls": sources}}
+        return Talk(_PROGRAM, said, self.name)
+
+    def child_form(self, keywords: dict[str, Any]) -> ChildForm:
+        form = simple_form(self.name, keywords)
+        args = form.arguments["args"]
+        count = len(_sources(args))
+        if "n_outputs" in keywords:
+            require_form_count(self.name, form, count)
+        return form._replace(arguments={"args": args}, n_outputs=count)
+
+
+def _sources(args: dict[str, Any]) -> list[str | Reference]:
+    """Return a URL, or a reference to what it names, for each output."""
+    urls = args.get("urls")
+    if not isinstance(urls, list) or not urls:
+        raise BadArgumentsError("'urls' must be a list of at least one URL")
+    return [_source(url) for url in urls]
+
+
+def _source(url: Any) -> str | Reference:
+    if not isinstance(url, str):
+        raise BadArgumentsError(f"'urls' contains {url!r:.80}, which is no text")
+    try:
+        parts = urlsplit(url)
+        if parts.scheme == "swbs":
+            if parts.query or parts.fragment:
+                raise ValueError("the name of an object ends in its id")
+            return from_array(["c2", parts.path.removeprefix("/"), None, [parts.netloc]])
+    except (ValueError, CielError, WireError) as error:
+        raise BadArgumentsError(f"{url!r:.200} in 'urls' is wrong: {error}") from None
+    if parts.scheme not in _FETCHED:
+        known = ", ".join((*_FETCHED, "swbs"))
+        raise BadArgumentsError(f"{url!r:.200} in 'urls' is none of {known}")
+    if not parts.netloc and parts.scheme != "file":
+        raise BadArgumentsError(f"{url!r:.200} in 'urls' names no host")
+    return url

@@ -1,0 +1,437 @@
+"""`proc`: a program that talks with its worker, in any language that can read and write JSON on two
+pipes (ciel-interfaces, section 1).
+
+The conversation is a translator: calls of the program come in, replies and what was asked of the
+attempt go out. Calls are answered in their order, so a program need not wait for a reply that it
+does not need. Whatever a program gets wrong ends its task, with a text that says what.
+"""
+
+from __future__ import annotations
+
+import binascii
+import math
+from base64 import b64decode
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, ClassVar, NamedTuple
+
+from ciel.core.errors import CielError
+from ciel.core.refs import (
+    REFERENCE_TYPES,
+    Concrete,
+    Failure,
+    Fixed,
+    Future,
+    Reference,
+    Sweetheart,
+    Value,
+)
+from ciel.core.tasks import Needs
+from ciel.execution.attempt import Attempt, Growth, OpenInput
+from ciel.execution.executor import (
+    Action,
+    BadArgumentsError,
+    ChildForm,
+    Executor,
+    InputPath,
+    Program,
+    Talk,
+    Task,
+    output_count,
+)
+from ciel.execution.outputs import BadCallError
+from ciel.wire import codec
+from ciel.wire.calls import Call
+from ciel.wire.errors import WireError
+from ciel.wire.references import from_json, to_json
+
+BACKLOG_MAX = 100_000
+"""Calls that may wait behind one that takes time."""
+
+NAME_MAX_LENGTH = 200  # of a task, for people
+
+_FORM_KEYS = ("command", "proc_pargs", "proc_kwargs")
+
+
+class Over(NamedTuple):
+    """How a conversation ended. `fault`: why the task has failed; None: it is done, and `keep` says
+    what the program is ready for: `no`, `may_keep`, `must_keep`. `soft_keys`: what it holds ready,
+    as sets of object ids.
+    """
+
+    fault: tuple[str, str] | None
+    keep: str = "no"
+    soft_keys: tuple[frozenset[str], ...] = ()
+
+
+class ProcExecutor(Executor):
+    """Runs a program that talks; it may make any number of outputs, and tasks."""
+
+    name = "proc"
+    talks: ClassVar[bool] = True
+    wants_package: ClassVar[bool] = True
+
+    def begin(self, task: Task) -> Action:
+        arguments = task.arguments
+        pargs = arguments.get("proc_pargs", [])
+        kwargs = arguments.get("proc_kwargs", {})
+        if not isinstance(pargs, list) or not isinstance(kwargs, dict):
+            raise BadArgumentsError("'proc_pargs' must be a list, 'proc_kwargs' an object")
+        said: dict[str, Any] = {"proc_pargs": pargs, "proc_kwargs": kwargs}
+        fixed = arguments.get("fixed")
+        if isinstance(fixed, Fixed):
+            return Talk(Program(()), {"id": fixed.id} | said, self.name, fixed.id)
+        command = arguments.get("command")
+        argv = command_line(command)
+        if command is not None:
+            said["command"] = command
+        words = [item if isinstance(item, str) else f"\0{item.object_id}" for item in argv]
+        return Talk(Program(argv), said, "\0".join([self.name, *words]))
+
+    def converse(self, attempt: Attempt, say: Callable[[str, Any], None]) -> Conversation:
+        """Begin to answer the calls of a program that was told `start_task`."""
+        return Conversation(attempt, say)
+
+    def child_form(self, keywords: dict[str, Any]) -> ChildForm:
+        forced = keywords.get("force_n_outputs")
+        more = output_count(keywords.get("n_extra_outputs", 0), 0)
+        n_outputs = output_count(forced) if forced is not None else 1 + more
+        command_line(keywords.get("command"))
+        arguments = {key: keywords[key] for key in _FORM_KEYS if keywords.get(key) is not None}
+        dependencies = extra_dependencies(keywords)
+        if dependencies:
+            arguments["extra_dependencies"] = dependencies
+        return ChildForm(arguments, n_outputs, memoise=False, as_list=False)
+
+
+def command_line(command: Any) -> tuple[str | InputPath, ...]:
+    """Read a command: a program's name, an object that is one, or a list beginning with either."""
+    items = command if isinstance(command, list) else [command]
+    if command is None or not items:
+        raise BadArgumentsError(
+            "'command' must name a program: a text, a reference, or a list with its arguments"
+        )
+    argv: list[str | InputPath] = []
+    for number, item in enumerate(items):
+        if isinstance(item, str) and item and "\0" not in item:
+            argv.append(item)
+        elif isinstance(item, REFERENCE_TYPES):
+            argv.append(InputPath(item.id, executable=number == 0))
+        else:
+            raise BadArgumentsError(f"'command' contains {item!r:.40}, no text and no reference")
+    return tuple(argv)
+
+
+def extra_dependencies(keywords: Mapping[str, Any]) -> list[Reference]:
+    """Read the references that a child is to wait for, beyond those in its arguments."""
+    value = keywords.get("extra_dependencies") or []
+    if not isinstance(value, list) or not all(isinstance(item, REFERENCE_TYPES) for item in value):
+        raise BadArgumentsError("'extra_dependencies' must be a list of references")
+    return value
+
+
+class Conversation:
+    """One task's calls, from `start_task` to `exit` or `error`.
+
+    `called` takes what came; `over` is set once it has ended, and nothing is said after that.
+    """
+
+    def __init__(self, attempt: Attempt, say: Callable[[str, Any], None]) -> None:
+        self.over: Over | None = None
+        self._attempt = attempt
+        self._say = say
+        self._backlog: deque[Call] = deque()
+        self._sweethearts: set[int] = set()  # outputs better read here than anywhere else
+        self._pending = ""  # the method whose reply takes time
+        self._is_answering = False
+
+    def called(self, calls: Iterable[Call]) -> None:
+        """Answer calls, in order; those behind one that takes time wait."""
+        self._backlog.extend(calls)
+        if len(self._backlog) > BACKLOG_MAX:
+            self._fail(f"it made {BACKLOG_MAX} calls without waiting for a reply")
+        self._go_on()
+
+    def _go_on(self) -> None:
+        if self._is_answering:  # what takes time was there at once
+            return
+        self._is_answering = True
+        try:
+            while self._backlog and not self._pending and self.over is None:
+                self._answer(*self._backlog.popleft())
+        finally:
+            self._is_answering = False
+        if self.over is not None and self._backlog and self.over.fault is None:
+            self._fail(f"it called {self._backlog[0].method!r:.60} after it had said 'exit'")
+
+    def _answer(self, method: str, args: Any) -> None:
+        answer = _METHODS.get(method)
+        if answer is None:
+            self._fail(f"it called {method!r:.60}, which is no method of this protocol")
+        elif type(args) is not dict:
+            self._fail(f"the arguments of its {method!r} are no object")
+        else:
+            try:
+                answer(self, args)
+            except BadCallError as error:
+                self._fail(f"its call of {method!r} is wrong: {error}")
+            except KeyError as error:
+                self._fail(f"its call of {method!r} lacks {error}")
+
+    def _fail(self, text: str) -> None:
+        self.over = Over(("RUNTIME_ERROR", text))
+
+    def _later(self, method: str) -> Callable[[Any], None]:
+        """Return what replies to a call that takes time, and goes on with the next."""
+        self._pending = method
+
+        def reply(args: Any) -> None:
+            self._pending = ""
+            if self.over is None:
+                self._say(method, args)
+                self._go_on()
+
+        return reply
+
+    # --- inputs -----------------------------------------------------------------------------------
+
+    def _open_ref(self, args: dict[str, Any]) -> None:
+        ref = self._input(args)
+        if isinstance(ref, Value) and args.get("accept_string") is True:
+            self._say("open_ref", {"strdata": ref.encoded})
+        elif ref is not None:
+            reply = self._later("open_ref")
+            self._attempt.open_whole(ref, lambda path: reply({"filename": path}))
+        elif self.over is None:
+            self._say("open_ref", {"error": "EWOULDBLOCK"})
+
+    def _open_ref_async(self, args: dict[str, Any]) -> None:
+        _size(args, "chunk_size", required=True)
+        ref = self._input(args)
+        if ref is None:
+            if self.over is None:
+                self._say("open_ref_async", {"error": "EWOULDBLOCK"})
+            return
+        socket = _text(args, "fd_socket_name")
+        reply = self._later("open_ref_async")
+
+        def opened(found: OpenInput) -> None:
+            reply(
+                {
+                    "sending_fd": socket is not None,
+                    "filename": found.path,
+                    "blocking": found.blocks or found.growth.is_whole,
+                    "done": found.growth.is_whole,
+                    "size": found.growth.size_bytes,
+                }
+            )
+            if socket is not None and self.over is None:
+                self._send(socket, found.path, writes=False)
+
+        self._attempt.open_growing(ref, args.get("must_block") is True, opened)
+
+    def _input(self, args: dict[str, Any]) -> Reference | None:
+        """Return the input that a call names as it is here; None if it is not made yet, or if that
+        ends the task.
+        """
+        ref = args["ref"]
+        if not isinstance(ref, REFERENCE_TYPES):
+            raise BadCallError("'ref' is no reference")
+        found = self._attempt.resolve(ref)
+        if isinstance(found, Failure):
+            self._fail(f"its input {found.id} has failed ({found.reason}): {found.details}")
+            return None
+        if isinstance(found, Fixed):
+            raise BadCallError(f"{found.id} stands for a process and has no content")
+        return None if isinstance(found, Future) else found
+
+    def _wait_stream(self, args: dict[str, Any]) -> None:
+        object_id = _required_text(args, "id")
+        at_least = math.inf if "eof" in args else _size(args, "bytes", required=True)
+        reply = self._later("wait_stream")
+
+        def grown(growth: Growth) -> None:
+            if growth.is_broken:
+                reply({"success": False})
+            else:
+                reply({"size": growth.size_bytes, "done": growth.is_whole, "success": True})
+
+        self._attempt.await_growth(object_id, at_least or 0, grown)
+
+    def _close_stream(self, args: dict[str, Any]) -> None:
+        self._attempt.close_growing(_required_text(args, "id"))
+
+    def _package_lookup(self, args: dict[str, Any]) -> None:
+        key = _required_text(args, "key")
+        package = self._attempt.task.arguments.get("package_ref")
+        if not isinstance(package, REFERENCE_TYPES):
+            self._say("package_lookup", {"value": None})
+            return
+        reply = self._later("package_lookup")
+
+        def read(content: bytes) -> None:
+            try:
+                entries = from_json(codec.decode(content))
+            except (WireError, CielError) as error:
+                self._fail(f"the package of its job cannot be read: {error}")
+                return
+            reply({"value": entries.get(key) if isinstance(entries, dict) else None})
+
+        self._attempt.read(self._attempt.resolve(package), read)
+
+    # --- outputs ----------------------------------------------------------------------------------
+
+    def _allocate_output(self, args: dict[str, Any]) -> None:
+        prefix = _text(args, "prefix") or ""
+        self._say("allocate_output", {"index": self._attempt.outputs.allocate(prefix)})
+
+    def _publish_string(self, args: dict[str, Any]) -> None:
+        outputs = self._attempt.outputs
+        try:
+            content = b64decode(args["str"], validate=True)
+        except (TypeError, ValueError, binascii.Error):
+            raise BadCallError("'str' is not base64") from None
+        ref = outputs.publish(outputs.index(args["index"]), content)
+        self._say("publish_string", {"ref": ref})
+
+    def _open_output(self, args: dict[str, Any]) -> None:
+        index = self._attempt.outputs.index(args.get("index"))
+        streams = args.get("may_stream") is True
+        if args.get("may_pipe") is True and not streams:
+            raise BadCallError("'may_pipe' needs 'may_stream': a pipe without a reader never ends")
+        socket = _text(args, "fd_socket_name")
+        path = self._attempt.open_output(index, streams)
+        if socket is None:
+            self._say("open_output", {"sending_fd": False, "filename": path})
+        else:
+            self._say("open_output", {"sending_fd": True})
+            self._send(socket, path, writes=True)
+        if args.get("make_local_sweetheart") is True:
+            self._sweethearts.add(index)
+
+    def _send(self, socket: str, path: str, *, writes: bool) -> None:
+        try:
+            self._attempt.send_descriptor(socket, path, writes=writes)
+        except OSError as error:
+            self._fail(f"no descriptor can be sent to its socket {socket!r:.100}: {error.strerror}")
+
+    def _close_output(self, args: dict[str, Any]) -> None:
+        index = self._attempt.outputs.index(args.get("index"))
+        ref = self._attempt.close_output(index, _size(args, "size"))
+        if index in self._sweethearts and isinstance(ref, Concrete):
+            preferred = min(ref.locations)
+            ref = Sweetheart(ref.id, preferred, ref.size_bytes, ref.locations)
+            self._attempt.outputs.published[index] = ref
+        self._say("close_output", {"ref": ref})
+
+    def _roll_back_output(self, args: dict[str, Any]) -> None:
+        self._attempt.roll_back_output(self._attempt.outputs.index(args.get("index")))
+        self._say("rollback_output", {"ref": None})
+
+    def _advert(self, args: dict[str, Any]) -> None:
+        size_bytes = _size(args, "size", required=True)
+        self._attempt.note_growth(self._attempt.outputs.index(args["index"]), size_bytes or 0)
+
+    # --- children and the end ---------------------------------------------------------------------
+
+    def _spawn(self, args: dict[str, Any]) -> None:
+        executor, needs, keywords = _read_spawn(args)
+        name = _name(keywords)
+        outputs, form = self._attempt.spawn(executor, keywords, needs, name=name)
+        refs = [Future(object_id) for object_id in outputs]
+        self._say("spawn", refs if form.as_list or len(refs) != 1 else refs[0])
+
+    def _tail_spawn(self, args: dict[str, Any]) -> None:
+        executor, needs, keywords = _read_spawn(args)
+        if keywords.pop("is_fixed", False) is True:
+            try:
+                dependencies = extra_dependencies(keywords)
+            except BadArgumentsError as error:
+                raise BadCallError(str(error)) from None
+            self._attempt.go_on_later(executor, dependencies)
+        else:
+            name = _name(keywords)
+            self._attempt.spawn(executor, keywords, needs, delegates=True, name=name)
+
+    def _log(self, args: dict[str, Any]) -> None:
+        self._attempt.log(str(args["message"]))
+
+    def _error(self, args: dict[str, Any]) -> None:
+        report = args["report"]
+        self._fail(report if isinstance(report, str) else codec.encode(to_json(report)).decode())
+
+    def _exit(self, args: dict[str, Any]) -> None:
+        keep = args["keep_process"]
+        if keep not in ("no", "may_keep", "must_keep"):
+            raise BadCallError(
+                f"'keep_process' must be no, may_keep or must_keep, not {keep!r:.40}"
+            )
+        if keep == "must_keep" and self._attempt.fixed is None:
+            raise BadCallError("'must_keep' needs a 'tail_spawn' with 'is_fixed' before it")
+        keys = args.get("soft_cache_keys") or ()
+        try:
+            soft_keys = tuple([frozenset(map(str, ids)) for ids, _ in keys])
+        except (TypeError, ValueError):
+            raise BadCallError("'soft_cache_keys' must be a list of [[id, …], tag]") from None
+        self.over = Over(None, keep, soft_keys)
+
+
+_METHODS: dict[str, Callable[[Conversation, dict[str, Any]], None]] = {
+    "open_ref": Conversation._open_ref,
+    "open_ref_async": Conversation._open_ref_async,
+    "wait_stream": Conversation._wait_stream,
+    "close_stream": Conversation._close_stream,
+    "spawn": Conversation._spawn,
+    "tail_spawn": Conversation._tail_spawn,
+    "allocate_output": Conversation._allocate_output,
+    "publish_string": Conversation._publish_string,
+    "open_output": Conversation._open_output,
+    "close_output": Conversation._close_output,
+    "rollback_output": Conversation._roll_back_output,
+    "advert": Conversation._advert,
+    "package_lookup": Conversation._package_lookup,
+    "log": Conversation._log,
+    "error": Conversation._error,
+    "exit": Conversation._exit,
+}
+_UNUSED_KEYS = ("executor_name", "small_task", "scheduling_class", "scheduling_type")
+
+
+def _read_spawn(args: dict[str, Any]) -> tuple[str, Needs, dict[str, Any]]:
+    """Split the arguments of a spawn: executor, what the task needs, the executor's keywords."""
+    executor = _required_text(args, "executor_name")
+    keywords = {key: value for key, value in args.items() if key not in _UNUSED_KEYS}
+    asked = {key: keywords.pop(key) for key in Needs._fields if key in keywords}
+    for key, value in asked.items():
+        if type(value) is not int and not (key == "timeout_s" and type(value) is float):
+            raise BadCallError(f"{key!r} must be a number, not {value!r:.40}")
+    return executor, Needs(**asked), keywords
+
+
+def _name(keywords: dict[str, Any]) -> str:
+    """Take the name that a child is to have for people."""
+    name = _text(keywords, "name") or ""
+    keywords.pop("name", None)
+    return name[:NAME_MAX_LENGTH]
+
+
+def _text(args: dict[str, Any], key: str) -> str | None:
+    return None if args.get(key) is None else _required_text(args, key)
+
+
+def _required_text(args: dict[str, Any], key: str) -> str:
+    value = args[key]
+    if not isinstance(value, str):
+        raise BadCallError(f"{key!r} must be a text, not {value!r:.40}")
+    return value
+
+
+def _size(args: dict[str, Any], key: str, *, required: bool = False) -> int | None:
+    value = args[key] if required else args.get(key)
+    if value is None and not required:
+        return None
+    if type(value) is float and value.is_integer():
+        value = int(value)  # encoders without integers write 1024.0
+    if type(value) is not int or value < 0:
+        raise BadCallError(f"{key!r} must be a number of bytes, not {value!r:.40}")
+    return value

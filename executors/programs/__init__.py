@@ -1,0 +1,1 @@
+"""Programs of our own that executors run; each knows nothing of the engine but its protocol."""

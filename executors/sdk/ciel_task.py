@@ -1,0 +1,540 @@
+r"""Tasks in Python: this one file, and nothing but the standard library (3.8 or later).
+
+    import ciel_task
+
+    def run(task):
+        words = sum(len(line.split()) for line in task.open(task.args[0]))
+        task.publish(0, b"%d\n" % words)
+
+    ciel_task.serve(run)
+
+Run it as a task of the executor `proc`. What is sent without waiting: `publish`, `log`, `spawn`,
+`tail_spawn`, and the end of an output or a stream. Replies come in order, so one that nobody has
+asked for yet is read when a later one is. A `Ref` that is still to be answered looks like any
+other, and waits for its answer when it is looked at. Not for several threads at once.
+"""
+
+from __future__ import annotations
+
+import binascii
+import io
+import json
+import os
+import sys
+from collections import deque
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # loading `typing` would take longer than many a task
+    from collections.abc import Callable
+    from typing import Any, BinaryIO, NoReturn
+
+FRAME_MAX_BYTES = 16 << 20  # what a worker takes at once
+PUBLISH_MAX_BYTES = 64 << 10  # more is written to a file
+UNANSWERED_MAX = 32  # calls whose replies may wait: they fit into a pipe
+UNSENT_MAX_BYTES = 64 << 10  # what a pipe holds
+READ_BYTES = 64 << 10
+TEXT_MAX_CHARACTERS = 64 << 10  # of what is said to people
+
+_EXIT_WARM = b'["exit",{"keep_process":"may_keep"}]'
+_ONE_OUTPUT = ("stdinout", "env", "environ", "sync")  # unless they are told otherwise
+
+
+class TaskError(Exception):
+    """What can go wrong between a task and its worker."""
+
+
+class StreamBrokenError(TaskError):
+    """An object that was read while it was written will not be finished."""
+
+
+class WorkerGoneError(TaskError):
+    """The worker has ended the conversation in the middle of a task."""
+
+
+class Ref:
+    """What is known of an object, in its JSON form: an array of a tag, the object's id and what its
+    kind adds. Two of the same object are equal. One of a kind that is not known here passes
+    through.
+    """
+
+    __slots__ = ("_answer", "_array", "_place")
+
+    def __init__(self, array: list[Any]) -> None:
+        self._array: list[Any] | None = array
+        self._answer: _Answer | None = None
+        self._place: str | int | None = None
+
+    @classmethod
+    def _of(cls, answer: _Answer, place: str | int | None) -> Ref:
+        """Make one of a reply that has not been read; `place` is where in it."""
+        ref = cls.__new__(cls)
+        ref._array, ref._answer, ref._place = None, answer, place
+        return ref
+
+    @property
+    def array(self) -> list[Any]:
+        """The JSON form; waits for a reply that is to say it."""
+        if self._array is None:
+            assert self._answer is not None
+            value = self._answer.value()
+            try:
+                found = value if self._place is None else value[self._place]
+                self._array = found.array
+            except (AttributeError, LookupError, TypeError):
+                raise TaskError(f"no reference where one belongs: {value!r:.200}") from None
+            self._answer = None
+        return self._array
+
+    @property
+    def id(self) -> str:
+        return str(self.array[1])
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Ref) and other.id == self.id
+
+    def __hash__(self) -> int:
+        return hash(self.id)
+
+    def __repr__(self) -> str:
+        return "Ref(to be answered)" if self._array is None else f"Ref({self._array!r:.200})"
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Ref):
+        return {"__ref__": value.array}
+    raise TypeError(f"{type(value).__name__} cannot be told to a worker: {value!r:.80}")
+
+
+def _referring(pairs: dict[str, Any]) -> Any:
+    array = pairs.get("__ref__")
+    return Ref(array) if isinstance(array, list) and len(array) > 1 else pairs
+
+
+_encode = json.JSONEncoder(
+    separators=(",", ":"), ensure_ascii=False, allow_nan=False, default=_plain
+).encode
+_decode_plain = json.JSONDecoder().raw_decode  # which does not look for blanks around it
+_decode_referring = json.JSONDecoder(object_hook=_referring).raw_decode
+
+
+def _decode(payload: bytes) -> tuple[str, Any]:
+    """Return the method and the arguments of a frame."""
+    try:
+        text = str(payload, "utf-8")
+        decode = _decode_referring if "__ref__" in text else _decode_plain
+        (method, args), _ = decode(text)
+    except (TypeError, ValueError):
+        raise TaskError(f"no frame of a method and arguments: {payload!r:.200}") from None
+    return method, args
+
+
+class _Answer:
+    """A reply that is still to be read."""
+
+    __slots__ = ("_channel", "_value", "method", "payload")
+
+    def __init__(self, channel: Channel, method: str) -> None:
+        self._channel = channel
+        self._value: Any = None
+        self.method = method
+        self.payload: bytes | None = None
+
+    def value(self) -> Any:
+        """Wait for the reply."""
+        if self.payload is None:
+            self._channel.flush()
+            while self.payload is None:
+                self._channel.read_answer()
+        if self._value is None:
+            self._value = _decode(self.payload)[1]
+        return self._value
+
+
+class Channel:
+    """This program's end of the two FIFOs."""
+
+    __slots__ = ("_buffer", "_reads", "_unanswered", "_unsent", "_writes")
+
+    def __init__(self, write_fifo: str, read_fifo: str) -> None:
+        self._writes = os.open(write_fifo, os.O_WRONLY)  # in this order: the worker's is the same
+        self._reads = os.open(read_fifo, os.O_RDONLY)
+        self._buffer = bytearray()
+        self._unsent = bytearray()
+        self._unanswered: deque[_Answer] = deque()
+
+    def send(self, payload: bytes) -> None:
+        """Send a call, at the latest with the next `flush`."""
+        size_bytes = len(payload)
+        if size_bytes > FRAME_MAX_BYTES:
+            raise ValueError(f"a call of {size_bytes} bytes; at most {FRAME_MAX_BYTES} can be sent")
+        self._unsent += size_bytes.to_bytes(4, "big")
+        self._unsent += payload
+        if len(self._unsent) > UNSENT_MAX_BYTES:
+            self.flush()
+
+    def ask(self, method: str, payload: bytes) -> _Answer:
+        """Send a call that is replied to."""
+        if len(self._unanswered) >= UNANSWERED_MAX:
+            self.flush()
+            self.read_answer()
+        self.send(payload)
+        answer = _Answer(self, method)
+        self._unanswered.append(answer)
+        return answer
+
+    def flush(self) -> None:
+        """Write whatever has not been sent."""
+        unsent = self._unsent
+        try:
+            while unsent:
+                del unsent[: os.write(self._writes, unsent)]
+        except BrokenPipeError:
+            raise WorkerGoneError("the worker takes nothing more from this task") from None
+
+    def read_answer(self) -> None:
+        """Wait for the next reply."""
+        answer = self._unanswered[0]
+        payload = self._frame()
+        if payload is None:
+            raise WorkerGoneError(f"the worker is gone, instead of replying to {answer.method}")
+        if not payload.startswith(f'["{answer.method}"'.encode()):  # most need no decoding
+            method, _ = _decode(payload)
+            if method != answer.method:
+                raise TaskError(f"{method!r} came in place of a reply to {answer.method!r}")
+        answer.payload = payload
+        self._unanswered.popleft()
+
+    def next_task(self) -> Task | None:
+        """Wait for a task; None: there will be no more, and this program should end."""
+        self.flush()
+        try:
+            while self._unanswered:
+                self.read_answer()
+        except WorkerGoneError:
+            return None
+        payload = self._frame()
+        if payload is None:
+            return None
+        method, args = _decode(payload)
+        if method not in ("start_task", "die"):
+            raise TaskError(f"{method!r} came in place of a task")
+        return Task(self, args) if method == "start_task" else None
+
+    def _frame(self) -> bytes | None:
+        """Wait for a frame; None at the end."""
+        buffer = self._buffer
+        while True:
+            if len(buffer) >= 4:
+                end = 4 + int.from_bytes(buffer[:4], "big")
+                if len(buffer) >= end:
+                    payload = bytes(buffer[4:end])
+                    del buffer[:end]
+                    return payload
+            piece = os.read(self._reads, READ_BYTES)
+            if not piece:
+                return None
+            buffer += piece
+
+
+class Output(io.BufferedWriter):
+    """An output that is being written: a binary file. Closing it publishes it, unless an exception
+    ends its `with` block.
+    """
+
+    def __init__(self, task: Task, index: int, path: str) -> None:
+        super().__init__(io.FileIO(path, "w"), READ_BYTES)
+        self._task = task
+        self._index = index
+        self.ref: Ref  # what it was published as, once it is closed
+
+    def close(self) -> None:
+        if self.closed:
+            return
+        self.flush()
+        size_bytes = os.fstat(self.fileno()).st_size
+        super().close()
+        if self._task._outputs.pop(self._index, None) is self:
+            reply = self._task._ask("close_output", {"index": self._index, "size": size_bytes})
+            self.ref = Ref._of(reply, "ref")
+
+    def roll_back(self) -> None:
+        """Forget what was written; the output may be opened again."""
+        if self._task._outputs.pop(self._index, None) is self:
+            self._task._ask("rollback_output", {"index": self._index})
+        try:
+            super().close()
+        except OSError:
+            pass  # nobody will read what could not be written
+
+    def __exit__(self, kind: object, error: object, traceback: object) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self.roll_back()
+
+
+class _Growing(io.RawIOBase):
+    """An object that may still be written: where its file ends, the worker is asked."""
+
+    def __init__(self, task: Task, ref: Ref, chunk_size: int, opened: dict[str, Any]) -> None:
+        self._task = task
+        self._ref = ref
+        self._chunk_size = chunk_size
+        self._file = io.FileIO(opened["filename"])
+        self._is_announced = not opened["done"]  # its end is to be said
+        self._ends_here = opened["done"] or opened["blocking"]  # the end of the file is the end
+        self._size_bytes = opened.get("size") or 0  # known to be there
+        self._position = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while True:
+            count = self._file.readinto(buffer) or 0
+            self._position += count
+            if count:
+                return count
+            if self._ends_here:
+                break
+            wanted = self._position + self._chunk_size
+            grown = self._task.call("wait_stream", id=self._ref.id, bytes=wanted)
+            if not grown["success"]:
+                raise StreamBrokenError(f"{self._ref.id} broke off after {self._position} bytes")
+            self._size_bytes, self._ends_here = grown["size"], grown["done"]
+        if self._position < self._size_bytes:
+            read = f"{self._position} of {self._size_bytes} bytes"
+            raise StreamBrokenError(f"{self._ref.id} ended after {read}")
+        return 0
+
+    def close(self) -> None:
+        if self.closed:
+            return
+        super().close()
+        self._file.close()
+        if self._is_announced and not self._task.is_over:
+            self._task.tell("close_stream", id=self._ref.id, chunk_size=self._chunk_size)
+
+
+class Task:
+    """One task: its arguments, and what it may ask for."""
+
+    __slots__ = ("_channel", "_outputs", "args", "is_over", "kwargs", "private", "soft_cache_keys")
+
+    def __init__(self, channel: Channel, private: dict[str, Any]) -> None:
+        self._channel = channel
+        self._outputs: dict[int, Output] = {}
+        self.is_over = False
+        self.private = private
+        """All that the task was started with."""
+        self.args: list[Any] = private.get("proc_pargs") or []
+        self.kwargs: dict[str, Any] = private.get("proc_kwargs") or {}
+        self.soft_cache_keys: list[tuple[list[str], str]] = []
+        """What this program holds ready for later tasks: ids of objects, and a word for how."""
+
+    def call(self, method: str, **arguments: Any) -> Any:
+        """Call any method of the protocol, and wait for the reply."""
+        return self._ask(method, arguments).value()
+
+    def tell(self, method: str, **arguments: Any) -> None:
+        """Call a method that is not replied to; it is sent at the latest when the task waits."""
+        self._require_running()
+        self._channel.send(_encode([method, arguments]).encode())
+
+    def _ask(self, method: str, arguments: dict[str, Any]) -> _Answer:
+        self._require_running()
+        return self._channel.ask(method, _encode([method, arguments]).encode())
+
+    def _require_running(self) -> None:
+        if self.is_over:
+            raise TaskError("this task has ended")
+
+    def path(self, ref: Ref) -> str:
+        """Return the path of an object, to be read only; waits for it as `block_on` does."""
+        return str(self._opened("open_ref", {"ref": ref})["filename"])
+
+    def open(self, ref: Ref) -> BinaryIO:
+        """Open an object for reading; waits for it as `block_on` does."""
+        return open(self.path(ref), "rb")
+
+    def read(self, ref: Ref) -> bytes:
+        """Return the content of an object; waits for it as `block_on` does."""
+        if ref.array[0] == "val":
+            return binascii.a2b_base64(ref.array[2])
+        opened = self._opened("open_ref", {"ref": ref, "accept_string": True})
+        if "strdata" in opened:
+            return binascii.a2b_base64(opened["strdata"])
+        with open(opened["filename"], "rb") as file:
+            return file.read()
+
+    def open_stream(self, ref: Ref, chunk_size: int = 1, **options: bool) -> BinaryIO:
+        """Open an object that may still be written, and read along; waits for its writer.
+
+        Reading waits until there are `chunk_size` more bytes, or no more are to come. It raises
+        StreamBrokenError if the writer fails: what has been read is no whole object then. Options
+        are `sole_consumer` and `must_block`.
+        """
+        arguments = {"ref": ref, "chunk_size": chunk_size, **options}
+        opened = self._opened("open_ref_async", arguments)
+        return io.BufferedReader(_Growing(self, ref, chunk_size, opened), READ_BYTES)
+
+    def _opened(self, method: str, arguments: dict[str, Any]) -> dict[str, Any]:
+        while True:
+            reply: dict[str, Any] = self._ask(method, arguments).value()
+            error = reply.get("error")
+            if error is None:
+                return reply
+            if error != "EWOULDBLOCK":
+                raise TaskError(f"{arguments['ref'].id} cannot be opened: {error}")
+            self.block_on(arguments["ref"])
+
+    def block_on(self, *refs: Ref) -> None:
+        """Wait in this process, but in no slot of the worker, until objects are there or begun.
+
+        Outputs that this task allocated before are behind it then; those that it was started for
+        are still to be made.
+        """
+        if self._outputs:
+            raise TaskError(f"close outputs {sorted(self._outputs)} before you wait for an object")
+        if not refs:
+            return
+        self.tell("tail_spawn", executor_name="proc", extra_dependencies=list(refs), is_fixed=True)
+        self.tell("exit", keep_process="must_keep")
+        if self._channel.next_task() is None:
+            raise WorkerGoneError("the worker is gone, and with it what was waited for")
+
+    def publish(self, index: int, content: bytes) -> Ref:
+        """Make the whole of an output."""
+        if len(content) > PUBLISH_MAX_BYTES:
+            with self.open_output(index) as output:
+                output.write(content)
+            return output.ref
+        self._require_running()
+        encoded = binascii.b2a_base64(content, newline=False)
+        payload = b'["publish_string",{"index":%d,"str":"%b"}]' % (index, encoded)
+        return Ref._of(self._channel.ask("publish_string", payload), "ref")
+
+    def open_output(self, index: int = 0, may_stream: bool = False, **options: bool) -> Output:
+        """Open an output for writing; use it in a `with` block.
+
+        `may_stream`: others may read it from now on; they see what is flushed. Options are
+        `may_pipe` and `make_local_sweetheart`.
+        """
+        reply = self.call("open_output", index=index, may_stream=may_stream, **options)
+        output = self._outputs[index] = Output(self, index, reply["filename"])
+        return output
+
+    def allocate(self, prefix: str = "") -> int:
+        """Add an output that nobody expects, to be handed on by its reference; return its index."""
+        return int(self.call("allocate_output", prefix=prefix)["index"])
+
+    def spawn(self, executor: str, **keywords: Any) -> Any:
+        """Create a task, and return what it will make, as its executor replies: a `Ref` from `proc`
+        if it is one, otherwise a list of them.
+        """
+        answer = self._ask("spawn", {**keywords, "executor_name": executor})
+        self._channel.flush()
+        count = _promised(executor, keywords)
+        if count is None:
+            return answer.value()
+        if count == 1 and executor == "proc":
+            return Ref._of(answer, None)
+        return [Ref._of(answer, place) for place in range(count)]
+
+    def tail_spawn(self, executor: str, **keywords: Any) -> None:
+        """Create a task that makes the outputs of this one in its place."""
+        self.tell("tail_spawn", **{**keywords, "executor_name": executor})
+
+    def package(self, key: str) -> Ref | None:
+        """Look something up in the package of the job."""
+        found: Ref | None = self.call("package_lookup", key=key)["value"]
+        return found
+
+    def log(self, text: str) -> None:
+        """Add a line to the log of the job."""
+        self.tell("log", message=_telling(text))
+        self._channel.flush()
+
+    def fail(self, text: str) -> NoReturn:
+        """End the task, as failed; ends the program, too."""
+        self._outputs.clear()  # one that is open is no whole one
+        self.tell("error", report=_telling(text))
+        self._end()
+        raise SystemExit(1)
+
+    def exit(self, keep: str = "no") -> None:
+        """End the task, as done; `keep` is `may_keep` if this program is ready for another."""
+        for output in list(self._outputs.values()):
+            output.close()
+        if keep == "may_keep" and not self.soft_cache_keys:
+            self._require_running()
+            self._channel.send(_EXIT_WARM)
+        else:
+            self.tell("exit", keep_process=keep, soft_cache_keys=self.soft_cache_keys)
+        self._end()
+
+    def _end(self) -> None:
+        if sys.stdout is not None:
+            sys.stdout.flush()  # what this task printed belongs to it, not to the next one
+        self._channel.flush()
+        self.is_over = True
+
+
+def _promised(executor: str, keywords: dict[str, Any]) -> int | None:
+    """Return with how many references a spawn is answered; None: only its executor knows."""
+    if executor == "proc":
+        forced = keywords.get("force_n_outputs")
+        count = 1 + keywords.get("n_extra_outputs", 0) if forced is None else forced
+    else:
+        count = keywords.get("n_outputs", 1 if executor in _ONE_OUTPUT else None)
+    return count if type(count) is int else None
+
+
+def _telling(text: str) -> str:
+    """Leave the middle of a long text out, and show what is no Unicode, as in a file's name."""
+    if len(text) > TEXT_MAX_CHARACTERS:
+        half = TEXT_MAX_CHARACTERS // 2
+        text = f"{text[:half]}\n[...]\n{text[-half:]}"
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def connect() -> Channel:
+    """Open the FIFOs that the last four arguments name."""
+    write_flag, write_fifo, read_flag, read_fifo = ["", "", "", "", *sys.argv][-4:]
+    if (write_flag, read_flag) != ("--write-fifo", "--read-fifo"):
+        usage = "a worker of ciel starts it, with --write-fifo PATH --read-fifo PATH at the end"
+        raise SystemExit(f"{sys.argv[0]} is a task: {usage}")
+    return Channel(write_fifo, read_fifo)
+
+
+def serve(function: Callable[[Task], object], keep: bool = True) -> None:
+    """Call a function for each task that comes; return when no more are to come.
+
+    An exception fails its task, with the traceback. With `keep`, the program stays ready for more
+    tasks of its kind; what it has loaded, it need not load again.
+    """
+    channel = connect()
+    while True:
+        task = channel.next_task()
+        if task is None:
+            return
+        try:
+            function(task)
+            if not task.is_over:
+                task.exit("may_keep" if keep else "no")
+        except Exception as error:
+            _report(task, error)
+        finally:
+            task._outputs.clear()  # one that is open is no whole one
+        if not keep:
+            return
+
+
+def _report(task: Task, error: Exception) -> NoReturn:
+    import traceback
+
+    if task.is_over or isinstance(error, WorkerGoneError):
+        raise error  # there is nobody to tell
+    trace = error.__traceback__
+    told = trace.tb_next if trace is not None else None  # this file's own frame is of no interest
+    task.fail("".join(traceback.format_exception(type(error), error, told)))

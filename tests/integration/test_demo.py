@@ -1,0 +1,47 @@
+"""The demo: its second stage is decided by what the first one finds."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from ciel.testing.homes import HandCluster, Home
+
+SEARCH = str(Path(__file__).parents[2] / "examples" / "search.py")
+FILES = 8
+
+
+def write_sources(directory: Path) -> None:
+    """Files 0 to 7, of which each has as many lines with the word as its number says."""
+    directory.mkdir()
+    for number in range(FILES):
+        lines = ["def speak():", *["    yield 1"] * number, ""]
+        (directory / f"m{number}.py").write_text("\n".join(lines))
+
+
+def search(home: Home, directory: Path) -> tuple[str, set[str]]:
+    """Run the demo; return what it printed and the names of the tasks that it made."""
+    done = home.run("python", SEARCH, "yield", str(directory))
+    assert done.returncode == 0, done.stderr
+    listed = home.run("ciel", "task", "list", "last", "--json")
+    return done.stdout, {task["name"] for task in json.loads(listed.stdout)}
+
+
+def looked_into(names: set[str]) -> set[str]:
+    return {name.rpartition(" ")[2] for name in names if name.startswith("look into ")}
+
+
+def test_the_second_stage_depends_on_what_the_first_one_found(
+    home: Home, hand_cluster: HandCluster, tmp_path: Path
+) -> None:
+    directory = tmp_path / "sources"
+    write_sources(directory)
+    said, names = search(home, directory)
+    assert f"{sum(range(FILES))} found by plain grep" in said
+    assert "7  speak in m7.py" in said
+    assert looked_into(names) == {f"m{number}.py" for number in range(3, FILES)}
+
+    (directory / "m0.py").write_text("def shout():\n" + "    yield 1\n" * 9)
+    said, names = search(home, directory)
+    assert "9  shout in m0.py" in said
+    assert looked_into(names) == {"m0.py", "m4.py", "m5.py", "m6.py", "m7.py"}

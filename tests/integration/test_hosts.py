@@ -1,0 +1,230 @@
+"""Several hosts: who may come in from another one, what crosses between them, and cables that are
+pulled.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from ciel.testing.homes import wait_for
+from ciel.testing.hosts import Host, Hosts
+
+ROOT: Final = Path(__file__).parents[2]
+MIB: Final = 1 << 20
+
+
+class Cluster:
+    """A master and a worker on the first host, a worker on the second, each with a slot. Commands
+    on both find it by an access file, which was carried over by hand.
+    """
+
+    def __init__(self, here: Host, there: Host) -> None:
+        self.here, self.there = here, there
+        listen = ("--listen", f"{here.address}:0", "--new-key")
+        here.start("ciel-master", *listen, "--log", "master.log")
+        wait_for(lambda: [*here.path.glob("state/ciel/*/access.json")], "the access file")
+        (access,) = here.path.glob("state/ciel/*/access.json")
+        self.url = str(json.loads(access.read_text())["url"])
+        here.environ["CIEL_MASTER"] = self.url
+        shutil.copy2(access, there.path / "carried.json")
+        there.environ["CIEL_ACCESS"] = str(there.inside / "carried.json")
+        self.start_worker(here, "worker", "--listen", f"{here.address}:0")
+        self.start_worker(there, "worker", "--listen", ":0", "--advertise", f"{there.address}:0")
+
+    def start_worker(self, host: Host, name: str, *options: str) -> subprocess.Popen[str]:
+        own = ("--slots", "1", "--spool", f"{name}-spool", "--log", f"{name}.log")
+        worker = host.start("ciel-worker", *own, *options)
+        log = host.path / f"{name}.log"
+        wait_for(lambda: log.exists() and "joined the master" in log.read_text(), "a worker")
+        return worker
+
+    def workers(self) -> list[str]:
+        done = self.here.run("ciel", "worker", "list", "--json")
+        return sorted(str(worker["netloc"]) for worker in json.loads(done.stdout))
+
+    def python(self, host: Host, script: str) -> str:
+        """Run a script on a host; return what it prints."""
+        done = host.run("python", "-c", script, timeout_s=60)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def crossed_bytes(self) -> int:
+        """Add up the objects that lie in the stores of both hosts: each has crossed once."""
+        here, there = (
+            {path.name: path.stat().st_size for path in host.path.glob("*-spool/store/objects/*")}
+            for host in (self.here, self.there)
+        )
+        return sum(size_bytes for name, size_bytes in here.items() if name in there)
+
+    def traffic_bytes(self) -> int:
+        """Return what has come in over the second host's cable, and what went out."""
+        return sum(self.there.traffic_bytes())
+
+
+@pytest.fixture(scope="module")
+def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Host]]:
+    with Hosts(tmp_path_factory.mktemp("hosts")) as hosts:
+        yield hosts
+
+
+@pytest.fixture(scope="module")
+def shared_cluster(hosts: list[Host]) -> Cluster:
+    return Cluster(*hosts)
+
+
+@pytest.fixture
+def cluster(shared_cluster: Cluster) -> Cluster:
+    """The cluster of this file, with both workers there."""
+    assert len(shared_cluster.workers()) == 2
+    return shared_cluster
+
+
+def said(host: Host, *argv: str) -> tuple[int, str]:
+    """How a daemon ends that cannot start, and what it says last."""
+    done = host.run("timeout", "20", *argv)
+    (text,) = [line for line in done.stderr.splitlines() if line.startswith(f"{argv[0]}: ")]
+    return done.returncode, text.removeprefix(f"{argv[0]}: ")
+
+
+# --- who may come in ------------------------------------------------------------------------------
+
+
+def test_a_master_listens_beyond_its_host_only_with_a_key_that_is_known(hosts: list[Host]) -> None:
+    here = hosts[0]
+    assert said(here, "ciel-master", "--listen", f"{here.address}:0") == (
+        3,
+        f"will not listen on {here.address}: beyond loopback a key must exist already; "
+        "start once on 127.0.0.1 with the same --state, or say --new-key",
+    )
+
+
+@pytest.mark.parametrize("daemon", ["ciel-master", "ciel-worker"])
+def test_whoever_listens_everywhere_must_say_where_others_find_it(
+    cluster: Cluster, daemon: str
+) -> None:
+    new = ["--new-key"] if daemon == "ciel-master" else []
+    for everywhere in (":0", "0.0.0.0:0", "[::]:0"):
+        assert said(cluster.here, daemon, *new, "--listen", everywhere) == (
+            2,
+            f"--listen {everywhere}: that is every address of this computer; "
+            "say which of them others are to use: --advertise HOST:0",
+        )
+
+
+def test_without_the_key_nobody_from_another_host_comes_in(cluster: Cluster) -> None:
+    there = cluster.there
+    place = re.sub(r"http://(.*):", r"\1_", cluster.url)
+    no_key = (
+        f"no key for {cluster.url} (--master): there is no "
+        f"{there.inside}/state/ciel/{place}/access.json, "
+        "and neither --access nor CIEL_ACCESS names a file"
+    )
+    carried = there.environ.pop("CIEL_ACCESS")
+    try:
+        address = f"{there.address}:0"
+        assert said(there, "ciel-worker", "--master", cluster.url, "--listen", address) == (
+            3, no_key,
+        )  # fmt: skip
+        assert said(there, "ciel", "status", "--master", cluster.url) == (3, no_key)
+    finally:
+        there.environ["CIEL_ACCESS"] = carried
+
+
+# --- where others find a worker -------------------------------------------------------------------
+
+
+def test_a_worker_that_others_cannot_reach_is_told_what_to_say(cluster: Cluster) -> None:
+    assert said(cluster.there, "ciel-worker") == (
+        2,
+        f"the master is at {cluster.url}, so that others must reach this worker, too, "
+        f"and at 127.0.0.1 nobody does; say: --listen {cluster.there.address}:0",
+    )
+
+
+def test_a_worker_does_not_join_with_an_address_that_leads_elsewhere(cluster: Cluster) -> None:
+    there, before = cluster.there, cluster.workers()
+    another = next(place for place in before if place.startswith(cluster.here.address))
+    for wrong, why in (
+        (f"{there.address}:1", "nobody reaches this worker there: .* Could not connect to server"),
+        (cluster.url.removeprefix("http://"), "another daemon answers there"),
+        (another, "another daemon answers there"),
+    ):
+        options = ["--listen", f"{there.address}:0", "--advertise", wrong]
+        status, text = said(there, "ciel-worker", *options)
+        assert (status, re.fullmatch(f"--advertise {wrong}: {why}", text) is None) == (2, False)
+    assert cluster.workers() == before
+
+
+# --- what crosses ---------------------------------------------------------------------------------
+
+
+def test_the_demo_finds_the_same_from_either_host(cluster: Cluster) -> None:
+    for host in (cluster.here, cluster.there):
+        before_bytes = cluster.traffic_bytes() - cluster.crossed_bytes()
+        done = host.run("python", str(ROOT / "examples" / "search.py"))
+        assert done.returncode == 0, done.stderr  # it compares with what it finds by itself
+        assert cluster.traffic_bytes() - cluster.crossed_bytes() >= before_bytes
+
+
+BOTH_WAYS: Final = """
+import hashlib
+from ciel import Client
+make = "head -c 20971520 /dev/urandom; sleep 0.5"
+read = "sha256sum; readlink /proc/self/ns/net; sleep 0.5"
+with Client() as client, client.job("both ways", keep=True) as job:
+    made = [job.run(["sh", "-c", make]) for _ in range(2)]
+    read = [job.run(["sh", "-c", read], inputs=made) for _ in range(2)]
+    job.want(made)
+    told = [client.read(ref).decode().split() for ref in job.results(read, timeout_s=50)]
+    whole = [job.read(one) for one in made]
+    print(hashlib.sha256(b"".join(whole)).hexdigest(), [len(one) for one in whole])
+    for digest, _, host in told:
+        print(digest, host)
+"""
+
+
+def test_large_objects_cross_whole_in_both_directions(cluster: Cluster) -> None:
+    sizes = [20 * MIB, 20 * MIB]
+    before_bytes = cluster.traffic_bytes()
+    crossed_bytes = cluster.crossed_bytes()
+    first, *others = cluster.python(cluster.there, BOTH_WAYS).splitlines()
+    digest, _, found = first.partition(" ")
+    assert json.loads(found) == sizes
+    assert [line.split()[0] for line in others] == [digest, digest]
+    assert len({line.split()[1] for line in others}) == 2, "both were read on one host"
+    crossed_bytes = cluster.crossed_bytes() - crossed_bytes
+    assert crossed_bytes == sum(sizes)
+    client_bytes = sizes[0]  # what it read from the other host
+    assert cluster.traffic_bytes() - before_bytes >= crossed_bytes + client_bytes
+
+
+# --- a cable is pulled ----------------------------------------------------------------------------
+
+
+def test_a_job_goes_on_when_a_cable_was_out_for_seconds(cluster: Cluster) -> None:
+    before = cluster.workers()
+    script = "sleep 0.1; echo {}; head -c 65536 /dev/zero"
+    job = cluster.there.start(
+        "ciel", "submit", "--array", "1-60", "--out", "out", "--", "sh", "-c", script
+    )
+    out = cluster.there.path / "out"
+    wait_for(lambda: out.exists() and len([*out.iterdir()]) > 5, "the first results")
+    cluster.there.set_link(up=False)
+    time.sleep(5)
+    cluster.there.set_link(up=True)
+    _, errors = job.communicate(timeout=40)
+    assert job.returncode == 0, errors
+    for number in range(1, 61):
+        assert (out / str(number)).read_bytes() == b"%d\n" % number + bytes(65536)
+    wait_for(lambda: cluster.workers() == before, "the worker that was away")
+    log = (cluster.there.path / "worker.log").read_text()
+    assert (log.count("lost the master"), log.count("joined the master")) == (1, 2)

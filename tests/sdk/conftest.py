@@ -1,0 +1,124 @@
+"""Fixtures: programs made of a few lines, in conversation with a stand-in for a worker."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from ciel.testing.stand_in import StandIn
+
+SDK = Path(__file__).parents[2] / "executors" / "sdk"
+SANITIZED = ["-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
+STRICT = ["-Wall", "-Wextra", "-Wpedantic", "-Wconversion", "-Werror"]
+
+Start = Callable[..., StandIn]
+
+
+@pytest.fixture
+def programs(tmp_path: Path) -> Iterator[Start]:
+    """Start a program in a directory of its own."""
+    with ExitStack() as stack:
+        count = 0
+
+        def start(*argv: str, **options: bool) -> StandIn:
+            nonlocal count
+            count += 1
+            directory = tmp_path / f"program{count}"
+            directory.mkdir()
+            environ = os.environ | {"PYTHONPATH": str(SDK), "CIEL_SCRATCH": str(directory)}
+            return stack.enter_context(StandIn(directory, argv, environ, **options))
+
+        yield start
+
+
+@pytest.fixture
+def python(tmp_path: Path, programs: Start) -> Start:
+    """Start the body of a function `run(task)`, served by the SDK."""
+
+    def start(body: str, *, keep: bool = True, before: str = "") -> StandIn:
+        lines = textwrap.indent(textwrap.dedent(body), "    ")
+        script = tmp_path / "program.py"
+        script.write_text(
+            f"import ciel_task\n{textwrap.dedent(before)}\n"
+            f"def run(task):\n{lines}\n\nciel_task.serve(run, keep={keep})\n"
+        )
+        return programs(sys.executable, str(script))
+
+    return start
+
+
+def has_jansson() -> bool:
+    """Whether the C compiler finds it, as .ci/packages asks."""
+    test = subprocess.run(
+        ["cc", "-E", "-"], input=b"#include <jansson.h>\n", capture_output=True, check=False
+    )
+    return test.returncode == 0
+
+
+@pytest.fixture(scope="session")
+def _jansson() -> None:
+    if not has_jansson():
+        pytest.skip("jansson.h is missing (Debian: libjansson-dev): 'make deps' installs it")
+
+
+Compile = Callable[..., str]
+
+
+@pytest.fixture(scope="session")
+def compiled(_jansson: None, tmp_path_factory: pytest.TempPathFactory) -> Compile:
+    """Compile a C program with libciel and under sanitizers; return its path."""
+    directory = tmp_path_factory.mktemp("c")
+
+    def cc(target: Path, *arguments: str) -> str:
+        command = ["cc", *SANITIZED, *STRICT, f"-I{SDK}/c", "-o", str(target), *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        return str(target)
+
+    @cache
+    def library(*flags: str) -> str:
+        return cc(directory / f"ciel{''.join(flags)}.o", "-c", *flags, str(SDK / "c" / "ciel.c"))
+
+    @cache
+    def compile_(source: str, *flags: str) -> str:
+        path = directory / f"program{len(list(directory.iterdir()))}.c"
+        path.write_text(source)
+        return cc(path.with_suffix(""), str(path), library(*flags), "-ljansson")
+
+    return compile_
+
+
+C_PROGRAM = """\
+#include <ciel.h>
+#include <stdlib.h>
+#include <string.h>
+
+int main(int argc, char *argv[])
+{
+    ciel_init(argv[argc - 3], argv[argc - 1]);
+    json_t *task = ciel_get_task();
+    json_t *first = json_array_get(json_object_get(task, "proc_pargs"), 0);
+    (void)first;
+%s
+    json_decref(task);
+    return 0;
+}
+"""
+
+
+@pytest.fixture
+def c(compiled: Compile, programs: Start) -> Start:
+    """Start the inside of a C program's `main`: `task` is the task, `first` its first argument."""
+
+    def start(body: str, *flags: str) -> StandIn:
+        return programs(compiled(C_PROGRAM % body, *flags))
+
+    return start

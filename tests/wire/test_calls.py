@@ -1,0 +1,225 @@
+from __future__ import annotations
+
+import json
+import struct
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ciel.core.ids import ObjectId
+from ciel.core.refs import Concrete, Future, Value
+from ciel.wire.calls import Call, CallReader, encode_call
+from ciel.wire.errors import DecodeError, EncodeError
+from ciel.wire.limits import CALL_MAX_BYTES, JSON_DEPTH_MAX
+
+REF = Concrete(ObjectId("T:out:1"), 67108864, frozenset(["host:8001"]))
+
+texts = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]))
+references = st.sampled_from([REF, Future(ObjectId("X")), Value(ObjectId("v"), "aGk=")])
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)
+    | texts | references,
+    lambda inner: st.lists(inner) | st.dictionaries(texts.filter("__ref__".__ne__), inner),
+    max_leaves=10,
+)  # fmt: skip
+calls = st.builds(Call, texts.filter(bool), values)
+cuts = st.lists(st.integers(0, 10_000))
+
+
+def framed(payload: bytes) -> bytes:
+    return struct.pack(">I", len(payload)) + payload
+
+
+def pieces(stream: bytes, cuts: list[int]) -> list[bytes]:
+    at = [0, *sorted({cut % (len(stream) + 1) for cut in cuts}), len(stream)]
+    return [stream[start:end] for start, end in pairwise(at)]
+
+
+def read(stream: bytes, cuts: list[int]) -> tuple[list[Call], str]:
+    """Return the calls of a stream fed in pieces, and what was wrong after them."""
+    reader = CallReader()
+    found: list[Call] = []
+    try:
+        for piece in [*pieces(stream, cuts), b""]:
+            found += reader.feed(piece)
+    except DecodeError as error:
+        return found, str(error)
+    return found, ""
+
+
+def refusal(stream: bytes) -> str:
+    found, error = read(stream, [])
+    assert found == []
+    return error
+
+
+# --- bytes ----------------------------------------------------------------------------------------
+
+
+def test_a_call_is_its_length_and_a_list() -> None:
+    payload = '["log",{"message":"é"}]'.encode()
+    assert encode_call("log", {"message": "é"}) == bytes([0, 0, 0, len(payload)]) + payload
+
+
+def test_a_reference_travels_as_an_object() -> None:
+    array = ["c2", "T:out:1", 67108864, ["host:8001"]]
+    call = encode_call("close_output", {"ref": REF})
+    assert json.loads(call[4:]) == ["close_output", {"ref": {"__ref__": array}}]
+
+
+@given(st.lists(calls, max_size=5), cuts)
+def test_calls_survive_any_split(sent: list[Call], cuts: list[int]) -> None:
+    stream = b"".join([encode_call(*call) for call in sent])
+    assert read(stream, cuts) == (sent, "")
+
+
+@given(st.lists(calls, max_size=3), st.binary(), cuts)
+def test_what_is_wrong_is_found_after_the_same_calls_wherever_it_is_split(
+    sent: list[Call], garbage: bytes, cuts: list[int]
+) -> None:
+    stream = b"".join([encode_call(*call) for call in sent]) + garbage
+    assert read(stream, cuts) == read(stream, [])
+
+
+@given(st.binary())
+def test_any_bytes_are_calls_or_one_error(garbage: bytes) -> None:
+    read(garbage, [])
+    read(framed(garbage), [])
+
+
+@given(calls, st.integers(1, 10_000))
+def test_a_call_that_is_cut_short_is_partial(call: Call, cut: int) -> None:
+    stream = encode_call(*call)
+    reader = CallReader()
+    assert reader.feed(stream[: cut % len(stream)]) == []
+    assert reader.has_partial == bool(cut % len(stream)) == bool(reader.partial)
+    assert reader.feed(stream[cut % len(stream) :]) == [call]
+    assert not reader.has_partial
+    assert not reader.partial
+
+
+def test_what_came_of_a_call_is_told_in_words() -> None:
+    reader = CallReader()
+    reader.feed(b"hi\n")
+    assert reader.partial == r"3 of the 4 bytes of a call's length ('hi\n')"
+    reader = CallReader()
+    reader.feed(encode_call("log", "x" * 100)[:7])
+    assert reader.partial == """3 of the 110 bytes of a call ('["l')"""
+
+
+# --- what programs write --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        b'["a", {"b": {"__ref__": ["val", "v", "aGk="]}}]',
+        rb'["a",{"b":{"\u005f_ref_\u005f":["val","v","aGk\u003d"]}}]',
+        b' [ "a" , { "b" : {"other":1,"__ref__":["val","v","aGk="]} } ] ',
+    ],
+    ids=["plain", "escaped", "spaced"],
+)
+def test_a_reference_is_seen_however_it_is_written(payload: bytes) -> None:
+    value = Value(ObjectId("v"), "aGk=")
+    assert CallReader().feed(framed(payload)) == [Call("a", {"b": value})]
+
+
+def test_an_escaped_tag_is_read() -> None:
+    payload = rb'["a",{"__ref__":["\u003c3","v","h:1",null,[]]}]'
+    (call,) = CallReader().feed(framed(payload))
+    assert call.args.preferred == "h:1"
+
+
+@pytest.mark.parametrize("args", [None, 3, "text", [], {}])
+def test_arguments_may_be_anything(args: Any) -> None:
+    assert CallReader().feed(encode_call("m", args)) == [Call("m", args)]
+
+
+def test_a_call_of_the_largest_size_is_read_and_one_byte_more_is_not() -> None:
+    largest = encode_call("m", "x" * (CALL_MAX_BYTES - len('["m",""]')))
+    assert len(largest) == 4 + CALL_MAX_BYTES
+    assert len(CallReader().feed(largest)) == 1
+    with pytest.raises(EncodeError, match="m takes 16777217 bytes"):
+        encode_call("m", "x" * (CALL_MAX_BYTES - len('["m",""]') + 1))
+
+
+def test_too_large_a_call_is_refused_by_its_length_alone() -> None:
+    too_large = struct.pack(">I", CALL_MAX_BYTES + 1)
+    assert "16777217 bytes (the bytes 01 00 00 01), where 16777216 are" in refusal(too_large)
+
+
+def test_text_where_a_length_should_be_is_named() -> None:
+    error = refusal(b"hello, world\n")
+    assert "1751477356 bytes (the text 'hell')" in error
+    assert "print to the FIFO?" in error
+
+
+@pytest.mark.parametrize(
+    "payload, why",
+    [
+        (b"", "a call of no bytes: not JSON"),
+        (b"hello", "a call of 5 bytes ('hello'): not JSON"),
+        (b'["exit",{}', "not JSON"),
+        (b'["exit",{}]x', "not JSON"),
+        (b"\xff\xfe", "not UTF-8 at byte 0"),
+        (b'["a",NaN]', "not JSON"),
+        (b'["a",-Infinity]', "not JSON"),
+        (b'["a",1e999]', "out of range"),
+        (b'["a",{"b":1,"b":2}]', "twice"),
+        (b'["a",%s]' % (b"9" * 5000), "too many digits"),
+        (b'["a",' + b"[" * 100_000 + b"]" * 100_000 + b"]", "too deeply"),
+        (b'["a",' + b"[" * JSON_DEPTH_MAX + b"]" * JSON_DEPTH_MAX + b"]", "levels deep"),
+        (b'{"method":"exit"}', "not a list of a method"),
+        (b'"exit"', "not a list of a method"),
+        (b'["exit"]', "not a list of a method"),
+        (b'["exit",{},1]', "not a list of a method"),
+        (b'["",{}]', "not a list of a method"),
+        (b"[1,{}]", "not a list of a method"),
+        (b"[null,{}]", "not a list of a method"),
+        (b'["a",{"__ref__":["nn","x"]}]', "unknown tag 'nn'"),
+        (b'["a",{"__ref__":["f2","../x"]}]', "'../x' is not an id"),
+        (b'["a",[{"__ref__":7}]]', "must be an array"),
+    ],
+)
+def test_what_is_no_call_is_refused_with_what_came(payload: bytes, why: str) -> None:
+    error = refusal(framed(payload))
+    assert f"a call of {len(payload) or 'no'} bytes" in error
+    assert why in error
+
+
+def test_a_reader_stays_wrong() -> None:
+    reader = CallReader()
+    for data in (b"hello", encode_call("exit", {}), b""):
+        with pytest.raises(DecodeError, match="'hell'"):
+            reader.feed(data)
+    assert not reader.has_partial
+
+
+# --- what we may not say --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("args", ["\0", {"a": ["b\0"]}, {"\0": 1}, "\\\0", '"\0'])
+def test_a_text_with_a_nul_is_not_said(args: Any) -> None:
+    with pytest.raises(EncodeError, match="NUL"):
+        encode_call("m", args)
+
+
+@pytest.mark.parametrize("args", ["\\u0000", "\\\\u0000", '"\\u0000', "\1"])
+def test_a_text_that_only_looks_like_a_nul_is_said(args: str) -> None:
+    assert CallReader().feed(encode_call("m", args)) == [Call("m", args)]
+
+
+@pytest.mark.parametrize("args", [object(), float("nan"), b"bytes", "\ud800"])
+def test_what_has_no_form_is_not_said(args: Any) -> None:
+    with pytest.raises(EncodeError):
+        encode_call("m", args)
+
+
+def test_a_value_that_contains_itself_is_not_said() -> None:
+    circle: list[Any] = []
+    circle.append(circle)
+    with pytest.raises(EncodeError, match="contains itself"):
+        encode_call("m", circle)
