@@ -17,6 +17,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from ciel.core.errors import CielError
 from ciel.core.refs import (
+    CONSUMABLE,
     REFERENCE_TYPES,
     Concrete,
     Failure,
@@ -86,7 +87,8 @@ class ProcExecutor(Executor):
         if command is not None:
             said["command"] = command
         words = [item if isinstance(item, str) else f"\0{item.object_id}" for item in argv]
-        return Talk(Program(argv), said, "\0".join([self.name, *words]))
+        encoded = task.spec.payload if arguments.keys() == said.keys() else None
+        return Talk(Program(argv), said, "\0".join([self.name, *words]), encoded=encoded)
 
     def converse(self, attempt: Attempt, say: Callable[[str, Any], None]) -> Conversation:
         """Begin to answer the calls of a program that was told `start_task`."""
@@ -162,7 +164,7 @@ class Conversation:
         finally:
             self._is_answering = False
         if self.over is not None and self._backlog and self.over.fault is None:
-            self._fail(f"it called {self._backlog[0].method!r:.60} after it had said 'exit'")
+            self.over = self.over._replace(keep="no")  # who goes on talking is not to be kept
 
     def _answer(self, method: str, args: Any) -> None:
         answer = _METHODS.get(method)
@@ -243,7 +245,7 @@ class Conversation:
             return None
         if isinstance(found, Fixed):
             raise BadCallError(f"{found.id} stands for a process and has no content")
-        return None if isinstance(found, Future) else found
+        return found if type(found) in CONSUMABLE else None
 
     def _wait_stream(self, args: dict[str, Any]) -> None:
         object_id = _required_text(args, "id")

@@ -87,7 +87,7 @@ def _fitting(characters: Sequence[str] | Iterator[str], limit: int) -> str:
 def _text(x: float, y: float, style: str, text: str, anchor: str = "") -> str:
     style = f' class="{style}"' if style else ""
     anchor = f' text-anchor="{anchor}"' if anchor else ""
-    return f'<text x="{_number(x)}" y="{_number(y)}"{style}{anchor}>{escape(text)}</text>'
+    return f'<text x="{_number(x)}" y="{_number(y)}"{style}{anchor}>{escape(visible(text))}</text>'
 
 
 def _number(value: float) -> str:

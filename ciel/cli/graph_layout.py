@@ -137,8 +137,8 @@ class _Part:
         self._y, self._heights = self._stack()
         left = min(self._left(node) for node in range(len(self._x)))
         self._x = [x - left for x in self._x]
-        right = max(x + self._width(node) / 2 for node, x in enumerate(self._x))
-        self.size = Size(round(right), self._y[-1] + self._heights[-1])
+        right = max(round(self._left(node)) + self._width(node) for node in range(len(self._x)))
+        self.size = Size(right, self._y[-1] + self._heights[-1])
 
     def corners(self) -> list[tuple[int, Point]]:
         """Each box with its upper left corner."""

@@ -26,8 +26,8 @@ _NOT_LAST = "0123456789 .,:;#/(_-"  # in what names have in common
 
 
 class Thing(NamedTuple):
-    """An object: `state` is `there`, `growing`, `failed` or `expected`; `maker` the task that makes
-    it; `wanted`: the job wants it.
+    """An object: `state` is `there`, `growing`, `failed`, `expected`, or `gone`, since nobody needs
+    it any more; `maker` the task that makes it; `wanted`: the job wants it.
     """
 
     id: str

@@ -31,6 +31,7 @@ from ciel.cli.reaching import advertised, host_of_ours, with_port
 from ciel.master.journal import NullJournal
 from ciel.master.resources.root import master_site
 from ciel.master.service import CLIENT_LOST_AFTER_S, MasterService
+from ciel.master.state.machine import MasterMachine
 from ciel.net.control import ControlPeer
 from ciel.net.errors import NetError
 from ciel.net.transports import (
@@ -68,6 +69,11 @@ def parser() -> argparse.ArgumentParser:
         metavar="HOST:PORT",
         help="the address that others are told (default: that of --listen)",
     )
+    add(
+        "--no-delegation",
+        action="store_true",
+        help="send each task when it can run, never ahead; children begin where they are sent",
+    )
     add("--state", metavar="DIR", help="keep the access file there (also $STATE_DIRECTORY)")
     add(
         "--access",
@@ -99,7 +105,8 @@ class Master:
         turns = Turns(reactor)
         name = f"ciel-{cluster_id[:8]}-{secrets.token_hex(8)}"
         about = {"version": ciel.__version__, "cluster_id": cluster_id}
-        service = self._service = MasterService(reactor, turns, NullJournal(), about)
+        machine = MasterMachine(delegates=not self._options.no_delegation)
+        service = self._service = MasterService(reactor, turns, NullJournal(), about, machine)
 
         def build() -> ControlPeer:
             session = Session.acceptor(key.derive, software=ciel.__version__, cluster_id=cluster_id)

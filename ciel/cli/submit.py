@@ -17,6 +17,7 @@ from ciel.cli.options import (
     connect,
     connect_or_start,
     make_parser,
+    memory_size,
     seconds,
 )
 from ciel.cli.outcome import OF_JOB_STATE, Status, UsageError, cancelling, say
@@ -105,7 +106,9 @@ def _adder(
     env: Mapping[str, str],
 ) -> Callable[[Element], Future]:
     """Return how to add the task of an element."""
-    needs = Needs(slots=args.slots, timeout_s=args.timeout, retries=args.retries)
+    needs = Needs(
+        slots=args.slots, memory_bytes=args.memory, timeout_s=args.timeout, retries=args.retries
+    )
 
     def run(element: Element) -> Future:
         try:
@@ -147,6 +150,10 @@ def _parse(words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--slots", type=whole_number(1, SLOTS_MAX), default=1, metavar="N",
         help="slots of each run (default 1)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--memory", type=memory_size, default=0, metavar="SIZE",
+        help="end a run that takes more memory of its own than 512MiB, 8GiB",
     )  # fmt: skip
     parser.add_argument(
         "--timeout", type=_timeout, default=0.0, metavar="TIME", help="end a run after 90s, 10m, 2h"

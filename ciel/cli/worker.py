@@ -159,8 +159,8 @@ class Worker:
             WorkerService(reactor, turns, machine, store, lambda: self._joined(own), self._refused)
         )
         hosting = Hosting(
-            reactor=reactor, turns=turns, owner=service, launching=launching, store=store, streams=streams,
-            executors=executors, worker=self._id, netloc=own, spool=self._spool,
+            reactor=reactor, turns=turns, owner=service, launching=launching, store=store,
+            streams=streams, executors=executors, worker=self._id, netloc=own, spool=self._spool,
             kept=self._spool / "kept", logs=logs,
         )  # fmt: skip
         fetcher = Fetcher(reactor, transfers, store, streams, key, host, service)

@@ -42,7 +42,8 @@ class LocalCluster:
     `slots` are those of each worker (by default the cores that we may use, shared out), `store` is
     a store's specification such as `shm:capacity=1GiB`. Logs, and scratch directories of failed
     tasks, stay in `directory` (by default a new one of the last ten below the user's state).
-    Raises ClusterError, with the end of the log of whoever did not start.
+    `delegates`: tasks are sent to workers ahead of their inputs, and children begin where their
+    parents run. Raises ClusterError, with the end of the log of whoever did not start.
     """
 
     def __init__(
@@ -55,12 +56,14 @@ class LocalCluster:
         directory: Path | None = None,
         identity: tuple[str, Key] | None = None,
         environ: Mapping[str, str] = os.environ,
+        delegates: bool = True,
         start_timeout_s: float = START_TIMEOUT_S,
     ) -> None:
         if workers < 1 or (slots is not None and not 1 <= slots <= SLOTS_MAX):
             raise ValueError(f"a cluster has at least one worker with 1 to {SLOTS_MAX} slots")
         self.worker_count = workers
         self.slots = slots or max(1, len(os.sched_getaffinity(0)) // workers)
+        self._switches = [] if delegates else ["--no-delegation"]
         self.died = ""
         """Why it is of no use any more; empty while it is."""
         self.ended = threading.Event()
@@ -154,7 +157,9 @@ class LocalCluster:
         self._instances = [secrets.token_hex(8) for _ in self._spools]
         undo.callback(Sweeper(self._launcher.pid, self._swept_paths()).finish)
         undo.callback(self._keep_scratch)
-        self._master = self._daemon("master", "ciel.cli.master", ["--listen", listen])
+        self._master = self._daemon(
+            "master", "ciel.cli.master", ["--listen", listen, *self._switches]
+        )
         self._workers = [self._worker(number, store) for number in range(self.worker_count)]
         for daemon in (self._master, *self._workers):
             undo.callback(daemon.close)
@@ -168,7 +173,7 @@ class LocalCluster:
         return Daemon(name, module, arguments, self.directory / f"{name}.log")
 
     def _worker(self, number: int, store: str | None) -> Daemon:
-        arguments = ["--listen", "127.0.0.1:0", "--slots", str(self.slots)]
+        arguments = ["--listen", "127.0.0.1:0", "--slots", str(self.slots), *self._switches]
         arguments += ["--spool", str(self._spools[number])]
         if store is not None:
             arguments += ["--store", _with_instance(store, self._instances[number])]

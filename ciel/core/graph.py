@@ -65,7 +65,7 @@ class TaskGraph:
         self.released: list[ObjectId] = []
         self.streams = Streams()
         self.began_waiting: list[TaskNode] | None = None  # kept if somebody makes it a list
-        self.disturbed = False  # a task went back, or makes what another was to make
+        self.disturbed = False  # a task went back, an object was lost, or another is to make one
         self.divergent: list[tuple[TaskId, int]] = []  # the children that a re-run made otherwise
 
     # --- growth -----------------------------------------------------------------------------------

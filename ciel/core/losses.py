@@ -28,6 +28,7 @@ def lose(graph: TaskGraph, object_id: ObjectId, location: str) -> bool:
 
 
 def _unsettle(graph: TaskGraph, object_id: ObjectId, node: ObjectNode, was_settled: bool) -> None:
+    graph.disturbed = True
     if was_settled:
         for job in node.wanters:
             job.unsettled += 1

@@ -15,7 +15,14 @@ from ciel.core.errors import InvalidTaskError
 from ciel.core.ids import ObjectId
 from ciel.core.refs import REFERENCE_TYPES, Fixed, Reference
 from ciel.core.tasks import Needs, check_task
-from ciel.execution.executor import BadArgumentsError, Child, ChildForm, Task, mentions_of
+from ciel.execution.executor import (
+    BadArgumentsError,
+    Child,
+    ChildForm,
+    Executor,
+    Task,
+    mentions_of,
+)
 from ciel.execution.outputs import BadCallError, Outputs
 from ciel.wire.descriptors import make_task
 
@@ -87,7 +94,9 @@ class Attempt(ABC):
 
     @abstractmethod
     def open_output(self, index: int, streams: bool) -> str:
-        """Begin an output; return the path to write it under. `streams`: it may be read meanwhile."""
+        """Begin an output; return the path to write it under. `streams`: others may read it
+        meanwhile.
+        """
 
     @abstractmethod
     def close_output(self, index: int, size_bytes: int | None) -> Reference:
@@ -128,10 +137,7 @@ class Attempt(ABC):
 
         `delegates`: it takes over the outputs that this task promised. Raises BadCallError.
         """
-        known = self.task.executors.get(executor)
-        if known is None:
-            names = ", ".join(sorted(self.task.executors))
-            raise BadCallError(f"there is no executor {executor!r:.60} (there are: {names})")
+        known = self._executor(executor)
         if delegates:
             self._require_promises()
         try:
@@ -144,9 +150,8 @@ class Attempt(ABC):
         """Hand the promised outputs to a task that goes on in this very process, once its
         dependencies are there (a fixed process, ciel-interfaces 1.7). Raises BadCallError.
         """
-        if executor != self.task.spec.executor:
-            ours = self.task.spec.executor
-            raise BadCallError(f"a process of {ours} cannot go on as one of {executor!r:.60}")
+        if not self._executor(executor).talks:
+            raise BadCallError(f"{executor!r} has no processes that could go on")
         self._require_promises()
         index = self.outputs.allocate("fixed")
         fixed = Fixed(self.outputs.ids[index], self._netloc)
@@ -154,6 +159,13 @@ class Attempt(ABC):
         self.fixed = fixed.id
         form = ChildForm({"fixed": fixed, "extra_dependencies": dependencies}, 1, False, False)
         self._create(executor, form, self.task.spec.needs, True, self.task.spec.name)
+
+    def _executor(self, name: str) -> Executor:
+        known = self.task.executors.get(name)
+        if known is None:
+            names = ", ".join(sorted(self.task.executors))
+            raise BadCallError(f"there is no executor {name!r:.60} (there are: {names})")
+        return known
 
     def _require_promises(self) -> None:
         if self._has_delegated:

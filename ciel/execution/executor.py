@@ -117,6 +117,8 @@ class Talk:
     arguments: Mapping[str, Any]
     kind: str
     fixed: ObjectId | None = None
+    encoded: bytes | None = None
+    """The arguments as JSON, where there are such already."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,13 +9,15 @@
  *   - A launch costs the same whatever the size of its owner: vfork, from this small process.
  *   - When EXITED arrives, nothing of that launch is alive. Each program leads a session, so that
  *     its group dies in one step, which no fork bomb outruns. What left that group is orphaned when
- *     its parents die, and comes to us, a subreaper; its tag says whose it was.
+ *     its parents die, and comes to us, a subreaper; its tag says whose it was. If there is always
+ *     more of it, all of it is stopped before it is killed, since then it does not fork.
  *   - If the launcher is killed, so are its programs; by the tag its owner finds what they leave.
  *
  * The tag is the soft RLIMIT_LOCKS, SALT << 32 | slot: no kernel since 2.4 obeys that limit, fork
  * and exec hand it on, one call shows it. A mark in the environment is lost to `env -i`, and cannot
  * be read in the midst of an exec. All tables are static and cost memory only where used. */
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
@@ -44,6 +46,8 @@ enum {
     REQUESTS_PER_TURN = 16,        /* exits do not wait for a long row of starts */
     NEWS_WAITS_MS = 2,             /* for company, if the owner cannot do anything about it yet */
     PASSED_MAX = 512,              /* at most 253 come at once, 3 may wait for their request */
+    ROUNDS_MAX = 3,                /* of killing what was left, before all of it is stopped first */
+    QUELL_MS = 500,                /* for which nothing else is done then */
     PIDS = 1 << 22,                /* the kernel's PID_MAX_LIMIT */
 };
 
@@ -84,6 +88,7 @@ static struct launch {
     pid_t pid;
     uint32_t next_free;
     bool ended, survived;
+    uint8_t rounds; /* in which something survived */
     struct event exit; /* its id is that of the launch, its wall_us when that began */
 } launches[LAUNCHES_MAX];
 static uint32_t slot_of_pid[PIDS]; /* of programs that have not been reaped */
@@ -125,13 +130,75 @@ static bool kill_with_group(pid_t pid)
     return kill(pid, SIGKILL) == 0;
 }
 
+static uint64_t now_us(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000000 + (uint64_t)now.tv_nsec / 1000;
+}
+
+/* Read the tag of a process; 0 if it has none of ours. Another user's limits are told to root, but
+ * not in every container; /proc tells them to all. */
+static rlim_t tag_of(pid_t pid)
+{
+    static const char name[] = "\nMax file locks ";
+    struct rlimit locks;
+    char text[4096]; /* a table of 16 lines */
+    if (prlimit(pid, RLIMIT_LOCKS, NULL, &locks) < 0) {
+        snprintf(text, sizeof text, "/proc/%d/limits", pid);
+        int file = open(text, O_RDONLY | O_CLOEXEC);
+        ssize_t length = file < 0 ? 0 : read(file, text, sizeof text - 1);
+        if (file >= 0)
+            close(file);
+        text[length > 0 ? length : 0] = 0;
+        const char *line = strstr(text, name);
+        locks.rlim_cur = line ? strtoul(line + sizeof name - 1, NULL, 10) : 0;
+    }
+    return locks.rlim_cur >> 32 == salt ? locks.rlim_cur : 0;
+}
+
+/* End what forks faster than it is killed, each copy into a session of its own: all that came from
+ * launches that have ended, or from any. A process that is stopped does not fork, and keeps its
+ * place under a limit of processes, so that at last none is left that is not stopped. Then they
+ * die together. */
+static void quell(bool everything)
+{
+    static pid_t stopped[PIDS];
+    static bool is_stopped[PIDS];
+    uint32_t count = 0, before;
+    uint64_t until_us = now_us() + QUELL_MS * 1000;
+    do {
+        DIR *processes = opendir("/proc");
+        before = count;
+        for (struct dirent *entry; processes && (entry = readdir(processes)) != NULL;) {
+            pid_t pid = atoi(entry->d_name);
+            rlim_t tag = pid > 0 && pid < PIDS && !is_stopped[pid] ? tag_of(pid) : 0;
+            if (tag && (everything || launches[tag % LAUNCHES_MAX].ended) && !kill(pid, SIGSTOP)) {
+                is_stopped[pid] = true;
+                stopped[count++] = pid;
+            }
+        }
+        if (processes)
+            closedir(processes);
+    } while (count > before && now_us() < until_us);
+    while (count > 0) {
+        pid_t pid = stopped[--count];
+        is_stopped[pid] = false;
+        if (tag_of(pid)) /* if not, another took its number */
+            kill(pid, SIGKILL);
+    }
+}
+
 /* Kill all that was ever started here, and reap it. Each round adopts the children of the last. */
 static void kill_everything(void)
 {
+    unsigned rounds = 0;
     do {
         while (waitpid(-1, NULL, WNOHANG) > 0)
             continue;
         for_each_child(kill_with_group);
+        if (++rounds % ROUNDS_MAX == 0)
+            quell(true);
     } while (wait(NULL) > 0);
 }
 
@@ -158,13 +225,6 @@ static void require(bool well_formed, const char *what)
 static bool room(void)
 {
     return output_bytes < sizeof output / 2;
-}
-
-static uint64_t now_us(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * 1000000 + (uint64_t)now.tv_nsec / 1000;
 }
 
 /* An end that the owner may answer with another START is urgent while little is waiting. */
@@ -493,11 +553,9 @@ static void reap(void)
 /* An orphan may live as long as the program it came from; without a tag of ours, as long as any. */
 static bool judge_child(pid_t pid)
 {
-    struct rlimit tag;
     if (slot_of_pid[pid])
         return true;
-    bool ours = prlimit(pid, RLIMIT_LOCKS, NULL, &tag) == 0 && tag.rlim_cur >> 32 == salt;
-    struct launch *launch = &launches[ours ? tag.rlim_cur % LAUNCHES_MAX : 0];
+    struct launch *launch = &launches[tag_of(pid) % LAUNCHES_MAX];
     if (launch->pid ? launch->ended : running_count == 0)
         launch->survived |= kill_with_group(pid);
     return true;
@@ -508,12 +566,14 @@ static bool judge_child(pid_t pid)
 static void settle_ended(void)
 {
     uint32_t waiting_count = 0;
+    bool outran = false; /* there is always more of it */
     for_each_child(judge_child);
     for (uint32_t i = 0; i < ended_count; i++) {
         struct launch *launch = &launches[ended[i]];
         if (launch->survived) {
             launch->survived = false;
             ended[waiting_count++] = ended[i];
+            outran |= ++launch->rounds % ROUNDS_MAX == 0;
         } else {
             emit(launch->exit);
             *launch = (struct launch){.next_free = first_free};
@@ -521,6 +581,8 @@ static void settle_ended(void)
         }
     }
     ended_count = waiting_count;
+    if (outran)
+        quell(false);
 }
 
 /* Forget the descriptors that the owner handed down. Fill in what else to poll: SIGCHLD, and the

@@ -314,7 +314,13 @@ def _reap_if_ours(pid: int) -> None:
 def _has_tag(pid: int, salt: int) -> bool:
     try:
         return resource.prlimit(pid, _RLIMIT_LOCKS)[0] >> 32 == salt
-    except (ProcessLookupError, PermissionError):
+    except PermissionError:  # another user's, which only /proc tells in some containers
+        with contextlib.suppress(OSError, ValueError, StopIteration):
+            with open(f"/proc/{pid}/limits", encoding="ascii") as table:
+                line = next(line for line in table if line.startswith("Max file locks "))
+            return int(line.split()[3]) >> 32 == salt
+        return False
+    except ProcessLookupError:
         return False
 
 

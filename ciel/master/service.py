@@ -39,8 +39,15 @@ log = Logger()
 class MasterService:
     """Owns the control connections of one master."""
 
-    def __init__(self, reactor: Any, turns: Turns, journal: Journal, about: dict[str, Any]) -> None:
-        self.machine = MasterMachine()
+    def __init__(
+        self,
+        reactor: Any,
+        turns: Turns,
+        journal: Journal,
+        about: dict[str, Any],
+        machine: MasterMachine,
+    ) -> None:
+        self.machine = machine
         self._reactor = reactor
         self._turns = turns
         self._journal = journal

@@ -2,7 +2,7 @@
 
 libcurl says which sockets and how long it waits for; the reactor tells it when they are ready. All
 transfers of a process share one pool of connections, and so many run at a time; the others wait
-their turn. Bytes go to the sink as they come, no body is ever held.
+their turn. Bytes go to the sink as they come, a few pieces at a time; no body is ever held.
 
 A body whose length is not said is one that is still being made. It may take as long as it likes,
 so it takes nobody's turn, and how its silence is judged is left to who fetches. It is whole when
@@ -36,6 +36,10 @@ CONCURRENT_MAX: Final = 16
 """Transfers at one time: enough to fill a link from several hosts, few enough to share it."""
 
 BUFFER_BYTES: Final = 1024 * 1024
+BATCH_BYTES: Final = 128 * 1024
+"""libcurl gives 16 KiB at a time, whatever its buffer; a sink is called for so much, or for what
+there is at the end of a turn. It is still in the processor's cache then."""
+
 CONNECT_TIMEOUT_S: Final = 5.0
 STALL_TIMEOUT_S: Final = 15
 """A holder that sends less than `STALL_BYTES_PER_S` for so long is as good as gone."""
@@ -82,7 +86,7 @@ class Transfers:
         self._concurrent_max = concurrent_max
         self._waiting: deque[_Transfer] = deque()
         self._running: dict[pycurl.Curl, _Transfer] = {}
-        self._endless: list[_Transfer] = []  # those of them that have just turned out to be
+        self._changed: set[_Transfer] = set()  # those of them that have something to settle
         self._spare: list[pycurl.Curl] = []
         self._sockets: dict[int, _Socket] = {}
         self._timer: DelayedCall | None = None
@@ -117,7 +121,7 @@ class Transfers:
         """
         transfer = _Transfer(url, sink, headers or {}, offset_bytes, expected_size_bytes)
         transfer.begun = begun
-        transfer.found_endless = self._endless.append
+        transfer.changed = self._changed.add
         transfer.connect_timeout_s = connect_timeout_s
         transfer.stall_timeout_s = stall_timeout_s
         transfer.done = Deferred(lambda _: self._give_up(transfer))
@@ -181,6 +185,8 @@ class Transfers:
         self._in_curl = True
         try:
             self._multi.socket_action(fd, events)
+            while self._changed:
+                self._changed.pop().settle()
         finally:
             self._in_curl = False
         self._move_on()
@@ -189,11 +195,11 @@ class Transfers:
         """Finish what is finished and start what waits."""
         if self._in_curl or self._is_closed:
             return
-        for transfer in [t for t in self._running.values() if t.is_given_up]:
-            self._release(transfer.curl)
-        while self._endless:
-            self._endless.pop().curl.setopt(pycurl.LOW_SPEED_TIME, 0)
         ended = []
+        for transfer in [t for t in self._running.values() if t.is_given_up or t.has_failed]:
+            self._release(transfer.curl)
+            if not transfer.is_given_up:
+                ended.append(transfer)
         left = 1
         while left:
             left, good, bad = self._multi.info_read()
@@ -240,7 +246,7 @@ class _Transfer:
     done: Deferred[TransferResult]
     curl: pycurl.Curl
     begun: Callable[[Begun], object] | None
-    found_endless: Callable[[_Transfer], None]
+    changed: Callable[[_Transfer], None]
     connect_timeout_s: float
     stall_timeout_s: int
 
@@ -250,7 +256,10 @@ class _Transfer:
         self.url = url
         self.error: Exception | None = None
         self.is_given_up = False
+        self.has_failed = False  # while libcurl was not looking
         self.is_endless = False  # as far as its holder says
+        self._pieces: list[bytes] = []
+        self._pieces_bytes = 0
         self._sink = sink
         self._headers = headers
         self._offset_bytes = offset_bytes
@@ -337,12 +346,31 @@ class _Transfer:
             reason = f"more than the {self._expected_bytes} bytes came that were expected"
             self.error = TransferError(self.url, reason, self._status)
             return -1
-        try:
-            self._sink.write(data)
-        except Exception as error:
-            self.error = error
-            return -1
-        return None
+        if not self._pieces:
+            self.changed(self)
+        self._pieces.append(data)
+        self._pieces_bytes += len(data)
+        return None if self._pieces_bytes < BATCH_BYTES or self._pass_on() else -1
+
+    def settle(self) -> None:
+        """Do what was put off until libcurl has returned."""
+        if self.is_endless:
+            self.curl.setopt(pycurl.LOW_SPEED_TIME, 0)
+        if self.error is None and not self.is_given_up:
+            self.has_failed = not self._pass_on()
+
+    def _pass_on(self) -> bool:
+        """Give the sink what has come; False if it will have none of it."""
+        if self._pieces:
+            data = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
+            self._pieces.clear()
+            self._pieces_bytes = 0
+            try:
+                self._sink.write(data)
+            except Exception as error:
+                self.error = error
+                return False
+        return True
 
     def _take_header(self, line: bytes) -> int | None:
         """Take a line of the header; as with the body, anything but None ends the transfer."""
@@ -370,7 +398,7 @@ class _Transfer:
         if self._fields.get("transfer-encoding", "").lower() == "chunked":
             length = None
             self.is_endless = True
-            self.found_endless(self)
+            self.changed(self)
         elif length is None:
             reason = "it does not say where the body will end, so its end proves nothing"
             raise TransferError(self.url, reason, self._status)

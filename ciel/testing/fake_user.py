@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from ciel.core.endings import saw_error
 from ciel.core.jobs import ENDED, Job, JobState
 from ciel.core.refs import Failure
 from ciel.testing.fake_client import FakeClient
@@ -73,9 +74,10 @@ class FakeUser:
         wanted = [machine.graph.objects.nodes[object_id] for object_id in job.wanted]
         failed = [node for node in wanted if isinstance(node.ref, Failure) and node.producer]
         can_retry = job.state is JobState.FAILED and not job.called_off
+        is_final = saw_error(machine.graph, job) is not None  # it made something of an error
         is_excused = witness.is_excused(machine, job)
         refusal = self._master.change("retry", job_id)
-        if (refusal and can_retry and failed) or not (refusal or can_retry):
+        if (refusal and can_retry and failed and not is_final) or not (refusal or can_retry):
             raise Violation(job_id, f"it was tried again: {refusal or 'it was not refused'}")
         if refusal:
             self._tries[job_id] = 0

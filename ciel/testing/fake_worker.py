@@ -57,7 +57,10 @@ class FakeWorker:
         self.facts = facts
         self.store = store
         self.machine = WorkerMachine(
-            facts.netloc, facts.host, facts.slots, begins_children=world.options.delegates
+            facts.netloc,
+            facts.host,
+            facts.slots,
+            begins=facts.executors if world.options.delegates else frozenset(),
         )
         self.machine.stored = dict.fromkeys(store)
         self.connection: Connection | None = None

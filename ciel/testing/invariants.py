@@ -77,7 +77,11 @@ def _assignments(master: MasterMachine, witness: Witness) -> Problems:
             node = master.graph.tasks.get(task)  # None once its job was removed
             is_current = node is not None and (node.worker, node.attempt) == (worker_id, attempt)
             is_ahead = node is not None and node in worker.ahead and attempt == node.attempt + 1
-            if not is_current and not is_ahead and (task, attempt) not in witness.cancelled[worker_id]:
+            if (
+                not is_current
+                and not is_ahead
+                and (task, attempt) not in witness.cancelled[worker_id]
+            ):
                 yield task, f"{worker_id} has attempt {attempt}, and nobody called it off"
     for task_id, node in master.graph.tasks.items():
         if node.state is ASSIGNED and node.worker is not None:

@@ -62,6 +62,8 @@ def run(
     is_healed = is_retried and "heals" in arguments
     if arguments["hangs"] and not is_healed:
         return Outcome(duration_s, hangs=True)
+    if arguments["hangs"]:
+        duration_s = min(duration_s, TIME_LIMIT_S / 2)
     is_broken = arguments["fails"] and not is_healed
     if is_broken or failures_before < arguments["flaky"]:
         return Outcome(duration_s, fault=TaskFault("RUNTIME_EXCEPTION", "it is meant to fail"))

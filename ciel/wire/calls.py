@@ -14,6 +14,7 @@ import struct
 from typing import Any, Final, NamedTuple
 
 from ciel.core.errors import InvalidIdError
+from ciel.core.refs import Value
 from ciel.wire.codec import decode, encode
 from ciel.wire.errors import DecodeError, EncodeError
 from ciel.wire.limits import CALL_MAX_BYTES
@@ -21,6 +22,9 @@ from ciel.wire.references import from_json, to_json
 
 _PREFIX: Final = struct.Struct(">I")
 _SHOWN_BYTES: Final = 40
+_is_base64 = re.compile(r"[A-Za-z0-9+/=]*", re.ASCII).fullmatch
+_EXITS: dict[bytes, Any] = {}  # the few ways in which programs say it, decoded
+_EXITS_MAX, _EXIT_MAX_BYTES = 100, 80
 _has_nul = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000").search
 
 
@@ -35,16 +39,33 @@ def encode_call(method: str, args: Any) -> bytes:
     """Return a call as the bytes to write. Raise `EncodeError`, also for a text with a NUL: there
     are programs that take the call for no JSON then.
     """
+    if type(args) is dict and len(args) == 1 and type(ref := args.get("ref")) is Value:
+        if _is_base64(ref.encoded):  # what most outputs are answered with
+            return _framed(b'["%b",{"ref":{"__ref__":["val","%b","%b"]}}]' % (
+                method.encode(), ref.id.encode(), ref.encoded.encode()
+            ))  # fmt: skip
     try:
-        payload = encode((method, to_json(args)))
+        return _checked(method, encode((method, to_json(args))))
     except RecursionError:
         raise EncodeError("the value is nested too deeply, or contains itself") from None
+
+
+def frame_call(method: str, args: bytes) -> bytes:
+    """Return a call whose arguments are JSON already. Raises as `encode_call`."""
+    return _checked(method, b'["%b",%b]' % (method.encode(), args))
+
+
+def _checked(method: str, payload: bytes) -> bytes:
     if b"\\u0000" in payload and _has_nul(payload):
         raise EncodeError(f"a program cannot be told a text with a NUL ({method})")
     if len(payload) > CALL_MAX_BYTES:
         raise EncodeError(
             f"{method} takes {len(payload)} bytes, a program is told {CALL_MAX_BYTES} at most"
         )
+    return _framed(payload)
+
+
+def _framed(payload: bytes) -> bytes:
     return _PREFIX.pack(len(payload)) + payload
 
 
@@ -114,18 +135,28 @@ class CallReader:
 
 
 def _decode_call(payload: bytes) -> Call:
+    if payload in _EXITS:
+        return Call("exit", dict(_EXITS[payload]))
     try:
         value = decode(payload)
         if type(value) is list and len(value) == 2 and type(value[0]) is str and value[0]:
             # Any letter may come escaped, and then as \u00XX.
             if b"__ref__" in payload or b"\\u00" in payload:
                 value[1] = from_json(value[1])
+            elif value[0] == "exit" and len(payload) <= _EXIT_MAX_BYTES:
+                _learn_exit(payload, value[1])
             return Call(value[0], value[1])
         why = "not a list of a method, which is a text, and its arguments"
     except (DecodeError, InvalidIdError) as error:
         why = error.reason if isinstance(error, DecodeError) else str(error)
     what = f"{len(payload)} bytes ({_shown(payload)})" if payload else "no bytes"
     raise DecodeError(f"a call of {what}: {why}")
+
+
+def _learn_exit(payload: bytes, args: Any) -> None:
+    plain = type(args) is dict and all(type(value) is str for value in args.values())
+    if plain and len(_EXITS) < _EXITS_MAX:
+        _EXITS[payload] = args
 
 
 def _too_large(size_bytes: int, prefix: bytes | bytearray) -> str:

@@ -69,10 +69,7 @@ def storing_fault(worker: str, argv: Sequence[str], error: StorageError) -> Task
     return TaskFault("WORKER_FAULT", f"worker {worker} could not store its output: {error}")
 
 
-def memory_fault(worker: str, argv: Sequence[str], used_bytes: int, limit_bytes: int) -> TaskFault:
+def memory_fault(used_bytes: int, limit_bytes: int) -> TaskFault:
     """A program was killed for the memory it took."""
-    text = (
-        f"{command_text(argv)} was killed on worker {worker}: it took {used_bytes} bytes of memory "
-        f"of its own, its limit is {limit_bytes}"
-    )
-    return TaskFault("MEMORY_LIMIT", text)
+    text = f"it took {used_bytes} bytes of memory of its own, its limit is {limit_bytes}"
+    return TaskFault("MEMORY_LIMIT", f"{text}; it was killed")

@@ -233,6 +233,6 @@ class _Copy:
 
     def _gone(self, failure: TwistedFailure) -> None:
         self._asked = None
-        if not failure.check(CancelledError):
+        if not isinstance(failure.value, CancelledError):
             self._silence = f"it was silent, and does not answer: {failure.getErrorMessage()}"
             self.done.cancel()

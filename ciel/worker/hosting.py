@@ -37,7 +37,7 @@ from ciel.execution.executor import (
 )
 from ciel.execution.kept import KeptAttempts
 from ciel.execution.outputs import commit_output
-from ciel.execution.report import failure_text
+from ciel.execution.report import command_text, failure_text
 from ciel.launch import LaunchSpecError
 from ciel.launch.messages import (
     DEV_NULL,
@@ -75,7 +75,7 @@ from ciel.worker.memory import MemoryWatch
 from ciel.worker.scratch import Scratch, ScratchPool
 from ciel.worker.state.orders import Key, StartAttempt
 from ciel.worker.streaming import Growing, Streams
-from ciel.worker.talking import Patience, Talking
+from ciel.worker.talking import USUAL_PATIENCE, Patience, Talking
 from ciel.worker.workplace import AttemptsOwner, Workplace
 
 log = Logger()
@@ -129,12 +129,12 @@ class Hosting:
         spool: Path,
         kept: Path,
         logs: JobLogs,
-        patience: Patience = Patience(),
+        patience: Patience = USUAL_PATIENCE,
     ) -> None:
         place = self._place = Workplace(
             reactor=reactor, turns=turns, owner=owner, worker=worker, netloc=netloc,
-            executors=executors, launching=launching, store=store, streams=streams, scratch=ScratchPool(spool),
-            growth=GrowthWatch(reactor, self._outgrown),
+            executors=executors, launching=launching, store=store, streams=streams,
+            scratch=ScratchPool(spool), growth=GrowthWatch(reactor, self._outgrown),
             memory=MemoryWatch(reactor, self._exceeded), kept=KeptAttempts(kept), logs=logs,
         )  # fmt: skip
         self._owner = owner
@@ -371,9 +371,12 @@ class Hosting:
     def _exceeded(self, key: Key, used_bytes: int) -> None:
         """End an attempt that has taken more memory than it may."""
         hosted = self._hosted.get(key)
-        argv = ["it"] if hosted is None else hosted.argv
-        limit_bytes = self._limit_bytes(key, hosted)
-        self._end_with(key, memory_fault(self._place.worker, argv, used_bytes, limit_bytes))
+        fault = memory_fault(used_bytes, self._limit_bytes(key, hosted))
+        if hosted is not None:
+            command = command_text(hosted.argv)
+            text = f"{command} on worker {self._place.worker}: {fault.details}"
+            fault = TaskFault(fault.reason, text)
+        self._end_with(key, fault)
 
     def _limit_bytes(self, key: Key, hosted: Hosted | None) -> int:
         spec = hosted.task.spec if hosted is not None else self._talking.spec_of(key)

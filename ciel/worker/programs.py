@@ -65,6 +65,8 @@ class ProgramChannel:
         said, told = self._paths
         self.arguments = ("--write-fifo", said, "--read-fifo", told)
         self.has_spoken = False  # at least one whole call
+        self.is_misused = False  # it broke by what the program did with it, and not by its end
+        self.left_unread = False  # it was closed before the program had taken all that it was told
         for path in self._paths:
             os.mkfifo(path, 0o600)
         self._pipe = os.open(said, os.O_RDONLY | os.O_NONBLOCK)
@@ -107,6 +109,7 @@ class ProgramChannel:
         self._reactor.removeReader(self)
         os.close(self._pipe)
         self._pipe = -1
+        self.left_unread = not self._outgoing.is_taken
         self._outgoing.close()
 
     def _break(self, why: str) -> None:
@@ -117,8 +120,9 @@ class ProgramChannel:
         self.close()
         self._owner.channel_broke(self, why)
 
-    def _deaf(self, why: str) -> None:
+    def _deaf(self, why: str, is_misused: bool) -> None:
         """Break, as the program takes nothing more; but its last words count."""
+        self.is_misused = is_misused
         try:
             for _ in range(READS_AT_END):
                 data = self._receive()
@@ -158,6 +162,7 @@ class ProgramChannel:
         try:
             return self._reader.feed(data)
         except DecodeError as error:
+            self.is_misused = True
             self._break(f"the program did not say what it should: {error}")
             return []
 
@@ -186,6 +191,7 @@ class ProgramChannel:
         if self._pipe < 0:
             return
         if not isinstance(reason.value, ConnectionDone | ConnectionLost):
+            self.is_misused = True
             self._break(f"this worker failed on what the program said: {reason.value!r}")
             return
         self.doRead()
@@ -196,15 +202,16 @@ class ProgramChannel:
 @implementer(IReadDescriptor, IWriteDescriptor)
 class _Outgoing:
     """What a program is told. `lost` is called at most once, from the reactor, with the reason why
-    it can be told no more.
+    it can be told no more, and whether that is its doing while it runs.
     """
 
-    def __init__(self, reactor: Any, path: str, lost: Callable[[str], None]) -> None:
+    def __init__(self, reactor: Any, path: str, lost: Callable[[str, bool], None]) -> None:
         self._reactor = reactor
         self._lost = lost
         self._waiting = bytearray()
         self._has_written = False
         self._is_full = False
+        self._is_refused = False  # nobody is there any more to take it
         self._holds_both_ends = True
         self._pipe = os.open(path, os.O_RDWR | os.O_NONBLOCK)
 
@@ -232,6 +239,7 @@ class _Outgoing:
         except BlockingIOError:
             return 0
         except BrokenPipeError:
+            self._is_refused = True
             return len(data)
         self._has_written |= count > 0
         return count
@@ -239,7 +247,7 @@ class _Outgoing:
     @property
     def is_taken(self) -> bool:
         """Whether nothing waits to be read any more."""
-        if self._pipe < 0 or self._waiting:
+        if self._pipe < 0 or self._waiting or self._is_refused:
             return False
         unread = array("i", [0])
         ioctl(self._pipe, FIONREAD, unread)
@@ -268,9 +276,9 @@ class _Outgoing:
 
     def _fill_over(self) -> None:
         if self._pipe >= 0:
-            self._lost(
-                f"the program does not read what it is told: over {len(self._waiting)} bytes wait"
-            )
+            waiting_bytes = len(self._waiting)
+            text = f"the program does not read what it is told: over {waiting_bytes} bytes wait"
+            self._lost(text, True)
 
     # --- what the reactor calls -------------------------------------------------------------------
 
@@ -294,7 +302,7 @@ class _Outgoing:
         if self._pipe < 0:
             return
         if _state(self._pipe) & select.POLLERR:
-            self._lost("the program closed its reading end of the channel, or ended")
+            self._lost("the program closed its reading end of the channel, or ended", False)
             return
         # This was about an earlier descriptor of the same number.
         if not self._holds_both_ends:

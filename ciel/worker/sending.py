@@ -6,109 +6,187 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from twisted.internet.interfaces import IPushProducer
+from twisted.internet.interfaces import IPushProducer, IWriteDescriptor
 from twisted.logger import Logger
+from twisted.python.failure import Failure as TwistedFailure
 from zope.interface import implementer
 
 from ciel.net.http import Request
 from ciel.worker.streaming import Growing, Streams, Waiter
 
 CHUNK_BYTES = 1024 * 1024
-"""Read at a time, so this much is held for a slow reader."""
+"""Read at a time where bytes pass through this process; that much is held for a slow reader."""
+
+FIRST_BYTES = 128 * 1024
+"""Written behind the header: more than a connection takes without saying when all of it is out."""
+
+SENT_BYTES = 1024 * 1024
+"""Handed to the kernel in one turn, about 0.2 ms."""
 
 log = Logger()
 
 
 @implementer(IPushProducer)
-class Sending:
-    """Sends a part of a file as the body of an answer; `close` is called when that is over."""
+class _Sending:
+    """An answer's body. `close` is called when it is over, whichever way."""
 
-    def __init__(
-        self, request: Request, fd: int, start: int, end: int, close: Callable[[], object]
-    ) -> None:
-        self._request = request
-        self._fd = fd
-        self._offset = start
-        self._end = end
-        self._is_paused = False
-        self._is_over = False
-        request.notifyFinish().addBoth(lambda _: self._ended(close))
+    def __init__(self, request: Request, fd: int, start: int, close: Callable[[], object]) -> None:
+        self.request = request
+        self.fd = fd
+        self.offset = start
+        self.is_paused = False
+        self.is_over = False
+        request.notifyFinish().addBoth(lambda _: self.ended(close))
         request.registerProducer(self, True)
         request.write(b"")
         self.resumeProducing()
 
     def resumeProducing(self) -> None:
-        self._is_paused = False
-        try:
-            self._send()
-        except OSError as error:
-            log.error("an object cannot be read: {error}", error=error)
-            self._cut()
+        self.is_paused = False
+        self.attempt(self.send)
 
     def pauseProducing(self) -> None:
-        self._is_paused = True
+        self.is_paused = True
 
     def stopProducing(self) -> None:
         """The other side is gone; `notifyFinish` tells of that."""
 
-    def _ended(self, close: Callable[[], object]) -> None:
-        self._is_over = True
+    def send(self) -> None:
+        """Go on; may raise OSError."""
+        raise NotImplementedError
+
+    def ended(self, close: Callable[[], object]) -> None:
+        self.is_over = True
         close()
 
-    def _send(self) -> None:
-        while not (self._is_paused or self._is_over):
-            if self._offset >= self._end and not self._goes_on():
-                return
-            chunk = os.pread(self._fd, min(CHUNK_BYTES, self._end - self._offset), self._offset)
-            if not chunk:
-                raise OSError(f"it ends after {self._offset} bytes, of {self._end}")
-            self._offset += len(chunk)
-            self._request.write(chunk)
+    def attempt(self, step: Callable[[], object]) -> None:
+        """Do a step, and have the other side see that this is not all if it fails."""
+        try:
+            step()
+        except ConnectionError:
+            self.cut()  # they have left
+        except OSError as error:
+            log.warn("an object cannot be sent to its end: {error}", error=error)
+            self.cut()
 
-    def _goes_on(self) -> bool:
-        """Whether there is more after all; if not, see to it that the end is a good one."""
-        self._request.unregisterProducer()
-        self._request.finish()
-        return False
+    def write(self, end: int) -> None:
+        """Write what comes next, up to an offset at most."""
+        chunk = os.pread(self.fd, min(CHUNK_BYTES, end - self.offset), self.offset)
+        if not chunk:
+            raise OSError(f"it ends after {self.offset} bytes, of {end}")
+        self.offset += len(chunk)
+        self.request.write(chunk)
 
-    def _cut(self) -> None:
-        """Have the other side see that this is not all."""
-        channel: Any = self._request.channel
-        if not self._is_over and channel is not None:
+    def finish(self) -> None:
+        self.request.unregisterProducer()
+        self.request.finish()
+
+    def cut(self) -> None:
+        channel: Any = self.request.channel
+        if not self.is_over and channel is not None:
             channel.forceAbortClient()
 
 
-class GrowingSending(Sending):
+@implementer(IWriteDescriptor)
+class Sending(_Sending):
+    """Sends a part of a file. The first of it is written, behind the header; once the connection
+    says that all that is out, the kernel sends the rest from the file, and the bytes never enter
+    this process.
+    """
+
+    def __init__(
+        self,
+        reactor: Any,
+        request: Request,
+        fd: int,
+        start: int,
+        end: int,
+        close: Callable[[], object],
+    ) -> None:
+        self._reactor = reactor
+        self._start = start
+        self._end = end
+        self._connection = -1
+        super().__init__(request, fd, start, close)
+
+    def send(self) -> None:
+        if self.offset == self._start:
+            first_end = min(self._start + FIRST_BYTES, self._end)
+            while self.offset < first_end:
+                self.write(first_end)
+            if first_end == self._end:
+                self.finish()
+        elif self._connection < 0:
+            self._connection = os.dup(self.request.channel.transport.fileno())
+            self._reactor.addWriter(self)
+
+    def ended(self, close: Callable[[], object]) -> None:
+        self._stop()
+        super().ended(close)
+
+    def cut(self) -> None:
+        self._stop()
+        super().cut()
+
+    def _stop(self) -> None:
+        if self._connection >= 0:
+            self._reactor.removeWriter(self)
+            os.close(self._connection)
+            self._connection = -1
+
+    def fileno(self) -> int:
+        return self._connection
+
+    def logPrefix(self) -> str:
+        return "sending"
+
+    def doWrite(self) -> None:
+        self.attempt(self._hand_over)
+
+    def _hand_over(self) -> None:
+        try:
+            wanted = min(SENT_BYTES, self._end - self.offset)
+            sent = os.sendfile(self._connection, self.fd, self.offset, wanted)
+        except BlockingIOError:
+            return
+        if not sent:
+            raise OSError(f"it ends after {self.offset} bytes, of {self._end}")
+        self.offset += sent
+        if self.offset == self._end:
+            self.finish()
+
+    def connectionLost(self, reason: TwistedFailure) -> None:
+        self.cut()
+
+
+class GrowingSending(_Sending):
     """Sends what grows, and ends well only if it became whole."""
 
     def __init__(self, request: Request, growing: Growing, streams: Streams) -> None:
         self._growing = growing
         self._streams = streams
         self._waiter: Waiter | None = None
-        hold = streams.hold(growing)
-        super().__init__(request, growing.fileno(), 0, growing.size_bytes, hold.close)
+        super().__init__(request, growing.fileno(), 0, streams.hold(growing).close)
 
-    def _ended(self, close: Callable[[], object]) -> None:
+    def send(self) -> None:
+        growing = self._growing
+        while not (self.is_paused or self.is_over or self._waiter is not None):
+            if self.offset < growing.size_bytes:
+                self.write(growing.size_bytes)
+            elif growing.is_whole:
+                self.finish()
+            elif growing.broken:
+                self.cut()
+                return
+            else:
+                self._waiter = self._streams.when(growing, self.offset + 1, self._grew)
+
+    def ended(self, close: Callable[[], object]) -> None:
         if self._waiter is not None:
             self._waiter.cancel()
-        super()._ended(close)
-
-    def _goes_on(self) -> bool:
-        growing = self._growing
-        if self._waiter is not None:
-            return False
-        self._end = growing.size_bytes
-        if self._offset < self._end:
-            return True
-        if growing.is_whole:
-            return super()._goes_on()
-        if growing.broken:
-            self._cut()
-        else:
-            self._waiter = self._streams.when(growing, self._offset + 1, self._grew)
-        return False
+        super().ended(close)
 
     def _grew(self, growing: Growing) -> None:
         self._waiter = None
-        if not self._is_paused:
-            self.resumeProducing()
+        if not self.is_paused:
+            self.attempt(self.send)

@@ -178,6 +178,7 @@ class WorkerService:
         self._is_acting = True
         machine = self.machine
         try:
+            self._report()  # what has ended is known before anything starts in its place
             while machine.outbox:
                 orders, machine.outbox = machine.outbox, []
                 for order in orders:
@@ -196,10 +197,13 @@ class WorkerService:
                             self._hosting.end_processes(objects)
         finally:
             self._is_acting = False
-        for report in machine.take_reports(self._reactor.seconds()):
+        self._report()
+        self._schedule()
+
+    def _report(self) -> None:
+        for report in self.machine.take_reports(self._reactor.seconds()):
             if self._master is not None:
                 self._master.send(report)
-        self._schedule()
 
     def _delete(self, objects: tuple[ObjectId, ...]) -> None:
         """Delete in a thread: freeing a large file takes long enough to be felt."""

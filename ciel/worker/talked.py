@@ -91,8 +91,10 @@ class Talked(Attempt):
             waiter.cancel()
         for reader in self._readers.values():
             reader.close()
-        for held in (*self._opened.values(), *self._holds.values()):
-            held.close()
+        for opened in self._opened.values():
+            opened.close()
+        for hold in self._holds.values():
+            hold.close()
         if self._has_written:
             self._place.growth.remove(self.key)
 

@@ -32,7 +32,7 @@ from ciel.launch import LaunchSpecError
 from ciel.launch.messages import File, LaunchSpec, ProgramExited, ProgramFailed, Standard
 from ciel.net.turns import DelayedCall
 from ciel.storage.errors import ObjectNotFoundError, StorageError
-from ciel.wire.calls import Call, encode_call
+from ciel.wire.calls import Call, encode_call, frame_call
 from ciel.wire.errors import EncodeError, WireError
 from ciel.worker.faults import (
     executor_fault,
@@ -67,6 +67,9 @@ class Patience(NamedTuple):
     idle_s: float = IDLE_MAX_S
 
 
+USUAL_PATIENCE = Patience()
+
+
 class Process:
     """A program that talks, from its start to its end."""
 
@@ -83,7 +86,6 @@ class Process:
         self.talked: Talked | None = None
         self.conversation: Any = None  # of `talked`
         self.is_warm = False  # it has served before
-        self.is_heard = False  # it has said something to the present task
         self.is_called_off = False  # it was sent a signal for the present task
         self.fault: TaskFault | None = None  # why its task has failed, once it has
         self.published: tuple[Reference, ...] = ()  # by the task that it leaves after
@@ -137,17 +139,21 @@ class Talking:
             process = self._start(talked, talk)
             if process is None:
                 return
-        self._serve(process, talked, talk.arguments)
+        self._serve(process, talked, talk)
 
-    def _serve(self, process: Process, talked: Talked, arguments: Any) -> None:
+    def _serve(self, process: Process, talked: Talked, talk: Talk) -> None:
         executor: Any = talked.executor
         process.talked = talked
-        process.is_heard = process.is_called_off = False
+        process.is_called_off = False
         self._busy[talked.key] = process
         talked.scratch = process.scratch
         try:
             process.conversation = executor.converse(talked, partial(self._say, process))
-            self._say(process, "start_task", arguments)
+            if talk.encoded is None:
+                frame = encode_call("start_task", talk.arguments)
+            else:
+                frame = frame_call("start_task", talk.encoded)
+            self._say_frame(process, frame)
         except EncodeError as error:
             self._fail(process, TaskFault("BAD_ARGUMENTS", f"it cannot be told its task: {error}"))
         except Exception as error:  # an executor may be anybody's
@@ -160,7 +166,10 @@ class Talking:
         """Tell a program something when the turn ends: waking it costs more than all else, and what
         follows a reply is often its next task.
         """
-        process.unsaid.append(encode_call(method, args))
+        self._say_frame(process, encode_call(method, args))
+
+    def _say_frame(self, process: Process, frame: bytes) -> None:
+        process.unsaid.append(frame)
         self._unsaid[process] = None
         self._place.turns.at_end(self._speak)
 
@@ -260,7 +269,6 @@ class Talking:
     def calls_came(self, channel: ProgramChannel, calls: list[Call]) -> None:
         """As `ChannelOwner` says."""
         process = self._by_channel[channel]
-        process.is_heard = True
         if process.talked is not None:
             self._converse(process.talked, partial(process.conversation.called, calls))
         else:
@@ -345,10 +353,13 @@ class Talking:
         """As `ChannelOwner` says."""
         process = self._by_channel.pop(channel)
         process.broke = why
-        self._pool.remove(process.number)
-        if process.end is not None:
+        self._forget_idle(process)
+        is_served = process.talked is not None and process.fault is None
+        if is_served and channel.is_misused:
+            self._fail(process, TaskFault("RUNTIME_ERROR", why))
+        elif process.end is not None:
             self._settle(process)
-        elif process.talked is None or process.fault is not None:
+        elif not is_served:
             self._kill(process)
         else:  # how it ended says more
             self._due_in(process, _LAST_WORDS_S, lambda: self._fail(process, self._lost(process)))
@@ -358,7 +369,7 @@ class Talking:
 
     def _process_ended(self, process: Process, event: ProgramExited | ProgramFailed) -> None:
         process.end = event
-        self._pool.remove(process.number)
+        self._forget_idle(process)
         if not process.broke and process.channel.will_break:
             return
         self._settle(process)
@@ -405,8 +416,9 @@ class Talking:
         self._report(process, talked, fault, tail)
 
     def _is_stale(self, process: Process) -> bool:
-        """Whether a program was gone before it was told its task."""
-        return process.is_warm and not process.is_heard and not process.is_called_off
+        """Whether a program was gone before it had taken its task."""
+        has_missed = bool(process.unsaid) or process.channel.left_unread
+        return process.is_warm and has_missed and not process.is_called_off
 
     def _again(self, process: Process, talked: Talked) -> None:
         self._let_go(process, talked)
@@ -499,7 +511,7 @@ class Talking:
 
     def _kill(self, process: Process) -> None:
         launching = self._place.launching
-        self._pool.remove(process.number)
+        self._forget_idle(process)
         launching.kill(process.launch_id, signal.SIGTERM)
         self._due_in(process, GRACE_S, lambda: launching.kill(process.launch_id, signal.SIGKILL))
 
@@ -525,10 +537,15 @@ class Talking:
         self._by_channel.pop(process.channel, None)
         self._place.growth.remove(process.key)
         process.channel.close()
-        for object_id in [o for o, waiting in self._fixed.items() if waiting is process]:
-            del self._fixed[object_id]
+        self._forget_idle(process)
         if process.due is not None and process.due.active():
             process.due.cancel()
+
+    def _forget_idle(self, process: Process) -> None:
+        """Give no task to a program any more that waits for one."""
+        self._pool.remove(process.number)
+        for object_id in [o for o, waiting in self._fixed.items() if waiting is process]:
+            del self._fixed[object_id]
 
     def _clean(self, process: Process) -> None:
         deferToThread(process.scratch.remove).addErrback(

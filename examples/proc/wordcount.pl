@@ -2,7 +2,6 @@
 # Count the words of an object: a task in Perl, with nothing but what Perl brings along.
 use strict;
 use warnings;
-use IO::Handle;
 use JSON::PP;
 use MIME::Base64;
 
@@ -10,10 +9,7 @@ my (undef, $said, undef, $heard) = @ARGV[-4 .. -1];
 open my $worker, '>', $said  or die "$said: $!";    # in this order: each end waits for the other
 open my $reply,  '<', $heard or die "$heard: $!";
 
-sub tell_worker {
-    print $worker pack 'N/a*', encode_json([@_]);
-    $worker->flush;
-}
+sub tell_worker { syswrite $worker, pack 'N/a*', encode_json([@_]) }
 
 sub hear {    # what comes: the arguments of a reply, or of start_task
     read($reply, my $length, 4) == 4 or exit;

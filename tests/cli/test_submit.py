@@ -82,6 +82,8 @@ def test_files_are_checked_before_anything_starts(tmp_path: Path) -> None:
         (["--slots", "0", "--", "p"], "'0' is not a number from 1 to 1024"),
         (["--slots", "5000", "--", "p"], "'5000' is not a number from 1 to 1024"),
         (["--retries", "-1", "--", "p"], "'-1' is not a number from 0 to 1000"),
+        (["--memory", "lots", "--", "p"], "'lots' is not a size; write 8GiB"),
+        (["--memory", "9999999999GiB", "--", "p"], "more than can be counted"),
         (["--timeout", "soon", "--", "p"], "'soon' is not a time span"),
         (["--timeout", "0", "--", "p"], "'0' must be more than 0"),
         (["--timeout", "99999d", "--", "p"], "at most 1000000000s"),

@@ -7,9 +7,10 @@ from collections.abc import Iterable
 
 import pytest
 
-from ciel.core.arrivals import introduce
+from ciel.core.arrivals import introduce, open_streams, publish_early
 from ciel.core.endings import failed_results, stuck
 from ciel.core.errors import InvalidTaskError, InvalidTransitionError
+from ciel.core.fixed import forget_released, let_all_go, place_of
 from ciel.core.graph import TaskGraph
 from ciel.core.ids import ObjectId
 from ciel.core.jobs import Job
@@ -78,6 +79,25 @@ class Scene:
         lost = lose(self.graph, ObjectId(name), place)
         self.graph.validate()
         return lost
+
+    def stream(self, spec: TaskSpec, *names: str, place: str = W1) -> None:
+        """Have a running task open outputs as streams."""
+        refs = [Stream(ObjectId(name), frozenset((place,))) for name in names]
+        open_streams(self.graph, self.node(spec), refs)
+        self.graph.validate()
+
+    def follow(self) -> list[str]:
+        """Stop who reads what broke, as the master does; return who was running, in order."""
+        graph, stopped = self.graph, []
+        while graph.broken:
+            task, attempt = graph.broken.pop()
+            if task.state is TaskState.RUNNABLE:
+                graph.recheck(task)
+            elif task.state is TaskState.ASSIGNED and task.attempt == attempt:
+                stopped.append(task.spec.outputs[0])
+                graph.requeue(task)
+        graph.validate()
+        return stopped
 
     def drop_all(self) -> dict[str, list[str]]:
         """Drop what may be dropped; where copies of what lie."""
@@ -920,3 +940,295 @@ def test_where_nothing_failed_there_is_nothing_to_revive() -> None:
     scene = Scene(task, wanted=["a"])
     scene.run(task)
     assert revive(scene.graph, scene.job) == 0
+
+
+# --- what was not promised ------------------------------------------------------------------------
+
+
+def extra(spec: TaskSpec, name: str = "pub:0") -> ObjectId:
+    return ObjectId(f"{spec.id}:{name}")
+
+
+def test_what_a_task_publishes_under_its_own_name_is_its_output_and_made_again() -> None:
+    maker = a_task("a")
+    reader = a_task("b", inputs=[extra(maker)])
+    scene = Scene(maker, reader, wanted=["a", "b"])
+    assert scene.state(reader) is TaskState.WAITING
+    scene.start(maker)
+    scene.finish(maker, inline("a"), stored(extra(maker), W1))
+    assert scene.node(maker).outputs == ("a", extra(maker))
+    scene.said(runnable=["a", "b"], settled=["a"])
+    assert scene.lose(extra(maker))
+    assert not scene.graph.is_ready(scene.node(reader))
+    scene.said(runnable=["a"])
+    scene.start(maker, W2)
+    scene.finish(maker, inline("a"), stored(extra(maker), W2))
+    scene.said(runnable=["b"])
+    scene.run(reader)
+    scene.said(settled=["b"], droppable=[extra(maker)])
+    assert scene.drop_all() == {}
+
+
+def test_an_output_that_was_made_once_and_not_again_is_an_error_for_those_who_wait() -> None:
+    maker = a_task("a")
+    reader = a_task("b", inputs=[extra(maker)])
+    scene = Scene(maker, reader, wanted=["a", "b"])
+    scene.start(maker)
+    scene.finish(maker, inline("a"), stored(extra(maker), W1))
+    scene.lose(extra(maker))
+    assert not scene.graph.is_ready(scene.node(reader))
+    scene.start(maker)
+    scene.finish(maker, inline("a"))
+    assert scene.error(extra(maker)).reason == "NO_OUTPUT"
+    assert scene.error("b").reason == "DEPENDENCY_FAILED"
+
+
+def test_what_bears_the_name_of_another_task_is_not_adopted() -> None:
+    maker, other = a_task("a"), a_task("b")
+    scene = Scene(maker, other, wanted=["a"])
+    scene.start(maker)
+    scene.finish(maker, inline("a"), inline(extra(other)))
+    assert scene.node(maker).extras == scene.node(other).extras == ()
+
+
+def test_what_a_child_is_told_of_is_there_before_its_parent_ends() -> None:
+    parent = a_task("a")
+    child = a_task("b", inputs=[extra(parent)], parent=parent)
+    scene = Scene(parent, wanted=["a"])
+    scene.start(parent)
+    publish_early(scene.graph, scene.node(parent), [inline(extra(parent)), inline("a")])
+    scene.add(child)
+    scene.want("b")
+    scene.said(runnable=["a", "b"], droppable=[extra(parent)])
+    assert scene.state(parent) is TaskState.ASSIGNED
+    assert scene.ref("a") == Future(ObjectId("a"))
+    scene.finish(parent, inline("a"))
+    scene.said(settled=["a"])
+
+
+@pytest.mark.parametrize("mentions", [Mentions.NOTHING, Mentions.ANYTHING])
+def test_an_output_that_was_not_promised_is_kept_like_the_others(mentions: Mentions) -> None:
+    maker = a_task("a", mentions=mentions)
+    scene = Scene(maker, wanted=["a"])
+    scene.start(maker)
+    scene.finish(maker, inline("a"), stored(extra(maker), W1))
+    is_named = mentions is Mentions.ANYTHING
+    assert scene.drop_all() == ({} if is_named else {extra(maker): [W1]})
+    assert remove(scene.graph, scene.job, []) == ({W1: [extra(maker)]} if is_named else {})
+    assert not scene.graph.objects.nodes
+
+
+def test_a_task_is_not_forgotten_before_what_it_did_not_promise() -> None:
+    maker = a_task("a")
+    scene = Scene(maker, wanted=["a"])
+    scene.start(maker)
+    scene.finish(maker, inline("a"), inline(extra(maker)))
+    hand_over(scene.graph, scene.job, [ObjectId("a")])
+    assert maker.id in scene.graph.tasks
+    hand_over(scene.graph, scene.job, [ObjectId("a"), extra(maker)])
+    assert not scene.graph.tasks
+
+
+# --- processes that wait --------------------------------------------------------------------------
+
+
+class Blocked(Scene):
+    """A task that left a process at W1, and the continuation that it delegated its output to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = a_task("out", mentions=Mentions.ANYTHING)
+        self.process = extra(self.first, "fixed:0")
+        self.rest = a_task(
+            "out", inputs=[self.process], parent=self.first, mentions=Mentions.ANYTHING
+        )
+        self.add(self.first)
+        self.want("out")
+        self.block()
+
+    def block(self, place: str = W1) -> None:
+        self.start(self.first, place)
+        publish_early(self.graph, self.node(self.first), [Fixed(self.process, place)])
+        self.add(self.rest)
+        self.finish(self.first)
+
+
+def test_what_goes_on_with_a_process_can_run_where_that_waits() -> None:
+    scene = Blocked()
+    scene.said(runnable=["out", "out"])
+    assert place_of(scene.graph, scene.node(scene.rest)) == {W1}
+    assert scene.graph.released == []
+
+
+def test_a_process_that_is_lost_is_made_again_by_who_left_it() -> None:
+    scene = Blocked()
+    scene.start(scene.rest)
+    scene.graph.requeue(scene.node(scene.rest))
+    assert lose_location(scene.graph, W1) == [scene.process]
+    assert not scene.graph.is_ready(scene.node(scene.rest))
+    scene.block(W2)
+    assert place_of(scene.graph, scene.node(scene.rest)) == {W2}
+    assert scene.state(scene.rest) is TaskState.RUNNABLE
+
+
+def test_a_task_that_did_not_wait_the_second_time_leaves_its_continuation_asleep() -> None:
+    scene = Blocked()
+    lose_location(scene.graph, W1)
+    assert not scene.graph.is_ready(scene.node(scene.rest))
+    scene.start(scene.first)
+    scene.finish(scene.first, inline("out"))
+    assert scene.state(scene.rest) is TaskState.DORMANT
+    assert scene.ref("out") == inline("out")
+    assert scene.ref(scene.process) == Future(scene.process)
+
+
+@pytest.mark.parametrize("end", ["done", "failed", "cancelled", "job over"])
+def test_a_process_ends_with_who_goes_on_with_it(end: str) -> None:
+    scene = Blocked()
+    if end == "job over":
+        let_all_go(scene.graph, scene.job)
+    elif end == "cancelled":
+        cancel(scene.graph, scene.job, "the user said so")
+    else:
+        scene.start(scene.rest)
+        assert forget_released(scene.graph) == {}
+        if end == "done":
+            scene.finish(scene.rest, inline("out"))
+        else:
+            scene.fail(scene.rest)
+    assert forget_released(scene.graph) == {W1: [scene.process]}
+    assert forget_released(scene.graph) == {}
+    scene.graph.validate()
+
+
+def test_a_process_that_nobody_goes_on_with_is_let_go_at_once() -> None:
+    scene = Blocked()
+    scene.graph.publish(stored("out", W2))  # it came otherwise
+    assert scene.state(scene.rest) is TaskState.DORMANT
+    scene.graph.fail(scene.node(scene.rest), "CANCELLED", "")
+    assert forget_released(scene.graph) == {W1: [scene.process]}
+
+
+# --- objects that grow ----------------------------------------------------------------------------
+
+
+def streaming(length: int) -> tuple[Scene, list[TaskSpec]]:
+    """Tasks that all run: each opened its output as a stream, and the next one reads it."""
+    tasks = a_chain(length)
+    scene = Scene(*tasks, wanted=[tasks[-1].outputs[0]])
+    for task in tasks:
+        scene.start(task)
+        refs = [Stream(task.outputs[0], frozenset((W1,)))]
+        open_streams(scene.graph, scene.node(task), refs)
+    scene.graph.validate()
+    scene.said(runnable=[task.outputs[0] for task in tasks])
+    return scene, tasks
+
+
+def test_a_reader_runs_while_what_it_reads_grows_and_its_maker_is_needed_for_it() -> None:
+    scene, (maker, reader) = streaming(2)
+    assert scene.graph.is_needed(scene.node(maker))
+    assert scene.node(reader) in scene.graph.streams.reading
+    scene.unwant("c1")
+    scene.said(unneeded=["c1"])
+    scene.graph.sleep(scene.node(reader))
+    scene.said(unneeded=["c0"])
+
+
+def test_a_reader_counts_when_all_it_reads_is_whole() -> None:
+    one, two = a_task("one"), a_task("two")
+    reader = a_task("both", inputs=["one", "two"])
+    scene = Scene(one, two, reader, wanted=["both"])
+    for task in (one, two):
+        scene.start(task)
+        scene.stream(task, task.outputs[0])
+    scene.start(reader)
+    scene.finish(one, stored("one", W1))
+    assert scene.graph.whole == []
+    scene.finish(two, inline("two"))
+    assert scene.graph.whole == [scene.node(reader)]
+    assert not scene.graph.streams.reading
+
+
+@pytest.mark.parametrize("end", ["requeued", "lost", "not made"])
+def test_readers_stop_and_wait_when_what_they_read_breaks(end: str) -> None:
+    scene, (maker, reader) = streaming(2)
+    idle = a_task("idle", inputs=["c0"])
+    scene.add(idle)
+    scene.want("idle")
+    assert scene.state(idle) is TaskState.RUNNABLE
+    if end == "requeued":
+        scene.graph.requeue(scene.node(maker))
+    elif end == "lost":
+        lose(scene.graph, ObjectId("c0"), W1)
+    else:
+        scene.finish(maker)
+    assert scene.follow() == ["c1"]
+    expected = TaskState.FAILED if end == "not made" else TaskState.WAITING
+    assert scene.state(reader) is scene.state(idle) is expected
+    if end == "requeued":
+        assert scene.state(maker) is TaskState.RUNNABLE
+    if end == "lost":
+        assert scene.state(maker) is TaskState.ASSIGNED
+
+
+def test_a_maker_that_sleeps_breaks_its_streams() -> None:
+    scene, (maker, reader) = streaming(2)
+    scene.unwant("c1")
+    scene.graph.sleep(scene.node(reader))
+    scene.graph.sleep(scene.node(maker))
+    assert scene.ref("c0") == Future(ObjectId("c0"))
+    assert scene.follow() == []
+
+
+def test_readers_of_what_failed_fail_unless_they_see_errors() -> None:
+    maker, reader = a_chain(2)
+    seer = a_task("seer", inputs=["c0"], sees_errors=True)
+    scene = Scene(maker, reader, seer, wanted=["c1", "seer"])
+    scene.start(maker)
+    scene.stream(maker, "c0")
+    scene.start(reader)
+    scene.start(seer)
+    scene.fail(maker)
+    assert sorted(scene.follow()) == ["c1", "seer"]
+    assert scene.error("c1").reason == "DEPENDENCY_FAILED"
+    assert scene.state(seer) is TaskState.RUNNABLE
+
+
+def test_a_broken_stream_stops_a_long_pipeline_without_recursion() -> None:
+    scene, tasks = streaming(LONG // 10)
+    assert sys.getrecursionlimit() < len(tasks)
+    scene.graph.requeue(scene.node(tasks[0]))
+    assert scene.follow() == [task.outputs[0] for task in tasks[1:]]
+    assert scene.state(tasks[-1]) is TaskState.WAITING
+    assert scene.state(tasks[0]) is TaskState.RUNNABLE
+    assert not scene.graph.objects.growing
+
+
+def test_a_stream_that_is_delegated_breaks_when_its_opener_ends() -> None:
+    parent = a_task("a")
+    child = a_task("a", parent=parent)
+    reader = a_task("b", inputs=["a"])
+    scene = Scene(parent, reader, wanted=["b"])
+    scene.start(parent)
+    scene.stream(parent, "a")
+    scene.start(reader)
+    scene.add(child)
+    scene.finish(parent)
+    assert scene.follow() == ["b"]
+    assert scene.state(child) is TaskState.RUNNABLE
+    assert scene.state(reader) is TaskState.WAITING
+
+
+def test_only_its_maker_opens_a_stream() -> None:
+    maker, other = a_chain(2)
+    scene = Scene(maker, other, wanted=["c1"])
+    scene.start(maker)
+    scene.stream(maker, "c1")
+    assert scene.ref("c1") == Future(ObjectId("c1"))
+
+
+def test_an_upload_cannot_be_a_stream() -> None:
+    scene = Scene(a_task("a", inputs=["upload"]), wanted=["a"])
+    scene.upload(Stream(ObjectId("upload"), frozenset((W1,))))
+    assert scene.ref("upload") == Future(ObjectId("upload"))

@@ -207,6 +207,42 @@ def test_large_objects_cross_whole_in_both_directions(cluster: Cluster) -> None:
     assert cluster.traffic_bytes() - before_bytes >= crossed_bytes + client_bytes
 
 
+DAMAGED: Final = """
+import sys
+from ciel import Client
+with Client() as client, client.job("damaged", keep=True) as job:
+    many = [job.run(["echo", str(number)]) for number in range(1000)]
+    (listed,) = job.add("sync", {"args": {"inputs": many}})
+    whole = job.read(listed)
+    print(listed.id, flush=True)
+    sys.stdin.readline()
+    busy = job.run(["sleep", "1"], inputs=[listed])  # where it lies
+    read = job.run(["cat"], inputs=[listed])  # so elsewhere
+    job.want([busy, read])
+    print(len(whole), job.read(read, timeout_s=30) == whole)
+"""
+
+
+def test_damage_is_found_when_an_object_crosses_and_it_is_made_again(cluster: Cluster) -> None:
+    command = cluster.here.start("python", "-c", DAMAGED, stdin=subprocess.PIPE)
+    assert command.stdout is not None
+    object_id = command.stdout.readline().strip()
+    name = object_id.replace(":", "+")
+    hosts = (cluster.here, cluster.there)
+    (place,) = [path for host in hosts for path in host.path.glob(f"*-spool/store/objects/{name}")]
+    content = bytearray(place.read_bytes())
+    content[len(content) // 2] ^= 1
+    place.chmod(0o600)
+    place.write_bytes(content)
+    place.chmod(0o400)
+    printed, errors = command.communicate("\n", timeout=40)
+    size_bytes, was_equal = printed.split()
+    assert (int(size_bytes) > 65536, was_equal) == (True, "True"), errors
+    told = "".join((host.path / "worker.log").read_text() for host in hosts)
+    (line,) = [line for line in told.splitlines() if f"cannot fetch {object_id}" in line]
+    assert "checksum" in line
+
+
 # --- a cable is pulled ----------------------------------------------------------------------------
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,8 +11,11 @@ from pathlib import Path
 import pytest
 
 from ciel.testing.homes import Home
+from ciel.testing.languages import require_jansson, require_perl
 
-DOCS = Path(__file__).parent.parent.parent / "docs"
+ROOT = Path(__file__).parent.parent.parent
+DOCS = ROOT / "docs"
+EXAMPLES = ROOT / "examples" / "proc"
 BLOCK = re.compile(r"```console\n(.*?)```", re.DOTALL)
 
 
@@ -37,16 +41,30 @@ def cluster(home: Home) -> Iterator[Home]:
     home.expect_nothing_left()
 
 
-def test_coming_from_xargs_and_parallel(cluster: Home) -> None:
-    for number, name in enumerate(("ant", "bee", "cat"), 1):
-        (cluster.path / f"{name}.txt").write_text("line\n" * number)
-    mark = cluster.path / "fixed"
-    page = commands("from-xargs-and-parallel.md")
-    assert len(page) > 15
-    for command, shown in page:
+def run_page(page: str, cluster: Home, instead: dict[str, str]) -> int:
+    """Run the commands of a page, and compare what they print; return how many there are."""
+    found = commands(page)
+    for command, shown in found:
+        for text, other in instead.items():
+            command = command.replace(text, other)
         done = subprocess.run(
-            ["sh", "-c", command.replace("/tmp/fixed", str(mark))],
-            env=cluster.environ, cwd=cluster.path, stdin=subprocess.DEVNULL,
+            ["sh", "-c", command], env=cluster.environ, cwd=cluster.path, stdin=subprocess.DEVNULL,
             capture_output=True, text=True, timeout=60, check=False,
         )  # fmt: skip
         assert done.stdout == shown, f"{command}\n{done.stdout}{done.stderr}"
+    return len(found)
+
+
+def test_coming_from_xargs_and_parallel(cluster: Home) -> None:
+    for number, name in enumerate(("ant", "bee", "cat"), 1):
+        (cluster.path / f"{name}.txt").write_text("line\n" * number)
+    mark = str(cluster.path / "fixed")
+    assert run_page("from-xargs-and-parallel.md", cluster, {"/tmp/fixed": mark}) > 15
+
+
+def test_a_task_in_any_language(cluster: Home) -> None:
+    require_jansson()
+    require_perl()
+    for example in EXAMPLES.iterdir():
+        shutil.copy(example, cluster.path)
+    assert run_page("programs.md", cluster, {}) == 6

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ciel.client import Client
+from ciel.client.errors import TaskFailedError
 from ciel.core.refs import Reference
 from ciel.testing.homes import HandCluster, Home
+from ciel.testing.languages import require_jansson, require_perl
 
 SDK = Path(__file__).parents[2] / "executors" / "sdk"
 PROGRAMS = Path(__file__).parent / "programs"
@@ -20,33 +23,53 @@ SIZE_BYTES = 64 << 20
 
 @pytest.fixture(scope="module")
 def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with all programs, those in C compiled."""
+    """A directory with all programs; those in C are compiled, `.socket` with descriptors passed."""
+    require_jansson()
     directory = tmp_path_factory.mktemp("programs")
     for source in (*PROGRAMS.glob("*.py"), *PROGRAMS.glob("*.pl")):
         (directory / source.name).symlink_to(source)
-    for source in PROGRAMS.glob("*.c"):
-        target = directory / source.name
-        command = ["cc", "-O2", "-Wall", "-Wextra", "-Werror", f"-I{SDK}/c", "-o", str(target)]
-        files = [str(source), str(SDK / "c" / "ciel.c"), "-ljansson"]
-        done = subprocess.run([*command, *files], capture_output=True, text=True, check=False)
-        if "jansson.h" in done.stderr:
-            pytest.skip("jansson.h is missing (Debian: libjansson-dev): 'make deps' installs it")
+
+    def compile_(target: str, *arguments: str) -> str:
+        path = str(directory / target)
+        command = ["cc", "-Wall", "-Wextra", "-Werror", f"-I{SDK}/c", "-o", path, *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
+        return path
+
+    for kind, flags in (("c", []), ("socket", ["-DCIEL_SOCKET"])):
+        library = compile_(f"{kind}.o", "-c", *flags, str(SDK / "c" / "ciel.c"))
+        for source in PROGRAMS.glob("*.c"):
+            compile_(f"{source.stem}.{kind}", "-O2", str(source), library, "-ljansson")
     return directory
+
+
+@contextmanager
+def cluster_of(path: Path, workers: int, slots: int) -> Iterator[Client]:
+    home = Home(path)
+    home.environ["PYTHONPATH"] = str(SDK)
+    cluster = HandCluster.start(home, 0)
+    try:
+        for _ in range(workers):
+            cluster.start_worker("--slots", str(slots))
+        with Client(environ=home.environ) as client:
+            yield client
+    finally:
+        cluster.stop()
+        assert not home.processes()
 
 
 @pytest.fixture(scope="module")
 def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
     """Of a cluster of two workers with a slot each."""
-    home = Home(tmp_path_factory.mktemp("home"))
-    home.environ["PYTHONPATH"] = str(SDK)
-    cluster = HandCluster.start(home)
-    try:
-        with Client(environ=home.environ) as client:
-            yield client
-    finally:
-        cluster.stop()
-        home.expect_nothing_left()
+    with cluster_of(tmp_path_factory.mktemp("two"), 2, 1) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def client_of_one(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
+    """Of a cluster of one worker with two slots."""
+    with cluster_of(tmp_path_factory.mktemp("one"), 1, 2) as client:
+        yield client
 
 
 def add(job: Any, program: Path, *pargs: Any, n_outputs: int = 1) -> list[Reference]:
@@ -55,11 +78,13 @@ def add(job: Any, program: Path, *pargs: Any, n_outputs: int = 1) -> list[Refere
     return refs
 
 
-@pytest.mark.parametrize("language", ["c", "py", "pl"])
+@pytest.mark.parametrize("language", ["c", "socket", "py", "pl"])
 def test_a_task_waits_in_place_for_a_child_and_hands_over(
     client: Client, programs: Path, language: str
 ) -> None:
     """Four deep on two slots: who waits holds none."""
+    if language == "pl":
+        require_perl()
     with client.job(f"nested {language}") as job:
         (ref,) = add(job, programs / f"nested.{language}", "nested", 4)
         assert job.read(ref) == b"5"
@@ -75,21 +100,39 @@ MODES = {  # may_stream, may_pipe, how it is opened: see streams.c
 }
 
 
+def stream(client: Client, program: Path, mode: str, tmp_path: Path) -> list[str]:
+    """Have an object read while it is written; return how much was read, and who read and wrote.
+
+    The producer does not go on before the consumer has read something; each fills a slot.
+    """
+    may_stream, may_pipe, how = MODES[mode]
+    read_it = str(tmp_path / "read")
+    marks = [None, read_it]
+    with client.job(f"{mode} {program.name}") as job:
+        numbers, where = add(job, program, "produce", 7, may_stream, may_pipe, marks, n_outputs=2)
+        (read,) = add(job, program, "consume", [numbers], how, [read_it, None])
+        job.want([where])
+        return [*job.read(read).decode().split(), job.read(where).decode()]
+
+
 @pytest.mark.parametrize("language", ["c", "py"])
 @pytest.mark.parametrize("mode", [name for name, flags in MODES.items() if flags[0]])
 def test_a_stream_is_read_on_another_worker_while_it_is_written(
     client: Client, programs: Path, tmp_path: Path, language: str, mode: str
 ) -> None:
-    """The producer does not go on before the consumer has read something; each fills a slot."""
-    may_stream, may_pipe, how = MODES[mode]
-    program, mark = programs / f"streams.{language}", str(tmp_path / "mark")
-    with client.job(f"{mode} {language}") as job:
-        numbers, where = add(job, program, "produce", 7, may_stream, may_pipe, mark, n_outputs=2)
-        (read,) = add(job, program, "consume", [numbers], how, mark)
-        job.want([where])
-        size, worker = job.read(read).decode().split()
-        assert int(size) == SIZE_BYTES
-        assert worker != job.read(where).decode()
+    size, reader, writer = stream(client, programs / f"streams.{language}", mode, tmp_path)
+    assert int(size) == SIZE_BYTES
+    assert reader != writer
+
+
+@pytest.mark.parametrize("language", ["socket", "py"])
+@pytest.mark.parametrize("mode", [name for name, flags in MODES.items() if flags[0]])
+def test_a_stream_is_read_on_its_worker_while_it_is_written(
+    client_of_one: Client, programs: Path, tmp_path: Path, language: str, mode: str
+) -> None:
+    size, reader, writer = stream(client_of_one, programs / f"streams.{language}", mode, tmp_path)
+    assert int(size) == SIZE_BYTES
+    assert reader == writer
 
 
 @pytest.mark.parametrize("language", ["c", "py"])
@@ -97,13 +140,37 @@ def test_a_stream_is_read_on_another_worker_while_it_is_written(
 def test_objects_of_two_workers_are_read_whole(
     client: Client, programs: Path, tmp_path: Path, language: str, mode: str
 ) -> None:
-    """Two producers that run at once, so that one of the objects has to come from elsewhere."""
+    """Two producers wait for each other, so one of the objects has to come from elsewhere."""
     _, _, how = MODES[mode]
-    program = programs / f"streams.{language}"
+    program, marks = programs / f"streams.{language}", [str(tmp_path / "a"), str(tmp_path / "b")]
     with client.job(f"{mode} {language}") as job:
-        made = [add(job, program, "produce", n, False, False, None, n_outputs=2) for n in (1, 2)]
-        (read,) = add(job, program, "consume", [numbers for numbers, _ in made], how, None)
+        made = [
+            add(job, program, "produce", 1, False, False, pair, n_outputs=2)
+            for pair in (marks, marks[::-1])
+        ]
+        refs = [numbers for numbers, _ in made]
+        (read,) = add(job, program, "consume", refs, how, [None, None])
         job.want([where for _, where in made])
         size, _ = job.read(read).decode().split()
         assert int(size) == 2 * SIZE_BYTES
         assert len({job.read(where) for _, where in made}) == 2
+
+
+def test_a_program_stays_for_tasks_of_its_kind(client: Client, programs: Path) -> None:
+    """Ten tasks, one after the other, since each reads what the one before made."""
+    with client.job("warm") as job:
+        (last,) = add(job, programs / "warm.py")
+        for _ in range(9):
+            (last,) = add(job, programs / "warm.py", last)
+        seen = job.read(last).decode().split()
+    assert len(seen) == 10
+    assert len(set(seen)) <= 2  # one on each worker
+
+
+def test_an_exception_is_told_with_its_traceback(client: Client, programs: Path) -> None:
+    with client.job("failing") as job:
+        (ref,) = add(job, programs / "warm.py", "no reference")
+        with pytest.raises(TaskFailedError) as failed:
+            job.read(ref)
+    assert "Traceback (most recent call last):" in str(failed.value)
+    assert "AttributeError: 'str' object has no attribute 'array'" in str(failed.value)

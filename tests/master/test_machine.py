@@ -31,6 +31,7 @@ from ciel.core.events import (
     ReleaseObjects,
     RequestRefused,
     SpawnTask,
+    StreamsOpened,
     SubmitJob,
     TaskFault,
     TaskReported,
@@ -39,10 +40,11 @@ from ciel.core.events import (
 )
 from ciel.core.ids import JobId, ObjectId
 from ciel.core.jobs import Job, JobState
-from ciel.core.refs import Failure, Future, Reference
+from ciel.core.refs import Failure, Fixed, Future, Reference, Stream
 from ciel.core.retries import BACK_OFF_FIRST_S
 from ciel.core.tasks import Mentions, TaskSpec, TaskState
 from ciel.master.state import answers
+from ciel.master.state.ahead import AHEAD_MAX
 from ciel.master.state.answers import UnknownQuestionError
 from ciel.master.state.audience import CLIENT_GRACE_S
 from ciel.master.state.jobs import PROGRESS_INTERVAL_S
@@ -69,6 +71,7 @@ class Cluster:
         self.machine = MasterMachine(delegates=delegates)
         self.now_s = 1000.0
         self.progress = 0
+        self.told: list[Message] = []
         for worker in workers:
             self.machine.worker_joined(worker, self.now_s)
         self.machine.outbox.clear()
@@ -137,10 +140,15 @@ class Cluster:
 
     def said(self, *lines: str) -> None:
         """Compare and forget everything that was said; meetings and progress apart."""
+        assert self.lines() == list(lines)
+
+    def lines(self) -> list[str]:
+        """Tell and forget everything that was said; meetings and progress apart."""
         told = [self._line(peer, message) for peer, message in self.machine.outbox]
+        self.told += [message for _, message in self.machine.outbox]
         self.machine.outbox.clear()
         self.progress += told.count("client: active")
-        assert [line for line in told if line not in ("", "client: active")] == list(lines)
+        return [line for line in told if line not in ("", "client: active")]
 
     def _line(self, peer: str, message: Message) -> str:
         match message:
@@ -167,7 +175,8 @@ class Cluster:
         return f"{peer}: {type(message).__name__}"
 
     def _name(self, task_id: str) -> str:
-        return self.machine.graph.tasks[task_id].spec.outputs[0]
+        task = self.machine.graph.tasks.get(task_id)
+        return task_id if task is None else task.spec.outputs[0]
 
     def job_of(self, job: str = JOB) -> Job:
         return self.machine.jobs[job]
@@ -1197,3 +1206,570 @@ def test_a_job_that_made_something_of_an_error_cannot_be_mended_in_part() -> Non
     cluster.done("w1", seer)
     with pytest.raises(CannotRetryError, match="made its result from an error"):
         cluster.machine.retry_job(cluster.job_of(), cluster.now_s)
+
+
+# --- objects that grow ----------------------------------------------------------------------------
+
+
+def opened(spec: TaskSpec, worker: str, *, attempt: int = 1) -> StreamsOpened:
+    place = frozenset((place_of(worker),))
+    return StreamsOpened(spec.id, attempt, tuple(Stream(name, place) for name in spec.outputs))
+
+
+class Reading(Cluster):
+    """A task writes `c0` on w1; another reads that on w2, and writes `c1`, which a third one reads
+    on w3. Whatever is not settled yet grows.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        names = ("w1", "w2", "w3")
+        super().__init__(*(a_worker(name, executors=[name]) for name in names))
+        self.joins(a_worker("busy", executors=names))  # could run them all, and has no room
+        self.machine.workers["busy"].credit.limit = 0
+        self.first = a_task("c0", executor="w1")
+        self.second = a_task("c1", inputs=["c0"], executor="w2", **options)
+        self.third = a_task("c2", inputs=["c1"], executor="w3")
+        self.job(self.first, self.second, self.third, want=["c2"])
+        self.worker_says("w1", opened(self.first, "w1"))
+        self.worker_says("w2", opened(self.second, "w2"))
+        self.said("w1: run c0", "w2: run c1", "w3: run c2")
+
+    def reports(self) -> None:
+        """The readers report that they are done; that counts for nothing yet."""
+        self.done("w2", self.second, stored("c1", place_of("w2")))
+        self.done("w3", self.third, stored("c2", place_of("w3")))
+        self.said()
+
+    def ref(self, name: str) -> Reference:
+        return self.machine.graph.objects.reference(ObjectId(name))
+
+
+def test_a_report_waits_for_the_end_of_what_was_read_and_frees_its_slot_at_once() -> None:
+    cluster = Reading()
+    cluster.reports()
+    assert cluster.slots_used("w2") == cluster.slots_used("w3") == 0
+    assert cluster.state(cluster.second) is cluster.state(cluster.third) is TaskState.ASSIGNED
+    assert isinstance(cluster.ref("c1"), Stream)
+    assert "is held until c0 is whole" in why(cluster, cluster.second.id)
+    cluster.done("w1", cluster.first)
+    cluster.said("client: c2 is there", "w2: drop c1", "client: completed")
+    assert not cluster.machine.held
+
+
+def test_a_reader_that_is_given_its_input_is_told_that_it_grows() -> None:
+    cluster = Cluster(a_worker("w1"), a_worker("w2"))
+    first, second = a_chain(2)
+    cluster.job(first, second, want=["c1"])
+    cluster.machine.outbox.clear()
+    cluster.worker_says("w1", opened(first, "w1"))
+    sent = [message for _, message in cluster.machine.outbox if isinstance(message, AssignTask)]
+    assert [message.inputs for message in sent] == [opened(first, "w1").refs]
+
+
+@pytest.mark.parametrize("end", ["recalled", "tried again", "lost", "not to be had"])
+def test_readers_are_stopped_before_what_they_read_is_made_again(end: str) -> None:
+    cluster = Reading()
+    fault = TaskFault(RECALLED, "")
+    stops = {"w2: stop c1 (1)", "w3: stop c2 (1)"}
+    if end == "lost":
+        cluster.loses("w1")
+    elif end == "not to be had":
+        cluster.worker_says("w2", inputs_lost(cluster.second, place_of("w1")))
+        stops.remove("w2: stop c1 (1)")  # it has ended by itself
+    elif end == "tried again":
+        cluster.worker_says("w1", TaskReported(cluster.first.id, 1, (), fault, 0.0))
+    else:
+        cluster.worker_says("w1", TaskReported(cluster.first.id, 1, (), fault, 0.0))
+    told = cluster.lines()
+    runs = ["w1: run c0 again (2)"] if end in ("recalled", "tried again") else []
+    assert set(told[: len(stops)]) == stops
+    assert told[len(stops) :] == runs
+    assert cluster.state(cluster.second) is cluster.state(cluster.third) is TaskState.WAITING
+
+
+@pytest.mark.parametrize("end", ["recalled", "lost", "failed", "removed want"])
+def test_a_report_that_was_held_is_dropped_with_what_it_made(end: str) -> None:
+    cluster = Reading()
+    cluster.reports()
+    if end == "recalled":
+        fault = TaskFault(RECALLED, "")
+        cluster.worker_says("w1", TaskReported(cluster.first.id, 1, (), fault, 0.0))
+    elif end == "lost":
+        cluster.loses("w1")
+    elif end == "failed":
+        cluster.failed("w1", cluster.first)
+    else:
+        cluster.says(CancelJob(JOB, "the user said so"))
+    drops = [line for line in cluster.lines() if "drop" in line]
+    assert sorted(drops) == ["w2: drop c1", "w3: drop c2"]
+    assert not cluster.machine.held
+    assert cluster.state(cluster.second) is not TaskState.ASSIGNED
+    assert cluster.slots_used("w2") == 0
+
+
+def test_a_reader_that_was_stopped_is_not_blamed_and_its_late_report_not_believed() -> None:
+    cluster = Reading()
+    cluster.loses("w1")
+    cluster.lines()
+    cluster.failed("w2", cluster.second)
+    cluster.done("w3", cluster.third, stored("c2", place_of("w3")))
+    cluster.said("w3: drop c2")
+    assert cluster.state(cluster.second) is cluster.state(cluster.third) is TaskState.WAITING
+    cluster.joins(a_worker("w4", executors=["w1"]))
+    cluster.said("w4: run c0 again (2)")
+    cluster.done("w4", cluster.first, attempt=2)
+    cluster.done("w2", cluster.second, attempt=2)
+    cluster.done("w3", cluster.third, attempt=2)
+    cluster.said(
+        "w2: run c1 again (2)", "w3: run c2 again (2)", "client: c2 is there", "client: completed"
+    )
+
+
+def test_a_report_in_the_same_turn_as_the_break_is_not_believed() -> None:
+    cluster = Reading()
+    fault = TaskFault(RECALLED, "")
+    made = (stored("c1", place_of("w2")),)
+    cluster.machine.worker_said(
+        "w1", TaskReported(cluster.first.id, 1, (), fault, 0.0), cluster.now_s
+    )
+    cluster.worker_says("w2", TaskReported(cluster.second.id, 1, made, None, 0.1))
+    assert cluster.state(cluster.second) is TaskState.WAITING
+    assert "w2: drop c1" in cluster.lines()
+
+
+def test_a_reader_whose_worker_is_lost_while_its_report_is_held_runs_again() -> None:
+    cluster = Reading()
+    cluster.reports()
+    cluster.loses("w2")
+    cluster.said("w3: drop c2")
+    assert cluster.state(cluster.second) is TaskState.RUNNABLE
+    assert not cluster.machine.blame
+    cluster.joins(a_worker("w5", executors=["w2"]))
+    cluster.said("w5: run c1 again (2)")
+
+
+def test_readers_of_what_failed_fail_unless_they_see_errors() -> None:
+    cluster = Reading(sees_errors=True)
+    cluster.failed("w1", cluster.first)
+    cluster.said("w2: stop c1 (1)", "w3: stop c2 (1)", "w2: run c1 again (2)")
+    cluster = Reading()
+    cluster.failed("w1", cluster.first)
+    cluster.said(
+        "w2: stop c1 (1)",
+        "w3: stop c2 (1)",
+        "client: c2 is DEPENDENCY_FAILED",
+        "client: failed: DEPENDENCY_FAILED: its input c0 failed (RUNTIME_ERROR): exit status 3",
+    )
+
+
+@pytest.mark.parametrize("end", ["whole", "whole and small", "broken"])
+def test_a_copy_of_what_grows_settles_nothing_before_its_maker(end: str) -> None:
+    cluster = Reading()
+    cluster.worker_says("w2", ObjectsStored((stored("c0", place_of("w2")),)))
+    cluster.said()
+    assert isinstance(cluster.ref("c0"), Stream)
+    if end == "broken":
+        cluster.loses("w1")
+        assert "w2: drop c0" in cluster.lines()
+    elif end == "whole and small":
+        cluster.done("w1", cluster.first, inline("c0"))
+        cluster.said("w2: drop c0")
+    else:
+        cluster.done("w1", cluster.first, stored("c0", place_of("w1")))
+        cluster.said()
+        assert cluster.ref("c0") == stored("c0", place_of("w1"), place_of("w2"))
+
+
+def test_an_input_that_came_to_be_otherwise_is_nobodys_fault() -> None:
+    cluster = Reading()
+    cluster.done("w1", cluster.first, inline("c0"))
+    cluster.worker_says("w2", inputs_lost(cluster.second, place_of("w1")))
+    cluster.said("w3: stop c2 (1)", "w2: run c1 again (2)")
+    assert not any(blame.missing_inputs for blame in cluster.machine.blame.values())
+
+
+# --- processes that wait --------------------------------------------------------------------------
+
+
+class Waiting(Cluster):
+    """A task left a process on w1, and a continuation that makes its output with it."""
+
+    def __init__(self, *, keep: bool = False) -> None:
+        super().__init__(a_worker("w1"), a_worker("w2"))
+        self.first = a_task("out", mentions=Mentions.ANYTHING)
+        self.process = ObjectId(f"{self.first.id}:fixed:0")
+        self.rest = a_task(
+            "out", inputs=[self.process], parent=self.first, mentions=Mentions.ANYTHING
+        )
+        keeping = a_job_spec(keep=keep)
+        self.says(SubmitJob(keeping), AddTask(self.first, ()), WantObjects(JOB, self.first.outputs))
+        self.said("w1: run out")
+
+    def wait(self, worker: str = "w1", attempt: int = 1) -> None:
+        fixed = (Fixed(self.process, place_of(worker)),)
+        self.worker_says(
+            worker,
+            SpawnTask(self.rest, fixed, attempt),
+            TaskReported(self.first.id, attempt, fixed, None, 0.01),
+        )
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_what_goes_on_with_a_process_runs_there_and_the_process_ends_with_it(keep: bool) -> None:
+    cluster = Waiting(keep=keep)
+    cluster.wait()
+    cluster.said("w1: run out")
+    cluster.done("w1", cluster.rest)
+    cluster.said("client: out is there", f"w1: drop {cluster.process}")
+
+
+def test_what_goes_on_with_a_process_waits_for_room_there_and_goes_nowhere_else() -> None:
+    cluster = Waiting()
+    worker = cluster.machine.workers["w1"]
+    worker.slots_used += 10
+    cluster.wait()
+    cluster.passes(10)
+    cluster.said()
+    assert list(worker.bound) == [cluster.machine.graph.tasks[cluster.rest.id]]
+    assert "it waits for room on worker w1" in why(cluster, cluster.rest.id)
+    worker.slots_used -= 10
+    cluster.passes(1)
+    cluster.said("w1: run out")
+    worker.slots_used += 10  # it stands in line there, and is not asked for
+    cluster.passes(10)
+    cluster.said()
+
+
+def test_a_process_whose_worker_is_lost_is_made_again_elsewhere() -> None:
+    cluster = Waiting()
+    cluster.wait()
+    cluster.said("w1: run out")
+    cluster.loses("w1")
+    cluster.said("w2: run out again (2)")
+    cluster.wait("w2", attempt=2)
+    cluster.said("w2: run out again (2)")
+    cluster.done("w2", cluster.rest, attempt=2)
+    cluster.said("client: out is there", f"w2: drop {cluster.process}")
+
+
+def test_a_task_that_does_not_wait_the_second_time_needs_no_continuation() -> None:
+    cluster = Waiting()
+    cluster.wait()
+    cluster.loses("w1")
+    cluster.said("w1: run out", "w2: run out again (2)")
+    cluster.done("w2", cluster.first, attempt=2)
+    cluster.said("client: out is there")
+    assert cluster.state(cluster.rest) is TaskState.DORMANT
+
+
+def test_a_second_process_of_the_same_name_is_ended() -> None:
+    cluster = Waiting()
+    cluster.wait()
+    cluster.said("w1: run out")
+    graph = cluster.machine.graph
+    task = graph.tasks[cluster.first.id]
+    graph.reopen(task)
+    graph._make_runnable(task)
+    cluster.end_turn()
+    cluster.said("w2: run out again (2)")
+    cluster.wait("w2", attempt=2)
+    cluster.said(f"w2: drop {cluster.process}")
+
+
+@pytest.mark.parametrize("end", ["cancelled", "failed"])
+def test_a_process_ends_when_its_job_does(end: str) -> None:
+    cluster = Waiting()
+    cluster.machine.workers["w1"].slots_used += 10
+    cluster.wait()
+    if end == "cancelled":
+        cluster.says(CancelJob(JOB, "enough"))
+    else:
+        cluster.says(ReleaseObjects(JOB, cluster.first.outputs), CloseJob(JOB))
+    assert f"w1: drop {cluster.process}" in cluster.lines()
+
+
+# --- what workers let run by themselves -----------------------------------------------------------
+
+
+def delegating(*workers: WorkerFacts) -> Cluster:
+    return Cluster(*(workers or (a_worker("w1"), a_worker("w2"))), delegates=True)
+
+
+def test_successors_follow_their_maker_and_each_is_recorded() -> None:
+    cluster = delegating()
+    first, second, third = a_chain(3)
+    cluster.job(first, second, third, want=["c2"])
+    cluster.said("w1: run c0", "w1: run c1", "w1: run c2")
+    assert cluster.state(second) is cluster.state(third) is TaskState.WAITING
+    assert cluster.slots_used("w1") == 1
+    cluster.done("w1", first)
+    cluster.said()
+    assert cluster.state(second) is TaskState.ASSIGNED
+    assert cluster.slots_used("w1") == 1
+    cluster.worker_says(
+        "w1",
+        *(
+            TaskReported(task.id, 1, (inline(task.outputs[0]),), None, 0.01)
+            for task in (second, third)
+        ),
+    )
+    cluster.said("client: c2 is there", "client: completed")
+    assert cluster.slots_used("w1") == 0
+
+
+def test_what_is_still_to_be_made_is_sent_as_a_future() -> None:
+    cluster = delegating()
+    first, second = a_chain(2)
+    cluster.job(first, second, want=["c1"])
+    sent = [message for _, message in cluster.machine.outbox if isinstance(message, AssignTask)]
+    assert [message.inputs for message in sent] == [(), (Future(ObjectId("c0")),)]
+
+
+def test_a_switch_turns_it_off() -> None:
+    cluster = two()
+    cluster.job(*a_chain(2), want=["c1"])
+    cluster.said("w1: run c0")
+
+
+def test_a_worker_has_a_bounded_number_ahead_and_gets_more() -> None:
+    cluster = delegating(a_worker("w1"))
+    chain = a_chain(200)
+    cluster.job(*chain, want=["c199"])
+    assert len(cluster.lines()) == 1 + AHEAD_MAX
+    for task in chain[: AHEAD_MAX // 2]:
+        cluster.done("w1", task)
+    assert len(cluster.lines()) == AHEAD_MAX // 2
+    for task in chain[AHEAD_MAX // 2 :]:
+        cluster.done("w1", task)
+    assert cluster.job_of().state is JobState.COMPLETED
+
+
+def test_no_more_follow_a_task_than_could_run_at_once() -> None:
+    cluster = delegating(a_worker("w1", slots=2), a_worker("w2", slots=2))
+    split = a_task("split")
+    parts = [a_task(f"part{n}", inputs=["split"], ordinal=n) for n in range(5)]
+    cluster.job(split, *parts, want=[part.outputs[0] for part in parts])
+    cluster.said("w1: run split", "w1: run part0", "w1: run part1")
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        pytest.param(a_task("b", inputs=["c0", "elsewhere"]), id="made-elsewhere"),
+        pytest.param(a_task("b", inputs=["c0"], executor="rare"), id="no-executor"),
+        pytest.param(a_task("b", inputs=["c0"], slots=2), id="no-slots"),
+        pytest.param(a_task("b", inputs=["c0", "large"]), id="large-input-elsewhere"),
+        pytest.param(a_task("b", inputs=["c0", *map(str, range(20))]), id="many-inputs"),
+    ],
+)
+def test_what_does_not_fit_does_not_follow(other: TaskSpec) -> None:
+    cluster = Cluster(delegates=True)
+    cluster.joins(a_worker("w1"))
+    first = a_chain(1)[0]
+    elsewhere = a_task("elsewhere", executor="rare")
+    large = stored("large", place_of("w2"), size_bytes=10**9)
+    values = [inline(str(n)) for n in range(20)]
+    cluster.says(SubmitJob(a_job_spec()), AddTask(first, ()), AddTask(elsewhere, ()))
+    cluster.says(AddTask(other, (large, *values)))
+    cluster.joins(a_worker("w2", executors=["rare"], slots=2))
+    cluster.says(WantObjects(JOB, ("b",)))
+    assert "w1: run c0" in cluster.lines()
+    assert cluster.machine.graph.tasks[other.id] not in cluster.machine.ahead.tasks
+
+
+@pytest.mark.parametrize(
+    "end", ["failed", "recalled", "lost", "released", "cancelled", "delegated"]
+)
+def test_who_went_ahead_is_called_off_when_anything_goes_otherwise(end: str) -> None:
+    cluster = delegating()
+    first, second, third = a_chain(3)
+    cluster.job(first, second, third, want=["c2"], open=True)
+    cluster.said("w1: run c0", "w1: run c1", "w1: run c2")
+    stops = ["w1: stop c1 (1)", "w1: stop c2 (1)"]
+    if end == "failed":
+        cluster.failed("w1", first)
+        cluster.said(*stops, "client: c2 is DEPENDENCY_FAILED")
+    elif end == "recalled":
+        fault = TaskFault(RECALLED, "")
+        cluster.worker_says("w1", TaskReported(first.id, 1, (), fault, 0.0))
+        assert cluster.lines()[:2] == stops
+        return
+    elif end == "lost":
+        cluster.loses("w1")
+        cluster.said("w2: run c0 again (2)", "w2: run c1 again (2)", "w2: run c2 again (2)")
+        return
+    elif end == "released":
+        cluster.says(ReleaseObjects(JOB, third.outputs))
+        cluster.said("w1: stop c0 (1)", *stops)
+    elif end == "cancelled":
+        cluster.says(CancelJob(JOB, "enough"))
+        assert cluster.lines() == [*stops, "w1: stop c0 (1)", "client: c2 is CANCELLED"]
+        assert cluster.job_of().state is JobState.CANCELLING
+        for task in (second, third, first):
+            cluster.failed("w1", task, "CANCELLED")
+        cluster.said("client: cancelled: enough")
+    else:
+        child = a_task("c0", inputs=["never"], parent=first)
+        cluster.worker_says("w1", SpawnTask(child, (), 1))
+        cluster.said(*stops)
+    assert not cluster.machine.ahead.tasks
+
+
+def test_a_slot_of_who_was_called_off_is_free_when_it_says_so() -> None:
+    cluster = delegating(a_worker("w1"))
+    first, second = a_chain(2)
+    cluster.job(first, second, want=["c1"], open=True)
+    cluster.says(ReleaseObjects(JOB, second.outputs))
+    cluster.said("w1: run c0", "w1: run c1", "w1: stop c0 (1)", "w1: stop c1 (1)")
+    assert cluster.slots_used("w1") == 2
+    cluster.done("w1", first)
+    cluster.failed("w1", second, "CANCELLED")
+    assert cluster.slots_used("w1") == 0
+    cluster.says(WantObjects(JOB, second.outputs))
+    cluster.said("w1: run c0 again (2)", "w1: run c1 again (2)")
+
+
+def test_who_reads_what_grows_is_sent_anew() -> None:
+    cluster = delegating(a_worker("w1", slots=2))
+    first, second, third = a_chain(3)
+    cluster.job(first, second, third, want=["c2"])
+    cluster.said("w1: run c0", "w1: run c1", "w1: run c2")
+    cluster.worker_says("w1", opened(first, "w1"))
+    lines = cluster.lines()
+    assert "w1: stop c1 (1)" in lines
+    assert "w1: run c1 again (2)" in lines
+    cluster.done("w1", second, attempt=2)
+    cluster.done("w1", first)
+    assert cluster.state(second) is TaskState.DONE
+
+
+def test_a_worker_may_give_back_what_went_ahead() -> None:
+    cluster = delegating(a_worker("w1"))
+    first, second = a_chain(2)
+    cluster.job(first, second, want=["c1"])
+    cluster.failed("w1", second, RECALLED)
+    assert not cluster.machine.ahead.tasks
+    cluster.said("w1: run c0", "w1: run c1")
+    cluster.done("w1", first)
+    cluster.said("w1: run c1 again (2)")
+
+
+def test_an_input_that_another_made_calls_off_who_waits_for_it_elsewhere() -> None:
+    cluster = delegating(a_worker("w1"))
+    first, second = a_chain(2)
+    cluster.job(first, second, want=["c1"])
+    cluster.joins(a_worker("w2"))
+    cluster.said("w1: run c0", "w1: run c1")
+    cluster.worker_says("w2", ObjectsStored((stored("c0", place_of("w2")),)))
+    assert cluster.lines()[:1] == ["w1: stop c1 (1)"]
+
+
+# --- children that begin where their parent runs --------------------------------------------------
+
+
+def spawning(*, delegates: bool = True) -> tuple[Cluster, TaskSpec, TaskSpec]:
+    """A task that delegates its output to a child runs on w1."""
+    cluster = Cluster(a_worker("w1", slots=3), delegates=delegates)
+    parent = a_task("a", mentions=Mentions.ANYTHING)
+    child = a_task("a", parent=parent)
+    cluster.job(parent, want=["a"])
+    cluster.said("w1: run a")
+    return cluster, parent, child
+
+
+def test_a_child_that_is_needed_goes_on_where_it_was_begun() -> None:
+    cluster, parent, child = spawning()
+    cluster.worker_says("w1", SpawnTask(child, (), 1, begun=True))
+    cluster.said()
+    assert cluster.state(child) is TaskState.ASSIGNED
+    assert cluster.slots_used("w1") == 2
+    cluster.done("w1", child, attempt=0)
+    cluster.said("client: a is there", "client: completed")
+    cluster.worker_says("w1", TaskReported(parent.id, 1, (), None, 0.1))
+    assert cluster.slots_used("w1") == 0
+
+
+def test_a_child_is_needed_if_it_is_at_the_end_of_the_turn() -> None:
+    cluster, parent, _ = spawning()
+    part = a_task("part", parent=parent, ordinal=1)
+    whole = a_task("a", inputs=["part"], parent=parent, ordinal=2)
+    inner = a_task("inner", parent=part, ordinal=3)
+    cluster.worker_says(
+        "w1",
+        SpawnTask(part, (), 1, begun=True),
+        SpawnTask(inner, (), 0, begun=True),
+        TaskReported(inner.id, 0, (inline("inner"),), None, 0.1),
+        TaskReported(part.id, 0, (inline("part"),), None, 0.1),
+        SpawnTask(whole, (), 1),
+        TaskReported(parent.id, 1, (), None, 0.1),
+    )
+    assert cluster.state(part) is TaskState.DONE
+    assert cluster.state(inner) is TaskState.DORMANT
+    cluster.said("w1: stop inner (0)", "w1: run a")
+
+
+@pytest.mark.parametrize("reason", ["not needed", "known", "switched off", "parent superseded"])
+def test_a_child_that_must_not_begin_is_called_off(reason: str) -> None:
+    cluster, parent, child = spawning(delegates=reason != "switched off")
+    attempt = 1
+    if reason == "not needed":
+        child = a_task("aside", parent=parent)
+    elif reason == "known":
+        cluster.worker_says("w1", SpawnTask(child, (), 1))
+        cluster.said("w1: run a")
+    elif reason == "parent superseded":
+        attempt = 7
+    cluster.worker_says("w1", SpawnTask(child, (), attempt, begun=True))
+    lines = cluster.lines()
+    assert CancelTask(child.id, 0) in cluster.told
+    assert lines[1:] == (["w1: run a"] if reason == "switched off" else [])
+    cluster.worker_says("w1", TaskReported(child.id, 0, (inline("a"),), None, 0.1))
+    assert cluster.job_of().unsettled == 1
+
+
+def test_a_child_that_was_begun_and_whose_worker_is_lost_runs_again() -> None:
+    cluster, _, child = spawning()
+    cluster.worker_says("w1", SpawnTask(child, (), 1, begun=True))
+    cluster.loses("w1")
+    cluster.joins(a_worker("w2"))
+    cluster.said("w2: run a")
+
+
+def test_a_child_that_is_refused_fails_its_parent_and_stops() -> None:
+    cluster, parent, child = spawning()
+    cluster.worker_says("w1", SpawnTask(child._replace(digest="0" * 32), (), 1, begun=True))
+    assert cluster.state(parent) is TaskState.FAILED
+    cluster.lines()
+    assert CancelTask(child.id, 0) in cluster.told
+
+
+# --- what a task did not promise ------------------------------------------------------------------
+
+
+def test_what_a_task_published_unasked_is_made_again_when_its_worker_is_lost() -> None:
+    cluster = two()
+    maker = a_task("a", mentions=Mentions.ANYTHING)
+    extra = ObjectId(f"{maker.id}:pub:0")
+    reader = a_task("b", inputs=[extra], parent=maker)
+    cluster.says(SubmitJob(a_job_spec()), AddTask(maker, ()), WantObjects(JOB, ("a", "b")))
+    cluster.said("w1: run a")
+    made = stored(extra, place_of("w1"), size_bytes=10**8)
+    cluster.worker_says("w1", SpawnTask(reader, (made,), 1))
+    cluster.said("w1: run b")
+    assert cluster.state(maker) is TaskState.ASSIGNED
+    cluster.worker_says("w1", TaskReported(maker.id, 1, (inline("a"), made), None, 0.1))
+    cluster.said("client: a is there")
+    cluster.loses("w1")
+    cluster.said("w2: run a again (2)")
+    assert cluster.state(reader) is TaskState.WAITING
+
+
+def test_what_a_superseded_attempt_published_unasked_is_deleted() -> None:
+    cluster = two()
+    maker = a_task("a")
+    cluster.job(maker, want=["a"], open=True)
+    cluster.says(ReleaseObjects(JOB, maker.outputs))
+    cluster.said("w1: run a", "w1: stop a (1)")
+    extra = ObjectId(f"{maker.id}:pub:0")
+    cluster.done("w1", maker, stored("a", place_of("w1")), stored(extra, place_of("w1")))
+    cluster.said(f"w1: drop a {extra}")

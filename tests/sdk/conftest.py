@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from ciel.testing.languages import require_jansson
 from ciel.testing.stand_in import StandIn
 
 SDK = Path(__file__).parents[2] / "executors" / "sdk"
@@ -55,26 +56,13 @@ def python(tmp_path: Path, programs: Start) -> Start:
     return start
 
 
-def has_jansson() -> bool:
-    """Whether the C compiler finds it, as .ci/packages asks."""
-    test = subprocess.run(
-        ["cc", "-E", "-"], input=b"#include <jansson.h>\n", capture_output=True, check=False
-    )
-    return test.returncode == 0
-
-
-@pytest.fixture(scope="session")
-def _jansson() -> None:
-    if not has_jansson():
-        pytest.skip("jansson.h is missing (Debian: libjansson-dev): 'make deps' installs it")
-
-
 Compile = Callable[..., str]
 
 
 @pytest.fixture(scope="session")
-def compiled(_jansson: None, tmp_path_factory: pytest.TempPathFactory) -> Compile:
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Compile:
     """Compile a C program with libciel and under sanitizers; return its path."""
+    require_jansson()
     directory = tmp_path_factory.mktemp("c")
 
     def cc(target: Path, *arguments: str) -> str:
@@ -90,7 +78,7 @@ def compiled(_jansson: None, tmp_path_factory: pytest.TempPathFactory) -> Compil
     @cache
     def compile_(source: str, *flags: str) -> str:
         path = directory / f"program{len(list(directory.iterdir()))}.c"
-        path.write_text(source)
+        path.write_text(source + "\n")
         return cc(path.with_suffix(""), str(path), library(*flags), "-ljansson")
 
     return compile_

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from ciel.testing.languages import require_perl
 from ciel.testing.stand_in import StandIn
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "proc"
@@ -24,7 +25,10 @@ def example(request: pytest.FixtureRequest) -> list[str]:
     if request.param == "c":
         compiled: Callable[[str], str] = request.getfixturevalue("compiled")
         return [compiled(path.read_text())]
-    return ["perl" if request.param == "pl" else sys.executable, str(path)]
+    if request.param == "pl":
+        require_perl()
+        return ["perl", str(path)]
+    return [sys.executable, str(path)]
 
 
 def test_words_are_counted(programs: Start, example: list[str], tmp_path: Path) -> None:
@@ -36,7 +40,7 @@ def test_words_are_counted(programs: Start, example: list[str], tmp_path: Path) 
     args = program.answer("publish_string", reply)
     assert (args["index"], base64.b64decode(args["str"])) == (0, b"50005\n")
     assert program.hear()[0] == "exit"
-    program.say("die")
+    program.hang_up()
     assert (program.status(), program.errors()) == (0, "")
 
 

@@ -122,6 +122,9 @@ class Worker:
     def streams_opened(self, key: Key, objects: tuple[ObjectId, ...]) -> None:
         raise NotImplementedError
 
+    def made_in_vain(self, objects: tuple[ObjectId, ...]) -> None:
+        raise NotImplementedError
+
     def stream_broken(self, object_id: ObjectId, details: str) -> None:
         raise NotImplementedError
 

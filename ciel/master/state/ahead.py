@@ -30,6 +30,10 @@ SUCCESSORS_MAX = 128
 FAR_MAX_BYTES = 1_000_000
 """An input that is larger and lies elsewhere is a reason to run elsewhere, too."""
 
+VAIN_MAX = 2
+"""What went ahead in vain so often waits until it can run: where tasks delegate, makers change."""
+VAIN_KEPT_MAX = 1000
+
 Say = Callable[[str, Message], None]
 
 
@@ -44,6 +48,7 @@ class Ahead:
         self._workers = workers
         self._blame = blame
         self._say = say
+        self._vain: dict[TaskNode, int] = {}  # how often one went ahead in vain, since it last ran
         self._makers: dict[TaskNode, None] = {}  # whose successors are to be looked at
         self._cut_off: dict[WorkerNode, dict[TaskNode, None]] = {}  # the same, when there is room
 
@@ -51,6 +56,8 @@ class Ahead:
 
     def assigned(self, task: TaskNode) -> None:
         """A task is given to a worker: those that wait for it may follow."""
+        if self._vain:
+            self._vain.pop(task, None)
         awaited = self._graph.waiting.awaited
         for object_id in task.outputs:
             if object_id in awaited:
@@ -115,6 +122,8 @@ class Ahead:
         spec, facts = task.spec, worker.facts
         if task.state is not WAITING or len(spec.inputs) > INPUTS_MAX or spec.id in self._blame:
             return False
+        if self._vain and self._vain.get(task, 0) >= VAIN_MAX:
+            return False
         if spec.executor not in facts.executors or spec.needs.slots > facts.slots:
             return False
         if self._graph.objects.fixed and place_of(self._graph, task) - {facts.netloc}:
@@ -169,6 +178,7 @@ class Ahead:
         """A worker does not have a task any more that it was sent."""
         self._forget(task)
         task.attempt += 1
+        self._vain[task] = self._vain.get(task, 0) + 1
         self._graph.disturbed = True  # others may be there since it was to make their inputs
 
     def call_off(self, task: TaskNode) -> Call:
@@ -193,6 +203,8 @@ class Ahead:
         """Call off what cannot be let run where it was sent, after something went otherwise."""
         while self._graph.disturbed:
             self._graph.disturbed = False
+            if len(self._vain) > VAIN_KEPT_MAX:
+                self._vain = {t: count for t, count in self._vain.items() if t.state is WAITING}
             for task, worker in list(self.tasks.items()):
                 is_due = task.state is RUNNABLE
                 if not is_due and not (task.state is WAITING and self._is_made_at(task, worker)):

@@ -303,7 +303,8 @@ def _object_row(machine: MasterMachine, asked: Job, object_id: str) -> list[Any]
     ref = node.ref
     size_bytes = None
     if ref is None or not node.is_consumable:
-        state = "expected"
+        was_there = node.producer is not None and node.producer.state is TaskState.DONE
+        state = "gone" if was_there else "expected"
     elif isinstance(ref, Failure):
         state = "failed"
     elif isinstance(ref, Stream | SocketStream):

@@ -46,6 +46,7 @@ class Dispatcher:
         self._everywhere: frozenset[str] = frozenset()  # executors that all workers offer
         self._slots_min = 0
         self.ready = ReadyQueue()
+        self.returned: set[TaskNode] = set()  # in this turn, for others to run at once
 
     # --- workers ----------------------------------------------------------------------------------
 
@@ -96,6 +97,7 @@ class Dispatcher:
             self.ready.push_first(task)
         if roomy and not self.ready:
             self._steal_parked(roomy)
+        self.returned.clear()
 
     def _place(self, task: TaskNode, roomy: deque[WorkerNode]) -> bool:
         """Assign, park or refuse a task; False if it must wait since nobody who can run it has
@@ -115,9 +117,12 @@ class Dispatcher:
         able = list(self.workers.values()) if anywhere else self._able(task)
         if not able:
             return True
+        if task in self.returned:
+            able = [w for w in roomy if w in able and w.has_free(spec.needs.slots)] or able
         loads = loads_of(self._graph.objects.reference(i) for i in spec.inputs)
         if loads:
-            candidates = [Candidate(w.facts.netloc, w.facts.host, w.wait_s) for w in able]
+            slots = spec.needs.slots
+            candidates = [Candidate(w.facts.netloc, w.facts.host, w.wait_s(slots)) for w in able]
             best = rank(loads, candidates, self._hosts)[0]
             task.reason = best.reason
             worker = self._by_netloc[best.location]
@@ -232,7 +237,7 @@ class Dispatcher:
                 break
             spec = task.spec
             able = any(
-                spec.executor in taker.facts.executors and spec.needs.slots <= taker.facts.slots
+                spec.executor in taker.facts.executors and taker.has_free(spec.needs.slots)
                 for taker in takers
             )
             if fixed and place_of(self._graph, task):

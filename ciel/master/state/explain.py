@@ -47,6 +47,8 @@ def why(machine: MasterMachine, task: TaskNode, now_s: float) -> list[str]:
         case TaskState.RUNNABLE:
             return _why_runnable(machine, task, now_s)
         case TaskState.ASSIGNED:
+            if task in machine.held:
+                return _why_held(machine, task)
             where = f"it was given to worker {task.worker} as attempt {task.attempt}"
             return [where, f"placed there since {task.reason}"] if task.reason else [where]
         case TaskState.DONE:
@@ -89,6 +91,16 @@ def _maker(machine: MasterMachine, object_id: str) -> str:
         return "which no task makes"
     place = f" on worker {task.worker}" if task.worker else ""
     return f"made by task {task.spec.name or task.spec.id}, which is {task.state}{place}"
+
+
+def _why_held(machine: MasterMachine, task: TaskNode) -> list[str]:
+    growing = list(machine.graph.streams.reading.get(task, ()))
+    more = f" (and {len(growing) - 1} more)" if len(growing) > 1 else ""
+    maker = _maker(machine, growing[0]) if growing else ""
+    return [
+        f"attempt {task.attempt} ended well on worker {task.worker}; its report "
+        f"is held until {', '.join(growing[:1])} is whole{more}, {maker}"
+    ]
 
 
 def _why_runnable(machine: MasterMachine, task: TaskNode, now_s: float) -> list[str]:

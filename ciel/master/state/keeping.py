@@ -9,7 +9,7 @@ from ciel.core.ids import ObjectId, is_output
 from ciel.core.losses import drop
 from ciel.core.objects import ObjectNode
 from ciel.core.refs import Reference, locations_of
-from ciel.master.state.workers import WorkerFacts
+from ciel.master.state.workers import WorkerNode
 
 
 def drop_unneeded(graph: TaskGraph) -> dict[str, list[ObjectId]]:
@@ -38,23 +38,25 @@ def is_made_elsewhere(node: ObjectNode, place: str) -> bool:
 
 
 def unlisted(
-    graph: TaskGraph, worker: WorkerFacts, refs: Iterable[Reference]
+    graph: TaskGraph, worker: WorkerNode, refs: Iterable[Reference]
 ) -> tuple[ObjectId, ...]:
     """Name what a worker holds and the table does not list there: an error, the work of an attempt
-    that counts no more, what was forgotten. Not what another attempt may be making there now, nor
-    what may be an upload that nobody has told of yet.
+    that counts no more, what was forgotten. Not what another attempt may be making there now: that
+    is spared till then. Nor what may be an upload that nobody has told of yet.
     """
     doomed = []
+    netloc = worker.facts.netloc
     for ref in refs:
-        if worker.netloc not in locations_of(ref):
+        if netloc not in locations_of(ref):
             continue
         node = graph.objects.get(ref.id)
         if node is None:
             if is_output(ref.id):
                 doomed.append(ref.id)
             continue
-        if node.producer is not None and node.producer.worker == worker.id:
-            continue
-        if node.ref is None or worker.netloc not in locations_of(node.ref):
+        maker = node.producer
+        if maker is not None and (maker.worker == worker.facts.id or maker in worker.ahead):
+            worker.spared[ref.id] = ref
+        elif node.ref is None or netloc not in locations_of(node.ref):
             doomed.append(ref.id)
     return tuple(doomed)

@@ -132,6 +132,9 @@ class MasterMachine(JobDesk):
         match message:
             case TaskReported():
                 self._reported(worker, message)
+                if worker.spared:
+                    spared, worker.spared = worker.spared, {}
+                    self._drop_unlisted(worker, spared.values())
             case SpawnTask(spec, _, attempt):
                 parent = self._speaker(worker, spec.parent, attempt)
                 if parent is not None:
@@ -237,6 +240,8 @@ class MasterMachine(JobDesk):
             self._superseded(worker, report.task, report.attempt)
             self._drop_unlisted(worker, report.published)
             return
+        if (task.spec.id, task.attempt) in worker.recalled:
+            self.dispatcher.returned.add(task)
         worker.give_back(task, task.attempt)
         self._touched[task.spec.job] = task.job
         if report.fault is not None and report.fault.reason == RECALLED:
@@ -291,7 +296,7 @@ class MasterMachine(JobDesk):
         self._forget_calls(task.spec.job, {(worker.facts.id, task_id, attempt)})
 
     def _drop_unlisted(self, worker: WorkerNode, refs: Iterable[Reference]) -> None:
-        doomed = unlisted(self.graph, worker.facts, refs)
+        doomed = unlisted(self.graph, worker, refs)
         if doomed:
             self._say(worker.facts.id, DropObjects(doomed))
 

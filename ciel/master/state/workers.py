@@ -7,6 +7,8 @@ from __future__ import annotations
 from collections import deque
 from typing import NamedTuple
 
+from ciel.core.ids import ObjectId
+from ciel.core.refs import Reference
 from ciel.core.tasks import TaskNode
 from ciel.master.state.credit import Credit
 
@@ -38,6 +40,7 @@ class WorkerNode:
         "recalled",
         "reported_at_s",
         "slots_used",
+        "spared",
     )
 
     def __init__(self, facts: WorkerFacts, now_s: float) -> None:
@@ -49,6 +52,7 @@ class WorkerNode:
         self.parked: deque[TaskNode] = deque()  # waits for room here, since its inputs are here
         self.bound: deque[TaskNode] = deque()  # waits for room here, and can run nowhere else
         self.recalled: set[tuple[str, int]] = set()  # of `assigned`: it is asked to give them back
+        self.spared: dict[ObjectId, Reference] = {}  # to be deleted unless it is made here now
         self.heard_at_s = now_s
         self.reported_at_s = now_s  # when it last ended something, or had nothing
 
@@ -59,15 +63,18 @@ class WorkerNode:
     def has_room(self) -> bool:
         return self.slots_used < self.credit.limit
 
+    def has_free(self, slots: int) -> bool:
+        """Whether a task of so many slots would run at once."""
+        return slots <= self.facts.slots - self.slots_used
+
     @property
     def load(self) -> float:
         """How much it was given, as a share of its slots."""
         return self.slots_used / self.facts.slots
 
-    @property
-    def wait_s(self) -> float:
-        """About how long a task given to it now would wait for a slot."""
-        ahead = self.slots_used + len(self.parked) + len(self.bound) - self.facts.slots + 1
+    def wait_s(self, slots: int) -> float:
+        """About how long a task given to it now would wait for its slots."""
+        ahead = self.slots_used + len(self.parked) + len(self.bound) - self.facts.slots + slots
         return max(ahead, 0) * self.credit.task_s / self.facts.slots
 
     def take(self, task: TaskNode, now_s: float) -> None:

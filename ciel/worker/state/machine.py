@@ -383,6 +383,7 @@ class WorkerMachine:
             return True
         spec = attempt.spec
         is_plain = attempt.slots == 1 and not spec.inputs and not spec.needs.timeout_s
+        is_plain = is_plain and attempt.key[1] <= 1
         is_plain = is_plain and spec.executor not in self._talkative
         return is_plain and self.slots_free > -self._ahead
 
@@ -397,6 +398,8 @@ class WorkerMachine:
         if attempt.slots > 1:
             self._wide.append(attempt.slots)
         self.slots_free -= attempt.slots
+        if attempt.key[1] > 1:  # it may be what the last worker died of: let no other be blamed
+            self._reports_are_urgent = True
         timeout_s = attempt.spec.needs.timeout_s
         if timeout_s:
             heappush(self._deadlines, (now_s + timeout_s, attempt.key))

@@ -1,10 +1,10 @@
 /* Producer and consumer of 64 MiB of numbers that count up.
  *
- *     ["produce", first, may_stream, may_pipe, mark]   output 0: the numbers, output 1: the worker
- *     ["consume", [ref, ...], how, mark]               output 0: bytes and the worker
+ *     ["produce", first, may_stream, may_pipe, marks]   output 0: the numbers, output 1: the worker
+ *     ["consume", [ref, ...], how, marks]               output 0: bytes and the worker
  *
- * `how` is null to read whole objects, or [sole_consumer, must_block]. With a mark, the producer
- * goes on only once the consumer, which creates that file, has read something. */
+ * `how` is null to read whole objects, or [sole_consumer, must_block]. Marks are two files, or null:
+ * after its first bytes, a program creates the first and waits for the second. */
 #define _POSIX_C_SOURCE 200809L
 #include <ciel.h>
 #include <stdint.h>
@@ -22,7 +22,19 @@ static json_t *arg(json_t *task, size_t place)
     return json_array_get(json_object_get(task, "proc_pargs"), place);
 }
 
-static void produce(json_t *task, const char *mark)
+static void meet(json_t *marks)
+{
+    const char *mine = json_string_value(json_array_get(marks, 0));
+    const char *other = json_string_value(json_array_get(marks, 1));
+    int tries;
+
+    if (mine != NULL)
+        fclose(fopen(mine, "w"));
+    for (tries = 0; other != NULL && access(other, F_OK) != 0 && tries < 20000; tries++)
+        nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+}
+
+static void produce(json_t *task, json_t *marks)
 {
     uint32_t number = (uint32_t)json_integer_value(arg(task, 1));
     struct ciel_output *output =
@@ -33,16 +45,16 @@ static void produce(json_t *task, const char *mark)
         for (j = 0; j < STEP; j++)
             numbers[j] = number++;
         ciel_write_output(output, (char *)numbers, sizeof numbers);
-        if (i == 0)
+        if (i == 0) {
             ciel_set_output_unbuffered(output);
-        for (j = 0; mark != NULL && i == 0 && access(mark, F_OK) != 0 && j < 20000; j++)
-            nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+            meet(marks);
+        }
     }
     json_decref(ciel_close_output(output));
     ciel_define_output_with_plain_string(1, getenv("CIEL_WORKER"));
 }
 
-static long long consume_one(json_t *ref, json_t *how, const char *mark)
+static long long consume_one(json_t *ref, json_t *how, json_t *marks)
 {
     struct ciel_input *input =
         json_is_null(how)
@@ -59,8 +71,7 @@ static long long consume_one(json_t *ref, json_t *how, const char *mark)
 
         if (bytes == 0) {
             expected = numbers[0];
-            if (mark != NULL)
-                fclose(fopen(mark, "w"));
+            meet(marks);
         }
         bytes += got;
         for (i = 0; i < size / 4; i++)
@@ -80,17 +91,17 @@ int main(int argc, char *argv[])
     ciel_init(argv[argc - 3], argv[argc - 1]);
     json_t *task = ciel_get_task();
     size_t count = json_array_size(json_object_get(task, "proc_pargs")), i;
-    const char *mark = json_string_value(arg(task, count - 1));
+    json_t *marks = arg(task, count - 1);
 
     if (strcmp(json_string_value(arg(task, 0)), "produce") == 0) {
-        produce(task, mark);
+        produce(task, marks);
     } else {
         json_t *refs = arg(task, 1);
         char text[100];
         long long bytes = 0;
 
         for (i = 0; i < json_array_size(refs); i++)
-            bytes += consume_one(json_array_get(refs, i), arg(task, 2), mark);
+            bytes += consume_one(json_array_get(refs, i), arg(task, 2), marks);
         snprintf(text, sizeof text, "%lld %s", bytes, getenv("CIEL_WORKER"));
         ciel_define_output_with_plain_string(0, text);
     }

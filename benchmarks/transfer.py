@@ -1,0 +1,242 @@
+"""One large object from one worker to another by HTTP, against a bare server and a bare client.
+
+Ours is a worker's real site, and a real fetcher into a real store: tickets, a checksum over every
+byte, space that is reserved, a commit. Bare is Twisted's own way to serve a file, with the same
+chunks, and pycurl writing into a file. Both go from and to the same tmpfs, in turn. What ours adds
+should be the checksum (30 ms for 1 GiB); against it stands that it need not copy what it sends.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pycurl
+
+SIZE_BYTES = 1 << 30
+PAIRS = 5
+CHUNK_BYTES = 1 << 20
+OBJECT = "large"
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """GB/s, medians; `ratio` is the median of the pairs' own ratios. CPU in seconds for each GiB,
+    of both ends together.
+    """
+
+    ours_gb_per_s: float
+    bare_gb_per_s: float
+    ratio: float
+    cpu_s_ours: float
+    cpu_s_bare: float
+
+
+class Part:
+    """One end, in a process of its own: it says a line when it is ready, and one for each that it
+    is sent.
+    """
+
+    def __init__(self, *words: str) -> None:
+        command = [sys.executable, "-m", "benchmarks.transfer", *words]
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        self.ready = self._heard()
+
+    def ask(self, line: str) -> list[float]:
+        """Have it do its part; the seconds that it took, and those of CPU that it has used."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(line + "\n")
+        self._process.stdin.flush()
+        return [float(word) for word in self._heard().split()]
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        for stream in (self._process.stdin, self._process.stdout):
+            assert stream is not None
+            stream.close()
+
+    def _heard(self) -> str:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise RuntimeError("a part of this benchmark has ended")
+        return line.strip()
+
+
+def _say(*words: object) -> None:
+    print(*words, flush=True)
+
+
+def _cpu_s() -> float:
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
+
+
+# --- the parts ------------------------------------------------------------------------------------
+
+
+def work(directory: str) -> None:
+    """Be a worker: say the address, answer each line `HOLDER SIZE` by fetching, others by `0`."""
+    from twisted.internet import reactor, stdio
+    from twisted.protocols.basic import LineReceiver
+
+    from ciel.core.refs import Concrete
+    from ciel.net.turns import use_monotonic_clock
+    from ciel.storage.files import open_disk
+    from ciel.testing.data_worker import DataWorker
+    from ciel.worker.state.orders import FetchObject
+    from ciel.worker.state.plans import HttpPlan
+
+    use_monotonic_clock(reactor)
+
+    def run(call: Any, *args: Any, **options: Any) -> Any:
+        return call(*args, **options)
+
+    run.reactor = reactor  # type: ignore[attr-defined]  # as the tests' has one
+
+    class Worker(DataWorker):
+        begun_s = 0.0
+
+        def fetched(self, object_id: str, size_bytes: int) -> None:
+            _say(time.perf_counter() - self.begun_s, _cpu_s())
+            self.store.delete(object_id)
+
+        def fetch_failed(self, object_id: str, losses: tuple[str, ...], details: str) -> None:
+            raise SystemExit(details)
+
+    worker = Worker(run, open_disk({}, Path(directory)), directory)
+
+    class Lines(LineReceiver):
+        delimiter = b"\n"
+
+        def lineReceived(self, line: bytes) -> None:
+            words = line.decode().split()
+            if not words:
+                _say(0, _cpu_s())
+                return
+            ref = Concrete(OBJECT, int(words[1]), frozenset((words[0],)))  # type: ignore[arg-type]  # an id
+            worker.begun_s = time.perf_counter()
+            worker.fetcher.fetch(FetchObject(ref, (HttpPlan(words[0]),)))
+
+    stdio.StandardIO(Lines())
+    _say(worker.netloc)
+    reactor.run()  # type: ignore[attr-defined]  # the module is replaced by a reactor
+
+
+def serve(directory: str) -> None:
+    """Serve files as Twisted does."""
+    from twisted.internet import reactor, stdio
+    from twisted.protocols.basic import LineReceiver
+    from twisted.web.server import Site
+    from twisted.web.static import File, NoRangeStaticProducer
+
+    NoRangeStaticProducer.bufferSize = CHUNK_BYTES
+
+    class Lines(LineReceiver):
+        delimiter = b"\n"
+
+        def lineReceived(self, line: bytes) -> None:
+            _say(0, _cpu_s())
+
+    stdio.StandardIO(Lines())
+    port = reactor.listenTCP(0, Site(File(directory)), interface="127.0.0.1")  # type: ignore[attr-defined]  # as above
+    _say(f"127.0.0.1:{port.getHost().port}")
+    reactor.run()  # type: ignore[attr-defined]  # as above
+
+
+def load(directory: str) -> None:
+    """Download what each line names into a file."""
+    _say("ready")
+    curl = pycurl.Curl()
+    for line in sys.stdin:
+        if not line.strip():
+            _say(0, _cpu_s())
+            continue
+        path = Path(directory) / "copy"
+        begun_s = time.perf_counter()
+        with open(path, "wb", buffering=0) as file:
+            curl.setopt(pycurl.URL, line.strip())
+            curl.setopt(pycurl.BUFFERSIZE, CHUNK_BYTES)
+            curl.setopt(pycurl.WRITEFUNCTION, file.write)
+            curl.perform()
+        _say(time.perf_counter() - begun_s, _cpu_s())
+        path.unlink()
+
+
+# --- together -------------------------------------------------------------------------------------
+
+
+def _fill(path: Path, size_bytes: int) -> None:
+    piece = os.urandom(CHUNK_BYTES)
+    with open(path, "wb") as file:
+        for _ in range(size_bytes // CHUNK_BYTES):
+            file.write(piece)
+
+
+def _store(directory: Path, path: Path, size_bytes: int) -> None:
+    from ciel.storage.files import open_disk
+
+    with open_disk({}, directory) as store, open(path, "rb") as file:
+        with store.begin(OBJECT, size_hint_bytes=size_bytes) as writer:
+            while piece := file.read(CHUNK_BYTES):
+                writer.write(piece)
+            writer.commit()
+
+
+def measure(size_bytes: int = SIZE_BYTES, pairs: int = PAIRS) -> Measurement:
+    """Take both in turn, so that the machine's moods meet both alike."""
+    with tempfile.TemporaryDirectory(prefix="bench-transfer-", dir="/dev/shm") as name:
+        directory = Path(name)
+        _fill(directory / OBJECT, size_bytes)
+        _store(directory / "held", directory / OBJECT, size_bytes)
+        parts = [
+            Part("work", str(directory / "held")), Part("work", str(directory / "own")),
+            Part("serve", name), Part("load", name),
+        ]  # fmt: skip
+        try:
+            return _measure(parts, size_bytes, pairs)
+        finally:
+            for part in parts:
+                part.close()
+
+
+def _measure(parts: list[Part], size_bytes: int, pairs: int) -> Measurement:
+    holder, fetcher, server, client = parts
+    ours, bare = [], []
+    cpu_s = {"ours": 0.0, "bare": 0.0}
+    for number in range(pairs + 1):
+        before = [part.ask("")[1] for part in parts]
+        ours_s = fetcher.ask(f"{holder.ready} {size_bytes}")[0]
+        bare_s = client.ask(f"http://{server.ready}/{OBJECT}")[0]
+        used = [part.ask("")[1] - had for part, had in zip(parts, before, strict=True)]
+        if number:  # the first pair warms both
+            ours.append(ours_s)
+            bare.append(bare_s)
+            cpu_s["ours"] += used[0] + used[1]
+            cpu_s["bare"] += used[2] + used[3]
+    gib = size_bytes * pairs / (1 << 30)
+    return Measurement(
+        ours_gb_per_s=size_bytes / statistics.median(ours) / 1e9,
+        bare_gb_per_s=size_bytes / statistics.median(bare) / 1e9,
+        ratio=statistics.median(theirs / our for our, theirs in zip(ours, bare, strict=True)),
+        cpu_s_ours=cpu_s["ours"] / gib,
+        cpu_s_bare=cpu_s["bare"] / gib,
+    )
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 2:
+        {"work": work, "serve": serve, "load": load}[sys.argv[1]](sys.argv[2])
+    else:
+        print(measure(*[int(word) << 20 for word in sys.argv[1:]]))

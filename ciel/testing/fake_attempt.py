@@ -1,0 +1,140 @@
+"""An attempt as an executor's conversation sees it, with a real store and nothing that runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ciel.core.refs import Concrete, Future, Reference, Stream, Value
+from ciel.execution.attempt import Attempt, Growth, OpenInput
+from ciel.execution.executor import Child, Task
+from ciel.execution.outputs import BadCallError, Outputs
+from ciel.storage.errors import ObjectConflictError
+from ciel.storage.interface import ObjectStore
+
+
+class FakeAttempt(Attempt):
+    """Inputs come out of the store and of references; those in `growths` grow. Whatever may take
+    time takes none, unless `is_slow`: then it comes with `go_on`.
+    """
+
+    def __init__(self, task: Task, store: ObjectStore, path: Path, netloc: str = "here:1") -> None:
+        self.conflicts: list[ObjectConflictError] = []
+        here = frozenset((netloc,))
+        expected = task.spec.outputs
+        outputs = Outputs(task.spec.id, expected, store, here, self.conflicts.append)
+        super().__init__(task, outputs, netloc)
+        self.is_slow = False
+        self.children: list[Child] = []
+        self.logged: list[str] = []
+        self.sent: list[tuple[str, str, bool]] = []  # descriptors: to where, of what, to write
+        self.socket_error: OSError | None = None
+        self.streamed: list[int] = []
+        self.hints: list[tuple[int, int]] = []
+        self.growths: dict[str, Growth] = {}
+        self.opened: list[str] = []  # of those that grow
+        self.waits: list[tuple[str, float]] = []
+        self._store = store
+        self._path = path
+        self._postponed: list[Callable[[], None]] = []
+
+    def go_on(self) -> None:
+        """Let everything come that takes time."""
+        postponed, self._postponed = self._postponed, []
+        for call in postponed:
+            call()
+
+    def _come(self, call: Callable[[], None]) -> None:
+        if self.is_slow:
+            self._postponed.append(call)
+        else:
+            call()
+
+    # --- inputs -----------------------------------------------------------------------------------
+
+    def resolve(self, ref: Reference) -> Reference:
+        known = self.task.inputs.get(ref.id) or self.outputs.reference(ref.id) or ref
+        if isinstance(known, Future) and self._store.stat(known.id) is not None:
+            return Concrete(known.id, None, frozenset((self._netloc,)))
+        return known
+
+    def open_whole(self, ref: Reference, then: Callable[[str], None]) -> None:
+        self._come(lambda: then(self._path_of(ref)))
+
+    def _path_of(self, ref: Reference) -> str:
+        path = self._path / ref.id.replace(":", ".")
+        content = ref.content if isinstance(ref, Value) else self._store.get(ref.id)
+        path.write_bytes(content)
+        return str(path)
+
+    def open_growing(
+        self, ref: Reference, blocking: bool, then: Callable[[OpenInput], None]
+    ) -> None:
+        if isinstance(ref, Stream):
+            self.opened.append(ref.id)
+            found = OpenInput(f"growing/{ref.id}", self.growths[ref.id], blocking)
+        else:
+            path = self._path_of(ref)
+            found = OpenInput(path, Growth(Path(path).stat().st_size, True), True)
+        self._come(lambda: then(found))
+
+    def read(self, ref: Reference, then: Callable[[bytes], None]) -> None:
+        self.open_whole(ref, lambda path: then(Path(path).read_bytes()))
+
+    def await_growth(
+        self, object_id: str, at_least_bytes: float, then: Callable[[Growth], None]
+    ) -> None:
+        if object_id not in self.opened:
+            raise BadCallError(f"{object_id!r} is not open as a stream")
+        self.waits.append((object_id, at_least_bytes))
+        self._come(lambda: then(self.growths[object_id]))
+
+    def close_growing(self, object_id: str) -> None:
+        if object_id in self.opened:
+            self.opened.remove(object_id)
+
+    # --- outputs and the rest ---------------------------------------------------------------------
+
+    def open_output(self, index: int, streams: bool) -> str:
+        path = self.outputs.open(index).path
+        assert path is not None
+        if streams:
+            self.streamed.append(index)
+        return path
+
+    def close_output(self, index: int, size_bytes: int | None) -> Reference:
+        return self.outputs.close(index, size_bytes)
+
+    def roll_back_output(self, index: int) -> None:
+        self.outputs.roll_back(index)
+
+    def note_growth(self, index: int, size_bytes: int) -> None:
+        self.hints.append((index, size_bytes))
+
+    def send_descriptor(self, socket_path: str, path: str, *, writes: bool) -> None:
+        if self.socket_error is not None:
+            raise self.socket_error
+        self.sent.append((socket_path, path, writes))
+
+    def log(self, text: str) -> None:
+        self.logged.append(text)
+
+    def add_child(self, child: Child) -> None:
+        self.children.append(child)
+
+
+class Transcript:
+    """What a conversation said, in order."""
+
+    def __init__(self) -> None:
+        self.said: list[tuple[str, Any]] = []
+
+    def say(self, method: str, args: Any) -> None:
+        """Be told something, as a program is."""
+        self.said.append((method, args))
+
+    def take(self) -> list[tuple[str, Any]]:
+        """Return what was said since the last time."""
+        said, self.said = self.said, []
+        return said

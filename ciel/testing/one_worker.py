@@ -1,0 +1,230 @@
+"""A worker without a master: real programs, launcher, store and reactor; a test assigns, and sees
+what is reported.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from ciel.core.events import (
+    AssignTask,
+    CancelTask,
+    InputsLost,
+    Message,
+    SpawnTask,
+    StreamsOpened,
+    TaskFault,
+    TaskReported,
+)
+from ciel.core.ids import JobId, ObjectId
+from ciel.core.refs import Concrete, Reference, Value
+from ciel.core.tasks import USUAL_NEEDS, Needs, TaskSpec
+from ciel.execution.executor import Executor
+from ciel.net.turns import Turns
+from ciel.storage.interface import ObjectStore
+from ciel.testing.builders import JOB, stored
+from ciel.wire.descriptors import make_task
+from ciel.worker.hosting import Hosting
+from ciel.worker.launching import Launching
+from ciel.worker.logs import JobLogs
+from ciel.worker.service import WorkerService
+from ciel.worker.state.machine import WorkerMachine
+from ciel.worker.state.orders import FetchObject, Key
+from ciel.worker.streaming import Streams
+from ciel.worker.talking import USUAL_PATIENCE, Patience
+
+HERE = "127.0.0.1:8001"
+WAIT_S = 20.0
+
+
+class _NoFetcher:
+    """There is nobody to fetch from."""
+
+    service: WorkerService
+
+    def fetch(self, order: FetchObject) -> None:
+        self.service.fetch_failed(order.ref.id, (), "nobody has it")
+
+
+class OneWorker:
+    """A worker, and the reports of what was assigned to it."""
+
+    address = "a test"
+
+    def __init__(
+        self,
+        in_reactor: Any,
+        store: ObjectStore,
+        path: Path,
+        executors: Mapping[str, Executor],
+        *,
+        slots: int = 2,
+        patience: Patience = USUAL_PATIENCE,
+        begins: frozenset[str] = frozenset(),
+    ) -> None:
+        self.in_reactor, self.store, self.path = in_reactor, store, path
+        self.reports: list[Any] = []
+        self._changed = threading.Condition()
+        self._number = 0
+        reactor = in_reactor.reactor
+        turns = Turns(reactor)
+        talkative = frozenset(name for name, executor in executors.items() if executor.talks)
+        self.machine = WorkerMachine(HERE, "host", slots, talkative=talkative, begins=begins)
+        environ = {"PATH": os.environ["PATH"]}
+        self.launching = in_reactor(Launching, reactor, turns, environ)
+        self.streams = in_reactor(Streams, reactor)
+        self.service = WorkerService(
+            reactor, turns, self.machine, store, lambda: None, lambda error: None
+        )
+        self.hosting = Hosting(
+            reactor=reactor, turns=turns, owner=self.service, launching=self.launching,
+            store=store, streams=self.streams, executors=executors, worker="w1", netloc=HERE,
+            spool=path / "spool", kept=path / "kept", logs=JobLogs(reactor, path),
+            patience=patience,
+        )  # fmt: skip
+        fetcher: Any = _NoFetcher()
+        fetcher.service = self.service
+        self.service.equip(self.hosting, fetcher)
+        in_reactor(self.service.peer_opened, self)
+
+    # --- as the master's connection ---------------------------------------------------------------
+
+    def send(self, report: Any) -> None:
+        """Take a report."""
+        with self._changed:
+            self.reports.append(report)
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Called when the service closes."""
+
+    # --- as the master ----------------------------------------------------------------------------
+
+    def say(self, *messages: Message) -> None:
+        """Tell the worker something, all of it in one turn."""
+        self.in_reactor(self.service.peer_said, self, list(messages))
+
+    def task(
+        self, executor: str, arguments: dict[str, Any], *, n_outputs: int = 1,
+        needs: Needs = USUAL_NEEDS, name: str = "",
+    ) -> TaskSpec:  # fmt: skip
+        """Make a task unlike any before."""
+        self._number += 1
+        spec, _ = make_task(
+            job=JobId(JOB), parent=JOB, ordinal=self._number, executor=executor,
+            arguments=arguments, n_outputs=n_outputs, needs=needs, name=name,
+        )  # fmt: skip
+        return spec
+
+    def assign(self, spec: TaskSpec, *inputs: Reference, attempt: int = 1) -> Key:
+        """Assign a task."""
+        self.say(AssignTask(spec, attempt, inputs))
+        return (spec.id, attempt)
+
+    def cancel(self, key: Key) -> None:
+        """Call an attempt off."""
+        self.say(CancelTask(*key))
+
+    def put(self, object_id: str, content: bytes) -> Concrete:
+        """Put an object into the worker's store."""
+        self.store.put(object_id, content)
+        self.in_reactor(self.service.uploaded, ObjectId(object_id))
+        return stored(object_id, HERE, size_bytes=len(content))
+
+    # --- what came of it --------------------------------------------------------------------------
+
+    def expect(self, what: Callable[[Any], bool], timeout_s: float = WAIT_S) -> Any:
+        """Wait for a report, and return it; of several, the first."""
+        found: list[Any] = []
+
+        def is_there() -> bool:
+            found[:] = [report for report in self.reports if what(report)]
+            return bool(found)
+
+        with self._changed:
+            assert self._changed.wait_for(is_there, timeout_s), self.reports
+        return found[0]
+
+    def end(self, key: Key, timeout_s: float = WAIT_S) -> TaskReported | InputsLost:
+        """Wait for the end of an attempt."""
+
+        def is_end(report: Any) -> bool:
+            return (
+                isinstance(report, TaskReported | InputsLost)
+                and (report.task, report.attempt) == key
+            )
+
+        ended: TaskReported | InputsLost = self.expect(is_end, timeout_s)
+        return ended
+
+    def good(self, key: Key) -> tuple[Reference, ...]:
+        """Wait for an attempt to end well; return what it published."""
+        ended = self.end(key)
+        assert isinstance(ended, TaskReported), ended
+        assert ended.fault is None, ended.fault.details
+        return ended.published
+
+    def content(self, key: Key, number: int = 0) -> bytes:
+        """Wait for an attempt to end well; return the content of what it published."""
+        return self.read(self.good(key)[number])
+
+    def read(self, ref: Reference) -> bytes:
+        """Return the content of an object."""
+        return ref.content if isinstance(ref, Value) else self.store.get(ref.id)
+
+    def fault(self, key: Key) -> TaskFault:
+        """Wait for an attempt to fail; return why."""
+        ended = self.end(key)
+        assert isinstance(ended, TaskReported), ended
+        assert ended.fault is not None, ended
+        return ended.fault
+
+    def child(self, key: Key) -> SpawnTask:
+        """Wait for a task that an attempt created; return the first."""
+        spawned: SpawnTask = self.expect(
+            lambda report: isinstance(report, SpawnTask) and report.spec.parent == key[0]
+        )
+        return spawned
+
+    def stream(self, key: Key) -> StreamsOpened:
+        """Wait until outputs of an attempt can be read."""
+        opened: StreamsOpened = self.expect(
+            lambda report: isinstance(report, StreamsOpened) and report.task == key[0]
+        )
+        return opened
+
+    def slots_free(self) -> int:
+        """Return how many slots are free now."""
+        free: int = self.in_reactor(lambda: self.machine.slots_free)
+        return free
+
+    def programs(self) -> list[int]:
+        """Return the process ids of all that runs below this worker's launcher."""
+        launcher: int = self.launching._launcher.pid
+        tasks = Path(f"/proc/{launcher}/task/{launcher}/children").read_text()
+        return [int(pid) for pid in tasks.split()]
+
+    def left(self) -> list[str]:
+        """What lies about of attempts, apart from objects and what is kept."""
+        scratch = self.path.glob("spool/scratch/*/*")
+        temporaries = self.path.glob("store/incoming/*/*")
+        used = [path for path in (*scratch, *temporaries) if _is_used(path)]
+        return [str(path) for path in used if path.name != "lock"]
+
+    def stop(self) -> None:
+        """End everything."""
+        for close in (self.service.close, self.hosting.close, self.streams.close):
+            self.in_reactor(close)
+        self.in_reactor(self.launching.close)
+
+
+def _is_used(path: Path) -> bool:
+    """Whether something lies there; what is empty waits for another attempt."""
+    try:
+        return any(path.iterdir()) if path.is_dir() else path.stat().st_size > 0
+    except FileNotFoundError:  # just removed
+        return False

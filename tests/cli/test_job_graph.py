@@ -1,0 +1,161 @@
+"""`ciel job graph` against a master that answers as it is told."""
+
+from __future__ import annotations
+
+import json
+import os
+from argparse import Namespace
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, cast
+from unittest import mock
+
+import pytest
+
+from ciel.cli import graph_drawing
+from ciel.cli.job_graph import print_graph, read_tasks
+from ciel.cli.outcome import UsageError
+from ciel.client.client import Client
+from ciel.core.ids import JobId
+from ciel.core.jobs import JobSummary
+
+
+def row(name: str, *, parent: str | None = None, **objects: list[str]) -> dict[str, Any]:
+    """What the master tells of a task whose id is its name; of objects, their ids are given."""
+    return {
+        "number": 1, "name": name, "task": name, "state": "done", "executor": "proc",
+        "parent": parent, "attempt": 1, "worker": None, "at": None, "why": [], "story": [],
+        "inputs": [[o, "there", 1, o[0], False] for o in objects.get("inputs", [])],
+        "outputs": [[o, "there", 1, name, False] for o in objects.get("outputs", [])],
+    }  # fmt: skip
+
+
+class FakeClient:
+    """Knows one job, whose graph comes in these pages; or two jobs of the same kind."""
+
+    def __init__(self, *pages: list[dict[str, Any]], jobs: int = 1, handed_over: int = 0) -> None:
+        self._pages = pages
+        self._summaries = [
+            JobSummary(JobId(f"id{n}"), n, "", "completed", "", {}, 1.0, 2.0, 0, 0, handed_over)
+            for n in range(1, jobs + 1)
+        ]
+
+    def ask(self, topic: str, argument: Any = None) -> Any:
+        match topic:
+            case "status":
+                return {"now_s": 3.0}
+            case "jobs":
+                return [list(summary) for summary in self._summaries]
+        place = (argument["first"] or [0])[0]
+        end = place + 1 == len(self._pages)
+        return {"tasks": self._pages[place], "next": None if end else [place + 1]}
+
+    def tasks(self) -> Iterator[Any]:
+        return read_tasks(cast(Client, self), "id1")
+
+    def graph(self, output: Path | str | None = None, form: str | None = None) -> int:
+        output = None if output is None else str(output)
+        args = Namespace(job="last", output=output, format=form, json=False)
+        return print_graph(cast(Client, self), args)
+
+
+ONE = [row("a", outputs=["a0"])]
+
+
+def test_pages_follow_each_other_and_parts_of_a_task_are_put_together() -> None:
+    client = FakeClient(
+        [row("a", outputs=["a0"]), row("b", inputs=["x1", "x2"])],
+        [row("b", inputs=["x3"])],
+        [row("b", inputs=["x4"], outputs=["b0"])],
+        [row("c", inputs=["b0"])],
+        [],
+    )
+    found = [
+        (task.name, [t.id for t in task.inputs], [t.id for t in task.outputs])
+        for task in client.tasks()
+    ]
+    assert found == [
+        ("a", [], ["a0"]), ("b", ["x1", "x2", "x3", "x4"], ["b0"]), ("c", ["b0"], [])
+    ]  # fmt: skip
+
+
+def test_an_output_is_taken_over_from_the_parent_that_was_to_make_it() -> None:
+    client = FakeClient(
+        [
+            row("root", outputs=["r0", "r1"]),
+            row("child", parent="root", outputs=["r0", "own"]),
+            row("grandchild", parent="child", outputs=["r0"]),
+            row("other", parent="root", outputs=["shared"]),
+            row("twin", parent="root", outputs=["shared"]),
+        ]
+    )
+    found = {task.name: task.takes_over for task in client.tasks()}
+    assert found == {
+        "root": (), "child": ("r0",), "grandchild": ("r0",), "other": (), "twin": ()
+    }  # fmt: skip
+
+
+def test_a_job_without_tasks_is_drawn_too(tmp_path: Path) -> None:
+    for ending in ("svg", "dot", "json"):
+        assert FakeClient([]).graph(tmp_path / f"g.{ending}") == 0
+    assert "no tasks" in (tmp_path / "g.svg").read_text()
+    assert json.loads((tmp_path / "g.json").read_text())["tasks"] == []
+
+
+def test_a_graph_of_too_many_boxes_leaves_the_file_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(graph_drawing, "BOXES_MAX", 2)
+    chain = [row("a"), row("b", inputs=["a0"]), row("c", inputs=["b0"])]
+    path = tmp_path / "g.svg"
+    path.write_text("before")
+    with pytest.raises(UsageError) as raised:
+        FakeClient(chain).graph(path)
+    assert str(raised.value) == (
+        "the graph of job 1 is too large to be drawn: it would have 3 boxes, and 2 boxes with "
+        "20,000 lines are as much as one can look at; --format json and --format dot write all "
+        "of it"
+    )
+    assert FakeClient(chain).graph(path, "dot") == 0
+    assert path.read_text().startswith("digraph")
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_file_has_its_name_only_when_it_is_whole(tmp_path: Path) -> None:
+    client = FakeClient(ONE, ONE)
+    with (
+        mock.patch.object(client, "ask", side_effect=[*_first_answers(client), KeyboardInterrupt]),
+        pytest.raises(KeyboardInterrupt),
+    ):
+        client.graph(tmp_path / "g.json")
+    assert list(tmp_path.iterdir()) == []
+
+
+def _first_answers(client: FakeClient) -> list[Any]:
+    return [client.ask("jobs"), client.ask("status"), client.ask("graph", {"first": None})]
+
+
+def test_a_pipe_is_written_to_and_stays(tmp_path: Path) -> None:
+    path = tmp_path / "g.json"
+    os.mkfifo(path)
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        assert FakeClient(ONE).graph(path) == 0
+        assert json.loads(os.read(reader, 10_000))["tasks"][0]["task"] == "a"
+    finally:
+        os.close(reader)
+    assert path.is_fifo()
+
+
+def test_a_graph_is_of_one_job() -> None:
+    with pytest.raises(UsageError, match=r"^'last' names 2 jobs; a graph is of one$"):
+        FakeClient(ONE, jobs=2).graph("g.dot")
+
+
+def test_tasks_that_are_forgotten_are_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert FakeClient(ONE, handed_over=7).graph(tmp_path / "g.gv") == 0
+    assert capsys.readouterr().err == (
+        "ciel: 7 tasks of job 1 are forgotten: their results were taken\n"
+    )

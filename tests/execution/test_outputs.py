@@ -1,0 +1,259 @@
+"""Outputs that a program makes one by one, with a real store."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ciel.core.ids import ObjectId
+from ciel.core.refs import Concrete, Fixed, Future, Value
+from ciel.execution.outputs import ALLOCATED_MAX, BadCallError, Outputs
+from ciel.storage.errors import CorruptObjectError, NoSpaceError, ObjectConflictError
+from ciel.storage.files import FileStore, open_disk
+
+HERE = frozenset(("here:1",))
+SMALL, LARGE = b"x" * 1023, b"x" * 1024
+
+
+class Made(Outputs):
+    """Outputs of a task `t`, and what of them turned out to be otherwise before."""
+
+    def __init__(self, store: FileStore, *expected: str) -> None:
+        self.conflicts: list[ObjectConflictError] = []
+        promised = [ObjectId(name) for name in expected]
+        super().__init__("t", promised, store, HERE, self.conflicts.append)
+
+    def write(self, index: int, content: bytes) -> None:
+        """Begin an output, and write to its file as a program does."""
+        path = self.open(index).path
+        assert path is not None
+        Path(path).write_bytes(content)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[FileStore]:
+    with open_disk({}, tmp_path / "store") as store:
+        yield store
+
+
+@pytest.fixture
+def made(store: FileStore) -> Made:
+    return Made(store, "t:out:0", "t:out:1")
+
+
+def temporaries(tmp_path: Path) -> list[Path]:
+    return [path for path in tmp_path.glob("store/incoming/*/*") if path.name != "lock"]
+
+
+# --- numbers --------------------------------------------------------------------------------------
+
+
+def test_an_only_output_needs_no_number(store: FileStore) -> None:
+    assert Made(store, "a").index(None) == 0
+    alone = Made(store, "a")
+    alone.allocate("")
+    assert alone.index(None) == 0
+
+
+@pytest.mark.parametrize("value", [None, "0", 0.0, True, [0], -1, 2, 10**30])
+def test_what_is_no_number_of_an_output_is_refused(made: Made, value: object) -> None:
+    with pytest.raises(BadCallError):
+        made.index(value)
+
+
+def test_the_last_number_is_one_less_than_there_are(made: Made) -> None:
+    assert made.index(1) == 1
+    with pytest.raises(BadCallError, match="no output 2; the task has 2"):
+        made.index(2)
+    assert made.allocate("") == 2
+    assert made.index(2) == 2
+    with pytest.raises(BadCallError, match="no output 3"):
+        made.index(3)
+
+
+def test_allocated_outputs_are_counted_across_prefixes(made: Made) -> None:
+    assert [made.allocate(prefix) for prefix in ("", "cont", "", "obj.x-1")] == [2, 3, 4, 5]
+    assert made.ids[2:] == ["t:pub:0", "t:cont:1", "t:pub:2", "t:obj.x-1:3"]
+    assert made.expected_count == 2
+
+
+@pytest.mark.parametrize("prefix", ["a b", "é", "x" * 200, "a/b", "\n"])
+def test_a_prefix_that_makes_no_id_is_refused(made: Made, prefix: str) -> None:
+    with pytest.raises(BadCallError, match="'prefix'"):
+        made.allocate(prefix)
+    assert len(made.ids) == 2
+
+
+def test_no_output_is_allocated_under_the_name_of_an_expected_one(made: Made) -> None:
+    with pytest.raises(BadCallError, match="t:out:0"):
+        made.allocate("out")
+    made.allocate("")
+    with pytest.raises(BadCallError, match="t:out:1"):
+        made.allocate("out")
+    made.allocate("")
+    assert made.ids[made.allocate("out")] == "t:out:2"
+
+
+def test_a_loop_that_allocates_without_end_meets_a_limit(
+    made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ciel.execution.outputs.ALLOCATED_MAX", 3)
+    for _ in range(3):
+        made.allocate("")
+    with pytest.raises(BadCallError, match="at most 3 outputs"):
+        made.allocate("")
+    assert ALLOCATED_MAX >= 100_000
+
+
+# --- publishing -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("content", [b"", b"x", SMALL], ids=len)
+def test_what_is_small_rides_in_its_reference(
+    made: Made, store: FileStore, content: bytes, tmp_path: Path
+) -> None:
+    assert made.publish(0, content) == Value.of(ObjectId("t:out:0"), content)
+    made.write(1, content)
+    assert made.close(1) == Value.of(ObjectId("t:out:1"), content)
+    assert list(store) == []
+    assert temporaries(tmp_path) == []
+
+
+@pytest.mark.parametrize("content", [LARGE, os.urandom(300_000)], ids=len)
+def test_the_rest_is_stored(made: Made, store: FileStore, content: bytes, tmp_path: Path) -> None:
+    first = made.publish(0, content)
+    made.write(1, content)
+    second = made.close(1, len(content))
+    assert first == Concrete(ObjectId("t:out:0"), len(content), HERE)
+    assert second == Concrete(ObjectId("t:out:1"), len(content), HERE)
+    assert store.get("t:out:0") == store.get("t:out:1") == content
+    assert temporaries(tmp_path) == []
+
+
+def test_what_was_published_is_found_by_its_id(made: Made) -> None:
+    assert made.reference("t:out:0") is None
+    value = made.publish(0, b"x")
+    extra = made.publish(made.allocate("e"), LARGE)
+    assert made.reference("t:out:0") == value
+    assert made.reference("t:e:0") == extra
+    assert made.reference("t:out:1") is None
+    assert made.reference("other") is None
+
+
+def test_what_is_no_content_is_published_too(made: Made) -> None:
+    index = made.allocate("fixed")
+    made.add(index, Fixed(ObjectId("t:fixed:0"), "here:1"))
+    assert made.reference("t:fixed:0") == Fixed(ObjectId("t:fixed:0"), "here:1")
+    with pytest.raises(BadCallError, match="published already"):
+        made.add(index, Future(ObjectId("t:fixed:0")))
+
+
+def test_looking_up_and_publishing_in_turn_is_not_quadratic(store: FileStore) -> None:
+    """Each step took as long as all before it."""
+
+    def run_s(count: int) -> float:
+        outputs = Made(store, "a")
+        started_s = time.perf_counter()
+        for _ in range(count):
+            outputs.publish(outputs.allocate(""), b"")
+            outputs.reference("t:pub:0")
+        return time.perf_counter() - started_s
+
+    run_s(100)
+    assert run_s(8000) < 10 * run_s(2000)
+
+
+def test_each_output_is_published_once(made: Made) -> None:
+    made.publish(0, b"x")
+    for again in (lambda: made.publish(0, b"x"), lambda: made.open(0)):
+        with pytest.raises(BadCallError, match="output 0 was published already"):
+            again()
+    made.write(1, b"x")
+    for again in (lambda: made.publish(1, b"x"), lambda: made.open(1)):
+        with pytest.raises(BadCallError, match="output 1 is open already"):
+            again()
+    made.close(1)
+    with pytest.raises(BadCallError, match="output 1 is not open"):
+        made.close(1)
+
+
+def test_only_what_is_open_is_closed_or_rolled_back(made: Made) -> None:
+    for wrong in (made.close, made.roll_back):
+        with pytest.raises(BadCallError, match="output 0 is not open"):
+            wrong(0)
+
+
+def test_an_output_that_lacks_what_its_program_says_is_no_output(
+    made: Made, tmp_path: Path
+) -> None:
+    made.write(0, LARGE)
+    with pytest.raises(BadCallError, match="said to have 1025 bytes, 1024 were written"):
+        made.close(0, 1025)
+    assert made.published == {}
+    made.roll_back_all()
+    assert temporaries(tmp_path) == []
+
+
+def test_an_output_that_was_rolled_back_may_be_opened_again(
+    made: Made, store: FileStore, tmp_path: Path
+) -> None:
+    made.write(0, b"wrong" * 1000)
+    made.roll_back(0)
+    assert temporaries(tmp_path) == []
+    made.write(0, LARGE)
+    made.close(0)
+    assert store.get("t:out:0") == LARGE
+
+
+def test_all_that_is_open_is_rolled_back_together(made: Made, tmp_path: Path) -> None:
+    made.write(0, LARGE)
+    made.write(1, LARGE)
+    made.roll_back_all()
+    assert made.open_ones == {}
+    assert temporaries(tmp_path) == []
+
+
+def test_the_first_of_two_different_contents_is_kept(made: Made, store: FileStore) -> None:
+    store.put("t:out:0", b"first" * 1000)
+    ref = made.publish(0, LARGE)
+    assert ref == Concrete(ObjectId("t:out:0"), 5000, HERE)
+    assert store.get("t:out:0") == b"first" * 1000
+    assert [error.object_id for error in made.conflicts] == ["t:out:0"]
+
+
+def test_the_same_content_again_is_no_conflict(made: Made, store: FileStore) -> None:
+    store.put("t:out:0", LARGE)
+    made.write(0, LARGE)
+    assert made.close(0) == Concrete(ObjectId("t:out:0"), 1024, HERE)
+    assert made.conflicts == []
+
+
+def test_a_file_that_was_taken_away_is_told_as_its_programs_doing(
+    made: Made, tmp_path: Path
+) -> None:
+    path = made.open(0).path
+    assert path is not None
+    os.unlink(path)
+    os.mkfifo(path)
+    with pytest.raises(CorruptObjectError):
+        made.close(0)
+    assert made.published == {}
+    made.roll_back_all()
+
+
+def test_what_a_store_has_no_room_for_is_not_published(tmp_path: Path) -> None:
+    with open_disk({"capacity": "64KiB"}, tmp_path / "store") as store:
+        made = Made(store, "a", "b")
+        with pytest.raises(NoSpaceError):
+            made.publish(0, bytes(100_000))
+        made.write(1, bytes(100_000))
+        with pytest.raises(NoSpaceError):
+            made.close(1)
+        assert made.published == {}
+        made.roll_back_all()
+        made.publish(0, bytes(50_000))
+        assert temporaries(tmp_path) == []

@@ -1,0 +1,137 @@
+"""`ciel job graph` as it is typed, on one cluster that is up for all of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from ciel.testing.homes import Home
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+@pytest.fixture(scope="module")
+def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Home]:
+    """A cluster with a job of twelve elements of which two failed, and one that spawned."""
+    home = Home(tmp_path_factory.mktemp("graph"))
+    started = home.run("ciel", "up", "--workers", "1", "--slots", "2", "--listen", "127.0.0.1:0")
+    assert started.returncode == 0, started.stderr
+    words = ("--name", "<b>&twelve", "--array", "1-12", "--", "sh", "-c", "test $(({} % 5)) != 0")
+    assert home.run("ciel", "submit", *words).returncode == 1
+    assert home.run("ciel", "run", str(EXAMPLES / "hello.pack")).returncode == 0
+    yield home
+    home.run("ciel", "down")
+    home.expect_nothing_left()
+
+
+def graph(up: Home, *words: str) -> tuple[int, str, str]:
+    done = up.run("ciel", "job", "graph", *words)
+    return done.returncode, done.stdout, done.stderr
+
+
+def texts(document: str) -> list[str]:
+    tree = ElementTree.fromstring(document)
+    return [e.text or "" for e in tree.iter() if e.tag.endswith(("}text", "}title"))]
+
+
+def test_an_array_is_drawn_as_one_box_that_tells_what_failed(up: Home) -> None:
+    assert graph(up, "1", "-o", "job.svg") == (0, "", "")
+    shown = texts((up.path / "job.svg").read_text())
+    assert shown[0] == "job 1: <b>&twelve"
+    assert "stdinout \u00d7 12" in shown
+    assert "10 done, 2 failed · stdinout" in shown
+    assert any("failed: 5, 10\n" in text and "exit status 1" in text for text in shown)
+
+
+def test_what_was_spawned_and_handed_over_is_drawn(up: Home) -> None:
+    status, document, said = graph(up, "2")
+    assert (status, said) == (0, "")
+    shown = texts(document)
+    assert {"hello.pack", "spawns", "delegates", "done · sync"} <= set(shown)
+
+
+@pytest.mark.parametrize(
+    "words, begins",
+    [
+        (["--format", "dot"], 'digraph "job 2: hello.pack" {\n'),
+        (["-o", "job.GV"], 'digraph "job 2: hello.pack" {\n'),
+        (["-o", "job.json"], '{"job": {"id": '),
+        (["-o", "job.txt", "--format", "svg"], "<svg "),
+        (["-o", "-", "--json"], '{"job": {"id": '),
+    ],
+)
+def test_the_format_is_named_or_follows_from_the_file(
+    up: Home, words: list[str], begins: str
+) -> None:
+    status, out, said = graph(up, "2", *words)
+    assert (status, said) == (0, "")
+    name = words[1] if words[0] == "-o" else "-"
+    written = out if name == "-" else (up.path / name).read_text()
+    assert written.startswith(begins)
+    assert (out == "") == (name != "-")
+
+
+def test_json_has_all_of_the_graph(up: Home) -> None:
+    graph_of = json.loads(graph(up, "last", "--json")[1])
+    assert graph_of["job"]["counts"] == {"done": 3}
+    root, first, join = graph_of["tasks"]
+    assert (root["executor"], root["parent"]) == ("init", None)
+    assert first["parent"] == join["parent"] == root["task"]
+    assert join["takes_over"] == [root["outputs"][0]["object"]]
+    assert root["outputs"][0]["made_by"] == join["task"]
+    (read,) = join["inputs"]
+    assert read == {key: first["outputs"][0][key] for key in read}
+    assert join["outputs"][0]["wanted"]
+
+
+@pytest.mark.parametrize(
+    "words, status, said",
+    [
+        (["last", "-o", "job.png"], 2, "'job.png' does not say what to write; let it end in one"),
+        (["last", "--json", "--format", "dot"], 2, "--json and --format dot ask for different"),
+        (["1-2", "--json"], 2, "'1-2' names 2 jobs; a graph is of one"),
+        (["77"], 2, "no job 77; "),
+        (["last", "-o", "nowhere/job.svg"], 1, "nowhere/job.svg: No such file or directory"),
+        (["last", "-o", "tmp", "--format", "svg"], 1, "tmp: Is a directory"),
+    ],
+)
+def test_what_cannot_be_is_said_in_one_sentence(
+    up: Home, words: list[str], status: int, said: str
+) -> None:
+    ended, out, err = graph(up, *words)
+    assert (ended, out, err.count("\n")) == (status, "", 1)
+    assert err.startswith(f"ciel: {said}")
+
+
+def test_a_drawing_is_not_printed_on_a_terminal(up: Home) -> None:
+    ours, theirs = pty.openpty()
+    try:
+        done = subprocess.run(
+            ["ciel", "job", "graph", "last"], env=up.environ, cwd=up.path, text=True, check=False,
+            stdin=subprocess.DEVNULL, stdout=theirs, stderr=subprocess.PIPE, timeout=40,
+        )  # fmt: skip
+    finally:
+        os.close(theirs)
+        os.close(ours)
+    assert done.returncode == 2
+    assert done.stderr == (
+        "ciel: a drawing cannot be shown on a terminal; name a file for it (-o job.svg), or have "
+        "the graph as text with --format dot\n"
+    )
+
+
+def test_a_graph_is_drawn_while_its_job_runs(up: Home) -> None:
+    up.run("ciel", "submit", "--detach", "--", "sleep", "1000")
+    try:
+        states = {row["state"] for row in json.loads(graph(up, "last", "--json")[1])["tasks"]}
+        assert states <= {"runnable", "assigned"}
+        assert "active · 1 " in graph(up, "last")[1]
+    finally:
+        up.run("ciel", "job", "cancel", "last")
