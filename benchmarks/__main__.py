@@ -39,6 +39,7 @@ FIGURES = (
     Figure("launcher against xargs -P2, /bin/true", "launcher", "ratio", "x", 1.3, False, 2),
     Figure("ciel submit -- true, cold", "cold", "median_s", "s", 0.8, True, 2),
     Figure("2,000 programs: submit against xargs -P2", "programs", "ratio", "x", 0.7, False, 2),
+    Figure("1 GiB between workers against bare HTTP", "transfer", "ratio", "x", 0.75, False, 2),
     Figure("100,000 programs: their rate against that", "many", "many_to_few", "x", 0.85, False, 2),
     Figure("memory that the last 50,000 take", "many", "grown_mib", "MiB", 4, True),
     Figure("ciel job list, 10,000 jobs", "many", "list_s", "s", 0.3, True, 2),
@@ -47,6 +48,14 @@ FIGURES = (
     Figure(
         "- beyond that of a process with nothing to do", "many", "own_pause_s", "s", 0.05, True, 3
     ),
+    Figure("no-op tasks in warm programs", "talkers", "tasks_per_s", "/s", 12_000, False, 0),
+    Figure("- CPU a task, all processes", "talkers", "cpu_us_total", "us", 90, True),
+    Figure("chain of 1,000 of them, a hop, delegated", "talkers", "hop_us_on", "us", 120, True, 0),
+    Figure("- not delegated", "talkers", "hop_us_off", "us", 250, True, 0),
+    Figure("first byte of a stream, of its time", "talkers", "first_byte", "", 0.2, True, 3),
+    Figure("1 GiB by HTTP against bare Twisted, pycurl", "transfer", "ratio", "x", 0.75, False, 2),
+    Figure("5,501 tasks, workers killed", "losses", "killed_to_clean", "x", 1.3, True, 2),
+    Figure("- and their objects wiped", "losses", "wiped_to_clean", "x", 1.6, True, 2),
 )
 PARTS = (
     ("control", "cpu_us_client"),
@@ -59,10 +68,19 @@ PARTS = (
     ("programs", "xargs_per_s"),
     ("programs", "cpu_us_client"),
     ("programs", "cpu_us_daemons"),
+    ("transfer", "ours_gb_per_s"),
+    ("transfer", "bare_gb_per_s"),
+    ("transfer", "cpu_s_ours"),
+    ("transfer", "cpu_s_bare"),
     ("many", "many_per_s"),
     ("many", "list_all_s"),
     ("many", "idle_pause_s"),
     ("many", "bare_s"),
+    ("talkers", "cpu_us_worker"),
+    ("talkers", "cpu_us_master"),
+    ("talkers", "cpu_us_programs"),
+    ("transfer", "ours_gb_per_s"),
+    ("losses", "clean_s"),
 )
 PROGRAM = """
 import dataclasses, json, importlib, sys

@@ -1,7 +1,7 @@
 """Programs that talk: no-op tasks in warm processes, chains of them, and a stream's first byte.
 
-The program is the Python SDK's `serve` with one `publish`. What a task should cost beyond the control
-plane's 70 us: 15 us in the program, and in the worker 10 for reading its arguments, 15 for two calls
+The program is the Python SDK's `serve` with one `publish`. What a task should cost beyond the
+70 us of the control plane: 15 us in the program, and in the worker 10 to read its arguments, 15 for two calls
 of the program, 10 for two frames to it, and 15 for the states of an attempt.
 """
 

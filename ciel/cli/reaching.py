@@ -89,7 +89,7 @@ def try_address(
             failed(f"--advertise {own}: another daemon answers there")
 
     def not_found(failure: Failure) -> None:
-        if not failure.check(CancelledError):
+        if not isinstance(failure.value, CancelledError):
             failed(f"--advertise {own}: nobody reaches this worker there: {failure.value}")
 
     asked.addCallbacks(answered, not_found)

@@ -59,7 +59,9 @@ def open_streams(graph: TaskGraph, task: TaskNode, refs: Iterable[Reference]) ->
     for ref in refs:
         node = graph.objects.get(ref.id)
         if node is not None and node.producer is task and type(ref) in STREAMS:
-            graph.streams.made.setdefault(task, []).append(ref.id)
+            made = graph.streams.made.setdefault(task, [])
+            if ref.id not in made:
+                made.append(ref.id)
             graph.publish(ref)
 
 

@@ -28,7 +28,7 @@ from ciel.core.errors import InvalidTaskError, InvalidTransitionError, Invariant
 from ciel.core.ids import ObjectId, TaskId
 from ciel.core.jobs import Job
 from ciel.core.objects import NOBODY, ObjectNode, ObjectTable
-from ciel.core.refs import CONSUMABLE, Concrete, Failure, Reference, Value
+from ciel.core.refs import CONSUMABLE, STREAMS, Concrete, Failure, Reference, Value
 from ciel.core.streams import Streams
 from ciel.core.tasks import (
     ACTIVE,
@@ -136,6 +136,9 @@ class TaskGraph:
                     continue  # named by content: the task that came first makes it for both
                 output.producer = task
                 self.disturbed = True
+                if object_id in self.objects.growing:
+                    self.streams.made[parent].remove(object_id)
+                    self._void_stream(object_id)
             producing.append(object_id)
         return producing
 
@@ -224,6 +227,8 @@ class TaskGraph:
         self.waiting.wait(task, missing)
         if self.began_waiting is not None:
             self.began_waiting.append(task)
+        if self.objects.growing:
+            self._read_streams(task)
         return missing
 
     def reopen(self, task: TaskNode) -> None:
@@ -404,6 +409,9 @@ class TaskGraph:
                     self.waiting.forget(task, task.spec.inputs)
                     failing.append((task, *blame))
         if object_id in self.waiting.awaited:
+            if type(ref) in STREAMS:
+                for task in self.waiting.waiters_of(object_id):
+                    self.streams.read(task, object_id)
             for task in self.waiting.release(object_id):
                 self._make_runnable(task)
         if not node.is_settled:
@@ -452,9 +460,12 @@ class TaskGraph:
         """An attempt is over: what it did not complete is no stream any more."""
         for object_id in self.streams.made.pop(task, ()) if self.streams.made else ():
             if object_id in self.objects.growing:
-                self.objects.forget(self.objects.nodes[object_id], object_id)
-                self.break_stream(object_id)
+                self._void_stream(object_id)
                 self.demand((object_id,))
+
+    def _void_stream(self, object_id: ObjectId) -> None:
+        self.objects.forget(self.objects.nodes[object_id], object_id)
+        self.break_stream(object_id)
 
     # --- what is kept -----------------------------------------------------------------------------
 

@@ -67,6 +67,7 @@ class ObjectTable:
         self.nodes: dict[str, ObjectNode] = {}
         self.growing: dict[ObjectId, None] = {}  # which are streams now
         self.fixed: dict[ObjectId, None] = {}  # which are processes that wait
+        self.replaced: dict[str, list[ObjectId]] = {}  # copies that nobody needs: it is inline now
         self._held: dict[str, dict[ObjectId, None]] = {}
         self._places: dict[frozenset[str], frozenset[str]] = {}
 
@@ -101,6 +102,9 @@ class ObjectTable:
         if new is old:
             return False
         was_consumable, was_settled = node.is_consumable, node.is_settled
+        if type(new) is Value and type(old) not in STREAMS:
+            for place in locations_of(old):
+                self.replaced.setdefault(place, []).append(ref.id)
         self._replace(node, ref.id, new)
         return (node.is_consumable and not was_consumable) or (node.is_settled and not was_settled)
 
@@ -122,6 +126,11 @@ class ObjectTable:
         places = NOWHERE if node.ref is None else locations_of(node.ref)
         self._replace(node, object_id, None)
         return places
+
+    def take_replaced(self) -> dict[str, list[ObjectId]]:
+        """Take what is to be deleted since its content is inline now, by location."""
+        replaced, self.replaced = self.replaced, {}
+        return replaced
 
     def held_at(self, location: str) -> list[ObjectId]:
         return list(self._held.get(location, ()))

@@ -1,7 +1,7 @@
 """Which objects grow while their makers run, and which tasks count on that.
 
-A task reads a stream from the moment it could run with it until the object is whole, the stream
-breaks, or the task itself is over or set back.
+A task counts on a stream from the moment that it is to run with it, though it may wait for other
+inputs, until the object is whole, the stream breaks, or the task is over or set back.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ciel.core.ids import ObjectId
-from ciel.core.tasks import ASSIGNED, RUNNABLE, TaskNode
+from ciel.core.tasks import ACTIVE, ASSIGNED, TaskNode
 
 
 class Streams:
@@ -23,7 +23,7 @@ class Streams:
         self.reading: dict[TaskNode, dict[ObjectId, None]] = {}
 
     def read(self, task: TaskNode, object_id: ObjectId) -> None:
-        """A task can run, or runs, with an object that still grows."""
+        """A task is going to run, or runs, with an object that still grows."""
         self.readers.setdefault(object_id, {})[task] = None
         self.reading.setdefault(task, {})[object_id] = None
 
@@ -61,7 +61,7 @@ class Streams:
             for task in readers:
                 if object_id not in self.reading.get(task, ()):
                     yield f"S2 {task.spec.id} reads {object_id}, and does not know it"
-                if task.state is not RUNNABLE and task.state is not ASSIGNED:
+                if task.state not in ACTIVE:
                     yield f"S3 {task.spec.id} is {task.state} and reads {object_id}"
         for task, objects in self.reading.items():
             for object_id in objects:

@@ -36,9 +36,10 @@ CONCURRENT_MAX: Final = 16
 """Transfers at one time: enough to fill a link from several hosts, few enough to share it."""
 
 BUFFER_BYTES: Final = 1024 * 1024
-BATCH_BYTES: Final = 128 * 1024
+BATCH_BYTES: Final = 64 * 1024
 """libcurl gives 16 KiB at a time, whatever its buffer; a sink is called for so much, or for what
-there is at the end of a turn. It is still in the processor's cache then."""
+there is at the end of a turn. That is still in the processor's cache, and memory for so little is
+had from a heap and not from the kernel."""
 
 CONNECT_TIMEOUT_S: Final = 5.0
 STALL_TIMEOUT_S: Final = 15
@@ -336,16 +337,9 @@ class _Transfer:
 
     def _take(self, data: bytes) -> int | None:
         """Take a piece of the body; whatever but None has libcurl end the transfer."""
-        if self.is_given_up:
-            return -1
-        if self._status != self._wanted_status:
+        if not self._has_begun:
             self._error_text += data[:_ERROR_TEXT_MAX_BYTES]
             return None if len(self._error_text) < _ERROR_TEXT_MAX_BYTES else -1
-        self._taken_bytes += len(data)
-        if self._expected_bytes is not None and self._taken_bytes > self._expected_bytes:
-            reason = f"more than the {self._expected_bytes} bytes came that were expected"
-            self.error = TransferError(self.url, reason, self._status)
-            return -1
         if not self._pieces:
             self.changed(self)
         self._pieces.append(data)
@@ -356,21 +350,27 @@ class _Transfer:
         """Do what was put off until libcurl has returned."""
         if self.is_endless:
             self.curl.setopt(pycurl.LOW_SPEED_TIME, 0)
-        if self.error is None and not self.is_given_up:
+        if self.error is None:
             self.has_failed = not self._pass_on()
 
     def _pass_on(self) -> bool:
-        """Give the sink what has come; False if it will have none of it."""
-        if self._pieces:
-            data = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
-            self._pieces.clear()
-            self._pieces_bytes = 0
-            try:
-                self._sink.write(data)
-            except Exception as error:
-                self.error = error
-                return False
-        return True
+        """Give the sink what has come; False if it is to have no more."""
+        if self.is_given_up:
+            return False
+        if not self._pieces:
+            return True
+        data = b"".join(self._pieces)
+        self._pieces.clear()
+        self._pieces_bytes = 0
+        self._taken_bytes += len(data)
+        try:
+            if self._expected_bytes is not None and self._taken_bytes > self._expected_bytes:
+                reason = f"more than the {self._expected_bytes} bytes came that were expected"
+                raise TransferError(self.url, reason, self._status)
+            self._sink.write(data)
+        except Exception as error:
+            self.error = error
+        return self.error is None
 
     def _take_header(self, line: bytes) -> int | None:
         """Take a line of the header; as with the body, anything but None ends the transfer."""

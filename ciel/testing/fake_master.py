@@ -29,6 +29,7 @@ class FakeMaster:
         self._links: dict[str, Connection] = {}
         self._turn_due_s: float | None = None
         self._turns = 0
+        self._journal_read = 0
         world.timeline.after(HEARTBEAT_INTERVAL_S, self._beat)
 
     def accept_client(self, connection: Connection) -> None:
@@ -57,6 +58,7 @@ class FakeMaster:
                 before = witness.standing(self.machine, message)
                 self.machine.worker_said(connection.name, message, self._now_s)
                 witness.reported(self.machine, connection.name, message, before)
+                self._read_journal()
             self._end_turn_soon()
 
         def hear_end() -> None:
@@ -67,6 +69,13 @@ class FakeMaster:
                 self._end_turn_soon()
 
         connection.attach(MASTER, receive, hear_end)
+
+    def _read_journal(self) -> None:
+        """Tell the witness what was recorded since it was told last."""
+        journal = self.machine.journal
+        for record in journal[self._journal_read :]:
+            self._world.witness.believed(record)
+        self._journal_read = len(journal)
 
     def change(self, topic: str, job_id: str) -> str:
         """Change something as anybody may ask for; return why it was refused, else nothing."""
@@ -123,11 +132,17 @@ class FakeMaster:
         self._turn_due_s = None
         machine = self.machine
         said_before = len(machine.outbox)
+        objects = machine.graph.objects
+        listed = {
+            worker_id: set(objects.held_at(worker.facts.netloc)) - objects.growing.keys()
+            for worker_id, worker in machine.workers.items()
+        }
         machine.end_turn(self._now_s)
+        self._read_journal()
         outbox, machine.outbox = machine.outbox, []
-        for _, message in outbox[said_before:]:
+        for peer, message in outbox[said_before:]:
             if isinstance(message, DropObjects):
-                self._world.witness.released(machine, message.objects)
+                self._world.witness.released(machine, listed[peer].intersection(message.objects))
         for peer, message in outbox:
             self._send(peer, message)
         self._turns += 1

@@ -10,12 +10,21 @@ from ciel.core.events import (
     HEARTBEAT_INTERVAL_S,
     LOST_AFTER_S,
     RECALLED,
+    DropObjects,
     Heartbeat,
     Message,
     TaskFault,
 )
 from ciel.core.ids import ObjectId
-from ciel.core.refs import INLINE_MAX_BYTES, Concrete, Failure, Reference, Value, locations_of
+from ciel.core.refs import (
+    INLINE_MAX_BYTES,
+    Concrete,
+    Failure,
+    Reference,
+    Stream,
+    Value,
+    locations_of,
+)
 from ciel.core.tasks import TaskSpec
 from ciel.master.state.workers import WorkerFacts
 from ciel.testing.imaginary import PEER, Connection, World, size_of, through_wire
@@ -34,6 +43,14 @@ from ciel.worker.state.orders import (
 BYTES_PER_S = 1e8
 FETCH_TIMEOUT_S = 2.0
 OBEDIENT_SHARE = 0.7  # of programs: a polite signal ends them
+
+
+class Growing(NamedTuple):
+    """An object that a program is writing; `ends_well`: if nothing happens to it."""
+
+    content: bytes
+    maker: Key
+    ends_well: bool
 
 
 class Run(NamedTuple):
@@ -66,6 +83,8 @@ class FakeWorker:
         self.connection: Connection | None = None
         self.running: dict[Key, Run] = {}
         self.waiting: deque[StartAttempt] = deque()
+        self.growing: dict[ObjectId, Growing] = {}
+        self._followers: dict[ObjectId, list[FakeWorker]] = {}
         self.is_dead = False
         self.is_frozen = False
         self.has_met_master = False
@@ -91,6 +110,9 @@ class FakeWorker:
     def die(self, *, silently: bool) -> None:
         """Stop for ever; `silently` as when the power fails, else the kernel ends connections."""
         self.is_dead = True
+        for object_id in list(self._followers):
+            delay_s = FETCH_TIMEOUT_S if silently else self.world.latency_s()
+            self._tell_followers(object_id, None, delay_s)
         del self.world.serving[self.facts.netloc]
         if self.connection is not None:
             if silently:
@@ -126,6 +148,8 @@ class FakeWorker:
         if connection is self.connection:
             self.has_met_master = True
             self._heard_at_s = self.world.timeline.now_s
+            if isinstance(message, DropObjects):
+                self._stop_following(message.objects)
             self.machine.master_said(message, self.world.timeline.now_s)
             self._flush()
 
@@ -133,6 +157,7 @@ class FakeWorker:
         if connection is self.connection:
             connection.close(PEER)
             self.connection = None
+            self._stop_following(tuple(self.growing))
             self.machine.master_lost(self.world.timeline.now_s)
             self._flush()
             self._later(self.world.mean(self.world.options.reconnect_mean_s), self.connect)
@@ -194,11 +219,14 @@ class FakeWorker:
         is_slow = False
         for plan in order.plans:
             holder = self.world.serving.get(plan.netloc)
-            if holder is None or object_id not in holder.store:
+            if holder is None or object_id not in (holder.store | holder.growing):
                 continue
             if holder.is_frozen:
                 is_slow = True
             elif not self.world.has_fault(self.world.options.fetch_failure_share):
+                if object_id not in holder.store:
+                    self._follow(object_id, holder)
+                    return
                 self.store[object_id] = holder.store[object_id]
                 size_bytes = size_of(object_id, self.world.options)
                 self.machine.fetched(object_id, self.world.timeline.now_s, size_bytes)
@@ -210,6 +238,65 @@ class FakeWorker:
         places = tuple(sorted(locations_of(ref)))
         now_s = self.world.timeline.now_s
         self.machine.fetch_failed(ref.id, places, f"not to be had at {places}", now_s)
+        self._flush()
+
+    # --- what grows -------------------------------------------------------------------------------
+
+    def _open(self, key: Key, outcome: Outcome) -> None:
+        """A program lets what it writes be read."""
+        if key not in self.running:
+            return
+        order = self.running[key].order
+        made = dict(outcome.made) or dict.fromkeys(order.spec.outputs, b"")
+        opened = [o for o in made if o not in self.store and o not in self.growing]
+        for object_id in opened:
+            self.growing[object_id] = Growing(made[object_id], key, bool(outcome.made))
+        if opened:
+            self.machine.streams_opened(key, tuple(opened), self.world.timeline.now_s)
+            self._flush()
+
+    def _close(self, key: Key, outcome: Outcome) -> None:
+        """A program is over: what it wrote is whole, or never will be."""
+        attempt = self.machine.attempts.get(key)
+        is_good = outcome.fault is None and attempt is not None and attempt.ending is None
+        for object_id in [o for o, growing in self.growing.items() if growing.maker == key]:
+            del self.growing[object_id]
+            content = dict(outcome.made).get(object_id) if is_good else None
+            self._tell_followers(object_id, content, self.world.latency_s())
+
+    def _tell_followers(self, object_id: ObjectId, content: bytes | None, delay_s: float) -> None:
+        for follower in self._followers.pop(object_id, ()):
+            act = follower._live
+            self.world.timeline.after(
+                delay_s, act, follower._followed, object_id, content, self.facts.netloc
+            )
+
+    def _follow(self, object_id: ObjectId, holder: FakeWorker) -> None:
+        self.growing[object_id] = holder.growing[object_id]
+        holder._followers.setdefault(object_id, []).append(self)
+        self.machine.stream_opened(object_id, self.world.timeline.now_s)
+        self._flush()
+
+    def _stop_following(self, objects: tuple[ObjectId, ...]) -> None:
+        """What grew elsewhere broke, though its connection may still stand."""
+        for object_id in objects:
+            if object_id in self.growing and self.growing[object_id].maker not in self.running:
+                for holder in self.world.serving.values():
+                    if self in holder._followers.get(object_id, ()):
+                        holder._followers[object_id].remove(self)
+                self._followed(object_id, None, "nowhere")
+
+    def _followed(self, object_id: ObjectId, content: bytes | None, place: str) -> None:
+        """What grew elsewhere is whole, or its connection ended before."""
+        if object_id not in self.growing:
+            return
+        del self.growing[object_id]
+        now_s = self.world.timeline.now_s
+        if content is None:
+            self.machine.fetch_failed(object_id, (place,), "its end never came", now_s)
+        else:
+            self.store[object_id] = content
+            self.machine.fetched(object_id, now_s, size_of(object_id, self.world.options))
         self._flush()
 
     # --- programs ---------------------------------------------------------------------------------
@@ -227,7 +314,8 @@ class FakeWorker:
     def _begin(self, order: StartAttempt) -> None:
         key = (order.spec.id, order.attempt)
         contents: list[bytes | None] = []
-        gone = []
+        gone: list[tuple[ObjectId, str]] = []
+        read: list[ObjectId] = []
         for ref in order.inputs:
             if isinstance(ref, Value):
                 contents.append(ref.content)
@@ -235,8 +323,12 @@ class FakeWorker:
                 contents.append(None)
             elif ref.id in self.store:
                 contents.append(self.store[ref.id])
+            elif isinstance(ref, Stream) and ref.id in self.growing:
+                read.append(ref.id)
+                contents.append(self.growing[ref.id].content)
             else:
-                gone.append((ref.id, self.facts.netloc))
+                places = locations_of(ref) if isinstance(ref, Stream) else (self.facts.netloc,)
+                gone += [(ref.id, place) for place in places]
         now_s = self.world.timeline.now_s
         if gone:
             self.machine.inputs_gone(key, tuple(gone), "they are not in the store", now_s)
@@ -246,6 +338,14 @@ class FakeWorker:
         failures = self.world.witness.started(key)
         is_retried = order.spec.job in self.world.witness.retried
         outcome = run(order.spec, order.inputs, contents, failures, is_retried=is_retried)
+        for object_id in read:
+            growing = self.growing[object_id]
+            self.world.witness.read(key, object_id, growing.maker)
+            if not growing.ends_well:  # it reads on and on
+                outcome = Outcome(0.0, hangs=True, streams=outcome.streams)
+        if outcome.streams:
+            share = self.world.chance.uniform(0.0, 0.5)
+            self._later(outcome.duration_s * share, self._open, key, outcome)
         moments = sorted(self.world.chance.random() for _ in outcome.children)
         for moment, (child, known) in zip(moments, outcome.children, strict=True):
             self._later(outcome.duration_s * moment, self._spawn, key, child, known)
@@ -278,6 +378,7 @@ class FakeWorker:
                 here = frozenset((self.facts.netloc,))
                 published.append(Concrete(object_id, size_bytes, here))
         now_s = self.world.timeline.now_s
+        self._close(key, outcome)
         self._start_waiting()
         self.machine.ended(key, tuple(published), outcome.fault, now_s - found.started_at_s, now_s)
         self._flush()

@@ -5,11 +5,13 @@ what is reported.
 from __future__ import annotations
 
 import os
+import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import ciel.executors.sdk
 from ciel.core.events import (
     AssignTask,
     CancelTask,
@@ -27,6 +29,7 @@ from ciel.execution.executor import Executor
 from ciel.net.turns import Turns
 from ciel.storage.interface import ObjectStore
 from ciel.testing.builders import JOB, stored
+from ciel.testing.homes import wait_for
 from ciel.wire.descriptors import make_task
 from ciel.worker.hosting import Hosting
 from ciel.worker.launching import Launching
@@ -37,6 +40,7 @@ from ciel.worker.state.orders import FetchObject, Key
 from ciel.worker.streaming import Streams
 from ciel.worker.talking import USUAL_PATIENCE, Patience
 
+SDK = Path(next(iter(ciel.executors.sdk.__path__)))
 HERE = "127.0.0.1:8001"
 WAIT_S = 20.0
 
@@ -220,6 +224,40 @@ class OneWorker:
         for close in (self.service.close, self.hosting.close, self.streams.close):
             self.in_reactor(close)
         self.in_reactor(self.launching.close)
+
+
+class Talker(OneWorker):
+    """A worker with programs to talk: in Python, or puppets (tests/worker/programs/puppet.c)."""
+
+    puppet_path = ""
+
+    def puppet(self, *actions: str, needs: Needs = USUAL_NEEDS, **arguments: Any) -> Key:
+        """Assign a task of a program that does what it is told here."""
+        command = [self.puppet_path, *actions]
+        return self.assign(self.task("proc", {"command": command, **arguments}, needs=needs))
+
+    def python(
+        self, script: str, *pargs: Any, n_outputs: int = 1, inputs: Iterable[Reference] = ()
+    ) -> Key:
+        """Assign a task of a program that serves with `run(task)`."""
+        head = f"import sys; sys.path.insert(0, {str(SDK)!r}); import ciel_task as c, os, time\n"
+        arguments = {
+            "command": [sys.executable, "-IS", "-c", f"{head}{script}\nc.serve(run)"],
+            "proc_pargs": list(pargs),
+        }
+        return self.assign(self.task("proc", arguments, n_outputs=n_outputs), *inputs)
+
+    def expect_nothing_runs(self, timeout_s: float = 5.0) -> None:
+        """Wait until no program is left."""
+        wait_for(lambda: not self.programs(), "the end of all programs", timeout_s)
+
+    def wait_until_free(self) -> None:
+        """Wait until all slots are free."""
+        wait_for(lambda: self.slots_free() == self.machine.slots, "free slots")
+
+    def expect_free(self) -> None:
+        """Expect that no slot is held."""
+        assert self.slots_free() == self.machine.slots
 
 
 def _is_used(path: Path) -> bool:

@@ -43,6 +43,7 @@ class Options:
     growth_breadth_max: int = 3
     twin_share: float = 0.05  # tasks that share their outputs with an earlier one
     wide_share: float = 0.2  # tasks with more than one output
+    streaming_share: float = 0.0  # of tasks: what they make can be read meanwhile
     uploads_per_job: int = 2
     upload_inline_share: float = 1.0
     phases_max: int = 3  # in how many batches a client adds its tasks
@@ -102,6 +103,10 @@ SCENARIOS: dict[str, Options] = {
     "clients": replace(_CALM, jobs=4, client_cut_interval_s=1.5, cut_interval_s=5.0),
     "fetches": replace(
         _CALM, workers=5, hosts=3, fetch_failure_share=0.2, inline_share=0.0, cut_interval_s=8.0
+    ),
+    "streams": replace(
+        _CALM, streaming_share=0.7, workers=4, task_mean_s=0.3, inline_share=0.2, flaky_share=0.1,
+        kill_interval_s=4.0, cut_interval_s=6.0, fetch_failure_share=0.05, growing_share=0.05,
     ),
     "uploads": replace(
         _CALM, uploads_per_job=6, upload_inline_share=0.3, cut_interval_s=8.0,
@@ -171,4 +176,5 @@ def options_for(scenario: str, seed: int) -> Options:
         remove_share=sometimes(0.3, 0.3, 0.8),
         after_end_mean_s=chance.choice((0.02, 1.0)),
         delegates=chance.random() < 0.75,
+        streaming_share=sometimes(0.4, 0.2, 0.7),
     )

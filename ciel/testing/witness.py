@@ -57,6 +57,8 @@ class Witness:
         self._failures: Counter[str] = Counter()
         self._started: set[Key] = set()
         self._counted: set[Key] = set()
+        self._read: defaultdict[Key, dict[Key, ObjectId]] = defaultdict(dict)  # while it grew
+        self._believed: set[Key] = set()
         self.given: defaultdict[str, set[Key]] = defaultdict(set)  # worker: what it has to answer
         self.cancelled: defaultdict[str, set[Key]] = defaultdict(set)
         self.retried: set[str] = set()  # jobs
@@ -82,6 +84,19 @@ class Witness:
             raise Violation(key[0], f"attempt {key[1]} was started twice")
         self._started.add(key)
         return self._failures[key[0]]
+
+    def read(self, reader: Key, object_id: ObjectId, maker: Key) -> None:
+        """An attempt reads what another one is still writing."""
+        self._read[reader][maker] = object_id
+
+    def believed(self, report: Message) -> None:
+        """The master counts a report: all that the attempt read must have become whole before."""
+        if isinstance(report, TaskReported) and report.fault is None:
+            key = (report.task, report.attempt)
+            self._believed.add(key)
+            for maker, object_id in self._read[key].items():
+                if maker not in self._believed:
+                    raise Violation(object_id, f"{key} counts, and {maker} had not made it")
 
     def program_failed(self, key: Key) -> None:
         self._failures[key[0]] += 1
@@ -114,16 +129,12 @@ class Witness:
                     if place in locations_of(master.graph.objects.reference(object_id)):
                         raise Violation(object_id, f"it is dropped, and said to be at {place}")
 
-    def released(self, master: MasterMachine, objects: tuple[ObjectId, ...]) -> None:
-        """The master drops objects since nobody needs them, or since it does not count who made
-        them: then they are being made again.
-        """
+    def released(self, master: MasterMachine, objects: set[ObjectId]) -> None:
+        """The master drops objects that it knew of, since nobody needs them."""
         active = [task for task in master.graph.tasks.values() if task.state in ACTIVE]
         needed = {object_id for task in active for object_id in task.spec.inputs}
         for object_id in objects:
             node = master.graph.objects.get(object_id)
-            if node is not None and node.producer is not None and node.producer in active:
-                continue
             if object_id in needed or (node is not None and node.wanters):
                 raise Violation(object_id, "it is dropped and needed")
 

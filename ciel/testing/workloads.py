@@ -44,6 +44,7 @@ class Outcome(NamedTuple):
     made: tuple[tuple[ObjectId, bytes], ...] = ()
     fault: TaskFault | None = None
     hangs: bool = False
+    streams: bool = False  # what it makes can be read meanwhile
 
 
 def run(
@@ -59,14 +60,16 @@ def run(
     """
     arguments = read_arguments(spec.payload)
     duration_s = arguments["duration_s"]
+    streams = "streams" in arguments
     is_healed = is_retried and "heals" in arguments
     if arguments["hangs"] and not is_healed:
-        return Outcome(duration_s, hangs=True)
+        return Outcome(duration_s, hangs=True, streams=streams)
     if arguments["hangs"]:
         duration_s = min(duration_s, TIME_LIMIT_S / 2)
     is_broken = arguments["fails"] and not is_healed
     if is_broken or failures_before < arguments["flaky"]:
-        return Outcome(duration_s, fault=TaskFault("RUNTIME_EXCEPTION", "it is meant to fail"))
+        fault = TaskFault("RUNTIME_EXCEPTION", "it is meant to fail")
+        return Outcome(duration_s, fault=fault, streams=streams)
     seen = b"\n".join(NOT_HERE if content is None else content for content in contents)
     children: list[tuple[TaskSpec, tuple[Reference, ...]]] = []
     own = spec.outputs
@@ -75,7 +78,7 @@ def run(
         own = spec.outputs[: chance.randrange(len(spec.outputs))]
         children = _grow(spec, inputs, arguments, chance, spec.outputs[len(own) :])
     made = [(o, blake2b(o.encode() + b"\n" + seen, digest_size=16).digest()) for o in own]
-    return Outcome(duration_s, tuple(children), tuple(made))
+    return Outcome(duration_s, tuple(children), tuple(made), streams=streams)
 
 
 def _grow(
@@ -274,6 +277,8 @@ def _draw_task(
     }
     if heals:
         arguments["heals"] = True
+    if Random(f"{job} {ordinal} {chance.getstate()[1][0]}").random() < options.streaming_share:
+        arguments["streams"] = True
     needs = Needs(
         slots=chance.randint(1, min(2, options.slots_per_worker)),
         priority=chance.choice((0, 0, 0, 5)),

@@ -114,6 +114,7 @@ class Feeder:
             fd, offset_bytes = growing.fileno(), self._offset_bytes
             moved_bytes = os.splice(fd, self._pipe, wanted_bytes, offset_src=offset_bytes)
             self._offset_bytes += moved_bytes
+            growing.saw(self._offset_bytes)
             if moved_bytes:
                 return
         if growing.is_whole:

@@ -101,6 +101,12 @@ class Hosted:
         self.launch_id: int | None = None
         self.killed: TaskFault | None = None  # why its program was
 
+    @property
+    def input_error(self) -> OSError | None:
+        """Why its program may have taken a part of an input for all of it."""
+        feeders = self.pipings if self.feeder is None else [self.feeder, *self.pipings]
+        return next((feeder.error for feeder in feeders if feeder.error is not None), None)
+
     def close_inputs(self) -> None:
         if self.feeder is not None:
             self.feeder.close()
@@ -413,8 +419,8 @@ class Hosting:
         if hosted.killed is not None:
             self._fail(hosted, hosted.killed, run_s, keep=False)
             return
-        if hosted.feeder is not None and hosted.feeder.error is not None:
-            text = f"its standard input could not be read to the end: {hosted.feeder.error}"
+        if (error := hosted.input_error) is not None:
+            text = f"an input of it could not be read to the end: {error}"
             self._fail(hosted, TaskFault("WORKER_FAULT", text), run_s, keep=False)
             return
         tail = hosted.scratch.stderr_tail() if hosted.scratch.stderr_size() else ""

@@ -95,8 +95,7 @@ class Data(Route):
 
     needs_role = Role.READ
 
-    def __init__(self, reactor: Any, store: ObjectStore, streams: Streams) -> None:
-        self._reactor = reactor
+    def __init__(self, store: ObjectStore, streams: Streams) -> None:
         self._store = store
         self._streams = streams
 
@@ -119,7 +118,7 @@ class Data(Route):
         if start == end:
             found.close()
             return b""
-        Sending(self._reactor, request, found.fd, start, end, found.close)
+        Sending(request, found.fd, start, end, found.close)
         return NOT_DONE_YET
 
     def render_HEAD(self, request: Request) -> Answer:
@@ -316,7 +315,7 @@ class WorkerSite:
         self._upload = Upload(store, uploaded)
         self.routes = Routes()
         self.routes.add("/healthz", self._health)
-        self.routes.add("/data/{id}", Data(reactor, store, streams))
+        self.routes.add("/data/{id}", Data(store, streams))
         self.routes.add("/log/{job}", Log(logs))
         self.routes.add("/control/link/{id}", Link(store, host))
         self.routes.add("/control/data/{id}", self._upload)

@@ -78,6 +78,10 @@ class Growing:
         """Return a descriptor to read from, at offsets; owned by this object, -1 when forgotten."""
         return self._fd
 
+    def saw(self, size_bytes: int) -> None:
+        """Note that somebody has read so far: less would be no way for it to end."""
+        self.size_bytes = max(self.size_bytes, size_bytes)
+
     def name(self) -> str:
         """Return a name to open for reading: of a file, whose end need not be the object's."""
         return f"/proc/{os.getpid()}/fd/{self._fd}"
@@ -175,7 +179,7 @@ class Streams:
     def finish(self, growing: Growing) -> None:
         """Say that it is whole: all of it is there, and committed. Wakes everybody."""
         if not growing.is_over and growing._fd >= 0:
-            self._measure(growing)
+            self.measure(growing)
             growing.is_whole = not growing.broken
         self._end(growing)
 
@@ -231,7 +235,7 @@ class Streams:
     def _wake(self, growing: Growing) -> None:
         """Call those who waited for what is there now."""
         if not growing.is_over:
-            self._measure(growing)
+            self.measure(growing)
         ready = [
             waiter
             for waiter in growing._waiters
@@ -248,8 +252,10 @@ class Streams:
             self._watches.disarm(growing)
             self._forget_unread(growing)
 
-    def _measure(self, growing: Growing) -> None:
+    def measure(self, growing: Growing) -> None:
         """Look how large it is. Readers have seen what was cut off, so that breaks it."""
+        if growing.is_over:
+            return
         size_bytes = os.fstat(growing._fd).st_size
         if size_bytes < growing.size_bytes:
             growing.broken = (

@@ -77,6 +77,7 @@ class Talked(Attempt):
         self._readers: dict[str, ObjectReader] = {}
         self._grown: dict[str, Growth] = {}  # inputs that were whole when they were opened
         self._opened: dict[str, _Opened] = {}
+        self._pipings: list[Piping] = []
         self._holds: dict[str, Hold] = {}  # of inputs that were to be whole
         self._streams: dict[int, Growing] = {}
         self._waiters: list[Any] = []
@@ -190,14 +191,21 @@ class Talked(Attempt):
             opened = self._opened.setdefault(ref.id, _Opened())
             opened.growing = growing
             opened.count += 1
+            self._place.streams.measure(growing)
             growth = Growth(growing.size_bytes, growing.is_whole)
             if blocking:
                 piping = self._place.streams.pipe(growing)
+                self._pipings.append(piping)
                 opened.holds.append(piping)
                 then(OpenInput(piping.name, growth, True))
             else:
                 opened.holds.append(self._place.streams.hold(growing))
                 then(OpenInput(growing.name(), growth, False))
+
+    @property
+    def input_error(self) -> OSError | None:
+        """Why the program may have taken a part of an input for all of it."""
+        return next((piping.error for piping in self._pipings if piping.error is not None), None)
 
     def read(self, ref: Reference, then: Callable[[bytes], None]) -> None:
         if isinstance(ref, Value):

@@ -304,6 +304,8 @@ class Talking:
             return
         if over.fault is not None:
             self._fail(process, TaskFault(*over.fault))
+        elif (error := talked.input_error) is not None:
+            self._fail(process, serving_fault(self._place.worker, error))
         elif talked.fixed is not None and over.keep != "must_keep":
             text = "it said that it would go on in place, and then 'exit' without 'must_keep'"
             self._fail(process, TaskFault("RUNTIME_ERROR", text))

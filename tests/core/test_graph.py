@@ -91,7 +91,7 @@ class Scene:
         graph, stopped = self.graph, []
         while graph.broken:
             task, attempt = graph.broken.pop()
-            if task.state is TaskState.RUNNABLE:
+            if task.state is TaskState.RUNNABLE or task.state is TaskState.WAITING:
                 graph.recheck(task)
             elif task.state is TaskState.ASSIGNED and task.attempt == attempt:
                 stopped.append(task.spec.outputs[0])
@@ -1172,6 +1172,23 @@ def test_readers_stop_and_wait_when_what_they_read_breaks(end: str) -> None:
         assert scene.state(maker) is TaskState.ASSIGNED
 
 
+def test_who_waits_for_more_counts_on_a_stream_too() -> None:
+    maker, other = a_task("grows"), a_task("late")
+    early = a_task("early", inputs=["grows", "late"])
+    scene = Scene(maker, other, early, wanted=["early"])
+    later = a_task("later", inputs=["late", "grows"])
+    scene.start(maker)
+    scene.stream(maker, "grows")
+    scene.add(later)
+    scene.want("later")
+    assert scene.graph.is_needed(scene.node(maker))
+    scene.graph.requeue(scene.node(maker))
+    assert scene.follow() == []
+    assert scene.state(maker) is TaskState.RUNNABLE
+    assert scene.graph.waiting.missing_of(scene.node(early)) == 2
+    assert scene.graph.waiting.missing_of(scene.node(later)) == 2
+
+
 def test_a_maker_that_sleeps_breaks_its_streams() -> None:
     scene, (maker, reader) = streaming(2)
     scene.unwant("c1")
@@ -1205,19 +1222,22 @@ def test_a_broken_stream_stops_a_long_pipeline_without_recursion() -> None:
     assert not scene.graph.objects.growing
 
 
-def test_a_stream_that_is_delegated_breaks_when_its_opener_ends() -> None:
+def test_a_stream_breaks_when_its_maker_delegates_it() -> None:
     parent = a_task("a")
     child = a_task("a", parent=parent)
     reader = a_task("b", inputs=["a"])
-    scene = Scene(parent, reader, wanted=["b"])
+    scene = Scene(parent, reader, wanted=["a", "b"])
     scene.start(parent)
     scene.stream(parent, "a")
     scene.start(reader)
     scene.add(child)
-    scene.finish(parent)
-    assert scene.follow() == ["b"]
     assert scene.state(child) is TaskState.RUNNABLE
+    assert scene.follow() == ["b"]
     assert scene.state(reader) is TaskState.WAITING
+    scene.start(child)
+    scene.stream(child, "a")
+    scene.finish(parent)
+    assert scene.state(reader) is TaskState.RUNNABLE
 
 
 def test_only_its_maker_opens_a_stream() -> None:

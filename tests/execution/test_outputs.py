@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -150,21 +149,6 @@ def test_what_is_no_content_is_published_too(made: Made) -> None:
     assert made.reference("t:fixed:0") == Fixed(ObjectId("t:fixed:0"), "here:1")
     with pytest.raises(BadCallError, match="published already"):
         made.add(index, Future(ObjectId("t:fixed:0")))
-
-
-def test_looking_up_and_publishing_in_turn_is_not_quadratic(store: FileStore) -> None:
-    """Each step took as long as all before it."""
-
-    def run_s(count: int) -> float:
-        outputs = Made(store, "a")
-        started_s = time.perf_counter()
-        for _ in range(count):
-            outputs.publish(outputs.allocate(""), b"")
-            outputs.reference("t:pub:0")
-        return time.perf_counter() - started_s
-
-    run_s(100)
-    assert run_s(8000) < 10 * run_s(2000)
 
 
 def test_each_output_is_published_once(made: Made) -> None:

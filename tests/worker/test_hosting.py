@@ -285,7 +285,7 @@ def test_an_input_that_vanishes_while_it_is_fed_fails_the_attempt(
     fault = worker.end(key).fault
     assert fault is not None
     assert fault.reason == "WORKER_FAULT"
-    assert "standard input" in fault.details
+    assert "an input of it could not be read to the end" in fault.details
 
 
 def test_references_in_the_command_line_become_paths(worker: Worker) -> None:

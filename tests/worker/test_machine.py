@@ -556,6 +556,18 @@ def test_a_failure_is_told_at_once_with_what_had_to_wait(played: Played) -> None
     assert len(ends(played, third, TaskFault("RUNTIME_ERROR", "exit status 3"))) == 2
 
 
+def test_all_is_told_before_an_attempt_begins_that_is_not_the_first(played: Played) -> None:
+    """It may be what its last worker died of, and nobody else is to be blamed."""
+    first, second = busy(played, 2)
+    played.assign(again := a_task("again", ordinal=7), attempt=2)
+    played.assign(a_task("last", ordinal=8))
+    assert len(ends(played, first)) == 1
+    played.machine.ended((second.id, 1), (), None, 0.001, played.now_s)
+    assert start(again, attempt=2) in played.machine.outbox
+    played.machine.outbox.clear()
+    assert len(played.machine.take_reports(played.now_s)) == 1
+
+
 # --- programs that are prepared ahead -------------------------------------------------------------
 
 
@@ -598,20 +610,21 @@ def test_programs_that_take_their_time_are_not() -> None:
 
 
 @pytest.mark.parametrize(
-    "spec",
+    "spec, attempt",
     [
-        a_task("x", slots=2),
-        a_task("x", inputs=["in"]),
-        a_task("x")._replace(needs=Needs(timeout_s=5.0)),
+        (a_task("x", slots=2), 1),
+        (a_task("x", inputs=["in"]), 1),
+        (a_task("x")._replace(needs=Needs(timeout_s=5.0)), 1),
+        (a_task("x"), 2),
     ],
-    ids=["wide", "with inputs", "with a time limit"],
+    ids=["wide", "with inputs", "with a time limit", "once more"],
 )
-def test_only_plain_programs_are_prepared_ahead(spec: TaskSpec) -> None:
+def test_only_plain_programs_are_prepared_ahead(spec: TaskSpec, attempt: int) -> None:
     played = Played(slots=2)
     brief(played)
     busy(played, 2)
     ordered(played)
-    played.assign(spec, *[inline(name) for name in spec.inputs])
+    played.assign(spec, *[inline(name) for name in spec.inputs], attempt=attempt)
     assert ordered(played) == []
     for number in range(2):
         played.machine.ended((a_task(f"t{number}", ordinal=number).id, 1), (), None, 0.001, 0.0)

@@ -247,9 +247,9 @@ def test_the_same_upload_again_is_welcome_another_one_conflicts(
 def test_an_upload_that_stops_half_way_leaves_nothing(served: Served, tmp_path: Path) -> None:
     with served.open_halfway("/control/data/x", CONTENT):
         wait_for(lambda: being_written(tmp_path), "the beginning")
-    wait_for(lambda: not being_written(tmp_path), "the end")
+    wait_for(lambda: served.store.usage().reserved_bytes == 0, "the end")
+    assert being_written(tmp_path) == []
     assert (list(served.store), served.uploaded) == ([], [])
-    assert served.store.usage().reserved_bytes == 0
 
 
 def test_an_upload_to_a_full_store(in_reactor: Any, tmp_path: Path) -> None:

@@ -2,43 +2,34 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import signal
-import subprocess
 import sys
 import time
 from base64 import b64encode
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-import ciel.executors.sdk
-from ciel.core.events import DropObjects, InputsLost, TaskFault
+from ciel.core.events import AssignTask, DropObjects, InputsLost, TaskFault
 from ciel.core.ids import ObjectId
-from ciel.core.refs import Fixed, Future, Reference, Value
+from ciel.core.refs import Fixed, Future, Value
 from ciel.core.tasks import Needs
-from ciel.executors.proc import ProcExecutor
-from ciel.executors.stdinout import StdinoutExecutor
-from ciel.executors.sync import SyncExecutor
-from ciel.storage.files import FileStore, open_disk
 from ciel.testing.builders import stored
 from ciel.testing.homes import descriptors_of, private_bytes, wait_for
-from ciel.testing.one_worker import OneWorker
+from ciel.testing.one_worker import SDK, Talker
 from ciel.worker.state.orders import Key
 from ciel.worker.talking import Patience
 
-SDK = Path(next(iter(ciel.executors.sdk.__path__)))
-EXECUTORS = {e.name: e for e in (ProcExecutor(), StdinoutExecutor(), SyncExecutor())}
 IS_LONG = os.environ.get("CIEL_LONG") == "1"
 
 OPEN = ("ow", "or")
 START = (*OPEN, "h")
 TEXT = b64encode(b"text").decode()
-SAY = 's["publish_string",{"index":0,"str":"%s"}]' % TEXT
+SAY = f's["publish_string",{{"index":0,"str":"{TEXT}"}}]'
 PUBLISH = f"a{SAY[1:]}"
 EXIT = 's["exit",{"keep_process":"no"}]'
 KEEP = 's["exit",{"keep_process":"may_keep"}]'
@@ -47,65 +38,7 @@ WELL = b"text"
 STAY = "z60000"
 
 
-class Talker(OneWorker):
-    """A worker with programs to talk."""
-
-    puppet_path = ""
-
-    def puppet(self, *actions: str, needs: Needs = Needs(), **arguments: Any) -> Key:
-        """Assign a task of a program that does what it is told here."""
-        command = [self.puppet_path, *actions]
-        return self.assign(self.task("proc", {"command": command, **arguments}, needs=needs))
-
-    def python(self, script: str, *pargs: Any, n_outputs: int = 1, inputs: Any = ()) -> Key:
-        """Assign a task of a program that serves with `run(task)`."""
-        head = f"import sys; sys.path.insert(0, {str(SDK)!r}); import ciel_task as c, os, time\n"
-        arguments = {
-            "command": [sys.executable, "-IS", "-c", f"{head}{script}\nc.serve(run)"],
-            "proc_pargs": list(pargs),
-        }
-        return self.assign(self.task("proc", arguments, n_outputs=n_outputs), *inputs)
-
-    def expect_nothing_runs(self, timeout_s: float = 5.0) -> None:
-        wait_for(lambda: not self.programs(), "the end of all programs", timeout_s)
-
-    def expect_free(self) -> None:
-        assert self.slots_free() == self.machine.slots
-
-
 Start = Callable[..., Talker]
-
-
-@pytest.fixture(scope="session")
-def puppet_path(tmp_path_factory: pytest.TempPathFactory) -> str:
-    path = tmp_path_factory.mktemp("puppet") / "puppet"
-    source = Path(__file__).parent / "programs" / "puppet.c"
-    subprocess.run(["cc", "-O1", "-o", path, source], check=True)
-    return str(path)
-
-
-@pytest.fixture
-def start(in_reactor: Any, store: FileStore, tmp_path: Path, puppet_path: str) -> Iterator[Start]:
-    """Start a worker; afterwards nothing of it may be left."""
-    started: list[Talker] = []
-
-    def start(**options: Any) -> Talker:
-        worker = Talker(in_reactor, store, tmp_path, EXECUTORS, **options)
-        worker.puppet_path = puppet_path
-        started.append(worker)
-        return worker
-
-    before = descriptors_of(os.getpid())
-    yield start
-    for worker in started:
-        wait_for(lambda worker=worker: worker.slots_free() == worker.machine.slots, "free slots")
-        worker.stop()
-    wait_for(lambda: descriptors_of(os.getpid()) <= before, "closed descriptors")
-
-
-@pytest.fixture
-def worker(start: Start) -> Talker:
-    return start()
 
 
 def pid_of(path: Path) -> int:
@@ -114,15 +47,7 @@ def pid_of(path: Path) -> int:
     return int(path.read_text())
 
 
-def is_gone(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return True
-    return False
-
-
-# --- well ------------------------------------------------------------------------------------------
+# --- well -----------------------------------------------------------------------------------------
 
 
 def test_a_program_does_its_task_and_goes(worker: Talker) -> None:
@@ -170,7 +95,7 @@ def test_what_a_program_needs_not_wait_for_is_answered_in_order(worker: Talker) 
     assert worker.content(worker.puppet(*START, *many, *GOOD)) == WELL
 
 
-# --- warm ------------------------------------------------------------------------------------------
+# --- warm -----------------------------------------------------------------------------------------
 
 PID = """def run(task):
     task.soft_cache_keys = [(task.args[1:], "kept")]
@@ -237,8 +162,6 @@ def kill_and(worker: Talker, pid: int, actions: tuple[str, ...]) -> Callable[[],
         os.kill(pid, signal.SIGKILL)
         wait_for(lambda: is_dead(pid), "a dead program")
         spec = worker.task("proc", {"command": [worker.puppet_path, *actions]})
-        from ciel.core.events import AssignTask
-
         worker.service.peer_said(worker, [AssignTask(spec, 1, ())])  # type: ignore[arg-type]  # as a peer
         return (spec.id, 1)
 
@@ -281,7 +204,7 @@ def test_a_warm_program_that_speaks_unasked_is_ended(worker: Talker) -> None:
 
 
 def test_a_warm_program_that_fails_is_not_used_again(worker: Talker, tmp_path: Path) -> None:
-    script = f"""def run(task):
+    script = """def run(task):
         task.publish(0, str(os.getpid()).encode())
         if task.args:
             raise ValueError("no luck")"""
@@ -321,7 +244,7 @@ def test_a_program_that_prints_without_end_does_not_fill_the_device(
     wait_for(lambda: stderr.stat().st_blocks * 512 <= 1 << 20, "the file to be cut")
 
 
-# --- going on in place -----------------------------------------------------------------------------
+# --- going on in place ----------------------------------------------------------------------------
 
 WAITS = """def run(task):
     pid = os.getpid()
@@ -412,7 +335,7 @@ def test_a_program_that_would_go_on_and_then_goes_has_failed(worker: Talker) -> 
         assert "without 'must_keep'" in fault.details
 
 
-# --- opening and closing ---------------------------------------------------------------------------
+# --- opening and closing --------------------------------------------------------------------------
 
 SETTLED_S = 2.0
 """How long any end may take to be noticed (failures.md, W6)."""
@@ -429,9 +352,7 @@ SETTLED_S = 2.0
     ],
     ids=["both late", "reads late", "writes late", "speaks before it listens", "reads first"],
 )
-def test_a_program_may_open_late_and_in_any_order(
-    worker: Talker, actions: tuple[str, ...]
-) -> None:
+def test_a_program_may_open_late_and_in_any_order(worker: Talker, actions: tuple[str, ...]) -> None:
     assert worker.content(worker.puppet(*actions)) == WELL
 
 
@@ -499,7 +420,7 @@ def test_a_warm_program_is_not_judged_by_the_time_of_its_first_task(start: Start
     worker.good(key)
 
 
-# --- ends ------------------------------------------------------------------------------------------
+# --- ends -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("status", [0, 3])
@@ -588,7 +509,8 @@ def test_garbage_fails_its_task_with_what_came(
     worker.expect_free()
 
 
-def test_a_program_that_talks_on_after_its_exit_has_done_its_task(worker: Talker) -> None:
+def test_a_program_that_talks_on_after_its_exit_has_done_its_task(start: Start) -> None:
+    worker = start(patience=Patience(leave_s=0.1))
     for end in (EXIT, KEEP):
         assert worker.content(worker.puppet(*START, PUBLISH, end, SPEAK, SPEAK, STAY)) == WELL
     worker.expect_nothing_runs()
@@ -600,7 +522,7 @@ def test_a_program_says_itself_why_it_failed(worker: Talker) -> None:
     assert fault.details.partition("\n")[0].endswith(" on worker w1: my reason")
 
 
-# --- called off ------------------------------------------------------------------------------------
+# --- called off -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("actions", [(STAY,), (*START, STAY), (*START, "i15", STAY)], ids=str)
@@ -629,7 +551,7 @@ def test_a_warm_program_that_is_killed_for_its_silence_is_not_replaced(
 ) -> None:
     """As if it had been gone before it was told its task, again and again."""
     worker = start(slots=3)
-    actions = (*OPEN, "h", f"w{tmp_path}/go", PUBLISH, KEEP, "h", STAY)
+    actions = (*OPEN, "h", f"w{tmp_path}/go", PUBLISH, KEEP, STAY)
     keys = [worker.puppet(*actions) for _ in range(3)]
     wait_for(lambda: len(worker.programs()) == 3, "three programs")
     (tmp_path / "go").touch()
@@ -682,7 +604,7 @@ def test_what_was_there_before_outlives_a_failed_task(worker: Talker) -> None:
     assert worker.store.get(again.outputs[0]) == b"x" * 5000
 
 
-# --- what is kept, and what cannot be started -------------------------------------------------------
+# --- what is kept, and what cannot be started -----------------------------------------------------
 
 
 def test_files_of_a_failed_task_are_kept(worker: Talker) -> None:
@@ -754,7 +676,7 @@ def test_what_nobody_has_is_told_of(worker: Talker) -> None:
         worker.expect_free()
 
 
-# --- many ------------------------------------------------------------------------------------------
+# --- many -----------------------------------------------------------------------------------------
 
 
 def bad_ends() -> dict[str, tuple[tuple[str, ...], str]]:
@@ -796,7 +718,7 @@ def test_a_thousand_programs_of_every_kind_are_told_apart_and_leave_nothing(
                 assert fault.reason == "RUNTIME_ERROR"
                 assert words in fault.details, name
         worker.reports.clear()
-        wait_for(lambda: worker.slots_free() == 4, "free slots")
+        worker.wait_until_free()
 
     run(150)
     descriptors, memory_bytes = descriptors_of(os.getpid()), private_bytes(os.getpid())

@@ -16,7 +16,7 @@ from ciel.core.fixed import place_of
 from ciel.core.graph import TaskGraph
 from ciel.core.ids import ObjectId
 from ciel.core.jobs import Job
-from ciel.core.refs import CONSUMABLE, STREAMS, Concrete, Failure, Sweetheart
+from ciel.core.refs import CONSUMABLE, STREAMS, Concrete, Failure, Sweetheart, locations_of
 from ciel.core.retries import Blame
 from ciel.core.tasks import ASSIGNED, RUNNABLE, WAITING, TaskNode
 from ciel.master.state.workers import Call, WorkerNode
@@ -161,9 +161,14 @@ class Ahead:
         """
         if self.tasks.get(task) is not worker or not self._graph.is_ready(task):
             return False
-        refs = [self._graph.objects.nodes[object_id].ref for object_id in task.spec.inputs]
-        if any(type(ref) in STREAMS or type(ref) is Failure for ref in refs):
-            return False
+        for object_id in task.spec.inputs:
+            ref = self._graph.objects.reference(object_id)
+            if type(ref) is Failure:
+                return False
+            if type(ref) in STREAMS:
+                if worker.facts.netloc not in locations_of(ref):
+                    return False
+                self._graph.disturbed = True  # what follows it must not rely on it yet
         self._forget(task)
         return True
 

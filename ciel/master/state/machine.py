@@ -40,12 +40,12 @@ from ciel.core.retries import (
     after_worker_loss,
 )
 from ciel.core.revival import running
-from ciel.core.tasks import ASSIGNED, RUNNABLE, TaskNode, TaskSpec
+from ciel.core.tasks import ASSIGNED, RUNNABLE, WAITING, TaskNode, TaskSpec
 from ciel.master.state.ahead import Ahead
 from ciel.master.state.copies import EarlyCopies
 from ciel.master.state.dispatch import Dispatcher
 from ciel.master.state.jobs import PROGRESS_INTERVAL_S, JobDesk
-from ciel.master.state.keeping import drop_unneeded, is_made_elsewhere, unlisted
+from ciel.master.state.keeping import drop_unneeded, followed_in_vain, is_made_elsewhere, unlisted
 from ciel.master.state.workers import Call, WorkerFacts, WorkerNode
 
 
@@ -151,6 +151,8 @@ class MasterMachine(JobDesk):
                     open_streams(self.graph, task, refs)
             case Heartbeat():
                 pass
+        if self.graph.broken or self.graph.whole:
+            self._follow_streams()
 
     def _current(self, worker: WorkerNode, task_id: str, attempt: int) -> TaskNode | None:
         """Find the task of a running attempt; None if that attempt does not count any more."""
@@ -318,9 +320,7 @@ class MasterMachine(JobDesk):
         graph = self.graph
         while graph.broken or graph.whole:
             if graph.broken:
-                task, attempt = graph.broken.pop()
-                if task.attempt == attempt:
-                    self._stop_reading(task)
+                self._stop_reading(*graph.broken.pop())
             else:
                 task = graph.whole.pop()
                 if task in self.held:
@@ -332,13 +332,16 @@ class MasterMachine(JobDesk):
                 graph.publish(ref)
             self._drop_unlisted(worker, (ref,))
 
-    def _stop_reading(self, task: TaskNode) -> None:
-        if task.state is RUNNABLE:
+    def _stop_reading(self, task: TaskNode, attempt: int) -> None:
+        if task.state is RUNNABLE or task.state is WAITING:
             self.graph.recheck(task)
-        elif task.state is ASSIGNED:
+        elif task.state is ASSIGNED and task.attempt == attempt:
             self._touched[task.spec.job] = task.job
             self._tell(task, f"what attempt {task.attempt} read broke off: it runs again")
             self._stop(task)
+            gone = followed_in_vain(self.graph, task)
+            if gone and task.worker is not None:
+                self._say(task.worker, DropObjects(gone))
             self.graph.requeue(task)
             self._drop_held(task)
 
@@ -500,6 +503,8 @@ class MasterMachine(JobDesk):
     def _drop(self) -> None:
         if self.graph.droppable:
             self._delete(drop_unneeded(self.graph))
+        if self.graph.objects.replaced:
+            self._delete(self.graph.objects.take_replaced())
         if self.graph.released:
             self._delete(forget_released(self.graph))
 

@@ -157,7 +157,7 @@ class WorkerMachine:
 
     def _offer_some(self) -> None:
         """Tell of a part of what the store holds; the rest follows, so that no turn takes long."""
-        refs = []
+        refs: list[Reference] = []
         here = frozenset((self.netloc,))
         while self._to_offer and len(refs) < OFFERED_AT_ONCE:
             object_id = self._to_offer.popleft()

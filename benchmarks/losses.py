@@ -1,0 +1,171 @@
+"""A job whose workers are killed: 5,000 leaves of 10 ms, 500 sums of ten of them, and one total.
+
+Two workers with a slot each. Every 8 s one of them is killed and started again at once on the same
+spool; then the same with its spool wiped each time. Both are compared with the runs before and
+after in which nothing happens. Every other leaf's result has 64 KiB and thus lies in a store.
+A peer that was measured on such a machine took 2.9 times as long (Dask 2026.8.0).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from ciel.client.client import Client
+from ciel.client.jobs import Job
+from ciel.core.refs import Future
+
+LEAVES = 5000
+IN_A_SUM = 10
+LEAF_S = 0.01
+KILL_EVERY_S = 8.0
+START_TIMEOUT_S = 20.0
+BIN = Path(sys.executable).parent
+PROGRAM = """
+import time
+from ciel.executors.sdk import ciel_task
+
+def run(task):
+    number = task.kwargs.get("leaf")
+    if number is None:
+        result = sum(int(task.read(ref).split()[0]) for ref in task.args)
+        task.publish(0, b"%d\\n" % result)
+        return
+    time.sleep(task.kwargs["takes_s"])
+    task.publish(0, b"%d\\n" % number**2 + b" " * (65536 if number % 2 else 0))
+
+ciel_task.serve(run)
+"""
+
+
+class Scene:
+    """A master, two workers and the program, in a directory of their own."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.access = directory / "access.json"
+        program = directory / "sums.py"
+        program.write_text(PROGRAM)
+        self.command = [sys.executable, str(program)]
+        self._environ = os.environ | {"XDG_STATE_HOME": str(directory / "state")}
+        self._master = self._start("ciel-master", "master", "--listen", "127.0.0.1:0")
+        self.await_start(self.access.exists)
+        self._workers = [self._start_worker(number) for number in range(2)]
+        self.kills = 0
+
+    def _start(self, program: str, name: str, *options: str) -> subprocess.Popen[bytes]:
+        log = str(self.directory / f"{name}.log")
+        command = [str(BIN / program), "--access", str(self.access), "--log", log, *options]
+        return subprocess.Popen(command, env=self._environ, stderr=subprocess.DEVNULL)
+
+    def _start_worker(self, number: int) -> subprocess.Popen[bytes]:
+        spool = str(self.directory / f"spool{number}")
+        return self._start("ciel-worker", f"worker{number}", "--slots", "1", "--spool", spool)
+
+    def await_start(self, condition: Callable[[], bool]) -> None:
+        """Wait until something holds that soon does, unless the cluster cannot start."""
+        until_s = time.monotonic() + START_TIMEOUT_S
+        while not condition():
+            if time.monotonic() > until_s:
+                raise RuntimeError(f"the cluster did not start; see {self.directory}")
+            time.sleep(0.01)
+
+    def kill(self, *, wiped: bool) -> None:
+        """Kill one worker after the other, and start it again at once."""
+        number = self.kills % 2
+        self.kills += 1
+        self._workers[number].kill()
+        self._workers[number].wait()
+        if wiped:
+            spool = self.directory / f"spool{number}"
+            shutil.rmtree(spool.rename(self.directory / f"wiped{self.kills}"))
+        self._workers[number] = self._start_worker(number)
+
+    def stop(self) -> None:
+        for daemon in [*self._workers, self._master]:
+            daemon.terminate()
+        for daemon in [*self._workers, self._master]:
+            daemon.wait()
+
+
+@contextmanager
+def scene() -> Iterator[tuple[Scene, Client]]:
+    """Start a cluster, and connect to it once both workers are there."""
+    with tempfile.TemporaryDirectory(prefix="ciel-bench-") as directory:
+        made = Scene(Path(directory))
+        try:
+            with Client(access=str(made.access)) as client:
+                made.await_start(lambda: len(client.ask("workers")) == 2)
+                yield made, client
+        finally:
+            made.stop()
+
+
+def add(made: Scene, job: Job, *inputs: Future, **kwargs: float) -> Future:
+    """Add one task of the program."""
+    arguments = {"command": made.command, "proc_pargs": [*inputs], "proc_kwargs": kwargs}
+    return job.add("proc", arguments)[0]
+
+
+def run(made: Scene, client: Client, leaves: int) -> float:
+    """Run the job; return how long it takes. Raises RuntimeError if its result is wrong."""
+    expected = sum(number**2 for number in range(leaves))
+    begun_s = time.perf_counter()
+    with client.job("losses") as job:
+        parts = [add(made, job, leaf=number, takes_s=LEAF_S) for number in range(leaves)]
+        sums = [
+            add(made, job, *parts[first : first + IN_A_SUM]) for first in range(0, leaves, IN_A_SUM)
+        ]
+        found = int(job.read(add(made, job, *sums), timeout_s=600))
+    if found != expected:
+        raise RuntimeError(f"the result is {found}, not {expected}")
+    return time.perf_counter() - begun_s
+
+
+def run_with_kills(made: Scene, client: Client, leaves: int, *, wiped: bool) -> float:
+    """Run the job while workers are killed; return how long it takes."""
+    over = threading.Event()
+
+    def kill() -> None:
+        while not over.wait(KILL_EVERY_S):
+            made.kill(wiped=wiped)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    try:
+        return run(made, client, leaves)
+    finally:
+        over.set()
+        killer.join()
+
+
+def measure(leaves: int = LEAVES) -> dict[str, float]:
+    """Take each of the three, with undisturbed ones before, between and after."""
+    results = {}
+    clean_s = []
+    with scene() as (made, client):
+        run(made, client, leaves // 20)
+        clean_s.append(run(made, client, leaves))
+        for name, wiped in (("killed", False), ("wiped", True)):
+            kills = made.kills
+            results[f"{name}_s"] = run_with_kills(made, client, leaves, wiped=wiped)
+            results[f"{name}_kills"] = made.kills - kills
+            clean_s.append(run(made, client, leaves))
+    results["clean_s"] = statistics.median(clean_s)
+    for name in ("killed", "wiped"):
+        results[f"{name}_to_clean"] = results[f"{name}_s"] / results["clean_s"]
+    return results
+
+
+if __name__ == "__main__":
+    print(json.dumps(measure(int(sys.argv[1]) if len(sys.argv) > 1 else LEAVES), indent=1))
