@@ -17,22 +17,22 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from ciel.client.client import Client
 from ciel.client.jobs import Job
 from ciel.core.refs import Future
+from ciel.testing.homes import wait_for
 
 LEAVES = 5000
 IN_A_SUM = 10
 LEAF_S = 0.01
 KILL_EVERY_S = 8.0
-START_TIMEOUT_S = 20.0
 BIN = Path(sys.executable).parent
 PROGRAM = """
-import time
+from time import sleep
 from ciel.executors.sdk import ciel_task
 
 def run(task):
@@ -41,7 +41,7 @@ def run(task):
         result = sum(int(task.read(ref).split()[0]) for ref in task.args)
         task.publish(0, b"%d\\n" % result)
         return
-    time.sleep(task.kwargs["takes_s"])
+    sleep(task.kwargs["takes_s"])
     task.publish(0, b"%d\\n" % number**2 + b" " * (65536 if number % 2 else 0))
 
 ciel_task.serve(run)
@@ -59,7 +59,7 @@ class Scene:
         self.command = [sys.executable, str(program)]
         self._environ = os.environ | {"XDG_STATE_HOME": str(directory / "state")}
         self._master = self._start("ciel-master", "master", "--listen", "127.0.0.1:0")
-        self.await_start(self.access.exists)
+        wait_for(self.access.exists, "the master")
         self._workers = [self._start_worker(number) for number in range(2)]
         self.kills = 0
 
@@ -71,14 +71,6 @@ class Scene:
     def _start_worker(self, number: int) -> subprocess.Popen[bytes]:
         spool = str(self.directory / f"spool{number}")
         return self._start("ciel-worker", f"worker{number}", "--slots", "1", "--spool", spool)
-
-    def await_start(self, condition: Callable[[], bool]) -> None:
-        """Wait until something holds that soon does, unless the cluster cannot start."""
-        until_s = time.monotonic() + START_TIMEOUT_S
-        while not condition():
-            if time.monotonic() > until_s:
-                raise RuntimeError(f"the cluster did not start; see {self.directory}")
-            time.sleep(0.01)
 
     def kill(self, *, wiped: bool) -> None:
         """Kill one worker after the other, and start it again at once."""
@@ -105,7 +97,7 @@ def scene() -> Iterator[tuple[Scene, Client]]:
         made = Scene(Path(directory))
         try:
             with Client(access=str(made.access)) as client:
-                made.await_start(lambda: len(client.ask("workers")) == 2)
+                wait_for(lambda: len(client.ask("workers")) == 2, "the workers")
                 yield made, client
         finally:
             made.stop()

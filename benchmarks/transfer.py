@@ -6,6 +6,9 @@ writing into a file, both with large buffers. Both go from and to the same tmpfs
 adds is mostly the checksum and the reserved space, some 50 ms each for 1 GiB.
 """
 
+# Most of twisted.web has no annotations.
+# mypy: allow-untyped-calls
+
 from __future__ import annotations
 
 import os
@@ -15,16 +18,28 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pycurl
+from twisted.protocols.basic import LineReceiver
+from twisted.web.server import Site
+from twisted.web.static import File, NoRangeStaticProducer
+
+from ciel.core.ids import ObjectId
+from ciel.core.refs import Concrete
+from ciel.net.turns import use_monotonic_clock
+from ciel.storage.files import open_disk
+from ciel.testing.data_worker import DataWorker
+from ciel.worker.state.orders import FetchObject
+from ciel.worker.state.plans import HttpPlan
 
 SIZE_BYTES = 1 << 30
 PAIRS = 5
 CHUNK_BYTES = 1 << 20
-OBJECT = "large"
+OBJECT = ObjectId("large")
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,18 +101,27 @@ def _cpu_s() -> float:
 # --- the parts ------------------------------------------------------------------------------------
 
 
+class Lines(LineReceiver):
+    """Lines that a part is sent; an empty one only asks for the CPU time."""
+
+    delimiter = b"\n"
+
+    def __init__(self, told: Callable[[str], object]) -> None:
+        self._told = told
+
+    def lineReceived(self, line: bytes) -> None:  # noqa: N802  # Twisted's name
+        if line:
+            self._told(line.decode())
+        else:
+            _say(0, _cpu_s())
+
+
 def work(directory: str) -> None:
-    """Be a worker: say the address, answer each line `HOLDER SIZE` by fetching, others by `0`."""
-    from twisted.internet import reactor, stdio
-    from twisted.protocols.basic import LineReceiver
+    """Be a worker: say the address, and fetch for each line `HOLDER SIZE`."""
+    from twisted.internet import reactor as installed
+    from twisted.internet import stdio
 
-    from ciel.core.refs import Concrete
-    from ciel.net.turns import use_monotonic_clock
-    from ciel.storage.files import open_disk
-    from ciel.testing.data_worker import DataWorker
-    from ciel.worker.state.orders import FetchObject
-    from ciel.worker.state.plans import HttpPlan
-
+    reactor: Any = installed
     use_monotonic_clock(reactor)
 
     def run(call: Any, *args: Any, **options: Any) -> Any:
@@ -108,51 +132,38 @@ def work(directory: str) -> None:
     class Worker(DataWorker):
         begun_s = 0.0
 
-        def fetched(self, object_id: str, size_bytes: int) -> None:
+        def fetched(self, object_id: ObjectId, size_bytes: int) -> None:
             _say(time.perf_counter() - self.begun_s, _cpu_s())
             self.store.delete(object_id)
 
-        def fetch_failed(self, object_id: str, losses: tuple[str, ...], details: str) -> None:
+        def fetch_failed(self, object_id: ObjectId, losses: object, details: str) -> None:
             raise SystemExit(details)
 
     worker = Worker(run, open_disk({}, Path(directory)), directory)
 
-    class Lines(LineReceiver):
-        delimiter = b"\n"
+    def told(line: str) -> None:
+        holder, size = line.split()
+        ref = Concrete(OBJECT, int(size), frozenset((holder,)))
+        worker.begun_s = time.perf_counter()
+        worker.fetcher.fetch(FetchObject(ref, (HttpPlan(holder),)))
 
-        def lineReceived(self, line: bytes) -> None:
-            words = line.decode().split()
-            if not words:
-                _say(0, _cpu_s())
-                return
-            ref = Concrete(OBJECT, int(words[1]), frozenset((words[0],)))  # type: ignore[arg-type]  # an id
-            worker.begun_s = time.perf_counter()
-            worker.fetcher.fetch(FetchObject(ref, (HttpPlan(words[0]),)))
-
-    stdio.StandardIO(Lines())
+    stdio.StandardIO(Lines(told))
     _say(worker.netloc)
-    reactor.run()  # type: ignore[attr-defined]  # the module is replaced by a reactor
+    reactor.run()
 
 
 def serve(directory: str) -> None:
     """Serve files as Twisted does."""
-    from twisted.internet import reactor, stdio
-    from twisted.protocols.basic import LineReceiver
-    from twisted.web.server import Site
-    from twisted.web.static import File, NoRangeStaticProducer
+    from twisted.internet import reactor as installed
+    from twisted.internet import stdio
 
+    reactor: Any = installed
     NoRangeStaticProducer.bufferSize = CHUNK_BYTES
-
-    class Lines(LineReceiver):
-        delimiter = b"\n"
-
-        def lineReceived(self, line: bytes) -> None:
-            _say(0, _cpu_s())
-
-    stdio.StandardIO(Lines())
-    port = reactor.listenTCP(0, Site(File(directory)), interface="127.0.0.1")  # type: ignore[attr-defined]  # as above
+    stdio.StandardIO(Lines(_say))
+    site: Any = Site(File(directory))
+    port = reactor.listenTCP(0, site, interface="127.0.0.1")
     _say(f"127.0.0.1:{port.getHost().port}")
-    reactor.run()  # type: ignore[attr-defined]  # as above
+    reactor.run()
 
 
 def load(directory: str) -> None:
@@ -177,32 +188,22 @@ def load(directory: str) -> None:
 # --- together -------------------------------------------------------------------------------------
 
 
-def _fill(path: Path, size_bytes: int) -> None:
+def _fill(directory: Path, size_bytes: int) -> None:
     piece = os.urandom(CHUNK_BYTES)
-    with open(path, "wb") as file:
+    with open_disk({}, directory) as store, store.begin(OBJECT) as writer:
         for _ in range(size_bytes // CHUNK_BYTES):
-            file.write(piece)
-
-
-def _store(directory: Path, path: Path, size_bytes: int) -> None:
-    from ciel.storage.files import open_disk
-
-    with open_disk({}, directory) as store, open(path, "rb") as file:
-        with store.begin(OBJECT, size_hint_bytes=size_bytes) as writer:
-            while piece := file.read(CHUNK_BYTES):
-                writer.write(piece)
-            writer.commit()
+            writer.write(piece)
+        writer.commit()
 
 
 def measure(size_bytes: int = SIZE_BYTES, pairs: int = PAIRS) -> Measurement:
     """Take both in turn, so that the machine's moods meet both alike."""
     with tempfile.TemporaryDirectory(prefix="bench-transfer-", dir="/dev/shm") as name:
-        directory = Path(name)
-        _fill(directory / OBJECT, size_bytes)
-        _store(directory / "held", directory / OBJECT, size_bytes)
+        held = Path(name) / "held"
+        _fill(held, size_bytes)
         parts = [
-            Part("work", str(directory / "held")), Part("work", str(directory / "own")),
-            Part("serve", name), Part("load", name),
+            Part("work", str(held)), Part("work", f"{name}/own"),
+            Part("serve", str(held / "objects")), Part("load", name),
         ]  # fmt: skip
         try:
             return _measure(parts, size_bytes, pairs)

@@ -7,8 +7,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from ciel.core.ids import ObjectId, TaskId, root_task_id
 from ciel.core.jobs import Job
-from ciel.core.refs import STREAMS, Future, Reference
+from ciel.core.refs import STREAMS, Fixed, Future, Reference
 from ciel.core.tasks import Mentions, TaskNode
 
 if TYPE_CHECKING:
@@ -41,15 +42,25 @@ def adopt(graph: TaskGraph, task: TaskNode, refs: Iterable[Reference]) -> None:
     task.extras += tuple(found)
 
 
+def adopt_named(graph: TaskGraph, object_id: ObjectId, job: Job) -> None:
+    """An object is named for the first time: if it bears the name of a task, that is to make it."""
+    name = root_task_id(job.spec.id)
+    if not object_id.startswith(f"{name}:"):
+        name = TaskId(object_id.partition(":")[0])
+    owner = graph.tasks.get(name)
+    if owner is not None and owner.job is job:
+        adopt(graph, owner, (Future(object_id),))
+
+
 def publish_early(graph: TaskGraph, task: TaskNode, refs: Iterable[Reference]) -> None:
     """A running task names objects to a child: those of its own that it did not promise are there
-    now, for anybody. What it promised it reports when it ends.
+    now, for anybody. What it promised it reports when it ends; and a process waits from then on.
     """
     named = [ref for ref in refs if ref.id.startswith(f"{task.spec.id}:")]
     adopt(graph, task, named)
     for ref in named:
         is_own = graph.objects.nodes[ref.id].producer is task and ref.id not in task.spec.outputs
-        if is_own and type(ref) not in STREAMS:
+        if is_own and type(ref) not in STREAMS and not isinstance(ref, Fixed):
             graph.publish(ref)
 
 

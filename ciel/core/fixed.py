@@ -1,7 +1,8 @@
 """Processes that wait in the middle of a task, on one worker, for what goes on with them.
 
 Such a process is an object, too: an output of the task that left it there, and an input of its
-continuation. It is of use until the continuation is over, whatever else may name it.
+continuation. It is kept for as long as that waits or runs, whatever else may name it; if it is
+needed again, the task that left it there leaves another.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from ciel.core.ids import ObjectId
 from ciel.core.refs import Fixed
-from ciel.core.tasks import FINISHED, TaskNode
+from ciel.core.tasks import ACTIVE, TaskNode
 
 if TYPE_CHECKING:
     from ciel.core.graph import TaskGraph
@@ -18,15 +19,14 @@ if TYPE_CHECKING:
 
 
 def let_go(graph: TaskGraph, task: TaskNode) -> None:
-    """A task is over: release what waited for it, and what it left for nobody."""
-    if task.state in FINISHED:
-        for object_id in (*task.spec.inputs, *task.extras):
-            if object_id in graph.objects.fixed and not _is_needed(graph, object_id):
-                graph.released.append(object_id)
+    """A task does not go on, at least not now: what waits for it, or what it left, may end."""
+    for object_id in (*task.spec.inputs, *task.extras):
+        if object_id in graph.objects.fixed:
+            graph.released.append(object_id)
 
 
 def let_all_go(graph: TaskGraph, job: Job) -> None:
-    """A job is over: nothing of it is gone on with."""
+    """A job is over."""
     for object_id in graph.objects.fixed:
         producer = graph.objects.nodes[object_id].producer
         if producer is not None and producer.job is job:
@@ -34,12 +34,14 @@ def let_all_go(graph: TaskGraph, job: Job) -> None:
 
 
 def forget_released(graph: TaskGraph) -> dict[str, list[ObjectId]]:
-    """Forget what was released; return what is to be ended, by location."""
+    """Forget what was let go and nobody goes on with; return what is to be ended, by location."""
     released, graph.released = graph.released, []
     by_place: dict[str, list[ObjectId]] = {}
     for object_id in released:
         node = graph.objects.get(object_id)
-        if node is not None and isinstance(node.ref, Fixed) and not node.wanters:
+        if node is None or not isinstance(node.ref, Fixed) or node.wanters:
+            continue
+        if not _is_needed(graph, object_id):
             for place in graph.forget_object(object_id, node):
                 by_place.setdefault(place, []).append(object_id)
     return by_place
@@ -53,7 +55,7 @@ def place_of(graph: TaskGraph, task: TaskNode) -> frozenset[str]:
 
 
 def _is_needed(graph: TaskGraph, object_id: ObjectId) -> bool:
-    """Whether a task that is not over goes on with a process: a child of who left it, as a rule."""
+    """Whether a task is to go on with a process: a child of who left it, as a rule."""
     node = graph.objects.nodes[object_id]
     producer = node.producer
     if producer is None:
@@ -63,4 +65,4 @@ def _is_needed(graph: TaskGraph, object_id: ObjectId) -> bool:
     if len(readers) < node.others:
         known = [graph.tasks.get(task_id) for task_id in producer.job.tasks]
         readers = [task for task in known if task and object_id in task.spec.inputs]
-    return any(reader.state not in FINISHED for reader in readers)
+    return any(reader.state in ACTIVE for reader in readers)

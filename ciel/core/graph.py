@@ -97,6 +97,7 @@ class TaskGraph:
             source = nodes.get(object_id)
             if source is None:
                 source = nodes[object_id] = ObjectNode()
+                arrivals.adopt_named(self, object_id, job)
             source.holds += 1
             source.others += 1
             if source.producer is None or source.producer.job is not job:
@@ -339,6 +340,8 @@ class TaskGraph:
                 reason = f"task {task.spec.id} made it once, and ended without making it again"
                 self.publish(Failure(object_id, "NO_OUTPUT", reason))
         self.let_inputs_go(task)
+        if self.objects.fixed:
+            fixed.let_go(self, task)
 
     def fail(self, task: TaskNode, reason: str, details: object) -> None:
         """End a task for good: its outputs that are not there become errors, and so do those who
@@ -426,8 +429,10 @@ class TaskGraph:
             if type(ref) is not Failure:
                 producer.live_outputs += 1
                 self._hold_inputs(producer)  # it may be back after it was lost
-        if producer is not None and producer.state in ACTIVE and object_id not in producer.extras:
-            self._release_demand([object_id])  # it came otherwise: its worker is back
+        if producer is not None and producer.state in ACTIVE:
+            is_early = producer.state is ASSIGNED and object_id in producer.extras
+            if not is_early:  # it came otherwise: its worker is back
+                self._release_demand([object_id])
         if node.wanters:
             self.settled.append(object_id)
             for job in node.wanters:
@@ -477,8 +482,6 @@ class TaskGraph:
         """A task is finished: what only it needed may be dropped, once its outputs cannot name it
         either.
         """
-        if self.objects.fixed:
-            fixed.let_go(self, task)
         mentions = task.spec.mentions
         if mentions is Mentions.ANYTHING or not task.spec.inputs or task.state not in FINISHED:
             return
@@ -509,6 +512,8 @@ class TaskGraph:
         self.disturbed = True
         if self.streams.reading:
             self.streams.leave(task)
+        if self.objects.fixed:
+            fixed.let_go(self, task)
 
     def _move(self, task: TaskNode, state: TaskState) -> None:
         before = task.state

@@ -10,6 +10,10 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 WORKER_LOSSES_MAX = 3
+INPUT_LOSSES_MAX = 10
+"""So often on the average a task may find an input gone. Each time it is made again, but if workers
+cannot reach each other perhaps always where this task's cannot get at it.
+"""
 BACK_OFF_FIRST_S = 0.2
 BACK_OFF_MAX_S = 30.0
 
@@ -23,7 +27,8 @@ class Blame:
 
     failures: int = 0
     worker_losses: int = 0
-    missing_inputs: int = 0
+    missing_inputs: int = 0  # though they are said to be there
+    input_losses: int = 0
     not_before_s: float = 0.0  # when it may be tried again
 
 

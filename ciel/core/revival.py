@@ -47,6 +47,8 @@ def revive(graph: TaskGraph, job: Job) -> int:
         failed = type(nodes[object_id].ref) is Failure
         if failed and (task.state is FAILED or task.state is DONE):
             revived[task] = None
+        elif nodes[object_id].ref is None:
+            pass  # who needed it failed before, so it was not made: what it needs may have failed
         elif failed or task.spec.sees_errors or task.spec.mentions is Mentions.NOTHING:
             continue
         pending += task.spec.inputs

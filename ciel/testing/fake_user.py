@@ -55,11 +55,12 @@ class FakeUser:
         self._world.timeline.after(delay_s, self._look, client)
 
     def _look(self, client: FakeClient) -> None:
-        job = self._master.machine.jobs.get(client.plan.job.id)
+        machine = self._master.machine
+        job = machine.jobs.get(client.plan.job.id)
         if job is not None and job.state in ENDED:
             if self._tries.get(job.spec.id):
                 self._try_again(client, job)
-            elif job.spec.id in self._doomed and not any(client.unrest()):
+            elif job.spec.id in self._doomed and not (any(client.unrest()) or machine.outbox):
                 has_faults = self._world.timeline.now_s < self._world.options.faults_end_s
                 if self._doomed[job.spec.id] and has_faults and not job.unsettled:
                     self._look_after(AWKWARD_INTERVAL_S, client)

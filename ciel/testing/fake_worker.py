@@ -20,6 +20,7 @@ from ciel.core.refs import (
     INLINE_MAX_BYTES,
     Concrete,
     Failure,
+    Fixed,
     Reference,
     Stream,
     Value,
@@ -28,11 +29,12 @@ from ciel.core.refs import (
 from ciel.core.tasks import TaskSpec
 from ciel.master.state.workers import WorkerFacts
 from ciel.testing.imaginary import PEER, Connection, World, size_of, through_wire
-from ciel.testing.workloads import Outcome, run
+from ciel.testing.workloads import PROCESS, Outcome, run
 from ciel.wire import messages
 from ciel.worker.state.machine import WorkerMachine
 from ciel.worker.state.orders import (
     DeleteObjects,
+    EndProcesses,
     FetchObject,
     Key,
     KillAttempt,
@@ -84,6 +86,7 @@ class FakeWorker:
         self.running: dict[Key, Run] = {}
         self.waiting: deque[StartAttempt] = deque()
         self.growing: dict[ObjectId, Growing] = {}
+        self.processes: dict[ObjectId, None] = {}  # that wait
         self._followers: dict[ObjectId, list[FakeWorker]] = {}
         self.is_dead = False
         self.is_frozen = False
@@ -193,6 +196,9 @@ class FakeWorker:
                             self._later(0.01, self._end, (task, attempt), None)
                     case RecallAttempt(task, attempt):
                         self._later(0.0, self._forget_waiting, (task, attempt), RECALLED)
+                    case EndProcesses(objects):
+                        for object_id in objects:
+                            self.processes.pop(object_id, None)
                     case DeleteObjects(objects):
                         for object_id in objects:
                             self.store.pop(object_id, None)
@@ -321,6 +327,8 @@ class FakeWorker:
                 contents.append(ref.content)
             elif isinstance(ref, Failure):
                 contents.append(None)
+            elif isinstance(ref, Fixed) and ref.id in self.processes:
+                contents.append(PROCESS)
             elif ref.id in self.store:
                 contents.append(self.store[ref.id])
             elif isinstance(ref, Stream) and ref.id in self.growing:
@@ -335,9 +343,14 @@ class FakeWorker:
             self._flush()
             return
         self.running[key] = Run(order, now_s)
+        for ref in order.inputs:
+            self.processes.pop(ref.id, None)  # it goes on
         failures = self.world.witness.started(key)
         is_retried = order.spec.job in self.world.witness.retried
-        outcome = run(order.spec, order.inputs, contents, failures, is_retried=is_retried)
+        outcome = run(
+            order.spec, order.inputs, contents, failures,
+            is_retried=is_retried, here=self.facts.netloc,
+        )  # fmt: skip
         for object_id in read:
             growing = self.growing[object_id]
             self.world.witness.read(key, object_id, growing.maker)
@@ -371,12 +384,15 @@ class FakeWorker:
         for object_id, content in outcome.made:
             self.world.witness.made(object_id, content)
             size_bytes = size_of(object_id, self.world.options)
-            if size_bytes <= INLINE_MAX_BYTES:
+            if size_bytes <= INLINE_MAX_BYTES or object_id.endswith(":pub:0"):  # told early, inline
                 published.append(Value.of(object_id, content))
             else:
                 self.store[object_id] = content
                 here = frozenset((self.facts.netloc,))
                 published.append(Concrete(object_id, size_bytes, here))
+        for object_id in outcome.processes:
+            self.processes[object_id] = None
+            published.append(Fixed(object_id, self.facts.netloc))
         now_s = self.world.timeline.now_s
         self._close(key, outcome)
         self._start_waiting()

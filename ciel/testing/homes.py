@@ -71,7 +71,7 @@ class Home:
 
     def shared(self) -> set[str]:
         """Name what processes of ours share on this machine: segments and sockets."""
-        segments = Path(f"/proc/{self.seen_by}/root/dev/shm").glob("ciel-*")
+        segments = Path(f"/proc/{self.seen_by}/root", "dev/shm").glob("ciel-*")
         sockets = Path(f"/proc/{self.seen_by}/net/unix").read_text()
         return {str(path) for path in segments} | set(re.findall(r"@ciel-\S+", sockets))
 

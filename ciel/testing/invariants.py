@@ -104,7 +104,7 @@ def _books(master: MasterMachine) -> Problems:
         spec = task.spec
         parent = master.graph.tasks.get(spec.parent)
         is_free = spec.mentions is Mentions.ANYTHING
-        own = [o for o in spec.outputs if master.graph.objects.nodes[o].producer is task]
+        own = [o for o in task.outputs if master.graph.objects.nodes[o].producer is task]
         nodes = [master.graph.objects.nodes[o] for o in own]
         there = sum(node.is_settled and not isinstance(node.ref, Failure) for node in nodes)
         if spec.mentions is Mentions.INPUTS and task.live_outputs != there:
@@ -112,7 +112,7 @@ def _books(master: MasterMachine) -> Problems:
         if is_free or task.state not in FINISHED or task.live_outputs:
             holds.update(spec.inputs)
         if is_free or (parent is not None and parent.spec.mentions is Mentions.ANYTHING):
-            holds.update(o for o in spec.outputs if _made_or_delegated(master.graph, task, o))
+            holds.update(o for o in task.outputs if _made_or_delegated(master.graph, task, o))
     for job in master.jobs.values():
         holds.update(job.uploads)
     for object_id, node in master.graph.objects.nodes.items():
@@ -133,6 +133,7 @@ def _stalled(master: MasterMachine) -> Problems:
     dispatcher = master.dispatcher
     queued = {task.spec.id for queue in dispatcher.ready._queues.values() for task in queue}
     queued |= {task.spec.id for worker in master.workers.values() for task in worker.parked}
+    queued |= {task.spec.id for worker in master.workers.values() for task in worker.bound}
     queued |= {task.spec.id for task in master.graph.runnable}
     queued |= {task.spec.id for _, _, task in dispatcher.ready._delayed}
     for task_id, task in master.graph.tasks.items():
@@ -181,6 +182,8 @@ def _unrest_of(worker: FakeWorker, master: MasterMachine, witness: Witness) -> P
         yield worker.facts.id, "something is assigned to it"
     if machine.attempts or worker.running or machine._fetching or machine._queue:
         yield worker.facts.id, f"it has {machine.attempts or machine._fetching}"
+    if worker.processes or machine.fixed:
+        yield worker.facts.id, f"it still has {worker.processes or machine.fixed}"
     if machine._reports:
         yield worker.facts.id, f"it has not said {machine._reports}"
     if machine.slots_free != machine.slots:
@@ -193,7 +196,7 @@ def _unrest_of(worker: FakeWorker, master: MasterMachine, witness: Witness) -> P
 
 
 def _misplaced(master: MasterMachine, workers: list[FakeWorker], witness: Witness) -> Problems:
-    stores = {worker.facts.netloc: worker.store for worker in workers}
+    stores = {w.facts.netloc: w.store.keys() | w.processes.keys() for w in workers}
     for known_id, node in master.graph.objects.nodes.items():
         maker = node.producer
         if maker is not None and maker.state is DONE and not maker.job.spec.keep:

@@ -34,11 +34,11 @@ from ciel.wire.descriptors import make_task
 from ciel.worker.hosting import Hosting
 from ciel.worker.launching import Launching
 from ciel.worker.logs import JobLogs
+from ciel.worker.process import USUAL_PATIENCE, Patience
 from ciel.worker.service import WorkerService
 from ciel.worker.state.machine import WorkerMachine
 from ciel.worker.state.orders import FetchObject, Key
 from ciel.worker.streaming import Streams
-from ciel.worker.talking import USUAL_PATIENCE, Patience
 
 SDK = Path(next(iter(ciel.executors.sdk.__path__)))
 HERE = "127.0.0.1:8001"

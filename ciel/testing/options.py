@@ -43,6 +43,7 @@ class Options:
     growth_breadth_max: int = 3
     twin_share: float = 0.05  # tasks that share their outputs with an earlier one
     wide_share: float = 0.2  # tasks with more than one output
+    blocking_share: float = 0.0  # of tasks that grow: they publish more, and leave a process behind
     streaming_share: float = 0.0  # of tasks: what they make can be read meanwhile
     uploads_per_job: int = 2
     upload_inline_share: float = 1.0
@@ -107,6 +108,10 @@ SCENARIOS: dict[str, Options] = {
     "streams": replace(
         _CALM, streaming_share=0.7, workers=4, task_mean_s=0.3, inline_share=0.2, flaky_share=0.1,
         kill_interval_s=4.0, cut_interval_s=6.0, fetch_failure_share=0.05, growing_share=0.05,
+    ),
+    "blocks": replace(
+        _CALM, tasks_per_job=8, growing_share=0.9, growth_depth_max=3, blocking_share=0.8,
+        inline_share=0.2, kill_interval_s=4.0, cut_interval_s=6.0, fetch_failure_share=0.05,
     ),
     "uploads": replace(
         _CALM, uploads_per_job=6, upload_inline_share=0.3, cut_interval_s=8.0,
@@ -177,4 +182,5 @@ def options_for(scenario: str, seed: int) -> Options:
         after_end_mean_s=chance.choice((0.02, 1.0)),
         delegates=chance.random() < 0.75,
         streaming_share=sometimes(0.4, 0.2, 0.7),
+        blocking_share=sometimes(0.4, 0.5, 1.0),
     )

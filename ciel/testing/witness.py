@@ -182,13 +182,13 @@ class Witness:
         own = {task_id: task for task_id, task in master.graph.tasks.items() if task.job is job}
         self.forgotten_tasks.update(job.tasks, own)
         self.forgotten_objects.update(job.uploads, job.wanted)
-        self.forgotten_objects.update(*[task.spec.outputs for task in own.values()])
+        self.forgotten_objects.update(*[task.outputs for task in own.values()])
 
     def handed_over(self, master: MasterMachine, before: dict[str, TaskNode]) -> None:
         """Results were handed over; `before` there were these tasks."""
         for task_id in before.keys() - master.graph.tasks.keys():
             self.forgotten_tasks.add(task_id)
-            self.forgotten_objects.update(before[task_id].spec.outputs)
+            self.forgotten_objects.update(before[task_id].outputs)
 
     # --- the end ----------------------------------------------------------------------------------
 

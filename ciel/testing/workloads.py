@@ -25,7 +25,7 @@ from ciel.core.events import (
 )
 from ciel.core.ids import JobId, ObjectId
 from ciel.core.jobs import JobSpec
-from ciel.core.refs import Future, Reference
+from ciel.core.refs import Fixed, Future, Reference, Value
 from ciel.core.tasks import Mentions, Needs, TaskSpec
 from ciel.testing.options import Options
 from ciel.wire.descriptors import make_task, read_arguments
@@ -33,6 +33,7 @@ from ciel.wire.descriptors import make_task, read_arguments
 EXECUTOR = "pretend"
 TIME_LIMIT_S = 0.5
 NOT_HERE = b"(an error)"
+PROCESS = b"(a process)"
 HEALING_GROWTH_FAILS_SHARE = 0.2
 
 
@@ -45,6 +46,7 @@ class Outcome(NamedTuple):
     fault: TaskFault | None = None
     hangs: bool = False
     streams: bool = False  # what it makes can be read meanwhile
+    processes: tuple[ObjectId, ...] = ()  # what it leaves waiting for its continuation
 
 
 def run(
@@ -54,9 +56,10 @@ def run(
     failures_before: int,
     *,
     is_retried: bool,
+    here: str = "nowhere:1",
 ) -> Outcome:
     """Say what a program does with its inputs (None: it sees an error there). `is_retried`: what
-    failed of its job is being tried again.
+    failed of its job is being tried again; `here`: where it runs, which changes nothing.
     """
     arguments = read_arguments(spec.payload)
     duration_s = arguments["duration_s"]
@@ -73,12 +76,24 @@ def run(
     seen = b"\n".join(NOT_HERE if content is None else content for content in contents)
     children: list[tuple[TaskSpec, tuple[Reference, ...]]] = []
     own = spec.outputs
+    extras: list[Reference] = []
+    if arguments["depth"] and "blocks" in arguments:
+        early, late = (ObjectId(f"{spec.id}:pub:{n}") for n in range(2))
+        extras = [Value.of(early, _content(early, seen)), Future(late)]
+        extras.append(Fixed(ObjectId(f"{spec.id}:fixed:0"), here))
     if arguments["depth"]:
         chance = Random(blake2b(spec.id.encode() + seen).digest())
         own = spec.outputs[: chance.randrange(len(spec.outputs))]
-        children = _grow(spec, inputs, arguments, chance, spec.outputs[len(own) :])
-    made = [(o, blake2b(o.encode() + b"\n" + seen, digest_size=16).digest()) for o in own]
-    return Outcome(duration_s, tuple(children), tuple(made), streams=streams)
+        pool = [*inputs, *extras]
+        children = _grow(spec, pool, arguments, chance, spec.outputs[len(own) :])
+    processes = tuple([ref.id for ref in extras if isinstance(ref, Fixed)])
+    own += tuple([ref.id for ref in extras if ref.id not in processes])
+    made = tuple([(o, _content(o, seen)) for o in own])
+    return Outcome(duration_s, tuple(children), made, streams=streams, processes=processes)
+
+
+def _content(object_id: ObjectId, seen: bytes) -> bytes:
+    return blake2b(object_id.encode() + b"\n" + seen, digest_size=16).digest()
 
 
 def _grow(
@@ -88,8 +103,11 @@ def _grow(
     chance: Random,
     delegated: tuple[ObjectId, ...],
 ) -> list[tuple[TaskSpec, tuple[Reference, ...]]]:
-    """Create a few tasks, and last the one that takes over the outputs that are delegated."""
-    pool: list[Reference] = list(inputs)
+    """Create a few tasks, and last the one that takes over the outputs that are delegated, and goes
+    on with the process that waits.
+    """
+    processes = [ref for ref in inputs if ref.id == f"{spec.id}:fixed:0"]
+    pool = [ref for ref in inputs if ":fixed:" not in ref.id]
     children = []
     fails = "heals" in arguments and chance.random() < HEALING_GROWTH_FAILS_SHARE
     last = chance.randint(1, arguments["breadth"])
@@ -103,7 +121,7 @@ def _grow(
             executor=EXECUTOR,
             arguments={
                 **arguments,
-                "inputs": pool[-3:] if is_last else chosen,
+                "inputs": pool[-3:] + processes if is_last else chosen,
                 "duration_s": arguments["duration_s"] * chance.uniform(0.2, 1.5),
                 "depth": chance.randrange(arguments["depth"]),
                 "fails": fails and is_last,
@@ -172,6 +190,8 @@ class Truth:
                 if self._makers.setdefault(object_id, child) is spec:
                     self._makers[object_id] = child
         made = dict(outcome.made)
+        self.values.update({o: content for o, content in made.items() if o not in spec.outputs})
+        self.values.update(dict.fromkeys(outcome.processes, PROCESS))
         for object_id in spec.outputs:
             if self._makers[object_id] is spec:
                 self.values[object_id] = made.get(object_id)
@@ -277,6 +297,8 @@ def _draw_task(
     }
     if heals:
         arguments["heals"] = True
+    if grows and Random(f"{job} {ordinal} blocks").random() < options.blocking_share:
+        arguments["blocks"] = True
     if Random(f"{job} {ordinal} {chance.getstate()[1][0]}").random() < options.streaming_share:
         arguments["streams"] = True
     needs = Needs(

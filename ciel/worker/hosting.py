@@ -55,7 +55,7 @@ from ciel.storage.errors import (
     ObjectNotFoundError,
     StorageError,
 )
-from ciel.storage.interface import ObjectReader, ObjectStore, ObjectWriter
+from ciel.storage.interface import ObjectStore
 from ciel.wire.descriptors import read_arguments
 from ciel.wire.errors import WireError
 from ciel.worker.faults import (
@@ -65,56 +65,22 @@ from ciel.worker.faults import (
     start_fault,
     storing_fault,
 )
-from ciel.worker.feeding import Feeder, Piping
+from ciel.worker.feeding import Feeder
 from ciel.worker.growth import Growing as GrowingFiles
 from ciel.worker.growth import GrowthWatch
+from ciel.worker.hosted import Hosted
 from ciel.worker.keeping import keep_files
 from ciel.worker.launching import Launching
 from ciel.worker.logs import JobLogs
 from ciel.worker.memory import MemoryWatch
-from ciel.worker.scratch import Scratch, ScratchPool
+from ciel.worker.process import USUAL_PATIENCE, Patience
+from ciel.worker.scratch import ScratchPool
 from ciel.worker.state.orders import Key, StartAttempt
 from ciel.worker.streaming import Growing, Streams
-from ciel.worker.talking import USUAL_PATIENCE, Patience, Talking
+from ciel.worker.talking import Talking
 from ciel.worker.workplace import AttemptsOwner, Workplace
 
 log = Logger()
-
-
-class Hosted:
-    """One attempt that runs here, with all that it has open."""
-
-    def __init__(self, order: StartAttempt, task: Task, executor: Executor) -> None:
-        self.key: Key = (order.spec.id, order.attempt)
-        self.at_most = order.at_most
-        self.task = task
-        self.executor = executor
-        self.argv: list[str] = []
-        self.search_path: str | None = None  # where its own environment says so
-        self.scratch: Scratch | None = None
-        self.readers: list[ObjectReader] = []
-        self.pipings: list[Piping] = []
-        self.writers: dict[int, ObjectWriter] = {}
-        self.streams: list[Growing] = []
-        self.stdout: int | None = None
-        self.feeder: Feeder | None = None
-        self.launch_id: int | None = None
-        self.killed: TaskFault | None = None  # why its program was
-
-    @property
-    def input_error(self) -> OSError | None:
-        """Why its program may have taken a part of an input for all of it."""
-        feeders = self.pipings if self.feeder is None else [self.feeder, *self.pipings]
-        return next((feeder.error for feeder in feeders if feeder.error is not None), None)
-
-    def close_inputs(self) -> None:
-        if self.feeder is not None:
-            self.feeder.close()
-        for piping in self.pipings:
-            piping.close()
-        for reader in self.readers:
-            reader.close()
-        self.readers.clear()
 
 
 class Hosting:
@@ -234,10 +200,10 @@ class Hosting:
             self._tell_fault(hosted.key, preparation_fault(place.worker, error), 0.0)
 
     def _open_streams(self, hosted: Hosted) -> None:
-        for writer in hosted.writers.values():
+        for number, writer in hosted.writers.items():
             growing = self._place.streams.open(writer.object_id, writer.fileno())
-            hosted.streams.append(growing)
-        opened = tuple([ObjectId(growing.object_id) for growing in hosted.streams])
+            hosted.streams[number] = growing
+        opened = tuple([ObjectId(growing.object_id) for growing in hosted.streams.values()])
         self._owner.streams_opened(hosted.key, opened)
 
     def _tell_fault(self, key: Key, fault: TaskFault, run_s: float) -> None:
@@ -321,6 +287,9 @@ class Hosting:
             return hosted.scratch.write_input(ref.content)
         if isinstance(ref, Stream):
             growing = self._place.streams.get(object_id)
+            if growing is not None and growing.is_whole:
+                hosted.holds.append(self._place.streams.hold(growing))
+                return growing.name()
             if growing is not None:
                 piping = self._place.streams.pipe(growing)
                 hosted.pipings.append(piping)
@@ -419,8 +388,8 @@ class Hosting:
         if hosted.killed is not None:
             self._fail(hosted, hosted.killed, run_s, keep=False)
             return
-        if (error := hosted.input_error) is not None:
-            text = f"an input of it could not be read to the end: {error}"
+        if (unread := hosted.input_error) is not None:
+            text = f"an input of it could not be read to the end: {unread}"
             self._fail(hosted, TaskFault("WORKER_FAULT", text), run_s, keep=False)
             return
         tail = hosted.scratch.stderr_tail() if hosted.scratch.stderr_size() else ""
@@ -441,40 +410,52 @@ class Hosting:
 
     def _publish(self, hosted: Hosted, finish: Finish, run_s: float) -> None:
         published: list[Reference] = []
-        outputs = hosted.task.spec.outputs
         try:
             for number in list(hosted.writers):
-                published.append(self._commit(hosted.writers[number]))
+                published.append(self._commit(hosted, number))
                 del hosted.writers[number]
             for number, content in finish.contents.items():
-                published.append(self._put(outputs[number], content))
+                published.append(self._put(hosted, number, content))
+                hosted.writers.pop(number, None)
         except StorageError as error:
             fault = storing_fault(self._place.worker, hosted.argv, error)
             self._fail(hosted, fault, run_s, keep=False)
             return
-        for growing in hosted.streams:
-            self._place.streams.finish(growing)
-            if growing.broken:  # seen only now
-                self._owner.stream_broken(ObjectId(growing.object_id), growing.broken)
         for child in finish.children:
             self._owner.attempt_spawned(hosted.key, child)
         self._clean(hosted)
         self._owner.attempt_ended(hosted.key, tuple(published), None, run_s)
 
-    def _commit(self, writer: ObjectWriter) -> Reference:
-        return commit_output(
-            self._place.store, writer, self._place.here, _not_deterministic, is_alone=True
-        )
+    def _commit(self, hosted: Hosted, number: int) -> Reference:
+        writer = hosted.writers[number]
+        growing = hosted.streams.pop(number, None)
+        conflicts: list[ObjectConflictError] = []
 
-    def _put(self, object_id: ObjectId, content: bytes) -> Reference:
+        def commit() -> Reference:
+            place = self._place
+            return commit_output(place.store, writer, place.here, conflicts.append, is_alone=True)
+
+        if growing is None:
+            ref = commit()
+        else:
+            ref, why = self._place.streams.seal(growing, writer.path or "", commit, conflicts)
+            if why:
+                self._owner.stream_broken(ObjectId(growing.object_id), why)
+        for error in conflicts:  # the first one wins (failures.md, W12); but it is worth knowing
+            log.warn("not deterministic: {error}", error=error)
+        return ref
+
+    def _put(self, hosted: Hosted, number: int, content: bytes) -> Reference:
+        object_id = hosted.task.spec.outputs[number]
         if len(content) <= INLINE_MAX_BYTES:
             return Value.of(object_id, content)
         with self._place.store.begin(object_id, size_hint_bytes=len(content)) as writer:
             writer.write(content)
-            return self._commit(writer)
+            hosted.writers[number] = writer
+            return self._commit(hosted, number)
 
     def _fail(self, hosted: Hosted, fault: TaskFault, run_s: float, *, keep: bool) -> None:
-        for growing in hosted.streams:
+        for growing in hosted.streams.values():
             why = f"{growing.object_id}: its producer has failed"
             self._place.streams.break_off(growing, why)
         if not keep or hosted.scratch is None:
@@ -535,8 +516,3 @@ class Hosting:
             for writer in hosted.writers.values():
                 writer.abort()
         self._hosted.clear()
-
-
-def _not_deterministic(error: ObjectConflictError) -> None:
-    """The first one wins (failures.md, W12); but it is worth knowing."""
-    log.warn("not deterministic: {error}", error=error)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from twisted.internet.defer import DeferredLock
 from twisted.internet.threads import deferToThread
 from twisted.logger import Logger
 
@@ -58,6 +59,7 @@ class WorkerService:
         self._turns = turns
         self._store = store
         self._master: ControlPeer | None = None
+        self._deleting = DeferredLock()
         self._due: DelayedCall | None = None
         self._due_s = 0.0
         self._is_acting = False
@@ -206,7 +208,9 @@ class WorkerService:
                 self._master.send(report)
 
     def _delete(self, objects: tuple[ObjectId, ...]) -> None:
-        """Delete in a thread: freeing a large file takes long enough to be felt."""
+        """Delete in a thread: freeing a large file takes long enough to be felt. So do several
+        threads that take turns with ours, hence one at a time.
+        """
 
         def delete() -> None:
             for object_id in objects:
@@ -215,7 +219,8 @@ class WorkerService:
                 except StorageError as error:
                     log.warn("{id} could not be deleted: {error}", id=object_id, error=error)
 
-        deferToThread(delete).addErrback(lambda failure: log.failure("deletion failed", failure))
+        deleted = self._deleting.run(deferToThread, delete)
+        deleted.addErrback(lambda failure: log.failure("deletion failed", failure))
 
     def _schedule(self) -> None:
         due_s = self.machine.due_s()

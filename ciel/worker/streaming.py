@@ -20,8 +20,8 @@ import ctypes
 import fcntl
 import os
 import struct
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sized
+from typing import Any, TypeVar
 
 from twisted.internet.interfaces import IReadDescriptor
 from twisted.logger import Logger
@@ -31,6 +31,8 @@ from zope.interface import implementer
 from ciel.core.refs import INLINE_MAX_BYTES
 from ciel.net.turns import DelayedCall
 from ciel.worker.feeding import Piping
+
+T = TypeVar("T")
 
 PACE_S = 0.002
 """Between two looks at one file: however small the pieces are that are written, their readers are
@@ -182,6 +184,22 @@ class Streams:
             self.measure(growing)
             growing.is_whole = not growing.broken
         self._end(growing)
+
+    def seal(
+        self, growing: Growing, path: str, commit: Callable[[], T], conflicts: Sized
+    ) -> tuple[T, str]:
+        """Commit what was written under a path; return what that gives, and why those who have read
+        along were deceived, if they were. `conflicts` grows where other content is kept.
+        """
+        why = "" if growing.is_at(path) else "its producer has put another file in its place"
+        known = len(conflicts)
+        result = commit()
+        if len(conflicts) > known:
+            why = "it was made before with other content"
+        if why:
+            self.break_off(growing, f"{growing.object_id}: {why}")
+        self.finish(growing)
+        return result, growing.broken
 
     def break_off(self, growing: Growing, reason: str) -> None:
         """Say that it will never be whole. Wakes everybody."""

@@ -271,16 +271,15 @@ class Talked(Attempt):
         growing = self._streams.get(index)
         if growing is None:
             return self.outputs.close(index, size_bytes)
-        if not growing.is_at(self.outputs.open_ones[index].path or ""):
-            self._break_off(growing, "its producer has put another file in its place")
-        known = len(self._conflicts)
-        ref = self.outputs.close(index, size_bytes)
-        if len(self._conflicts) > known:  # what was made first is kept: readers saw another
-            self._break_off(growing, "it was made before with other content")
+        ref, why = self._place.streams.seal(
+            growing,
+            self.outputs.open_ones[index].path or "",
+            lambda: self.outputs.close(index, size_bytes),
+            self._conflicts,
+        )
         del self._streams[index]
-        self._place.streams.finish(growing)
-        if growing.broken:
-            self._break_off(growing, growing.broken)
+        if why:
+            self._place.owner.stream_broken(ObjectId(growing.object_id), why)
         return ref
 
     def roll_back_output(self, index: int) -> None:

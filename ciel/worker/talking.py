@@ -11,22 +11,20 @@ or has failed, when nothing of that runs any more.
 
 from __future__ import annotations
 
-import os
 import signal
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from twisted.internet.threads import deferToThread
 from twisted.logger import Logger
 
 from ciel.core.errors import CielError
 from ciel.core.events import TaskFault
-from ciel.core.ids import ObjectId, TaskId
-from ciel.core.refs import Reference
+from ciel.core.ids import ObjectId
 from ciel.core.tasks import TaskSpec
 from ciel.execution.environment import task_environment
-from ciel.execution.executor import Executor, ProgramExit, Talk, Task
+from ciel.execution.executor import Executor, Talk, Task
 from ciel.execution.report import command_text
 from ciel.launch import LaunchSpecError
 from ciel.launch.messages import File, LaunchSpec, ProgramExited, ProgramFailed, Standard
@@ -38,15 +36,15 @@ from ciel.worker.faults import (
     executor_fault,
     preparation_fault,
     serving_fault,
-    start_fault,
     storing_fault,
 )
 from ciel.worker.growth import Growing as GrowingFiles
 from ciel.worker.keeping import keep_files
+from ciel.worker.process import Patience, Process
 from ciel.worker.programs import ProgramChannel
 from ciel.worker.scratch import Scratch
 from ciel.worker.state.orders import Key, StartAttempt
-from ciel.worker.state.pool import IDLE_MAX_S, Pool
+from ciel.worker.state.pool import Pool
 from ciel.worker.talked import Talked
 from ciel.worker.workplace import Workplace
 
@@ -55,46 +53,6 @@ GRACE_S = 0.25
 _LAST_WORDS_S = 0.5  # between the end of a channel and the end of its program
 
 log = Logger()
-
-
-class Patience(NamedTuple):
-    """How long a program has to take its first task from its FIFO; to end, once it has said it
-    would, or was told to; and how long it may wait for another task.
-    """
-
-    first_call_s: float = 30.0
-    leave_s: float = 2.0
-    idle_s: float = IDLE_MAX_S
-
-
-USUAL_PATIENCE = Patience()
-
-
-class Process:
-    """A program that talks, from its start to its end."""
-
-    def __init__(self, number: int, kind: str, scratch: Scratch) -> None:
-        self.number = number
-        self.key = (TaskId(""), number)  # where attempts have theirs
-        self.kind = kind
-        self.scratch = scratch
-        self.channel: ProgramChannel
-        self.argv: list[str] = []
-        self.search_path: str | None = None
-        self.launch_id = 0
-        self.pid = 0
-        self.talked: Talked | None = None
-        self.conversation: Any = None  # of `talked`
-        self.is_warm = False  # it has served before
-        self.is_called_off = False  # it was sent a signal for the present task
-        self.fault: TaskFault | None = None  # why its task has failed, once it has
-        self.published: tuple[Reference, ...] = ()  # by the task that it leaves after
-        self.unsaid: list[bytes] = []  # frames for it, until the turn ends
-        self.end: ProgramExited | ProgramFailed | None = None
-        self.broke = ""  # how its channel ended
-        self.stderr_start = 0
-        self.run_s = 0.0
-        self.due: DelayedCall | None = None
 
 
 class Talking:
@@ -364,10 +322,8 @@ class Talking:
         elif not is_served:
             self._kill(process)
         else:  # how it ended says more
-            self._due_in(process, _LAST_WORDS_S, lambda: self._fail(process, self._lost(process)))
-
-    def _lost(self, process: Process) -> TaskFault:
-        return TaskFault("RUNTIME_ERROR", f"{process.broke}, before it had said 'exit'")
+            lost = process.lost_fault()
+            self._due_in(process, _LAST_WORDS_S, lambda: self._fail(process, lost))
 
     def _process_ended(self, process: Process, event: ProgramExited | ProgramFailed) -> None:
         process.end = event
@@ -378,28 +334,24 @@ class Talking:
 
     def _settle(self, process: Process) -> None:
         """Nothing of a program is left: tell of the attempt that it served."""
-        event, talked = process.end, process.talked
-        assert event is not None
+        talked = process.talked
         self._forget(process)
         if talked is None:
             self._clean(process)
             return
         try:
-            self._tell_end(process, talked, event)
+            self._tell_end(process, talked)
         except Exception as error:  # of ours; it must cost neither its slot nor other attempts
             log.failure("the end of a program was not understood")
             self._busy.pop(talked.key, None)
             text = f"a bug of ours on worker {self._place.worker}: {error!r}; its log has more"
             self._told(talked.key, TaskFault("WORKER_FAULT", text), 0.0)
 
-    def _tell_end(
-        self, process: Process, talked: Talked, event: ProgramExited | ProgramFailed
-    ) -> None:
-        is_over = process.conversation is not None and process.conversation.over is not None
-        if process.fault is None and not is_over and self._is_stale(process):
+    def _tell_end(self, process: Process, talked: Talked) -> None:
+        if not process.is_done and process.is_stale:
             self._again(process, talked)
             return
-        if process.fault is None and is_over:
+        if process.is_done:
             self._let_go(process, talked)
             self._clean(process)
             published = process.published
@@ -408,7 +360,7 @@ class Talking:
         fault = process.fault
         if fault is None:
             talked.roll_back_outputs()
-            fault = self._end_fault(process, event)
+            fault = process.end_fault(self._place.worker)
         tail = process.scratch.stderr_tail(process.stderr_start)
         self._let_go(process, talked)
         if talked.lost is not None:
@@ -416,11 +368,6 @@ class Talking:
             self._place.owner.inputs_gone(talked.key, *talked.lost)
             return
         self._report(process, talked, fault, tail)
-
-    def _is_stale(self, process: Process) -> bool:
-        """Whether a program was gone before it had taken its task."""
-        has_missed = bool(process.unsaid) or process.channel.left_unread
-        return process.is_warm and has_missed and not process.is_called_off
 
     def _again(self, process: Process, talked: Talked) -> None:
         self._let_go(process, talked)
@@ -430,17 +377,6 @@ class Talking:
         assert isinstance(action, Talk)
         self.begin(talked.order, talked.task, talked.executor, action)
 
-    def _end_fault(self, process: Process, event: ProgramExited | ProgramFailed) -> TaskFault:
-        if isinstance(event, ProgramFailed):
-            place, scratch = self._place.worker, process.scratch
-            return start_fault(place, process.argv, event, scratch.path, process.search_path)
-        number = None if event.exit_status is not None else os.WTERMSIG(event.status)
-        program_exit = ProgramExit(event.exit_status, number, event.wall_s, "")
-        said = "before it had said 'exit'"
-        if process.broke and "in the middle" in process.broke:
-            said = f"in the middle of a call: {process.broke.partition(': ')[2]}"
-        return TaskFault("RUNTIME_ERROR", f"it {program_exit.describe()} {said}")
-
     def _report(self, process: Process, talked: Talked, fault: TaskFault, tail: str) -> None:
         place = self._place
         run_s = place.reactor.seconds() - talked.begun_s
@@ -448,14 +384,10 @@ class Talking:
             self._clean(process)
             self._told(talked.key, fault, run_s)
             return
-        command = command_text(process.argv[: -len(process.channel.arguments)])
-        lines = [f"{command} on worker {place.worker}: {fault.details}"]
-        if tail:
-            lines += ["its output ends:", *[f"  {line}" for line in tail.splitlines()]]
+        text = process.failure_text(place.worker, fault.details, tail)
 
         def told(what: str) -> None:
-            details = "\n".join([*lines, what])
-            self._told(talked.key, TaskFault(fault.reason, details), run_s)
+            self._told(talked.key, TaskFault(fault.reason, f"{text}\n{what}"), run_s)
 
         def not_kept(failure: Any) -> None:
             why = getattr(failure.value, "strerror", None) or failure.getErrorMessage()

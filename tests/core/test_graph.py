@@ -924,6 +924,20 @@ def test_what_failed_is_revived_with_all_that_failed_by_it() -> None:
     assert scene.job.unsettled == 0
 
 
+def test_what_failed_under_a_task_that_was_not_needed_any_more_is_revived() -> None:
+    bad = a_task("bad")
+    deep, middle = a_task("deep", inputs=["bad"]), a_task("middle", inputs=["deep"])
+    top = a_task("top", inputs=["bad", "middle"])
+    scene = Scene(bad, deep, middle, top, wanted=["deep", "top"])
+    scene.unwant("deep")
+    scene.start(bad)
+    scene.fail(bad)
+    assert scene.state(deep) is TaskState.FAILED
+    assert scene.state(middle) is TaskState.DORMANT
+    revive(scene.graph, scene.job)
+    assert scene.state(top) is scene.state(middle) is scene.state(deep) is TaskState.WAITING
+
+
 def test_an_output_that_was_not_made_is_tried_again() -> None:
     task = a_task("a", "b")
     scene = Scene(task, wanted=["a", "b"])
@@ -981,6 +995,19 @@ def test_an_output_that_was_made_once_and_not_again_is_an_error_for_those_who_wa
     scene.finish(maker, inline("a"))
     assert scene.error(extra(maker)).reason == "NO_OUTPUT"
     assert scene.error("b").reason == "DEPENDENCY_FAILED"
+
+
+def test_what_a_child_awaits_under_the_name_of_its_parent_is_for_that_to_make() -> None:
+    parent = a_task("a")
+    child = a_task("b", inputs=[extra(parent), extra(parent, "pub:1")], parent=parent)
+    scene = Scene(parent, child, wanted=["a", "b"])
+    scene.start(parent)
+    scene.graph.publish(stored(extra(parent), W2))  # an earlier attempt made it
+    scene.lose(extra(parent), W2)
+    assert scene.ref(extra(parent)) == Future(extra(parent))
+    scene.finish(parent, inline("a"), inline(extra(parent)))
+    assert scene.error(extra(parent, "pub:1")).reason == "NO_OUTPUT"
+    assert scene.state(child) is TaskState.FAILED
 
 
 def test_what_bears_the_name_of_another_task_is_not_adopted() -> None:
@@ -1048,16 +1075,18 @@ class Blocked(Scene):
 
     def block(self, place: str = W1) -> None:
         self.start(self.first, place)
-        publish_early(self.graph, self.node(self.first), [Fixed(self.process, place)])
+        fixed = Fixed(self.process, place)
+        publish_early(self.graph, self.node(self.first), [fixed])
         self.add(self.rest)
-        self.finish(self.first)
+        assert self.state(self.rest) is TaskState.WAITING
+        self.finish(self.first, fixed)
 
 
 def test_what_goes_on_with_a_process_can_run_where_that_waits() -> None:
     scene = Blocked()
     scene.said(runnable=["out", "out"])
     assert place_of(scene.graph, scene.node(scene.rest)) == {W1}
-    assert scene.graph.released == []
+    assert forget_released(scene.graph) == {}
 
 
 def test_a_process_that_is_lost_is_made_again_by_who_left_it() -> None:
@@ -1082,11 +1111,17 @@ def test_a_task_that_did_not_wait_the_second_time_leaves_its_continuation_asleep
     assert scene.ref(scene.process) == Future(scene.process)
 
 
-@pytest.mark.parametrize("end", ["done", "failed", "cancelled", "job over"])
+@pytest.mark.parametrize("end", ["done", "failed", "cancelled", "asleep", "job over"])
 def test_a_process_ends_with_who_goes_on_with_it(end: str) -> None:
     scene = Blocked()
-    if end == "job over":
+    if end == "asleep":
+        scene.unwant("out")
+    elif end == "job over":
+        scene.start(scene.rest)
         let_all_go(scene.graph, scene.job)
+        assert forget_released(scene.graph) == {}
+        scene.unwant("out")
+        scene.graph.sleep(scene.node(scene.rest))
     elif end == "cancelled":
         cancel(scene.graph, scene.job, "the user said so")
     else:
@@ -1105,7 +1140,6 @@ def test_a_process_that_nobody_goes_on_with_is_let_go_at_once() -> None:
     scene = Blocked()
     scene.graph.publish(stored("out", W2))  # it came otherwise
     assert scene.state(scene.rest) is TaskState.DORMANT
-    scene.graph.fail(scene.node(scene.rest), "CANCELLED", "")
     assert forget_released(scene.graph) == {W1: [scene.process]}
 
 

@@ -253,6 +253,10 @@ DAEMONS: Final = {
         "worker --advertise [::1",
         f"argument --advertise: '[::1' {NOT_AN_ADDRESS}",
     ),
+    "advertise everywhere": (
+        "worker --advertise 0.0.0.0:1",
+        "argument --advertise: '0.0.0.0:1' leads nowhere: expected HOST:PORT",
+    ),
     "no slots": ("worker --slots 0", "argument --slots: '0' is not a number from 1 to 1024"),
     "an unknown option": ("master --bogus", "unrecognized arguments: --bogus"),
 }  # fmt: skip

@@ -172,13 +172,15 @@ def test_a_worker_does_not_join_with_an_address_that_leads_elsewhere(cluster: Cl
 
 
 class Crossings(threading.Thread):
-    """Looks for objects that lie on both hosts, for the length of a `with`: each has crossed once.
-    At the end `size_bytes` is that of all of them.
+    """Looks for objects that come to lie on both hosts within a `with`: each has crossed once. At
+    the end `size_bytes` is that of all of them.
     """
 
     def __init__(self, cluster: Cluster) -> None:
         super().__init__()
         self._cluster = cluster
+        here, there = cluster.stored()
+        self._before = here.keys() & there.keys()
         self._seen: list[dict[str, int]] = [{}, {}]
         self._over = threading.Event()
         self.size_bytes = 0
@@ -196,7 +198,8 @@ class Crossings(threading.Thread):
         self._over.set()
         self.join()
         here, there = self._seen
-        self.size_bytes = sum(size_bytes for name, size_bytes in here.items() if name in there)
+        crossed = (here.keys() & there.keys()) - self._before
+        self.size_bytes = sum(here[name] for name in crossed)
 
 
 def demo(host: Host) -> list[str]:

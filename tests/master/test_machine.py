@@ -41,7 +41,7 @@ from ciel.core.events import (
 from ciel.core.ids import JobId, ObjectId
 from ciel.core.jobs import Job, JobState
 from ciel.core.refs import Failure, Fixed, Future, Reference, Stream
-from ciel.core.retries import BACK_OFF_FIRST_S
+from ciel.core.retries import BACK_OFF_FIRST_S, INPUT_LOSSES_MAX
 from ciel.core.tasks import Mentions, TaskSpec, TaskState
 from ciel.master.state import answers
 from ciel.master.state.ahead import AHEAD_MAX
@@ -679,6 +679,23 @@ def test_an_input_that_is_never_found_fails_its_reader_in_the_end() -> None:
         "w1: drop c0",
         "client: failed: MISSING_INPUT: w2:8001 answered 404",
     )
+
+
+def test_an_input_that_is_made_again_and_again_out_of_reach_fails_its_reader() -> None:
+    cluster = two()
+    first, second = a_chain(2)
+    cluster.job(first, second, want=["c1"])
+    for attempt in range(1, 2 * INPUT_LOSSES_MAX + 2):
+        maker = cluster.machine.graph.tasks[first.id].worker
+        assert maker is not None
+        cluster.done(maker, first, stored("c0", place_of(maker)), attempt=attempt)
+        reader = cluster.machine.graph.tasks[second.id].worker
+        assert reader is not None
+        cluster.worker_says(reader, inputs_lost(second, place_of(maker), attempt=attempt))
+    cluster.machine.outbox.clear()
+    failure = cluster.machine.graph.objects.reference(second.outputs[0])
+    assert isinstance(failure, Failure)
+    assert failure.reason == "MISSING_INPUT"
 
 
 def test_a_lost_upload_fails_the_job_and_says_so() -> None:

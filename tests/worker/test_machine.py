@@ -18,22 +18,25 @@ from ciel.core.events import (
     ObjectsStored,
     RecallTasks,
     SpawnTask,
+    StreamsOpened,
     TaskFault,
     TaskReported,
 )
 from ciel.core.ids import ObjectId
-from ciel.core.refs import Concrete, Reference
+from ciel.core.refs import Concrete, Fixed, Future, Reference, Stream, Sweetheart
 from ciel.core.tasks import Needs, TaskSpec
 from ciel.testing.builders import a_task, failed, inline, stored
-from ciel.worker.state.machine import AHEAD_MAX, KILL_GRACE_S, REPORT_EVERY_S, WorkerMachine
+from ciel.worker.state.machine import KILL_GRACE_S, REPORT_EVERY_S, WorkerMachine
 from ciel.worker.state.orders import (
     DeleteObjects,
+    EndProcesses,
     FetchObject,
     KillAttempt,
     RecallAttempt,
     StartAttempt,
 )
-from ciel.worker.state.plans import HttpPlan
+from ciel.worker.state.plans import HttpPlan, StreamPlan
+from ciel.worker.state.slots import AHEAD_MAX
 
 HERE, THERE, BEYOND = "here:1", "there:1", "beyond:1"
 CANCELLED = TaskFault("CANCELLED", "it was called off")
@@ -42,8 +45,8 @@ CANCELLED = TaskFault("CANCELLED", "it was called off")
 class Played:
     """The machine, a clock, and what came of the last step."""
 
-    def __init__(self, slots: int = 1) -> None:
-        self.machine = WorkerMachine(HERE, "this host", slots)
+    def __init__(self, slots: int = 1, begins: str = "") -> None:
+        self.machine = WorkerMachine(HERE, "this host", slots, begins=frozenset(begins.split()))
         self.now_s = 100.0
         self.machine.master_said(
             MeetWorkers((Neighbour(THERE, "that host"), Neighbour(BEYOND, "other host"))), 0.0
@@ -68,6 +71,9 @@ class Played:
 
     def cancel(self, spec: TaskSpec, attempt: int = 1) -> None:
         self.machine.master_said(CancelTask(spec.id, attempt), self.now_s)
+
+    def recall(self, spec: TaskSpec) -> None:
+        self.machine.master_said(RecallTasks(((spec.id, 1),)), self.now_s)
 
     def fetched(self, object_id: str) -> None:
         self.machine.fetched(ObjectId(object_id), self.now_s, 5000)
@@ -662,3 +668,413 @@ def test_what_has_not_begun_is_given_back_and_what_runs_goes_on(played: Played) 
     )
     played.ended(first)
     played.comes(report(first))
+
+
+# --- what is sent ahead of its inputs -------------------------------------------------------------
+
+READS_A = a_task("out", inputs=["a"])
+GIVEN_BACK = TaskFault(RECALLED, "what it waits for is not made here")
+A_TO_COME = Future(ObjectId("a"))
+X = ObjectId("x")
+GONE = ((X, HERE),)
+
+
+def given_back(spec: TaskSpec) -> TaskReported:
+    return report(spec, fault=GIVEN_BACK, run_s=0.0)
+
+
+def growing(object_id: str, *places: str) -> Stream:
+    return Stream(ObjectId(object_id), frozenset(places))
+
+
+@pytest.fixture
+def two() -> Iterator[Played]:
+    """A worker of two slots."""
+    played = Played(slots=2)
+    yield played
+    played.comes()
+
+
+@pytest.mark.parametrize(
+    "content", [inline("a", b"content"), stored("a", HERE)], ids=["small", "large"]
+)
+def test_a_successor_begins_when_what_it_waits_for_is_made_here(
+    played: Played, content: Reference
+) -> None:
+    played.run(A)
+    played.assign(READS_A, A_TO_COME)
+    played.comes()
+    played.ended(A, content)
+    known = content if content == inline("a", b"content") else A_TO_COME
+    played.comes(start(READS_A, known), report(A, content))
+    played.ended(READS_A)
+    played.comes(report(READS_A))
+
+
+def test_a_successor_may_come_after_what_it_was_to_wait_for(played: Played) -> None:
+    """Its assignment and the report crossed."""
+    played.run(A)
+    played.ended(A, inline("a"))
+    played.comes(report(A, inline("a")))
+    played.assign(READS_A, A_TO_COME)
+    played.comes(start(READS_A, inline("a")))
+    played.ended(READS_A)
+    played.comes(report(READS_A))
+
+
+def test_a_successor_of_nothing_here_is_given_back(played: Played) -> None:
+    played.assign(READS_A, A_TO_COME)
+    played.comes(given_back(READS_A))
+
+
+@pytest.mark.parametrize("fault", [None, TaskFault("RUNTIME_ERROR", "no luck")])
+def test_successors_of_what_was_not_made_are_given_back(
+    played: Played, fault: TaskFault | None
+) -> None:
+    """Its maker failed, or handed its output over to another task."""
+    played.run(A)
+    last = a_task("end", inputs=["out"])
+    played.assign(READS_A, A_TO_COME)
+    played.assign(last, Future(ObjectId("out")))
+    played.comes()
+    played.ended(A, fault=fault)
+    played.comes(report(A, fault=fault), given_back(READS_A), given_back(last))
+
+
+def test_successors_of_what_is_called_off_before_it_began_are_given_back(played: Played) -> None:
+    played.run(B)
+    for call_off in (played.cancel, played.recall):
+        played.assign(A)
+        played.assign(READS_A, A_TO_COME)
+        played.comes()
+        call_off(A)
+        first, second = played.machine._reports
+        assert isinstance(first, TaskReported)
+        played.comes(first, given_back(READS_A))
+        assert second == given_back(READS_A)
+    played.ended(B)
+    played.comes(report(B))
+
+
+def test_successors_of_what_could_not_get_its_inputs_are_given_back(played: Played) -> None:
+    played.assign(READS_X, stored("x", THERE))
+    last = a_task("end", inputs=["also"])
+    played.assign(last, Future(ObjectId("also")))
+    played.fetch_failed("x", THERE)
+    played.comes(fetch("x", THERE), lost(READS_X, ("x", THERE)), given_back(last))
+    played.machine.uploaded(X, played.now_s)
+    played.assign(READS_X, stored("x", HERE), attempt=2)
+    played.assign(last, Future(ObjectId("also")), attempt=2)
+    played.machine.inputs_gone((READS_X.id, 2), GONE, "why", played.now_s)
+    played.comes(
+        start(READS_X, stored("x", HERE), attempt=2),
+        lost(READS_X, ("x", HERE))._replace(attempt=2),
+        given_back(last)._replace(attempt=2),
+    )
+
+
+def test_who_lacks_two_things_is_ended_once(played: Played) -> None:
+    """What could not be fetched, and what was to be made of it."""
+    x = stored("x", THERE)
+    both = a_task("both", inputs=["x", "also"])
+    played.assign(READS_X, x)
+    played.assign(both, x, Future(ObjectId("also")))
+    played.comes(fetch("x", THERE))
+    played.fetch_failed("x", THERE)
+    played.comes(lost(READS_X, ("x", THERE)), given_back(both))
+
+
+def test_a_successor_waits_for_the_attempt_that_makes_its_input_still(two: Played) -> None:
+    """Another one of the same task was called off."""
+    two.run(A)
+    two.run(B)
+    two.assign(A, attempt=2)
+    two.assign(READS_A, A_TO_COME)
+    two.cancel(A, attempt=2)
+    two.comes(report(A, fault=CANCELLED, run_s=0.0)._replace(attempt=2))
+    two.ended(A, inline("a"))
+    two.comes(start(READS_A, inline("a")), report(A, inline("a")))
+    for spec in (B, READS_A):
+        two.ended(spec)
+        two.comes(report(spec))
+
+
+# --- streams --------------------------------------------------------------------------------------
+
+
+def opens(played: Played, spec: TaskSpec, *objects: str) -> StreamsOpened:
+    ids = tuple([ObjectId(object_id) for object_id in objects])
+    played.machine.streams_opened((spec.id, 1), ids, played.now_s)
+    return StreamsOpened(spec.id, 1, tuple([growing(object_id, HERE) for object_id in objects]))
+
+
+def test_what_grows_is_told_and_read_without_a_fetch(two: Played) -> None:
+    two.run(A)
+    two.comes(*[opens(two, A, "a")])
+    two.assign(READS_A, growing("a", HERE))
+    two.comes(start(READS_A, growing("a", HERE)))
+    two.ended(A, stored("a", HERE))
+    two.ended(READS_A)
+    two.comes(report(A, stored("a", HERE)), report(READS_A))
+
+
+def test_a_successor_reads_along(two: Played) -> None:
+    two.run(A)
+    two.assign(READS_A, A_TO_COME)
+    two.comes()
+    told = opens(two, A, "a")
+    two.comes(start(READS_A, growing("a", HERE)), told)
+    two.ended(A, inline("a"))
+    two.ended(READS_A)
+    two.comes(report(A, inline("a")), report(READS_A))
+
+
+def test_what_is_small_is_given_to_readers_that_begin_after_its_end(played: Played) -> None:
+    """It is in no store."""
+    played.run(A)
+    told = opens(played, A, "a")
+    played.assign(READS_A, growing("a", HERE))
+    played.comes(told)
+    played.ended(A, inline("a"))
+    played.comes(start(READS_A, inline("a")), report(A, inline("a")))
+    played.ended(READS_A)
+    late = a_task("late", inputs=["a"])
+    played.assign(late, growing("a", HERE))
+    played.comes(start(late, inline("a")), report(READS_A))
+    played.ended(late)
+    played.comes(report(late))
+
+
+@pytest.mark.parametrize("fault", [None, TaskFault("RUNTIME_ERROR", "no luck")])
+def test_readers_of_what_ended_badly_end_before_it_is_made_again(
+    two: Played, fault: TaskFault | None
+) -> None:
+    two.run(A)
+    queued = a_task("queued", inputs=["a"])
+    told = opens(two, A, "a")
+    two.assign(READS_A, growing("a", HERE))
+    two.assign(queued, growing("a", HERE))
+    two.comes(start(READS_A, growing("a", HERE)), told)
+    two.ended(A, fault=fault)
+    ends = InputsLost(A.id, 1, ((ObjectId("a"), HERE),), "a: its producer ended badly")
+    two.comes(
+        KillAttempt(READS_A.id, 1, force=False),
+        report(A, fault=fault),
+        ends._replace(task=queued.id),
+    )
+    two.ended(READS_A, stored("out", HERE))  # whatever it made of it
+    two.comes(DeleteObjects((ObjectId("out"),)), ends._replace(task=READS_A.id))
+
+
+def test_a_reader_that_found_out_by_itself_is_told_of_once(two: Played) -> None:
+    two.run(A)
+    told = opens(two, A, "a")
+    two.assign(READS_A, growing("a", HERE))
+    two.comes(start(READS_A, growing("a", HERE)), told)
+    losses = ((ObjectId("a"), HERE),)
+    two.machine.stream_broken(ObjectId("a"), "broken", two.now_s)
+    two.comes(KillAttempt(READS_A.id, 1, force=False))
+    two.machine.inputs_gone((READS_A.id, 1), losses, "it broke", two.now_s)
+    two.comes(InputsLost(READS_A.id, 1, losses, "broken"))
+    two.machine.stream_broken(ObjectId("a"), "broken", two.now_s)
+    two.ended(A, stored("a", HERE))
+    two.comes(report(A, stored("a", HERE)))
+
+
+def test_an_output_that_was_taken_back_may_grow_again(two: Played) -> None:
+    two.run(A)
+    first = opens(two, A, "a")
+    two.machine.stream_broken(ObjectId("a"), "taken back", two.now_s)
+    two.comes(first, opens(two, A, "a"))
+    two.assign(READS_A, growing("a", HERE))
+    two.comes(start(READS_A, growing("a", HERE)))
+    two.ended(A, stored("a", HERE))
+    two.ended(READS_A)
+    two.comes(report(A, stored("a", HERE)), report(READS_A))
+
+
+def test_what_grows_elsewhere_is_read_as_soon_as_it_grows_here(played: Played) -> None:
+    x = growing("x", THERE)
+    played.assign(READS_X, x)
+    played.comes(FetchObject(x, (StreamPlan(THERE),)))
+    played.machine.stream_opened(X, played.now_s)
+    played.comes(start(READS_X, x))
+    played.fetched("x")
+    played.comes(copied("x"))
+    played.ended(READS_X)
+    played.comes(report(READS_X))
+
+
+def test_a_copy_that_breaks_off_ends_its_readers(played: Played) -> None:
+    x = growing("x", THERE)
+    played.assign(READS_X, x)
+    played.machine.stream_opened(X, played.now_s)
+    played.comes(FetchObject(x, (StreamPlan(THERE),)), start(READS_X, x))
+    played.fetch_failed("x", THERE)
+    played.comes(KillAttempt(READS_X.id, 1, force=False))
+    played.ended(READS_X, fault=TaskFault("RUNTIME_ERROR", "was killed"))
+    played.comes(lost(READS_X, ("x", THERE)))
+
+
+def test_streams_of_an_attempt_that_is_called_off_are_not_told(played: Played) -> None:
+    played.run(A)
+    played.cancel(A)
+    opens(played, A, "a")
+    played.ended(A)
+    played.comes(KillAttempt(A.id, 1, force=False), report(A, fault=CANCELLED))
+
+
+# --- what a program that talks leaves -------------------------------------------------------------
+
+
+def test_a_sweetheart_is_held_like_any_object(played: Played) -> None:
+    played.run(A)
+    here = frozenset((HERE,))
+    made = Sweetheart(ObjectId("a"), HERE, 5000, here)
+    played.ended(A, made)
+    played.assign(READS_A, made)
+    played.comes(start(READS_A, made), report(A, made))
+    played.ended(READS_A)
+    played.machine.master_said(DropObjects((made.id,)), played.now_s)
+    played.comes(DeleteObjects((made.id,)), report(READS_A))
+
+
+def test_what_a_child_is_told_of_is_held_before_its_maker_has_ended(two: Played) -> None:
+    two.run(A)
+    extra = Concrete(ObjectId(f"{A.id}:part:0"), 5000, frozenset((HERE,)))
+    foreign = stored("foreign", HERE)  # said by a program, and may be anything
+    child = a_task("child", inputs=[extra.id], parent=A)
+    two.machine.spawned((A.id, 1), child, (extra, foreign), two.now_s)
+    two.assign(child, extra)
+    two.comes(start(child, extra), SpawnTask(child, (extra, foreign), 1))
+    assert list(two.machine.stored) == [extra.id]
+    two.ended(child)
+    two.ended(A, extra)
+    two.comes(report(child), report(A, extra))
+
+
+def test_what_was_made_in_vain_is_deleted_unless_it_is_known(played: Played) -> None:
+    played.machine.uploaded(X, played.now_s)
+    played.machine.made_in_vain((X, ObjectId("y"), ObjectId("z")))
+    played.comes(DeleteObjects((ObjectId("y"), ObjectId("z"))))
+    played.machine.made_in_vain((X,))
+    played.comes()
+
+
+FIXED = Fixed(ObjectId("f"), HERE)
+GOES_ON = a_task("goes on", inputs=["f"])
+
+
+def test_a_process_that_waits_is_gone_on_with(played: Played) -> None:
+    played.run(A)
+    played.ended(A, FIXED)
+    played.assign(GOES_ON, FIXED)
+    played.comes(start(GOES_ON, FIXED), report(A, FIXED))
+    played.ended(GOES_ON)
+    played.comes(report(GOES_ON))
+
+
+def test_a_process_that_nobody_goes_on_with_is_ended_once(played: Played) -> None:
+    played.run(A)
+    played.ended(A, FIXED)
+    played.comes(report(A, FIXED))
+    for _ in range(2):
+        played.machine.master_said(DropObjects((FIXED.id,)), played.now_s)
+    played.comes(EndProcesses((FIXED.id,)))
+
+
+def test_processes_that_wait_end_with_their_master(played: Played) -> None:
+    played.run(A)
+    played.ended(A, FIXED)
+    played.machine.master_lost(played.now_s)
+    played.comes(EndProcesses((FIXED.id,)))
+
+
+def test_a_process_that_waits_for_an_attempt_that_was_called_off_is_ended(played: Played) -> None:
+    played.run(A)
+    played.cancel(A)
+    played.ended(A, FIXED)
+    played.comes(
+        KillAttempt(A.id, 1, force=False),
+        EndProcesses((FIXED.id,)),
+        report(A, fault=CANCELLED),
+    )
+    played.machine.master_said(DropObjects((FIXED.id,)), played.now_s)
+    played.comes()
+
+
+def test_a_process_that_is_gone_is_an_input_that_was_lost(played: Played) -> None:
+    played.run(A)
+    played.ended(A, FIXED)
+    played.assign(GOES_ON, FIXED)
+    losses = ((FIXED.id, HERE),)
+    played.machine.inputs_gone((GOES_ON.id, 1), losses, "why", played.now_s)
+    played.comes(start(GOES_ON, FIXED), report(A, FIXED), lost(GOES_ON, ("f", HERE)))
+    played.machine.master_said(DropObjects((FIXED.id,)), played.now_s)
+    played.comes()
+
+
+# --- children that begin where their parents run --------------------------------------------------
+
+
+def child_of(parent: TaskSpec, *inputs: str, executor: str = "stdinout") -> TaskSpec:
+    return a_task("child", inputs=inputs, parent=parent, executor=executor)
+
+
+def spawn(played: Played, child: TaskSpec, *known: Reference) -> None:
+    played.machine.spawned((A.id, 1), child, known, played.now_s)
+
+
+def test_a_child_begins_at_once_where_there_is_room() -> None:
+    played = Played(slots=2, begins="stdinout")
+    played.run(A)
+    played.machine.uploaded(X, played.now_s)
+    child = child_of(A, "x", "y")
+    spawn(played, child, inline("y"))
+    here = Concrete(X, None, frozenset((HERE,)))
+    played.comes(
+        start(child, here, inline("y"), attempt=0), SpawnTask(child, (inline("y"),), 1, True)
+    )
+    played.machine.ended((child.id, 0), (inline("child"),), None, 2.5, played.now_s)
+    played.comes(report(child, inline("child"))._replace(attempt=0))
+
+
+@pytest.mark.parametrize(
+    "slots, child, known",
+    [
+        (1, child_of(A), ()),
+        (2, child_of(A, executor="sync"), ()),
+        (2, child_of(A)._replace(needs=Needs(slots=2)), ()),
+        (2, child_of(A, "x"), ()),
+        (2, child_of(A, "x"), (stored("x", THERE),)),
+        (2, child_of(A, "f"), (FIXED,)),
+    ],
+    ids=["no slot", "not such a one", "too wide", "to come", "elsewhere", "a process"],
+)
+def test_other_children_are_left_to_the_master(
+    slots: int, child: TaskSpec, known: tuple[Reference, ...]
+) -> None:
+    played = Played(slots, begins="stdinout")
+    played.run(A)
+    spawn(played, child, *known)
+    played.comes(SpawnTask(child, known, 1, False))
+
+
+def test_no_child_overtakes_what_waits_for_a_slot() -> None:
+    played = Played(slots=2, begins="stdinout")
+    played.run(A)
+    played.assign(a_task("wide", slots=2))
+    played.comes()
+    spawn(played, child_of(A))
+    played.comes(SpawnTask(child_of(A), (), 1, False))
+
+
+def test_a_child_that_has_begun_is_called_off_like_any_attempt() -> None:
+    played = Played(slots=2, begins="stdinout")
+    played.run(A)
+    spawn(played, child_of(A))
+    played.comes(start(child_of(A), attempt=0), SpawnTask(child_of(A), (), 1, True))
+    played.cancel(child_of(A), attempt=0)
+    played.comes(KillAttempt(child_of(A).id, 0, force=False))
+    played.machine.ended((child_of(A).id, 0), (), None, 2.5, played.now_s)
+    played.comes(report(child_of(A), fault=CANCELLED)._replace(attempt=0))

@@ -332,8 +332,8 @@ def test_a_reader_that_leaves_costs_the_producer_nothing(make: Make) -> None:
         with ask(maker, "x") as connection:
             assert connection.recv(1) == b"H"
             wait_for(lambda: growing._holds == 1, "the reader")
+        wait_for(lambda: growing._holds == 0, "its end to be noticed")
         append(writer.path, CONTENT)
-        wait_for(lambda: growing._holds == 0, "the reader's end")
     writer.commit()
     maker.run(maker.streams.finish, growing)
     assert maker.store.get("x") == CONTENT * 5

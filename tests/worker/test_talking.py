@@ -21,8 +21,8 @@ from ciel.core.tasks import Needs
 from ciel.testing.builders import stored
 from ciel.testing.homes import descriptors_of, private_bytes, wait_for
 from ciel.testing.one_worker import SDK, Talker
+from ciel.worker.process import Patience
 from ciel.worker.state.orders import Key
-from ciel.worker.talking import Patience
 
 IS_LONG = os.environ.get("CIEL_LONG") == "1"
 

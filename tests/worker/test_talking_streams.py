@@ -6,7 +6,7 @@ import hashlib
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -50,8 +50,9 @@ def run(task):
                 break
     task.publish(0, digest.hexdigest().encode())
 """
+ASKING: dict[str, bool] = {}
 HOW: dict[str, dict[str, bool]] = {
-    "asking": {},
+    "asking": ASKING,
     "alone": {"sole_consumer": True},
     "blocking": {"must_block": True},
 }
@@ -77,11 +78,13 @@ class Writing:
     def go_on(self) -> None:
         self._go.touch()
 
-    def read(self, mark: Path, script: str = READ, **options: bool) -> Key:
+    def read(self, mark: Path, options: Mapping[str, bool] = ASKING, script: str = READ) -> Key:
         """Have another program read it; wait until it has read something."""
         inputs = (self.ref,)
-        key = self.worker.python(script, Future(self.ref.id), str(mark), options, inputs=inputs)
-        wait_for(mark.exists, "a part that was read")
+        pargs = (Future(self.ref.id), str(mark), dict(options))
+        key = self.worker.python(script, *pargs, inputs=inputs)
+        attempts = self.worker.machine.attempts
+        wait_for(lambda: mark.exists() or key not in attempts, "a part that was read")
         return key
 
 
@@ -103,7 +106,7 @@ def test_a_reader_has_the_beginning_before_there_is_an_end(
     worker: Talker, tmp_path: Path, options: dict[str, bool], size: int
 ) -> None:
     writing = Writing(worker, WELL, tmp_path, size)
-    reader = writing.read(tmp_path / "mark", **options)
+    reader = writing.read(tmp_path / "mark", options)
     writing.go_on()
     assert worker.content(reader) == digest(size)
     assert worker.content(writing.key) == content(size)
@@ -113,7 +116,7 @@ def test_all_readers_have_all_of_it(start: Start, tmp_path: Path) -> None:
     worker = start(slots=5)
     writing = Writing(worker, WELL, tmp_path)
     readers = [
-        writing.read(tmp_path / f"mark{number}", **options)
+        writing.read(tmp_path / f"mark{number}", options)
         for number, options in enumerate((*HOW.values(), HOW["blocking"]))
     ]
     writing.go_on()
@@ -127,7 +130,7 @@ def test_a_reader_that_comes_late_finds_it_whole(worker: Talker, tmp_path: Path)
         worker.good(writing.key)
         for options in HOW.values():
             mark = tmp_path / f"mark{size}"
-            assert worker.content(writing.read(mark, **options)) == digest(size)
+            assert worker.content(writing.read(mark, options)) == digest(size)
 
 
 def test_a_program_that_wants_all_of_it_waits_for_the_end(worker: Talker, tmp_path: Path) -> None:
@@ -135,7 +138,7 @@ def test_a_program_that_wants_all_of_it_waits_for_the_end(worker: Talker, tmp_pa
         open(task.args[1], "w").close()
         task.publish(0, task.open(task.args[0]).read())"""
     writing = Writing(worker, WELL, tmp_path, 10)
-    reader = writing.read(tmp_path / "mark", script)
+    reader = writing.read(tmp_path / "mark", script=script)
     writing.go_on()
     assert worker.content(reader) == content(10)
 
@@ -195,7 +198,7 @@ def test_two_pipes_of_one_object_are_both_read_to_the_end(worker: Talker, tmp_pa
         time.sleep(0.05)
         task.publish(0, str(len(start + first.read())).encode())"""
     writing = Writing(worker, WELL, tmp_path)
-    reader = writing.read(tmp_path / "mark", script)
+    reader = writing.read(tmp_path / "mark", script=script)
     writing.go_on()
     assert worker.content(reader) == b"1000000"
 
@@ -207,7 +210,7 @@ def test_a_reader_that_leaves_is_nobodys_concern(worker: Talker, tmp_path: Path)
         open(task.args[1], "w").close()
         task.publish(0, b"enough")"""
     writing = Writing(worker, WELL, tmp_path)
-    assert worker.content(writing.read(tmp_path / "mark", script)) == b"enough"
+    assert worker.content(writing.read(tmp_path / "mark", script=script)) == b"enough"
     writing.go_on()
     worker.good(writing.key)
 
@@ -233,7 +236,7 @@ def test_what_breaks_off_is_never_taken_for_whole(
     worker: Talker, tmp_path: Path, end: str, options: dict[str, bool]
 ) -> None:
     writing = Writing(worker, WRITE.format(end=end), tmp_path)
-    reader = writing.read(tmp_path / "mark", **options)
+    reader = writing.read(tmp_path / "mark", options)
     writing.go_on()
     expect_lost(worker, reader, writing.ref.id)
     worker.end(writing.key)
@@ -275,7 +278,7 @@ def test_who_waits_for_all_of_it_ends_when_it_breaks_off(worker: Talker, tmp_pat
         open(task.args[1], "w").close()
         task.publish(0, task.open(task.args[0]).read())"""
     writing = Writing(worker, WRITE.format(end=BREAKS["killed"]), tmp_path)
-    reader = writing.read(tmp_path / "mark", script)
+    reader = writing.read(tmp_path / "mark", script=script)
     writing.go_on()
     expect_lost(worker, reader, writing.ref.id, "its producer")
 
@@ -342,7 +345,7 @@ def test_a_wrong_call_behind_one_that_waits_ends_its_task(worker: Talker, tmp_pa
         path = tmp_path / str(number)
         path.mkdir()
         writing = Writing(worker, WELL, path)
-        reader = writing.read(path / "mark", script)
+        reader = writing.read(path / "mark", script=script)
         writing.go_on()
         assert "its call of" in worker.fault(reader).details or name == "no method"
         worker.good(writing.key)
@@ -363,7 +366,7 @@ def test_a_store_that_is_full_while_something_waits_is_told(
         task._channel.flush()
         open(task.args[1], "w").close()
         time.sleep(60)"""
-    reader = writing.read(tmp_path / "mark", script)
+    reader = writing.read(tmp_path / "mark", script=script)
 
     real_commit = FileWriter.commit
 

@@ -33,6 +33,7 @@ from ciel.core.losses import lose, lose_location
 from ciel.core.refs import Fixed, Reference, locations_of
 from ciel.core.retries import (
     BACK_OFF_FIRST_S,
+    INPUT_LOSSES_MAX,
     Again,
     Blame,
     GiveUp,
@@ -373,7 +374,9 @@ class MasterMachine(JobDesk):
         if not any(changed):
             blame.missing_inputs += 1  # the copies are said to be there: do not try for ever
             blame.not_before_s = self._now_s + BACK_OFF_FIRST_S
-        if blame.missing_inputs > max(3, task.spec.needs.retries):
+        blame.input_losses += 1
+        too_often = blame.input_losses > INPUT_LOSSES_MAX * (len(task.spec.inputs) + 1)
+        if too_often or blame.missing_inputs > max(3, task.spec.needs.retries):
             self.graph.fail(task, "MISSING_INPUT", message.details)
         else:
             self.graph.requeue(task)

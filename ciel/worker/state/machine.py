@@ -54,6 +54,7 @@ from ciel.worker.state.orders import (
     StartAttempt,
 )
 from ciel.worker.state.plans import plans_for
+from ciel.worker.state.slots import Slots
 
 KILL_GRACE_S = 0.25
 """Between the polite signal and the one that cannot be ignored, when a time limit has passed."""
@@ -67,13 +68,6 @@ REPORT_EVERY_S = 0.01
 """A worker that has work waiting reports successes no more often: each report wakes the master, and
 that its client, which together costs as much as a small program.
 """
-
-
-BRIEF_S = 0.005
-"""Of programs that take less than this, some are prepared ahead of a free slot, ..."""
-AHEAD_S = 0.01
-"""...as many as run in this time, so that one follows the other without a word from us."""
-AHEAD_MAX = 16
 
 _STORED = Concrete | Sweetheart
 
@@ -96,12 +90,11 @@ class WorkerMachine:
         """`talkative`: the executors whose programs are no matter of a moment, and not prepared
         ahead. `begins`: those whose tasks may begin where their parents run, without being sent.
         """
-        self._talkative = talkative
         self._begins = begins
         self.netloc = netloc
         self.host = host
         self.slots = slots
-        self.slots_free = slots
+        self._slots = Slots(slots, talkative)
         self.attempts: dict[Key, Attempt] = {}
         self.outbox: list[Order] = []
         self._reports: list[FromWorker] = []
@@ -119,9 +112,11 @@ class WorkerMachine:
         self._queue: list[tuple[int, int, Key]] = []  # by priority, then order of arrival
         self._sequence = 0
         self._deadlines: list[tuple[float, Key]] = []
-        self._run_s = 2 * BRIEF_S  # what programs take here, about
-        self._ahead = 0  # how many may be prepared
-        self._wide: list[int] = []  # the slots of those that run and have more than one
+
+    @property
+    def slots_free(self) -> int:
+        """How many slots nobody holds; fewer than none while programs are prepared ahead."""
+        return self._slots.free
 
     def keep(self, objects: Mapping[ObjectId, int]) -> None:
         """Note what the own store has from an earlier life; only before a master is reached."""
@@ -354,7 +349,7 @@ class WorkerMachine:
     # --- running ----------------------------------------------------------------------------------
 
     def _enqueue(self, attempt: Attempt, now_s: float) -> None:
-        if not self._queue and self._fits(attempt):
+        if not self._queue and self._slots.fit(attempt):
             self._start(attempt, now_s)
             return
         attempt.phase = Phase.QUEUED
@@ -364,57 +359,29 @@ class WorkerMachine:
 
     def _start_next(self, now_s: float) -> None:
         """Start what fits, in order; a task of many slots is not overtaken by smaller ones."""
-        while self._queue and self.slots_free > -self._ahead:
+        while self._queue and self._slots.has_room:
             key = self._queue[0][2]
             attempt = self.attempts.get(key)
             if attempt is None or attempt.phase is not Phase.QUEUED:
                 heappop(self._queue)
                 continue
-            if not self._fits(attempt):
+            if not self._slots.fit(attempt):
                 return
             heappop(self._queue)
             self._start(attempt, now_s)
-
-    def _fits(self, attempt: Attempt) -> bool:
-        """Whether there are slots for an attempt, or it may be prepared ahead: then nothing of it
-        is on the way in, and no time limit runs.
-        """
-        if attempt.slots <= self.slots_free:
-            return True
-        spec = attempt.spec
-        is_plain = attempt.slots == 1 and not spec.inputs and not spec.needs.timeout_s
-        is_plain = is_plain and attempt.key[1] <= 1
-        is_plain = is_plain and spec.executor not in self._talkative
-        return is_plain and self.slots_free > -self._ahead
 
     def _start(self, attempt: Attempt, now_s: float) -> None:
         attempt.phase = Phase.RUNNING
         for ref in attempt.inputs:
             if isinstance(ref, Stream) and ref.id in self._recent:
                 self._give(attempt, self._recent[ref.id])
-        at_most = 0
-        if attempt.slots > self.slots_free:  # all slots but those of wide ones run one program each
-            at_most = self.slots - sum(self._wide) + len(self._wide)
-        if attempt.slots > 1:
-            self._wide.append(attempt.slots)
-        self.slots_free -= attempt.slots
+        at_most = self._slots.take(attempt)
         if attempt.key[1] > 1:  # it may be what the last worker died of: let no other be blamed
             self._reports_are_urgent = True
         timeout_s = attempt.spec.needs.timeout_s
         if timeout_s:
             heappush(self._deadlines, (now_s + timeout_s, attempt.key))
         self.outbox.append(StartAttempt(attempt.spec, attempt.key[1], attempt.inputs, at_most))
-
-    def _free_slots(self, attempt: Attempt) -> None:
-        self.slots_free += attempt.slots
-        if attempt.slots > 1:
-            self._wide.remove(attempt.slots)
-
-    def _learn(self, run_s: float) -> None:
-        """Note how long a program took."""
-        self._run_s += 0.2 * (run_s - self._run_s)
-        ahead = int(AHEAD_S / self._run_s * self.slots) if self._run_s < BRIEF_S else 0
-        self._ahead = min(ahead, max(AHEAD_MAX, self.slots))
 
     def spawned(self, key: Key, spec: TaskSpec, known: tuple[Reference, ...], now_s: float) -> None:
         """A running attempt created a task. It may begin here at once if a slot is free that nobody
@@ -424,7 +391,8 @@ class WorkerMachine:
         if attempt is None or attempt.phase is not Phase.RUNNING:
             return
         for ref in known:  # what was published before, to be found here by whoever is sent for it
-            if ref.id.startswith(key[0]) and self.netloc in locations_of(ref):
+            is_own = ref.id in attempt.spec.outputs or ref.id.startswith(key[0])
+            if is_own and self.netloc in locations_of(ref):
                 self._hold_made((ref,), now_s)
         may_begin = spec.executor in self._begins
         inputs = self._at_hand(spec, known) if may_begin else None
@@ -463,9 +431,9 @@ class WorkerMachine:
         attempt = self.attempts.get(key)
         if attempt is None or attempt.phase not in (Phase.RUNNING, Phase.ENDING):
             return
-        self._free_slots(attempt)
-        if run_s and fault is None and attempt.spec.executor not in self._talkative:
-            self._learn(run_s)
+        self._slots.give_back(attempt)
+        if fault is None:
+            self._slots.learn(attempt, run_s)
         ending = attempt.ending
         if ending is not None:
             self.made_in_vain(tuple([r.id for r in published if isinstance(r, _STORED)]))
@@ -526,7 +494,7 @@ class WorkerMachine:
         attempt = self.attempts.get(key)
         if attempt is None:
             return
-        self._free_slots(attempt)
+        self._slots.give_back(attempt)
         for object_id, place in losses:
             if place == self.netloc:
                 self.stored.pop(object_id, None)

@@ -1,0 +1,50 @@
+"""An attempt whose program runs from its start to its end, with all that it has open."""
+
+from __future__ import annotations
+
+from ciel.core.events import TaskFault
+from ciel.execution.executor import Executor, Task
+from ciel.storage.interface import ObjectReader, ObjectWriter
+from ciel.worker.feeding import Feeder, Piping
+from ciel.worker.scratch import Scratch
+from ciel.worker.state.orders import Key, StartAttempt
+from ciel.worker.streaming import Growing, Hold
+
+
+class Hosted:
+    """One such attempt; whoever runs it opens and closes."""
+
+    def __init__(self, order: StartAttempt, task: Task, executor: Executor) -> None:
+        self.key: Key = (order.spec.id, order.attempt)
+        self.at_most = order.at_most
+        self.task = task
+        self.executor = executor
+        self.argv: list[str] = []
+        self.search_path: str | None = None  # where its own environment says so
+        self.scratch: Scratch | None = None
+        self.readers: list[ObjectReader] = []
+        self.pipings: list[Piping] = []
+        self.holds: list[Hold] = []
+        self.writers: dict[int, ObjectWriter] = {}
+        self.streams: dict[int, Growing] = {}
+        self.stdout: int | None = None
+        self.feeder: Feeder | None = None
+        self.launch_id: int | None = None
+        self.killed: TaskFault | None = None  # why its program was
+
+    @property
+    def input_error(self) -> OSError | None:
+        """Why its program may have taken a part of an input for all of it."""
+        feeders = self.pipings if self.feeder is None else [self.feeder, *self.pipings]
+        return next((feeder.error for feeder in feeders if feeder.error is not None), None)
+
+    def close_inputs(self) -> None:
+        if self.feeder is not None:
+            self.feeder.close()
+        for piping in self.pipings:
+            piping.close()
+        for hold in self.holds:
+            hold.close()
+        for reader in self.readers:
+            reader.close()
+        self.readers.clear()

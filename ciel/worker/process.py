@@ -1,0 +1,96 @@
+"""A program that talks, from its start to its end: what is known of it, and said of its end."""
+
+from __future__ import annotations
+
+import os
+from typing import Any, NamedTuple
+
+from ciel.core.events import TaskFault
+from ciel.core.ids import TaskId
+from ciel.core.refs import Reference
+from ciel.execution.executor import ProgramExit
+from ciel.execution.report import command_text
+from ciel.launch.messages import ProgramExited, ProgramFailed
+from ciel.net.turns import DelayedCall
+from ciel.worker.faults import start_fault
+from ciel.worker.programs import ProgramChannel
+from ciel.worker.scratch import Scratch
+from ciel.worker.state.pool import IDLE_MAX_S
+from ciel.worker.talked import Talked
+
+
+class Patience(NamedTuple):
+    """How long a program has to take its first task from its FIFO; to end, once it has said it
+    would, or was told to; and how long it may wait for another task.
+    """
+
+    first_call_s: float = 30.0
+    leave_s: float = 2.0
+    idle_s: float = IDLE_MAX_S
+
+
+USUAL_PATIENCE = Patience()
+
+
+class Process:
+    """One program, the attempt that it serves, and how both have ended."""
+
+    def __init__(self, number: int, kind: str, scratch: Scratch) -> None:
+        self.number = number
+        self.key = (TaskId(""), number)  # where attempts have theirs
+        self.kind = kind
+        self.scratch = scratch
+        self.channel: ProgramChannel
+        self.argv: list[str] = []
+        self.search_path: str | None = None
+        self.launch_id = 0
+        self.pid = 0
+        self.talked: Talked | None = None
+        self.conversation: Any = None  # of `talked`
+        self.is_warm = False  # it has served before
+        self.is_called_off = False  # it was sent a signal for the present task
+        self.fault: TaskFault | None = None  # why its task has failed, once it has
+        self.published: tuple[Reference, ...] = ()  # by the task that it leaves after
+        self.unsaid: list[bytes] = []  # frames for it, until the turn ends
+        self.end: ProgramExited | ProgramFailed | None = None
+        self.broke = ""  # how its channel ended
+        self.stderr_start = 0
+        self.run_s = 0.0
+        self.due: DelayedCall | None = None
+
+    @property
+    def is_done(self) -> bool:
+        """Whether its task has come to an end, and to a good one."""
+        over = None if self.conversation is None else self.conversation.over
+        return over is not None and self.fault is None
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether it was gone before it had taken its task."""
+        has_missed = bool(self.unsaid) or self.channel.left_unread
+        return self.is_warm and has_missed and self.fault is None and not self.is_called_off
+
+    def lost_fault(self) -> TaskFault:
+        """Say that it has left the conversation, and nothing is known of its end."""
+        return TaskFault("RUNTIME_ERROR", f"{self.broke}, before it had said 'exit'")
+
+    def end_fault(self, worker: str) -> TaskFault:
+        """Say how it ended in the middle of its task."""
+        event = self.end
+        if isinstance(event, ProgramFailed):
+            return start_fault(worker, self.argv, event, self.scratch.path, self.search_path)
+        assert event is not None
+        number = None if event.exit_status is not None else os.WTERMSIG(event.status)
+        program_exit = ProgramExit(event.exit_status, number, event.wall_s, "")
+        said = "before it had said 'exit'"
+        if "in the middle" in self.broke:
+            said = f"in the middle of a call: {self.broke.partition(': ')[2]}"
+        return TaskFault("RUNTIME_ERROR", f"it {program_exit.describe()} {said}")
+
+    def failure_text(self, worker: str, details: str, tail: str) -> str:
+        """Compose the message for a task that it failed."""
+        command = command_text(self.argv[: -len(self.channel.arguments)])
+        lines = [f"{command} on worker {worker}: {details}"]
+        if tail:
+            lines += ["its output ends:", *[f"  {line}" for line in tail.splitlines()]]
+        return "\n".join(lines)
