@@ -1,8 +1,8 @@
 """Programs that talk: no-op tasks in warm processes, chains of them, and a stream's first byte.
 
-The program is the Python SDK's `serve` with one `publish`. What a task should cost beyond the
-70 us of the control plane: 15 us in the program, and in the worker 10 to read its arguments, 15 for two calls
-of the program, 10 for two frames to it, and 15 for the states of an attempt.
+The program is the Python SDK's `serve` with one `publish`. What a task should cost beyond the 70 us
+of the control plane: 15 us in the program, and in the worker 10 to read its arguments, 15 for two
+calls of the program, 10 for two frames to it, and 15 for the states of an attempt.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ HOPS = 1000
 ROUNDS = 3
 STREAM_S = 2.0
 PROGRAM = """
-import time
+import select, time
 from ciel.executors.sdk import ciel_task
 
 def run(task):
@@ -36,7 +36,7 @@ def run(task):
             for _ in range(20):
                 output.write(b"x" * 65536)
                 output.flush()
-                time.sleep(task.kwargs["stream"] / 20)
+                select.select([], [], [], task.kwargs["stream"] / 20)
     elif task.kwargs.get("follow"):
         begun_s = time.monotonic()
         with task.open_stream(task.args[0]) as text:

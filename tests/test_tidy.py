@@ -20,8 +20,6 @@ LINES_MAX = 600
 LINES_CEILING = 540
 LONG_FOR_A_REASON = {
     "ciel/testing/simulator.py": "one turn of it touches every part of a cluster",
-    "ciel/core/graph.py": "one subject, and its methods share all of its state",
-    "ciel/master/state/machine.py": "visited by every step, which is its purpose",
     "ciel/worker/state/machine.py": "its counterpart",
 }
 FUNCTION_LINES_MAX = 70

@@ -219,7 +219,7 @@ class TaskGraph:
             if type(ref) not in CONSUMABLE:
                 missing.append(object_id)
             elif type(ref) is Failure and not task.spec.sees_errors:
-                self._fail_with_input(task, ref)
+                self._fail([(task, *_blame_input(ref))])
                 return []
         if not missing:
             self._make_runnable(task)
@@ -370,9 +370,6 @@ class TaskGraph:
         self._end_streams(task)
         self._release_demand(list(task.spec.inputs))
 
-    def _fail_with_input(self, task: TaskNode, cause: Failure) -> None:
-        self._fail([(task, *_blame_input(cause))])
-
     def _fail(self, pending: list[tuple[TaskNode, str, object]]) -> None:
         while pending:
             task, reason, details = pending.pop()
@@ -430,9 +427,8 @@ class TaskGraph:
                 producer.live_outputs += 1
                 self._hold_inputs(producer)  # it may be back after it was lost
         if producer is not None and producer.state in ACTIVE:
-            is_early = producer.state is ASSIGNED and object_id in producer.extras
-            if not is_early:  # it came otherwise: its worker is back
-                self._release_demand([object_id])
+            if producer.state is not ASSIGNED or object_id not in producer.extras:
+                self._release_demand([object_id])  # it came otherwise: its worker is back
         if node.wanters:
             self.settled.append(object_id)
             for job in node.wanters:

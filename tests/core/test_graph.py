@@ -88,7 +88,8 @@ class Scene:
 
     def follow(self) -> list[str]:
         """Stop who reads what broke, as the master does; return who was running, in order."""
-        graph, stopped = self.graph, []
+        graph = self.graph
+        stopped: list[str] = []
         while graph.broken:
             task, attempt = graph.broken.pop()
             if task.state is TaskState.RUNNABLE or task.state is TaskState.WAITING:

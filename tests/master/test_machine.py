@@ -1589,7 +1589,7 @@ def test_what_does_not_fit_does_not_follow(other: TaskSpec) -> None:
     cluster.says(SubmitJob(a_job_spec()), AddTask(first, ()), AddTask(elsewhere, ()))
     cluster.says(AddTask(other, (large, *values)))
     cluster.joins(a_worker("w2", executors=["rare"], slots=2))
-    cluster.says(WantObjects(JOB, ("b",)))
+    cluster.says(WantObjects(JOB, (ObjectId("b"),)))
     assert "w1: run c0" in cluster.lines()
     assert cluster.machine.graph.tasks[other.id] not in cluster.machine.ahead.tasks
 
@@ -1776,7 +1776,11 @@ def test_what_a_task_published_unasked_is_made_again_when_its_worker_is_lost() -
     maker = a_task("a", mentions=Mentions.ANYTHING)
     extra = ObjectId(f"{maker.id}:pub:0")
     reader = a_task("b", inputs=[extra], parent=maker)
-    cluster.says(SubmitJob(a_job_spec()), AddTask(maker, ()), WantObjects(JOB, ("a", "b")))
+    cluster.says(
+        SubmitJob(a_job_spec()),
+        AddTask(maker, ()),
+        WantObjects(JOB, (ObjectId("a"), ObjectId("b"))),
+    )
     cluster.said("w1: run a")
     made = stored(extra, place_of("w1"), size_bytes=10**8)
     cluster.worker_says("w1", SpawnTask(reader, (made,), 1))

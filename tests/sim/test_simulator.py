@@ -81,6 +81,16 @@ def test_a_seed_says_all() -> None:
         pytest.param("any", 123, id="tried-again-though-nothing-would-run"),
         pytest.param("afterwards", 59, id="what-a-list-names-failed-since"),
         pytest.param("handed", 7, id="handed-over-before-who-reads-it"),
+        pytest.param("any", 286, id="input-of-who-went-ahead-is-lost"),
+        pytest.param("any", 1080, id="given-back-and-given-again-without-end"),
+        pytest.param("any", 2005, id="counted-while-another-report-comes"),
+        pytest.param("any", 2172, id="broken-for-a-reader-where-it-is-made"),
+        pytest.param("any", 2460, id="failed-under-what-was-not-needed"),
+        pytest.param("streams", 16, id="copy-of-what-is-not-needed-any-more"),
+        pytest.param("streams", 29, id="follows-what-was-lost-while-it-was-away"),
+        pytest.param("streams", 48, id="copied-before-it-turns-out-to-be-small"),
+        pytest.param("blocks", 51, id="unpromised-output-is-back"),
+        pytest.param("blocks", 310, id="unpromised-output-known-before-its-maker"),
     ],
 )
 def test_what_failed_once(scenario: str, seed: int) -> None:
@@ -164,6 +174,30 @@ class ForgetsSlots(MasterMachine):
             super()._superseded(worker, task_id, attempt)
 
 
+class BelievesReaders(MasterMachine):
+    """Takes the report of who reads before what was read is whole."""
+
+    def _reported(self, worker: WorkerNode, report: TaskReported) -> None:
+        self.graph.streams.reading.clear()
+        self.graph.streams.readers.clear()
+        super()._reported(worker, report)
+
+
+class ForgetsReaders(MasterMachine):
+    """Lets those run on that read what broke."""
+
+    def _stop_reading(self, task: TaskNode, attempt: int) -> None:
+        pass
+
+
+class ForgetsWhoWentAhead(MasterMachine):
+    """Does not call off what cannot be let run where it was sent."""
+
+    def __init__(self, *, delegates: bool = True) -> None:
+        super().__init__(delegates=delegates)
+        self.ahead.check = lambda: None  # type: ignore[method-assign]  # on purpose
+
+
 @pytest.mark.parametrize(
     "make_master, scenario",
     [
@@ -175,6 +209,9 @@ class ForgetsSlots(MasterMachine):
         (ForgetsWhatIsRead, "handed"),
         (RemovesInSilence, "afterwards"),
         (ForgetsSlots, "afterwards"),
+        (BelievesReaders, "streams"),
+        (ForgetsReaders, "streams"),
+        (ForgetsWhoWentAhead, "wavering"),
     ],
 )
 def test_a_wrong_machine_is_found_out(
