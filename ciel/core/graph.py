@@ -64,6 +64,7 @@ class TaskGraph:
         self.whole: list[TaskNode] = []
         self.released: list[ObjectId] = []
         self.streams = Streams()
+        self._growing = self.objects.growing
         self.began_waiting: list[TaskNode] | None = None  # kept if somebody makes it a list
         self.disturbed = False  # a task went back, an object was lost, or another is to make one
         self.divergent: list[tuple[TaskId, int]] = []  # the children that a re-run made otherwise
@@ -228,7 +229,7 @@ class TaskGraph:
         self.waiting.wait(task, missing)
         if self.began_waiting is not None:
             self.began_waiting.append(task)
-        if self.objects.growing:
+        if self._growing:
             self._read_streams(task)
         return missing
 
@@ -240,7 +241,7 @@ class TaskGraph:
     def _make_runnable(self, task: TaskNode) -> None:
         self._move(task, RUNNABLE)
         self.runnable.append(task)
-        if self.objects.growing:
+        if self._growing:
             self._read_streams(task)
 
     def _release_demand(self, object_ids: list[ObjectId]) -> None:
@@ -305,14 +306,12 @@ class TaskGraph:
         self.demand_outputs(task)
         return True
 
-    def assign(self, task: TaskNode, worker: str, *, begun: bool = False) -> int:
-        """Give a task that `is_ready` to a worker; return the number of this attempt, from 1. One
-        that is `begun` was begun there by itself: that is attempt 0.
-        """
+    def assign(self, task: TaskNode, worker: str) -> int:
+        """Give a task that `is_ready` to a worker; return the number of this attempt, from 1."""
         self._move(task, ASSIGNED)
-        task.attempt += not begun
+        task.attempt += 1
         task.worker = worker
-        if self.objects.growing:
+        if self._growing:
             self._read_streams(task)
         return task.attempt
 
@@ -322,13 +321,16 @@ class TaskGraph:
         """
         task.worker = None
         self._move(task, DONE)
-        nodes = self.objects.nodes
+        nodes, update = self.objects.nodes, self.objects.update
         for ref in published:
             node = nodes.get(ref.id)
             if node is None or node.producer is None:
                 arrivals.adopt(self, task, (ref,))
-            self.publish(ref)
-        self._end_streams(task)
+                node = self.objects.ensure(ref.id)
+            if update(node, ref) and (failing := self._spread(ref.id, node)):
+                self._fail(failing)
+        if self.streams.made:
+            self._end_streams(task)
         for object_id in task.spec.outputs:
             output = nodes[object_id]
             if output.ref is None and output.producer is task:
@@ -459,7 +461,7 @@ class TaskGraph:
 
     def _end_streams(self, task: TaskNode) -> None:
         """An attempt is over: what it did not complete is no stream any more."""
-        for object_id in self.streams.made.pop(task, ()) if self.streams.made else ():
+        for object_id in self.streams.made.pop(task, ()):
             if object_id in self.objects.growing:
                 self._void_stream(object_id)
                 self.demand((object_id,))

@@ -10,12 +10,12 @@ from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from ciel.core.arrivals import introduce
+from ciel.core.arrivals import introduce, open_streams
 from ciel.core.graph import TaskGraph
 from ciel.core.ids import JobId, ObjectId, TaskId
 from ciel.core.jobs import Job, JobSpec
 from ciel.core.losses import drop, lose_location
-from ciel.core.refs import Concrete, Failure, Value
+from ciel.core.refs import Concrete, Failure, Stream, Value
 from ciel.core.tasks import (
     ASSIGNED,
     CANCELLED,
@@ -104,6 +104,7 @@ class GraphAgainstModel(RuleBasedStateMachine):
         self.job = Job(JobSpec(JobId("job"), "", open=True, detached=False, keep=False), 1, 0.0)
         self.model = Model()
         self.count = 0
+        self.reads: dict[str, set[str]] = {}  # by tasks that run, of what is not whole yet
 
     # --- choosing ---------------------------------------------------------------------------------
 
@@ -185,15 +186,32 @@ class GraphAgainstModel(RuleBasedStateMachine):
         assert self.graph.is_ready(self.graph.tasks[name])
         self.graph.assign(self.graph.tasks[name], data.draw(st.sampled_from(WORKERS)))
         self.model.tasks[name].status = "assigned"
+        growing = self.graph.objects.growing
+        self.reads[name] = {i for i in self.graph.tasks[name].spec.inputs if i in growing}
 
     def _running(self, data: st.DataObject) -> tuple[str, TaskNode]:
         name = self._pick(data, self._in_state(ASSIGNED))
         return name, self.graph.tasks[name]
 
+    def _countable(self) -> list[str]:
+        """Those whose reports would count: what they read is whole."""
+        tasks, reading = self.graph.tasks, self.graph.streams.reading
+        return [name for name in self._in_state(ASSIGNED) if tasks[name] not in reading]
+
     @precondition(lambda self: self._in_state(ASSIGNED))
+    @rule(data=st.data())
+    def open_streams(self, data: st.DataObject) -> None:
+        """Any output may be opened, be it there, lost before, or delegated."""
+        _, task = self._running(data)
+        assert task.worker is not None
+        place = frozenset((task.worker,))
+        open_streams(self.graph, task, [Stream(output, place) for output in task.spec.outputs])
+
+    @precondition(lambda self: self._countable())
     @rule(data=st.data(), inline=st.booleans())
     def finish(self, data: st.DataObject, inline: bool) -> None:
-        name, task = self._running(data)
+        name = self._pick(data, self._countable())
+        task = self.graph.tasks[name]
         worker = task.worker
         assert worker is not None
         published: list[Concrete | Value] = []
@@ -285,6 +303,7 @@ class GraphAgainstModel(RuleBasedStateMachine):
 
     @invariant()
     def states_agree(self) -> None:
+        self._follow_streams()
         for name in self._in_state(WAITING, RUNNABLE):
             if self.graph.tasks[name].state in (WAITING, RUNNABLE):
                 self.graph.recheck(self.graph.tasks[name])
@@ -304,12 +323,42 @@ class GraphAgainstModel(RuleBasedStateMachine):
             assert (task.state in (WAITING, RUNNABLE)) == (name in active), task
             assert task.state is not CANCELLED
             if task.state is RUNNABLE:
-                assert not any(self.model.is_missing(i) for i in expected.inputs)
+                growing = self.graph.objects.growing
+                assert not any(
+                    self.model.is_missing(i) and i not in growing for i in task.spec.inputs
+                )
         for object_id in self.graph.objects.nodes:
             ref = self.graph.objects.reference(ObjectId(object_id))
             assert isinstance(ref, Failure) == (object_id in self.model.failed), ref
             there = isinstance(ref, Value | Concrete)
             assert there == bool(self.model.places.get(object_id)), ref
+
+    def _follow_streams(self) -> None:
+        """Stop who reads what broke."""
+        while self.graph.broken:
+            task, attempt = self.graph.broken.pop()
+            if task.state in (WAITING, RUNNABLE):
+                self.graph.recheck(task)
+            elif task.state is ASSIGNED and task.attempt == attempt:
+                self.model.tasks[task.spec.id].status = "idle"
+                self.graph.requeue(task)
+
+    @invariant()
+    def who_reads_is_known(self) -> None:
+        """Whoever runs with an object that grows, or is to, counts on it; its maker is needed."""
+        for object_id in self.graph.objects.growing:
+            readers = self.graph.streams.readers.get(object_id, {})
+            for name in self._in_state(WAITING, RUNNABLE):
+                task = self.graph.tasks[name]
+                assert (object_id in task.spec.inputs) == (task in readers)
+            maker = self.graph.objects.nodes[object_id].producer
+            assert maker is not None
+            assert maker.state is ASSIGNED
+            assert self.graph.is_needed(maker) or not readers
+        for name in self._in_state(ASSIGNED):
+            left = {o for o in self.reads.get(name, ()) if self.model.is_missing(o)}
+            assert left <= self.graph.streams.reading.get(self.graph.tasks[name], {}).keys()
+            self.reads[name] = left
 
     def _never_asked(self, name: str) -> None:
         """The model fails all at once; where a consumer failed first, its producer is simply not
@@ -332,7 +381,7 @@ class GraphAgainstModel(RuleBasedStateMachine):
             ready = self._in_state(RUNNABLE)
             if not ready and not self._in_state(ASSIGNED):
                 break
-            for name in self._in_state(ASSIGNED):
+            for name in self._countable():
                 task = self.graph.tasks[name]
                 mine = [o for o in task.spec.outputs if self.model.producer[o] == name]
                 self.graph.finish(task, [Value.of(o, b"") for o in mine])

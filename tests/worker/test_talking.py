@@ -699,8 +699,9 @@ def bad_ends() -> dict[str, tuple[tuple[str, ...], str]]:
 
 
 def test_a_thousand_programs_of_every_kind_are_told_apart_and_leave_nothing(
-    start: Start, tmp_path: Path
+    start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("ciel.worker.state.machine.RECENT_MAX", 50)  # what it may remember
     worker = start(slots=4)
     ends = bad_ends()
     chance = random.Random(5)
@@ -720,7 +721,8 @@ def test_a_thousand_programs_of_every_kind_are_told_apart_and_leave_nothing(
         worker.reports.clear()
         worker.wait_until_free()
 
-    run(150)
+    for _ in range(max(count // 1000, 1)):
+        run(200)
     descriptors, memory_bytes = descriptors_of(os.getpid()), private_bytes(os.getpid())
     for _ in range(count // 250):
         run(250)

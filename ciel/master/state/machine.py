@@ -458,7 +458,9 @@ class MasterMachine(JobDesk):
         return False
 
     def _assign_silently(self, task: TaskNode, worker: WorkerNode, *, begun: bool = False) -> None:
-        self.graph.assign(task, worker.facts.id, begun=begun)
+        self.graph.assign(task, worker.facts.id)
+        if begun:
+            task.attempt = 0
         worker.take(task, self._now_s)
         self.ahead.assigned(task)
 

@@ -94,6 +94,8 @@ static void touch(const char *path)
 
     snprintf(whole, sizeof whole, "%s.new", path);
     file = fopen(whole, "w");
+    if (file == NULL)
+        abort();
     fprintf(file, "%d", (int)getpid());
     fclose(file);
     rename(whole, path);
