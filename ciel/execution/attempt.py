@@ -54,7 +54,7 @@ class Attempt(ABC):
         self._netloc = netloc
         self.fixed: ObjectId | None = None  # what the program waits for itself under, if it does
         self.children_count = 0
-        self._has_delegated = False
+        self.has_delegated = False  # its promised outputs, to a child
 
     # --- inputs -----------------------------------------------------------------------------------
 
@@ -168,7 +168,7 @@ class Attempt(ABC):
         return known
 
     def _require_promises(self) -> None:
-        if self._has_delegated:
+        if self.has_delegated:
             raise BadCallError("another task was given the outputs of this one already")
 
     def _create(
@@ -198,7 +198,7 @@ class Attempt(ABC):
         except InvalidTaskError as error:
             raise BadCallError(f"no such task can be: {error.reason}") from None
         self.children_count += 1
-        self._has_delegated |= delegates
+        self.has_delegated |= delegates
         self.add_child(child)
         return child.spec.outputs
 

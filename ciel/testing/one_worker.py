@@ -237,15 +237,17 @@ class Talker(OneWorker):
         return self.assign(self.task("proc", {"command": command, **arguments}, needs=needs))
 
     def python(
-        self, script: str, *pargs: Any, n_outputs: int = 1, inputs: Iterable[Reference] = ()
-    ) -> Key:
+        self, script: str, *pargs: Any, n_outputs: int = 1, inputs: Iterable[Reference] = (),
+        needs: Needs = USUAL_NEEDS,
+    ) -> Key:  # fmt: skip
         """Assign a task of a program that serves with `run(task)`."""
         head = f"import sys; sys.path.insert(0, {str(SDK)!r}); import ciel_task as c, os, time\n"
         arguments = {
             "command": [sys.executable, "-IS", "-c", f"{head}{script}\nc.serve(run)"],
             "proc_pargs": list(pargs),
         }
-        return self.assign(self.task("proc", arguments, n_outputs=n_outputs), *inputs)
+        spec = self.task("proc", arguments, n_outputs=n_outputs, needs=needs)
+        return self.assign(spec, *inputs)
 
     def expect_nothing_runs(self, timeout_s: float = 5.0) -> None:
         """Wait until no program is left."""

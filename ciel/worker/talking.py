@@ -91,7 +91,7 @@ class Talking:
                 self._place.owner.inputs_gone(talked.key, losses, text)
                 return
         else:
-            number = self._pool.take(talk.kind, task.inputs)
+            number = self._pool.take(_kind_of(talked, talk), task.inputs)
             process = None if number is None else self._processes[number]
         if process is None:
             process = self._start(talked, talk)
@@ -148,7 +148,7 @@ class Talking:
         try:
             scratch = place.scratch.take()
             self._count += 1
-            process = Process(self._count, talk.kind, scratch)
+            process = Process(self._count, _kind_of(talked, talk), scratch)
             talked.scratch = scratch
             process.search_path = talk.program.env.get("PATH")
             process.argv = self._argv(talked, talk, scratch)
@@ -266,6 +266,10 @@ class Talking:
             self._fail(process, serving_fault(self._place.worker, error))
         elif talked.fixed is not None and over.keep != "must_keep":
             text = "it said that it would go on in place, and then 'exit' without 'must_keep'"
+            self._fail(process, TaskFault("RUNTIME_ERROR", text))
+        elif talked.has_delegated and talked.outputs.open_ones:
+            numbers = ", ".join(map(str, talked.outputs.open_ones))
+            text = f"it handed its outputs over to another task with output {numbers} still open"
             self._fail(process, TaskFault("RUNTIME_ERROR", text))
         else:
             self._finish(process, talked, over)
@@ -506,3 +510,9 @@ class Talking:
                 process.talked.roll_back_outputs()
                 process.talked.close()
             self._forget(process)
+
+
+def _kind_of(talked: Talked, talk: Talk) -> str:
+    """Say which programs may serve an attempt: what one took without a limit it may still have."""
+    limit_bytes = talked.task.spec.needs.memory_bytes
+    return f"{talk.kind}\0{limit_bytes}" if limit_bytes else talk.kind

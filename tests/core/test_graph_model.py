@@ -182,7 +182,9 @@ class GraphAgainstModel(RuleBasedStateMachine):
     @precondition(lambda self: self._in_state(RUNNABLE))
     @rule(data=st.data())
     def assign(self, data: st.DataObject) -> None:
-        name = self._pick(data, self._in_state(RUNNABLE))
+        self._assign(self._pick(data, self._in_state(RUNNABLE)), data)
+
+    def _assign(self, name: str, data: st.DataObject) -> None:
         assert self.graph.is_ready(self.graph.tasks[name])
         self.graph.assign(self.graph.tasks[name], data.draw(st.sampled_from(WORKERS)))
         self.model.tasks[name].status = "assigned"
@@ -206,6 +208,22 @@ class GraphAgainstModel(RuleBasedStateMachine):
         assert task.worker is not None
         place = frozenset((task.worker,))
         open_streams(self.graph, task, [Stream(output, place) for output in task.spec.outputs])
+
+    @precondition(lambda self: self._in_state(ASSIGNED))
+    @rule(data=st.data())
+    def pipe(self, data: st.DataObject) -> None:
+        """A running task opens its outputs, and a new one runs that reads one of them."""
+        name, task = self._running(data)
+        mine = [o for o in task.spec.outputs if self.model.producer[o] == name]
+        growing = [o for o in mine if self.model.is_missing(o)]
+        if growing and task.worker is not None:
+            place = frozenset((task.worker,))
+            open_streams(self.graph, task, [Stream(output, place) for output in growing])
+            spec = self._new_spec(data, "job")._replace(inputs=(growing[0],))
+            self._add(spec)
+            self.graph.want(spec.outputs[0], self.job)
+            self.model.wanted.add(spec.outputs[0])
+            self._assign(spec.id, data)
 
     @precondition(lambda self: self._countable())
     @rule(data=st.data(), inline=st.booleans())

@@ -127,6 +127,15 @@ def test_a_warm_program_that_has_the_inputs_at_hand_is_preferred(
         assert worker.content(worker.python(PID, go, ref.id, inputs=(ref,))) == pid
 
 
+def test_a_program_without_a_limit_serves_no_task_that_has_one(worker: Talker) -> None:
+    def pid(memory_bytes: int) -> bytes:
+        return worker.content(worker.python(PID, needs=Needs(memory_bytes=memory_bytes)))
+
+    unlimited, small, large = (pid(limit) for limit in (0, 1 << 30, 1 << 31))
+    assert len({unlimited, small, large}) == 3
+    assert pid(1 << 30) == small
+
+
 def test_an_idle_program_is_told_to_go(start: Start, tmp_path: Path) -> None:
     worker = start(patience=Patience(idle_s=0.1))
     key = worker.puppet(*START, PUBLISH, KEEP, "h", f"t{tmp_path}/never")
@@ -333,6 +342,16 @@ def test_a_program_that_would_go_on_and_then_goes_has_failed(worker: Talker) -> 
         fault = worker.fault(worker.puppet(*START, TAIL, end, STAY))
         assert fault.reason == "RUNTIME_ERROR"
         assert "without 'must_keep'" in fault.details
+
+
+@pytest.mark.parametrize(
+    "tail", [TAIL, 's["tail_spawn",{"executor_name":"proc","command":"x"}]'], ids=["fixed", "other"]
+)
+def test_an_output_that_is_handed_over_must_not_be_half_written(worker: Talker, tail: str) -> None:
+    """Whoever it was handed to makes it; what is there of it would come first."""
+    keep = EXIT.replace('"no"', '"must_keep"') if tail == TAIL else EXIT
+    fault = worker.fault(worker.puppet(*START, 'a["open_output",{"index":0}]', tail, keep, STAY))
+    assert "with output 0 still open" in fault.details
 
 
 # --- opening and closing --------------------------------------------------------------------------

@@ -1,0 +1,70 @@
+"""Streams of ordinary programs on real clusters: long pipelines, and producers that die."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+from ciel.testing.homes import HandCluster, Home
+
+PIPELINE = """
+import sys
+from ciel import Client, LocalCluster
+
+def streamed(job, line, inputs=()):
+    args = {"command_line": line, "inputs": list(inputs), "stream_output": True}
+    return job.add("stdinout", {"args": args})[0]
+
+with LocalCluster(workers=1, slots=1) as cluster, Client(cluster) as client:
+    with client.job("pipeline") as job:
+        ref = streamed(job, ["seq", "1", "200000"])
+        for _ in range(9):
+            ref = streamed(job, ["cat"], [ref])
+        print(job.read(job.run(["wc", "-l"], inputs=[ref]), timeout_s=60).decode().strip())
+"""
+
+
+def test_ten_stages_of_a_stream_finish_on_one_slot(home: Home) -> None:
+    done = home.run("python", "-c", PIPELINE)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "200000"
+    home.expect_nothing_left()
+
+
+# Each producer dies once, after so many bytes; its readers are on either worker. Then it is tried
+# again, and writes all of it.
+KILLED = """
+import json, sys
+from ciel import Client
+from ciel.core.tasks import Needs
+
+SIZE, OFFSETS = int(sys.argv[3]), int(sys.argv[4])
+ONCE = 'if mkdir "$1" 2>/dev/null; then head -c "$2" "$3"; kill -9 $$; fi; cat "$3"'
+
+with Client() as client, client.job("killed") as job:
+    sums = []
+    for number in range(OFFSETS):
+        offset = SIZE * number // (OFFSETS - 1)
+        line = ["sh", "-c", ONCE, "sh", f"{sys.argv[2]}/{number}", offset, sys.argv[1]]
+        args = {"command_line": line, "stream_output": True}
+        (made,) = job.add("stdinout", {"args": args}, needs=Needs(retries=1))
+        sums += [job.run(["sha256sum"], inputs=[made]), job.run(["tail", "-c", "1"], inputs=[made])]
+    print(json.dumps([job.read(ref, timeout_s=100).decode(errors="replace") for ref in sums]))
+"""
+
+
+def test_a_producer_killed_at_100_offsets_never_leads_to_a_wrong_result(
+    home: Home, hand_cluster: HandCluster, tmp_path: Path
+) -> None:
+    """Every other reader stops at the end only, and one of each pair hardly reads."""
+    content = bytes(range(256)) * 800  # 200 KiB: a producer writes it in several steps
+    (tmp_path / "content").write_bytes(content)
+    marks = tmp_path / "marks"
+    marks.mkdir()
+    arguments = [str(tmp_path / "content"), str(marks), str(len(content)), "100"]
+    done = home.run("python", "-c", KILLED, *arguments, timeout_s=110)
+    assert done.returncode == 0, done.stderr
+    expected = [hashlib.sha256(content).hexdigest() + "  -\n", "\ufffd"]
+    assert json.loads(done.stdout) == expected * 100
+    assert len(list(marks.iterdir())) == 100, "each of them died once"
