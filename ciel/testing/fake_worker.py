@@ -10,7 +10,6 @@ from ciel.core.events import (
     HEARTBEAT_INTERVAL_S,
     LOST_AFTER_S,
     RECALLED,
-    DropObjects,
     Heartbeat,
     Message,
     TaskFault,
@@ -33,6 +32,7 @@ from ciel.testing.workloads import PROCESS, Outcome, run
 from ciel.wire import messages
 from ciel.worker.state.machine import WorkerMachine
 from ciel.worker.state.orders import (
+    AbandonFetch,
     DeleteObjects,
     EndProcesses,
     FetchObject,
@@ -151,8 +151,6 @@ class FakeWorker:
         if connection is self.connection:
             self.has_met_master = True
             self._heard_at_s = self.world.timeline.now_s
-            if isinstance(message, DropObjects):
-                self._stop_following(message.objects)
             self.machine.master_said(message, self.world.timeline.now_s)
             self._flush()
 
@@ -160,7 +158,6 @@ class FakeWorker:
         if connection is self.connection:
             connection.close(PEER)
             self.connection = None
-            self._stop_following(tuple(self.growing))
             self.machine.master_lost(self.world.timeline.now_s)
             self._flush()
             self._later(self.world.mean(self.world.options.reconnect_mean_s), self.connect)
@@ -189,6 +186,8 @@ class FakeWorker:
                 match order:
                     case FetchObject():
                         self._fetch(order)
+                    case AbandonFetch(object_id):
+                        self._stop_following(object_id)
                     case StartAttempt():
                         self._later(0.0, self._start, order)
                     case KillAttempt(task, attempt, force):
@@ -225,7 +224,7 @@ class FakeWorker:
         is_slow = False
         for plan in order.plans:
             holder = self.world.serving.get(plan.netloc)
-            if holder is None or object_id not in (holder.store | holder.growing):
+            if holder is None or not (object_id in holder.store or holder.is_making(object_id)):
                 continue
             if holder.is_frozen:
                 is_slow = True
@@ -247,6 +246,10 @@ class FakeWorker:
         self._flush()
 
     # --- what grows -------------------------------------------------------------------------------
+
+    def is_making(self, object_id: ObjectId) -> bool:
+        """Whether a program here is writing an object that can be read meanwhile."""
+        return object_id in self.growing and self.growing[object_id].maker in self.running
 
     def _open(self, key: Key, outcome: Outcome) -> None:
         """A program lets what it writes be read."""
@@ -283,14 +286,13 @@ class FakeWorker:
         self.machine.stream_opened(object_id, self.world.timeline.now_s)
         self._flush()
 
-    def _stop_following(self, objects: tuple[ObjectId, ...]) -> None:
+    def _stop_following(self, object_id: ObjectId) -> None:
         """What grew elsewhere broke, though its connection may still stand."""
-        for object_id in objects:
-            if object_id in self.growing and self.growing[object_id].maker not in self.running:
-                for holder in self.world.serving.values():
-                    if self in holder._followers.get(object_id, ()):
-                        holder._followers[object_id].remove(self)
-                self._followed(object_id, None, "nowhere")
+        if object_id in self.growing and not self.is_making(object_id):
+            for holder in self.world.serving.values():
+                if self in holder._followers.get(object_id, ()):
+                    holder._followers[object_id].remove(self)
+            self._followed(object_id, None, "nowhere")
 
     def _followed(self, object_id: ObjectId, content: bytes | None, place: str) -> None:
         """What grew elsewhere is whole, or its connection ended before."""

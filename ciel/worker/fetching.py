@@ -77,12 +77,19 @@ class Fetcher:
         self._store = store
         self._key = key.derive(Role.WORKER) or key
         self._host = host
+        self._followed: dict[ObjectId, _Copy] = {}  # copies under way
 
     def fetch(self, order: FetchObject) -> None:
         """Begin to get an object; the owner is told of the end."""
         self._try_plans(order).addErrback(
             lambda failure: self._gave_up(order, failure.getErrorMessage(), failure)
         )
+
+    def abandon(self, object_id: ObjectId) -> None:
+        """Follow an object no longer that grew at another worker and broke there."""
+        copy = self._followed.get(object_id)
+        if copy is not None:
+            copy.end("its producer has failed")
 
     def _gave_up(self, order: FetchObject, details: str, failure: Any) -> None:
         log.failure("fetching {id} failed", failure, id=order.ref.id)
@@ -116,6 +123,10 @@ class Fetcher:
             return self._link(plan.netloc, ref)
         return self._copy(plan.netloc, ref)
 
+    def forget(self, object_id: ObjectId) -> None:
+        """A copy has come to its end."""
+        self._followed.pop(object_id, None)
+
     def ask(self, netloc: str, target: str, sink: Any, **options: Any) -> Deferred[Any]:
         """Send another worker a request, with a ticket; the answer goes to `sink`."""
 
@@ -147,6 +158,7 @@ class Fetcher:
         except StorageError as error:
             raise PlanFailedError(str(error)) from None
         with writer, _Copy(self, netloc, ref.id, writer) as copy:
+            self._followed[ref.id] = copy
             target = f"/data/{ref.id}"
             copy.done = self.ask(
                 netloc, target, copy, expected_size_bytes=size_bytes, begun=copy.begun
@@ -174,7 +186,7 @@ class _Copy:
         self._due: DelayedCall | None = None
         self._asked: Deferred[Any] | None = None
         self._seen_bytes = 0
-        self._silence = ""  # why it was ended, if it was for that
+        self._why = ""  # why it was ended, if it was for that
 
     def begun(self, begun: Begun) -> None:
         """The answer has begun; without a size it is of an object that grows there."""
@@ -197,6 +209,7 @@ class _Copy:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        self._fetcher.forget(self._object_id)
         if self._due is not None:
             self._due.cancel()
             self._due = None
@@ -208,7 +221,7 @@ class _Copy:
                 streams.finish(growing)
             return
         is_loss = isinstance(error, TransferError | CancelledError | CorruptObjectError)
-        reason = self._silence or str(error)
+        reason = self._why or str(error)
         if growing is not None:
             streams.break_off(growing, f"{self._object_id} from {self._netloc}: {reason}")
         if is_loss or isinstance(error, StorageError | OSError):
@@ -234,5 +247,9 @@ class _Copy:
     def _gone(self, failure: TwistedFailure) -> None:
         self._asked = None
         if not isinstance(failure.value, CancelledError):
-            self._silence = f"it was silent, and does not answer: {failure.getErrorMessage()}"
-            self.done.cancel()
+            self.end(f"it was silent, and does not answer: {failure.getErrorMessage()}")
+
+    def end(self, why: str) -> None:
+        """End it in the middle."""
+        self._why = why
+        self.done.cancel()

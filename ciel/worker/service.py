@@ -27,6 +27,7 @@ from ciel.worker.fetching import Fetcher
 from ciel.worker.hosting import Hosting
 from ciel.worker.state.machine import WorkerMachine
 from ciel.worker.state.orders import (
+    AbandonFetch,
     DeleteObjects,
     EndProcesses,
     FetchObject,
@@ -189,6 +190,8 @@ class WorkerService:
                             self._hosting.start(order)
                         case FetchObject():
                             self._fetcher.fetch(order)
+                        case AbandonFetch(object_id):
+                            self._fetcher.abandon(object_id)
                         case KillAttempt(task, attempt, force):
                             self._hosting.kill((task, attempt), force=force)
                         case RecallAttempt(task, attempt):

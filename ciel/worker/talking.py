@@ -330,11 +330,13 @@ class Talking:
             self._due_in(process, _LAST_WORDS_S, lambda: self._fail(process, lost))
 
     def _process_ended(self, process: Process, event: ProgramExited | ProgramFailed) -> None:
-        process.end = event
         self._forget_idle(process)
-        if not process.broke and process.channel.will_break:
-            return
-        self._settle(process)
+        if process.broke or not process.channel.will_break:
+            process.end = event
+            self._settle(process)
+        else:  # unless somebody else keeps it open
+            self._due_in(process, self._patience.leave_s, lambda: self._settle(process))
+            process.end = event
 
     def _settle(self, process: Process) -> None:
         """Nothing of a program is left: tell of the attempt that it served."""

@@ -55,7 +55,9 @@ def test_a_wrong_command_line(home: Home, argv: list[str], words: list[str]) -> 
 
 def test_daemons_need_a_master_and_a_key(home: Home) -> None:
     _expect(home, ["ciel-worker"], 3, ["no master"])
-    _expect(home, ["ciel-master", "--listen", "0.0.0.0:0"], 3, ["--new-key"])
+    everywhere = ["ciel-master", "--listen", "0.0.0.0:0"]
+    _expect(home, everywhere, 2, ["--advertise HOST:0"])
+    _expect(home, [*everywhere, "--advertise", "192.0.2.1:0"], 3, ["--new-key"])
 
 
 def _expect(home: Home, argv: list[str], status: int, words: list[str]) -> None:

@@ -185,7 +185,7 @@ def test_a_body_of_no_sensible_length_is_no_request(
 def test_what_comes_after_a_body_is_not_taken_for_it(sites: Sites, name: str) -> None:
     site: Site = getattr(sites, name)
     answer = site.ask("GET", "/healthz", "Content-Length: 3", body=b"x" * 100_000)
-    assert (answer.status, json.loads(answer.body)) == (200, {"status": "ok"})
+    assert (answer.status, json.loads(answer.body)["status"]) == (200, "ok")
 
 
 ONLY: Final = "only letters, digits and _ : . - are allowed"

@@ -6,9 +6,11 @@ import os
 import random
 import signal
 import sys
+import threading
 import time
 from base64 import b64encode
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +20,15 @@ from ciel.core.events import AssignTask, DropObjects, InputsLost, TaskFault
 from ciel.core.ids import ObjectId
 from ciel.core.refs import Fixed, Future, Value
 from ciel.core.tasks import Needs
+from ciel.executors.proc import ProcExecutor
+from ciel.storage.files import FileStore
 from ciel.testing.builders import stored
 from ciel.testing.homes import descriptors_of, private_bytes, wait_for
 from ciel.testing.one_worker import SDK, Talker
 from ciel.worker.process import Patience
 from ciel.worker.state.orders import Key
 
+EXECUTORS = {"proc": ProcExecutor()}
 IS_LONG = os.environ.get("CIEL_LONG") == "1"
 
 OPEN = ("ow", "or")
@@ -497,6 +502,29 @@ def test_nothing_of_a_program_outlives_it(worker: Talker) -> None:
     worker.expect_nothing_runs()
 
 
+def test_somebody_elses_hand_on_its_channel_keeps_no_slot(start: Start, tmp_path: Path) -> None:
+    """Even if that one writes a long call, and never ends it."""
+    worker = start(patience=Patience(leave_s=0.2))
+    key = worker.puppet("ow", f"t{tmp_path}/runs", f"w{tmp_path}/go", "q0")
+    pid_of(tmp_path / "runs")
+    (path,) = worker.path.glob("spool/scratch/*/*.in/from_process")
+
+    def write() -> None:
+        with open(path, "wb", buffering=0) as fifo, suppress(BrokenPipeError):
+            fifo.write(b"\0\xff\xff\xff")
+            (tmp_path / "go").touch()
+            for _ in range(250):
+                fifo.write(bytes(60_000))
+            wait_for(lambda: key not in worker.machine.attempts, "the end of the attempt")
+
+    somebody = threading.Thread(target=write)
+    somebody.start()
+    try:
+        assert "exit status 0" in worker.fault(key).details
+    finally:
+        somebody.join()
+
+
 GARBAGE = [
     (("rhello, world, this is text\n",), "does something print to the FIFO?"),
     (("n10000000",), "does something print to the FIFO?"),
@@ -693,6 +721,64 @@ def test_what_nobody_has_is_told_of(worker: Talker) -> None:
         assert isinstance(lost, InputsLost)
         assert "nobody has it" in lost.details
         worker.expect_free()
+
+
+@pytest.mark.parametrize("end", ["pass", "raise ValueError", "os._exit(3)"])
+def test_a_program_may_remove_all_that_it_was_given(worker: Talker, end: str) -> None:
+    script = f"""def run(task):
+        import shutil
+        inputs = os.path.dirname(sys.argv[-1])
+        task.publish(0, task.read(task.args[0]))
+        task.call("allocate_output")
+        for path in (inputs, os.environ["CIEL_SCRATCH"]):
+            shutil.rmtree(path)
+        os.unlink(inputs[:-len("in")] + "stderr")
+        {end}"""
+    key = worker.python(script, Value.of(ObjectId("x"), b"content"))
+    if end == "pass":
+        assert worker.content(key) == b"content"
+        (pid,) = worker.programs()
+        os.kill(pid, signal.SIGKILL)
+    else:
+        assert worker.fault(key).reason == "RUNTIME_ERROR"
+    worker.expect_nothing_runs()
+    wait_for(lambda: worker.left() == [], "the removal of what is left")
+
+
+def test_the_end_of_the_launcher_is_that_of_all_programs(worker: Talker) -> None:
+    spec, fixed = waiting(worker)
+    worker.content(worker.python(PID))
+    busy = worker.puppet(*START, STAY)
+    wait_for(lambda: len(worker.programs()) == 3, "three programs")
+    os.kill(worker.launching._launcher.pid, signal.SIGKILL)
+    assert "it was killed by SIGKILL" in worker.fault(busy).details
+    assert isinstance(
+        worker.end(worker.assign(spec, fixed, Value.of(ObjectId("x"), b""))), InputsLost
+    )
+    assert worker.content(worker.puppet(*START, *GOOD)) == WELL
+
+
+def test_a_worker_that_ends_lets_go_of_everything(
+    in_reactor: Any, store: FileStore, tmp_path: Path, puppet_path: str
+) -> None:
+    before = descriptors_of(os.getpid())
+    worker = Talker(in_reactor, store, tmp_path, EXECUTORS, slots=4)
+    worker.puppet_path = puppet_path
+    waiting(worker)
+    worker.content(worker.python(PID))
+    writing = worker.python("""def run(task):
+        task.open_output(0, may_stream=True)
+        task.call("allocate_output")
+        time.sleep(60)""")
+    (ref,) = worker.stream(writing).refs
+    worker.python("def run(task): task.open(task.args[0])", ref, inputs=(ref,))
+    worker.python(
+        "def run(task): task.open_stream(task.args[0], must_block=True).read()", ref, inputs=(ref,)
+    )
+    worker.puppet(STAY)
+    wait_for(lambda: len(worker.programs()) == 6, "six programs")
+    worker.stop()
+    wait_for(lambda: descriptors_of(os.getpid()) <= before, "closed descriptors")
 
 
 # --- many -----------------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ from ciel.core.events import (
     TaskFault,
     TaskReported,
 )
-from ciel.core.ids import ObjectId
+from ciel.core.ids import ObjectId, TaskId
 from ciel.core.refs import (
     Concrete,
     Failure,
@@ -42,6 +42,7 @@ from ciel.core.refs import (
 from ciel.core.tasks import TaskSpec
 from ciel.core.waiting import Waiting
 from ciel.worker.state.orders import (
+    AbandonFetch,
     Attempt,
     DeleteObjects,
     EndProcesses,
@@ -52,6 +53,8 @@ from ciel.worker.state.orders import (
     Phase,
     RecallAttempt,
     StartAttempt,
+    ending_of,
+    given_back,
 )
 from ciel.worker.state.plans import plans_for
 from ciel.worker.state.slots import Slots
@@ -106,6 +109,7 @@ class WorkerMachine:
         self.growing: dict[ObjectId, None] = {}  # what is being made or copied, and may be read
         self.fixed: dict[ObjectId, None] = {}  # what processes wait under
         self._recent: dict[ObjectId, Value] = {}  # small results of late
+        self._begun: dict[TaskId, None] = {}  # children that were, of late
         self._hosts: dict[str, str] = {}
         self._waiting: Waiting[Key] = Waiting()
         self._fetching: dict[ObjectId, Reference] = {}
@@ -140,6 +144,7 @@ class WorkerMachine:
                     del self.stored[object_id]
                 if held:
                     self.outbox.append(DeleteObjects(held))
+                self._abandon(objects)
                 self._end_processes([o for o in objects if o in self.fixed] if self.fixed else ())
             case MeetWorkers(neighbours):
                 self._hosts = {neighbour.netloc: neighbour.host for neighbour in neighbours}
@@ -165,9 +170,16 @@ class WorkerMachine:
         """The master is gone and will not know these attempts when it is back: they are ended."""
         for key in list(self.attempts):
             self._cancelled(key, now_s)
+        self._abandon(tuple(self.growing))
         self._end_processes(self.fixed)
         self._reports.clear()
         self._to_offer.clear()
+
+    def _abandon(self, objects: Iterable[ObjectId]) -> None:
+        """Follow no longer what grew elsewhere: it broke, though its connection may still stand."""
+        for object_id in objects:
+            if object_id in self.growing and object_id in self._fetching:
+                self.outbox.append(AbandonFetch(object_id))
 
     def _end_processes(self, objects: Iterable[ObjectId]) -> None:
         doomed = tuple(objects)
@@ -194,7 +206,7 @@ class WorkerMachine:
             return
         for ref in missing:
             if isinstance(ref, Future) and not self._is_made_here(ref.id):
-                self._give_up(attempt, _given_back(attempt))
+                self._give_up(attempt, given_back(attempt))
                 return
         self._waiting.wait(attempt.key, [ref.id for ref in missing])
         for ref in missing:
@@ -235,7 +247,7 @@ class WorkerMachine:
             for key in self._waiting.waiters_of(object_id):
                 waiter = self.attempts[key]
                 self._waiting.forget(key, [ref.id for ref in waiter.inputs])
-                self._close(waiter, _given_back(waiter))
+                self._close(waiter, given_back(waiter))
                 pending += waiter.spec.outputs
 
     def fetch(self, ref: Reference) -> None:
@@ -399,6 +411,9 @@ class WorkerMachine:
         begins = inputs is not None and not self._queue and spec.needs.slots <= self.slots_free
         self._report(SpawnTask(spec, known, key[1], begins))
         if begins and inputs is not None:
+            self._begun[spec.id] = None
+            while len(self._begun) > RECENT_MAX:
+                del self._begun[next(iter(self._begun))]
             child = Attempt(AssignTask(spec, 0, inputs))
             self.attempts[child.key] = child
             self._start(child, now_s)
@@ -407,7 +422,7 @@ class WorkerMachine:
         self, spec: TaskSpec, known: tuple[Reference, ...]
     ) -> tuple[Reference, ...] | None:
         """Return the inputs of a task that is not begun, if all of them are here."""
-        if (spec.id, 0) in self.attempts:
+        if spec.id in self._begun:  # by an earlier attempt at its parent: its outputs may come
             return None
         values = {ref.id: ref for ref in known if isinstance(ref, Value)}
         here = frozenset((self.netloc,))
@@ -442,7 +457,7 @@ class WorkerMachine:
         if isinstance(ending, InputsLost):
             self._close(attempt, ending)
         else:
-            fault = fault if ending is None else _ending(ending, fault)
+            fault = fault if ending is None else ending_of(ending, fault)
             self._close(attempt, TaskReported(*key, published, fault, run_s))
         self._hold_made(published, now_s)
         self._settle(attempt, published, now_s)
@@ -581,16 +596,3 @@ class WorkerMachine:
             if object_id not in self._kept and self._waiting.is_awaited(object_id):
                 found.append(f"W3 {object_id} is awaited and is there")
         return found
-
-
-def _given_back(attempt: Attempt) -> TaskReported:
-    """Say that an attempt is to be sent again, as it was sent before its time."""
-    fault = TaskFault(RECALLED, "what it waits for is not made here")
-    return TaskReported(*attempt.key, (), fault, 0.0)
-
-
-def _ending(cause: TaskFault, fault: TaskFault | None) -> TaskFault:
-    """Say why an attempt was ended; of one that ran too long also what became of its program."""
-    if cause.reason != "TIMED_OUT" or fault is None:
-        return cause
-    return TaskFault(cause.reason, f"{cause.details}\n{fault.details}")

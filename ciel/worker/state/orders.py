@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import NamedTuple
 
-from ciel.core.events import AssignTask, InputsLost, TaskFault
+from ciel.core.events import RECALLED, AssignTask, InputsLost, TaskFault, TaskReported
 from ciel.core.ids import ObjectId, TaskId
 from ciel.core.refs import Reference
 from ciel.core.tasks import TaskSpec
@@ -65,13 +65,22 @@ class DeleteObjects(NamedTuple):
     objects: tuple[ObjectId, ...]
 
 
+class AbandonFetch(NamedTuple):
+    """End a fetch of what grows elsewhere and broke there; it is answered by `fetch_failed`."""
+
+    object_id: ObjectId
+
+
 class EndProcesses(NamedTuple):
     """End the processes that wait in the middle of a task under these names; nobody will go on."""
 
     objects: tuple[ObjectId, ...]
 
 
-Order = FetchObject | StartAttempt | KillAttempt | RecallAttempt | DeleteObjects | EndProcesses
+Order = (
+    FetchObject | AbandonFetch | StartAttempt | KillAttempt | RecallAttempt | DeleteObjects
+    | EndProcesses
+)  # fmt: skip
 Key = tuple[TaskId, int]
 
 
@@ -88,3 +97,16 @@ class Attempt:
         self.phase = Phase.FETCHING
         self.ending: TaskFault | InputsLost | None = None  # why it is being killed
         self.streams: tuple[ObjectId, ...] = ()  # its outputs that others read meanwhile
+
+
+def given_back(attempt: Attempt) -> TaskReported:
+    """Say that an attempt is to be sent again, as it was sent before its time."""
+    fault = TaskFault(RECALLED, "what it waits for is not made here")
+    return TaskReported(*attempt.key, (), fault, 0.0)
+
+
+def ending_of(cause: TaskFault, fault: TaskFault | None) -> TaskFault:
+    """Say why an attempt was ended; of one that ran too long also what became of its program."""
+    if cause.reason != "TIMED_OUT" or fault is None:
+        return cause
+    return TaskFault(cause.reason, f"{cause.details}\n{fault.details}")
