@@ -218,11 +218,11 @@ class Simulation:
     def _check_sameness(self, job: Job) -> None:
         graph = self.master.machine.graph
         for parent, ordinal in graph.divergent:
-            if graph.tasks[parent].job is job:
+            if parent in graph.tasks and graph.tasks[parent].job is job:
                 raise Violation(parent, f"its child {ordinal} was another one in another attempt")
         for object_id in self.world.witness.ambiguous:
-            producer = graph.objects.nodes[object_id].producer
-            if producer is not None and producer.job is job:
+            node = graph.objects.get(object_id)  # it may have gone with its job
+            if node is not None and node.producer is not None and node.producer.job is job:
                 raise Violation(object_id, "it was made again with another content")
 
     def _check_state(self, client: FakeClient, job: Job) -> None:

@@ -135,3 +135,17 @@ class StandIn:
         self._errors.flush()
         self._errors.seek(0)
         return self._errors.read()
+
+
+def opened(path: Path, **told: object) -> dict[str, object]:
+    """Return the reply to `open_ref_async` for an input that is still being made; `told`: what is
+    otherwise.
+    """
+    reply = {
+        "sending_fd": False,
+        "filename": str(path),
+        "blocking": False,
+        "done": False,
+        "size": 0,
+    }
+    return reply | told

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
@@ -20,7 +21,7 @@ log = Logger()
 
 
 @implementer(IPushProducer)
-class _Sending:
+class _Sending(ABC):
     """An answer's body. `close` is called when it is over, whichever way."""
 
     def __init__(self, request: Request, fd: int, start: int, close: Callable[[], object]) -> None:
@@ -41,12 +42,12 @@ class _Sending:
     def pauseProducing(self) -> None:
         self.is_paused = True
 
-    def stopProducing(self) -> None:
+    def stopProducing(self) -> None:  # noqa: B027  # nothing is left to do
         """The other side is gone; `notifyFinish` tells of that."""
 
+    @abstractmethod
     def send(self) -> None:
         """Go on; may raise OSError."""
-        raise NotImplementedError
 
     def ended(self, close: Callable[[], object]) -> None:
         self.is_over = True

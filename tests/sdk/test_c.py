@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from ciel.testing.stand_in import StandIn
+from ciel.testing.stand_in import StandIn, opened
 
 LIBRARY = Path(__file__).parents[2] / "executors" / "sdk" / "c"
 REF = {"__ref__": ["f2", "a"]}
@@ -198,17 +198,6 @@ READ_ALONG = """
     ciel_close_ref(input);
     ciel_exit();
 """
-
-
-def opened(path: Path, **told: object) -> dict[str, object]:
-    reply = {
-        "sending_fd": False,
-        "filename": str(path),
-        "blocking": False,
-        "done": False,
-        "size": 0,
-    }
-    return reply | told
 
 
 def logged(program: StandIn) -> str:

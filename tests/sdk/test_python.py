@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ciel.testing.stand_in import StandIn
+from ciel.testing.stand_in import StandIn, opened
 
 SOURCE = Path(__file__).parents[2] / "executors" / "sdk" / "ciel_task.py"
 REF = {"__ref__": ["f2", "a"]}
@@ -224,17 +224,6 @@ READ_ALONG = """
         task.log(repr(stream.read1(100)))
         task.log(repr(stream.read()))
 """
-
-
-def opened(path: Path, **told: object) -> dict[str, object]:
-    reply = {
-        "sending_fd": False,
-        "filename": str(path),
-        "blocking": False,
-        "done": False,
-        "size": 0,
-    }
-    return reply | told
 
 
 def test_a_stream_is_read_as_it_grows(python: Start, tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ from ciel.core.tasks import Needs, TaskSpec
 from ciel.testing.builders import a_task, failed, inline, stored
 from ciel.worker.state.machine import KILL_GRACE_S, REPORT_EVERY_S, WorkerMachine
 from ciel.worker.state.orders import (
+    AbandonFetch,
     DeleteObjects,
     EndProcesses,
     FetchObject,
@@ -905,6 +906,21 @@ def test_what_grows_elsewhere_is_read_as_soon_as_it_grows_here(played: Played) -
     played.comes(report(READS_X))
 
 
+def test_what_broke_elsewhere_is_not_followed_any_more(played: Played) -> None:
+    played.assign(READS_X, growing("x", THERE))
+    played.machine.stream_opened(X, played.now_s)
+    played.machine.outbox.clear()
+    played.machine.master_said(DropObjects((X, ObjectId("y"))), played.now_s)
+    assert played.machine.outbox == [AbandonFetch(X)]
+    played.machine.outbox.clear()
+    played.machine.master_lost(played.now_s)
+    assert AbandonFetch(X) in played.machine.outbox
+    played.fetch_failed("x", THERE)
+    played.machine.outbox.clear()
+    played.machine.master_said(DropObjects((X,)), played.now_s)
+    assert played.machine.outbox == []
+
+
 def test_a_copy_that_breaks_off_ends_its_readers(played: Played) -> None:
     x = growing("x", THERE)
     played.assign(READS_X, x)
@@ -1023,6 +1039,19 @@ def child_of(parent: TaskSpec, *inputs: str, executor: str = "stdinout") -> Task
 
 def spawn(played: Played, child: TaskSpec, *known: Reference) -> None:
     played.machine.spawned((A.id, 1), child, known, played.now_s)
+
+
+def test_no_child_begins_twice_on_one_worker() -> None:
+    """Its parent may run again here; what the first run of the child made may still be in use."""
+    played = Played(slots=2, begins="stdinout")
+    for attempt in (1, 2):
+        played.assign(A, attempt=attempt)
+        played.machine.spawned((A.id, attempt), child_of(A), (), played.now_s)
+        begun = [o for o in played.machine.outbox if isinstance(o, StartAttempt) and o.attempt == 0]
+        assert len(begun) == (attempt == 1)
+        played.machine.outbox.clear()
+        for key in list(played.machine.attempts):
+            played.machine.ended(key, (), None, 0.001, played.now_s)
 
 
 def test_a_child_begins_at_once_where_there_is_room() -> None:

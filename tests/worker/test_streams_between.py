@@ -268,6 +268,21 @@ def test_a_holder_that_is_silent_and_does_not_answer_is_given_up(
     assert "silent" in details
 
 
+def test_a_copy_that_is_abandoned_ends_at_once_and_is_no_object(make: Make) -> None:
+    """Its holder is there and silent, and would be waited for."""
+    maker, reader = make(), make()
+    writer, _ = maker.open_stream("x")
+    append(writer.path, CONTENT)
+    reader.begin_fetch(maker.makes("x"), StreamPlan(maker.netloc))
+    reader.await_opened()
+    reader.run(reader.fetcher.abandon, "x")
+    _, places, details = reader.end_of_fetch()
+    assert places == (maker.netloc,)
+    assert "its producer has failed" in details
+    assert reader.store.stat("x") is None
+    reader.run(reader.fetcher.abandon, "x")  # once it is over, nothing happens
+
+
 def test_a_producer_may_be_silent_for_as_long_as_its_worker_answers(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:

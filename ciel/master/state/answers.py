@@ -200,16 +200,21 @@ def _element(task: TaskNode, position: int) -> int:
 
 
 def _task_row(machine: MasterMachine, position: int, task: TaskNode) -> dict[str, Any]:
-    spec = task.spec
+    return {
+        **_facts(position, task),
+        **_result(machine.graph.objects.reference(task.spec.outputs[0])),
+    }
+
+
+def _facts(position: int, task: TaskNode) -> dict[str, Any]:
     return {
         "number": position,
-        "name": spec.name,
-        "task": spec.id,
+        "name": task.spec.name,
+        "task": task.spec.id,
         "state": str(task.state),
-        "executor": spec.executor,
+        "executor": task.spec.executor,
         "attempt": task.attempt,
         "worker": task.worker,
-        **_result(machine.graph.objects.reference(spec.outputs[0])),
     }
 
 
@@ -278,14 +283,8 @@ def _graph_row(
     story = machine.stories.get(spec.id)
     lines = story.lines(now_s) if story else []
     return {
-        "number": position,
-        "name": spec.name,
-        "task": spec.id,
-        "state": str(task.state),
-        "executor": spec.executor,
+        **_facts(position, task),
         "parent": None if spec.parent == spec.job else spec.parent,
-        "attempt": task.attempt,
-        "worker": task.worker,
         "at": next(iter(made_at)) if len(made_at) == 1 else None,
         "why": _cut(explain.why(machine, task, now_s) if failed else []),
         "story": _cut(lines if len(lines) > 1 or not failed else []),  # else it says the same

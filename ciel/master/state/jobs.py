@@ -6,6 +6,8 @@ Half of the master's machine (`machine` has the other: workers, and turns). Mess
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+
 from ciel.core.arrivals import introduce
 from ciel.core.endings import failed_results, saw_error, stuck
 from ciel.core.errors import CannotRetryError, CielError, JobNotEndedError, UnknownJobError
@@ -42,7 +44,7 @@ PROGRESS_INTERVAL_S = 0.2
 JOBS_MAX = 100_000
 
 
-class JobDesk:
+class JobDesk(ABC):
     """All jobs, the graph of their tasks, and the clients that care for them."""
 
     def __init__(self) -> None:
@@ -265,9 +267,9 @@ class JobDesk:
             self._called_off[job.spec.id] = calls
         cancel(self.graph, job, reason)
 
+    @abstractmethod
     def _call_off_attempts(self, job: Job) -> set[Call]:
         """Have workers stop all that they run for a job; return what they have to answer for."""
-        raise NotImplementedError
 
     def _forget_calls(self, job_id: str, calls: set[Call]) -> None:
         left = self._called_off.get(job_id)
