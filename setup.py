@@ -13,7 +13,7 @@ from setuptools import Distribution, find_packages, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_py import build_py
 
-ROOMS = ("executors", "shm")
+ROOMS = ("executors", "shm", "skywriting")
 LAUNCHER_FLAGS = ["-std=c11", "-O2", "-Wall", "-Wextra", "-Werror", "-D_GNU_SOURCE"]
 
 
@@ -53,6 +53,7 @@ setup(
         "ciel": ["py.typed"],
         "ciel.launch": ["launcher.c"],
         "ciel.executors.sdk": ["c/*"],
+        "ciel.skywriting": ["grammar.txt", "library/*.sw"],
     },
     cmdclass={"build_py": BuildWithLauncher, "bdist_wheel": PlatformWheel},
     distclass=BinaryDistribution,

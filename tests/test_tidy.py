@@ -6,12 +6,13 @@ import ast
 import importlib.util
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parent.parent
-TOPS = ("ciel", "executors", "shm", "benchmarks", "examples", "tests")
+TOPS = ("ciel", "executors", "shm", "skywriting", "benchmarks", "examples", "tests")
 SOURCES = sorted(path for top in TOPS for path in (ROOT / top).rglob("*.py"))  # links apart
 OURS = [path for path in SOURCES if path.relative_to(ROOT).parts[0] != "tests"]
 TESTS = [path for path in SOURCES if path.relative_to(ROOT).parts[0] == "tests"]
@@ -38,15 +39,31 @@ def name(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
 
+@cache
+def text(path: Path) -> str:
+    return path.read_text()
+
+
+@cache
+def tree(path: Path) -> ast.Module:
+    return ast.parse(text(path))
+
+
 def lines(paths: list[Path]) -> Iterator[tuple[str, str]]:
     """Every line with where it stands."""
     for path in paths:
-        for number, line in enumerate(path.read_text().splitlines(), 1):
+        for number, line in enumerate(text(path).splitlines(), 1):
             yield f"{name(path)}:{number}", line
 
 
+@cache
+def all_definitions(path: Path) -> list[ast.AST]:
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+    return [node for node in ast.walk(tree(path)) if isinstance(node, kinds)]
+
+
 def definitions(path: Path, *kinds: type[ast.AST]) -> Iterator[ast.AST]:
-    return (node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, kinds))
+    return (node for node in all_definitions(path) if isinstance(node, kinds))
 
 
 def words(identifier: str) -> set[str]:
@@ -64,7 +81,7 @@ def test_the_sources_are_seen_once() -> None:
 
 
 def test_no_file_is_too_long() -> None:
-    lengths = {name(path): len(path.read_text().splitlines()) for path in OURS}
+    lengths = {name(path): len(text(path).splitlines()) for path in OURS}
     ceilings = {path: LINES_MAX if path in LONG_FOR_A_REASON else LINES_CEILING for path in lengths}
     assert {p: length for p, length in lengths.items() if length > ceilings[p]} == {}
 
@@ -97,7 +114,7 @@ def test_a_package_file_holds_its_docstring_and_its_exports() -> None:
     found = []
     for path in SOURCES:
         if path.name == "__init__.py":
-            docstring, *rest = ast.parse(path.read_text()).body
+            docstring, *rest = tree(path).body
             assert isinstance(docstring, ast.Expr), f"{name(path)} begins with its docstring"
             found += [f"{name(path)}:{node.lineno}" for node in rest if not is_export(node)]
     assert found == []
@@ -177,7 +194,7 @@ def test_every_test_file_has_a_test() -> None:
         return isinstance(node, ast.ClassDef) and node.name.startswith("Test")
 
     files = [path for path in TESTS if path.name.startswith("test_")]
-    assert [name(p) for p in files if not any(map(is_test, ast.parse(p.read_text()).body))] == []
+    assert [name(p) for p in files if not any(map(is_test, tree(p).body))] == []
 
 
 def test_tests_are_no_package() -> None:

@@ -1,0 +1,99 @@
+"""What built-ins take: how many arguments, of what kinds, and what is said of others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from ciel.core.refs import REFERENCE_TYPES
+from ciel.skywriting.errors import ScriptError
+from ciel.skywriting.host import Host
+from ciel.skywriting.values import Builtin, Closure, brief, is_reference
+
+
+class Kind(NamedTuple):
+    """What an argument may be, for people and by its types (any, if there are none)."""
+
+    words: str
+    types: frozenset[type]
+
+
+ANY = Kind("", frozenset())
+TEXT = Kind("a text", frozenset((str,)))
+INTEGER = Kind("an integer", frozenset((int, bool)))
+NUMBER = Kind("a number", frozenset((int, bool, float)))
+LIST = Kind("a list", frozenset((list,)))
+DICTIONARY = Kind("a dictionary", frozenset((dict,)))
+SEQUENCE = Kind("a list or a text", frozenset((list, str)))
+SIZED = Kind("a list, a text or a dictionary", frozenset((list, str, dict)))
+FUNCTION = Kind("a function", frozenset((Closure, Builtin)))
+REFERENCE = Kind("a reference", frozenset(REFERENCE_TYPES))
+
+Table = dict[str, Any]
+"""Built-ins by name, and values that have one."""
+
+_ORDINALS = ("1st", "2nd", "3rd")
+
+
+def define(
+    table: Table, name: str, *kinds: Kind, optional: int = 0, shown: str = ""
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Put a function into a table, to be called with arguments that were looked at; the last
+    `optional` of them may be left out. Errors call it `shown`, if that is not its name.
+    """
+    least, most = len(kinds) - optional, len(kinds)
+    wanted = tuple([each.types for each in kinds])
+    shown = shown or name
+
+    def register(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(host: Host, arguments: list[Any]) -> Any:
+            if not least <= len(arguments) <= most:
+                raise ScriptError(_wrong_count(shown, least, most, len(arguments)))
+            for types, value in zip(wanted, arguments, strict=False):
+                if types and type(value) not in types:
+                    _require_kinds(shown, kinds, arguments)
+            return function(host, *arguments)
+
+        table[name] = Builtin(name, call)
+        return function
+
+    return register
+
+
+def _wrong_count(name: str, least: int, most: int, given: int) -> str:
+    counts = str(most) if least == most else f"{least} {'or' if most == least + 1 else 'to'} {most}"
+    return f"{name}() takes {counts} argument{'s' * (most != 1)}, not {given}"
+
+
+def _require_kinds(name: str, kinds: tuple[Kind, ...], arguments: list[Any]) -> None:
+    """Say which argument is wrong, if one is: a host may have references of its own types."""
+    for number, (wanted, value) in enumerate(zip(kinds, arguments, strict=False)):
+        if not wanted.types or isinstance(value, tuple(wanted.types)):
+            continue
+        where = f" as its {_ORDINALS[number]} argument" if len(kinds) > 1 else ""
+        more = "" if wanted is FUNCTION else advice(value)
+        raise ScriptError(f"{name}() needs {wanted.words}{where}, not {brief(value)}{more}")
+
+
+def advice(value: Any) -> str:
+    """Say what to do about a value of the wrong kind, if it is likely enough."""
+    return "; * reads what it refers to" if is_reference(value) else ""
+
+
+def require_data(name: str, value: Any) -> None:
+    """Refuse arguments that cannot be written down for a task of another executor."""
+    seen: set[int] = set()
+    left = [value]
+    while left:
+        value = left.pop()
+        if isinstance(value, Closure | Builtin):
+            raise ScriptError(
+                f"{name}() cannot give a function to another executor; spawn() runs functions"
+            )
+        if type(value) not in (list, dict) or id(value) in seen:
+            continue
+        seen.add(id(value))
+        left += value if type(value) is list else value.values()
+        for key in value if type(value) is dict else ():
+            if type(key) is not str:
+                raise ScriptError(f"{name}() needs texts as keys of arguments, not {brief(key)}")

@@ -1,0 +1,105 @@
+"""Scripts ready to run: a unit for each text, in it a code for its top level and one for each of
+its functions, which is compiled when it first runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ciel.skywriting.errors import Source
+from ciel.skywriting.tree import Block, Function, Script
+from ciel.skywriting.values import Frame
+
+Evaluation = Callable[[Frame], Any]
+"""An expression, compiled: gives its value. Of a statement: None to go on, or a signal."""
+
+Resumption = Callable[[Frame, tuple[Any, ...], Any], Any]
+"""Goes on with a construct that was left: with the values it had found so far, and what it was
+waiting for, or RETRY if it was itself that could not go on.
+"""
+
+
+class Signal:
+    """Why statements are left early; a return is a tuple of its value instead."""
+
+    __slots__ = ("name",)
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+
+BREAK = Signal("break")
+CONTINUE = Signal("continue")
+RETRY = Signal("retry")
+PENDING = Signal("pending")
+
+
+class Unit:
+    """A text and its codes. `origin` is JSON, maybe with references in it, that says how to get the
+    text again; two units of the same origin are the same.
+    """
+
+    __slots__ = ("codes", "origin", "source", "version")
+
+    def __init__(self, script: Script, origin: Any) -> None:
+        self.source: Source = script.source
+        self.origin = origin
+        self.version = script.version
+        end = len(script.source.text)
+        script.source.statements = script.statements
+        top = Function(0, "", (), Block(0, end, script.statements))
+        self.codes = [Code(self, function) for function in (top, *script.functions)]
+
+
+class Code:
+    """What a function does. `points` are the places at which it may be left, by number: how each is
+    gone on with, and what it may hold.
+    """
+
+    __slots__ = ("assigned", "checks", "free", "function", "name", "number", "parameters", "points",
+                 "run", "unit")  # fmt: skip
+
+    def __init__(self, unit: Unit, function: Function) -> None:
+        self.unit = unit
+        self.function = function
+        self.number = function.number
+        self.name = function.name
+        self.parameters = function.parameters
+        self.free = tuple([name for name in function.free if name != function.name])
+        self.assigned = function.assigned
+        self.points: list[Resumption] = []
+        self.checks: list[Callable[[tuple[Any, ...]], bool]] = []
+        self.run: Evaluation = self._first_run
+
+    def _first_run(self, frame: Frame) -> Any:
+        self.compile()
+        return self.run(frame)
+
+    def compile(self) -> None:
+        """Make it ready to run, and its points to be gone on with."""
+        if self.run == self._first_run:
+            from ciel.skywriting.statements import compile_block
+
+            self.run = compile_block(self)
+
+    def point(self, check: Callable[[tuple[Any, ...]], bool]) -> int:
+        """Number the next place at which this code may be left; `check` says whether values can
+        have been held there.
+        """
+        self.checks.append(check)
+        self.points.append(_unset)
+        return len(self.points) - 1
+
+    @property
+    def label(self) -> str:
+        """What people call it."""
+        if self.name:
+            return f"function {self.name}"
+        if self.number == 0:
+            return "an included script"
+        return "a lambda" if self.function.is_lambda else "a function"
+
+
+def _unset(frame: Frame, values: tuple[Any, ...], value: Any) -> Any:
+    raise AssertionError("a point without a resumption")

@@ -1,0 +1,357 @@
+"""A stop, and the call of a function, as JSON: to be gone on with elsewhere, later.
+
+    {"skywriting": 1, "units": [origin, …], "heap": [thing, …],
+     "stack": [[unit, code, frame, called at, [[point, value, …], …]], …]}    or "value", or "call"
+
+Numbers, texts, truth values and none stand for themselves; references are `__ref__` objects.
+Whatever can be shared or changed lies in the heap once, and is named by its place, `{"@": place}`:
+a list as such, a dictionary as `{"d": [key, value, …]}`, a function as `{"f": [unit, code], "c":
+{variable: value}}`, a frame as `{"n": {variable: value}}`, what is still to be read as `{"*":
+reference}`. A long integer is `{"i": hexadecimal}`, a list that counts `{"r": [from, to, step]}`.
+What was read is kept as its value, so that it is never looked for again. There is nothing of what
+already ran in it, but what it left in variables.
+
+What is read back is checked: it can do nothing but be gone on with, or give a ContinuationError.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from ciel.core.refs import Reference
+from ciel.skywriting.code import Code, Unit
+from ciel.skywriting.errors import ContinuationError
+from ciel.skywriting.host import SpawnedCall
+from ciel.skywriting.names import PRELUDE, prelude_unit, table
+from ciel.skywriting.operators import require_length
+from ciel.skywriting.running import Stopped
+from ciel.skywriting.values import (
+    RUN,
+    UNREAD,
+    Activation,
+    Blocked,
+    Builtin,
+    Closure,
+    Frame,
+    Lazy,
+    is_reference,
+)
+
+VERSION = 1
+INTEGER_PLAIN_MAX_BITS = 10_000
+"""A longer one is written in hexadecimal, which takes time in proportion."""
+
+RANGE_MIN_ITEMS = 16
+LoadUnit = Callable[[Any], Unit]
+"""Gets a text again by its origin; raises what it will."""
+
+
+class Written(NamedTuple):
+    """`value` is JSON with references in it. Who goes on with it needs all of `awaited`, and one of
+    `any_of` if there are any.
+    """
+
+    value: dict[str, Any]
+    awaited: list[Reference]
+    any_of: list[Reference]
+
+
+def encode(stopped: Stopped) -> Written:
+    """Write a stop down. Awaited is whatever was starred and can still be reached, so that all of
+    it is waited for at once; but only what can go on soonest, if one of several will do.
+    """
+    writer = _Writer()
+    value = writer.begin()
+    if isinstance(stopped.value, SpawnedCall):
+        value["call"] = writer.call(stopped.value)
+    elif not stopped.activations:
+        value["value"] = writer.place(stopped.value)
+    else:
+        value["stack"] = [writer.activation(each) for each in stopped.activations]
+    writer.finish()
+    unread = list(writer.unread.values())
+    if stopped.is_any:
+        value["any"] = [ref.id for ref in stopped.refs]
+        return Written(value, writer.texts(), list(stopped.refs))
+    return Written(value, _once([*writer.texts(), *stopped.refs, *unread]), [])
+
+
+def encode_call(spawned: SpawnedCall) -> Written:
+    """Write the call of a function down; awaited are the texts that it needs."""
+    writer = _Writer()
+    value = writer.begin()
+    value["call"] = writer.call(spawned)
+    writer.finish()
+    return Written(value, writer.texts(), [])
+
+
+def encode_frame(frame: Frame) -> Written:
+    """Write variables down, for a prompt's next entry."""
+    writer = _Writer()
+    value = writer.begin()
+    value["frame"] = writer.place_frame(frame)
+    writer.finish()
+    return Written(value, writer.texts(), [])
+
+
+def _once(refs: list[Reference]) -> list[Reference]:
+    return list({ref.id: ref for ref in refs}.values())
+
+
+class _Writer:
+    def __init__(self) -> None:
+        self.units: list[Unit] = []
+        self.heap: list[Any] = []
+        self.unread: dict[str, Reference] = {}
+        self._places: dict[int, int] = {}
+        self._pending: list[tuple[int, Any, bool]] = []
+        self._kept: list[Any] = []  # so that no other thing gets the identity of one seen
+
+    def begin(self) -> dict[str, Any]:
+        origins: list[Any] = []
+        self.origins = origins
+        return {"skywriting": VERSION, "units": origins, "heap": self.heap}
+
+    def texts(self) -> list[Reference]:
+        """List the references to texts of scripts."""
+        return [
+            u.origin["ref"] for u in self.units if isinstance(u.origin, dict) and "ref" in u.origin
+        ]
+
+    def unit(self, unit: Unit) -> int:
+        for number, known in enumerate(self.units):
+            if known is unit:
+                return number
+        self.units.append(unit)
+        self.origins.append(unit.origin)
+        return len(self.units) - 1
+
+    def activation(self, each: Activation) -> list[Any]:
+        entries = [[point, *map(self.place, values)] for point, values in each.entries]
+        where = [self.unit(each.code.unit), each.code.number]
+        return [*where, self.place_frame(each.frame), each.called_at, entries]
+
+    def call(self, spawned: SpawnedCall) -> list[Any]:
+        return [self.place(spawned.function), *map(self.place, spawned.arguments)]
+
+    def place(self, value: Any) -> Any:
+        """Return how a value is written where it stands."""
+        kind = type(value)
+        if kind is int and value.bit_length() > INTEGER_PLAIN_MAX_BITS:
+            return {"i": format(value, "x")}
+        if value is None or kind in (int, str, bool, float):
+            return value
+        if kind is Lazy:
+            if value.value is not UNREAD:
+                return self.place(value.value)
+            self.unread[value.ref.id] = value.ref
+        elif kind is Builtin:
+            return {"b": value.name}
+        elif is_reference(value):
+            return value
+        return {"@": self._place(value, False)}
+
+    def place_frame(self, frame: Frame) -> int:
+        return self._place(frame, True)
+
+    def _place(self, thing: Any, is_frame: bool) -> int:
+        place = self._places.get(id(thing))
+        if place is None:
+            place = self._places[id(thing)] = len(self.heap)
+            self.heap.append(None)
+            self._pending.append((place, thing, is_frame))
+            self._kept.append(thing)
+        return place
+
+    def finish(self) -> None:
+        """Write down all that has a place; by turns, so that nothing is too deep."""
+        while self._pending:
+            place, thing, is_frame = self._pending.pop()
+            self.heap[place] = self._written(thing, is_frame)
+
+    def _written(self, thing: Any, is_frame: bool) -> Any:
+        if is_frame:
+            return {"n": self._variables(thing)}
+        if type(thing) is list:
+            counted = _as_range(thing)
+            return {"r": counted} if counted else [self.place(item) for item in thing]
+        if type(thing) is dict:
+            return {"d": [self.place(side) for pair in thing.items() for side in pair]}
+        if type(thing) is Lazy:
+            return {"*": thing.ref}
+        assert type(thing) is Closure, thing
+        where = [self.unit(thing.code.unit), thing.code.number]
+        return {"f": where, "c": self._variables(thing.captured)}
+
+    def _variables(self, frame: Frame) -> dict[str, Any]:
+        return {name: self.place(value) for name, value in frame.items() if name != RUN}
+
+
+def _as_range(items: list[Any]) -> list[int] | None:
+    """Return the bounds of a list that counts, as those do that loops go over."""
+    if len(items) < RANGE_MIN_ITEMS or type(items[0]) is not int or type(items[1]) is not int:
+        return None
+    first, step = items[0], items[1] - items[0]
+    bounds = [first, first + step * len(items), step]
+    if step == 0 or type(items[-1]) is not int or items[-1] != bounds[1] - step:
+        return None
+    is_plain = set(map(type, items)) == {int} and items == list(range(*bounds))
+    return bounds if is_plain else None
+
+
+# --- back -----------------------------------------------------------------------------------------
+
+
+class Read(NamedTuple):
+    """What was written down: one of these."""
+
+    stopped: Stopped | None = None
+    call: SpawnedCall | None = None
+    frame: Frame | None = None
+
+
+def decode(value: Any, load_unit: LoadUnit) -> Read:
+    """Read what was written. Raises ContinuationError, and whatever `load_unit` does."""
+    if not isinstance(value, dict) or value.get("skywriting") != VERSION:
+        found = value.get("skywriting") if isinstance(value, dict) else None
+        raise ContinuationError(
+            f"this is no continuation of version {VERSION}"
+            + (
+                ""
+                if found is None
+                else f", but of version {found!r:.20}; do all workers run the same release?"
+            )
+        )
+    try:
+        return _Reader(value, load_unit).read()
+    except (TypeError, ValueError, LookupError, AttributeError) as error:
+        raise ContinuationError(f"the continuation is damaged ({error!r:.200})") from None
+
+
+class _Reader:
+    def __init__(self, value: dict[str, Any], load_unit: LoadUnit) -> None:
+        self._value = value
+        self._units = [
+            prelude_unit() if origin == {"std": PRELUDE} else load_unit(origin)
+            for origin in _list(value["units"])
+        ]
+        self._written = _list(value["heap"])
+        self._things = [self._shell(each) for each in self._written]
+        for thing, written in zip(self._things, self._written, strict=True):
+            self._fill(thing, written)
+
+    def read(self) -> Read:
+        value = self._value
+        if "frame" in value:
+            return Read(frame=self._frame(value["frame"]))
+        if "call" in value:
+            function, *arguments = [self._item(each) for each in _list(value["call"])]
+            _require(isinstance(function, Closure | Builtin), "what is called is no function")
+            return Read(call=SpawnedCall(function, arguments))
+        blocked = Blocked([])
+        if "value" in value:
+            return Read(_foreign(Stopped([], blocked, self._item(value["value"]))))
+        stack = [self._activation(each) for each in _list(value["stack"])]
+        _require(bool(stack), "its stack is empty")
+        _require(all(each.entries for each in stack), "a call has no state")
+        return Read(_foreign(Stopped(stack, blocked)))
+
+    def _shell(self, written: Any) -> Any:
+        """Make what a place holds, to be filled once all others are made."""
+        if isinstance(written, list):
+            return []
+        if "r" in written:
+            counted = range(*_list(written["r"]))
+            require_length(len(counted))
+            return list(counted)
+        if "n" in written or "d" in written:
+            return {}
+        if "*" in written:
+            _require(is_reference(written["*"]), "what is to be read is no reference")
+            return Lazy(written["*"])
+        return Closure(self._code(written["f"]), {})
+
+    def _fill(self, thing: Any, written: Any) -> None:
+        if isinstance(thing, list) and isinstance(written, list):
+            thing += map(self._item, written)
+        elif isinstance(thing, Closure):
+            thing.captured = self._variables(written["c"])
+        elif isinstance(thing, dict) and "n" in written:
+            thing.update(self._variables(written["n"]))
+        elif isinstance(thing, dict):
+            sides = [self._item(each) for each in _list(written["d"])]
+            thing.update(zip(sides[::2], sides[1::2], strict=True))
+
+    def _item(self, written: Any) -> Any:
+        if not isinstance(written, dict):
+            _require(not isinstance(written, list), "a list outside of the heap")
+            return written
+        if "i" in written:
+            return int(written["i"], 16)
+        if "b" in written:
+            found = table(1).get(written["b"]) or table(2)[written["b"]]
+            _require(isinstance(found, Builtin), "no built-in")
+            return found
+        place = _index(written["@"], self._things)
+        _require("n" not in self._written[place], "variables in place of a value")
+        return self._things[place]
+
+    def _variables(self, written: Any) -> Frame:
+        names = _dict(written)
+        _require(RUN not in names and all(type(name) is str for name in names), "no variable")
+        return {name: self._item(value) for name, value in names.items()}
+
+    def _frame(self, place: Any) -> Frame:
+        frame = self._things[_index(place, self._things)]
+        _require("n" in _dict(self._written[place]), "no variables")
+        assert isinstance(frame, dict)
+        return frame
+
+    def _code(self, where: Any) -> Code:
+        unit, number = _list(where)
+        codes = self._units[_index(unit, self._units)].codes
+        return codes[_index(number, codes)]
+
+    def _activation(self, written: Any) -> Activation:
+        unit, number, frame, called_at, entries = _list(written)
+        code = self._code([unit, number])
+        code.compile()
+        _require(type(called_at) is int and called_at >= 0, "no place of a call")
+        return Activation(
+            code, self._frame(frame), called_at, [self._entry(code, e) for e in _list(entries)]
+        )
+
+    def _entry(self, code: Code, written: Any) -> tuple[int, tuple[Any, ...]]:
+        point, *rest = _list(written)
+        values = tuple([self._item(each) for each in rest])
+        check = code.checks[_index(point, code.checks)]
+        _require(check(values), "what a construct holds does not fit it")
+        return point, values
+
+
+def _foreign(stopped: Stopped) -> Stopped:
+    stopped.is_foreign = True
+    return stopped
+
+
+def _list(value: Any) -> list[Any]:
+    _require(isinstance(value, list), "no list where one belongs")
+    found: list[Any] = value
+    return found
+
+
+def _dict(value: Any) -> dict[str, Any]:
+    _require(isinstance(value, dict), "no object where one belongs")
+    found: dict[str, Any] = value
+    return found
+
+
+def _index(value: Any, of: list[Any]) -> int:
+    _require(type(value) is int and 0 <= value < len(of), "a number that stands for nothing")
+    return int(value)
+
+
+def _require(condition: bool, what: str) -> None:
+    if not condition:
+        raise ContinuationError(f"the continuation is damaged: {what}")

@@ -1,0 +1,70 @@
+"""Names that a script finds without binding them: built-ins of the original, and those that came
+later, which give way to whatever a script binds.
+"""
+
+from __future__ import annotations
+
+import difflib
+from functools import cache
+from typing import Any
+
+from ciel.skywriting import builtins
+from ciel.skywriting.code import Unit
+from ciel.skywriting.errors import ScriptError, Source
+from ciel.skywriting.grammar import parse
+from ciel.skywriting.resolver import resolve
+from ciel.skywriting.standard import text_of
+from ciel.skywriting.values import RUN, Closure, Frame
+
+PRELUDE = "prelude"
+_MAY_LACK: dict[str, Frame] = {"sort": {"key": None}}
+"""Parameters of functions of the prelude that may be left out, and their values then: captured, so
+that an argument takes their place.
+"""
+
+
+@cache
+def prelude_unit() -> Unit:
+    """Return those that are written in Skywriting themselves, so that they can be left in their
+    middle as any function of a script.
+    """
+    script = parse(Source(f"<{PRELUDE}>", text_of(PRELUDE)))
+    resolve(script)
+    return Unit(script, {"std": PRELUDE})
+
+
+@cache
+def _prelude() -> dict[str, Closure]:
+    unit = prelude_unit()
+    named = [code for code in unit.codes if code.name]
+    return {code.name: Closure(code, _MAY_LACK.get(code.name, {})) for code in named}
+
+
+@cache
+def table(version: int) -> dict[str, Any]:
+    """Return all names that need no binding, for scripts of a version."""
+    newer = builtins.VERSION_2 if version > 1 else {}
+    return {**_prelude(), **builtins.MODERN, **builtins.ORIGINAL, **newer}
+
+
+def lookup(name: str, frame: Frame, version: int) -> Any:
+    """Return what a name stands for that is no variable; raises ScriptError."""
+    known = table(version)
+    try:
+        return known[name]
+    except KeyError:
+        pass
+    raise ScriptError(
+        f'Tried to read identifier "{name}", not found{_suggestion(name, frame, known)}'
+    )
+
+
+def _suggestion(name: str, frame: Frame, known: dict[str, Any]) -> str:
+    bound = [each for each in frame if each != RUN]
+    close = difflib.get_close_matches(name, [*bound, *known, "true", "false"], 1)
+    return f' (did you mean "{close[0]}"?)' if close else ""
+
+
+def is_bound(name: str, frame: Frame) -> bool:
+    """Whether a name counts as bound for what §8.4 forbids: modern ones do not."""
+    return name in frame or name in builtins.ORIGINAL

@@ -1,0 +1,76 @@
+"""The front door: from a text to what runs, and from there to a value."""
+
+from __future__ import annotations
+
+import resource
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from ciel.skywriting import tree
+from ciel.skywriting.code import Unit
+from ciel.skywriting.errors import Problem, Source
+from ciel.skywriting.grammar import parse
+from ciel.skywriting.host import Host, SpawnedCall
+from ciel.skywriting.resolver import resolve
+from ciel.skywriting.running import Finished, Outcome, Stopped, begin
+from ciel.skywriting.running import call as call_within
+from ciel.skywriting.values import Frame, Run
+
+__all__ = ["Finished", "Outcome", "Stopped", "call", "check", "load", "roomy", "start"]
+
+_FRAMES_MAX = 100_000
+_STACK_BYTES = 120 << 20
+
+
+def check(text: str, name: str) -> list[Problem]:
+    """Return what may be wrong with a script that can be run; raises SourceError for one that
+    cannot.
+    """
+    return resolve(parse(Source(name, text)))
+
+
+def load(text: str, name: str, origin: Any, *, shows_last: bool = False) -> Unit:
+    """Make a script ready to run; raises SourceError. `origin`: see `Unit`. `shows_last`: if it
+    ends in an expression, that is its value, as at a prompt.
+    """
+    script = parse(Source(name, text))
+    resolve(script)
+    last = script.statements[-1] if script.statements else None
+    if shows_last and isinstance(last, tree.Evaluate):
+        script.statements[-1] = tree.Return(last.start, last.end, last.value)
+    return Unit(script, origin)
+
+
+def start(unit: Unit, env: dict[str, Any], argv: list[Any], host: Host) -> Outcome:
+    """Run a script from its beginning. Raises ScriptError."""
+    return start_with(unit, {"env": env, "argv": argv}, host)
+
+
+def start_with(unit: Unit, frame: Frame, host: Host) -> Outcome:
+    """Run a script on variables, which it may change. Raises ScriptError."""
+    return begin(Run(host), unit.codes[0], frame)
+
+
+def call(spawned: SpawnedCall, host: Host) -> Outcome:
+    """Call a function that has a task of its own. Raises ScriptError."""
+    return call_within(Run(host), spawned)
+
+
+@contextmanager
+def roomy() -> Iterator[None]:
+    """Make room for deep calls: of Python's, and of C's where values within values are compared."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_STACK)
+    wanted = _STACK_BYTES if hard == resource.RLIM_INFINITY else min(_STACK_BYTES, hard)
+    before = sys.getrecursionlimit()
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        wanted = soft
+    resource.setrlimit(resource.RLIMIT_STACK, (wanted, hard))
+    try:
+        room = _STACK_BYTES if wanted == resource.RLIM_INFINITY else wanted
+        sys.setrecursionlimit(max(before, min(_FRAMES_MAX, room * _FRAMES_MAX // _STACK_BYTES)))
+        yield
+    finally:
+        sys.setrecursionlimit(before)
+        resource.setrlimit(resource.RLIMIT_STACK, (soft, hard))

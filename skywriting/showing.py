@@ -1,0 +1,176 @@
+"""Values as text: as `str` and `print` show them, and as JSON.
+
+No recursion, since lists nest as deeply as a script likes; and what is shared is written as often
+as it occurs, so the length is watched all the way.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from decimal import Decimal
+from typing import Any, NamedTuple
+
+from ciel.skywriting.errors import ScriptError
+from ciel.skywriting.results import extent
+from ciel.skywriting.values import (
+    INTEGER_MAX_DIGITS,
+    TEXT_MAX_CHARACTERS,
+    Builtin,
+    Closure,
+    brief,
+    is_reference,
+    kind,
+)
+
+_INTEGER_MAX_BITS = int(INTEGER_MAX_DIGITS * 3.3219280948873626)
+_SMALL_MAX_BITS = 14_000  # below what Python refuses to turn into digits (4,300 of them)
+_LONG_FROM = 1 << 63
+_LONG = 1 << 20
+
+
+class _Form(NamedTuple):
+    """How one of the forms is written; `again` is what stands for a container within itself."""
+
+    leaf: Callable[[Any], str]
+    key: Callable[[Any], str]
+    again: Callable[[Any], str]
+
+
+def digits(number: int) -> str:
+    """Return an integer's digits. Python's own way refuses long ones, and is slow with them."""
+    bits = number.bit_length()
+    if bits <= _SMALL_MAX_BITS:
+        return int.__repr__(number)
+    if bits > _INTEGER_MAX_BITS:
+        raise ScriptError(f"an integer of more than {INTEGER_MAX_DIGITS:,} digits cannot be shown")
+    return str(Decimal(number))
+
+
+def original(value: Any) -> str:
+    """Show a value as the original did: as Python 2 does."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, float):
+        text = f"{value:.12g}"
+        return text if not text.lstrip("-").isdigit() else f"{text}.0"
+    if isinstance(value, int) and not isinstance(value, bool):
+        return digits(value)  # the L of a long integer is for those within a list
+    return _write(value, _ORIGINAL)
+
+
+def today(value: Any) -> str:
+    """Show a value as scripts of version 2 do: as JSON, apart from a text, which is itself."""
+    return value if isinstance(value, str) else _write(value, _TODAY)
+
+
+def to_json(value: Any, encode: Callable[[Any], str]) -> str:
+    """Write a value as JSON, the references in it with `encode`. Raises ScriptError if it has no
+    such form.
+    """
+
+    def leaf(value: Any) -> str:
+        return encode(value) if is_reference(value) else _json_leaf(value)
+
+    return _write(value, _Form(leaf, _json_key, _no_json))
+
+
+# --- the leaves -----------------------------------------------------------------------------------
+
+
+def _original_leaf(value: Any) -> str:
+    if isinstance(value, str):
+        return f"u{value!a}"
+    if isinstance(value, int) and not isinstance(value, bool):
+        return digits(value) + ("" if -_LONG_FROM <= value < _LONG_FROM else "L")
+    return repr(value) if value is None or isinstance(value, bool | float) else _opaque(value)
+
+
+def _json_leaf(value: Any) -> str:
+    if isinstance(value, int) and not isinstance(value, bool):
+        return digits(value)
+    if isinstance(value, str | float | bool) or value is None:
+        try:
+            return json.dumps(value, ensure_ascii=False, allow_nan=False)
+        except ValueError:
+            raise ScriptError(f"JSON has no {value}: it is no finite number") from None
+    raise ScriptError(f"JSON has no form for {brief(value)}")
+
+
+def _today_leaf(value: Any) -> str:
+    is_opaque = is_reference(value) or isinstance(value, Closure | Builtin)
+    return _opaque(value) if is_opaque else _json_leaf(value)
+
+
+def _json_key(key: Any) -> str:
+    """A key is a text; that of a number, a truth value or none is what JSON writes for it."""
+    return _json_leaf(key if isinstance(key, str) else _json_leaf(key))
+
+
+def _opaque(value: Any) -> str:
+    """Show what has no form: a reference always in the same way, whatever is known of it."""
+    if is_reference(value):
+        return f"<reference {value.id}>"
+    name = value.name if isinstance(value, Builtin) else value.code.name
+    return f"<function {name}>" if name else "<function>"
+
+
+def _dots(value: Any) -> str:
+    return "[...]" if isinstance(value, list) else "{...}"
+
+
+def _no_json(value: Any) -> str:
+    raise ScriptError(f"JSON has no form for a {kind(value)} that contains itself")
+
+
+_ORIGINAL = _Form(_original_leaf, _original_leaf, _dots)
+_TODAY = _Form(_today_leaf, _json_key, _dots)
+
+# --- the walk -------------------------------------------------------------------------------------
+
+
+def _write(value: Any, form: _Form) -> str:
+    if type(value) is not list and type(value) is not dict:
+        return form.leaf(value)
+    parts: list[str] = []
+    length, allowed = 0, _LONG
+    open_ids = {id(value): value}  # in the order in which they were opened
+    walks = [_pieces(value, form)]
+    while walks:
+        for piece in walks[-1]:
+            if type(piece) is not str:
+                if id(piece) not in open_ids:
+                    open_ids[id(piece)] = piece
+                    walks.append(_pieces(piece, form))
+                    break
+                piece = form.again(piece)
+            parts.append(piece)
+            length += len(piece)
+            if length > allowed:  # before going on, look how far that would be
+                if length > TEXT_MAX_CHARACTERS or extent(value).count > TEXT_MAX_CHARACTERS:
+                    raise ScriptError(f"as text, this {kind(value)} would be longer than "
+                                      f"{TEXT_MAX_CHARACTERS:,} characters")  # fmt: skip
+                allowed = TEXT_MAX_CHARACTERS
+        else:
+            walks.pop()
+            open_ids.popitem()
+    return "".join(parts)
+
+
+def _pieces(value: list[Any] | dict[Any, Any], form: _Form) -> Iterator[Any]:
+    """Give the text of a list or dictionary piece by piece; those within it as they are."""
+    if type(value) is list:
+        before = "["
+        for item in value:
+            yield before
+            yield item if type(item) is list or type(item) is dict else form.leaf(item)
+            before = ", "
+        yield "]" if value else "[]"
+    else:
+        assert type(value) is dict
+        before = "{"
+        for key, item in value.items():
+            yield f"{before}{form.key(key)}: "
+            yield item if type(item) is list or type(item) is dict else form.leaf(item)
+            before = ", "
+        yield "}" if value else "{}"

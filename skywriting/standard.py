@@ -1,0 +1,24 @@
+"""What scripts `include` by name, and the part of what they all know that is a script itself."""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+from pathlib import Path
+
+from ciel.skywriting.errors import ScriptError
+
+NAMES = ("environ", "grab", "java", "mapreduce", "stdinout", "sync")
+PRELUDE = "prelude"
+_FOLDER = Path(__file__).parent / "library"
+
+
+def text_of(name: str) -> str:
+    """Return the text of a standard include, or of the prelude. Raise ScriptError for another."""
+    if name != PRELUDE and name not in NAMES:  # so that it cannot be a path
+        meant = get_close_matches(name, NAMES, 1)
+        hint = f' (did you mean "{meant[0]}"?)' if meant else ""
+        raise ScriptError(
+            f'there is no standard include "{name:.80}"{hint}; there are {", ".join(NAMES)}. '
+            "A text that begins with http is fetched; a reference is read"
+        )
+    return (_FOLDER / f"{name}.sw").read_text(encoding="utf-8")
