@@ -55,6 +55,22 @@ FIGURES = (
     Figure("1 GiB by HTTP against bare Twisted, pycurl", "transfer", "ratio", "x", 0.75, False, 2),
     Figure("5,501 tasks, workers killed", "losses", "killed_to_clean", "x", 1.3, True, 2),
     Figure("- and their objects wiped", "losses", "wiped_to_clean", "x", 1.6, True, 2),
+    Figure(
+        "script: fib(15), a task for every call",
+        "scripts",
+        "fib_tasks_per_s",
+        "/s",
+        3_000,
+        False,
+        0,
+    ),
+    Figure("script: 1,000 dereferences, each", "scripts", "deref_us", "us", 400, True, 0),
+    Figure(
+        "- the last hundred against the first", "scripts", "deref_last_to_first", "x", 1.3, True, 2
+    ),
+    Figure("sw-job hello.sw on a running cluster", "scripts", "hello_s", "s", 0.25, True, 2),
+    Figure("script: 10^6 additions against Python", "language", "loop_ratio", "x", 8, True),
+    Figure("script: 100,000 lines read and resolved", "language", "parse_s", "s", 4, True),
 )
 PARTS = (
     ("control", "cpu_us_client"),
@@ -79,6 +95,12 @@ PARTS = (
     ("talkers", "cpu_us_programs"),
     ("transfer", "ours_gb_per_s"),
     ("losses", "clean_s"),
+    ("scripts", "fib_tasks"),
+    ("scripts", "fib_tasks_per_s_off"),
+    ("scripts", "deref_us_off"),
+    ("scripts", "deref_last_to_first_off"),
+    ("scripts", "hello_first_s"),
+    ("language", "turn_us"),
 )
 PROGRAM = """
 import dataclasses, json, importlib, sys

@@ -103,7 +103,10 @@ class ProcExecutor(Executor):
         dependencies = extra_dependencies(keywords)
         if dependencies:
             arguments["extra_dependencies"] = dependencies
-        return ChildForm(arguments, n_outputs, memoise=False, as_list=False)
+        choice = any_dependencies(keywords)
+        if choice:
+            arguments["any_dependencies"] = choice
+        return ChildForm(arguments, n_outputs, memoise=False, as_list=False, any_of=tuple(choice))
 
 
 def command_line(command: Any) -> tuple[str | InputPath, ...]:
@@ -126,9 +129,31 @@ def command_line(command: Any) -> tuple[str | InputPath, ...]:
 
 def extra_dependencies(keywords: Mapping[str, Any]) -> list[Reference]:
     """Read the references that a child is to wait for, beyond those in its arguments."""
-    value = keywords.get("extra_dependencies") or []
+    return _references(keywords, "extra_dependencies")
+
+
+def any_dependencies(keywords: Mapping[str, Any]) -> list[Reference]:
+    """Read the references of which a child is to wait for any one. They are to stand in its
+    arguments, under the same key, and to be `any_of` in its form. Then they are wanted, all of
+    them, till the child is over; its inputs are those that are there when it begins, and futures in
+    place of the others. Those that have failed count as there if it sees errors.
+    """
+    choice = _references(keywords, "any_dependencies")
+    if choice:
+        needed = {ref.id for ref in extra_dependencies(keywords)}
+        both = next((ref.id for ref in choice if ref.id in needed), None)
+        if both is not None:
+            raise BadArgumentsError(
+                f"{both} stands in 'extra_dependencies' and in 'any_dependencies': wait for it, or "
+                "for any"
+            )
+    return choice
+
+
+def _references(keywords: Mapping[str, Any], key: str) -> list[Reference]:
+    value = keywords.get(key) or []
     if not isinstance(value, list) or not all(isinstance(item, REFERENCE_TYPES) for item in value):
-        raise BadArgumentsError("'extra_dependencies' must be a list of references")
+        raise BadArgumentsError(f"{key!r} must be a list of references")
     return value
 
 
@@ -137,6 +162,9 @@ class Conversation:
 
     `called` takes what came; `over` is set once it has ended, and nothing is said after that.
     """
+
+    METHODS: ClassVar[dict[str, Callable[[Any, dict[str, Any]], None]]] = {}
+    """What answers each call."""
 
     def __init__(self, attempt: Attempt, say: Callable[[str, Any], None]) -> None:
         self.over: Over | None = None
@@ -167,7 +195,7 @@ class Conversation:
             self.over = self.over._replace(keep="no")  # who goes on talking is not to be kept
 
     def _answer(self, method: str, args: Any) -> None:
-        answer = _METHODS.get(method)
+        answer = self.METHODS.get(method)
         if answer is None:
             self._fail(f"it called {method!r:.60}, which is no method of this protocol")
         elif type(args) is not dict:
@@ -337,22 +365,22 @@ class Conversation:
     # --- children and the end ---------------------------------------------------------------------
 
     def _spawn(self, args: dict[str, Any]) -> None:
-        executor, needs, keywords = _read_spawn(args)
-        name = _name(keywords)
+        executor, needs, keywords = read_spawn(args)
+        name = take_name(keywords)
         outputs, form = self._attempt.spawn(executor, keywords, needs, name=name)
         refs = [Future(object_id) for object_id in outputs]
         self._say("spawn", refs if form.as_list or len(refs) != 1 else refs[0])
 
     def _tail_spawn(self, args: dict[str, Any]) -> None:
-        executor, needs, keywords = _read_spawn(args)
+        executor, needs, keywords = read_spawn(args)
         if keywords.pop("is_fixed", False) is True:
             try:
-                dependencies = extra_dependencies(keywords)
+                dependencies, choice = extra_dependencies(keywords), any_dependencies(keywords)
             except BadArgumentsError as error:
                 raise BadCallError(str(error)) from None
-            self._attempt.go_on_later(executor, dependencies)
+            self._attempt.go_on_later(executor, dependencies, choice)
         else:
-            name = _name(keywords)
+            name = take_name(keywords)
             self._attempt.spawn(executor, keywords, needs, delegates=True, name=name)
 
     def _log(self, args: dict[str, Any]) -> None:
@@ -378,7 +406,7 @@ class Conversation:
         self.over = Over(None, keep, soft_keys)
 
 
-_METHODS: dict[str, Callable[[Conversation, dict[str, Any]], None]] = {
+Conversation.METHODS = {
     "open_ref": Conversation._open_ref,
     "open_ref_async": Conversation._open_ref_async,
     "wait_stream": Conversation._wait_stream,
@@ -399,7 +427,7 @@ _METHODS: dict[str, Callable[[Conversation, dict[str, Any]], None]] = {
 _UNUSED_KEYS = ("executor_name", "small_task", "scheduling_class", "scheduling_type")
 
 
-def _read_spawn(args: dict[str, Any]) -> tuple[str, Needs, dict[str, Any]]:
+def read_spawn(args: dict[str, Any]) -> tuple[str, Needs, dict[str, Any]]:
     """Split the arguments of a spawn: executor, what the task needs, the executor's keywords."""
     executor = _required_text(args, "executor_name")
     keywords = {key: value for key, value in args.items() if key not in _UNUSED_KEYS}
@@ -410,7 +438,7 @@ def _read_spawn(args: dict[str, Any]) -> tuple[str, Needs, dict[str, Any]]:
     return executor, Needs(**asked), keywords
 
 
-def _name(keywords: dict[str, Any]) -> str:
+def take_name(keywords: dict[str, Any]) -> str:
     """Take the name that a child is to have for people."""
     name = _text(keywords, "name") or ""
     keywords.pop("name", None)

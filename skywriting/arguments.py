@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from ciel.core.refs import REFERENCE_TYPES
 from ciel.skywriting.errors import ScriptError
 from ciel.skywriting.host import Host
+from ciel.skywriting.results import DEPTH_MAX, VALUES_MAX, extent
 from ciel.skywriting.values import Builtin, Closure, brief, is_reference
 
 
@@ -80,20 +81,28 @@ def advice(value: Any) -> str:
     return "; * reads what it refers to" if is_reference(value) else ""
 
 
-def require_data(name: str, value: Any) -> None:
+def require_data(name: str, value: dict[str, Any]) -> None:
     """Refuse arguments that cannot be written down for a task of another executor."""
+    size = extent(value)
+    if size.contains_itself:
+        raise ScriptError(f"{name}() cannot give a value that contains itself to another executor")
+    if size.values > VALUES_MAX or size.depth > DEPTH_MAX:
+        raise ScriptError(
+            f"{name}() was given {size.values:,} values, {size.depth} levels deep, as arguments of "
+            f"a task; {VALUES_MAX:,} and {DEPTH_MAX} are allowed"
+        )
     seen: set[int] = set()
-    left = [value]
+    left: list[Any] = [value]
     while left:
-        value = left.pop()
-        if isinstance(value, Closure | Builtin):
+        item = left.pop()
+        if isinstance(item, Closure | Builtin):
             raise ScriptError(
                 f"{name}() cannot give a function to another executor; spawn() runs functions"
             )
-        if type(value) not in (list, dict) or id(value) in seen:
+        if type(item) not in (list, dict) or id(item) in seen:
             continue
-        seen.add(id(value))
-        left += value if type(value) is list else value.values()
-        for key in value if type(value) is dict else ():
+        seen.add(id(item))
+        left += item if type(item) is list else item.values()
+        for key in item if type(item) is dict else ():
             if type(key) is not str:
                 raise ScriptError(f"{name}() needs texts as keys of arguments, not {brief(key)}")

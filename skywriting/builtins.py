@@ -5,7 +5,6 @@ newer is in `modern`, and `prelude.sw` has those that call functions of the scri
 from __future__ import annotations
 
 import re
-from decimal import Decimal
 from typing import Any
 
 from ciel.core.refs import Reference
@@ -102,6 +101,8 @@ def _int(host: Host, value: Any) -> int:
     digits = value.strip()
     if len(digits) > INTEGER_MAX_DIGITS:
         raise ScriptError(f"int() takes at most {INTEGER_MAX_DIGITS:,} digits, not {len(digits):,}")
+    from decimal import Decimal  # slow to load, and seldom needed
+
     return int(Decimal(digits))  # int itself refuses more than 4,300
 
 

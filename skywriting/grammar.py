@@ -7,7 +7,6 @@ that no text is too deep to be refused.
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -18,7 +17,7 @@ from ciel.skywriting.resolver import resolve
 from ciel.skywriting.rules import RULES, Builder
 from ciel.skywriting.tables import ACTIONS, GOTOS
 from ciel.skywriting.tree import Binary, Expression, Script, Statement
-from ciel.skywriting.walking import below
+from ciel.skywriting.walking import below, uncollected
 
 LENGTH_MAX = 16 << 20  # characters in a script
 DEPTH_MAX = 1_000  # of the tree, where a chain of binary operators counts as one
@@ -112,7 +111,8 @@ class Parser:
                     parts = values[-length:] if length else []
                     if length:
                         del values[-length:], rows[-length:]
-                    values.append(build(parts))  # type: ignore[misc]
+                    assert build is not None
+                    values.append(build(parts))
                 row = _ROWS[rows[-1][name]]
                 rows.append(row)
             else:
@@ -179,9 +179,7 @@ def parse(source: Source) -> Script:
     if len(source.text) > LENGTH_MAX:
         message = f"this script is too long: it has more than {LENGTH_MAX} characters"
         raise SourceError([Problem(source, 0, message)])
-    collects = gc.isenabled()
-    gc.disable()  # of what is built here nothing is garbage, and looking for it takes half the time
-    try:
+    with uncollected():
         parser = Parser(source)
         problems = parser.problems
         script = parser.run() if len(problems) < PROBLEMS_MAX else None
@@ -190,9 +188,6 @@ def parse(source: Source) -> Script:
             if problems:  # those of the pass to come, too
                 found = resolve(script, may_break=parser.repair.lost_loop)
                 problems += [problem for problem in found if not problem.is_warning]
-    finally:
-        if collects:
-            gc.enable()
     if script is None or problems:
         raise SourceError(sorted(problems, key=lambda problem: problem.offset)[:PROBLEMS_MAX])
     return script

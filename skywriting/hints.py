@@ -93,7 +93,7 @@ def expectation(accepts: Callable[[str], bool]) -> str:
 
 
 def hint(
-    kinds: Sequence[str], texts: Sequence[str], offsets: Sequence[int], at: int, first: int
+    kinds: list[str], texts: Sequence[str], offsets: Sequence[int], at: int, first: int
 ) -> str:
     """Say what was probably meant at a token, in the statement that begins with another."""
     kind, text, word = kinds[at], texts[at], texts[first]
@@ -119,17 +119,19 @@ def hint(
     return _hint_on_structure(kinds, at, first)
 
 
-def _hint_on_structure(kinds: Sequence[str], at: int, first: int) -> str:
+def _hint_on_structure(kinds: list[str], at: int, first: int) -> str:
     kind = kinds[at]
     before = kinds[at - 1] if at else ""
+    if kind in _STATEMENT_WORDS and kinds[max(0, at - 2) : at] == [":", "{"]:
+        return "what a lambda gives is one value; a function with statements is function(…) { … }"
     if kind in _STATEMENT_WORDS and at > first:
         if before in (")", "else", "do"):
             return "what is done stands in braces: { … }"
         return f'"{kind}" begins a statement, and is no value'
     if before in (")", "else", "do") and kinds[first] in _WITH_BLOCKS:
         return "what is done stands in braces: { … }"
-    if kinds[first] in ("if", "while", "for") and at == first + 1:
-        return f'what follows "{kinds[first]}" stands in brackets: {kinds[first]} (…) {{ … }}'
+    if before in ("if", "while", "for"):
+        return f'what follows "{before}" stands in brackets: {before} (…) {{ … }}'
     if before == "function" and kind == NAME and at - 1 > first:
         return "a function in an expression has no name"
     return ""

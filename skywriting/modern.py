@@ -244,7 +244,7 @@ def _floor(host: Host, number: float) -> int:
 
 
 @define(MODERN, "round", NUMBER, INTEGER, optional=1)
-def _round(host: Host, number: float, places: int | None = None) -> float:
+def _round(host: Host, number: float, places: int | None = None) -> Any:
     """Halves go to the even neighbour; without `places`, the result is an integer."""
     if places is None:
         return round(number)

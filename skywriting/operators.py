@@ -72,11 +72,17 @@ def _floor_divide(left: Any, right: Any) -> Any:
     return int(found) if type(found) is float and math.isfinite(found) else found
 
 
+_TOO_DEEP = "these values are nested too deeply to be compared, or contain themselves"
+
+
 def equal(left: Any, right: Any) -> bool:
     """Any two values; two references are equal if they are of the same object."""
     if is_reference(left) and is_reference(right):
         return bool(left.id == right.id)
-    return bool(left == right)
+    try:
+        return bool(left == right)
+    except RecursionError:
+        raise ScriptError(_TOO_DEEP) from None
 
 
 def _ordering(symbol: str, function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
@@ -87,6 +93,8 @@ def _ordering(symbol: str, function: Callable[[Any, Any], Any]) -> Callable[[Any
                 return function(left, right)
             except TypeError:
                 raise ScriptError("these lists hold what has no order") from None
+            except RecursionError:
+                raise ScriptError(_TOO_DEEP) from None
         raise ScriptError(f"{brief(left)} and {brief(right)} have no order ({symbol})")
 
     return apply
@@ -124,9 +132,8 @@ def item(target: Any, index: Any) -> Any:
             return target[index]
         except KeyError:
             known = ", ".join(brief(key) for key in list(target)[:8])
-            raise ScriptError(
-                f"the dictionary has no key {brief(index)} (it has: {known})"
-            ) from None
+            has = f"it has: {known}" if known else "it is empty"
+            raise ScriptError(f"the dictionary has no key {brief(index)} ({has})") from None
         except TypeError:
             raise ScriptError(f"{brief(index)} cannot be a key") from None
     if type(target) in (list, str):

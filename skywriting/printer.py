@@ -11,7 +11,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from ciel.skywriting.lexer import tokenize
+from ciel.skywriting.lexer import DIV, tokenize
 from ciel.skywriting.tree import (
     Assign,
     Binary,
@@ -272,6 +272,10 @@ class _Printer:
             return self._lines(f"{target}(", items, ")", pad)
         if isinstance(node, Index) and self._binds(node.target) > _POSTFIX:
             return f"{self._laid(node.target, pad, taken + 2)}[{self._inline(node.index, pad)}]"
+        if isinstance(node, Field) and self._binds(node.target) > _POSTFIX:
+            return f"{self._laid(node.target, pad, taken + 1 + len(node.name))}.{node.name}"
+        if isinstance(node, Unary) and self._binds(node.operand) > _POSTFIX:
+            return node.operator + self._laid(node.operand, pad, taken + 1)
         if isinstance(node, Binary):
             return f"\n{deeper}".join(self._chain(node, deeper, True))
         if isinstance(node, Function) and node.is_lambda:
@@ -375,7 +379,12 @@ class _Printer:
             if self._binds(left) < binds:
                 break
         parts.append(self._operand(left, pad, binds))
-        return parts[::-1]
+        parts.reverse()
+        for at in range(len(parts) - 1):
+            if parts[at].endswith("}") and parts[at + 1].startswith(f"{DIV} "):  # a name, there
+                operator, _, operand = parts[at].partition(" ") if at else ("", "", parts[at])
+                parts[at] = f"{operator} ({operand})".lstrip()
+        return parts
 
     def _lambda_head(self, node: Function) -> str:
         return f"lambda {', '.join(node.parameters)}: " if node.parameters else "lambda: "

@@ -162,6 +162,8 @@ class Repair:
             return None
         if self._end(at - 1) == self.offsets[at] and self.kinds[at - 1] in ("==", "!="):
             return None
+        if self.accepts(("]", "=")):
+            return None
         if not quiet:
             self._tell(at, 'found "=", which assigns and stands in statements only: "==" compares')
         self.kinds[at] = "=="
@@ -214,7 +216,7 @@ class Repair:
     def _missing(self, at: int, quiet: bool) -> int | None:
         """A missing `;`, or brackets that are not closed, as far as one can be sure."""
         kind = self.kinds[at]
-        ends = kind in (END, "}", ";", "{") or kind in _BEGINNERS or self._is_on_next_line(at)
+        ends = kind in (END, "}", ";", "{", "=") or kind in _BEGINNERS or self._is_on_next_line(at)
         if not ends and kind not in (")", "]"):
             return None
         missing: list[str] = []
@@ -285,10 +287,14 @@ class Repair:
         self.lost_loop = self.lost_loop or bool(_LOOPS.intersection(popped))
         if _HEADS.intersection(popped):
             self.lost_heads.add(len(self.rows))
-        return self._skip(at, depth, dictionaries, "for" in popped and depth > 0)
+        in_block = self.kinds[at - 1] == "{"  # of a lambda, which has none
+        is_within = depth > 0 and ("for" in popped or (in_block and dictionaries > 0))
+        return self._skip(at, depth, dictionaries, is_within)
 
-    def _skip(self, at: int, depth: int, dictionaries: int, in_for: bool) -> int:
-        """Return where the next statement may begin, from within brackets and dictionaries."""
+    def _skip(self, at: int, depth: int, dictionaries: int, is_within: bool) -> int:
+        """Return where the next statement may begin, from within brackets and dictionaries.
+        `is_within`: whether a `;` ends nothing before the brackets are closed.
+        """
         braces = 0  # of those that are opened on the way
         while (kind := self.kinds[at]) != END:
             if kind == "{":
@@ -307,8 +313,8 @@ class Repair:
                 depth += 1
             elif kind in (")", "]"):
                 depth -= 1
-                in_for = in_for and depth > 0
-            elif kind == ";" and not braces and not in_for:
+                is_within = is_within and depth > 0
+            elif kind == ";" and not braces and not is_within:
                 return at + 1
             elif kind in _BEGINNERS and not braces and self._is_on_next_line(at):
                 return at

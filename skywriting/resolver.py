@@ -37,6 +37,7 @@ from ciel.skywriting.tree import (
     Unary,
     While,
 )
+from ciel.skywriting.walking import uncollected
 
 WARNINGS_MAX = 20  # of names that nothing binds; each is compared with all that there are
 
@@ -54,6 +55,11 @@ def resolve(
     the start) is given, names that nothing can ever bind are among the warnings. `may_break`: loops
     may be missing in the tree.
     """
+    with uncollected():
+        return _resolve(script, known, may_break)
+
+
+def _resolve(script: Script, known: Collection[str] | None, may_break: bool) -> list[Problem]:
     top = _Scope(script.source, (), may_break)
     scopes: list[tuple[Function, _Scope]] = []
     waiting = top.walk(script.statements)

@@ -9,8 +9,8 @@ from ciel.skywriting.errors import ScriptError
 from ciel.skywriting.values import Builtin, Closure, kind
 
 VALUES_MAX = 20_000_000  # a list as long as one may be, and as much again
-DEPTH_MAX = 200
-"""JSON that is nested more deeply is refused where it is read."""
+DEPTH_MAX = 180
+"""JSON that is nested 200 deep is refused where it is read, and this stands within other JSON."""
 INTEGER_MAX_BITS = 14_000
 """JSON with integers of more than 4,300 digits is, too."""
 
@@ -20,7 +20,7 @@ class Extent(NamedTuple):
     shared can be beyond all measure in little memory.
     """
 
-    count: int
+    values: int
     depth: int
     contains_itself: bool
 
@@ -77,7 +77,7 @@ def require_result(value: Any) -> Any:
         raise ScriptError(f"a {kind(value)} that contains itself cannot be returned from a task")
     if size.depth > DEPTH_MAX:
         raise ScriptError(f"what is returned is nested more than {DEPTH_MAX} levels deep")
-    if size.count > VALUES_MAX:
+    if size.values > VALUES_MAX:
         raise ScriptError(f"what is returned has more than {VALUES_MAX:,} values in it")
     seen: set[int] = set()
     left = [value]

@@ -269,7 +269,7 @@ class Builder:
     def for_(self, parts: list[Any]) -> For:
         at, _, numbers, _, iterable, _, body = parts
         if len(numbers) > 2:
-            fault = "for takes one name, or two over a dictionary: for (key, value in …)"
+            fault = "for takes one name, or two over a dictionary or pairs: for (key, value in …)"
             self.problems.append(Problem(self.source, self.offsets[numbers[2]], fault))
         return For(self.offsets[at], body.end, self._names(numbers), iterable, body)
 

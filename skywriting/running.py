@@ -11,7 +11,6 @@ from ciel.skywriting.errors import ContinuationError, ScriptError
 from ciel.skywriting.host import Host, SpawnedCall
 from ciel.skywriting.names import is_bound
 from ciel.skywriting.results import require_result
-from ciel.skywriting.tree import statement_at
 from ciel.skywriting.values import (
     RUN,
     Activation,
@@ -24,6 +23,7 @@ from ciel.skywriting.values import (
     brief,
     force,
 )
+from ciel.skywriting.walking import statement_at
 
 CALLS_MAX_DEPTH = 10_000
 
@@ -93,7 +93,7 @@ def invoke(
     kind = type(function)
     if kind is Closure:
         code = function.code
-        if code.unit.version > 1 and len(arguments) != len(code.parameters):
+        if code.unit.version > 1:
             _require_count(function, len(arguments))
         return enter(run, code, call_frame(run, function, arguments), called_at, unit)
     if kind is Builtin:
@@ -111,6 +111,8 @@ def _require_count(function: Closure, count: int) -> None:
     parameters may have a value already.
     """
     code = function.code
+    if code.unit.version < 2 or count == len(code.parameters):
+        return
     if count < len(code.parameters) and code.parameters[count] in function.captured:
         return
     takes = len(code.parameters)
@@ -157,6 +159,7 @@ def call(run: Run, spawned: SpawnedCall) -> Outcome:
     """Call a function that has a task of its own."""
     function = spawned.function
     if isinstance(function, Closure):
+        _require_count(function, len(spawned.arguments))
         return begin(run, function.code, call_frame(run, function, spawned.arguments))
     try:
         return go_on(run, [], require_result(function.function(run.host, spawned.arguments)))

@@ -10,7 +10,7 @@ from typing import Any
 
 from ciel.skywriting import tree
 from ciel.skywriting.code import Unit
-from ciel.skywriting.errors import Problem, Source
+from ciel.skywriting.errors import Problem, Source, SourceError
 from ciel.skywriting.grammar import parse
 from ciel.skywriting.host import Host, SpawnedCall
 from ciel.skywriting.resolver import resolve
@@ -28,15 +28,23 @@ def check(text: str, name: str) -> list[Problem]:
     """Return what may be wrong with a script that can be run; raises SourceError for one that
     cannot.
     """
-    return resolve(parse(Source(name, text)))
+    return _read(text, name)[1]
+
+
+def _read(text: str, name: str) -> tuple[tree.Script, list[Problem]]:
+    """Return a script, and what may be wrong with it; raises SourceError."""
+    script = parse(Source(name, text))
+    problems = resolve(script)
+    if errors := [problem for problem in problems if not problem.is_warning]:
+        raise SourceError(errors)
+    return script, problems
 
 
 def load(text: str, name: str, origin: Any, *, shows_last: bool = False) -> Unit:
     """Make a script ready to run; raises SourceError. `origin`: see `Unit`. `shows_last`: if it
     ends in an expression, that is its value, as at a prompt.
     """
-    script = parse(Source(name, text))
-    resolve(script)
+    script, _ = _read(text, name)
     last = script.statements[-1] if script.statements else None
     if shows_last and isinstance(last, tree.Evaluate):
         script.statements[-1] = tree.Return(last.start, last.end, last.value)

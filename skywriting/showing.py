@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from decimal import Decimal
 from typing import Any, NamedTuple
 
 from ciel.skywriting.errors import ScriptError
@@ -23,7 +22,7 @@ from ciel.skywriting.values import (
     kind,
 )
 
-_INTEGER_MAX_BITS = int(INTEGER_MAX_DIGITS * 3.3219280948873626)
+_INTEGER_MAX_BITS = int(INTEGER_MAX_DIGITS * 3.3219280948873626) + 1
 _SMALL_MAX_BITS = 14_000  # below what Python refuses to turn into digits (4,300 of them)
 _LONG_FROM = 1 << 63
 _LONG = 1 << 20
@@ -44,6 +43,8 @@ def digits(number: int) -> str:
         return int.__repr__(number)
     if bits > _INTEGER_MAX_BITS:
         raise ScriptError(f"an integer of more than {INTEGER_MAX_DIGITS:,} digits cannot be shown")
+    from decimal import Decimal  # slow to load, and seldom needed
+
     return str(Decimal(number))
 
 
@@ -147,7 +148,7 @@ def _write(value: Any, form: _Form) -> str:
             parts.append(piece)
             length += len(piece)
             if length > allowed:  # before going on, look how far that would be
-                if length > TEXT_MAX_CHARACTERS or extent(value).count > TEXT_MAX_CHARACTERS:
+                if length > TEXT_MAX_CHARACTERS or extent(value).values > TEXT_MAX_CHARACTERS:
                     raise ScriptError(f"as text, this {kind(value)} would be longer than "
                                       f"{TEXT_MAX_CHARACTERS:,} characters")  # fmt: skip
                 allowed = TEXT_MAX_CHARACTERS

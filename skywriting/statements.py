@@ -361,13 +361,16 @@ def _for(code: Code, node: tree.For) -> Evaluation:
                 if other is None:
                     frame[name] = item
                 else:
-                    frame[name], frame[other] = item
+                    frame[name], frame[other] = _pair(item)
                 signal = run_body(frame)
                 if signal is not None and signal is not CONTINUE:
                     return None if signal is BREAK else signal
                 at += 1
         except Blocked as blocked:
             blocked.hold(point, (items, at))
+            raise
+        except ScriptError as error:
+            error.place = error.place or (source, node.start)
             raise
         return None
 
@@ -394,11 +397,18 @@ def _from(items: list[Any], at: int) -> Iterator[Any]:
     return iterator
 
 
+def _pair(item: Any) -> list[Any]:
+    if type(item) is not list or len(item) != 2:
+        raise ScriptError(
+            "for with two names goes over a dictionary, or a list of pairs; "
+            f"{brief(item)} is no pair"
+        )
+    return item
+
+
 def _items(value: Any, count: int) -> list[Any]:
     """Return what is to be looped over."""
-    if count == 2:
-        if type(value) is not dict:
-            raise ScriptError(f"for with two names goes over a dictionary, not {brief(value)}")
+    if count == 2 and type(value) is dict:
         return [[key, item] for key, item in value.items()]
     if type(value) is list:
         return value

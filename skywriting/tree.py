@@ -6,49 +6,78 @@ where it begins and ends.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, fields
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, dataclass_transform
 
 from ciel.skywriting.errors import Source
+
+
+@dataclass_transform()
+class _NodeType(type):
+    """Makes classes whose annotations are their slots, and the arguments of their making. What
+    `dataclass` would do takes ten times as long, at each start of each command that reads a script.
+    """
+
+    def __new__(cls, name: str, bases: tuple[type, ...], namespace: dict[str, Any]) -> _NodeType:
+        fields = tuple(namespace.get("__annotations__", ()))
+        defaults = {field: namespace.pop(field) for field in fields if field in namespace}
+        if fields:
+            parameters = ", ".join(f"{f}=_{f}" if f in defaults else f for f in fields)
+            body = "".join(f"\n    self.{f} = {f}" for f in fields)
+            scope = {f"_{field}": value for field, value in defaults.items()}
+            exec(f"def __init__(self, {parameters}):{body}", scope, namespace)
+        namespace["__slots__"] = namespace["__match_args__"] = fields
+        return super().__new__(cls, name, bases, namespace)
+
+
+class Node(metaclass=_NodeType):
+    """What trees consist of. Two are equal if all that they consist of is."""
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self) and _values(self) == _values(other)
+
+    __hash__ = None  # type: ignore[assignment]  # they can change
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(map(repr, _values(self)))})"
+
+
+def _values(node: Node) -> list[Any]:
+    return [getattr(node, name) for name in vars(type(node))["__slots__"]]
+
 
 # --- expressions ----------------------------------------------------------------------------------
 
 
-@dataclass(slots=True)
-class Name:
+class Name(Node):
     """A variable, a function or a built-in, by its name."""
 
     start: int
     name: str
 
 
-@dataclass(slots=True)
-class Constant:
+class Constant(Node):
     """A number, a text or a truth value that stands in the script."""
 
     start: int
     value: int | float | str | bool
 
 
-@dataclass(slots=True)
-class ListOf:
+class ListOf(Node):
     """`[a, b]`."""
 
     start: int
     items: list[Expression]
 
 
-@dataclass(slots=True)
-class DictOf:
+class DictOf(Node):
     """`{key: value}`; keys are expressions."""
 
     start: int
     pairs: list[tuple[Expression, Expression]]
 
 
-@dataclass(slots=True)
-class Unary:
+class Unary(Node):
     """`-a`, `!a`, or `*a`, which reads what a reference refers to."""
 
     start: int
@@ -56,8 +85,7 @@ class Unary:
     operand: Expression
 
 
-@dataclass(slots=True)
-class Binary:
+class Binary(Node):
     """Two operands; `start` is that of the operator. `operator`: `|| && == != < <= > >= + - * / %
     div`.
     """
@@ -68,8 +96,7 @@ class Binary:
     right: Expression
 
 
-@dataclass(slots=True)
-class Index:
+class Index(Node):
     """`target[index]`; `start` is that of the bracket."""
 
     start: int
@@ -77,8 +104,7 @@ class Index:
     index: Expression
 
 
-@dataclass(slots=True)
-class Field:
+class Field(Node):
     """`target.name`; `start` is that of the name."""
 
     start: int
@@ -86,8 +112,7 @@ class Field:
     name: str
 
 
-@dataclass(slots=True)
-class Call:
+class Call(Node):
     """`function(arguments)`; `start` is that of the function's name if it has one, else of the
     bracket.
     """
@@ -97,8 +122,7 @@ class Call:
     arguments: list[Expression]
 
 
-@dataclass(slots=True)
-class Function:
+class Function(Node):
     """`function [name](parameters) {...}` or, if `is_lambda`, `lambda parameters: value`, whose
     body is a block that returns the value. The resolver numbers the functions of a script from 1,
     in the order in which they begin, and fills in what follows from the body: the names that it
@@ -120,8 +144,7 @@ Expression = Name | Constant | ListOf | DictOf | Unary | Binary | Index | Field 
 # --- statements: `start` is the first character, `end` is the last --------------------------------
 
 
-@dataclass(slots=True)
-class Assign:
+class Assign(Node):
     """`target = value;` or `target += value;` (`operator` is `=` or `+=`). The resolver refuses
     targets that are no name, index or field, and `+=` on others than names.
     """
@@ -133,8 +156,7 @@ class Assign:
     value: Expression
 
 
-@dataclass(slots=True)
-class Evaluate:
+class Evaluate(Node):
     """An expression as a statement."""
 
     start: int
@@ -142,8 +164,7 @@ class Evaluate:
     value: Expression
 
 
-@dataclass(slots=True)
-class If:
+class If(Node):
     """`if (condition) {...} [else {...}]`; `else if` is an `If` in place of the block."""
 
     start: int
@@ -153,8 +174,7 @@ class If:
     otherwise: Block | If | None
 
 
-@dataclass(slots=True)
-class While:
+class While(Node):
     """`while (condition) {...}`."""
 
     start: int
@@ -163,8 +183,7 @@ class While:
     body: Block
 
 
-@dataclass(slots=True)
-class DoWhile:
+class DoWhile(Node):
     """`do {...} while (condition);`."""
 
     start: int
@@ -173,9 +192,10 @@ class DoWhile:
     condition: Expression
 
 
-@dataclass(slots=True)
-class For:
-    """`for (name in iterable) {...}`, or with two names over a dictionary."""
+class For(Node):
+    """`for (name in iterable) {...}`, or with two names over a dictionary, or a list of
+    pairs.
+    """
 
     start: int
     end: int
@@ -184,24 +204,21 @@ class For:
     body: Block
 
 
-@dataclass(slots=True)
-class Break:
+class Break(Node):
     """`break;`."""
 
     start: int
     end: int
 
 
-@dataclass(slots=True)
-class Continue:
+class Continue(Node):
     """`continue;`."""
 
     start: int
     end: int
 
 
-@dataclass(slots=True)
-class Return:
+class Return(Node):
     """`return [value];`."""
 
     start: int
@@ -209,8 +226,7 @@ class Return:
     value: Expression | None
 
 
-@dataclass(slots=True)
-class Include:
+class Include(Node):
     """`include what;`."""
 
     start: int
@@ -218,8 +234,7 @@ class Include:
     what: Expression
 
 
-@dataclass(slots=True)
-class Define:
+class Define(Node):
     """`function name(parameters) {...}` as a statement."""
 
     start: int
@@ -227,8 +242,7 @@ class Define:
     function: Function
 
 
-@dataclass(slots=True)
-class Block:
+class Block(Node):
     """`{...}`; also the body of a lambda, which is one `Return`."""
 
     start: int
@@ -242,37 +256,10 @@ Statement = (
 )  # fmt: skip
 
 
-@dataclass(slots=True)
-class Script:
+class Script(Node):
     """A whole text. `version` is 2 if its first line says `#!skywriting 2`, else 1."""
 
     source: Source
     statements: list[Statement]
     version: int = 1
-    functions: list[Function] = field(default_factory=list)  # by number - 1; the resolver's
-
-
-def children(node: Any) -> Iterator[Any]:
-    """Yield the nodes directly below one, in their order."""
-    pending = [getattr(node, each.name) for each in fields(node)]
-    while pending:
-        item = pending.pop(0)
-        if hasattr(item, "start"):
-            yield item
-        elif isinstance(item, list | tuple):
-            pending[:0] = item
-
-
-def statement_at(statements: Iterable[Statement], offset: int) -> Statement | None:
-    """Return the innermost statement around an offset; no block, if something else will do."""
-    found: Statement | None = None
-    pending: list[Any] = list(statements)
-    while pending:
-        node = pending.pop()
-        if hasattr(node, "end"):
-            if not node.start <= offset <= node.end:
-                continue
-            if not isinstance(node, Block):
-                found = node
-        pending += children(node)
-    return found
+    functions: Sequence[Function] = ()  # by number - 1; the resolver's

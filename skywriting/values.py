@@ -163,10 +163,14 @@ def kind(value: Any) -> str:
 
 def brief(value: Any) -> str:
     """Name a value for people: its kind, and itself if it is short."""
-    if isinstance(value, str | int | float) and not isinstance(value, bool):
-        try:
-            text = json.dumps(value)
-        except ValueError:  # an integer of too many digits
-            text = "…"
-        return f"{kind(value)} {text if len(text) <= 40 else text[:36] + '…'}"
-    return {True: "true", False: "false"}[value] if isinstance(value, bool) else f"a {kind(value)}"
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if not isinstance(value, str | int | float):
+        return f"a {kind(value)}"
+    try:
+        text = json.dumps(value[:41] if isinstance(value, str) else value, ensure_ascii=False)
+    except ValueError:  # an integer of too many digits
+        text = "…"
+    return f"{kind(value)} {text if len(text) <= 40 else text[:36] + '…'}"

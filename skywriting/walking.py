@@ -1,8 +1,12 @@
-"""The way down a tree, for passes that keep a list of what they are yet to see."""
+"""The way down a tree, for passes that keep a list of what they are yet to see; and peace for those
+that make very many objects.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import gc
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 from ciel.skywriting.tree import (
     Assign,
@@ -67,3 +71,30 @@ def below(node: Statement | Expression) -> Iterator[Statement | Expression]:
     elif isinstance(node, Evaluate | Return):
         if node.value is not None:
             yield node.value
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Look for no garbage meanwhile: a pass leaves none, and the search would take longer."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
+
+
+def statement_at(statements: Iterable[Statement], offset: int) -> Statement | None:
+    """Return the innermost statement around an offset; no block, if something else will do."""
+    found: Statement | None = None
+    pending: list[Statement | Expression] = list(statements)
+    while pending:
+        node = pending.pop()
+        if isinstance(node, Statement):
+            if not node.start <= offset <= node.end:
+                continue
+            if not isinstance(node, Block):
+                found = node
+        pending += below(node)
+    return found

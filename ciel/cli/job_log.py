@@ -43,6 +43,12 @@ def print_log(client: Client, args: Namespace) -> int:
     return Status.FAILED if lines.failed else Status.DONE
 
 
+def follow(client: Client, job: JobSummary, show: Callable[[list[bytes]], None]) -> None:
+    """Show the lines of a job's log as they come, until the job has ended."""
+    lines = _Lines(lambda part, found: show(found))
+    _Following(client, lines).follow([job])
+
+
 def _parts(client: Client, job: JobSummary) -> list[_Part]:
     return [_Part(job, reader) for reader in client.log_readers(job.id)]
 

@@ -12,6 +12,7 @@ from ciel import __version__
 COMMANDS = {
     "submit": ("submit", "run one program, or an array of them, as a job"),
     "run": ("run", "run a package file and print its result"),
+    "sw": ("sw", "run, check or format a Skywriting script; alone: a prompt"),
     "up": ("up", "start a local cluster in the background"),
     "down": ("up", "end the local cluster"),
     "status": ("status", "show the cluster, its workers and jobs"),
@@ -31,27 +32,33 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not words or words[0] in ("-h", "--help", "help"):
         print(_help(), file=sys.stdout if words else sys.stderr)
         return 0 if words else 2
-    if argv is None:
-        gc.disable()  # what is loaded stays, and to look through it takes a tenth of a start
-    try:
-        from ciel.cli.outcome import Status, conclude  # and with it the client
-    except KeyboardInterrupt:  # it takes a while
-        return 130
     name, *rest = words
     if name not in COMMANDS:
         print(f"ciel: there is no command {name!r}; ciel --help lists them", file=sys.stderr)
-        return Status.USAGE
-    module, _ = COMMANDS[name]
+        return 2
+    return start(COMMANDS[name][0], name, rest, is_process=argv is None)
+
+
+def start(module: str, name: str, words: Sequence[str], *, is_process: bool) -> int:
+    """Run `main` of a module of this room; return the exit status, and never raise. `is_process`:
+    this is what the process is there for.
+    """
+    if is_process:
+        gc.disable()  # what is loaded stays, and to look through it takes a tenth of a start
+    try:
+        from ciel.cli.outcome import conclude  # and with it the client
+    except KeyboardInterrupt:  # it takes a while
+        return 130
 
     def command() -> int:
         run = import_module(f"ciel.cli.{module}").main
-        if argv is None:
+        if is_process:
             gc.freeze()
             gc.enable()
-        return int(run(name, rest))
+        return int(run(name, words))
 
     status = conclude(command)
-    if argv is None:
+    if is_process:
         import signal
 
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # all is over: only the exit is left

@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 import os
 import re
+from collections.abc import Mapping, Sequence
 
 from ciel.access import access_file
 from ciel.access.errors import AccessFileError
 from ciel.access.places import current_path
 from ciel.access.settings import MasterLocation, find_master
-from ciel.cli.outcome import say
+from ciel.cli.outcome import UsageError, say
 from ciel.cli.parser import Parser, whole_number
 from ciel.client.client import Client
 from ciel.client.errors import NoMasterError
@@ -128,3 +129,26 @@ def seconds(text: str) -> float:
     if match is None:
         raise argparse.ArgumentTypeError(f"{text!r} is not a time span; write 90, 1.5s, 10m or 2h")
     return float(match[1]) * _UNIT_S[match[2]]
+
+
+def assignments(option: str, given: Sequence[str], ours: Mapping[str, str]) -> dict[str, str]:
+    """Read the variables of an option that takes `NAME=VALUE`, or `NAME` for its value in our
+    environment; raises UsageError.
+    """
+    found = {}
+    for assignment in given:
+        name, equals, value = assignment.partition("=")
+        if not name:
+            raise UsageError(f"{option} {assignment}: expected NAME=VALUE")
+        if not equals and name not in ours:
+            raise UsageError(f"{option} {name}: there is no such variable here")
+        found[name] = value if equals else ours[name]
+        require_text(f"{option}: the value of {name}", found[name])
+        require_text(f"{option}: a name", name)
+    return found
+
+
+def require_text(what: str, text: str) -> None:
+    """Refuse what cannot be sent; raises UsageError."""
+    if not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text):
+        raise UsageError(f"{what} is not UTF-8")

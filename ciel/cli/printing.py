@@ -9,12 +9,15 @@ import json
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, NamedTuple, Self, TextIO
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, TextIO
 
 from ciel.cli.outcome import OutputClosedError
 from ciel.execution.report import visible
+
+if TYPE_CHECKING:
+    from ciel.client.jobs import Job
 
 _REDRAW_S = 0.2
 _PLAIN_S = 30.0  # between lines where nothing can be redrawn
@@ -118,6 +121,14 @@ class Counts(NamedTuple):
     total: int
     growing: bool = False
 
+    @classmethod
+    def of_states(cls, counts: Mapping[str, int]) -> Counts:
+        """Return how far a job is that may grow, by how many tasks are in which state."""
+        return cls(
+            counts.get("done", 0), counts.get("assigned", 0), counts.get("failed", 0),
+            sum(counts.values()), growing=True,
+        )  # fmt: skip
+
 
 def progress_text(name: str, counts: Counts, elapsed_s: float) -> str:
     """Write the live line."""
@@ -154,6 +165,15 @@ class Progress:
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._draw_on, name="ciel-progress", daemon=True)
         self._start_s = time.monotonic()
+
+    @classmethod
+    def of_job(cls, job: Job, *, quiet: bool = False) -> Self:
+        """Tell of a job that may grow as it runs."""
+        return cls(
+            job.name,
+            lambda: Counts.of_states(job.summary.counts if job.summary else {}),
+            quiet=quiet,
+        )
 
     def __enter__(self) -> Self:
         if not self._quiet:

@@ -15,13 +15,12 @@ from ciel.cli.options import (
     make_parser,
 )
 from ciel.cli.outcome import Status, UsageError, cancelling, say
-from ciel.cli.printing import Counts, Progress, print_json
+from ciel.cli.printing import Progress, print_json
 from ciel.client.client import Client
 from ciel.client.jobs import Job
 from ciel.client.packages import FileEntry, Package, decode_result, parse
 from ciel.core.naming import all_references
 from ciel.core.refs import Failure, Reference, Value
-from ciel.core.tasks import TaskState
 from ciel.wire import codec
 from ciel.wire.references import from_json, to_json
 
@@ -47,7 +46,7 @@ def main(prog: str, words: Sequence[str]) -> int:
     with closing(connect_or_start(args, "ciel run")) as client:
         references = {key: _bring(client, entry) for key, entry in package.entries.items()}
         job = client.job(args.package.name)
-        with cancelling(client, job), Progress(job.name, lambda: _counts(job), quiet=args.quiet):
+        with cancelling(client, job), Progress.of_job(job, quiet=args.quiet):
             value = _run(job, package, references)
         print_json(to_json(value))
     return Status.DONE
@@ -84,10 +83,3 @@ def _run(job: Job, package: Package, references: dict[str, Reference]) -> object
     job.close()
     job.wait()
     return value
-
-
-def _counts(job: Job) -> Counts:
-    """Return how far it is; a package's job may grow as it runs."""
-    counts = job.summary.counts if job.summary else {}
-    done, failed = (counts.get(str(state), 0) for state in (TaskState.DONE, TaskState.FAILED))
-    return Counts(done, counts.get(str(TaskState.ASSIGNED), 0), failed, sum(counts.values()))

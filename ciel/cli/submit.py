@@ -10,25 +10,28 @@ from contextlib import closing
 from functools import partial
 from pathlib import Path
 
+from ciel.cli.detaching import print_summary, tell_detached
 from ciel.cli.elements import Element, Known, Lines, Template
 from ciel.cli.options import (
     add_cluster_options,
     add_own_cluster_options,
+    assignments,
     connect,
     connect_or_start,
     make_parser,
     memory_size,
+    require_text,
     seconds,
 )
-from ciel.cli.outcome import OF_JOB_STATE, Status, UsageError, cancelling, say
+from ciel.cli.outcome import OF_JOB_STATE, Status, UsageError, cancelling
 from ciel.cli.outputs import Outputs
 from ciel.cli.parser import whole_number
-from ciel.cli.printing import Counts, Progress, print_json, print_text
+from ciel.cli.printing import Counts, Progress
 from ciel.client.arrays import Array
 from ciel.client.client import Client
 from ciel.client.errors import JobEndedError
 from ciel.client.jobs import Job
-from ciel.core.jobs import JOB_NAME_MAX_LENGTH, JobSummary
+from ciel.core.jobs import JOB_NAME_MAX_LENGTH
 from ciel.core.refs import Future, Reference
 from ciel.core.tasks import RETRIES_MAX, SLOTS_MAX, TIMEOUT_MAX_S, Needs, TaskState
 
@@ -55,7 +58,7 @@ def main(prog: str, words: Sequence[str]) -> int:
     """Submit, and unless detached wait and print."""
     args = _parse(words)
     argv = _program(args.program)
-    env = _environment(args.env, os.environ)
+    env = assignments("--env", args.env, os.environ)
     files = _files(args.inputs)
     elements = _elements(args)
     if args.out is not None:
@@ -71,7 +74,7 @@ def main(prog: str, words: Sequence[str]) -> int:
             elements.start(client.wake)
             if args.detach:
                 array.submit()
-                return _tell_detached(client, job, args)
+                return tell_detached(client, job, args.json)
             return _follow(client, job, array, elements, args)
 
 
@@ -93,7 +96,7 @@ def _follow(
     outputs.list_failures(array.submitted)
     if args.json:
         # The last results may have been handed over after the job's end.
-        _print_summary(client, summary._replace(handed_over=array.handed_over))
+        print_summary(client, summary._replace(handed_over=array.handed_over))
     return Status.FAILED if outputs.failed_count else OF_JOB_STATE[summary.state]
 
 
@@ -170,7 +173,7 @@ def _parse(words: Sequence[str]) -> argparse.Namespace:
     args = parser.parse_args(words)
     if not args.program:
         parser.error("no program; write it after --, as in: ciel submit -- sort words.txt")
-    _require_text("--name", args.name or "")
+    require_text("--name", args.name or "")
     if args.detach and args.out is not None:
         parser.error("--out needs somebody who waits for the outputs; leave --detach away")
     return args
@@ -209,33 +212,13 @@ def _elements(args: argparse.Namespace) -> Elements:
     return Known([Element(1, None)], 1)
 
 
-def _require_text(what: str, text: str) -> None:
-    """Refuse what cannot be sent; raises UsageError."""
-    if not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text):
-        raise UsageError(f"{what} is not UTF-8")
-
-
 def _program(words: Sequence[str]) -> list[str]:
     for number, word in enumerate(words):
-        _require_text(f"argument {number} of the program", word)
+        require_text(f"argument {number} of the program", word)
     program, *arguments = words
     if not program:
         raise UsageError("the program's name is empty")
     return [os.path.abspath(program) if "/" in program else program, *arguments]
-
-
-def _environment(assignments: Sequence[str], ours: Mapping[str, str]) -> dict[str, str]:
-    env = {}
-    for assignment in assignments:
-        name, equals, value = assignment.partition("=")
-        if not name:
-            raise UsageError(f"--env {assignment}: expected NAME=VALUE")
-        if not equals and name not in ours:
-            raise UsageError(f"--env {name}: there is no such variable here")
-        env[name] = value if equals else ours[name]
-        _require_text(f"--env: the value of {name}", env[name])
-        _require_text("--env: a name", name)
-    return env
 
 
 def _make_directory(out: Path) -> None:
@@ -252,7 +235,7 @@ def _files(paths: Sequence[Path]) -> dict[str, Path]:
         if not path.is_file():
             reason = "is no regular file" if path.exists() else "there is no such file"
             raise UsageError(f"--in {path}: {reason}")
-        _require_text(f"--in {path}: its name", path.name)
+        require_text(f"--in {path}: its name", path.name)
         if path.name in files:
             raise UsageError(f"--in {path}: {files[path.name]} has the same name")
         files[path.name] = path
@@ -269,22 +252,3 @@ def _counts(job: Job, array: Array[Element], elements: Elements) -> Counts:
     done = job.settled_count - failed
     running = max(0, min(running, submitted - done - failed))
     return Counts(done, running, failed, elements.total or submitted, elements.total is None)
-
-
-def _tell_detached(client: Client, job: Job, args: argparse.Namespace) -> int:
-    """Make sure that the master has all of it, and say how to ask for it."""
-    from ciel.wire.descriptors import read_summary
-
-    summary = read_summary(client.ask("job", {"job": job.id})["summary"])
-    if args.json:
-        _print_summary(client, summary)
-    else:
-        print_text(str(summary.number))
-        say(f"the job goes on; ciel job wait {summary.number}")
-    return Status.DONE
-
-
-def _print_summary(client: Client, summary: JobSummary) -> None:
-    from ciel.cli.asking import job_json, master_now_s  # for this alone
-
-    print_json({"job": job_json(summary, master_now_s(client))})

@@ -41,7 +41,7 @@ from ciel.core.events import (
 )
 from ciel.core.ids import JobId
 from ciel.core.jobs import JOB_NAME_MAX_LENGTH, JobSpec, JobSummary
-from ciel.core.refs import Failure, Reference
+from ciel.core.refs import INLINE_MAX_BYTES, Failure, Reference, Value
 from ciel.wire.descriptors import read_summary
 
 if TYPE_CHECKING:
@@ -196,7 +196,11 @@ class Client:
             return self._upload(file, str(path))
 
     def upload_content(self, content: bytes, name: str) -> Reference:
-        """Bring content to the workers as `upload` does a file; errors call it by `name`."""
+        """Bring content to the workers as `upload` does a file; errors call it by `name`. What is
+        short goes nowhere, it rides in the reference.
+        """
+        if len(content) <= INLINE_MAX_BYTES:
+            return Value.of(data.upload_id(), content)
         return self._upload(io.BytesIO(content), name)
 
     def _upload(self, file: IO[bytes], name: str) -> Reference:

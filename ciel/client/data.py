@@ -79,12 +79,17 @@ def read_object(ref: Reference, key: Key) -> Iterator[bytes]:
     raise ObjectUnreadableError(ref.id, reasons)
 
 
+def upload_id() -> ObjectId:
+    """Name an object that no task makes."""
+    return ObjectId(f"upload:{secrets.token_hex(16)}")
+
+
 def upload_file(file: IO[bytes], name: str, netlocs: Sequence[str], key: Key) -> Reference:
     """Bring what `file` holds from here on to two workers (one if there is one); return it.
 
     Content of less than 1,024 bytes goes nowhere, it rides in the reference. Raises UploadError.
     """
-    object_id = ObjectId(f"upload:{secrets.token_hex(16)}")
+    object_id = upload_id()
     start = file.read(INLINE_MAX_BYTES + 1)
     if len(start) <= INLINE_MAX_BYTES:
         return Value.of(object_id, start)

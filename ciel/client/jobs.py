@@ -171,7 +171,7 @@ class Job:
             "start_args": dict(start_args),
         }
         if package:
-            arguments["package_ref"] = self._package_object(package)
+            arguments["package_ref"] = self.package_object(package)
         references = all_references(arguments)
         output = job_output_id(self.id)
         spec = TaskSpec(
@@ -183,8 +183,10 @@ class Job:
         self._send(AddTask(spec, known))
         return Future(output)
 
-    def _package_object(self, package: Mapping[str, Reference]) -> Reference:
-        """Return an object that says what is in a package, for programs that look it up."""
+    def package_object(self, package: Mapping[str, Reference]) -> Reference:
+        """Return an object that says what is in a package, for programs that look it up. Raises
+        UploadError.
+        """
         content = codec.encode(to_json(dict(package)))
         if len(content) <= INLINE_MAX_BYTES:
             return Value.of(ObjectId(f"{self.id}:package"), content)
@@ -258,8 +260,15 @@ class Job:
         return found
 
     def read(self, ref: Reference, timeout_s: float | None = None) -> bytes:
-        """Return an object's content; raises as `result`, and ObjectUnreadableError."""
-        return self._client.read(self.result(ref, timeout_s))
+        """Return an object's content, even if it is lost meanwhile and has to be made again; raises
+        as `result`, and ObjectUnreadableError.
+        """
+        found = self.result(ref, timeout_s)
+        while True:
+            try:
+                return self._client.read(found)
+            except ObjectUnreadableError as error:
+                found = self.await_copy(error, found)
 
     def await_copy(self, unreadable: ObjectUnreadableError, ref: Reference) -> Reference:
         """Return what became of an object that was settled as `ref` and could not be read, once its

@@ -83,6 +83,13 @@ def parse(text: str, path: Path, environ: Mapping[str, str], words: Sequence[str
     return Package(entries, handler, args, options, template)
 
 
+def parse_entries(text: str, path: Path, environ: Mapping[str, str]) -> dict[str, Entry]:
+    """Read only what a package file brings along, for somebody who starts something himself."""
+    reader = _Reader(path, environ, ())
+    named = reader.object(reader.load(text), "package") or {}
+    return {key: reader.entry(f"package.{key}", value) for key, value in named.items()}
+
+
 def decode_result(template: Any, value: Any, fetch: Fetch, where: str = "result") -> Any:
     """Apply a template to a value; what it does not mention stays as it is.
 

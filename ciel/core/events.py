@@ -193,13 +193,15 @@ class TaskReported(NamedTuple):
 class SpawnTask(NamedTuple):
     """A running attempt of the task's parent created a task; counts only if that attempt still
     does. `begun`: the worker has begun the child as its attempt 0, without being told to; it calls
-    that off if it is told `CancelTask`.
+    that off if it is told `CancelTask`. `wanted`: the parent needs its outputs while it runs. Both:
+    it runs within its parent, whose attempt cannot go on without it, and takes no slot.
     """
 
     spec: TaskSpec
     known: tuple[Reference, ...]
     attempt: int
     begun: bool = False
+    wanted: bool = False
 
 
 class StreamsOpened(NamedTuple):

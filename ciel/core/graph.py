@@ -10,7 +10,7 @@ rules (CIB-1, CIB-4):
 - a task becomes active only when one of its outputs is wanted by a job or awaited by an active
   task;
 - an active task waits until all its inputs are consumable; a failed input fails it, unless it sees
-  errors;
+  errors; of some inputs one may be enough (`choices`);
 - a child may take over outputs of its parent (delegation); a task known already is not added twice;
 - an object that is lost or was dropped, and is needed, is made again by its producer, and so on
   upwards;
@@ -23,13 +23,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from ciel.core import arrivals, fixed
+from ciel.core import arrivals, choices, fixed, heirs
+from ciel.core.errands import Errands
 from ciel.core.errors import InvalidTaskError, InvalidTransitionError, InvariantError
 from ciel.core.ids import ObjectId, TaskId
 from ciel.core.jobs import Job
 from ciel.core.objects import NOBODY, ObjectNode, ObjectTable
 from ciel.core.refs import CONSUMABLE, STREAMS, Concrete, Failure, Reference, Value
-from ciel.core.streams import Streams
+from ciel.core.streams import Streams, break_stream, count_on, end_streams, void_stream
 from ciel.core.tasks import (
     ACTIVE,
     ASSIGNED,
@@ -56,6 +57,7 @@ class TaskGraph:
         self.tasks: dict[str, TaskNode] = {}
         self.objects = ObjectTable()
         self.waiting: Waiting[TaskNode] = Waiting()
+        self.choosers: Waiting[TaskNode] = Waiting()  # who counts on it, but not on it alone
         self.runnable: list[TaskNode] = []
         self.settled: list[ObjectId] = []
         self.unneeded: list[TaskNode] = []
@@ -64,6 +66,7 @@ class TaskGraph:
         self.whole: list[TaskNode] = []
         self.released: list[ObjectId] = []
         self.streams = Streams()
+        self.errands = Errands()
         self._growing = self.objects.growing
         self.began_waiting: list[TaskNode] | None = None  # kept if somebody makes it a list
         self.disturbed = False  # a task went back, an object was lost, or another is to make one
@@ -80,6 +83,7 @@ class TaskGraph:
         """
         known = self.tasks.get(spec.id)
         if known is not None:
+            heirs.note(self, known)
             return known
         parent = self._parent_of(spec, job)
         node = TaskNode(spec, job)
@@ -112,7 +116,7 @@ class TaskGraph:
         if known_outputs:  # somebody may want them already
             for object_id in producing:
                 output = nodes[object_id]
-                if output.ref is None and (output.wanters or object_id in self.waiting.awaited):
+                if output.ref is None and self._is_sought(object_id, output):
                     self.demand((object_id,))
                     break
         return node
@@ -135,12 +139,13 @@ class TaskGraph:
             else:
                 output.others += 1
                 if output.producer is not parent:
+                    heirs.note(self, task)
                     continue  # named by content: the task that came first makes it for both
                 output.producer = task
                 self.disturbed = True
                 if object_id in self.objects.growing:
                     self.streams.made[parent].remove(object_id)
-                    self._void_stream(object_id)
+                    void_stream(self, object_id)
             producing.append(object_id)
         return producing
 
@@ -175,7 +180,7 @@ class TaskGraph:
         job.unsettled += 1
         producer = node.producer
         if producer is not None and producer.state is DORMANT and not producer.spec.inputs:
-            self._make_runnable(producer)  # as most are, in an array
+            self.make_runnable(producer)  # as most are, in an array
         else:
             self.demand((object_id,))
 
@@ -188,7 +193,7 @@ class TaskGraph:
         node.wanters = tuple([other for other in node.wanters if other is not job]) or NOBODY
         if not node.is_settled:
             job.unsettled -= 1
-            self._release_demand([object_id])
+            self.release_demand([object_id])
         self._drop_if_unused(object_id, node)
 
     def demand(self, object_ids: Iterable[ObjectId]) -> None:
@@ -202,49 +207,55 @@ class TaskGraph:
                 continue
             if producer.state is DORMANT or producer.state is DONE:
                 # Activating others may have failed whoever needed this.
-                if node.wanters or self.waiting.is_awaited(object_id):
+                if self._is_sought(object_id, node):
                     pending.extend(self._activate(producer))
 
     def _activate(self, task: TaskNode) -> list[ObjectId]:
         """Make a task wait for what it lacks, or runnable; return what is to be demanded now."""
         if task.state is DONE:
             self.reopen(task)
-        inputs = task.spec.inputs
-        if not inputs:
-            self._make_runnable(task)
+        spec = task.spec
+        if not spec.inputs:
+            self.make_runnable(task)
             return []
         nodes = self.objects.nodes
         missing = []
-        for object_id in inputs:
+        chooses = spec.any_count
+        for object_id in spec.needed if chooses else spec.inputs:
             ref = nodes[object_id].ref
             if type(ref) not in CONSUMABLE:
                 missing.append(object_id)
-            elif type(ref) is Failure and not task.spec.sees_errors:
-                self._fail([(task, *_blame_input(ref))])
+            elif type(ref) is Failure and not spec.sees_errors:
+                self._fail([(task, *ref.passed_on())])
+                return []
+        demanded = missing
+        if chooses:
+            demanded = choices.begin(self, task, missing)
+            if task.state in FINISHED:
                 return []
         if not missing:
-            self._make_runnable(task)
-            return []
+            self.make_runnable(task)
+            return demanded
         self._move(task, WAITING)
         self.waiting.wait(task, missing)
         if self.began_waiting is not None:
             self.began_waiting.append(task)
         if self._growing:
-            self._read_streams(task)
-        return missing
+            count_on(self, task)
+        return demanded
 
     def reopen(self, task: TaskNode) -> None:
         """Let a finished task be one that may run again."""
         self._hold_inputs(task)
         self._set_back(task, DORMANT)
 
-    def _make_runnable(self, task: TaskNode) -> None:
+    def make_runnable(self, task: TaskNode) -> None:
         self._move(task, RUNNABLE)
         self.runnable.append(task)
         if self._growing:
-            self._read_streams(task)
+            count_on(self, task)
 
-    def _release_demand(self, object_ids: list[ObjectId]) -> None:
+    def release_demand(self, object_ids: list[ObjectId]) -> None:
         """Put tasks to sleep whose outputs nobody needs any more, and upwards from there."""
         pending = object_ids
         nodes = self.objects.nodes
@@ -257,21 +268,27 @@ class TaskGraph:
             if task.state is ASSIGNED:
                 self.unneeded.append(task)
                 continue
-            self.waiting.forget(task, task.spec.inputs)
             self._set_back(task, DORMANT)
             pending.extend(task.spec.inputs)
 
     def is_needed(self, task: TaskNode) -> bool:
         """Whether somebody needs an output of a task that is not there, and that it still makes."""
         nodes = self.objects.nodes
-        return any(nodes[o].producer is task and self._is_awaited(o) for o in task.outputs)
+        return any(nodes[o].producer is task and self.is_awaited(o) for o in task.outputs)
 
-    def _is_awaited(self, object_id: ObjectId) -> bool:
+    def is_awaited(self, object_id: ObjectId) -> bool:
+        """Whether somebody needs an object that is not there."""
         node = self.objects.nodes[object_id]
-        return not node.is_settled and (
+        is_read = object_id in self.streams.readers
+        return not node.is_settled and (is_read or self._is_sought(object_id, node))
+
+    def _is_sought(self, object_id: ObjectId, node: ObjectNode) -> bool:
+        """Whether a job wants an object, or a task waits for it or could go on with it."""
+        return (
             bool(node.wanters)
-            or self.waiting.is_awaited(object_id)
-            or object_id in self.streams.readers
+            or object_id in self.waiting.awaited
+            or object_id in self.choosers.awaited
+            or object_id in self.errands.awaited
         )
 
     # --- what happens to tasks --------------------------------------------------------------------
@@ -289,19 +306,20 @@ class TaskGraph:
         Losses are rare and consumers many, so a loss does not look for those who had counted on the
         object: they find out here, when they are to be assigned.
         """
-        nodes = self.objects.nodes
-        sees_errors = task.spec.sees_errors
-        awaited = self.waiting.missing_of(task)
-        for object_id in task.spec.inputs:
+        spec, nodes = task.spec, self.objects.nodes
+        awaited, inputs = self.waiting.missing_of(task), spec.inputs
+        if spec.any_count:
+            awaited -= not choices.is_made(self.objects, spec)
+            inputs = spec.needed
+        for object_id in inputs:
             ref = nodes[object_id].ref
             if type(ref) not in CONSUMABLE:
                 awaited -= 1
-            elif type(ref) is Failure and not sees_errors:
+            elif type(ref) is Failure and not spec.sees_errors:
                 awaited = -1
                 break
         if awaited >= 0:
             return False
-        self.waiting.forget(task, task.spec.inputs)
         self._set_back(task, DORMANT)
         self.demand_outputs(task)
         return True
@@ -312,7 +330,7 @@ class TaskGraph:
         task.attempt += 1
         task.worker = worker
         if self._growing:
-            self._read_streams(task)
+            count_on(self, task)
         return task.attempt
 
     def finish(self, task: TaskNode, published: Iterable[Reference]) -> None:
@@ -327,21 +345,23 @@ class TaskGraph:
             if node is None or node.producer is None:
                 arrivals.adopt(self, task, (ref,))
                 node = self.objects.ensure(ref.id)
-            if update(node, ref) and (failing := self._spread(ref.id, node)):
-                self._fail(failing)
+            if update(node, ref):
+                if failing := self._spread(ref.id, node):
+                    self._fail(failing)
+            elif ref.id in self.choosers.awaited:
+                self._fail(choices.offer(self, ref.id))  # it had failed
         if self.streams.made:
-            self._end_streams(task)
+            end_streams(self, task)
         for object_id in task.spec.outputs:
             output = nodes[object_id]
             if output.ref is None and output.producer is task:
                 reason = f"task {task.spec.id} ended without making it"
                 self.publish(Failure(object_id, "NO_OUTPUT", reason))
-        for object_id in task.extras:
-            output = nodes[object_id]
-            if output.ref is None and output.producer is task and self._is_awaited(object_id):
-                reason = f"task {task.spec.id} made it once, and ended without making it again"
-                self.publish(Failure(object_id, "NO_OUTPUT", reason))
+        if task.extras:
+            heirs.miss(self, task)
         self.let_inputs_go(task)
+        if self.choosers.awaited and task.spec.any_count:
+            choices.leave(self, task)
         if self.objects.fixed:
             fixed.let_go(self, task)
 
@@ -359,25 +379,26 @@ class TaskGraph:
             raise InvalidTransitionError(f"task {task.spec.id}", task.state, RUNNABLE)
         task.worker = None
         self._set_back(task, DORMANT)
-        self._end_streams(task)
+        end_streams(self, task)
         self.demand_outputs(task)
+        if task.state is DORMANT and task.spec.any_count:
+            choices.leave(self, task)
 
     def demand_outputs(self, task: TaskNode) -> None:
-        self.demand([output for output in task.outputs if self._is_awaited(output)])
+        self.demand([output for output in task.outputs if self.is_awaited(output)])
 
     def sleep(self, task: TaskNode) -> None:
         """An attempt that nobody needs was called off."""
         task.worker = None
         self._set_back(task, DORMANT)
-        self._end_streams(task)
-        self._release_demand(list(task.spec.inputs))
+        end_streams(self, task)
+        self.release_demand(list(task.spec.inputs))
 
     def _fail(self, pending: list[tuple[TaskNode, str, object]]) -> None:
         while pending:
             task, reason, details = pending.pop()
             if task.state in FINISHED:
                 continue
-            self.waiting.forget(task, task.spec.inputs)
             task.worker = None
             self._set_back(task, CANCELLED if reason == "CANCELLED" else FAILED)
             for object_id in task.outputs:
@@ -386,17 +407,20 @@ class TaskGraph:
                     failure = Failure(object_id, reason, details)
                     if self.objects.update(output, failure):
                         pending.extend(self._spread(object_id, output))
-            self._end_streams(task)
+            end_streams(self, task)
             self.let_inputs_go(task)
-            self._release_demand(list(task.spec.inputs))
+            self.release_demand(list(task.spec.inputs))
 
     # --- what happens to objects ------------------------------------------------------------------
 
     def publish(self, ref: Reference) -> None:
         """Merge news of an object, and release or fail those who waited for it."""
         node = self.objects.nodes.get(ref.id) or self.objects.ensure(ref.id)
-        if self.objects.update(node, ref) and (failing := self._spread(ref.id, node)):
-            self._fail(failing)
+        if self.objects.update(node, ref):
+            if failing := self._spread(ref.id, node):
+                self._fail(failing)
+        elif ref.id in self.choosers.awaited:
+            self._fail(choices.offer(self, ref.id))  # it had failed
 
     def _spread(self, object_id: ObjectId, node: ObjectNode) -> list[tuple[TaskNode, str, object]]:
         """Tell waiters of an object that came to be; return the tasks that fail by it, with their
@@ -405,22 +429,24 @@ class TaskGraph:
         failing: list[tuple[TaskNode, str, object]] = []
         ref = node.ref
         if type(ref) is Failure:
-            blame = _blame_input(ref)
+            blame = ref.passed_on()
             for task in self.waiting.waiters_of(object_id):
                 if not task.spec.sees_errors:
-                    self.waiting.forget(task, task.spec.inputs)
+                    self.waiting.forget(task, choices.waits_for(task.spec))
                     failing.append((task, *blame))
         if object_id in self.waiting.awaited:
             if type(ref) in STREAMS:
                 for task in self.waiting.waiters_of(object_id):
                     self.streams.read(task, object_id)
             for task in self.waiting.release(object_id):
-                self._make_runnable(task)
+                self.make_runnable(task)
         if not node.is_settled:
             return failing
+        if object_id in self.choosers.awaited:
+            failing += choices.offer(self, object_id)
         if object_id in self.streams.readers:
             if type(ref) is Failure:
-                self.break_stream(object_id)
+                break_stream(self, object_id)
             else:
                 self.whole += self.streams.complete(object_id)
         producer = node.producer
@@ -430,7 +456,7 @@ class TaskGraph:
                 self._hold_inputs(producer)  # it may be back after it was lost
         if producer is not None and producer.state in ACTIVE:
             if producer.state is not ASSIGNED or object_id not in producer.extras:
-                self._release_demand([object_id])  # it came otherwise: its worker is back
+                self.release_demand([object_id])  # it came otherwise: its worker is back
         if node.wanters:
             self.settled.append(object_id)
             for job in node.wanters:
@@ -447,28 +473,6 @@ class TaskGraph:
             producer.live_outputs -= 1
             self.let_inputs_go(producer)
         return places
-
-    # --- streams ----------------------------------------------------------------------------------
-
-    def _read_streams(self, task: TaskNode) -> None:
-        for object_id in task.spec.inputs:
-            if object_id in self.objects.growing:
-                self.streams.read(task, object_id)
-
-    def break_stream(self, object_id: ObjectId) -> None:
-        """An object that grew is not to be had so any more: its readers are to be stopped."""
-        self.broken += [(task, task.attempt) for task in self.streams.break_off(object_id)]
-
-    def _end_streams(self, task: TaskNode) -> None:
-        """An attempt is over: what it did not complete is no stream any more."""
-        for object_id in self.streams.made.pop(task, ()):
-            if object_id in self.objects.growing:
-                self._void_stream(object_id)
-                self.demand((object_id,))
-
-    def _void_stream(self, object_id: ObjectId) -> None:
-        self.objects.forget(self.objects.nodes[object_id], object_id)
-        self.break_stream(object_id)
 
     # --- what is kept -----------------------------------------------------------------------------
 
@@ -506,6 +510,10 @@ class TaskGraph:
 
     def _set_back(self, task: TaskNode, state: TaskState) -> None:
         """Move a task to where it does not go on from: others may have counted on it."""
+        if task.state is WAITING:
+            self.waiting.forget(task, choices.waits_for(task.spec))
+        if task.spec.any_count:
+            self.choosers.forget(task, task.spec.alternatives)
         self._move(task, state)
         self.disturbed = True
         if self.streams.reading:
@@ -521,6 +529,8 @@ class TaskGraph:
         counts[before] -= 1
         counts[state] += 1
         task.state = state
+        if before is ASSIGNED and self.errands.awaited and (left := self.errands.end(task)):
+            self.release_demand(left)
 
     def validate(self) -> None:
         """Check every link in both directions, for tests; raises InvariantError."""
@@ -528,12 +538,3 @@ class TaskGraph:
 
         for problem in problems(self):
             raise InvariantError(problem.split()[0], problem)
-
-
-def _blame_input(cause: Failure) -> tuple[str, object]:
-    """Say why a task fails that never ran: by its input's failure, told once however long the
-    chain.
-    """
-    if cause.reason in ("DEPENDENCY_FAILED", "CANCELLED"):
-        return cause.reason, cause.details
-    return "DEPENDENCY_FAILED", f"its input {cause.id} failed ({cause.reason}): {cause.details}"

@@ -10,6 +10,7 @@ from ciel.core.graph import TaskGraph
 from ciel.core.ids import ObjectId
 from ciel.core.objects import ObjectNode
 from ciel.core.refs import Failure
+from ciel.core.streams import break_stream
 from ciel.core.tasks import CANCELLED, FAILED, Mentions, TaskNode
 
 
@@ -34,7 +35,7 @@ def _unsettle(graph: TaskGraph, object_id: ObjectId, node: ObjectNode, was_settl
             job.unsettled += 1
         _forget_output(graph, node.producer)
     else:
-        graph.break_stream(object_id)
+        break_stream(graph, object_id)
     why_final = _why_never_again(node.producer)
     if why_final:
         details = f"no copy of it is left, and {why_final}"

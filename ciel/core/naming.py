@@ -30,18 +30,22 @@ def _check_key(key: Any) -> None:
         raise ValueError("a mapping in arguments may not have the key '__ref__'")
 
 
-def _with_references(value: Any) -> Any:
-    if isinstance(value, REFERENCE_TYPES):
-        return {"__ref__": value.id}
-    if isinstance(value, dict):
+def _gather(value: Any, found: dict[str, Reference]) -> Any:
+    """Replace references by their ids, and note them; refuse keys that would be ambiguous then."""
+    kind = type(value)
+    if kind is dict or isinstance(value, dict):
         for key in value:
             _check_key(key)
-        return {key: _with_references(item) for key, item in value.items()}
+        return {k: v if type(v) in _PLAIN else _gather(v, found) for k, v in value.items()}
+    if isinstance(value, REFERENCE_TYPES):
+        found.setdefault(value.id, value)
+        return {"__ref__": value.id}
     if isinstance(value, list | tuple):
-        return [_with_references(item) for item in value]
+        return [item if type(item) in _PLAIN else _gather(item, found) for item in value]
     return value
 
 
+_PLAIN = frozenset((str, int, float, bool, type(None)))
 _encode = json.JSONEncoder(
     sort_keys=True, separators=(",", ":"), allow_nan=False, default=_refuse
 ).encode
@@ -57,35 +61,11 @@ def canonical(value: Any) -> bytes:
 
 
 def _canonical(value: Any) -> tuple[str, list[Reference]]:
+    found: dict[str, Reference] = {}
     try:
-        try:
-            text = _encode(value)  # first: it refuses what contains itself
-        except TypeError:
-            return _encode(_with_references(value)), all_references(value)
-        references = _survey(value)
-        return _encode(_with_references(value)) if references else text, references
+        return _encode(_gather(value, found)), list(found.values())
     except RecursionError:
         raise ValueError("the arguments are nested too deeply, or contain themselves") from None
-
-
-def _survey(value: Any) -> list[Reference]:
-    """List the references in a value, and refuse keys that would make its encoding ambiguous."""
-    found: list[Reference] = []
-    pending = [value]
-    while pending:
-        item = pending.pop()
-        kind = type(item)
-        if kind is str or kind is int:
-            continue
-        if isinstance(item, dict):
-            for key in item:
-                _check_key(key)
-            pending += item.values()
-        elif isinstance(item, REFERENCE_TYPES):
-            found.append(item)
-        elif isinstance(item, list | tuple):
-            pending += item
-    return all_references(value) if found else found
 
 
 def arguments_digest(executor: str, arguments: Any, inputs: tuple[str, ...] = ()) -> str:
@@ -103,10 +83,13 @@ class NamedArguments(NamedTuple):
     text: bytes
 
 
-def name_arguments(executor: str, arguments: Any) -> NamedArguments:
-    """Digest what is to be run, and list the references in it; raises as `canonical` does."""
+def name_arguments(executor: str, arguments: Any, any_of: tuple[str, ...] = ()) -> NamedArguments:
+    """Digest what is to be run, and list the references in it; raises as `canonical` does.
+    `any_of`: those of them of which one is enough.
+    """
     text, references = _canonical(arguments)
-    return NamedArguments(_digest(executor, text, ()), references, text.encode())
+    choice = ("any of", *sorted(any_of)) if any_of else ()  # the first is no id
+    return NamedArguments(_digest(executor, text, choice), references, text.encode())
 
 
 def _digest(executor: str, arguments: str, inputs: tuple[str, ...]) -> str:

@@ -87,6 +87,15 @@ class Failure(NamedTuple):
     reason: str
     details: Any
 
+    def passed_on(self) -> tuple[str, object]:
+        """Say why a task fails that never ran: by its input's failure, told once however long the
+        chain.
+        """
+        if self.reason in ("DEPENDENCY_FAILED", "CANCELLED"):
+            return self.reason, self.details
+        text = f"its input {self.id} failed ({self.reason}): {self.details}"
+        return "DEPENDENCY_FAILED", text
+
 
 class Tombstone(NamedTuple):
     """An update that says: not at these locations."""

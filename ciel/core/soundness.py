@@ -1,8 +1,9 @@
 """What must hold of a task graph after every step; each broken rule is named by its code.
 
 O1-O7: objects agree with locations, and with the tasks that name them. S1-S5: streams agree with
-their makers and readers. T1-T5: tasks wait for what
-is missing, and for what somebody makes. J1-J3: jobs count right, and what they want is on its way.
+their makers and readers. T1-T5: tasks wait for what is missing, and for what somebody makes. T6-T8:
+those that choose count on all their alternatives, and wait until one is enough. J1-J3: jobs count
+right, and what they want is on its way.
 """
 
 from __future__ import annotations
@@ -10,8 +11,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
+from ciel.core import choices
 from ciel.core.graph import TaskGraph
-from ciel.core.tasks import ACTIVE, ASSIGNED, DONE, WAITING, TaskState
+from ciel.core.tasks import ACTIVE, ASSIGNED, DONE, WAITING, TaskNode, TaskState
 
 
 def problems(graph: TaskGraph) -> Iterator[str]:
@@ -43,10 +45,12 @@ def _task_problems(graph: TaskGraph) -> Iterator[str]:
     for task_id, task in graph.tasks.items():
         spec = task.spec
         if task.state is WAITING:
-            awaited = [i for i in spec.inputs if task in graph.waiting.waiters_of(i)]
+            awaited = [i for i in choices.waits_for(spec) if task in graph.waiting.waiters_of(i)]
             if not awaited or graph.waiting.missing_of(task) != len(awaited):
                 yield f"T1 {task_id} waits for {awaited}, counted otherwise"
             for object_id in awaited:
+                if object_id not in graph.objects.nodes:
+                    continue  # its choice
                 if graph.objects.nodes[object_id].is_consumable:
                     yield f"T2 {task_id} waits for {object_id}, which is there"
                 producer = graph.objects.nodes[object_id].producer
@@ -56,6 +60,23 @@ def _task_problems(graph: TaskGraph) -> Iterator[str]:
             yield f"T4 {task_id} is {task.state} and still waits"
         if (task.state is ASSIGNED) != (task.worker is not None):
             yield f"T5 {task_id} is {task.state} on worker {task.worker}"
+        if spec.any_count or task in graph.choosers:
+            yield from _choice_problems(graph, task)
+
+
+def _choice_problems(graph: TaskGraph, task: TaskNode) -> Iterator[str]:
+    spec = task.spec
+    counted = [i for i in spec.inputs if task in graph.choosers.waiters_of(i)]
+    expected = list(spec.alternatives) if task.state in ACTIVE else []
+    if counted != expected or (task in graph.choosers) != bool(expected):
+        yield f"T6 {spec.id} is {task.state} and counts on {counted}, not on {expected}"
+    for object_id in expected:
+        node = graph.objects.nodes[object_id]
+        if not node.is_settled and node.producer is not None and node.producer.state not in ACTIVE:
+            yield f"T7 {spec.id} counts on {object_id}, its maker is {node.producer.state}"
+    if graph.waiting.is_awaited(choices.choice_of(spec)):
+        if choices.is_made(graph.objects, spec) or choices.last_failure(graph.objects, spec):
+            yield f"T8 {spec.id} waits for its choice, which is made"
 
 
 def _job_problems(graph: TaskGraph) -> Iterator[str]:

@@ -7,9 +7,13 @@ inputs, until the object is whole, the stream breaks, or the task is over or set
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from ciel.core.ids import ObjectId
 from ciel.core.tasks import ACTIVE, ASSIGNED, TaskNode
+
+if TYPE_CHECKING:
+    from ciel.core.graph import TaskGraph
 
 
 class Streams:
@@ -74,3 +78,29 @@ class Streams:
         for task in self.made:
             if task.state is not ASSIGNED:
                 yield f"S5 {task.spec.id} is {task.state} and makes streams"
+
+
+def count_on(graph: TaskGraph, task: TaskNode) -> None:
+    """A task is going to run, or runs, with what grows of the inputs that it needs."""
+    for object_id in task.spec.needed:
+        if object_id in graph.objects.growing:
+            graph.streams.read(task, object_id)
+
+
+def break_stream(graph: TaskGraph, object_id: ObjectId) -> None:
+    """An object that grew is not to be had so any more: its readers are to be stopped."""
+    graph.broken += [(task, task.attempt) for task in graph.streams.break_off(object_id)]
+
+
+def end_streams(graph: TaskGraph, task: TaskNode) -> None:
+    """An attempt is over: what it did not complete is no stream any more."""
+    for object_id in graph.streams.made.pop(task, ()):
+        if object_id in graph.objects.growing:
+            void_stream(graph, object_id)
+            graph.demand((object_id,))
+
+
+def void_stream(graph: TaskGraph, object_id: ObjectId) -> None:
+    """Nobody writes on at an object that grew: it is to be made anew."""
+    graph.objects.forget(graph.objects.nodes[object_id], object_id)
+    break_stream(graph, object_id)

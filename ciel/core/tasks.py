@@ -46,8 +46,8 @@ class TaskSpec(NamedTuple):
 
     `payload` is the executor's arguments, encoded by the creator and decoded by the executor alone.
     It is the `ordinal`-th that its parent (a task, or its job itself) created. `inputs` are the
-    objects that must be consumable before it runs. `sees_errors`: it wants to run even when an
-    input failed.
+    objects that must be consumable before it runs, but for the last `any_count`: of those one is
+    enough (see `choices`). `sees_errors`: it wants to run even when an input failed.
     """
 
     id: TaskId
@@ -63,6 +63,17 @@ class TaskSpec(NamedTuple):
     mentions: Mentions
     name: str
     payload: bytes
+    any_count: int = 0
+
+    @property
+    def needed(self) -> tuple[ObjectId, ...]:
+        """The inputs without which it does not run."""
+        return self.inputs[: len(self.inputs) - self.any_count]
+
+    @property
+    def alternatives(self) -> tuple[ObjectId, ...]:
+        """The inputs of which one is enough."""
+        return self.inputs[len(self.inputs) - self.any_count :]
 
 
 class TaskState(Enum):
@@ -110,9 +121,11 @@ class TaskNode:
         "attempt",
         "children",
         "extras",
+        "heir",
         "holds_inputs",
         "job",
         "live_outputs",
+        "rank",
         "reason",
         "spec",
         "state",
@@ -124,9 +137,11 @@ class TaskNode:
         self.job = job
         self.state = DORMANT
         self.attempt = 0
+        self.rank = 0  # how far down the graph it stands; known once it can run
         self.worker: str | None = None
         self.children: dict[int, TaskId] | None = None
         self.extras: tuple[ObjectId, ...] = ()  # what it published besides what it promised
+        self.heir: TaskNode | None = None  # to whom it handed outputs over again, and otherwise
         self.reason = ""  # why it was placed where it is, if there was a choice
         self.holds_inputs = True
         self.live_outputs = 0  # outputs that are there; only counted where outputs mention inputs
@@ -161,6 +176,9 @@ def check_task(spec: TaskSpec) -> None:
         raise InvalidTaskError(spec.id, "it names an output twice")
     if spec.inputs and _overlap(spec.inputs, spec.outputs):
         raise InvalidTaskError(spec.id, "one of its outputs is also its input")
+    if spec.any_count and not 0 < spec.any_count <= len(spec.inputs):
+        text = f"it is to choose among {spec.any_count} of its {len(spec.inputs)} inputs"
+        raise InvalidTaskError(spec.id, text)
 
 
 def _overlap(some: tuple[str, ...], others: tuple[str, ...]) -> bool:

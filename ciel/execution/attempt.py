@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from ciel.core.errors import InvalidTaskError
 from ciel.core.ids import ObjectId
 from ciel.core.refs import REFERENCE_TYPES, Fixed, Reference
-from ciel.core.tasks import Needs, check_task
+from ciel.core.tasks import USUAL_NEEDS, Needs, check_task
 from ciel.execution.executor import (
     BadArgumentsError,
     Child,
@@ -119,8 +119,22 @@ class Attempt(ABC):
         """Add a line to the log of the job."""
 
     @abstractmethod
-    def add_child(self, child: Child) -> None:
-        """Have a task created."""
+    def add_child(self, child: Child, *, wanted: bool | None = None) -> None:
+        """Have a task created. `wanted`: whether this one needs its outputs before its own end;
+        None: nobody knows, so it may begin and be called off.
+        """
+
+    @abstractmethod
+    def begin_child(self, child: Child, arguments: dict[str, Any]) -> Attempt:
+        """Have a task created that this one's program runs within itself from now on; return the
+        attempt at it.
+        """
+
+    @abstractmethod
+    def end_within(self, fault: tuple[str, str] | None) -> None:
+        """End such an attempt, maybe with a fault: what it left open is closed. Raises
+        StorageError.
+        """
 
     # --- children ---------------------------------------------------------------------------------
 
@@ -131,24 +145,46 @@ class Attempt(ABC):
         needs: Needs,
         *,
         delegates: bool = False,
+        wanted: bool | None = None,
         name: str = "",
     ) -> tuple[tuple[ObjectId, ...], ChildForm]:
         """Create a task; return the ids of its outputs, and how its executor took the keywords.
 
-        `delegates`: it takes over the outputs that this task promised. Raises BadCallError.
+        `delegates`: it takes over the outputs that this task promised. `wanted`: see
+        `add_child`. Raises BadCallError.
         """
+        form = self._form(executor, keywords, delegates)
+        child, _ = self._create(executor, form, needs, delegates, name)
+        self.add_child(child, wanted=wanted)
+        return child.spec.outputs, form
+
+    def spawn_within(
+        self, executor: str, keywords: dict[str, Any], name: str
+    ) -> tuple[tuple[ObjectId, ...], Attempt]:
+        """Create a task that the program runs within itself; return the ids of its outputs, and
+        the attempt at it. Raises BadCallError.
+        """
+        if not self.task.may_run_children or executor != self.task.spec.executor:
+            raise BadCallError("no child may run within this task")
+        form = self._form(executor, keywords, False)
+        child, arguments = self._create(executor, form, USUAL_NEEDS, False, name)
+        return child.spec.outputs, self.begin_child(child, arguments)
+
+    def _form(self, executor: str, keywords: dict[str, Any], delegates: bool) -> ChildForm:
         known = self._executor(executor)
         if delegates:
             self._require_promises()
         try:
-            form = known.child_form(keywords)
+            return known.child_form(keywords)
         except BadArgumentsError as error:
             raise BadCallError(str(error)) from None
-        return self._create(executor, form, needs, delegates, name), form
 
-    def go_on_later(self, executor: str, dependencies: list[Reference]) -> None:
+    def go_on_later(
+        self, executor: str, dependencies: list[Reference], any_of: list[Reference]
+    ) -> None:
         """Hand the promised outputs to a task that goes on in this very process, once its
-        dependencies are there (a fixed process, ciel-interfaces 1.7). Raises BadCallError.
+        dependencies are there, and one of `any_of` (a fixed process, ciel-interfaces 1.7). Raises
+        BadCallError.
         """
         if not self._executor(executor).talks:
             raise BadCallError(f"{executor!r} has no processes that could go on")
@@ -157,8 +193,12 @@ class Attempt(ABC):
         fixed = Fixed(self.outputs.ids[index], self._netloc)
         self.outputs.add(index, fixed)
         self.fixed = fixed.id
-        form = ChildForm({"fixed": fixed, "extra_dependencies": dependencies}, 1, False, False)
-        self._create(executor, form, self.task.spec.needs, True, self.task.spec.name)
+        arguments: dict[str, Any] = {"fixed": fixed, "extra_dependencies": dependencies}
+        if any_of:
+            arguments["any_dependencies"] = any_of
+        form = ChildForm(arguments, 1, False, False, any_of=tuple(any_of))
+        spec = self.task.spec
+        self.add_child(self._create(executor, form, spec.needs, True, spec.name)[0])
 
     def _executor(self, name: str) -> Executor:
         known = self.task.executors.get(name)
@@ -173,7 +213,7 @@ class Attempt(ABC):
 
     def _create(
         self, executor: str, form: ChildForm, needs: Needs, delegates: bool, name: str
-    ) -> tuple[ObjectId, ...]:
+    ) -> tuple[Child, dict[str, Any]]:
         spec = self.task.spec
         arguments = form.arguments
         if self.outputs.published:
@@ -188,7 +228,7 @@ class Attempt(ABC):
                     arguments=arguments, n_outputs=form.n_outputs,
                     memoise=form.memoise and not delegates,
                     outputs=spec.outputs if delegates else None, needs=needs,
-                    sees_errors=form.sees_errors,
+                    sees_errors=form.sees_errors, any_of=form.any_of,
                     mentions=mentions_of(self.task.executors, executor), name=name,
                 )
             )  # fmt: skip
@@ -199,8 +239,7 @@ class Attempt(ABC):
             raise BadCallError(f"no such task can be: {error.reason}") from None
         self.children_count += 1
         self.has_delegated |= delegates
-        self.add_child(child)
-        return child.spec.outputs
+        return child, arguments
 
     def _up_to_date(self, value: Any) -> Any:
         """Replace references to outputs of this attempt by what was published: a program may hold

@@ -89,7 +89,8 @@ class Child(NamedTuple):
 
 class ChildForm(NamedTuple):
     """What a spawn asks for, as the child's executor understands it. `as_list`: its maker is
-    answered with a list of references even if there is one.
+    answered with a list of references even if there is one. `any_of`: references, which stand in
+    the arguments, too, of which one is enough for it to run; it is given the others as futures.
     """
 
     arguments: dict[str, Any]
@@ -97,6 +98,7 @@ class ChildForm(NamedTuple):
     memoise: bool
     as_list: bool
     sees_errors: bool = False
+    any_of: tuple[Reference, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,13 +148,15 @@ class Task(NamedTuple):
     """A task as its executor sees it: its spec, its decoded arguments, its inputs as they are known
     now.
 
-    `executors` are all there are on this worker, for the children of the task.
+    `executors` are all there are on this worker, for the children of the task. `may_run_children`:
+    its program may run some of these within itself, in no slot of their own.
     """
 
     spec: TaskSpec
     arguments: dict[str, Any]
     inputs: Mapping[ObjectId, Reference]
     executors: Mapping[str, Executor]
+    may_run_children: bool = False
 
 
 OUTPUTS_MAX = 10_000

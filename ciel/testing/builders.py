@@ -40,6 +40,7 @@ def a_job(job: str = JOB, *, open: bool = True, detached: bool = False, keep: bo
 def a_task(
     *outputs: str,
     inputs: Iterable[str] = (),
+    any_of: Iterable[str] = (),
     job: str = JOB,
     parent: TaskSpec | None = None,
     ordinal: int = 0,
@@ -52,20 +53,22 @@ def a_task(
     name: str = "",
     salt: str = "",
 ) -> TaskSpec:
-    """Make a task of `job`, or of the job of its `parent`, that makes `outputs` from `inputs`.
+    """Make a task of `job`, or of the job of its `parent`, that makes `outputs` from `inputs` and
+    from at least one of `any_of`.
 
     Two tasks that differ in nothing else differ by `ordinal` (the n-th of its parent) or by `salt`
     (its arguments).
     """
     made = tuple([ObjectId(output) for output in outputs])
-    read = tuple([ObjectId(item) for item in inputs])
+    alternatives = [ObjectId(item) for item in any_of]
+    read = (*[ObjectId(item) for item in inputs], *alternatives)
     job_id = job if parent is None else parent.job
     parent_id = job_id if parent is None else parent.id
     digest = arguments_digest(executor, [*made, salt], read)
     return TaskSpec(
         child_id(parent_id, ordinal, digest), JobId(job_id), parent_id, ordinal, digest, executor,
         read, made, Needs(slots=slots, priority=priority, retries=retries), sees_errors, mentions,
-        name, b"{}",
+        name, b"{}", len(alternatives),
     )  # fmt: skip
 
 

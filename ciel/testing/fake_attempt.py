@@ -27,6 +27,9 @@ class FakeAttempt(Attempt):
         super().__init__(task, outputs, netloc)
         self.is_slow = False
         self.children: list[Child] = []
+        self.wanted: list[Child] = []  # of those, before the end
+        self.within: list[FakeAttempt] = []  # at those that run within
+        self.ended: list[tuple[str, str] | None] = []  # how this one did, that runs within another
         self.logged: list[str] = []
         self.sent: list[tuple[str, str, bool]] = []  # descriptors: to where, of what, to write
         self.socket_error: OSError | None = None
@@ -120,8 +123,20 @@ class FakeAttempt(Attempt):
     def log(self, text: str) -> None:
         self.logged.append(text)
 
-    def add_child(self, child: Child) -> None:
+    def add_child(self, child: Child, *, wanted: bool | None = None) -> None:
         self.children.append(child)
+        if wanted:
+            self.wanted.append(child)
+
+    def begin_child(self, child: Child, arguments: dict[str, Any]) -> Attempt:
+        self.children.append(child)
+        task = self.task._replace(spec=child.spec, arguments=arguments)
+        within = FakeAttempt(task, self._store, self._path, self._netloc)
+        self.within.append(within)
+        return within
+
+    def end_within(self, fault: tuple[str, str] | None) -> None:
+        self.ended.append(fault)
 
 
 class Transcript:

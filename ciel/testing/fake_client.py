@@ -42,9 +42,10 @@ class FakeClient:
         self.handed_over: dict[ObjectId, Reference] = {}
         self.summary: JobSummary | None = None
         self.is_gone = False  # for good
-        self.away_max_s = 0.0
+        self.away_max_s = 0.0  # from the loss of a connection until the master answers on another
         self._world = world
         self._dial = dial
+        self._away_since_s: float | None = None
         self._lives = 0
         self._said: list[Message] = []
         self._steps_said = 0
@@ -100,7 +101,8 @@ class FakeClient:
         self._connection = None
         self.is_gone = self.is_gone or for_good
         if not self.is_gone:
-            self.away_max_s = max(self.away_max_s, away_s)
+            if self._away_since_s is None:  # else it was cut again before anybody heard of it
+                self._away_since_s = timeline.now_s
             timeline.after(away_s, self._connect)
 
     def _play(self, index: int) -> None:
@@ -143,6 +145,9 @@ class FakeClient:
         return self._uploads[object_id]
 
     def _heard(self, message: Message) -> None:
+        if self._away_since_s is not None:
+            away_s = self._world.timeline.now_s - self._away_since_s
+            self.away_max_s, self._away_since_s = max(self.away_max_s, away_s), None
         match message:
             case ObjectSettled(_, ref) if ref.id not in self.handed_over:
                 self.settled[ref.id] = ref

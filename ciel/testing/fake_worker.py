@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from ciel.core.events import (
@@ -20,6 +21,7 @@ from ciel.core.refs import (
     Concrete,
     Failure,
     Fixed,
+    Future,
     Reference,
     Stream,
     Value,
@@ -30,6 +32,7 @@ from ciel.master.state.workers import WorkerFacts
 from ciel.testing.imaginary import PEER, Connection, World, size_of, through_wire
 from ciel.testing.workloads import PROCESS, Outcome, run
 from ciel.wire import messages
+from ciel.wire.descriptors import read_arguments
 from ciel.worker.state.machine import WorkerMachine
 from ciel.worker.state.orders import (
     AbandonFetch,
@@ -45,6 +48,7 @@ from ciel.worker.state.orders import (
 BYTES_PER_S = 1e8
 FETCH_TIMEOUT_S = 2.0
 OBEDIENT_SHARE = 0.7  # of programs: a polite signal ends them
+GIVEN_BACK = TaskFault(RECALLED, "the program that ran it ended")
 
 
 class Growing(NamedTuple):
@@ -55,11 +59,16 @@ class Growing(NamedTuple):
     ends_well: bool
 
 
-class Run(NamedTuple):
-    """A program that runs."""
+@dataclass
+class Run:
+    """A program that runs, or an attempt within the program of another: then it has an `outer`.
+    Whoever has one `within` waits for it.
+    """
 
     order: StartAttempt
     started_at_s: float
+    outer: Key | None = None
+    within: Key | None = None
 
 
 class FakeWorker:
@@ -87,7 +96,7 @@ class FakeWorker:
         self.waiting: deque[StartAttempt] = deque()
         self.growing: dict[ObjectId, Growing] = {}
         self.processes: dict[ObjectId, None] = {}  # that wait
-        self._followers: dict[ObjectId, list[FakeWorker]] = {}
+        self._followers: dict[ObjectId, list[tuple[FakeWorker, Growing]]] = {}
         self.is_dead = False
         self.is_frozen = False
         self.has_met_master = False
@@ -274,30 +283,33 @@ class FakeWorker:
             self._tell_followers(object_id, content, self.world.latency_s())
 
     def _tell_followers(self, object_id: ObjectId, content: bytes | None, delay_s: float) -> None:
-        for follower in self._followers.pop(object_id, ()):
-            act = follower._live
+        for follower, growing in self._followers.pop(object_id, ()):
             self.world.timeline.after(
-                delay_s, act, follower._followed, object_id, content, self.facts.netloc
-            )
+                delay_s, follower._live, follower._followed, object_id, growing, content,
+                self.facts.netloc,
+            )  # fmt: skip
 
     def _follow(self, object_id: ObjectId, holder: FakeWorker) -> None:
-        self.growing[object_id] = holder.growing[object_id]
-        holder._followers.setdefault(object_id, []).append(self)
+        growing = self.growing[object_id] = holder.growing[object_id]
+        holder._followers.setdefault(object_id, []).append((self, growing))
         self.machine.stream_opened(object_id, self.world.timeline.now_s)
         self._flush()
 
     def _stop_following(self, object_id: ObjectId) -> None:
         """What grew elsewhere broke, though its connection may still stand."""
-        if object_id in self.growing and not self.is_making(object_id):
+        growing = self.growing.get(object_id)
+        if growing is not None and not self.is_making(object_id):
             for holder in self.world.serving.values():
-                if self in holder._followers.get(object_id, ()):
-                    holder._followers[object_id].remove(self)
-            self._followed(object_id, None, "nowhere")
+                followers = holder._followers.get(object_id, [])
+                followers[:] = [pair for pair in followers if pair[0] is not self]
+            self._followed(object_id, growing, None, "nowhere")
 
-    def _followed(self, object_id: ObjectId, content: bytes | None, place: str) -> None:
+    def _followed(
+        self, object_id: ObjectId, growing: Growing, content: bytes | None, place: str
+    ) -> None:
         """What grew elsewhere is whole, or its connection ended before."""
-        if object_id not in self.growing:
-            return
+        if self.growing.get(object_id) is not growing:
+            return  # it was followed no more
         del self.growing[object_id]
         now_s = self.world.timeline.now_s
         if content is None:
@@ -325,7 +337,9 @@ class FakeWorker:
         gone: list[tuple[ObjectId, str]] = []
         read: list[ObjectId] = []
         for ref in order.inputs:
-            if isinstance(ref, Value):
+            if isinstance(ref, Future) and order.spec.any_count:
+                contents.append(None)
+            elif isinstance(ref, Value):
                 contents.append(ref.content)
             elif isinstance(ref, Failure):
                 contents.append(None)
@@ -344,9 +358,17 @@ class FakeWorker:
             self.machine.inputs_gone(key, tuple(gone), "they are not in the store", now_s)
             self._flush()
             return
+        self.world.witness.chose(order.spec, order.inputs)
         self.running[key] = Run(order, now_s)
         for ref in order.inputs:
             self.processes.pop(ref.id, None)  # it goes on
+        self._run(key, contents, read)
+
+    def _run(
+        self, key: Key, contents: Sequence[bytes | None], read: Sequence[ObjectId] = ()
+    ) -> None:
+        """Have a program do what it does; some of its inputs it may read while they grow."""
+        order = self.running[key].order
         failures = self.world.witness.started(key)
         is_retried = order.spec.job in self.world.witness.retried
         outcome = run(
@@ -368,16 +390,70 @@ class FakeWorker:
             self._later(outcome.duration_s, self._end, key, outcome)
 
     def _spawn(self, key: Key, child: TaskSpec, known: tuple[Reference, ...]) -> None:
-        if key in self.running:
-            self.machine.spawned(key, child, known, self.world.timeline.now_s)
+        if key in self.running and not self._begins_within(key, child, known):
+            may = self.running[key].order.may_run_children
+            wanted = may and self.world.happens(self.world.options.within_share / 2)
+            now_s = self.world.timeline.now_s
+            self.machine.spawned(key, child, known, now_s, wanted=wanted or None)
             self._flush()
+
+    def _begins_within(self, key: Key, child: TaskSpec, known: tuple[Reference, ...]) -> bool:
+        """Have a program run a child within itself, if it may and is inclined to, and if that is a
+        plain one whose inputs are there.
+        """
+        outer, inner = self.running[key], (child.id, 0)
+        arguments = read_arguments(child.payload)
+        is_plain = not (
+            arguments["hangs"] or child.any_count or {"streams", "blocks"} & {*arguments}
+        )
+        contents = {ref.id: ref.content for ref in known if isinstance(ref, Value)}
+        contents |= {o: self.store[o] for o in child.inputs if o in self.store}
+        is_plain = is_plain and child.outputs[0] not in outer.order.spec.outputs
+        if not outer.order.may_run_children or outer.within is not None or not is_plain:
+            return False
+        if child.inputs != tuple([o for o in child.inputs if o in contents]):
+            return False
+        if inner in self.running or not self.world.happens(self.world.options.within_share):
+            return False
+        refs = [Value.of(object_id, contents[object_id]) for object_id in child.inputs]
+        self.machine.begun_within(key, child, known, self.world.timeline.now_s)
+        order = StartAttempt(child, 0, tuple(refs), 0, may_run_children=True)
+        self.running[inner] = Run(order, self.world.timeline.now_s, outer=key)
+        outer.within = inner
+        self._run(inner, [contents[object_id] for object_id in child.inputs])
+        self._flush()
+        return True
+
+    def _end_all(self, key: Key) -> None:
+        """A program was killed that ran several attempts within each other."""
+        while (outer := self.running[key].outer) is not None:
+            key = outer
+        stack: list[Key] = []
+        following: Key | None = key
+        while following is not None:
+            stack.append(following)
+            following = self.running.pop(following).within
+        for key in reversed(stack):
+            self._close(key, Outcome(0.0, fault=GIVEN_BACK))
+            self.machine.ended(key, (), GIVEN_BACK, 0.0, self.world.timeline.now_s)
+        self._start_waiting()
+        self._flush()
 
     def _end(self, key: Key, outcome: Outcome | None) -> None:
         """A program ended, by itself or (without outcome) by a signal."""
-        found = self.running.pop(key, None)
+        found = self.running.get(key)
         if found is None:
             self._forget_waiting(key)
             return
+        if found.within is not None and outcome is not None:
+            self._later(0.01, self._end, key, outcome)
+            return
+        if outcome is None and (found.within or found.outer):
+            self._end_all(key)
+            return
+        del self.running[key]
+        if found.outer is not None:
+            self.running[found.outer].within = None
         published: list[Reference] = []
         if outcome is None:
             outcome = Outcome(0.0, fault=TaskFault("SIGNAL", "it was killed"))

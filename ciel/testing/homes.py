@@ -140,8 +140,10 @@ class HandCluster:
     workers: list[subprocess.Popen[str]]
 
     @classmethod
-    def start(cls, home: Home, workers: int = 2) -> HandCluster:
-        """Start a cluster, and have commands in this home find it."""
+    def start(cls, home: Home, workers: int = 2, *options: str) -> HandCluster:
+        """Start a cluster, all workers with some options, and have commands in this home find
+        it.
+        """
         access = home.path / "access.json"
         log = str(home.path / "master.log")
         master = home.start(
@@ -149,8 +151,9 @@ class HandCluster:
         )
         wait_for(access.exists, "the master's access file")
         cluster = cls(home, access, master, [])
-        for _ in range(workers):
-            cluster.start_worker()
+        begun = [cluster.begin_worker(*options) for _ in range(workers)]
+        for worker_log in begun:
+            cluster.await_worker(worker_log)
         home.environ["CIEL_ACCESS"] = str(access)
         return cluster
 
@@ -171,14 +174,21 @@ class HandCluster:
         return [re.findall(r"worker \w+ at (127\.0\.0\.1:\d+)", log)[0] for log in logs]
 
     def start_worker(self, *options: str) -> subprocess.Popen[str]:
+        """Start a worker with a slot; return it once it has joined."""
+        self.await_worker(self.begin_worker(*options))
+        return self.workers[-1]
+
+    def begin_worker(self, *options: str) -> Path:
+        """Start a worker with a slot; return its log, without waiting."""
         number = len(self.workers) + 1
         log = self.home.path / f"worker{number}.log"
-        worker = self.home.start(
-            "ciel-worker", "--access", str(self.access), "--slots", "1", "--log", str(log), *options
-        )
-        self.workers.append(worker)
+        own = ("--access", str(self.access), "--slots", "1", "--log", str(log))
+        self.workers.append(self.home.start("ciel-worker", *own, *options))
+        return log
+
+    @staticmethod
+    def await_worker(log: Path) -> None:
         wait_for(lambda: log.exists() and "joined the master" in log.read_text(), "a worker")
-        return worker
 
     def stop(self) -> None:
         for process in [*self.workers, self.master]:

@@ -68,6 +68,10 @@ class World:
         """Draw whether something goes wrong now, at most until faults end."""
         return self.timeline.now_s < self.options.faults_end_s and self.chance.random() < share
 
+    def happens(self, share: float) -> bool:
+        """Draw whether something happens that has a share of cases; nothing is drawn for none."""
+        return share > 0.0 and self.chance.random() < share
+
     def mean(self, mean_s: float) -> float:
         return self.chance.expovariate(1 / mean_s)
 

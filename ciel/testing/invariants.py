@@ -29,7 +29,8 @@ def check_worker(worker: FakeWorker) -> None:
     if machine.stored.keys() != worker.store.keys():
         differing = machine.stored.keys() ^ worker.store.keys()
         raise Violation(next(iter(differing)), f"{worker.facts.id} has wrong books on its store")
-    slots = sum(run.order.spec.needs.slots for run in worker.running.values())
+    programs = [run.order.spec for run in worker.running.values() if run.outer is None]
+    slots = sum(spec.needs.slots for spec in programs)
     if slots > worker.facts.slots:
         raise Violation(worker.facts.id, f"programs for {slots} slots run on it")
 
@@ -67,7 +68,7 @@ def _remembered(master: MasterMachine, witness: Witness) -> Problems:
 
 def _assignments(master: MasterMachine, witness: Witness) -> Problems:
     for worker_id, worker in master.workers.items():
-        slots = sum(task.spec.needs.slots for task in worker.assigned.values())
+        slots = sum(worker.slots_of(task, key[1]) for key, task in worker.assigned.items())
         if slots != worker.slots_used:
             yield worker_id, f"it is said to use {worker.slots_used} slots, it uses {slots}"
         if len(worker.assigned) + len(worker.ahead) != len(witness.given[worker_id]):
@@ -131,11 +132,10 @@ def _made_or_delegated(graph: TaskGraph, task: TaskNode, object_id: ObjectId) ->
 def _stalled(master: MasterMachine) -> Problems:
     """Find what nobody is going to look at again: a runnable task in no queue, a stuck job."""
     dispatcher = master.dispatcher
-    queued = {task.spec.id for queue in dispatcher.ready._queues.values() for task in queue}
+    queued = {task.spec.id for task in dispatcher.ready}
     queued |= {task.spec.id for worker in master.workers.values() for task in worker.parked}
     queued |= {task.spec.id for worker in master.workers.values() for task in worker.bound}
     queued |= {task.spec.id for task in master.graph.runnable}
-    queued |= {task.spec.id for _, _, task in dispatcher.ready._delayed}
     for task_id, task in master.graph.tasks.items():
         if task.state is RUNNABLE and task_id not in queued:
             yield task_id, "it is runnable and stands in no queue"
@@ -165,6 +165,7 @@ def unrest(master: MasterMachine, workers: list[FakeWorker], witness: Witness) -
         ("held", [task.spec.id for task in master.held]),
         ("ahead", [task.spec.id for task in master.ahead.tasks]),
         ("early copies", list(master._copies._copies)),
+        ("followers", list(master._followers._workers)),
         ("streams", list(master.graph.objects.growing)),
     ):
         if left:

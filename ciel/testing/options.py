@@ -45,6 +45,8 @@ class Options:
     wide_share: float = 0.2  # tasks with more than one output
     blocking_share: float = 0.0  # of tasks that grow: they publish more, and leave a process behind
     streaming_share: float = 0.0  # of tasks: what they make can be read meanwhile
+    choosing_share: float = 0.0  # of tasks with inputs: of some of these one is enough
+    within_share: float = 0.0  # of children that may run within their parents' programs: they do
     uploads_per_job: int = 2
     upload_inline_share: float = 1.0
     phases_max: int = 3  # in how many batches a client adds its tasks
@@ -112,6 +114,16 @@ SCENARIOS: dict[str, Options] = {
     "blocks": replace(
         _CALM, tasks_per_job=8, growing_share=0.9, growth_depth_max=3, blocking_share=0.8,
         inline_share=0.2, kill_interval_s=4.0, cut_interval_s=6.0, fetch_failure_share=0.05,
+    ),
+    "choices": replace(
+        _CALM, choosing_share=0.7, workers=4, task_mean_s=0.3, inline_share=0.3, failing_share=0.03,
+        sees_errors_share=0.4, streaming_share=0.1, kill_interval_s=4.0, wipe_share=0.7,
+        cut_interval_s=6.0, fetch_failure_share=0.05, phases_max=5, phase_mean_s=0.5,
+    ),
+    "within": replace(
+        _CALM, tasks_per_job=8, growing_share=0.9, growth_depth_max=4, within_share=0.9,
+        flaky_share=0.1, kill_interval_s=2.0, wipe_share=0.5, cut_interval_s=3.0, cancel_share=0.2,
+        release_share=0.4, fetch_failure_share=0.05,
     ),
     "uploads": replace(
         _CALM, uploads_per_job=6, upload_inline_share=0.3, cut_interval_s=8.0,
@@ -183,4 +195,7 @@ def options_for(scenario: str, seed: int) -> Options:
         delegates=chance.random() < 0.75,
         streaming_share=sometimes(0.4, 0.2, 0.7),
         blocking_share=sometimes(0.4, 0.5, 1.0),
+        # By a chance of its own, so that seeds which failed once do as they did.
+        choosing_share=Random(f"select {seed}").choice((0.0, 0.0, 0.0, 0.3, 0.8)),
+        within_share=Random(f"within {seed}").choice((0.0, 0.0, 0.0, 0.3, 0.8)),
     )

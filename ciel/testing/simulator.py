@@ -231,7 +231,7 @@ class Simulation:
         expected = {JobState.FAILED if fails else JobState.COMPLETED}
         if any(plan.truth.makes_job_fail(object_id) for object_id in client.handed_over):
             expected.add(JobState.FAILED)  # if they were handed over after its end
-        if plan.is_cancelled or client.is_gone or client.away_max_s > CLIENT_GRACE_S - 0.5:
+        if plan.is_cancelled or client.is_gone or client.away_max_s >= CLIENT_GRACE_S:
             expected.add(JobState.CANCELLED)
         if job.state not in expected:
             raise Violation(job.spec.id, f"it is {job.state} ({job.reason}), not {expected}")

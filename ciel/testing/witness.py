@@ -7,6 +7,7 @@ with the machines.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from ciel.core.events import (
@@ -20,9 +21,9 @@ from ciel.core.events import (
 )
 from ciel.core.ids import ObjectId
 from ciel.core.jobs import Job, JobState
-from ciel.core.refs import Failure, locations_of
+from ciel.core.refs import Failure, Future, Reference, Stream, locations_of
 from ciel.core.retries import WORKER_LOSSES_MAX
-from ciel.core.tasks import ACTIVE, ASSIGNED, FAILED, TaskNode
+from ciel.core.tasks import ACTIVE, ASSIGNED, FAILED, TaskNode, TaskSpec
 from ciel.master.state.machine import MasterMachine
 
 Key = tuple[str, int]
@@ -84,6 +85,15 @@ class Witness:
             raise Violation(key[0], f"attempt {key[1]} was started twice")
         self._started.add(key)
         return self._failures[key[0]]
+
+    def chose(self, spec: TaskSpec, inputs: Sequence[Reference]) -> None:
+        """A program starts with these inputs: one that chooses must be able to."""
+        alternatives = inputs[len(spec.needed) :]
+        if alternatives and all(isinstance(ref, Future) for ref in alternatives):
+            raise Violation(spec.id, "it is started, and has nothing to choose")
+        for ref in alternatives:
+            if isinstance(ref, Stream) or (isinstance(ref, Failure) and not spec.sees_errors):
+                raise Violation(spec.id, f"it is to choose, and is given {ref}")
 
     def read(self, reader: Key, object_id: ObjectId, maker: Key) -> None:
         """An attempt reads what another one is still writing."""
@@ -203,7 +213,7 @@ class Witness:
             task = graph.tasks.get(task_id)
             if task is None:
                 continue  # it was handed over
-            refs = [graph.objects.reference(object_id) for object_id in task.spec.outputs]
+            refs = [graph.objects.reference(object_id) for object_id in task.outputs]
             reasons = {ref.reason for ref in refs if isinstance(ref, Failure)}
             if task.state is FAILED and "WORKER_FAILED" in reasons:
                 excused = True

@@ -1,9 +1,9 @@
 """Random work whose right answer is known.
 
 Programs are functions: what one makes, spawns and delegates follows from its task and the contents
-of its inputs alone, so `Truth` can evaluate a graph directly and say what every object must be. A
-plan is what one client says over time; the simulator plays it, and repeats it where a connection
-was lost.
+of the inputs that it needs alone (what it chooses among only has it run, or not), so `Truth` can
+evaluate a graph directly and say what every object must be. A plan is what one client says over
+time; the simulator plays it, and repeats it where a connection was lost.
 """
 
 from __future__ import annotations
@@ -73,7 +73,8 @@ def run(
     if is_broken or failures_before < arguments["flaky"]:
         fault = TaskFault("RUNTIME_EXCEPTION", "it is meant to fail")
         return Outcome(duration_s, fault=fault, streams=streams)
-    seen = b"\n".join(NOT_HERE if content is None else content for content in contents)
+    needed = contents[: len(spec.needed)]
+    seen = b"\n".join(NOT_HERE if content is None else content for content in needed)
     children: list[tuple[TaskSpec, tuple[Reference, ...]]] = []
     own = spec.outputs
     extras: list[Reference] = []
@@ -114,6 +115,9 @@ def _grow(
     for ordinal in range(last + 1):
         is_last = ordinal == last
         chosen = chance.sample(pool, min(len(pool), chance.randint(0, 4)))
+        if is_last:
+            chosen = pool[-3:]
+        any_of = chosen[1:] if "chooses" in arguments and ordinal % 2 else []
         child = make_task(
             job=spec.job,
             parent=spec.id,
@@ -121,7 +125,7 @@ def _grow(
             executor=EXECUTOR,
             arguments={
                 **arguments,
-                "inputs": pool[-3:] + processes if is_last else chosen,
+                "inputs": chosen + processes if is_last else chosen,
                 "duration_s": arguments["duration_s"] * chance.uniform(0.2, 1.5),
                 "depth": chance.randrange(arguments["depth"]),
                 "fails": fails and is_last,
@@ -129,11 +133,17 @@ def _grow(
             outputs=delegated if is_last else None,
             needs=spec.needs,
             sees_errors=spec.sees_errors,
-            mentions=chance.choice(tuple(Mentions)),
+            mentions=_mentions(chance.choice(tuple(Mentions)), any_of),
+            any_of=any_of,
         )
         children.append(child)
         pool.append(Future(child[0].outputs[0]))
     return children
+
+
+def _mentions(drawn: Mentions, any_of: Sequence[Reference]) -> Mentions:
+    """Say what a task mentions: a list of what may or may not come would be right or wrong."""
+    return Mentions.NOTHING if any_of and drawn is Mentions.INPUTS else drawn
 
 
 class Truth:
@@ -182,7 +192,8 @@ class Truth:
     def _run(self, spec: TaskSpec) -> None:
         contents = [self.values[i] for i in spec.inputs]
         outcome = Outcome(0.0)
-        if spec.sees_errors or None not in contents:
+        needed, choice = contents[: len(spec.needed)], contents[len(spec.needed) :]
+        if spec.sees_errors or not (None in needed or (choice and set(choice) == {None})):
             inputs = [Future(i) for i in spec.inputs]
             outcome = run(spec, inputs, contents, 1000, is_retried=self.is_retried)
         for child, _ in outcome.children:
@@ -301,6 +312,11 @@ def _draw_task(
         arguments["blocks"] = True
     if Random(f"{job} {ordinal} {chance.getstate()[1][0]}").random() < options.streaming_share:
         arguments["streams"] = True
+    chooses = Random(f"{job} {ordinal} {chance.getstate()[1][1]}")
+    any_of: list[Reference] = []
+    if chosen and chooses.random() < options.choosing_share:
+        arguments["chooses"] = True
+        any_of = chooses.sample(arguments["inputs"], chooses.randint(1, len(chosen)))
     needs = Needs(
         slots=chance.randint(1, min(2, options.slots_per_worker)),
         priority=chance.choice((0, 0, 0, 5)),
@@ -309,14 +325,14 @@ def _draw_task(
     )
     n_outputs = chance.randint(2, 3) if chance.random() < options.wide_share else 1
     sees_errors = chance.random() < options.sees_errors_share and not heals
-    mentions = chance.choice(tuple(Mentions))
+    mentions = _mentions(chance.choice(tuple(Mentions)), any_of)
     has_twin = chance.random() < options.twin_share
 
     def make(ordinal: int) -> TaskSpec:
         return make_task(
             job=job, parent=job, ordinal=ordinal, executor=EXECUTOR, arguments=arguments,
             n_outputs=n_outputs, memoise=has_twin, needs=needs, sees_errors=sees_errors,
-            mentions=mentions,
+            mentions=mentions, any_of=any_of,
         )[0]  # fmt: skip
 
     return [make(ordinal), make(ordinal + 1)] if has_twin else [make(ordinal)]

@@ -7,6 +7,7 @@ knows, references as `__ref__` objects.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from sys import intern
 from typing import Any
 
@@ -21,6 +22,7 @@ from ciel.wire.references import from_json, to_json
 
 _MENTIONS = tuple(Mentions)
 _SEES_ERRORS = 4
+_ANY_COUNT_SHIFT = 3
 _NAME_MAX_LENGTH = 300
 _DIGEST_MAX_LENGTH = 64
 _EXECUTOR_MAX_LENGTH = 64
@@ -43,15 +45,21 @@ def make_task(
     sees_errors: bool = False,
     mentions: Mentions = Mentions.ANYTHING,
     name: str = "",
+    any_of: Iterable[Reference] = (),
 ) -> tuple[TaskSpec, tuple[Reference, ...]]:
     """Make the `ordinal`-th task of `parent`; references inside `arguments` become its inputs.
 
     `outputs` are given when it takes over its parent's; memoised ones are named by executor and
-    arguments within the job, others by the task. Returns the task and those inputs that are no
-    futures.
+    arguments within the job, others by the task. Of the references that are also in `any_of` one is
+    enough. Returns the task and those inputs that are no futures.
     """
-    digest, references, text = name_arguments(executor, arguments)
+    alternatives = dict.fromkeys([ref.id for ref in any_of])
+    digest, references, text = name_arguments(executor, arguments, tuple(alternatives))
     inputs = tuple([ref.id for ref in references])
+    if alternatives:
+        if not alternatives.keys() <= set(inputs):
+            raise ValueError("what a task is to choose among does not stand in its arguments")
+        inputs = (*[i for i in inputs if i not in alternatives], *alternatives)
     task_id = child_id(parent, ordinal, digest)
     if outputs is None:
         if memoise:
@@ -61,7 +69,7 @@ def make_task(
     payload = codec.encode(to_json(arguments)) if references else text
     spec = TaskSpec(
         task_id, job, parent, ordinal, digest, executor, inputs, outputs, needs, sees_errors,
-        mentions, name, payload,
+        mentions, name, payload, len(alternatives),
     )  # fmt: skip
     return spec, tuple([ref for ref in references if not isinstance(ref, Future)])
 
@@ -82,6 +90,7 @@ def task_fields(spec: TaskSpec) -> list[Any]:
     if outputs == output_ids(spec.id, len(spec.outputs)):
         outputs = len(spec.outputs)
     flags = spec.mentions.value | (_SEES_ERRORS if spec.sees_errors else 0)
+    flags |= spec.any_count << _ANY_COUNT_SHIFT
     needs = 0 if spec.needs is USUAL_NEEDS or spec.needs == USUAL_NEEDS else list(spec.needs)
     parent = 0 if spec.parent == spec.job else spec.parent
     return [
@@ -107,7 +116,7 @@ def read_task(fields: list[Any], payload: bytes) -> TaskSpec:
         raise DecodeError(
             f"a task's executor must be a text of 1 to {_EXECUTOR_MAX_LENGTH} letters"
         )
-    if type(flags) is not int or not 0 <= flags < 8 or flags & 3 == 3:
+    if type(flags) is not int or flags < 0 or flags & 3 == 3:
         raise DecodeError("a task's flags must be a number that is known here")
     if type(name) is not str or len(name) > _NAME_MAX_LENGTH:
         raise DecodeError(f"a task's name must be a text of at most {_NAME_MAX_LENGTH} characters")
@@ -121,10 +130,14 @@ def read_task(fields: list[Any], payload: bytes) -> TaskSpec:
         made = read_ids(outputs)
     if not made:
         raise DecodeError("a task must have at least one output")
+    read = read_ids(inputs) if inputs != [] else ()
+    any_count = flags >> _ANY_COUNT_SHIFT
+    if any_count > len(read):
+        raise DecodeError("a task can choose among its inputs only")
     return TaskSpec(
         task_id, job, parent, ordinal, digest, intern(executor),
-        read_ids(inputs) if inputs != [] else (), made, _read_needs(needs), flags >= _SEES_ERRORS,
-        _MENTIONS[flags & 3], name, payload,
+        read, made, _read_needs(needs), flags & _SEES_ERRORS != 0, _MENTIONS[flags & 3], name,
+        payload, any_count,
     )  # fmt: skip
 
 

@@ -89,6 +89,14 @@ def _text(value: Any) -> str:
     return value
 
 
+def _read_how(value: Any) -> tuple[bool, bool]:
+    """Read whether a child was begun, and whether its parent waits for it."""
+    number = _count(value)
+    if number > 3:
+        raise DecodeError("how a child is spawned must be a number that is known here")
+    return bool(number & 1), bool(number & 2)
+
+
 def _count(value: Any) -> int:
     if type(value) is not int or value < 0:
         raise DecodeError("a whole number was expected")
@@ -220,11 +228,11 @@ _FORMS: dict[type, Form] = {
     SpawnTask: Form(
         "spawn",
         lambda m: (
-            [*task_fields(m.spec), _arrays(m.known), m.attempt, int(m.begun)],
+            [*task_fields(m.spec), _arrays(m.known), m.attempt, int(m.begun) + 2 * m.wanted],
             m.spec.payload,
         ),
         lambda f, p: SpawnTask(
-            read_task(f[:N], p), _refs(f[N]), _count(f[N + 1]), bool(_count(f[N + 2]))
+            read_task(f[:N], p), _refs(f[N]), _count(f[N + 1]), *_read_how(f[N + 2])
         ),
     ),
     StreamsOpened: Form(

@@ -76,7 +76,7 @@ from ciel.worker.memory import MemoryWatch
 from ciel.worker.process import USUAL_PATIENCE, Patience
 from ciel.worker.scratch import ScratchPool
 from ciel.worker.state.orders import Key, StartAttempt
-from ciel.worker.streaming import Growing, Streams
+from ciel.worker.streaming import Growing, Streams, lasting_path
 from ciel.worker.talking import Talking
 from ciel.worker.workplace import AttemptsOwner, Workplace
 
@@ -127,7 +127,8 @@ class Hosting:
         try:
             arguments = read_arguments(order.spec.payload)
             inputs = {ref.id: ref for ref in order.inputs}
-            task = Task(order.spec, arguments, inputs, self._place.executors)
+            within = order.may_run_children
+            task = Task(order.spec, arguments, inputs, self._place.executors, within)
             action = executor.begin(task)
         except (BadArgumentsError, CielError, WireError, TypeError, ValueError) as error:
             self._owner.attempt_ended(key, (), TaskFault("BAD_ARGUMENTS", str(error)), 0.0)
@@ -296,9 +297,8 @@ class Hosting:
                 return piping.name
         reader = self._place.store.open(object_id)
         hosted.readers.append(reader)
-        if reader.path is None:
-            return hosted.scratch.write_input(reader.read(0, reader.size_bytes))
-        return reader.path
+        path = lasting_path(reader)
+        return path or hosted.scratch.write_input(reader.read(0, reader.size_bytes))
 
     def _joined(self, hosted: Hosted, objects: tuple[ObjectId, ...]) -> File | Descriptor:
         """Concatenate inputs: small ones, all inside their references, in a file; others through a

@@ -8,10 +8,11 @@ from typing import Any, NamedTuple
 from ciel.core.events import TaskFault
 from ciel.core.ids import TaskId
 from ciel.core.refs import Reference
-from ciel.execution.executor import ProgramExit
+from ciel.execution.executor import ProgramExit, Talk
 from ciel.execution.report import command_text
 from ciel.launch.messages import ProgramExited, ProgramFailed
 from ciel.net.turns import DelayedCall
+from ciel.storage.errors import ObjectNotFoundError
 from ciel.worker.faults import start_fault
 from ciel.worker.programs import ProgramChannel
 from ciel.worker.scratch import Scratch
@@ -45,18 +46,26 @@ class Process:
         self.search_path: str | None = None
         self.launch_id = 0
         self.pid = 0
-        self.talked: Talked | None = None
-        self.conversation: Any = None  # of `talked`
+        self.stack: list[Talked] = []  # the attempt that it serves, and those within it
+        self.aside: list[Talked] = []  # of these, when it has ended: they are given back
+        self.conversation: Any = None  # about these
+        self.has_begun = False  # it has said something about them
         self.is_warm = False  # it has served before
         self.is_called_off = False  # it was sent a signal for the present task
         self.fault: TaskFault | None = None  # why its task has failed, once it has
-        self.published: tuple[Reference, ...] = ()  # by the task that it leaves after
+        self.published: tuple[Reference, ...] = ()  # by the task that it leaves after, ...
+        self.verdict: TaskFault | None = None  # ...or what it said of that
         self.unsaid: list[bytes] = []  # frames for it, until the turn ends
         self.end: ProgramExited | ProgramFailed | None = None
         self.broke = ""  # how its channel ended
         self.stderr_start = 0
         self.run_s = 0.0
         self.due: DelayedCall | None = None
+
+    @property
+    def talked(self) -> Talked | None:
+        """The attempt that it talks about now."""
+        return self.stack[-1] if self.stack else None
 
     @property
     def is_done(self) -> bool:
@@ -67,7 +76,7 @@ class Process:
     @property
     def is_stale(self) -> bool:
         """Whether it was gone before it had taken its task."""
-        has_missed = bool(self.unsaid) or self.channel.left_unread
+        has_missed = not self.has_begun and (bool(self.unsaid) or self.channel.left_unread)
         return self.is_warm and has_missed and self.fault is None and not self.is_called_off
 
     def lost_fault(self) -> TaskFault:
@@ -94,3 +103,36 @@ class Process:
         if tail:
             lines += ["its output ends:", *[f"  {line}" for line in tail.splitlines()]]
         return "\n".join(lines)
+
+
+def arguments_of(talked: Talked, talk: Talk, scratch: Scratch) -> list[str]:
+    """Return the command line of a program that is to serve an attempt."""
+    argv = []
+    for item in talk.program.argv:
+        if isinstance(item, str):
+            argv.append(item)
+            continue
+        paths: list[str] = []
+        ref = talked.task.inputs.get(item.object_id)
+        if ref is None:
+            raise ObjectNotFoundError(item.object_id)
+        talked.open_whole(ref, paths.append)
+        if not paths:
+            raise ObjectNotFoundError(item.object_id)
+        argv.append(scratch.copy_executable(paths[0]) if item.executable else paths[0])
+    return argv
+
+
+def discard(talked: Talked, scratch: Scratch | None, channel: ProgramChannel | None) -> None:
+    """Undo what was prepared for a program that was not started."""
+    talked.close()
+    if channel is not None:
+        channel.close()
+    if scratch is not None:
+        scratch.remove()
+
+
+def kind_of(talked: Talked, talk: Talk) -> str:
+    """Say which programs may serve an attempt: what one took without a limit it may still have."""
+    limit_bytes = talked.task.spec.needs.memory_bytes
+    return f"{talk.kind}\0{limit_bytes}" if limit_bytes else talk.kind

@@ -117,8 +117,19 @@ class WorkerService:
         self.machine.ended(key, published, fault, run_s, self._reactor.seconds())
         self._act()
 
-    def attempt_spawned(self, key: Key, child: Child) -> None:
-        self.machine.spawned(key, child.spec, child.known, self._reactor.seconds())
+    def attempt_spawned(self, key: Key, child: Child, *, wanted: bool | None = None) -> None:
+        now_s = self._reactor.seconds()
+        self.machine.spawned(key, child.spec, child.known, now_s, wanted=wanted)
+        self._act_soon()
+
+    def begun_within(self, key: Key, child: Child) -> None:
+        self.machine.begun_within(key, child.spec, child.known, self._reactor.seconds())
+        self._act_soon()
+
+    def ended_within(
+        self, key: Key, published: tuple[Reference, ...], fault: TaskFault | None, run_s: float
+    ) -> None:
+        self.machine.ended(key, published, fault, run_s, self._reactor.seconds())
         self._act_soon()
 
     def streams_opened(self, key: Key, objects: tuple[ObjectId, ...]) -> None:

@@ -30,6 +30,7 @@ from zope.interface import implementer
 
 from ciel.core.refs import INLINE_MAX_BYTES
 from ciel.net.turns import DelayedCall
+from ciel.storage.interface import ObjectReader
 from ciel.worker.feeding import Piping
 
 T = TypeVar("T")
@@ -94,6 +95,14 @@ class Growing:
             return os.path.samestat(os.stat(path, follow_symlinks=False), os.fstat(self._fd))
         except OSError:
             return False
+
+
+def lasting_path(reader: ObjectReader) -> str | None:
+    """Return a name in the store that opens for as long as a task needs the object; None if there
+    is none. What is small lies in a store only as a copy of what grew elsewhere, and is deleted,
+    whoever reads it, once the master has it in the reference.
+    """
+    return reader.path if reader.size_bytes > INLINE_MAX_BYTES else None
 
 
 class Waiter:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from twisted.logger import Logger
 
@@ -24,7 +24,7 @@ from ciel.worker.growth import Growing as GrowingFiles
 from ciel.worker.programs import send_descriptor
 from ciel.worker.scratch import Scratch
 from ciel.worker.state.orders import Key, StartAttempt
-from ciel.worker.streaming import Growing, Hold
+from ciel.worker.streaming import Growing, Hold, lasting_path
 from ciel.worker.workplace import Losses, Workplace
 
 log = Logger()
@@ -49,8 +49,21 @@ class _Opened:
             hold.close()
 
 
+class TalkedOwner(Protocol):
+    """Who serves an attempt that talks."""
+
+    def go_on(self, talked: Talked, step: Callable[[], None]) -> None:
+        """Take, to call it, what came late."""
+
+    def entered(self, outer: Talked, inner: Talked) -> None:
+        """From now on the program of an attempt talks about another, which runs within it."""
+
+    def left(self, inner: Talked, fault: tuple[str, str] | None) -> None:
+        """The opposite."""
+
+
 class Talked(Attempt):
-    """One attempt that talks. `go_on` is given, to call, everything that came late."""
+    """One attempt that talks. `outer`: the one that it runs within, if any."""
 
     def __init__(
         self,
@@ -58,7 +71,8 @@ class Talked(Attempt):
         task: Task,
         executor: Executor,
         place: Workplace,
-        go_on: Callable[[Talked, Callable[[], None]], None],
+        owner: TalkedOwner,
+        outer: Talked | None = None,
     ) -> None:
         self._conflicts: list[ObjectConflictError] = []
         outputs = Outputs(
@@ -72,7 +86,8 @@ class Talked(Attempt):
         self.begun_s = place.reactor.seconds()
         self.lost: tuple[Losses, str] | None = None  # inputs that could not be had
         self._place = place
-        self._go_on = go_on
+        self._owner = owner
+        self._outer = outer
         self._is_closed = False
         self._readers: dict[str, ObjectReader] = {}
         self._grown: dict[str, Growth] = {}  # inputs that were whole when they were opened
@@ -104,7 +119,7 @@ class Talked(Attempt):
 
         def come(value: T) -> None:
             if not self._is_closed:
-                self._go_on(self, lambda: then(value))
+                self._owner.go_on(self, lambda: then(value))
 
         return come
 
@@ -112,8 +127,10 @@ class Talked(Attempt):
 
     def resolve(self, ref: Reference) -> Reference:
         known = self.task.inputs.get(ref.id) or self.outputs.reference(ref.id)
+        if isinstance(known, Future) and self.task.spec.any_count:
+            return known  # others were enough; what is not whole cannot be relied on
         if known is None:
-            known = ref
+            known = ref if self._outer is None else self._outer.resolve(ref)
         if isinstance(known, Future | Stream):
             growing = self._place.streams.get(known.id)
             if growing is None and self._place.store.stat(known.id) is not None:
@@ -156,8 +173,7 @@ class Talked(Attempt):
                 self._fetch(ref, lambda: self._open(self.resolve(ref), then, looks - 1))
                 return
             self._readers[ref.id] = reader
-        path = reader.path
-        then(path or self.scratch.write_input(reader.read(0, reader.size_bytes)))
+        then(lasting_path(reader) or self.scratch.write_input(reader.read(0, reader.size_bytes)))
 
     def _fetch(self, ref: Reference, again: Callable[[], None]) -> None:
         def fetched(losses: Losses | None, details: str) -> None:
@@ -329,8 +345,25 @@ class Talked(Attempt):
         except OSError as error:
             log.warn("the log of job {job} cannot be written: {error}", job=spec.job, error=error)
 
-    def add_child(self, child: Child) -> None:
-        self._place.owner.attempt_spawned(self.key, child)
+    def add_child(self, child: Child, *, wanted: bool | None = None) -> None:
+        self._place.owner.attempt_spawned(self.key, child, wanted=wanted)
+
+    def begin_child(self, child: Child, arguments: dict[str, Any]) -> Talked:
+        self._place.owner.begun_within(self.key, child)
+        order = StartAttempt(child.spec, 0, child.known, 0, True)
+        known, executors = self.task.inputs, self.task.executors
+        task = Task(child.spec, arguments, known, executors, may_run_children=True)
+        inner = Talked(order, task, self.executor, self._place, self._owner, self)
+        inner.scratch = self.scratch
+        self._owner.entered(self, inner)
+        return inner
+
+    def end_within(self, fault: tuple[str, str] | None) -> None:
+        if fault is None:
+            self.close_outputs()
+        else:
+            self.roll_back_outputs()
+        self._owner.left(self, fault)
 
 
 def _content(ref: Value) -> bytes:

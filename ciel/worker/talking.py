@@ -20,7 +20,7 @@ from twisted.internet.threads import deferToThread
 from twisted.logger import Logger
 
 from ciel.core.errors import CielError
-from ciel.core.events import TaskFault
+from ciel.core.events import RECALLED, TaskFault
 from ciel.core.ids import ObjectId
 from ciel.core.tasks import TaskSpec
 from ciel.execution.environment import task_environment
@@ -40,7 +40,7 @@ from ciel.worker.faults import (
 )
 from ciel.worker.growth import Growing as GrowingFiles
 from ciel.worker.keeping import keep_files
-from ciel.worker.process import Patience, Process
+from ciel.worker.process import Patience, Process, arguments_of, discard, kind_of
 from ciel.worker.programs import ProgramChannel
 from ciel.worker.scratch import Scratch
 from ciel.worker.state.orders import Key, StartAttempt
@@ -51,6 +51,8 @@ from ciel.worker.workplace import Workplace
 GRACE_S = 0.25
 """Between the polite signal and the one that cannot be ignored."""
 _LAST_WORDS_S = 0.5  # between the end of a channel and the end of its program
+
+_GIVEN_BACK = TaskFault(RECALLED, "the program that ran it ended, in the middle of a child")
 
 log = Logger()
 
@@ -82,7 +84,7 @@ class Talking:
 
     def begin(self, order: StartAttempt, task: Task, executor: Executor, talk: Talk) -> None:
         """Have an attempt served; its end is told to the owner, whatever happens."""
-        talked = Talked(order, task, executor, self._place, self._converse)
+        talked = Talked(order, task, executor, self._place, self)
         if talk.fixed is not None:
             process = self._fixed.pop(talk.fixed, None)
             if process is None:
@@ -91,7 +93,7 @@ class Talking:
                 self._place.owner.inputs_gone(talked.key, losses, text)
                 return
         else:
-            number = self._pool.take(_kind_of(talked, talk), task.inputs)
+            number = self._pool.take(kind_of(talked, talk), task.inputs)
             process = None if number is None else self._processes[number]
         if process is None:
             process = self._start(talked, talk)
@@ -101,8 +103,8 @@ class Talking:
 
     def _serve(self, process: Process, talked: Talked, talk: Talk) -> None:
         executor: Any = talked.executor
-        process.talked = talked
-        process.is_called_off = False
+        process.stack = [talked]
+        process.is_called_off = process.has_begun = False
         self._busy[talked.key] = process
         talked.scratch = process.scratch
         try:
@@ -148,10 +150,10 @@ class Talking:
         try:
             scratch = place.scratch.take()
             self._count += 1
-            process = Process(self._count, _kind_of(talked, talk), scratch)
+            process = Process(self._count, kind_of(talked, talk), scratch)
             talked.scratch = scratch
             process.search_path = talk.program.env.get("PATH")
-            process.argv = self._argv(talked, talk, scratch)
+            process.argv = arguments_of(talked, talk, scratch)
             channel = ProgramChannel(place.reactor, scratch.inputs_directory(), self)
             process.channel = channel
             process.argv += channel.arguments
@@ -171,11 +173,11 @@ class Talking:
             )
         except ObjectNotFoundError as error:
             losses = ((ObjectId(error.object_id), place.netloc),)
-            self._unstarted(talked, scratch, channel)
+            discard(talked, scratch, channel)
             place.owner.inputs_gone(talked.key, losses, f"on worker {place.worker}: {error}")
             return None
         except (StorageError, LaunchSpecError, OSError) as error:
-            self._unstarted(talked, scratch, channel)
+            discard(talked, scratch, channel)
             self._told(talked.key, preparation_fault(place.worker, error), 0.0)
             return None
         self._processes[process.number] = process
@@ -183,31 +185,6 @@ class Talking:
         place.growth.add(process.key, GrowingFiles(scratch.stderr_path, {}))
         process.due = place.reactor.callLater(self._patience.first_call_s, self._silent, process)
         return process
-
-    def _argv(self, talked: Talked, talk: Talk, scratch: Scratch) -> list[str]:
-        argv = []
-        for item in talk.program.argv:
-            if isinstance(item, str):
-                argv.append(item)
-                continue
-            paths: list[str] = []
-            ref = talked.task.inputs.get(item.object_id)
-            if ref is None:
-                raise ObjectNotFoundError(item.object_id)
-            talked.open_whole(ref, paths.append)
-            if not paths:
-                raise ObjectNotFoundError(item.object_id)
-            argv.append(scratch.copy_executable(paths[0]) if item.executable else paths[0])
-        return argv
-
-    def _unstarted(
-        self, talked: Talked, scratch: Scratch | None, channel: ProgramChannel | None
-    ) -> None:
-        talked.close()
-        if channel is not None:
-            channel.close()
-        if scratch is not None:
-            scratch.remove()
 
     def _process_started(self, process: Process, pid: int) -> None:
         process.pid = pid
@@ -228,12 +205,13 @@ class Talking:
         """As `ChannelOwner` says."""
         process = self._by_channel[channel]
         if process.talked is not None:
-            self._converse(process.talked, partial(process.conversation.called, calls))
+            process.has_begun = True
+            self.go_on(process.talked, partial(process.conversation.called, calls))
         else:
             log.warn("{command} spoke unasked", command=command_text(process.argv))
             self._kill(process)
 
-    def _converse(self, talked: Talked, step: Callable[[], None]) -> None:
+    def go_on(self, talked: Talked, step: Callable[[], None]) -> None:
         """Have something come into a conversation, and see what it came to."""
         process = self._busy.get(talked.key)
         if process is None or process.talked is not talked or process.fault is not None:
@@ -250,7 +228,22 @@ class Talking:
             log.failure("a call was not understood")
             self._fail(process, executor_fault(talked.executor, error))
         else:
-            self._see(process, talked)
+            self._see(process, process.talked or talked)
+
+    def entered(self, outer: Talked, inner: Talked) -> None:
+        """As `TalkedOwner` says."""
+        process = self._busy[inner.key] = self._busy[outer.key]
+        process.stack.append(inner)
+
+    def left(self, inner: Talked, fault: tuple[str, str] | None) -> None:
+        """As `TalkedOwner` says."""
+        process = self._busy.pop(inner.key)
+        process.stack.pop()
+        inner.close()
+        published = tuple(inner.outputs.published.values()) if fault is None else ()
+        run_s = self._place.reactor.seconds() - inner.begun_s
+        ended = None if fault is None else TaskFault(*fault)
+        self._place.owner.ended_within(inner.key, published, ended, run_s)
 
     def _see(self, process: Process, talked: Talked) -> None:
         """See whether the task has come to an end."""
@@ -260,7 +253,7 @@ class Talking:
         over = process.conversation.over
         if over is None:
             return
-        if over.fault is not None:
+        if over.fault is not None and over.keep != "may_keep":
             self._fail(process, TaskFault(*over.fault))
         elif (error := talked.input_error) is not None:
             self._fail(process, serving_fault(self._place.worker, error))
@@ -275,15 +268,19 @@ class Talking:
             self._finish(process, talked, over)
 
     def _finish(self, process: Process, talked: Talked, over: Any) -> None:
+        fault = None if over.fault is None else TaskFault(*over.fault)  # though it is still well
         try:
-            talked.close_outputs()
+            if fault is None:
+                talked.close_outputs()
+            else:
+                talked.roll_back_outputs()
         except StorageError as error:
             self._fail(process, storing_fault(self._place.worker, process.argv, error))
             return
-        published = tuple(talked.outputs.published.values())
+        published = tuple(talked.outputs.published.values()) if fault is None else ()
         process.run_s = self._place.reactor.seconds() - talked.begun_s
         if over.keep == "no" or process.is_called_off:
-            process.published = published
+            process.published, process.verdict = published, fault
             self._leave(process)
             if process.end is not None:
                 self._settle(process)
@@ -298,14 +295,14 @@ class Talking:
             for number in self._pool.put(process.number, process.kind, over.soft_keys, now_s):
                 self._dismiss(self._processes[number], "others are needed more")
             self._reap_later()
-        self._place.owner.attempt_ended(talked.key, published, None, process.run_s)
+        self._place.owner.attempt_ended(talked.key, published, fault, process.run_s)
 
     def _let_go(self, process: Process, talked: Talked) -> None:
         """An attempt is over; what it had open is closed, and its complaints are logged."""
         self._place.memory.remove(talked.key)
         talked.close()
         del self._busy[talked.key]
-        process.talked = process.conversation = None
+        process.stack, process.conversation = [], None
         said_bytes = process.scratch.stderr_bytes_now()
         if said_bytes > process.stderr_start:
             talked.log(process.scratch.stderr_tail(process.stderr_start))
@@ -345,13 +342,37 @@ class Talking:
         if talked is None:
             self._clean(process)
             return
+        self._put_aside(process)
         try:
             self._tell_end(process, talked)
         except Exception as error:  # of ours; it must cost neither its slot nor other attempts
             log.failure("the end of a program was not understood")
             self._busy.pop(talked.key, None)
             text = f"a bug of ours on worker {self._place.worker}: {error!r}; its log has more"
-            self._told(talked.key, TaskFault("WORKER_FAULT", text), 0.0)
+            self._tell_fault(process, talked, TaskFault("WORKER_FAULT", text), 0.0)
+
+    def _put_aside(self, process: Process) -> None:
+        """Whoever a program talked about last has to do with its end, unless that was our doing;
+        those that were to go on after that are to begin again, with their children elsewhere.
+        """
+        if process.is_called_off and len(process.stack) > 1:
+            process.fault = process.fault or _GIVEN_BACK
+            process.stack[-1].roll_back_outputs()
+        process.aside = process.stack[-2::-1]
+        del process.stack[:-1]
+        for outer in process.aside:
+            outer.roll_back_outputs()
+            outer.close()
+            del self._busy[outer.key]
+
+    def _tell_fault(self, process: Process, talked: Talked, fault: TaskFault, run_s: float) -> None:
+        """Tell of whoever has to do with it first: the others will look what became of that."""
+        self._told(talked.key, fault, run_s)
+        self._give_back(process)
+
+    def _give_back(self, process: Process) -> None:
+        for outer in process.aside:
+            self._told(outer.key, _GIVEN_BACK, 0.0)
 
     def _tell_end(self, process: Process, talked: Talked) -> None:
         if not process.is_done and process.is_stale:
@@ -361,7 +382,8 @@ class Talking:
             self._let_go(process, talked)
             self._clean(process)
             published = process.published
-            self._place.owner.attempt_ended(talked.key, published, None, process.run_s)
+            verdict = process.verdict
+            self._place.owner.attempt_ended(talked.key, published, verdict, process.run_s)
             return
         fault = process.fault
         if fault is None:
@@ -372,6 +394,7 @@ class Talking:
         if talked.lost is not None:
             self._clean(process)
             self._place.owner.inputs_gone(talked.key, *talked.lost)
+            self._give_back(process)
             return
         self._report(process, talked, fault, tail)
 
@@ -388,12 +411,12 @@ class Talking:
         run_s = place.reactor.seconds() - talked.begun_s
         if isinstance(process.end, ProgramFailed):
             self._clean(process)
-            self._told(talked.key, fault, run_s)
+            self._tell_fault(process, talked, fault, run_s)
             return
         text = process.failure_text(place.worker, fault.details, tail)
 
         def told(what: str) -> None:
-            self._told(talked.key, TaskFault(fault.reason, f"{text}\n{what}"), run_s)
+            self._tell_fault(process, talked, TaskFault(fault.reason, f"{text}\n{what}"), run_s)
 
         def not_kept(failure: Any) -> None:
             why = getattr(failure.value, "strerror", None) or failure.getErrorMessage()
@@ -421,7 +444,7 @@ class Talking:
     def spec_of(self, key: Key) -> TaskSpec | None:
         """Return the task of an attempt that talks, if it does."""
         process = self._busy.get(key)
-        return None if process is None or process.talked is None else process.talked.task.spec
+        return process.stack[0].task.spec if process is not None and process.stack else None
 
     def fail(self, key: Key, fault: TaskFault) -> bool:
         """End an attempt with a fault of its program's; False if no such attempt talks."""
@@ -443,7 +466,8 @@ class Talking:
         if process.fault is not None or process.talked is None:
             return
         process.fault = fault
-        process.talked.roll_back_outputs()
+        for talked in process.stack:
+            talked.roll_back_outputs()
         if process.end is not None:
             self._settle(process)
         else:
@@ -508,13 +532,7 @@ class Talking:
         if self._reaping is not None and self._reaping.active():
             self._reaping.cancel()
         for process in list(self._processes.values()):
-            if process.talked is not None:
-                process.talked.roll_back_outputs()
-                process.talked.close()
+            for talked in process.stack:
+                talked.roll_back_outputs()
+                talked.close()
             self._forget(process)
-
-
-def _kind_of(talked: Talked, talk: Talk) -> str:
-    """Say which programs may serve an attempt: what one took without a limit it may still have."""
-    limit_bytes = talked.task.spec.needs.memory_bytes
-    return f"{talk.kind}\0{limit_bytes}" if limit_bytes else talk.kind

@@ -3,7 +3,6 @@
 import json
 import os
 import pty
-import signal
 import socket
 import subprocess
 import sys
@@ -84,7 +83,7 @@ def eventually(condition: Callable[[], object]) -> bool:
 
 
 def test_output_comes_in_the_order_of_the_array(up: Shell) -> None:
-    script = "sleep 0.$((5 - {})); echo {} {#} $CIEL_INDEX $CIEL_ELEMENT"
+    script = "sleep 0.0$((9 - 2 * {})); echo {} {#} $CIEL_INDEX $CIEL_ELEMENT"
     assert up.run("submit", "--array", "1-4", "--", "sh", "-c", script) == (
         0,
         "".join(f"{n} {n} {n} {n}\n" for n in range(1, 5)),
@@ -247,12 +246,6 @@ def test_status_shows_the_workers(up: Shell) -> None:
     assert up.run("status", "-m", facts["url"])[0] == 0
 
 
-def test_up_twice_is_said(up: Shell) -> None:
-    status, out, err = up.run("up")
-    assert status == 0
-    assert err == f"ciel: already up at {out.strip()}; `ciel down` ends it\n"
-
-
 # --- packages -------------------------------------------------------------------------------------
 
 
@@ -314,19 +307,6 @@ def test_submit_starts_a_cluster_for_itself_and_leaves_only_logs(shell: Shell) -
     assert {path.name for path in run.iterdir()} >= {"master.log", "worker-1.log", "worker-2.log"}
 
 
-def test_ctrl_c_ends_everything_within_two_seconds(shell: Shell) -> None:
-    process = shell.start("submit", "--", "sh", "-c", "setsid sleep 1000 & sleep 1001")
-    assert eventually(lambda: {"sleep 1000", "sleep 1001"} <= set(shell.processes()))
-    start_s = time.monotonic()
-    process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=WAIT_S)
-    assert time.monotonic() - start_s < 2
-    assert process.returncode == 130
-    assert "cancelling job 1; Ctrl-C again forces it" in err
-    assert shell.processes() == []
-    assert list((shell.home / "tmp").iterdir()) == []
-
-
 def test_detaching_needs_a_cluster_that_stays(shell: Shell) -> None:
     assert shell.run("submit", "--detach", "--", "true") == (
         3,
@@ -341,20 +321,6 @@ def test_looking_needs_a_cluster(shell: Shell) -> None:
         assert (status, out, err.count("\n")) == (3, "", 1)
 
 
-def test_a_crashed_cluster_is_told_of(shell: Shell) -> None:
-    assert shell.run("up", "--listen", "127.0.0.1:0")[0] == 0
-    access = json.loads((shell.home / ".local/state/ciel/current").read_text())
-    os.kill(access["pid"], signal.SIGKILL)
-    assert eventually(lambda: shell.processes() == [])
-    assert eventually(lambda: list((shell.home / "tmp").iterdir()) == [])
-    status, _, err = shell.run("status")
-    assert status == 3
-    assert f"the cluster at {access['url']} has crashed (process {access['pid']} is gone" in err
-    status, _, err = shell.run("down")
-    assert (status, err.count("\n")) == (0, 1)
-    assert "had crashed" in err
-
-
 def test_a_taken_port_is_said(shell: Shell) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
@@ -363,29 +329,3 @@ def test_a_taken_port_is_said(shell: Shell) -> None:
         3,
         f"ciel: {address} is taken by another program; name another address with --listen\n",
     )
-
-
-def test_up_is_for_this_computer_alone(shell: Shell) -> None:
-    status, _, err = shell.run("up", "--listen", "0.0.0.0:8000")
-    assert status == 2
-    assert "for this computer alone" in err
-
-
-def test_a_cluster_that_cannot_start_says_why(shell: Shell) -> None:
-    status, _, err = shell.run("up", "--listen", "127.0.0.1:0", "--store", "nosuchstore")
-    assert status == 3
-    assert "nosuchstore" in err
-    assert "Traceback" not in err
-    assert shell.processes() == []
-
-
-def test_the_demo_counts_right(shell: Shell) -> None:
-    result = subprocess.run(
-        [sys.executable, str(EXAMPLES / "search.py"), "nonlocal"],
-        env=shell.environ, capture_output=True, text=True, check=True, timeout=60,
-    )  # fmt: skip
-    lines = result.stdout.splitlines()
-    found, plain = (line.split()[0] for line in lines[-3:-1])
-    assert found == plain != "0"
-    assert lines[-1].startswith("logs: ")
-    assert shell.processes() == []

@@ -51,14 +51,6 @@ def test_what_cannot_be_a_program_is_said(words: list[str], said: str) -> None:
         submit._program(words)
 
 
-def test_variables_are_set_or_taken_from_ours() -> None:
-    assert submit._environment(["A=1", "B=x=y", "C="], {}) == {"A": "1", "B": "x=y", "C": ""}
-    assert submit._environment(["HOME"], {"HOME": "/h"}) == {"HOME": "/h"}
-    for wrong in ("=x", "NO", "A=\udcff", "\udcff=a"):
-        with pytest.raises(UsageError):
-            submit._environment([wrong], {})
-
-
 def test_files_are_checked_before_anything_starts(tmp_path: Path) -> None:
     for name in ("a/f", "b/f"):
         (tmp_path / name).parent.mkdir()

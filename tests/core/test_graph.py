@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 import pytest
 
+from ciel.core import choices
 from ciel.core.arrivals import introduce, open_streams, publish_early
 from ciel.core.endings import failed_results, stuck
 from ciel.core.errors import InvalidTaskError, InvalidTransitionError
@@ -998,6 +999,78 @@ def test_an_output_that_was_made_once_and_not_again_is_an_error_for_those_who_wa
     assert scene.error("b").reason == "DEPENDENCY_FAILED"
 
 
+def handed_over(*, times: int) -> tuple[Scene, TaskSpec, TaskSpec]:
+    """A task whose output was handed over, again and again. What the first of those that took it
+    over needs is lost, so that the task runs again; it is returned with the last of them.
+    """
+    maker = a_task("a")
+    scene = Scene(maker, wanted=["a"])
+    spec = maker
+    for _ in range(times):
+        scene.start(spec)
+        successor = a_task("a", inputs=[extra(spec)], parent=spec)
+        scene.add(successor)
+        scene.finish(spec, stored(extra(spec), W1))
+        spec = successor
+    for name in [name for name in scene.graph.objects.nodes if name != "a"]:
+        scene.lose(name)
+    assert not scene.graph.is_ready(scene.node(spec))
+    assert scene.state(maker) is TaskState.RUNNABLE
+    scene.start(maker, W2)
+    return scene, maker, spec
+
+
+@pytest.mark.parametrize("times", [1, 2, 3])
+def test_who_takes_outputs_over_when_a_task_runs_again_makes_them(times: int) -> None:
+    """The task stops elsewhere than before, and does not make again what it had made for that."""
+    scene, maker, former = handed_over(times=times)
+    heir = a_task("a", parent=maker, salt="otherwise")
+    scene.add(heir)
+    assert scene.state(heir) is TaskState.DORMANT
+    scene.finish(maker)
+    assert scene.state(former) is TaskState.DORMANT
+    scene.run(heir)
+    assert scene.ref("a") == stored("a", W1)
+
+
+def test_who_took_outputs_over_at_first_makes_them_if_he_can_do_so_after_all() -> None:
+    scene, maker, former = handed_over(times=1)
+    heir = a_task("a", parent=maker, salt="otherwise")
+    scene.add(heir)
+    scene.finish(maker, stored(extra(maker), W2))
+    assert scene.state(heir) is TaskState.DORMANT
+    scene.run(former)
+
+
+def test_of_several_the_one_who_took_outputs_over_the_last_time_makes_them() -> None:
+    scene, maker, former = handed_over(times=1)
+    others = [a_task("a", parent=maker, salt=salt) for salt in ("otherwise", "again otherwise")]
+    for heir in (*others, others[0]):
+        scene.add(heir)
+        scene.graph.requeue(scene.node(maker))
+        scene.start(maker)
+    scene.finish(maker)
+    assert scene.state(former) is scene.state(others[1]) is TaskState.DORMANT
+    scene.run(others[0])
+
+
+def test_an_heir_who_lacks_the_same_is_no_help() -> None:
+    scene, maker, former = handed_over(times=1)
+    heir = a_task("a", inputs=[extra(maker)], parent=maker, salt="otherwise")
+    scene.add(heir)
+    scene.finish(maker)
+    assert scene.error(extra(maker)).reason == "NO_OUTPUT"
+    assert scene.error("a").reason == "DEPENDENCY_FAILED"
+    assert scene.state(former) is TaskState.DORMANT
+
+
+def test_a_task_that_makes_its_outputs_by_itself_when_it_runs_again_needs_no_heir() -> None:
+    scene, maker, former = handed_over(times=2)
+    scene.finish(maker, stored("a", W2))
+    assert scene.ref("a") == stored("a", W2)
+    assert scene.state(former) is TaskState.DORMANT
+
+
 def test_what_a_child_awaits_under_the_name_of_its_parent_is_for_that_to_make() -> None:
     parent = a_task("a")
     child = a_task("b", inputs=[extra(parent), extra(parent, "pub:1")], parent=parent)
@@ -1287,3 +1360,196 @@ def test_an_upload_cannot_be_a_stream() -> None:
     scene = Scene(a_task("a", inputs=["upload"]), wanted=["a"])
     scene.upload(Stream(ObjectId("upload"), frozenset((W1,))))
     assert scene.ref("upload") == Future(ObjectId("upload"))
+
+
+# --- choices --------------------------------------------------------------------------------------
+
+
+def a_choice(*, sees_errors: bool = False) -> tuple[TaskSpec, TaskSpec, TaskSpec]:
+    """Two tasks, and one that needs what either of them makes."""
+    first = a_task("either", any_of=["a", "b"], sees_errors=sees_errors)
+    return a_task("a"), a_task("b", ordinal=1), first
+
+
+def given(scene: Scene, spec: TaskSpec) -> list[Reference]:
+    return list(choices.given(scene.graph.objects, spec))
+
+
+def test_one_that_is_there_is_enough_and_the_others_stay_wanted_until_the_end() -> None:
+    a, b, either = a_choice()
+    scene = Scene(a, b, either, wanted=["either"])
+    scene.said(runnable=["b", "a"])
+    assert scene.state(either) is TaskState.WAITING
+    scene.run(b)
+    scene.said(runnable=["either"])
+    scene.start(either)
+    assert given(scene, either) == [Future(ObjectId("a")), stored("b", W1)]
+    scene.start(a)
+    assert scene.graph.is_needed(scene.node(a))
+    scene.finish(either, inline("either"))
+    scene.said(settled=["either"], unneeded=["a"], droppable=["b"])
+
+
+def test_who_chooses_waits_for_what_it_needs_as_any_task_does() -> None:
+    both = a_task("both", inputs=["n"], any_of=["a", "b"])
+    a, n = a_task("a"), a_task("n", ordinal=1)
+    scene = Scene(a, n, both, wanted=["both"])
+    scene.run(a)
+    assert scene.state(both) is TaskState.WAITING
+    scene.run(n)
+    assert scene.state(both) is TaskState.RUNNABLE
+    assert given(scene, both) == [stored("n", W1), stored("a", W1), Future(ObjectId("b"))]
+
+
+def test_what_nobody_is_going_to_make_keeps_nobody_waiting() -> None:
+    either = a_task("either", any_of=["nobody's", "a"])
+    a = a_task("a")
+    scene = Scene(either, a, wanted=["either"])
+    scene.run(a)
+    assert scene.state(either) is TaskState.RUNNABLE
+
+
+def test_who_sees_errors_may_choose_one() -> None:
+    a, b, either = a_choice(sees_errors=True)
+    scene = Scene(a, b, either, wanted=["either"])
+    scene.fail(a)
+    assert scene.state(either) is TaskState.RUNNABLE
+    assert given(scene, either) == [failed("a"), Future(ObjectId("b"))]
+    assert scene.state(b) is TaskState.RUNNABLE
+
+
+def test_who_sees_no_errors_chooses_another_and_fails_with_the_last() -> None:
+    a, b, either = a_choice()
+    scene = Scene(a, b, either, wanted=["either"])
+    scene.fail(b)
+    assert scene.state(either) is TaskState.WAITING
+    scene.fail(a)
+    assert scene.state(either) is TaskState.FAILED
+    assert scene.error("either").reason == "DEPENDENCY_FAILED"
+    again = a_task("again", any_of=["a", "b"])
+    scene.add(again)
+    scene.want("again")
+    assert scene.state(again) is TaskState.FAILED
+
+
+def test_an_error_is_not_given_to_who_sees_none() -> None:
+    a, b, either = a_choice()
+    scene = Scene(a, b, either, wanted=["either"])
+    scene.fail(a)
+    scene.run(b)
+    assert given(scene, either) == [Future(ObjectId("a")), stored("b", W1)]
+
+
+def test_what_failed_and_is_made_after_all_can_be_chosen() -> None:
+    maker, other = a_task("a", "made"), a_task("b", ordinal=1)
+    either = a_task("either", any_of=["a", "b"])
+    scene = Scene(maker, other, either, wanted=["either", "made"])
+    scene.start(maker)
+    scene.finish(maker, stored("made", W1))
+    assert scene.error("a").reason == "NO_OUTPUT"
+    scene.lose("made")
+    scene.start(maker)
+    scene.finish(maker, inline("a"), inline("made"))
+    assert scene.state(either) is TaskState.RUNNABLE
+
+
+def test_a_choice_that_is_lost_before_the_task_runs_is_waited_for_again() -> None:
+    a, b, either = a_choice()
+    scene = Scene(a, b, either, wanted=["either"])
+    scene.run(a)
+    scene.lose("a")
+    assert scene.state(a) is TaskState.RUNNABLE
+    assert not scene.graph.is_ready(scene.node(either))
+    scene.graph.validate()
+    assert scene.state(either) is TaskState.WAITING
+    scene.run(b)
+    assert scene.graph.is_ready(scene.node(either))
+
+
+def test_of_two_that_are_there_one_may_be_lost_and_is_made_again() -> None:
+    a, b, either = a_choice()
+    scene = Scene(a, b, either, wanted=["either"])
+    scene.run(a, b)
+    scene.lose("a")
+    assert scene.graph.is_ready(scene.node(either))
+    assert given(scene, either) == [Future(ObjectId("a")), stored("b", W1)]
+    assert scene.state(a) is TaskState.RUNNABLE
+
+
+def test_what_grows_cannot_be_chosen_and_is_given_as_a_future() -> None:
+    a, b, either = a_choice()
+    scene = Scene(a, b, either, wanted=["either"])
+    scene.start(a)
+    scene.stream(a, "a")
+    assert scene.state(either) is TaskState.WAITING
+    scene.run(b)
+    scene.start(either)
+    assert given(scene, either) == [Future(ObjectId("a")), stored("b", W1)]
+    assert not scene.graph.streams.readers
+    scene.finish(either, inline("either"))
+    scene.said(runnable=["b", "a", "either"], settled=["either"], unneeded=["a"], droppable=["b"])
+
+
+def test_a_growing_alternative_is_made_again_if_it_breaks() -> None:
+    a, b, either = a_choice()
+    scene = Scene(a, b, either, wanted=["either"])
+    scene.start(a)
+    scene.stream(a, "a")
+    scene.graph.requeue(scene.node(a))
+    assert scene.state(a) is TaskState.RUNNABLE
+    scene.run(a)
+    assert scene.state(either) is TaskState.RUNNABLE
+
+
+@pytest.mark.parametrize("is_made", [False, True])
+def test_nothing_is_made_for_a_choice_that_nobody_needs_any_more(is_made: bool) -> None:
+    a, b, either = a_choice()
+    scene = Scene(a, b, either, wanted=["either"])
+    if is_made:
+        scene.run(b)
+    scene.unwant("either")
+    assert scene.state(either) is scene.state(a) is TaskState.DORMANT
+    scene.want("either")
+    assert scene.state(a) is TaskState.RUNNABLE
+
+
+def test_an_attempt_that_came_to_nothing_and_is_not_needed_lets_its_alternatives_sleep() -> None:
+    a, b, either = a_choice()
+    scene = Scene(a, b, either, wanted=["either"])
+    scene.run(b)
+    scene.start(either)
+    scene.unwant("either")
+    scene.graph.requeue(scene.node(either))
+    scene.graph.validate()
+    assert scene.state(either) is scene.state(a) is TaskState.DORMANT
+
+
+def test_a_child_that_chooses_keeps_awake_what_its_parent_was_waiting_for() -> None:
+    """So goes a script that selects in a loop: nothing stops between two steps of it."""
+    a, b, either = a_choice()
+    either = either._replace(mentions=Mentions.ANYTHING)
+    scene = Scene(a, b, either, wanted=["either"])
+    scene.run(b)
+    scene.start(a)
+    scene.start(either)
+    rest = a_task("either", any_of=["a"], parent=either)
+    scene.add(rest)
+    scene.finish(either)
+    scene.said(runnable=["b", "a", "either"])
+    scene.finish(a, inline("a"))
+    scene.said(runnable=["either"])
+    assert scene.state(rest) is TaskState.RUNNABLE
+
+
+def test_an_alternative_may_be_delegated_and_cancelled_with_its_job() -> None:
+    a, b, either = a_choice()
+    scene = Scene(a, b, either, wanted=["either"])
+    scene.start(a)
+    child = a_task("a", parent=a)
+    scene.add(child)
+    scene.finish(a)
+    assert scene.state(child) is TaskState.RUNNABLE
+    cancel(scene.graph, scene.job, "enough")
+    scene.graph.validate()
+    assert scene.error("either").reason == "CANCELLED"
+    assert not scene.graph.choosers.awaited

@@ -38,9 +38,18 @@ class ModelTask:
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     sees_errors: bool
+    any_count: int = 0  # of so many of its inputs, the last ones, one is enough
     status: str = (
         "idle"  # idle, assigned, failed; "idle" is also what has finished and could run again
     )
+
+    @property
+    def needed(self) -> tuple[str, ...]:
+        return self.inputs[: len(self.inputs) - self.any_count]
+
+    @property
+    def alternatives(self) -> tuple[str, ...]:
+        return self.inputs[len(self.inputs) - self.any_count :]
 
 
 @dataclass
@@ -63,16 +72,24 @@ class Model:
         """
         while True:
             active = self._active()
-            failing = [
-                name
-                for name in active
-                if not self.tasks[name].sees_errors
-                and self.failed.intersection(self.tasks[name].inputs)
-            ]
+            failing = [name for name in active if self._must_fail(self.tasks[name])]
             if not failing:
                 return active
             for name in failing:
                 self.fail(name)
+
+    def _must_fail(self, task: ModelTask) -> bool:
+        if task.sees_errors:
+            return False
+        none_left = bool(task.alternatives) and self.failed.issuperset(task.alternatives)
+        return none_left or not self.failed.isdisjoint(task.needed)
+
+    def has_choice(self, name: str) -> bool:
+        """Whether a task that chooses can do so now."""
+        task = self.tasks[name]
+        return not task.any_count or any(
+            self.places.get(i) or (task.sees_errors and i in self.failed) for i in task.alternatives
+        )
 
     def fail(self, name: str) -> None:
         self.tasks[name].status = "failed"
@@ -82,13 +99,19 @@ class Model:
 
     def _active(self) -> set[str]:
         active: set[str] = set()
+        seen: set[str] = set()
         pending = [o for o in self.wanted if self.is_missing(o)]
         while pending:
             name = self.producer.get(pending.pop())
-            if name is None or name in active or self.tasks[name].status != "idle":
+            if name is None or name in seen:
                 continue
-            active.add(name)
-            pending += [i for i in self.tasks[name].inputs if self.is_missing(i)]
+            seen.add(name)
+            task = self.tasks[name]
+            if task.status == "idle":
+                active.add(name)
+                pending += [i for i in task.inputs if self.is_missing(i)]
+            elif task.status == "assigned":
+                pending += [i for i in task.alternatives if self.is_missing(i)]
         return active
 
     def is_missing(self, object_id: str) -> bool:
@@ -130,6 +153,7 @@ class GraphAgainstModel(RuleBasedStateMachine):
             TaskId(name), JobId("job"), parent, self.count, "", "x", inputs,
             tuple(ObjectId(o) for o in made), USUAL_NEEDS,
             data.draw(st.booleans()), data.draw(st.sampled_from(Mentions)), "", b"",
+            data.draw(st.sampled_from((0, 0, *range(len(inputs) + 1)))),
         )  # fmt: skip
 
     def _depends_on(self, object_id: str, targets: tuple[str, ...]) -> bool:
@@ -146,7 +170,9 @@ class GraphAgainstModel(RuleBasedStateMachine):
 
     def _add(self, spec: TaskSpec) -> None:
         self.graph.add(spec, self.job)
-        self.model.tasks[spec.id] = ModelTask(spec.inputs, spec.outputs, spec.sees_errors)
+        self.model.tasks[spec.id] = ModelTask(
+            spec.inputs, spec.outputs, spec.sees_errors, spec.any_count
+        )
         for output in spec.outputs:
             self.model.producer[output] = spec.id
 
@@ -189,7 +215,7 @@ class GraphAgainstModel(RuleBasedStateMachine):
         self.graph.assign(self.graph.tasks[name], data.draw(st.sampled_from(WORKERS)))
         self.model.tasks[name].status = "assigned"
         growing = self.graph.objects.growing
-        self.reads[name] = {i for i in self.graph.tasks[name].spec.inputs if i in growing}
+        self.reads[name] = {i for i in self.graph.tasks[name].spec.needed if i in growing}
 
     def _running(self, data: st.DataObject) -> tuple[str, TaskNode]:
         name = self._pick(data, self._in_state(ASSIGNED))
@@ -219,11 +245,25 @@ class GraphAgainstModel(RuleBasedStateMachine):
         if growing and task.worker is not None:
             place = frozenset((task.worker,))
             open_streams(self.graph, task, [Stream(output, place) for output in growing])
-            spec = self._new_spec(data, "job")._replace(inputs=(growing[0],))
+            spec = self._new_spec(data, "job")._replace(inputs=(growing[0],), any_count=0)
             self._add(spec)
             self.graph.want(spec.outputs[0], self.job)
             self.model.wanted.add(spec.outputs[0])
             self._assign(spec.id, data)
+
+    @precondition(lambda self: len(self.model.producer) > 1)
+    @rule(data=st.data(), sees_errors=st.booleans())
+    def choose(self, data: st.DataObject, sees_errors: bool) -> None:
+        """A task is needed that chooses, most often among what is not there."""
+        known = sorted(self.model.producer)
+        missing = [o for o in known if self.model.is_missing(o)]
+        pool = missing if len(missing) > 1 else known
+        picked = data.draw(st.lists(st.sampled_from(pool), min_size=2, max_size=3, unique=True))
+        spec = self._new_spec(data, "job")
+        inputs = tuple([ObjectId(o) for o in picked])
+        self._add(spec._replace(inputs=inputs, any_count=len(inputs), sees_errors=sees_errors))
+        self.graph.want(spec.outputs[0], self.job)
+        self.model.wanted.add(spec.outputs[0])
 
     @precondition(lambda self: self._countable())
     @rule(data=st.data(), inline=st.booleans())
@@ -340,11 +380,10 @@ class GraphAgainstModel(RuleBasedStateMachine):
             assert (task.state is FAILED) == (expected.status == "failed"), task
             assert (task.state in (WAITING, RUNNABLE)) == (name in active), task
             assert task.state is not CANCELLED
-            if task.state is RUNNABLE:
-                growing = self.graph.objects.growing
-                assert not any(
-                    self.model.is_missing(i) and i not in growing for i in task.spec.inputs
-                )
+            if task.state in (WAITING, RUNNABLE):
+                lacks = {i for i in expected.needed if self.model.is_missing(i)}
+                has_all = lacks <= self.graph.objects.growing.keys()
+                assert (task.state is RUNNABLE) == (has_all and self.model.has_choice(name)), task
         for object_id in self.graph.objects.nodes:
             ref = self.graph.objects.reference(ObjectId(object_id))
             assert isinstance(ref, Failure) == (object_id in self.model.failed), ref
@@ -368,7 +407,7 @@ class GraphAgainstModel(RuleBasedStateMachine):
             readers = self.graph.streams.readers.get(object_id, {})
             for name in self._in_state(WAITING, RUNNABLE):
                 task = self.graph.tasks[name]
-                assert (object_id in task.spec.inputs) == (task in readers)
+                assert (object_id in task.spec.needed) == (task in readers)
             maker = self.graph.objects.nodes[object_id].producer
             assert maker is not None
             assert maker.state is ASSIGNED

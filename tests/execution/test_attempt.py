@@ -115,7 +115,7 @@ def test_delegated_outputs_are_the_parents(attempt: FakeAttempt) -> None:
     attempt.spawn("simple", {"args": {}}, USUAL)
     for again in (
         lambda: attempt.spawn("simple", {}, USUAL, delegates=True),
-        lambda: attempt.go_on_later("talkative", []),
+        lambda: attempt.go_on_later("talkative", [], []),
     ):
         with pytest.raises(BadCallError, match="already"):
             again()
@@ -123,7 +123,7 @@ def test_delegated_outputs_are_the_parents(attempt: FakeAttempt) -> None:
 
 
 def test_a_process_goes_on_under_a_name_that_only_it_has(attempt: FakeAttempt) -> None:
-    attempt.go_on_later("talkative", [Future(ObjectId("x"))])
+    attempt.go_on_later("talkative", [Future(ObjectId("x"))], [])
     fixed = Fixed(ObjectId(f"{attempt.task.spec.id}:fixed:0"), "here:1")
     (child,) = attempt.children
     assert attempt.fixed == fixed.id
@@ -158,7 +158,7 @@ def test_a_child_that_cannot_be_is_refused_and_not_counted(
 @pytest.mark.parametrize("executor", ["simple", "cobol"])
 def test_only_what_talks_goes_on_later(attempt: FakeAttempt, executor: str) -> None:
     with pytest.raises(BadCallError, match=executor):
-        attempt.go_on_later(executor, [])
+        attempt.go_on_later(executor, [], [])
     assert attempt.fixed is None
     assert attempt.outputs.published == {}
 

@@ -529,6 +529,12 @@ WRONG: list[tuple[str, Any, str]] = [
     ("spawn", {"executor_name": "proc", "command": "x", "force_n_outputs": 0}, "1 to 10000"),
     ("spawn", {"executor_name": "proc", "command": "x", "force_n_outputs": 10_001}, "1 to 10000"),
     ("spawn", {"executor_name": "proc", "command": "x", "extra_dependencies": 5}, "references"),
+    ("spawn", {"executor_name": "proc", "command": "x", "any_dependencies": [1]},
+     "'any_dependencies' must be a list of references"),
+    ("tail_spawn",
+     {"executor_name": "proc", "is_fixed": True, "extra_dependencies": [Future(ObjectId("x"))],
+      "any_dependencies": [Future(ObjectId("x"))]},
+     "x stands in 'extra_dependencies' and in 'any_dependencies'"),
     ("spawn", {"executor_name": "stdinout", "args": []}, "an object 'args'"),
     ("spawn", {"executor_name": "proc", "command": "x", "slots": "1"}, "'slots' must be a number"),
     ("spawn", {"executor_name": "proc", "command": "x", "slots": 0}, "slots must be 1 to 1024"),
@@ -755,6 +761,21 @@ def test_a_program_that_waits_in_place_is_kept(talk: Begin) -> None:
     action = ProcExecutor().begin(made)
     assert isinstance(action, Talk)
     assert action.fixed == fixed.id
+
+
+def test_a_child_may_wait_for_any_of_its_inputs(talk: Begin) -> None:
+    one = talk()
+    choice = [future("x"), future("y")]
+    one.call(
+        "spawn", executor_name="proc", command="c", proc_pargs=[future("x"), future("z")],
+        any_dependencies=choice,
+    )  # fmt: skip
+    spec = one.attempt.children[0].spec
+    assert (spec.needed, spec.alternatives) == (("z",), ("x", "y"))
+    assert read_arguments(spec.payload)["any_dependencies"] == choice
+    one.silent("tail_spawn", executor_name="proc", is_fixed=True, any_dependencies=choice)
+    spec = one.attempt.children[1].spec
+    assert (spec.needed, spec.alternatives) == ((one.attempt.fixed,), ("x", "y"))
 
 
 def test_a_program_goes_on_with_the_needs_it_had(

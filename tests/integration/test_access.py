@@ -8,7 +8,7 @@ from ciel.access.keys import Key
 from ciel.master.resources.root import master_routes
 from ciel.net.http import Routes
 from ciel.storage.files import open_disk
-from ciel.testing.homes import HandCluster, Home, wait_for
+from ciel.testing.homes import HandCluster, wait_for
 from ciel.worker.logs import JobLogs
 from ciel.worker.resources import WorkerSite
 from ciel.worker.streaming import Streams
@@ -37,15 +37,17 @@ def status(netloc: str, method: str, path: str, key: str | None = None) -> int:
 
 
 def test_every_route_and_method_answers_401_without_a_key(
-    hand_cluster: HandCluster, tmp_path: Path
+    lasting_cluster: HandCluster, tmp_path: Path
 ) -> None:
     with open_disk({}, tmp_path / "a-store") as store:
         logs = JobLogs(None, tmp_path / "logs")
         worker = WorkerSite(
             None, Key.new(), store, "host", lambda object_id: None, logs, Streams(None)
         )
-        doors = [(hand_cluster.url.removeprefix("http://"), paths_of(master_routes(_Answering())))]
-        doors += [(netloc, paths_of(worker.routes)) for netloc in hand_cluster.netlocs()]
+        doors = [
+            (lasting_cluster.url.removeprefix("http://"), paths_of(master_routes(_Answering())))
+        ]
+        doors += [(netloc, paths_of(worker.routes)) for netloc in lasting_cluster.netlocs()]
     wrong = Key.new().text()
     asked = 0
     for netloc, paths in doors:
@@ -58,20 +60,21 @@ def test_every_route_and_method_answers_401_without_a_key(
     assert asked > 200
 
 
-def test_with_the_key_routes_answer(hand_cluster: HandCluster) -> None:
-    netloc = hand_cluster.url.removeprefix("http://")
-    assert status(netloc, "GET", "/healthz", hand_cluster.key) == 200
-    assert status(netloc, "GET", "/api/v1/status", hand_cluster.key) == 200
-    assert status(netloc, "GET", "/api/v1/jobs/77", hand_cluster.key) == 404
-    assert status(netloc, "POST", "/api/v1/status", hand_cluster.key) == 405
-    assert status(hand_cluster.netlocs()[0], "GET", "/data/absent", hand_cluster.key) == 404
-    assert status(hand_cluster.netlocs()[0], "GET", "/data/%2e%2e", hand_cluster.key) == 400
+def test_with_the_key_routes_answer(lasting_cluster: HandCluster) -> None:
+    netloc = lasting_cluster.url.removeprefix("http://")
+    assert status(netloc, "GET", "/healthz", lasting_cluster.key) == 200
+    assert status(netloc, "GET", "/api/v1/status", lasting_cluster.key) == 200
+    assert status(netloc, "GET", "/api/v1/jobs/77", lasting_cluster.key) == 404
+    assert status(netloc, "POST", "/api/v1/status", lasting_cluster.key) == 405
+    assert status(lasting_cluster.netlocs()[0], "GET", "/data/absent", lasting_cluster.key) == 404
+    assert status(lasting_cluster.netlocs()[0], "GET", "/data/%2e%2e", lasting_cluster.key) == 400
 
 
 def test_a_worker_with_a_wrong_key_is_refused_and_both_sides_say_so(
-    home: Home, hand_cluster: HandCluster
+    lasting_cluster: HandCluster,
 ) -> None:
-    stranger = json.loads(hand_cluster.access.read_text())
+    home = lasting_cluster.home
+    stranger = json.loads(lasting_cluster.access.read_text())
     stranger["key"] = Key.new().text()
     path = home.path / "wrong.json"
     path.write_text(json.dumps(stranger))
@@ -82,25 +85,27 @@ def test_a_worker_with_a_wrong_key_is_refused_and_both_sides_say_so(
     assert "key" in line
     assert "refused" in line
     assert "Traceback" not in done.stderr
-    wait_for(lambda: "does not match" in hand_cluster.log("master"), "the master's line")
+    wait_for(lambda: "does not match" in lasting_cluster.log("master"), "the master's line")
 
 
 def test_an_access_file_that_others_can_read_is_refused(
-    home: Home, hand_cluster: HandCluster
+    lasting_cluster: HandCluster,
 ) -> None:
-    hand_cluster.access.chmod(0o644)
+    home = lasting_cluster.home
+    lasting_cluster.access.chmod(0o644)
     done = home.run("ciel", "status")
     assert done.returncode == 3
     assert "chmod" in done.stderr
     assert "Traceback" not in done.stderr
-    hand_cluster.access.chmod(0o600)
+    lasting_cluster.access.chmod(0o600)
 
 
-def test_the_key_is_in_no_log_and_in_no_environment(home: Home, hand_cluster: HandCluster) -> None:
+def test_the_key_is_in_no_log_and_in_no_environment(lasting_cluster: HandCluster) -> None:
+    home = lasting_cluster.home
     done = home.run("ciel", "submit", "--", "env")
     assert done.returncode == 0
     everything = done.stdout + done.stderr
     everything += "".join(path.read_text() for path in home.path.glob("*.log"))
     everything += "".join(home.processes().values())
-    assert hand_cluster.key not in everything
+    assert lasting_cluster.key not in everything
     assert "CIEL_ACCESS" not in done.stdout

@@ -25,21 +25,6 @@ def test_a_bad_package(home: Home, text: str, status: int, words: list[str]) -> 
     _expect(home, ["ciel", "run", str(package)], status, words)
 
 
-COMMANDS = {
-    "a missing program": (["no-such-program"], 1, ["no-such-program", "its PATH", "worker"]),
-    "a missing program by path": (["./absent"], 1, ["absent", "there is no such file"]),
-    "not executable": (["/etc/passwd"], 1, ["/etc/passwd", "it is not executable"]),
-    "a directory": (["/tmp"], 1, ["/tmp", "it is a directory"]),
-    "an exit status": (["sh", "-c", "echo why >&2; exit 3"], 1, ["exit status 3", "why"]),
-    "a signal": (["sh", "-c", "kill -SEGV $$"], 1, ["SIGSEGV"]),
-}
-
-
-@pytest.mark.parametrize("argv, status, words", COMMANDS.values(), ids=COMMANDS)
-def test_a_program_that_fails(home: Home, argv: list[str], status: int, words: list[str]) -> None:
-    _expect(home, ["ciel", "submit", "--", *argv], status, words)
-
-
 USAGE = {
     "an unknown option": (["submit", "--bogus", "--", "true"], ["--bogus"]),
     "an unknown command": (["fly"], ["fly"]),

@@ -7,9 +7,12 @@ from __future__ import annotations
 import os
 import re
 import socket
+import subprocess
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
 from typing import Any, Final
 
 import pytest
@@ -157,50 +160,55 @@ LISTENERS: Final[dict[str, tuple[Callable[[socket.socket], object], str, str]]] 
 }
 
 
-@pytest.mark.parametrize("act, client_is_told, worker_is_told", LISTENERS.values(), ids=LISTENERS)
-def test_what_is_no_master_of_ours_is_said(
-    home: Home, act: Callable[[socket.socket], object], client_is_told: str, worker_is_told: str
-) -> None:
-    with Listener(act) as listener:
-        access = listener.write_access(home)
-        log = home.path / "worker.log"
-        worker = home.start("ciel-worker", "--access", access, "--log", str(log))
-        done = home.run("ciel", "status", "--access", access)
-        assert (done.returncode, done.stdout) == (3, "")
-        said = done.stderr.replace(str(home.path), "HOME").replace(listener.netloc, "IT")
-        assert said == f"ciel: {client_is_told}\n"
-        if not worker_is_told:
-            wait_for(lambda: len(listener.connections) > 3, "the worker to come again")
-            worker.terminate()
-        _, said = worker.communicate(timeout=20)
-        assert worker.returncode == (3 if worker_is_told else 0)
-        assert said == (f"ciel-worker: {worker_is_told}\n" if worker_is_told else "")
-    assert "Traceback" not in log.read_text()
-    assert log.read_text().count("no connection to") == (0 if worker_is_told else 1)
+def test_what_is_no_master_of_ours_is_said(tmp_path: Path) -> None:
+    """Workers come to all of them at a time."""
+    with ExitStack() as stack:
+        homes, listeners, accesses, workers = {}, {}, {}, {}
+        for name, (act, _, _) in LISTENERS.items():
+            (tmp_path / name).mkdir()
+            home = homes[name] = Home(tmp_path / name)
+            listeners[name] = stack.enter_context(Listener(act))
+            accesses[name] = listeners[name].write_access(home)
+            options = ("--access", accesses[name], "--log", "worker.log")
+            workers[name] = home.start("ciel-worker", *options)
+        for name, (_, client_is_told, worker_is_told) in LISTENERS.items():
+            home, listener, worker = homes[name], listeners[name], workers[name]
+            done = home.run("ciel", "status", "--access", accesses[name])
+            assert (done.returncode, done.stdout) == (3, "")
+            said = done.stderr.replace(str(home.path), "HOME").replace(listener.netloc, "IT")
+            assert said == f"ciel: {client_is_told}\n"
+            if not worker_is_told:
+                wait_for(lambda it=listener: len(it.connections) > 3, "the worker to come again")  # type: ignore[misc]  # the default binds now
+                worker.terminate()
+            _, said = worker.communicate(timeout=20)
+            assert worker.returncode == (3 if worker_is_told else 0)
+            assert said == (f"ciel-worker: {worker_is_told}\n" if worker_is_told else "")
+            log = (home.path / "worker.log").read_text()
+            assert "Traceback" not in log
+            assert log.count("no connection to") == (0 if worker_is_told else 1)
 
 
-def test_what_never_answers_is_given_up_in_time(home: Home) -> None:
-    """Two commands wait at the same time: for a listener without a word, and for a slow one."""
+def drip(connection: socket.socket) -> None:
+    for byte in OTHER_VERSION:
+        connection.sendall(bytes((byte,)))
+        time.sleep(0.3)
 
-    def drip(connection: socket.socket) -> None:
-        for byte in OTHER_VERSION:
-            connection.sendall(bytes((byte,)))
-            time.sleep(0.3)
 
-    started_s = time.monotonic()
+@pytest.fixture(scope="module", autouse=True)
+def waiting(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[list[tuple[str, subprocess.Popen[str]]]]:
+    """Commands that wait while the tests of this file go by: for a listener without a word, and for
+    a slow one.
+    """
+    home = Home(tmp_path_factory.mktemp("waiting"))
     with Listener(lambda connection: None) as silent, Listener(drip) as slow:
         waiting = []
         for listener in (silent, slow):
             words = ("status", "--access", listener.write_access(home))
-            waiting.append((listener.netloc, home.start("ciel", *words)))
+            waiting.append((listener.netloc, home.start("timeout", "15", "ciel", *words)))
             wait_for(lambda it=listener: it.connections, "a connection")  # type: ignore[misc]  # the default binds now
-        for netloc, process in waiting:
-            _, said = process.communicate(timeout=20)
-            assert process.returncode == 3
-            assert said.startswith(
-                f"ciel: no master at {netloc}: it does not answer; it hangs, or is no master; "
-            )
-    assert time.monotonic() - started_s < 15
+        yield waiting
 
 
 def test_where_nothing_is_it_is_said(home: Home) -> None:
@@ -298,3 +306,14 @@ def test_a_master_that_speaks_nonsense_does_no_harm(home: Home) -> None:
     _, said = worker.communicate(timeout=20)
     assert (worker.returncode, said) == (0, "")
     assert "Traceback" not in log.read_text()
+
+
+def test_what_never_answers_is_given_up_in_time(
+    waiting: list[tuple[str, subprocess.Popen[str]]],
+) -> None:
+    for netloc, process in waiting:
+        _, said = process.communicate(timeout=20)
+        assert process.returncode == 3
+        assert said.startswith(
+            f"ciel: no master at {netloc}: it does not answer; it hangs, or is no master; "
+        )

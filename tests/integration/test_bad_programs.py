@@ -6,7 +6,7 @@ import json
 import re
 import shlex
 import signal
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,14 +45,14 @@ NOT_STARTED = {
 }
 
 
-@pytest.mark.parametrize("program, why", NOT_STARTED.items(), ids=NOT_STARTED)
-def test_a_program_that_cannot_start(cluster: TwoSlots, program: str, why: str) -> None:
+def test_a_program_that_cannot_start(cluster: TwoSlots) -> None:
     for name, (content, mode) in FILES.items():
         cluster.add_program(name, content, mode)
     kept = cluster.kept()
-    named = program.replace("./", "HOME/")
-    said = f"ciel: '{named}' could not be started on worker W: {why}\n"
-    assert cluster.ends(cluster.submit("--", program)) == Ends(1, "", said)
+    for program, why in NOT_STARTED.items():
+        named = program.replace("./", "HOME/")
+        said = f"ciel: '{named}' could not be started on worker W: {why}\n"
+        assert cluster.ends(cluster.submit("--", program)) == Ends(1, "", said)
     assert cluster.kept() == kept
 
 
@@ -72,19 +72,15 @@ WITHOUT_END = {
 }
 
 
-@pytest.mark.parametrize("script, signal_name", WITHOUT_END.values(), ids=WITHOUT_END)
-def test_a_program_is_killed_at_its_time_limit(
-    cluster: TwoSlots, script: str, signal_name: str
-) -> None:
-    cluster.add_program("endless", f"#!/bin/sh\n{script}\n")
-    said = (
-        "ciel: it ran longer than its limit of 0.3 s and was killed\n"
-        f"HOME/endless was killed by {signal_name} on worker W\n"
-        "its files are kept in SPOOL/kept/TASK.1\n"
-    )
-    assert cluster.ends(cluster.submit("--timeout", "300ms", "--", "./endless")) == Ends(
-        1, "", said
-    )
+def test_programs_are_killed_at_their_time_limit(cluster: TwoSlots) -> None:
+    scripts = [script for script, _ in WITHOUT_END.values()]
+    lines = submit_each(cluster, scripts, "sh", "-c", "eval $0", "{}", options=["--timeout", "0.3"])
+    for (name, (script, signal_name)), line in zip(WITHOUT_END.items(), lines, strict=True):
+        assert cluster.plain(line["story"]) == (
+            "it ran longer than its limit of 0.3 s and was killed\n"
+            f"sh -c 'eval $0' {shlex.quote(script)} was killed by {signal_name} on worker W\n"
+            "its files are kept in SPOOL/kept/TASK.1"
+        ), name
 
 
 CANCELLED = {
@@ -109,10 +105,12 @@ def test_a_program_that_ignores_signals_is_cancelled(cluster: TwoSlots, how: str
     assert Ends(process.returncode, stdout, said) == CANCELLED[how]
 
 
-def submit_each(cluster: TwoSlots, elements: Iterable[str], *argv: str) -> list[dict[str, Any]]:
+def submit_each(
+    cluster: TwoSlots, elements: Iterable[str], *argv: str, options: Sequence[str] = ()
+) -> list[dict[str, Any]]:
     """Run a program for each element; what is told of them, in order."""
     (cluster.home.path / "elements").write_text("\n".join(elements))
-    done = cluster.submit("--json", "--each-line", "elements", "--", *argv)
+    done = cluster.submit("--json", *options, "--each-line", "elements", "--", *argv)
     return [json.loads(line) for line in done.stdout.splitlines()[:-1]]
 
 

@@ -32,9 +32,9 @@ def looked_into(names: set[str]) -> set[str]:
 
 
 def test_the_second_stage_depends_on_what_the_first_one_found(
-    home: Home, hand_cluster: HandCluster, tmp_path: Path
+    lasting_cluster: HandCluster, tmp_path: Path
 ) -> None:
-    directory = tmp_path / "sources"
+    home, directory = lasting_cluster.home, tmp_path / "sources"
     write_sources(directory)
     said, names = search(home, directory)
     assert f"{sum(range(FILES))} found by plain grep" in said

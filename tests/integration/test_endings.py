@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,17 @@ def start_stubborn(home: Home) -> subprocess.Popen[str]:
     process = home.start("ciel", "submit", "--", "sh", "-c", command)
     wait_for(mark.exists, "the program to run")
     return process
+
+
+@pytest.fixture(scope="module", autouse=True)
+def forsaken(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HandCluster]:
+    """A cluster whose client was killed: it is waited for while the tests of this file go by."""
+    cluster = HandCluster.start(Home(tmp_path_factory.mktemp("forsaken")), 1)
+    client = start_stubborn(cluster.home)
+    client.kill()
+    client.communicate(timeout=20)
+    yield cluster
+    cluster.stop()
 
 
 def test_ctrl_c_cancels_the_job_and_leaves_nothing(home: Home) -> None:
@@ -100,40 +112,7 @@ def test_a_killed_part_of_an_embedded_cluster_leaves_nothing(home: Home, victim:
     home.expect_nothing_left()
 
 
-def test_a_client_that_is_killed_has_its_job_cancelled(
-    home: Home, hand_cluster: HandCluster
-) -> None:
-    process = start_stubborn(home)
-    process.kill()
-    process.communicate(timeout=20)
+def test_a_client_that_is_killed_has_its_job_cancelled(forsaken: HandCluster) -> None:
+    home = forsaken.home
     wait_for(lambda: "cancelled" in home.run("ciel", "job", "list").stdout, "the job's end", 15)
     wait_for(lambda: not any("sleep 333" in c for c in home.processes().values()), "its programs")
-
-
-def test_a_worker_that_is_killed_costs_only_what_it_ran(
-    home: Home, hand_cluster: HandCluster
-) -> None:
-    """One of two workers dies in the middle of an array: every output comes, in order."""
-    array = home.start("ciel", "submit", "--array", "1-60", "--", "sh", "-c", "sleep 0.05; echo {}")
-    wait_for(lambda: any("sleep 0.05" in c for c in home.processes().values()), "the first task")
-    time.sleep(0.5)
-    hand_cluster.workers[0].kill()
-    stdout, stderr = array.communicate(timeout=40)
-    assert array.returncode == 0, stderr
-    assert stdout.split() == [str(number) for number in range(1, 61)]
-    hand_cluster.start_worker()
-
-
-def test_a_worker_that_was_stopped_comes_back(home: Home, hand_cluster: HandCluster) -> None:
-    """It is taken for lost, and joins anew when it goes on."""
-    for worker in hand_cluster.workers:
-        worker.send_signal(signal.SIGSTOP)
-    wait_for(
-        lambda: "taken" in hand_cluster.log("master") or "silent" in hand_cluster.log("master"),
-        "the loss",
-        10,
-    )
-    for worker in hand_cluster.workers:
-        worker.send_signal(signal.SIGCONT)
-    done = home.run("ciel", "submit", "--", "echo", "back")
-    assert done.stdout == "back\n", done.stderr

@@ -6,7 +6,7 @@ import json
 import os
 import pty
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -31,9 +31,13 @@ def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Home]:
     home.expect_nothing_left()
 
 
-def graph(up: Home, *words: str) -> tuple[int, str, str]:
-    done = up.run("ciel", "job", "graph", *words)
-    return done.returncode, done.stdout, done.stderr
+Graph = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def graph(up: Home, typed: Callable[..., tuple[int, str, str]]) -> Graph:
+    """Type `ciel job graph` and more; return status, output and what is said."""
+    return lambda *words: typed(up, "job", "graph", *words)
 
 
 def texts(document: str) -> list[str]:
@@ -41,8 +45,8 @@ def texts(document: str) -> list[str]:
     return [e.text or "" for e in tree.iter() if e.tag.endswith(("}text", "}title"))]
 
 
-def test_an_array_is_drawn_as_one_box_that_tells_what_failed(up: Home) -> None:
-    assert graph(up, "1", "-o", "job.svg") == (0, "", "")
+def test_an_array_is_drawn_as_one_box_that_tells_what_failed(up: Home, graph: Graph) -> None:
+    assert graph("1", "-o", "job.svg") == (0, "", "")
     shown = texts((up.path / "job.svg").read_text())
     assert shown[0] == "job 1: <b>&twelve"
     assert "stdinout \u00d7 12" in shown
@@ -50,8 +54,8 @@ def test_an_array_is_drawn_as_one_box_that_tells_what_failed(up: Home) -> None:
     assert any("failed: 5, 10\n" in text and "exit status 1" in text for text in shown)
 
 
-def test_what_was_spawned_and_handed_over_is_drawn(up: Home) -> None:
-    status, document, said = graph(up, "2")
+def test_what_was_spawned_and_handed_over_is_drawn(graph: Graph) -> None:
+    status, document, said = graph("2")
     assert (status, said) == (0, "")
     shown = texts(document)
     assert {"hello.pack", "spawns", "delegates", "done · sync"} <= set(shown)
@@ -68,9 +72,9 @@ def test_what_was_spawned_and_handed_over_is_drawn(up: Home) -> None:
     ],
 )
 def test_the_format_is_named_or_follows_from_the_file(
-    up: Home, words: list[str], begins: str
+    up: Home, graph: Graph, words: list[str], begins: str
 ) -> None:
-    status, out, said = graph(up, "2", *words)
+    status, out, said = graph("2", *words)
     assert (status, said) == (0, "")
     name = words[1] if words[0] == "-o" else "-"
     written = out if name == "-" else (up.path / name).read_text()
@@ -78,8 +82,8 @@ def test_the_format_is_named_or_follows_from_the_file(
     assert (out == "") == (name != "-")
 
 
-def test_json_has_all_of_the_graph(up: Home) -> None:
-    graph_of = json.loads(graph(up, "last", "--json")[1])
+def test_json_has_all_of_the_graph(graph: Graph) -> None:
+    graph_of = json.loads(graph("last", "--json")[1])
     assert graph_of["job"]["counts"] == {"done": 3}
     root, first, join = graph_of["tasks"]
     assert (root["executor"], root["parent"]) == ("init", None)
@@ -103,9 +107,9 @@ def test_json_has_all_of_the_graph(up: Home) -> None:
     ],
 )
 def test_what_cannot_be_is_said_in_one_sentence(
-    up: Home, words: list[str], status: int, said: str
+    up: Home, graph: Graph, words: list[str], status: int, said: str
 ) -> None:
-    ended, out, err = graph(up, *words)
+    ended, out, err = graph(*words)
     assert (ended, out, err.count("\n")) == (status, "", 1)
     assert err.startswith(f"ciel: {said}")
 
@@ -127,11 +131,11 @@ def test_a_drawing_is_not_printed_on_a_terminal(up: Home) -> None:
     )
 
 
-def test_a_graph_is_drawn_while_its_job_runs(up: Home) -> None:
+def test_a_graph_is_drawn_while_its_job_runs(up: Home, graph: Graph) -> None:
     up.run("ciel", "submit", "--detach", "--", "sleep", "1000")
     try:
-        states = {row["state"] for row in json.loads(graph(up, "last", "--json")[1])["tasks"]}
+        states = {row["state"] for row in json.loads(graph("last", "--json")[1])["tasks"]}
         assert states <= {"runnable", "assigned"}
-        assert "active · 1 " in graph(up, "last")[1]
+        assert "active · 1 " in graph("last")[1]
     finally:
         up.run("ciel", "job", "cancel", "last")

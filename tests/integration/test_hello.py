@@ -16,22 +16,24 @@ def test_hello_on_an_embedded_cluster(home: Home) -> None:
     home.expect_nothing_left()
 
 
-def test_hello_on_a_cluster_started_by_hand(home: Home, hand_cluster: HandCluster) -> None:
-    done = home.run("ciel", "run", HELLO)
+def test_hello_on_a_cluster_started_by_hand(lasting_cluster: HandCluster) -> None:
+    done = lasting_cluster.home.run("ciel", "run", HELLO)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == ["Hello, world!\n"]
     assert done.stderr == ""  # nothing of its own was started
 
 
-def test_an_array_runs_on_both_workers_in_order(home: Home, hand_cluster: HandCluster) -> None:
-    done = home.run("ciel", "submit", "--array", "1-100", "--", "sh", "-c", "echo {} $CIEL_WORKER")
+def test_an_array_runs_on_both_workers_in_order(lasting_cluster: HandCluster) -> None:
+    done = lasting_cluster.home.run(
+        "ciel", "submit", "--array", "1-100", "--", "sh", "-c", "echo {} $CIEL_WORKER"
+    )
     assert done.returncode == 0, done.stderr
     rows = [line.split() for line in done.stdout.splitlines()]
     assert [row[0] for row in rows] == [str(number) for number in range(1, 101)]
     assert len({row[1] for row in rows}) == 2
 
 
-def test_large_objects_move_between_workers(home: Home, hand_cluster: HandCluster) -> None:
+def test_large_objects_move_between_workers(lasting_cluster: HandCluster) -> None:
     """Each of two tasks makes 3 MB; the last reads both, wherever it runs."""
     program = (
         "from ciel import Client\n"
@@ -39,7 +41,7 @@ def test_large_objects_move_between_workers(home: Home, hand_cluster: HandCluste
         "    parts = [job.run(['seq', str(n), str(n + 400000)]) for n in (1, 2)]\n"
         "    print(job.read(job.run(['wc', '-c'], inputs=parts)).decode().strip())\n"
     )
-    done = home.run("python", "-c", program)
+    done = lasting_cluster.home.run("python", "-c", program)
     assert done.returncode == 0, done.stderr
     expected = sum(len(f"{n}\n") for start in (1, 2) for n in range(start, start + 400001))
     assert done.stdout.strip() == str(expected)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ciel.testing.homes import Home, wait_for
 
-MOMENTS = 10
+MOMENTS = 6
 
 
 def catches_signals(process: subprocess.Popen[str]) -> bool:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
-import io
 import json
 import os
 import pty
@@ -14,25 +12,27 @@ import struct
 import subprocess
 import termios
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import pytest
 
 from ciel.cli import job_output
-from ciel.cli.main import main
 from ciel.testing.homes import Home, wait_for
 
 SCRIPT = "echo {}; echo why {} >&2; test $(({} % 7)) != 0"
 
 
+Typed = Callable[..., tuple[int, str, str]]
+
+
 class Up(Home):
     """A home in which a cluster is up."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, typed: Typed) -> None:
         super().__init__(path)
+        self._typed = typed
         done = self.run("ciel", "up", "--workers", "2", "--slots", "1", "--listen", "127.0.0.1:0")
         assert done.returncode == 0, done.stderr
 
@@ -42,16 +42,8 @@ class Up(Home):
             os.kill(pid, signal.SIGKILL)
 
     def ciel(self, *words: str) -> tuple[int, str, str]:
-        """Run a command in this process, which is quicker; return status, output and complaint."""
-        out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8") for _ in range(2))
-        with (
-            mock.patch.dict(os.environ, self.environ, clear=True), contextlib.chdir(self.path),
-            contextlib.redirect_stdout(out), contextlib.redirect_stderr(err),
-        ):  # fmt: skip
-            status = main(words)
-        for stream in (out, err):
-            stream.seek(0)
-        return status, out.read(), err.read()
+        """Run a command; return status, output and complaint."""
+        return self._typed(self, *words)
 
     def shown(self, *words: str) -> str:
         """What a command shows that ends well, with names instead of what differs each time."""
@@ -94,8 +86,8 @@ def normalised(text: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
-    up = Up(tmp_path_factory.mktemp("up"))
+def up(tmp_path_factory: pytest.TempPathFactory, typed: Typed) -> Iterator[Up]:
+    up = Up(tmp_path_factory.mktemp("up"), typed)
     yield up
     up.down()
     assert list(up.tmp.iterdir()) == []
@@ -264,8 +256,8 @@ def test_a_job_that_runs_is_not_removed(up: Up, sleeper: str) -> None:
     assert err == f"ciel: job {sleeper} has not ended; cancel it first\n"
 
 
-def test_all_means_what_it_can_mean(tmp_path: Path) -> None:
-    up = Up(tmp_path)
+def test_all_means_what_it_can_mean(tmp_path: Path, typed: Typed) -> None:
+    up = Up(tmp_path, typed)
     try:
         assert up.ciel("job", "list") == (0, "no jobs\n", "")
         assert up.ciel("job", "wait", "all")[0] == 0
@@ -358,8 +350,8 @@ def test_a_result_that_nobody_has_any_more_is_told_of(
     assert f"1 of 3 results of job {number} failed:\nciel: 2: cannot read object {second}" in err
 
 
-def test_results_that_went_with_their_worker_are_made_again(tmp_path: Path) -> None:
-    up = Up(tmp_path)
+def test_results_that_went_with_their_worker_are_made_again(tmp_path: Path, typed: Typed) -> None:
+    up = Up(tmp_path, typed)
     try:
         up.submit("--array", "1-8", "--", "seq", "{}", "1777")
         assert up.ciel("job", "wait", "1")[0] == 0

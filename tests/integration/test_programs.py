@@ -13,6 +13,7 @@ import pytest
 from ciel.client import Client
 from ciel.client.errors import TaskFailedError
 from ciel.core.refs import Reference
+from ciel.core.tasks import Needs
 from ciel.testing.homes import HandCluster, Home
 from ciel.testing.languages import require_jansson, require_perl
 
@@ -88,6 +89,18 @@ def test_a_task_waits_in_place_for_a_child_and_hands_over(
     with client.job(f"nested {language}") as job:
         (ref,) = add(job, programs / f"nested.{language}", "nested", 4)
         assert job.read(ref) == b"5"
+
+
+def test_a_task_goes_on_with_the_first_of_its_children(
+    client_of_one: Client, programs: Path
+) -> None:
+    """The other is stopped then, else it would leave one slot."""
+    with client_of_one.job("choice") as job:
+        (ref,) = add(job, programs / "choice.py", "spawns")
+        assert job.read(ref) == b"2 of 2: brief\n"
+        wide = {"args": {"command_line": ["echo", "free"]}}
+        (ref,) = job.add("stdinout", wide, needs=Needs(slots=2))
+        assert job.read(ref) == b"free\n"
 
 
 MODES = {  # may_stream, may_pipe, how it is opened: see streams.c

@@ -1,22 +1,33 @@
 """Where a worker keeps its files, and what happens when there is no more room for them."""
 
+import http.client
 import re
 import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from ciel.client import Client
+from ciel.core.ids import ObjectId
+from ciel.core.refs import Concrete
+from ciel.storage.files import open_disk
 from ciel.testing.homes import HandCluster, Home, wait_for
 from ciel.testing.mounts import on_mount
 
 
+@pytest.fixture
+def cluster(home: Home) -> Iterator[HandCluster]:
+    """A master; its only worker is started by the test."""
+    cluster = HandCluster.start(home, 0)
+    yield cluster
+    cluster.stop()
+
+
 def test_a_spool_may_be_named_from_where_the_worker_is_started(
-    home: Home, hand_cluster: HandCluster
+    home: Home, cluster: HandCluster
 ) -> None:
-    for worker in hand_cluster.workers:
-        worker.terminate()
-        worker.communicate(timeout=20)
-    hand_cluster.start_worker("--spool", "my-spool")
+    cluster.start_worker("--spool", "my-spool")
     done = home.run("ciel", "submit", "--", "sh", "-c", "echo found; head -c 5000 /dev/zero")
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("found\n")
@@ -27,18 +38,13 @@ SMALL = ["-t", "tmpfs", "-o", "size=16m,nr_inodes=200", "none"]
 
 
 @pytest.fixture
-def small_spool(home: Home, hand_cluster: HandCluster) -> Iterator[str]:
+def small_spool(home: Home, cluster: HandCluster) -> Iterator[str]:
     """The spool of the only worker: a file system of 16 MiB that nobody else sees."""
-    for worker in hand_cluster.workers:
-        worker.terminate()
-        worker.communicate(timeout=20)
     place, log = home.path / "small", home.path / "small.log"
     place.mkdir()
-    options = ["--access", str(hand_cluster.access), "--slots", "1", "--log", str(log)]
+    options = ["--access", str(cluster.access), "--slots", "1", "--log", str(log)]
     spool = ["--spool", str(place / "spool")]
-    hand_cluster.workers.append(
-        home.start(*on_mount(SMALL, place, ["ciel-worker", *options, *spool]))
-    )
+    cluster.workers.append(home.start(*on_mount(SMALL, place, ["ciel-worker", *options, *spool])))
     wait_for(lambda: log.exists() and "joined the master" in log.read_text(), "a worker")
     yield str(place)
     assert "Traceback" not in log.read_text()
@@ -100,3 +106,52 @@ def test_a_worker_goes_on_when_a_full_disk_has_room_again(
     assert run(f"rm -r {small_spool}/fill").returncode == 0
     done = run(script)
     assert (done.returncode, len(done.stdout)) == (0, 1 << 20), done.stderr
+
+
+HUGE_BYTES = 64 << 30
+READ_BYTES = 64 << 20  # of the whole, before its reader has enough
+
+
+def peak_bytes(pid: int) -> int:
+    """Return the most memory that a process ever had in use."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(re.findall(r"VmHWM:\s+(\d+) kB", status)[0]) << 10
+
+
+def test_an_object_larger_than_memory_is_read_in_place_in_parts_and_from_its_beginning(
+    home: Home, cluster: HandCluster
+) -> None:
+    """It is a file that consists of a hole, but for its end."""
+    with open_disk({}, home.path / "spool" / "store") as store, store.begin("huge") as writer:
+        assert writer.path is not None
+        with open(writer.path, "r+b") as file:
+            file.seek(HUGE_BYTES - 4)
+            file.write(b"end\n")
+        assert writer.commit().size_bytes == HUGE_BYTES
+    worker = cluster.start_worker("--spool", "spool")
+    (netloc,) = cluster.netlocs()
+    before_bytes = peak_bytes(worker.pid)
+
+    huge = Concrete(ObjectId("huge"), HUGE_BYTES, frozenset((netloc,)))
+    with Client(environ=home.environ) as client, client.job("huge") as job:
+        assert job.read(job.run(["tail", "-c", "4"], inputs=[huge])) == b"end\n"
+
+    def ask(method: str, part: str = "") -> http.client.HTTPResponse:
+        headers = {"Authorization": f"Bearer {cluster.key}", "Connection": "close"}
+        if part:
+            headers["Range"] = f"bytes={part}"
+        connection = http.client.HTTPConnection(netloc, timeout=10)
+        connection.request(method, "/data/huge", headers=headers)
+        return connection.getresponse()
+
+    assert ask("HEAD").headers["Content-Length"] == str(HUGE_BYTES)
+    with ask("GET", "-4") as part:
+        span = f"bytes {HUGE_BYTES - 4}-{HUGE_BYTES - 1}/{HUGE_BYTES}"
+        assert part.headers["Content-Range"] == span
+        assert part.read() == b"end\n"
+    with ask("GET", f"{HUGE_BYTES // 2}-{HUGE_BYTES // 2 + 99_999}") as part:
+        assert part.read() == bytes(100_000)
+    with ask("GET") as whole:
+        assert whole.headers["Content-Length"] == str(HUGE_BYTES)
+        assert sum(len(whole.read(1 << 20)) for _ in range(READ_BYTES >> 20)) == READ_BYTES
+    assert peak_bytes(worker.pid) - before_bytes < READ_BYTES // 8

@@ -32,30 +32,43 @@ def test_ten_stages_of_a_stream_finish_on_one_slot(home: Home) -> None:
     home.expect_nothing_left()
 
 
-# Each producer dies once, after so many bytes; its readers are on either worker. Then it is tried
-# again, and writes all of it.
+# Each producer dies once, after so many bytes and when both of its readers have begun, on either
+# worker. Then it is tried again, and writes all of it. Some go on at a time, with a slot for each
+# of their programs.
 KILLED = """
 import json, sys
 from ciel import Client
 from ciel.core.tasks import Needs
 
-SIZE, OFFSETS = int(sys.argv[3]), int(sys.argv[4])
-ONCE = 'if mkdir "$1" 2>/dev/null; then head -c "$2" "$3"; kill -9 $$; fi; cat "$3"'
+SIZE, OFFSETS, AT_A_TIME = int(sys.argv[3]), int(sys.argv[4]), 25
+ONCE = (
+    'if mkdir "$1" 2>/dev/null; then head -c "$2" "$3"; '
+    'until [ -e "$1.0" ] && [ -e "$1.1" ]; do sleep 0.01; done; kill -9 $$; fi; cat "$3"'
+)
+BEGIN = ': >"$0"; exec "$@"'
+READERS = (["sha256sum"], ["tail", "-c", "1"])
 
 with Client() as client, client.job("killed") as job:
-    sums = []
+    found, sums = [], []
     for number in range(OFFSETS):
-        offset = SIZE * number // (OFFSETS - 1)
-        line = ["sh", "-c", ONCE, "sh", f"{sys.argv[2]}/{number}", offset, sys.argv[1]]
-        args = {"command_line": line, "stream_output": True}
+        offset, mark = SIZE * number // (OFFSETS - 1), f"{sys.argv[2]}/{number}"
+        args = {
+            "command_line": ["sh", "-c", ONCE, "sh", mark, offset, sys.argv[1]],
+            "stream_output": True,
+        }
         (made,) = job.add("stdinout", {"args": args}, needs=Needs(retries=1))
-        sums += [job.run(["sha256sum"], inputs=[made]), job.run(["tail", "-c", "1"], inputs=[made])]
-    print(json.dumps([job.read(ref, timeout_s=100).decode(errors="replace") for ref in sums]))
+        for which, reader in enumerate(READERS):
+            sums.append(job.run(["sh", "-c", BEGIN, f"{mark}.{which}", *reader], inputs=[made]))
+        if len(sums) == AT_A_TIME * len(READERS):
+            job.want(sums)
+            found += [job.read(ref, timeout_s=60).decode(errors="replace") for ref in sums]
+            sums = []
+    print(json.dumps(found))
 """
 
 
 def test_a_producer_killed_at_100_offsets_never_leads_to_a_wrong_result(
-    home: Home, hand_cluster: HandCluster, tmp_path: Path
+    home: Home, tmp_path: Path
 ) -> None:
     """Every other reader stops at the end only, and one of each pair hardly reads."""
     content = bytes(range(256)) * 800  # 200 KiB: a producer writes it in several steps
@@ -63,8 +76,10 @@ def test_a_producer_killed_at_100_offsets_never_leads_to_a_wrong_result(
     marks = tmp_path / "marks"
     marks.mkdir()
     arguments = [str(tmp_path / "content"), str(marks), str(len(content)), "100"]
+    cluster = HandCluster.start(home, 2, "--slots", "38")
     done = home.run("python", "-c", KILLED, *arguments, timeout_s=110)
+    cluster.stop()
     assert done.returncode == 0, done.stderr
     expected = [hashlib.sha256(content).hexdigest() + "  -\n", "\ufffd"]
     assert json.loads(done.stdout) == expected * 100
-    assert len(list(marks.iterdir())) == 100, "each of them died once"
+    assert len(list(marks.iterdir())) == 300, "each of them died once, when it was read twice"

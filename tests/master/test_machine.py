@@ -1286,17 +1286,34 @@ def test_a_reader_that_is_given_its_input_is_told_that_it_grows() -> None:
 @pytest.mark.parametrize("end", ["recalled", "lost", "not to be had"])
 def test_readers_are_stopped_before_what_they_read_is_made_again(end: str) -> None:
     cluster = Reading()
-    stops = ["w2: stop c1 (1)", "w2: drop c0", "w3: stop c2 (1)", "w3: drop c1"]
+    stops, drops = ["w2: stop c1 (1)", "w3: stop c2 (1)"], ["w2: drop c0", "w3: drop c1"]
     if end == "lost":
         cluster.loses("w1")
     elif end == "not to be had":
         cluster.worker_says("w2", inputs_lost(cluster.second, place_of("w1")))
-        del stops[:2]  # it has ended by itself
+        del stops[0]  # it has ended by itself
     else:
         fault = TaskFault(RECALLED, "")
         cluster.worker_says("w1", TaskReported(cluster.first.id, 1, (), fault, 0.0))
-    cluster.said(*stops, *(["w1: run c0 again (2)"] if end == "recalled" else []))
+    cluster.said(*stops, *drops, *(["w1: run c0 again (2)"] if end == "recalled" else []))
     assert cluster.state(cluster.second) is cluster.state(cluster.third) is TaskState.WAITING
+
+
+def test_what_nobody_reads_any_more_is_not_followed_when_it_breaks() -> None:
+    cluster = Reading()
+    cluster.worker_says("w2", inputs_lost(cluster.second, place_of("w4")))
+    cluster.lines()
+    cluster.loses("w1")
+    assert "w2: drop c0" in cluster.lines()
+
+
+def test_a_reader_that_says_in_the_same_turn_that_it_has_all_keeps_it() -> None:
+    cluster = Reading()
+    cluster.machine.worker_lost("w1", "its connection ended", cluster.now_s)
+    whole = ObjectsStored((stored("c0", place_of("w2")),))
+    cluster.machine.worker_said("w2", whole, cluster.now_s)
+    cluster.end_turn()
+    assert [line for line in cluster.lines() if "drop" in line] == ["w3: drop c1"]
 
 
 @pytest.mark.parametrize("end", ["recalled", "lost", "failed", "cancelled"])
@@ -1313,8 +1330,7 @@ def test_a_report_that_was_held_is_dropped_with_what_it_made(end: str) -> None:
     else:
         cluster.says(CancelJob(JOB, "the user said so"))
     drops = [line for line in cluster.lines() if "drop" in line]
-    read = [] if end == "cancelled" else ["w2: drop c0", "w3: drop c1"]
-    assert sorted(drops) == sorted([*read, "w2: drop c1", "w3: drop c2"])
+    assert sorted(drops) == ["w2: drop c0", "w2: drop c1", "w3: drop c1", "w3: drop c2"]
     assert not cluster.machine.held
     assert cluster.state(cluster.second) is not TaskState.ASSIGNED
     assert cluster.slots_used("w2") == 0
@@ -1354,7 +1370,7 @@ def test_a_reader_whose_worker_is_lost_while_its_report_is_held_runs_again() -> 
     cluster = Reading()
     cluster.reports()
     cluster.loses("w2")
-    cluster.said("w3: drop c1", "w3: drop c2")
+    cluster.said("w3: drop c2", "w3: drop c1")
     assert cluster.state(cluster.second) is TaskState.RUNNABLE
     assert not cluster.machine.blame
     cluster.joins(a_worker("w5", executors=["w2"]))
@@ -1365,14 +1381,14 @@ def test_readers_of_what_failed_fail_unless_they_see_errors() -> None:
     cluster = Reading(sees_errors=True)
     cluster.failed("w1", cluster.first)
     cluster.said(
-        "w2: stop c1 (1)", "w2: drop c0", "w3: stop c2 (1)", "w3: drop c1", "w2: run c1 again (2)"
+        "w2: stop c1 (1)", "w3: stop c2 (1)", "w2: drop c0", "w3: drop c1", "w2: run c1 again (2)"
     )
     cluster = Reading()
     cluster.failed("w1", cluster.first)
     cluster.said(
         "w2: stop c1 (1)",
-        "w2: drop c0",
         "w3: stop c2 (1)",
+        "w2: drop c0",
         "w3: drop c1",
         "client: c2 is DEPENDENCY_FAILED",
         "client: failed: DEPENDENCY_FAILED: its input c0 failed (RUNTIME_ERROR): exit status 3",
@@ -1486,7 +1502,7 @@ def test_a_second_process_of_the_same_name_is_ended() -> None:
     graph = cluster.machine.graph
     task = graph.tasks[cluster.first.id]
     graph.reopen(task)
-    graph._make_runnable(task)
+    graph.make_runnable(task)
     cluster.end_turn()
     cluster.said("w2: run out again (2)")
     cluster.wait("w2", attempt=2)
@@ -1768,6 +1784,89 @@ def test_a_child_that_is_refused_fails_its_parent_and_stops() -> None:
     assert CancelTask(child.id, 0) in cluster.told
 
 
+# --- children that run within their parents -------------------------------------------------------
+
+
+def within(child: TaskSpec, attempt: int = 1) -> SpawnTask:
+    return SpawnTask(child, (), attempt, begun=True, wanted=True)
+
+
+def test_a_child_that_runs_within_its_parent_counts_and_takes_no_slot() -> None:
+    cluster, parent, _ = spawning()
+    part = a_task("part", parent=parent, ordinal=1)
+    inner = a_task("inner", parent=part, ordinal=2)
+    cluster.worker_says("w1", within(part), within(inner, 0))
+    cluster.said()
+    assert cluster.state(part) is cluster.state(inner) is TaskState.ASSIGNED
+    assert cluster.slots_used("w1") == 1
+    cluster.done("w1", inner, attempt=0)
+    cluster.done("w1", part, attempt=0)
+    cluster.said()
+    assert cluster.state(part) is cluster.state(inner) is TaskState.DONE
+    whole = a_task("a", inputs=["part"], parent=parent, ordinal=2)
+    cluster.worker_says("w1", SpawnTask(whole, (), 1), TaskReported(parent.id, 1, (), None, 0.1))
+    cluster.said("w1: run a")
+    assert cluster.slots_used("w1") == 1
+
+
+def test_what_a_running_task_needs_runs_elsewhere_meanwhile() -> None:
+    cluster, parent, _ = spawning()
+    cluster.joins(a_worker("w2"))
+    part = a_task("part", parent=parent, ordinal=1)
+    cluster.worker_says("w1", SpawnTask(part, (), 1, wanted=True))
+    assert cluster.state(part) is TaskState.ASSIGNED
+    cluster.lines()
+    cluster.worker_says("w1", TaskReported(parent.id, 1, (inline("a"),), None, 0.1))
+    cluster.lines()
+    assert cluster.state(part) is TaskState.DORMANT, "nobody needs it any more"
+    assert CancelTask(part.id, 1) in cluster.told
+
+
+def test_a_child_that_ran_within_and_was_known_has_its_parent_begin_anew() -> None:
+    """It would run twice, and what else its parent made of it might be lost."""
+    cluster, parent, _ = spawning()
+    part = a_task("part", parent=parent, ordinal=1)
+    cluster.worker_says("w1", SpawnTask(part, (), 1))
+    cluster.worker_says("w1", within(part))
+    cluster.lines()
+    assert CancelTask(part.id, 0) in cluster.told
+    assert CancelTask(parent.id, 1) in cluster.told
+    assert cluster.state(parent) in (TaskState.RUNNABLE, TaskState.ASSIGNED)
+    assert parent.id not in cluster.machine.blame
+    stopped = TaskFault("CANCELLED", "")
+    cluster.worker_says("w1", TaskReported(part.id, 0, (), stopped, 0.1))
+    cluster.worker_says("w1", TaskReported(parent.id, 1, (), stopped, 0.1))
+    assert cluster.machine.graph.tasks[parent.id].attempt == 2
+    assert cluster.slots_used("w1") == 1
+
+
+def test_who_is_given_back_with_its_children_runs_again() -> None:
+    cluster, parent, _ = spawning()
+    part = a_task("part", parent=parent, ordinal=1)
+    cluster.worker_says("w1", within(part))
+    cluster.worker_says(
+        "w1",
+        TaskReported(parent.id, 1, (), TaskFault(RECALLED, ""), 0.1),
+        TaskReported(part.id, 0, (), TaskFault("RUNTIME_ERROR", "its own"), 0.1),
+    )
+    assert cluster.state(part) is TaskState.FAILED
+    assert cluster.machine.graph.tasks[parent.id].attempt == 2
+    assert cluster.slots_used("w1") == 1
+
+
+def test_a_worker_is_lost_with_all_that_ran_within_each_other() -> None:
+    cluster, parent, _ = spawning()
+    part = a_task("part", parent=parent, ordinal=1)
+    inner = a_task("inner", parent=part, ordinal=2)
+    cluster.worker_says("w1", within(part), within(inner, 0))
+    cluster.loses("w1")
+    assert cluster.state(part) is cluster.state(inner) is TaskState.DORMANT
+    for task in (parent, part, inner):
+        assert cluster.machine.blame[task.id].worker_losses == 1
+    cluster.joins(a_worker("w2"))
+    assert cluster.machine.graph.tasks[parent.id].attempt == 2
+
+
 # --- what a task did not promise ------------------------------------------------------------------
 
 
@@ -1802,3 +1901,67 @@ def test_what_a_superseded_attempt_published_unasked_is_deleted() -> None:
     extra = ObjectId(f"{maker.id}:pub:0")
     cluster.done("w1", maker, stored("a", place_of("w1")), stored(extra, place_of("w1")))
     cluster.said(f"w1: drop a {extra}")
+
+
+# --- choices --------------------------------------------------------------------------------------
+
+
+EITHER = a_task("either", any_of=["a", "b"])
+
+
+def assigned_inputs(cluster: Cluster, spec: TaskSpec) -> tuple[Reference, ...]:
+    told = [m for m in cluster.told if isinstance(m, AssignTask) and m.spec == spec]
+    return told[-1].inputs
+
+
+def test_who_chooses_is_given_what_is_there_and_the_rest_is_stopped_at_its_end() -> None:
+    cluster = two()
+    a, b = a_task("a"), a_task("b", ordinal=1)
+    cluster.job(a, b, EITHER, want=["either"])
+    assert sorted(cluster.lines()) == ["w1: run b", "w2: run a"]
+    at_w1 = stored("b", place_of("w1"))
+    cluster.done("w1", b, at_w1)
+    cluster.said("w1: run either")
+    assert assigned_inputs(cluster, EITHER) == (Future(ObjectId("a")), at_w1)
+    cluster.done("w1", EITHER)
+    assert "w2: stop a (1)" in cluster.lines()
+
+
+def test_who_cannot_get_what_it_chose_waits_for_any_again() -> None:
+    cluster = two()
+    a, b = a_task("a"), a_task("b", ordinal=1)
+    cluster.job(a, b, EITHER, want=["either"])
+    cluster.done("w1", b, stored("b", place_of("w1")))
+    cluster.lines()
+    losses = ((ObjectId("b"), place_of("w1")),)
+    cluster.worker_says("w1", InputsLost(EITHER.id, 1, losses, "it is gone"))
+    cluster.said("w1: drop b", "w1: run b again (2)")
+    cluster.done("w2", a)
+    cluster.said("w2: run either again (2)")
+    assert assigned_inputs(cluster, EITHER) == (inline("a"), Future(ObjectId("b")))
+
+
+def test_who_chooses_is_not_sent_ahead_but_what_follows_it_is() -> None:
+    cluster = Cluster(a_worker("w1", slots=2), delegates=True)
+    a, last = a_task("a"), a_task("last", inputs=["either"])
+    cluster.job(a, a_task("b", ordinal=1), EITHER, last, want=["last"])
+    assert sorted(cluster.lines()) == ["w1: run a", "w1: run b"]
+    cluster.done("w1", a)
+    cluster.said("w1: run either", "w1: run last")
+
+
+def test_who_chooses_says_what_it_waits_for() -> None:
+    cluster = Cluster()
+    first = a_task("a", name="first")
+    choice = a_task("either", inputs=["n"], any_of=["a", "b"], name="choice")
+    bad = a_task("b", slots=9)
+    cluster.job(first, a_task("n", name="other"), bad, choice, want=["either"])
+    assert why(cluster, "choice") == (
+        "it waits for n, made by task other, which is runnable\n"
+        "it waits for any of 2 objects:\n"
+        "a, made by task first, which is runnable\n"
+        f"b, made by task {bad.id}, which is runnable"
+    )
+    cluster.joins(a_worker("w1"))
+    lines = why(cluster, "choice").splitlines()
+    assert lines[-1] == "b, which has failed"

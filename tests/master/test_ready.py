@@ -2,15 +2,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ciel.core.tasks import TaskNode
-from ciel.master.state.ready import ReadyQueue
-from ciel.testing.builders import a_job, a_task
+from ciel.core.graph import TaskGraph
+from ciel.core.ids import ObjectId
+from ciel.core.jobs import Job
+from ciel.core.tasks import TaskNode, TaskSpec
+from ciel.master.state.ready import LOWEST_EVERY, ReadyQueue
+from ciel.testing.builders import a_chain, a_fan, a_job, a_task
 
 JOB = a_job()
 
 
-def a_node(name: str, priority: int = 0) -> TaskNode:
-    return TaskNode(a_task(name, priority=priority), JOB)
+def a_node(name: str, priority: int = 0, job: Job = JOB) -> TaskNode:
+    return TaskNode(a_task(name, priority=priority, job=job.spec.id), job)
 
 
 def drain(queue: ReadyQueue) -> list[str]:
@@ -18,21 +21,21 @@ def drain(queue: ReadyQueue) -> list[str]:
 
 
 def test_tasks_leave_in_the_order_in_which_they_came() -> None:
-    queue = ReadyQueue()
+    queue = ReadyQueue(TaskGraph())
     for name in ("a", "b", "c"):
         queue.push(a_node(name))
     assert drain(queue) == ["a", "b", "c"]
 
 
 def test_a_higher_priority_goes_first() -> None:
-    queue = ReadyQueue()
+    queue = ReadyQueue(TaskGraph())
     for name, priority in [("low", -1), ("first", 5), ("usual", 0), ("second", 5)]:
         queue.push(a_node(name, priority))
     assert drain(queue) == ["first", "second", "usual", "low"]
 
 
 def test_a_task_that_is_put_back_is_the_next_of_its_priority() -> None:
-    queue = ReadyQueue()
+    queue = ReadyQueue(TaskGraph())
     for name in ("a", "b"):
         queue.push(a_node(name))
     queue.push_first(queue.pop())
@@ -41,7 +44,7 @@ def test_a_task_that_is_put_back_is_the_next_of_its_priority() -> None:
 
 
 def test_nothing_comes_out_of_an_empty_queue() -> None:
-    queue = ReadyQueue()
+    queue = ReadyQueue(TaskGraph())
     with pytest.raises(IndexError):
         queue.pop()
     queue.push(a_node("a"))
@@ -51,6 +54,79 @@ def test_nothing_comes_out_of_an_empty_queue() -> None:
     assert not queue
 
 
+# --- what is begun comes first --------------------------------------------------------------------
+
+
+class Ready:
+    """A queue, and a graph whose tasks are pushed to it by the name of what they make."""
+
+    def __init__(self, *specs: TaskSpec, job: Job = JOB) -> None:
+        self.graph = TaskGraph()
+        self.queue = ReadyQueue(self.graph)
+        self.add(*specs, job=job)
+
+    def add(self, *specs: TaskSpec, job: Job = JOB) -> None:
+        for spec in specs:
+            self.graph.add(spec, job)
+
+    def push(self, *names: str, attempt: int = 0) -> None:
+        for name in names:
+            node = self.graph.objects.nodes[name].producer
+            assert node is not None
+            node.attempt = attempt
+            self.queue.push(node)
+
+
+def test_who_reads_what_others_made_goes_before_who_begins_something_new() -> None:
+    ready = Ready(*a_fan(4), a_task("end", inputs=["total"]))
+    ready.push("leaf0", "leaf1", "leaf2", "total", "leaf3", "end")
+    assert drain(ready.queue) == ["end", "total", "leaf0", "leaf1", "leaf2", "leaf3"]
+
+
+def test_what_all_read_puts_nobody_first() -> None:
+    first = a_task("first")
+    many = [a_task(f"part{number}", inputs=["first"]) for number in range(3)]
+    ready = Ready(first, *many, a_task("sum", inputs=["part0", "part1"]))
+    ready.push("first", "part0", "part1", "part2", "sum")
+    assert drain(ready.queue) == ["sum", "part0", "part1", "part2", "first"]
+
+
+def test_a_child_stands_where_its_parent_does() -> None:
+    leaf, parent = a_task("leaf"), a_task("parent", inputs=["leaf"])
+    ready = Ready(leaf, parent, a_task("fresh"), a_task("child", parent=parent))
+    ready.push("leaf", "parent")
+    assert drain(ready.queue) == ["parent", "leaf"]
+    ready.push("fresh", "child")
+    assert drain(ready.queue) == ["child", "fresh"]
+
+
+def test_of_equals_who_was_with_a_worker_before_comes_first() -> None:
+    ready = Ready(*a_fan(3))
+    ready.push("leaf0", "leaf1")
+    ready.push("leaf2", attempt=1)
+    assert drain(ready.queue) == ["leaf2", "leaf0", "leaf1"]
+
+
+def test_each_job_keeps_its_turns_whatever_takes_them() -> None:
+    other = a_job("other")
+    ready = Ready(*a_fan(2))
+    ready.add(*[a_task(f"other{number}", job="other") for number in range(2)], job=other)
+    ready.push("leaf0", "other0", "leaf1", "other1", "total")
+    assert drain(ready.queue) == ["total", "other0", "leaf0", "other1", "leaf1"]
+
+
+def test_nobody_waits_for_ever_behind_a_chain_without_end() -> None:
+    ready = Ready(a_task("leaf"), *a_chain(2 * LOWEST_EVERY))
+    ready.push("leaf")
+    came = []
+    for number in range(1, 2 * LOWEST_EVERY):
+        ready.push(f"c{number}")
+        came.append(ready.queue.pop().spec.outputs[0])
+    assert came.index(ObjectId("leaf")) == LOWEST_EVERY - 1
+
+
+# --- all together ---------------------------------------------------------------------------------
+
 steps = st.lists(
     st.tuples(st.sampled_from(["push", "push first"]), st.integers(-2, 2)) | st.just(("pop", 0))
 )
@@ -58,7 +134,7 @@ steps = st.lists(
 
 @given(steps)
 def test_it_agrees_with_a_sorted_list(steps: list[tuple[str, int]]) -> None:
-    queue = ReadyQueue()
+    queue = ReadyQueue(TaskGraph())
     model: list[TaskNode] = []
     for number, (step, priority) in enumerate(steps):
         node = a_node(f"t{number}", priority)

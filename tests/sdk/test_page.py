@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ciel.executors.proc import _METHODS
+from ciel.executors.proc import Conversation
 from ciel.testing.stand_in import StandIn
 
 ROOT = Path(__file__).parents[2]
@@ -55,4 +55,4 @@ def test_every_call_is_listed() -> None:
     _, _, after = PAGE.partition("## What a program says")
     table, _, _ = after.partition("\n## ")
     listed = re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)
-    assert sorted(listed) == sorted(_METHODS)
+    assert sorted(listed) == sorted(Conversation.METHODS)

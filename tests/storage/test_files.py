@@ -1,5 +1,9 @@
 from pathlib import Path
+from random import Random
 
+import pytest
+
+from ciel.storage.errors import CorruptObjectError
 from ciel.storage.files import FileStore, open_disk
 from ciel.storage.interface import Capabilities
 from ciel.testing.directory_store_suite import DirectoryStoreSuite
@@ -42,3 +46,24 @@ class TestBoundedDiskStore(DiskStoreSuite):
     def make_store(self, where: Path, *, capacity_bytes: int | None = None) -> FileStore:
         capacity = str(capacity_bytes or "32MiB")
         return open_disk({"capacity": capacity, "sync": "no"}, where / "store")
+
+
+def test_a_flipped_bit_is_found_in_each_of_a_thousand_objects(tmp_path: Path) -> None:
+    """A local reader is not kept waiting for that (ADR 4): it is found by whoever checks."""
+    chance = Random(2)
+    with open_disk({}, tmp_path / "store") as store:
+        names = [f"o{number}" for number in range(1000)]
+        for name in names:
+            store.put(name, chance.randbytes(chance.randint(1, 3000)))
+        assert store.check() == []
+        for name in names:
+            path = tmp_path / "store" / "objects" / name
+            content = bytearray(path.read_bytes())
+            content[chance.randrange(len(content))] ^= 1 << chance.randrange(8)
+            path.chmod(0o600)
+            path.write_bytes(content)
+            path.chmod(0o400)
+        assert sorted(problem.place for problem in store.check()) == sorted(names)
+        for name in names:
+            with pytest.raises(CorruptObjectError, match="committed as"):
+                store.verify(name)

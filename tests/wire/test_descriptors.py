@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from ciel.core.errors import InvalidIdError
 from ciel.core.ids import JobId, ObjectId, child_id
 from ciel.core.jobs import JobSpec, summarise
-from ciel.core.refs import Concrete, Future, Value
+from ciel.core.refs import Concrete, Future, Reference, Value
 from ciel.core.tasks import USUAL_NEEDS, Mentions, Needs, TaskSpec, check_task
 from ciel.testing.builders import a_job, a_root_task, a_task
 from ciel.testing.strategies import json_values, references
@@ -34,6 +34,14 @@ def a_made_task(arguments: dict[str, Any], **options: Any) -> TaskSpec:
         job=JOB, parent=JOB, ordinal=0, executor="stdinout", arguments=arguments, **options
     )
     return spec
+
+
+def named(
+    arguments: dict[str, Any], any_of: list[Reference] | None = None
+) -> tuple[TaskSpec, tuple[Reference, ...]]:
+    return make_task(
+        job=JOB, parent=JOB, ordinal=0, executor="x", arguments=arguments, any_of=any_of or ()
+    )
 
 
 def through_the_wire(fields: list[Any]) -> Any:
@@ -111,6 +119,24 @@ def test_a_payload_that_holds_no_arguments_is_one_error(payload: bytes) -> None:
         read_arguments(payload)
 
 
+def test_what_a_task_chooses_among_comes_last_and_is_part_of_its_name() -> None:
+    a, b, c = Future(A), Value.of(ObjectId("b"), b"x"), Future(ObjectId("c"))
+    arguments = {"args": [b, a, c], "any_dependencies": [a, b]}
+    spec, known = named(arguments, any_of=[a, b])
+    assert (spec.needed, spec.alternatives) == (("c",), (A, "b"))
+    assert known == (b,)
+    plain, _ = named(arguments)
+    less, _ = named(arguments, any_of=[a])
+    turned, _ = named(arguments, any_of=[b, a])
+    assert len({spec.digest, plain.digest, less.digest}) == 3
+    assert turned.digest == spec.digest
+
+
+def test_a_task_chooses_among_what_stands_in_its_arguments() -> None:
+    with pytest.raises(ValueError, match="does not stand in its arguments"):
+        named({"args": [Future(A)]}, any_of=[Future(ObjectId("b"))])
+
+
 # --- tasks in records -----------------------------------------------------------------------------
 
 SPECS = {
@@ -119,6 +145,8 @@ SPECS = {
     "needs": a_task("a")._replace(needs=Needs(2, 1 << 30, -7, 1.5, 3)),
     "mentions": a_task("a", mentions=Mentions.INPUTS, name="two of them"),
     "root": a_root_task(),
+    "choice": a_task("a", inputs=["c"], any_of=["d", "e", "f"]),
+    "any error": a_task("a", any_of=["d", "e"], sees_errors=True, mentions=Mentions.INPUTS),
     "usual outputs": a_made_task({}, n_outputs=3),
     "child": a_task("a", parent=a_task("p"), ordinal=7),
 }
@@ -165,7 +193,7 @@ HOSTILE: dict[int, list[Any]] = {
         [True, 0, 0, 0.0, 0], [1.0, 0, 0, 0.0, 0], [1, 0, 0, "1", 0], [1, 0, 0, None, 0],
         [[1], 0, 0, 0.0, 0], {"slots": 1},
     ],
-    FLAGS: [None, -1, 3, 7, 8, 10**1000, True, 1.0, "1", [1]],
+    FLAGS: [None, -1, 3, 7, 8, 12, 10**1000, True, 1.0, "1", [1]],  # 8: one of no inputs
     NAME: [None, 7, ["n"], "n" * 301],
 }  # fmt: skip
 

@@ -111,9 +111,17 @@ class Worker:
         outcome.published, outcome.fault = published, fault
         self._end(key)
 
-    def attempt_spawned(self, key: Key, child: Child) -> None:
+    def attempt_spawned(self, key: Key, child: Child, *, wanted: bool | None = None) -> None:
         assert key not in self._ended
         self._outcomes[key].children.append(child)
+
+    def begun_within(self, key: Key, child: Child) -> None:
+        raise NotImplementedError
+
+    def ended_within(
+        self, key: Key, published: tuple[Reference, ...], fault: TaskFault | None, run_s: float
+    ) -> None:
+        raise NotImplementedError
 
     def inputs_gone(self, key: Key, losses: Losses, details: str) -> None:
         self._outcomes[key].gone = tuple([object_id for object_id, _ in losses])
@@ -286,6 +294,18 @@ def test_an_input_that_vanishes_while_it_is_fed_fails_the_attempt(
     assert fault is not None
     assert fault.reason == "WORKER_FAULT"
     assert "an input of it could not be read to the end" in fault.details
+
+
+def test_a_small_input_may_vanish_from_the_store_before_it_is_read(
+    worker: Worker, tmp_path: Path
+) -> None:
+    """So does the copy of what grew elsewhere, once the master has it in the reference."""
+    go, ref = tmp_path / "go", worker.put("x", b"small")
+    line = ["sh", "-c", f"while [ ! -e {go} ]; do sleep 0.01; done; cat $0", ref]
+    key = worker.begin("stdinout", {"args": {"command_line": line}}, ref)
+    worker.store.delete("x")
+    go.touch()
+    assert worker.end(key).content == b"small"
 
 
 def test_references_in_the_command_line_become_paths(worker: Worker) -> None:

@@ -33,6 +33,7 @@ from ciel.worker.state.orders import (
     EndProcesses,
     FetchObject,
     KillAttempt,
+    Order,
     RecallAttempt,
     StartAttempt,
 )
@@ -56,7 +57,7 @@ class Played:
     def comes(self, *expected: object) -> None:
         """Expect these orders, then these reports, of all steps since the last time."""
         machine = self.machine
-        found = [*machine.outbox, *machine._reports]
+        found: list[object] = [*map(_plain, machine.outbox), *machine._reports]
         machine.outbox.clear()
         machine._reports.clear()
         assert found == list(expected)
@@ -88,6 +89,11 @@ class Played:
     def advance(self, delay_s: float) -> None:
         self.now_s += delay_s
         self.machine.tick(self.now_s)
+
+
+def _plain(order: Order) -> Order:
+    """Leave out of an order what has tests of its own."""
+    return order._replace(may_run_children=False) if isinstance(order, StartAttempt) else order
 
 
 def start(spec: TaskSpec, *inputs: Reference, attempt: int = 1, at_most: int = 0) -> StartAttempt:
@@ -1107,3 +1113,120 @@ def test_a_child_that_has_begun_is_called_off_like_any_attempt() -> None:
     played.comes(KillAttempt(child_of(A).id, 0, force=False))
     played.machine.ended((child_of(A).id, 0), (), None, 2.5, played.now_s)
     played.comes(report(child_of(A), fault=CANCELLED)._replace(attempt=0))
+
+
+def within(played: Played, parent: TaskSpec, attempt: int = 1) -> TaskSpec:
+    """Have a program begin a child within its task."""
+    child = child_of(parent)
+    played.machine.begun_within((parent.id, attempt), child, (), played.now_s)
+    return child
+
+
+def test_a_child_that_runs_within_its_parent_takes_no_slot() -> None:
+    played = Played(slots=1, begins="stdinout")
+    played.run(A)
+    child = within(played, A)
+    played.comes(SpawnTask(child, (), 1, True, True))
+    played.machine.ended((child.id, 0), (inline("child"),), None, 2.5, played.now_s)
+    played.comes(report(child, inline("child"))._replace(attempt=0))
+    assert played.machine.slots_free == 0
+    played.ended(A)
+    played.comes(report(A))
+    assert played.machine.slots_free == 1
+
+
+def test_who_calls_off_a_child_that_runs_within_another_ends_the_program() -> None:
+    played = Played(slots=1, begins="stdinout")
+    played.run(A)
+    child = within(played, A)
+    played.comes(SpawnTask(child, (), 1, True, True))
+    played.cancel(child, attempt=0)
+    played.comes(KillAttempt(child.id, 0, force=False))
+
+
+def test_nothing_begins_within_what_is_called_off() -> None:
+    played = Played(slots=1, begins="stdinout")
+    played.run(A)
+    played.cancel(A)
+    child = within(played, A)
+    played.comes(KillAttempt(A.id, 1, force=False))
+    made = (inline("child"), stored("child:pub:0", HERE))
+    played.machine.ended((child.id, 0), made, None, 2.5, played.now_s)
+    played.comes(DeleteObjects((ObjectId("child:pub:0"),)))
+
+
+def test_a_child_that_is_needed_now_is_for_the_master_to_place() -> None:
+    played = Played(slots=2, begins="stdinout")
+    played.run(A)
+    child = child_of(A)
+    played.machine.spawned((A.id, 1), child, (), played.now_s, wanted=True)
+    played.comes(SpawnTask(child, (), 1, False, True))
+
+
+@pytest.mark.parametrize(
+    "needs, attempt, begins, may",
+    [
+        (Needs(), 1, "stdinout", True),
+        (Needs(priority=3, retries=2), 1, "stdinout", True),
+        (Needs(), 2, "stdinout", False),
+        (Needs(timeout_s=9.0), 1, "stdinout", False),
+        (Needs(memory_bytes=1 << 30), 1, "stdinout", False),
+        (Needs(), 1, "", False),
+    ],
+)
+def test_children_run_within_what_has_no_limits_and_runs_for_the_first_time(
+    needs: Needs, attempt: int, begins: str, may: bool
+) -> None:
+    played = Played(begins=begins)
+    played.assign(a_task("a")._replace(needs=needs), attempt=attempt)
+    (order,) = played.machine.outbox
+    assert isinstance(order, StartAttempt)
+    assert order.may_run_children is may
+
+
+def test_no_child_runs_within_what_was_begun_here_before() -> None:
+    """Its children may be known already."""
+    played = Played(slots=2, begins="stdinout")
+    played.run(A)
+    child = within(played, A)
+    played.machine.ended((child.id, 0), (), TaskFault("RECALLED", ""), 0.0, played.now_s)
+    played.machine.outbox.clear()
+    played.assign(child)
+    (order,) = played.machine.outbox
+    assert isinstance(order, StartAttempt)
+    assert not order.may_run_children
+
+
+# --- choices --------------------------------------------------------------------------------------
+
+EITHER = a_task("either", any_of=["a", "b"])
+
+
+def test_an_alternative_that_is_not_there_is_neither_fetched_nor_waited_for(
+    played: Played,
+) -> None:
+    played.assign(EITHER, A_TO_COME, stored("b", THERE))
+    played.comes(fetch("b", THERE))
+    played.fetched("b")
+    played.comes(start(EITHER, A_TO_COME, stored("b", THERE)), copied("b"))
+    played.ended(EITHER)
+    played.comes(report(EITHER))
+
+
+def test_who_chose_another_does_not_mind_what_grows_or_breaks() -> None:
+    played = Played(slots=2)
+    played.run(A)
+    played.machine.streams_opened((A.id, 1), (ObjectId("a"),), played.now_s)
+    played.assign(EITHER, A_TO_COME, inline("b"))
+    played.comes(
+        start(EITHER, A_TO_COME, inline("b")), StreamsOpened(A.id, 1, (growing("a", HERE),))
+    )
+    played.machine.stream_broken(ObjectId("a"), "its program ended", played.now_s)
+    played.comes()
+
+
+def test_an_alternative_that_cannot_be_had_is_a_loss(played: Played) -> None:
+    played.assign(EITHER, A_TO_COME, stored("b", THERE))
+    played.comes(fetch("b", THERE))
+    played.fetch_failed("b", THERE)
+    played.comes(lost(EITHER, ("b", THERE)))

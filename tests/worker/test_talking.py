@@ -80,6 +80,41 @@ def test_calls_and_their_replies_go_both_ways(worker: Talker) -> None:
     assert b"c2" in outputs[ObjectId(f"{key[0]}:out:0")]
 
 
+def test_an_alternative_that_a_task_was_not_given_is_not_there_for_it(worker: Talker) -> None:
+    """Not even if it came since: nobody knows yet whether its maker will have ended well."""
+    x, y = worker.put("x", b"first"), worker.put("y", b"second")
+    script = f"""import sys; sys.path.insert(0, {str(SDK)!r}); import ciel_task as c
+def run(task):
+    replies = [task.call("open_ref", ref=ref) for ref in task.args]
+    task.publish(0, str(["filename" in reply for reply in replies]).encode())
+c.serve(run)"""
+    command = [sys.executable, "-IS", "-c", script]
+    spec = worker.task("proc", {"command": command, "proc_pargs": [Future(x.id), Future(y.id)]})
+    key = worker.assign(spec._replace(any_count=2), x, Future(y.id))
+    assert worker.content(key) == b"[True, False]"
+
+
+def test_a_small_input_may_vanish_from_the_store_before_it_is_read(
+    worker: Talker, tmp_path: Path
+) -> None:
+    """So does the copy of what grew elsewhere, once the master has it in the reference."""
+    opened, go, x = tmp_path / "opened", tmp_path / "go", worker.put("x", b"small")
+    key = worker.python(
+        """def run(task):
+            path = task.path(task.args[0])
+            open(task.args[1], "w").close()
+            while not os.path.exists(task.args[2]):
+                time.sleep(0.002)
+            with open(path, "rb") as file:
+                task.publish(0, file.read())""",
+        Future(x.id), str(opened), str(go), inputs=(x,),
+    )  # fmt: skip
+    wait_for(opened.exists, "the program")
+    worker.store.delete(x.id)
+    go.touch()
+    assert worker.content(key) == b"small"
+
+
 def test_a_program_may_print_what_it_likes(worker: Talker) -> None:
     actions = (*OPEN, "p[out]", "eerr", "h", 'p\\0\\0\\0\\5["exit"]', *GOOD)
     assert worker.content(worker.puppet(*actions)) == WELL
@@ -806,7 +841,7 @@ def bad_ends() -> dict[str, tuple[tuple[str, ...], str]]:
 def test_a_thousand_programs_of_every_kind_are_told_apart_and_leave_nothing(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ciel.worker.state.machine.RECENT_MAX", 50)  # what it may remember
+    monkeypatch.setattr("ciel.worker.state.recent.RECENT_MAX", 50)  # what it may remember
     worker = start(slots=4)
     ends = bad_ends()
     chance = random.Random(5)

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 
 from ciel.core.graph import TaskGraph
 from ciel.core.ids import ObjectId
-from ciel.core.refs import Reference
+from ciel.core.refs import Failure, Reference, locations_of
 from ciel.master.state.workers import WorkerNode
 
 
@@ -43,3 +43,37 @@ class EarlyCopies:
             places.pop(worker, None)
             if not places:
                 del self._copies[object_id]
+
+
+class Followers:
+    """Workers that were sent a reader of an object while it grew elsewhere.
+
+    If it breaks they delete what they have of it. Most notice by themselves that no more comes, but
+    a silent connection tells them nothing; and if they went on following it where nobody reads it
+    any more, the next reader would be given what another attempt had begun.
+    """
+
+    def __init__(self, graph: TaskGraph) -> None:
+        self._graph = graph
+        self._workers: dict[ObjectId, dict[WorkerNode, None]] = {}
+
+    def told(self, worker: WorkerNode, inputs: Iterable[Reference]) -> None:
+        """A worker was sent a task with these inputs."""
+        for ref in inputs:
+            if ref.id in self._graph.objects.growing:
+                if worker.facts.netloc not in locations_of(ref):
+                    self._workers.setdefault(ref.id, {})[worker] = None
+
+    def in_vain(self) -> Iterator[tuple[WorkerNode, ObjectId]]:
+        """Yield who followed what has broken since, unless somebody has all of it."""
+        objects = self._graph.objects
+        for object_id in [o for o in self._workers if o not in objects.growing]:
+            workers = self._workers.pop(object_id)
+            node = objects.get(object_id)
+            if node is None or node.ref is None or type(node.ref) is Failure:
+                yield from [(worker, object_id) for worker in workers]
+
+    def lose(self, worker: WorkerNode) -> None:
+        """A worker is gone with what it followed."""
+        for workers in self._workers.values():
+            workers.pop(worker, None)

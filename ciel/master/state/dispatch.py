@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable
 
+from ciel.core.choices import given
 from ciel.core.events import MeetWorkers, Message, Neighbour, RecallTasks
 from ciel.core.fixed import place_of
 from ciel.core.graph import TaskGraph
@@ -45,7 +46,7 @@ class Dispatcher:
         self._hosts: dict[str, str] = {}
         self._everywhere: frozenset[str] = frozenset()  # executors that all workers offer
         self._slots_min = 0
-        self.ready = ReadyQueue()
+        self.ready = ReadyQueue(graph)
         self.returned: set[TaskNode] = set()  # in this turn, for others to run at once
 
     # --- workers ----------------------------------------------------------------------------------
@@ -119,7 +120,7 @@ class Dispatcher:
             return True
         if task in self.returned:
             able = [w for w in roomy if w in able and w.has_free(spec.needs.slots)] or able
-        loads = loads_of(self._graph.objects.reference(i) for i in spec.inputs)
+        loads = loads_of(given(self._graph.objects, spec))
         if loads:
             slots = spec.needs.slots
             candidates = [Candidate(w.facts.netloc, w.facts.host, w.wait_s(slots)) for w in able]
@@ -240,7 +241,7 @@ class Dispatcher:
                 spec.executor in taker.facts.executors and taker.has_free(spec.needs.slots)
                 for taker in takers
             )
-            if fixed and place_of(self._graph, task):
+            if (fixed and place_of(self._graph, task)) or not worker.slots_of(task, key[1]):
                 continue
             if able and key not in worker.recalled and task.attempt == key[1]:
                 keys.append((spec.id, key[1]))

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
+from ciel.core.choices import choice_of
+from ciel.core.ids import ObjectId
 from ciel.core.refs import Failure
 from ciel.core.tasks import TaskNode, TaskState
 from ciel.master.state.machine import MasterMachine
@@ -60,11 +63,14 @@ def why(machine: MasterMachine, task: TaskNode, now_s: float) -> list[str]:
 def _why_waiting(machine: MasterMachine, task: TaskNode) -> list[str]:
     """Name the inputs that are missing, and what the first of them waits for, and so on."""
     lines = []
-    missing = _missing(machine, task)
+    missing = _missing(machine, task.spec.needed)
     for object_id in missing[:_INPUTS_MAX]:
         lines.append(f"it waits for {object_id}, {_maker(machine, object_id)}")
     if len(missing) > _INPUTS_MAX:
         lines.append(f"and for {len(missing) - _INPUTS_MAX} more")
+    if machine.graph.waiting.is_awaited(choice_of(task.spec)):
+        lines += _why_choosing(machine, task)
+        missing += _missing(machine, task.spec.alternatives)
     seen = {task.spec.id}
     while missing and len(seen) < _CHAIN_MAX:
         node = machine.graph.objects.get(missing[0])
@@ -72,16 +78,28 @@ def _why_waiting(machine: MasterMachine, task: TaskNode) -> list[str]:
         if maker is None or maker.state is not TaskState.WAITING or maker.spec.id in seen:
             break
         seen.add(maker.spec.id)
-        missing = _missing(machine, maker)
+        missing = _missing(machine, maker.spec.inputs)
         if missing:
             whom = maker.spec.name or maker.spec.id
             lines.append(f"{whom} waits for {missing[0]}, {_maker(machine, missing[0])}")
     return lines
 
 
-def _missing(machine: MasterMachine, task: TaskNode) -> list[str]:
+def _why_choosing(machine: MasterMachine, task: TaskNode) -> list[str]:
+    alternatives = task.spec.alternatives
+    lines = [f"it waits for any of {len(alternatives)} objects:"]
+    for object_id in alternatives[:_INPUTS_MAX]:
+        has_failed = isinstance(machine.graph.objects.reference(object_id), Failure)
+        what = "which has failed" if has_failed else _maker(machine, object_id)
+        lines.append(f"{object_id}, {what}")
+    if len(alternatives) > _INPUTS_MAX:
+        lines.append(f"or {len(alternatives) - _INPUTS_MAX} more")
+    return lines
+
+
+def _missing(machine: MasterMachine, objects: Iterable[ObjectId]) -> list[ObjectId]:
     nodes = machine.graph.objects.nodes
-    return [object_id for object_id in task.spec.inputs if not nodes[object_id].is_consumable]
+    return [object_id for object_id in objects if not nodes[object_id].is_consumable]
 
 
 def _maker(machine: MasterMachine, object_id: str) -> str:

@@ -8,8 +8,7 @@ from ciel.core.graph import TaskGraph
 from ciel.core.ids import ObjectId, is_output
 from ciel.core.losses import drop
 from ciel.core.objects import ObjectNode
-from ciel.core.refs import Failure, Reference, locations_of
-from ciel.core.tasks import TaskNode
+from ciel.core.refs import Reference, locations_of
 from ciel.master.state.workers import WorkerNode
 
 
@@ -27,19 +26,6 @@ def drop_unneeded(graph: TaskGraph) -> dict[str, list[ObjectId]]:
         for place in drop(graph, object_id):
             by_place.setdefault(place, []).append(object_id)
     return by_place
-
-
-def followed_in_vain(graph: TaskGraph, task: TaskNode) -> tuple[ObjectId, ...]:
-    """Name what the worker of a task that is stopped may have read while it grew elsewhere, and
-    that is not there now: what it has of that is of no use to the next reader.
-    """
-    gone = []
-    for object_id in task.spec.inputs:
-        node = graph.objects.nodes[object_id]
-        is_made_there = node.producer is not None and node.producer.worker == task.worker
-        if (node.ref is None or type(node.ref) is Failure) and not is_made_there:
-            gone.append(object_id)
-    return tuple(gone)
 
 
 def is_made_elsewhere(node: ObjectNode, place: str) -> bool:

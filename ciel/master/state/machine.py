@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ciel.core.arrivals import open_streams, publish_early
-from ciel.core.errors import CielError
+from ciel.core.arrivals import open_streams
+from ciel.core.choices import given
 from ciel.core.events import (
     LOST_AFTER_S,
     RECALLED,
@@ -41,16 +41,17 @@ from ciel.core.retries import (
     after_worker_loss,
 )
 from ciel.core.revival import running
-from ciel.core.tasks import ASSIGNED, RUNNABLE, WAITING, TaskNode, TaskSpec
+from ciel.core.tasks import ASSIGNED, RUNNABLE, WAITING, TaskNode
 from ciel.master.state.ahead import Ahead
-from ciel.master.state.copies import EarlyCopies
+from ciel.master.state.children import ChildDesk
+from ciel.master.state.copies import EarlyCopies, Followers
 from ciel.master.state.dispatch import Dispatcher
-from ciel.master.state.jobs import PROGRESS_INTERVAL_S, JobDesk
-from ciel.master.state.keeping import drop_unneeded, followed_in_vain, is_made_elsewhere, unlisted
+from ciel.master.state.jobs import PROGRESS_INTERVAL_S
+from ciel.master.state.keeping import drop_unneeded, is_made_elsewhere, unlisted
 from ciel.master.state.workers import Call, WorkerFacts, WorkerNode
 
 
-class MasterMachine(JobDesk):
+class MasterMachine(ChildDesk):
     """All that the master knows and decides."""
 
     def __init__(self, *, delegates: bool = True) -> None:
@@ -66,8 +67,7 @@ class MasterMachine(JobDesk):
         ] = {}  # till all they read is whole
         self._delegates = delegates
         self._copies = EarlyCopies(self.graph)
-        self._begun: dict[TaskNode, WorkerNode] = {}  # children that nobody needs yet
-        self._kept: list[tuple[str, Message]] = []  # what their workers said of them
+        self._followers = Followers(self.graph)
         if delegates:
             self.graph.began_waiting = []
 
@@ -92,8 +92,9 @@ class MasterMachine(JobDesk):
         slots_left = worker.facts.slots
         for (_, attempt), task in worker.assigned.items():
             # Only those at the head can have run, and have had to do with the loss.
-            may_have_run = slots_left > 0
-            slots_left -= task.spec.needs.slots
+            slots = worker.slots_of(task, attempt)
+            may_have_run = slots_left > 0 or not slots
+            slots_left -= slots
             if task.worker != worker_id or task.attempt != attempt:
                 continue  # it was called off
             verdict: Again | GiveUp = Again(0.0)
@@ -115,6 +116,7 @@ class MasterMachine(JobDesk):
         self._kept = [(at, message) for at, message in self._kept if at != worker_id]
         lose_location(self.graph, worker.facts.netloc)
         self._copies.lose(worker)
+        self._followers.lose(worker)
         for job_id, attempts in list(self._called_off.items()):
             self._forget_calls(job_id, {call for call in attempts if call[0] == worker_id})
 
@@ -177,64 +179,6 @@ class MasterMachine(JobDesk):
             self.ahead.call_off(early)
         return task
 
-    def _spawned(self, worker: WorkerNode, parent: TaskNode, message: SpawnTask) -> None:
-        spec = message.spec
-        is_new = spec.id not in self.graph.tasks
-        try:
-            if spec.job != parent.spec.job:
-                raise CielError(f"task {spec.id}: it is spawned into another job")
-            if message.known:
-                publish_early(self.graph, parent, message.known)
-            self._add_task(spec, message.known, parent.job)
-        except CielError as error:
-            self._say(worker.facts.id, CancelTask(parent.spec.id, parent.attempt))
-            self.graph.fail(parent, "BAD_SPAWN", str(error))
-        if message.begun:
-            task = self.graph.tasks.get(spec.id)
-            if not is_new or task is None or not self._delegates:
-                self._call_off_begun(worker, spec)
-            elif self.graph.is_ready(task):
-                self._assign_silently(task, worker, begun=True)
-            else:
-                self._begun[task] = worker
-
-    # --- children that a worker began by itself ---------------------------------------------------
-
-    def _is_early(self, worker: WorkerNode, message: Message) -> bool:
-        """Whether a worker speaks of a child that it has begun and that nobody needs yet, or of one
-        that such a child created.
-        """
-        match message:
-            case TaskReported(task_id, 0) | StreamsOpened(task_id, 0) | InputsLost(task_id, 0):
-                task = self.graph.tasks.get(task_id)
-            case SpawnTask(spec, _, 0):
-                task = self.graph.tasks.get(spec.parent)
-            case _:
-                return False
-        return task is None or self._begun.get(task) is worker
-
-    def _decide(self) -> None:
-        """Assign the children that were begun and can run; call off the others."""
-        while self._begun or self._kept:
-            begun, self._begun = self._begun, {}
-            kept, self._kept = self._kept, []
-            for task, worker in begun.items():
-                if self.graph.is_ready(task):
-                    self._assign_silently(task, worker, begun=True)
-                else:
-                    self._call_off_begun(worker, task.spec)
-            for worker_id, message in kept:
-                self.worker_said(worker_id, message, self._now_s)
-
-    def _call_off_begun(self, worker: WorkerNode, spec: TaskSpec) -> None:
-        """Have a worker give up a task that it began; it goes on if it was told so before."""
-        task = self.graph.tasks.get(spec.id)
-        if task is not None:
-            if task.state is ASSIGNED and (task.attempt, task.worker) == (0, worker.facts.id):
-                return
-            worker.hold(task, 0)
-        self._say(worker.facts.id, CancelTask(spec.id, 0))
-
     # --- reports ----------------------------------------------------------------------------------
 
     def _reported(self, worker: WorkerNode, report: TaskReported) -> None:
@@ -245,13 +189,15 @@ class MasterMachine(JobDesk):
             return
         if (task.spec.id, task.attempt) in worker.recalled:
             self.dispatcher.returned.add(task)
+        slots = worker.slots_of(task, task.attempt)
         worker.give_back(task, task.attempt)
         self._touched[task.spec.job] = task.job
         if report.fault is not None and report.fault.reason == RECALLED:
             self.graph.requeue(task)
             return
         worker.reported_at_s = self._now_s
-        worker.credit.learn(report.run_s)
+        if slots:  # what runs within others says nothing of what can be sent
+            worker.credit.learn(report.run_s)
         if report.fault is None:
             if task in self.graph.streams.reading:
                 self.held[task] = (worker, report)
@@ -340,9 +286,6 @@ class MasterMachine(JobDesk):
             self._touched[task.spec.job] = task.job
             self._tell(task, f"what attempt {task.attempt} read broke off: it runs again")
             self._stop(task)
-            gone = followed_in_vain(self.graph, task)
-            if gone and task.worker is not None:
-                self._say(task.worker, DropObjects(gone))
             self.graph.requeue(task)
             self._drop_held(task)
 
@@ -430,6 +373,8 @@ class MasterMachine(JobDesk):
             self._drop()
 
     def _collect_runnable(self) -> None:
+        for worker, object_id in self._followers.in_vain():  # before it is read there anew
+            self._say(worker.facts.id, DropObjects((object_id,)))
         graph = self.graph
         if graph.runnable:
             runnable, graph.runnable = graph.runnable, []
@@ -457,19 +402,22 @@ class MasterMachine(JobDesk):
         self.ahead.call_off(task)
         return False
 
-    def _assign_silently(self, task: TaskNode, worker: WorkerNode, *, begun: bool = False) -> None:
+    def _assign_silently(
+        self, task: TaskNode, worker: WorkerNode, *, begun: bool = False, within: bool = False
+    ) -> None:
         self.graph.assign(task, worker.facts.id)
         if begun:
             task.attempt = 0
-        worker.take(task, self._now_s)
+        worker.take(task, self._now_s, within=within)
         self.ahead.assigned(task)
 
     def _assign(self, task: TaskNode, worker: WorkerNode) -> None:
         spec = task.spec
         attempt = self.graph.assign(task, worker.facts.id)
         worker.take(task, self._now_s)
-        reference = self.graph.objects.reference
-        inputs = tuple([reference(object_id) for object_id in spec.inputs]) if spec.inputs else ()
+        inputs = given(self.graph.objects, spec) if spec.inputs else ()
+        if self.graph.objects.growing:
+            self._followers.told(worker, inputs)
         self.outbox.append((worker.facts.id, AssignTask(spec, attempt, inputs)))
         if self._delegates and self.graph.waiting.awaited:
             self.ahead.assigned(task)

@@ -1,23 +1,109 @@
-"""Runnable tasks that no worker has yet: highest priority first, then in the order they came.
+"""Runnable tasks that no worker has yet: highest priority first, jobs as their tasks came.
+
+A job that goes on ends sooner, and needs less room, if what it has begun is brought to its end
+before anything is begun: otherwise a task that reads what others made would wait behind all that
+make something new, and what it reads would lie about meanwhile, to be lost with its worker. So the
+turns of a job are its tasks' in the order they came, but each turn is taken by a task of the
+highest *rank* that the job has: of those that are farthest down the graph. Every so often it is
+taken by one of the lowest rank, so that nobody waits for ever behind what goes on without end.
 
 Those that are tried again after a failure come when their delay is over.
 """
 
 from __future__ import annotations
 
+from bisect import insort
 from collections import deque
+from collections.abc import Iterator
 from heapq import heappop, heappush
+from itertools import chain
 
+from ciel.core.graph import TaskGraph
+from ciel.core.jobs import Job
 from ciel.core.tasks import TaskNode
+
+LOWEST_EVERY = 8
+"""Of so many turns of a job, one is taken by a task of the lowest rank."""
+
+
+class _JobLine:
+    """The tasks of one job and priority, by rank; of one rank, those that were with a worker before
+    come first.
+    """
+
+    __slots__ = ("_by_rank", "_ranks", "_turns")
+
+    def __init__(self) -> None:
+        self._by_rank: dict[int, deque[TaskNode]] = {}
+        self._ranks: list[int] = []  # lowest first
+        self._turns = 0
+
+    def push(self, task: TaskNode) -> None:
+        line = self._by_rank.get(task.rank)
+        if line is None:
+            line = self._by_rank[task.rank] = deque()
+            insort(self._ranks, task.rank)
+        if task.attempt:
+            line.appendleft(task)
+        else:
+            line.append(task)
+
+    def pop(self) -> TaskNode:
+        self._turns += 1
+        place = 0 if self._turns % LOWEST_EVERY == 0 else -1
+        rank = self._ranks[place]
+        line = self._by_rank[rank]
+        task = line.popleft()
+        if not line:
+            del self._by_rank[rank], self._ranks[place]
+        return task
+
+    def __bool__(self) -> bool:
+        return bool(self._ranks)
+
+    def __iter__(self) -> Iterator[TaskNode]:
+        return chain(*self._by_rank.values())
+
+
+class _Line:
+    """The tasks of one priority."""
+
+    __slots__ = ("first", "jobs", "turns")
+
+    def __init__(self) -> None:
+        self.first: deque[TaskNode] = deque()  # that were put back
+        self.jobs: dict[Job, _JobLine] = {}
+        self.turns: deque[Job] = deque()  # each job as often as it has tasks in its line
+
+    def __len__(self) -> int:
+        return len(self.first) + len(self.turns)
+
+    def push(self, task: TaskNode) -> None:
+        own = self.jobs.get(task.job)
+        if own is None:
+            own = self.jobs[task.job] = _JobLine()
+        own.push(task)
+        self.turns.append(task.job)
+
+    def pop(self) -> TaskNode:
+        if self.first:
+            return self.first.popleft()
+        job = self.turns.popleft()
+        own = self.jobs[job]
+        task = own.pop()
+        if not own:
+            del self.jobs[job]
+        return task
 
 
 class ReadyQueue:
-    """A deque per priority. Entries are hints: who takes one asks the graph if it still holds."""
+    """Entries are hints: who takes one asks the graph if it still holds."""
 
-    __slots__ = ("_count", "_delayed", "_order", "_queues", "_sequence")
+    __slots__ = ("_count", "_delayed", "_graph", "_lines", "_order", "_sequence")
 
-    def __init__(self) -> None:
-        self._queues: dict[int, deque[TaskNode]] = {}
+    def __init__(self, graph: TaskGraph) -> None:
+        self._graph = graph
+        self._lines: dict[int, _Line] = {}  # by priority
         self._order: list[int] = []  # negated priorities, a heap
         self._count = 0
         self._delayed: list[tuple[float, int, TaskNode]] = []  # a heap, by when they come
@@ -26,13 +112,38 @@ class ReadyQueue:
     def __len__(self) -> int:
         return self._count
 
+    def __iter__(self) -> Iterator[TaskNode]:
+        """Yield all, in no particular order; for tests."""
+        for line in self._lines.values():
+            yield from line.first
+            for own in line.jobs.values():
+                yield from own
+        yield from [task for _, _, task in self._delayed]
+
     def count_from(self, priority: int) -> int:
         """Count those of a priority or a higher one."""
-        return sum(len(queue) for own, queue in self._queues.items() if own >= priority)
+        return sum(len(line) for own, line in self._lines.items() if own >= priority)
 
     def push(self, task: TaskNode) -> None:
-        self._queue(task).append(task)
+        spec = task.spec
+        if spec.inputs or spec.parent != spec.job:
+            task.rank = self._rank_of(task)
+        self._line(task).push(task)
         self._count += 1
+
+    def _rank_of(self, task: TaskNode) -> int:
+        """Return how many tasks stand at most between this one and those that read nothing: one
+        more than those have whose objects it reads. Children begin where their parent stands.
+        """
+        tasks, objects = self._graph.tasks, self._graph.objects
+        parent = tasks.get(task.spec.parent)
+        rank = parent.rank if parent is not None else 0
+        for object_id in task.spec.inputs:
+            node = objects.get(object_id)
+            maker = None if node is None else node.producer
+            if maker is not None and maker.rank >= rank:
+                rank = maker.rank + 1
+        return rank
 
     def push_later(self, task: TaskNode, due_s: float) -> None:
         """Hold a task back until `wake` is called at `due_s` or later."""
@@ -51,24 +162,24 @@ class ReadyQueue:
 
     def push_first(self, task: TaskNode) -> None:
         """Put a task back that could not be placed; it stays the next of its priority."""
-        self._queue(task).appendleft(task)
+        self._line(task).first.appendleft(task)
         self._count += 1
 
-    def _queue(self, task: TaskNode) -> deque[TaskNode]:
+    def _line(self, task: TaskNode) -> _Line:
         priority = task.spec.needs.priority
-        queue = self._queues.get(priority)
-        if queue is None:
-            queue = self._queues[priority] = deque()
+        line = self._lines.get(priority)
+        if line is None:
+            line = self._lines[priority] = _Line()
             heappush(self._order, -priority)
-        return queue
+        return line
 
     def pop(self) -> TaskNode:
         """Take the next task; raises IndexError when there is none."""
         while True:
             priority = -self._order[0]
-            queue = self._queues[priority]
-            if queue:
+            line = self._lines[priority]
+            if line.first or line.turns:
                 self._count -= 1
-                return queue.popleft()
+                return line.pop()
             heappop(self._order)
-            del self._queues[priority]
+            del self._lines[priority]

@@ -41,6 +41,7 @@ class WorkerNode:
         "reported_at_s",
         "slots_used",
         "spared",
+        "within",
     )
 
     def __init__(self, facts: WorkerFacts, now_s: float) -> None:
@@ -51,6 +52,7 @@ class WorkerNode:
         self.slots_used = 0
         self.parked: deque[TaskNode] = deque()  # waits for room here, since its inputs are here
         self.bound: deque[TaskNode] = deque()  # waits for room here, and can run nowhere else
+        self.within: set[str] = set()  # tasks whose attempt 0, of `assigned`, takes no slot
         self.recalled: set[tuple[str, int]] = set()  # of `assigned`: it is asked to give them back
         self.spared: dict[ObjectId, Reference] = {}  # to be deleted unless it is made here now
         self.heard_at_s = now_s
@@ -77,11 +79,19 @@ class WorkerNode:
         ahead = self.slots_used + len(self.parked) + len(self.bound) - self.facts.slots + slots
         return max(ahead, 0) * self.credit.task_s / self.facts.slots
 
-    def take(self, task: TaskNode, now_s: float) -> None:
+    def take(self, task: TaskNode, now_s: float, *, within: bool = False) -> None:
+        """Note an attempt; `within`: its program is that of another, and it takes no slot."""
         if not self.assigned:
             self.reported_at_s = now_s
         self.assigned[task.spec.id, task.attempt] = task
-        self.slots_used += task.spec.needs.slots
+        if within:
+            self.within.add(task.spec.id)
+        else:
+            self.slots_used += task.spec.needs.slots
+
+    def slots_of(self, task: TaskNode, attempt: int) -> int:
+        """How many slots it has for an attempt."""
+        return 0 if attempt == 0 and task.spec.id in self.within else task.spec.needs.slots
 
     def hold(self, task: TaskNode, attempt: int) -> None:
         """Note that it has an attempt that counts no more, until it says that it has not."""
@@ -93,4 +103,6 @@ class WorkerNode:
         """Note that it does not have an attempt any more (it may not have had it)."""
         if self.assigned.pop((task.spec.id, attempt), None) is not None:
             self.recalled.discard((task.spec.id, attempt))
-            self.slots_used -= task.spec.needs.slots
+            self.slots_used -= self.slots_of(task, attempt)
+            if attempt == 0:
+                self.within.discard(task.spec.id)

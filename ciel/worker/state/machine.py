@@ -27,7 +27,7 @@ from ciel.core.events import (
     TaskFault,
     TaskReported,
 )
-from ciel.core.ids import ObjectId, TaskId
+from ciel.core.ids import ObjectId
 from ciel.core.refs import (
     Concrete,
     Failure,
@@ -41,6 +41,7 @@ from ciel.core.refs import (
 )
 from ciel.core.tasks import TaskSpec
 from ciel.core.waiting import Waiting
+from ciel.worker.state.begun import Begun
 from ciel.worker.state.orders import (
     AbandonFetch,
     Attempt,
@@ -57,11 +58,11 @@ from ciel.worker.state.orders import (
     given_back,
 )
 from ciel.worker.state.plans import plans_for
+from ciel.worker.state.recent import Recent
 from ciel.worker.state.slots import Slots
 
 KILL_GRACE_S = 0.25
 """Between the polite signal and the one that cannot be ignored, when a time limit has passed."""
-
 
 OFFERED_AT_ONCE = 1000
 """Of what a store holds when a master is reached: some 5 ms of work for each of both."""
@@ -73,9 +74,6 @@ that its client, which together costs as much as a small program.
 """
 
 _STORED = Concrete | Sweetheart
-
-RECENT_MAX = 10_000
-"""Small results that are remembered for tasks which were sent here before those were made."""
 
 
 class WorkerMachine:
@@ -93,7 +91,6 @@ class WorkerMachine:
         """`talkative`: the executors whose programs are no matter of a moment, and not prepared
         ahead. `begins`: those whose tasks may begin where their parents run, without being sent.
         """
-        self._begins = begins
         self.netloc = netloc
         self.host = host
         self.slots = slots
@@ -108,8 +105,8 @@ class WorkerMachine:
         self._to_offer: deque[ObjectId] = deque()  # ...and it is still to be told
         self.growing: dict[ObjectId, None] = {}  # what is being made or copied, and may be read
         self.fixed: dict[ObjectId, None] = {}  # what processes wait under
-        self._recent: dict[ObjectId, Value] = {}  # small results of late
-        self._begun: dict[TaskId, None] = {}  # children that were, of late
+        self._recent: Recent[ObjectId, Value] = Recent()  # small results, for what was sent ahead
+        self._begun = Begun(begins)
         self._hosts: dict[str, str] = {}
         self._waiting: Waiting[Key] = Waiting()
         self._fetching: dict[ObjectId, Reference] = {}
@@ -195,7 +192,7 @@ class WorkerMachine:
         self.attempts[attempt.key] = attempt
         missing = []
         for ref in attempt.inputs:
-            if isinstance(ref, Value | Failure | Fixed) or self._has(ref):
+            if isinstance(ref, Value | Failure | Fixed) or self._has(ref) or attempt.is_spare(ref):
                 continue
             if ref.id in self._recent:
                 self._give(attempt, self._recent[ref.id])
@@ -346,7 +343,7 @@ class WorkerMachine:
         if self.growing.pop(object_id, 0) == 0:
             return
         for attempt in list(self.attempts.values()):
-            if not any(ref.id == object_id for ref in attempt.inputs):
+            if not attempt.reads(object_id):
                 continue
             lost = InputsLost(*attempt.key, losses, details)
             if attempt.phase is Phase.RUNNING:
@@ -393,46 +390,51 @@ class WorkerMachine:
         timeout_s = attempt.spec.needs.timeout_s
         if timeout_s:
             heappush(self._deadlines, (now_s + timeout_s, attempt.key))
-        self.outbox.append(StartAttempt(attempt.spec, attempt.key[1], attempt.inputs, at_most))
+        may = self._begun.may_run_children(attempt.spec, attempt.key[1])
+        self.outbox.append(StartAttempt(attempt.spec, attempt.key[1], attempt.inputs, at_most, may))
 
-    def spawned(self, key: Key, spec: TaskSpec, known: tuple[Reference, ...], now_s: float) -> None:
+    def spawned(
+        self, key: Key, spec: TaskSpec, known: tuple[Reference, ...], now_s: float,
+        *, wanted: bool | None = None,
+    ) -> None:  # fmt: skip
         """A running attempt created a task. It may begin here at once if a slot is free that nobody
         waits for; the master hears of that with the task itself, and so before what it publishes.
         """
-        attempt = self.attempts.get(key)
-        if attempt is None or attempt.phase is not Phase.RUNNING:
+        if not self._hears(key, known, now_s):
             return
-        for ref in known:  # what was published before, to be found here by whoever is sent for it
-            is_own = ref.id in attempt.spec.outputs or ref.id.startswith(key[0])
-            if is_own and self.netloc in locations_of(ref):
-                self._hold_made((ref,), now_s)
-        may_begin = spec.executor in self._begins
-        inputs = self._at_hand(spec, known) if may_begin else None
+        inputs = None
+        if wanted is None:
+            made = (known, self._recent, self.stored)
+            inputs = self._begun.inputs_at_hand(spec, *made, self.netloc)
         begins = inputs is not None and not self._queue and spec.needs.slots <= self.slots_free
-        self._report(SpawnTask(spec, known, key[1], begins))
+        self._report(SpawnTask(spec, known, key[1], begins, bool(wanted)))
         if begins and inputs is not None:
-            self._begun[spec.id] = None
-            while len(self._begun) > RECENT_MAX:
-                del self._begun[next(iter(self._begun))]
+            self._begun.note(spec.id)
             child = Attempt(AssignTask(spec, 0, inputs))
             self.attempts[child.key] = child
             self._start(child, now_s)
 
-    def _at_hand(
-        self, spec: TaskSpec, known: tuple[Reference, ...]
-    ) -> tuple[Reference, ...] | None:
-        """Return the inputs of a task that is not begun, if all of them are here."""
-        if spec.id in self._begun:  # by an earlier attempt at its parent: its outputs may come
-            return None
-        values = {ref.id: ref for ref in known if isinstance(ref, Value)}
-        here = frozenset((self.netloc,))
-        inputs: list[Reference] = []
-        for object_id in spec.inputs:
-            ref = values.get(object_id) or self._recent.get(object_id)
-            if ref is None and object_id not in self.stored:
-                return None
-            inputs.append(ref or Concrete(object_id, None, here))
-        return tuple(inputs)
+    def begun_within(
+        self, key: Key, spec: TaskSpec, known: tuple[Reference, ...], now_s: float
+    ) -> None:
+        """A running attempt created a task, and its program runs that at once, in no slot."""
+        if self._hears(key, known, now_s):
+            self._report(SpawnTask(spec, known, key[1], True, True))
+            self._begun.note(spec.id)
+            child = Attempt(AssignTask(spec, 0, known))
+            child.slots, child.phase = 0, Phase.RUNNING
+            self.attempts[child.key] = child
+
+    def _hears(self, key: Key, known: tuple[Reference, ...], now_s: float) -> bool:
+        """Whether an attempt is one that may create tasks; note what it published for them."""
+        attempt = self.attempts.get(key)
+        if attempt is None or attempt.phase is not Phase.RUNNING:
+            return False
+        for ref in known:  # to be found here by whoever is sent for it
+            is_own = ref.id in attempt.spec.outputs or ref.id.startswith(key[0])
+            if is_own and self.netloc in locations_of(ref):
+                self._hold_made((ref,), now_s)
+        return True
 
     def ended(
         self,
@@ -445,6 +447,7 @@ class WorkerMachine:
         """An attempt is over and nothing of it runs any more."""
         attempt = self.attempts.get(key)
         if attempt is None or attempt.phase not in (Phase.RUNNING, Phase.ENDING):
+            self.made_in_vain(tuple([r.id for r in published if isinstance(r, _STORED)]))
             return
         self._slots.give_back(attempt)
         if fault is None:
@@ -470,15 +473,13 @@ class WorkerMachine:
         for ref in published:
             self.growing.pop(ref.id, None)
             if isinstance(ref, Value):
-                self._recent[ref.id] = ref
+                self._recent.put(ref.id, ref)
                 if self._waiting.is_awaited(ref.id):
                     for key in self._waiting.waiters_of(ref.id):
                         self._give(self.attempts[key], ref)
                     self._release(ref.id, now_s)
             elif isinstance(ref, Fixed):
                 self.fixed[ref.id] = None
-        while len(self._recent) > RECENT_MAX:
-            del self._recent[next(iter(self._recent))]
         self._disappoint(attempt.spec.outputs)
         for object_id in attempt.streams:
             lost = ((object_id, self.netloc),)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from ciel.core.events import RECALLED, AssignTask, InputsLost, TaskFault, TaskReported
 from ciel.core.ids import ObjectId, TaskId
-from ciel.core.refs import Reference
+from ciel.core.refs import Future, Reference
 from ciel.core.tasks import TaskSpec
 from ciel.worker.state.plans import Plan
 
@@ -35,13 +35,14 @@ class FetchObject(NamedTuple):
 
 class StartAttempt(NamedTuple):
     """Run a task; answer with `ended`, exactly once, whatever happens. `at_most`: its program is to
-    wait until fewer than that run here; 0: it is not to wait.
+    wait until fewer than that run here; 0: it is not to wait. `may_run_children`: within itself.
     """
 
     spec: TaskSpec
     attempt: int
     inputs: tuple[Reference, ...]
     at_most: int
+    may_run_children: bool = False
 
 
 class KillAttempt(NamedTuple):
@@ -97,6 +98,16 @@ class Attempt:
         self.phase = Phase.FETCHING
         self.ending: TaskFault | InputsLost | None = None  # why it is being killed
         self.streams: tuple[ObjectId, ...] = ()  # its outputs that others read meanwhile
+
+    def is_spare(self, ref: Reference) -> bool:
+        """Whether it does without one of its inputs: others were enough. What chooses is never sent
+        ahead, so nothing else of it is a future.
+        """
+        return self.spec.any_count > 0 and isinstance(ref, Future)
+
+    def reads(self, object_id: ObjectId) -> bool:
+        """Whether its program may read an object as an input."""
+        return any(ref.id == object_id and not self.is_spare(ref) for ref in self.inputs)
 
 
 def given_back(attempt: Attempt) -> TaskReported:

@@ -1,0 +1,121 @@
+"""Scripts on a cluster: recursion with a task for every call, a thousand dereferences one after
+another, and the whole command for a script that says hello.
+
+What a call of fib should cost beyond the 70 us of the control plane: 30 us in the script, 20 to
+name its task, and 50 for its frames to and from the worker; two slots share that.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from ciel.client.client import Client
+from ciel.client.cluster import LocalCluster
+from ciel.core.ids import ObjectId
+from ciel.core.refs import Value
+
+N = 15
+ROUNDS = 5
+DEREFERENCES = 1000
+LAST = 100
+HELLOS = 9
+FIB = """
+function fib(n) {
+    if (n < 2) { return n; }
+    one = spawn(fib, [n - 1]);
+    other = spawn(fib, [n - 2]);
+    return *one + *other;
+}
+return fib(int(argv[0]));
+"""
+SEQUENCE = """
+function next(n) { return n + 1; }
+n = 0;
+for (i in range(int(argv[0]))) { n = *spawn(next, [n]) + 0; }
+return n;
+"""
+
+
+def run(client: Client, text: str, number: int) -> tuple[float, str, int]:
+    """Run a script; return the time it takes, its value, and how many tasks there were."""
+    script = Value.of(ObjectId("bench"), text.encode())
+    with client.job("script") as job:
+        started_s = time.monotonic()
+        arguments = {"swfile_ref": script, "start_args": [str(number)], "start_env": {}}
+        value = job.read(job.add("swi", arguments)[0], 120).decode()
+        elapsed_s = time.monotonic() - started_s
+        job.close()
+        job.wait(30)
+        assert job.summary is not None
+        return elapsed_s, value, sum(job.summary.counts.values())
+
+
+def fib(client: Client) -> tuple[float, float]:
+    """Return tasks per second, and how many tasks one run takes."""
+    run(client, FIB, N)
+    rates, counts = [], []
+    for _ in range(ROUNDS):
+        elapsed_s, value, tasks = run(client, FIB, N)
+        assert value == "610", value
+        rates.append(tasks / elapsed_s)
+        counts.append(tasks)
+    return statistics.median(rates), statistics.median(counts)
+
+
+def dereferences(client: Client) -> tuple[float, float]:
+    """Return what one takes, in seconds, and the last hundred against the first."""
+    run(client, SEQUENCE, LAST)
+    whole, ratios = [], []
+    for _ in range(ROUNDS):
+        nothing_s = run(client, SEQUENCE, 1)[0]
+        first_s, nearly_s, all_s = (
+            run(client, SEQUENCE, n)[0] for n in (LAST, DEREFERENCES - LAST, DEREFERENCES)
+        )
+        whole.append((all_s - nothing_s) / DEREFERENCES)
+        ratios.append((all_s - nearly_s) / max(first_s - nothing_s, 1e-6))
+    return statistics.median(whole), statistics.median(ratios)
+
+
+def hello() -> dict[str, float]:
+    """Return how long the whole command takes on a running cluster."""
+    folder = Path(sys.executable).parent
+    times = []
+    with tempfile.TemporaryDirectory(prefix="ciel-bench-") as directory:
+        environ = {"PATH": os.environ["PATH"], "HOME": directory, "XDG_STATE_HOME": directory}
+        (script := Path(directory) / "hello.sw").write_text('return "hello";\n')
+        subprocess.run([folder / "ciel", "up"], env=environ, check=True, capture_output=True)
+        try:
+            command = [folder / "sw-job", script]
+            for _ in range(HELLOS):
+                started_s = time.perf_counter()
+                done = subprocess.run(command, env=environ, check=True, capture_output=True)
+                times.append(time.perf_counter() - started_s)
+                assert done.stdout == b'"hello"\n', done.stdout
+        finally:
+            subprocess.run([folder / "ciel", "down"], env=environ, check=True, capture_output=True)
+    return {"hello_s": statistics.median(times), "hello_first_s": times[0]}
+
+
+def measure() -> dict[str, float]:
+    """Measure all of it."""
+    results: dict[str, float] = {}
+    with LocalCluster(workers=1, slots=2) as cluster, Client(cluster) as client:
+        results["fib_tasks_per_s"], results["fib_tasks"] = fib(client)
+        each_s, results["deref_last_to_first"] = dereferences(client)
+        results["deref_us"] = each_s * 1e6
+    with LocalCluster(workers=1, slots=2, delegates=False) as cluster, Client(cluster) as client:
+        results["fib_tasks_per_s_off"], results["fib_tasks_off"] = fib(client)
+        each_s, results["deref_last_to_first_off"] = dereferences(client)
+        results["deref_us_off"] = each_s * 1e6
+    return results | hello()
+
+
+if __name__ == "__main__":
+    for name, value in measure().items():
+        print(f"{name:24} {value:12.3f}")

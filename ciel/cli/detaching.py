@@ -1,0 +1,31 @@
+"""Jobs that are left running by the command that submitted them."""
+
+from __future__ import annotations
+
+from ciel.cli.outcome import Status, say
+from ciel.cli.printing import print_json, print_text
+from ciel.client.client import Client
+from ciel.client.jobs import Job
+from ciel.core.jobs import JobSummary
+
+
+def tell_detached(client: Client, job: Job, as_json: bool) -> int:
+    """Make sure that the master has all of a job, and say how to ask for it; return the exit
+    status.
+    """
+    from ciel.wire.descriptors import read_summary
+
+    summary = read_summary(client.ask("job", {"job": job.id})["summary"])
+    if as_json:
+        print_summary(client, summary)
+    else:
+        print_text(str(summary.number))
+        say(f"the job goes on; ciel job wait {summary.number}")
+    return Status.DONE
+
+
+def print_summary(client: Client, summary: JobSummary) -> None:
+    """Print how a job stands, as JSON."""
+    from ciel.cli.asking import job_json, master_now_s  # for this alone
+
+    print_json({"job": job_json(summary, master_now_s(client))})

@@ -1,0 +1,24 @@
+"""`ciel sw`: a Skywriting script is run, checked, or formatted; without any, a prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+_VERBS = ("check", "fmt")
+
+
+def main(prog: str, words: Sequence[str]) -> int:
+    """Do what the first word says; a file of that name is `./check`."""
+    verb = words[0] if words else ""
+    if verb in _VERBS:
+        from ciel.cli.sw_check import main as look_through
+
+        return look_through(f"ciel sw {verb}", words[1:])
+    from ciel.cli.sw_run import parse, run_script
+
+    args = parse("ciel sw", words, needs_script=False)
+    if args.script is not None:
+        return run_script(args, "ciel sw", *args.script)
+    from ciel.cli.sw_prompt import run_prompt
+
+    return run_prompt(args)

@@ -1,0 +1,76 @@
+"""Sources of scripts: read, and looked through for all that is wrong with them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import Final
+
+from ciel.cli.outcome import UsageError, say
+from ciel.execution.report import visible
+from ciel.skywriting import grammar, resolver
+from ciel.skywriting.errors import Problem, Source, SourceError
+
+STANDARD_INPUT: Final = "-"
+SOURCE_MAX_BYTES: Final = 16 << 20
+
+
+def read_source(name: str) -> Source:
+    """Read a script, from standard input if `-` is its name. Raises UsageError."""
+    shown = "standard input" if name == STANDARD_INPUT else visible(name)
+    try:
+        is_input = name == STANDARD_INPUT
+        with open(0 if is_input else name, "rb", closefd=not is_input) as file:
+            content = file.read(SOURCE_MAX_BYTES + 1)
+    except OSError as error:
+        raise UsageError(f"{shown}: {error.strerror}") from None
+    if len(content) > SOURCE_MAX_BYTES:
+        raise UsageError(f"{shown}: longer than {SOURCE_MAX_BYTES >> 20} MiB, no script is")
+    try:
+        return Source(shown, content.decode())
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise UsageError(f"{shown}: line {line} is not UTF-8") from None
+
+
+def problems_of(source: Source) -> tuple[Problem, ...]:
+    """Return all that is wrong with a script, in order, warnings too."""
+    from ciel.skywriting import names  # and with it all that a script can call
+
+    def known(version: int) -> set[str]:
+        return {"argv", "env", *names.table(version)}
+
+    return _look_through(source, known)
+
+
+def errors_of(source: Source) -> list[Problem]:
+    """Return why a script could not run."""
+    return [problem for problem in _look_through(source) if not problem.is_warning]
+
+
+def _look_through(
+    source: Source, known: Callable[[int], Collection[str]] | None = None
+) -> tuple[Problem, ...]:
+    try:
+        script = grammar.parse(source)
+        return tuple(resolver.resolve(script, known(script.version) if known else None))
+    except SourceError as error:
+        return error.problems
+
+
+def require_sound(source: Source) -> None:
+    """Tell why a script could not run, and raise UsageError then."""
+    errors = errors_of(source)
+    for problem in errors:
+        tell(problem)
+    if errors:
+        raise UsageError(f"{source.name}: {amount(len(errors), 'error')}, so nothing was run")
+
+
+def tell(problem: Problem) -> None:
+    """Show a problem to people."""
+    say(f"{'warning' if problem.is_warning else 'error'}: {problem}")
+
+
+def amount(number: int, what: str) -> str:
+    """Say how many: `1 error`, `2 errors`."""
+    return f"{number} {what}{'' if number == 1 else 's'}"

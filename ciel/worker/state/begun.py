@@ -1,0 +1,53 @@
+"""Children that begin where their parents run, without being sent (see ADR 0017 and 0020)."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Mapping
+
+from ciel.core.ids import ObjectId, TaskId
+from ciel.core.refs import Concrete, Reference, Value
+from ciel.core.tasks import TaskSpec
+from ciel.worker.state.recent import Recent
+
+
+class Begun:
+    """Which may, and which did of late. `executors`: those whose tasks may."""
+
+    def __init__(self, executors: frozenset[str]) -> None:
+        self._executors = executors
+        self._tasks: Recent[TaskId, None] = Recent()
+
+    def note(self, task: TaskId) -> None:
+        """One has begun."""
+        self._tasks.put(task, None)
+
+    def may_run_children(self, spec: TaskSpec, attempt: int) -> bool:
+        """Whether children may run within an attempt: they are under no other limits then, and none
+        of them can be known already from another attempt here.
+        """
+        needs = spec.needs
+        if spec.executor not in self._executors or needs.timeout_s or needs.memory_bytes:
+            return False
+        return attempt == 0 or (attempt == 1 and spec.id not in self._tasks)
+
+    def inputs_at_hand(
+        self,
+        spec: TaskSpec,
+        known: Iterable[Reference],
+        recent: Mapping[ObjectId, Value],
+        stored: Container[ObjectId],
+        here: str,
+    ) -> tuple[Reference, ...] | None:
+        """Return the inputs of a child that may begin; None if it may not, or lacks one."""
+        if spec.executor not in self._executors:
+            return None
+        if spec.id in self._tasks:  # by an earlier attempt at its parent: its outputs may come
+            return None
+        values = {ref.id: ref for ref in known if isinstance(ref, Value)}
+        inputs: list[Reference] = []
+        for object_id in spec.inputs:
+            ref = values.get(object_id) or recent.get(object_id)
+            if ref is None and object_id not in stored:
+                return None
+            inputs.append(ref or Concrete(object_id, None, frozenset((here,))))
+        return tuple(inputs)

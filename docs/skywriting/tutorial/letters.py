@@ -1,0 +1,17 @@
+#!/usr/bin/env python3
+"""Count how often each letter stands in an object: a task that talks with its worker."""
+
+import json
+from collections import Counter
+
+from ciel.executors.sdk import ciel_task
+
+
+def run(task: ciel_task.Task) -> None:
+    """Count, and publish the counts as JSON."""
+    text = task.read(task.args[0]).decode().lower()
+    counts = Counter(letter for letter in text if letter.isalpha())
+    task.publish(0, json.dumps(counts).encode())
+
+
+ciel_task.serve(run)
