@@ -8,6 +8,7 @@ Beyond what every program may call:
 - `spawn` with `wanted`: the parent needs the child's output before its own end. With `level`, the
   parent is one of those that the present task runs within, 0 the outermost.
 - `cont_text` of a spawn is text that rides in the task if it is short; else it becomes an object.
+- A spawn of what cannot be is answered with `{"error": text}`.
 - `exit` with `value`: the text of output 0.
 - `error` ends the task, or only the child that runs within it, with the `exit` that follows it; it
   may have a `reason`, a word. A program that keeps itself stays warm.
@@ -36,8 +37,12 @@ class NestedConversation(Conversation):
         self._fault: tuple[str, str] | None = None  # the present task has failed with it
 
     def _spawn(self, args: dict[str, Any]) -> None:
-        executor, needs, keywords = read_spawn(args)
-        name = take_name(keywords)
+        try:
+            executor, needs, keywords = read_spawn(args)
+            name = take_name(keywords)
+        except BadCallError as error:
+            self._refuse(error)
+            return
         here, wanted = keywords.pop("here", False), keywords.pop("wanted", False)
         attempt = self._attempt_at(keywords.pop("level", None))
         self._store_text(attempt, keywords)
@@ -48,9 +53,19 @@ class NestedConversation(Conversation):
             self._attempt = within
             return
         wanted = wanted is True and attempt.task.may_run_children
-        outputs, form = attempt.spawn(executor, keywords, needs, wanted=wanted, name=name)
+        try:
+            outputs, form = attempt.spawn(executor, keywords, needs, wanted=wanted, name=name)
+        except BadCallError as error:
+            self._refuse(error)
+            return
         refs = [Future(object_id) for object_id in outputs]
         self._say("spawn", refs if form.as_list or len(refs) != 1 else refs[0])
+
+    def _refuse(self, error: BadCallError) -> None:
+        """Say that there can be no such task: the script is at fault, and its program knows where
+        that stands in it.
+        """
+        self._say("spawn", {"error": str(error)})
 
     def _tail_spawn(self, args: dict[str, Any]) -> None:
         """What a script goes on with is what it was: under the same name, with the same needs."""

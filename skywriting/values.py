@@ -137,8 +137,11 @@ def read(ref: Reference, host: Host) -> bytes:
     try:
         content = host.read(ref)
     except ReferenceFailedError as error:
+        story = f" {error.details}"
+        if "\n" in story:  # it is told apart from ours
+            story = "".join(f"\n  | {line}" for line in error.details.splitlines())
         raise ScriptError(
-            f"the task that was to make {ref.id} has failed ({error.reason}): {error.details}"
+            f"the task that was to make {ref.id} has failed ({error.reason}):{story}"
         ) from None
     if content is None:
         raise Blocked([ref])

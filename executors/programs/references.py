@@ -35,7 +35,6 @@ class Promise(Future):
     content: bytes | None
     failure: str | None
     answer: _Answer | None
-    place: int | None  # in the answer, if that is a list
     _find: Callable[[Promise], str]
     _name: str
 
@@ -46,7 +45,7 @@ class Promise(Future):
         self.label = label
         self.level = level
         self.is_wanted = False
-        self.call = self.content = self.failure = self.answer = self.place = None
+        self.call = self.content = self.failure = self.answer = None
         return self
 
     @property

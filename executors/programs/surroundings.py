@@ -147,25 +147,15 @@ class Surroundings:
     def _name_of(self, promise: Promise) -> str:
         self.create(promise)
         assert promise.answer is not None
-        reply = self.channel.reply(promise.answer)
-        ref = reply if promise.place is None else reply[promise.place]
-        return str(ref.id)
+        return str(_created(self.channel.reply(promise.answer)).id)
 
     def spawn_task(self, executor: str, keywords: dict[str, Any]) -> Reference | list[Reference]:
         try:
             answer = self.channel.call("spawn", {**keywords, "executor_name": executor})
         except ValueError as error:
             raise ScriptError(f"a task of {executor} cannot be told this: {error}") from None
-        count = keywords.get("n_outputs")
-        if type(count) is not int or executor in ("proc", "swi"):  # only it knows
-            found: Reference | list[Reference] = self.channel.reply(answer)
-            return found
-        promises: list[Reference] = []
-        for place in range(count):
-            promise = Promise(self._name_of)
-            promise.answer, promise.place = answer, place
-            promises.append(promise)
-        return promises
+        found: Reference | list[Reference] = _created(self.channel.reply(answer))
+        return found
 
     def print(self, text: str) -> None:
         self.channel.tell("log", {"message": shown(text)})
@@ -222,6 +212,13 @@ class Surroundings:
         reply = self.channel.reply(self.channel.call("package_lookup", {"key": key}))
         found: Reference | None = reply["value"]
         return found
+
+
+def _created(reply: Any) -> Any:
+    """Return what a spawn is answered with. Raises ScriptError if there can be no such task."""
+    if isinstance(reply, dict):
+        raise ScriptError(f"no such task can be spawned: {reply['error']}")
+    return reply
 
 
 def _content(ref: Value) -> bytes:
