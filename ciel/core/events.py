@@ -150,9 +150,12 @@ RECALLED = "RECALLED"
 
 
 class DropObjects(NamedTuple):
-    """Delete objects; nobody needs them any more."""
+    """Delete objects; nobody needs them any more. `unless_whole`: only follow them no longer, since
+    what was read while it grew elsewhere has broken; who has all of one says so and keeps it.
+    """
 
     objects: tuple[ObjectId, ...]
+    unless_whole: bool = False
 
 
 class Neighbour(NamedTuple):

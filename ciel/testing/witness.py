@@ -133,7 +133,7 @@ class Witness:
                 self.given[worker_id].discard((task, 0))  # it is no task of the master's
             case CancelTask(task, attempt):
                 self.cancelled[worker_id].add((task, attempt))
-            case DropObjects(objects):
+            case DropObjects(objects, unless_whole=False):
                 place = master.workers[worker_id].facts.netloc
                 for object_id in objects:
                     if place in locations_of(master.graph.objects.reference(object_id)):
@@ -219,6 +219,8 @@ class Witness:
                 excused = True
                 if self.losses[task_id] < WORKER_LOSSES_MAX:
                     raise Violation(task_id, f"given up after {self.losses[task_id]} losses")
+            if task.state is FAILED and "OBJECT_LOST" in reasons:  # after it was given up
+                excused = excused or self.losses[task_id] >= WORKER_LOSSES_MAX
             if task.state is FAILED and "MISSING_INPUT" in reasons:
                 excused = True
                 if not self.upload_places.keys() & task.spec.inputs:

@@ -217,7 +217,9 @@ _FORMS: dict[type, Form] = {
         lambda f, p: RecallTasks(_read_attempts(f[0])),
     ),
     DropObjects: Form(
-        "drop", lambda m: ([m.objects], b""), lambda f, p: DropObjects(read_ids(f[0]))
+        "drop",
+        lambda m: ([m.objects, int(m.unless_whole)], b""),
+        lambda f, p: DropObjects(read_ids(f[0]), bool(_count(f[1]))),
     ),
     MeetWorkers: Form(
         "meet",

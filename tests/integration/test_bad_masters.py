@@ -274,7 +274,7 @@ def test_a_master_that_speaks_nonsense_does_no_harm(home: Home) -> None:
     nonsense = {
         "a header too deep": (frame(b"[" * 99_999), "JSON is nested too deeply"),
         "a client's words": (frame([["watch", "j", 0]]), "is not expected here"),
-        "a path to be deleted": (frame([["drop", ["../x"], 0]]), "is not an id"),
+        "a path to be deleted": (frame([["drop", ["../x"], 0, 0]]), "is not an id"),
         "a path to be run": (frame([[*bad_id, len(payload)]], payload), "is not an id"),
     }
     master = Master()

@@ -1903,6 +1903,22 @@ def test_what_a_superseded_attempt_published_unasked_is_deleted() -> None:
     cluster.said(f"w1: drop a {extra}")
 
 
+def test_a_copy_that_cannot_be_read_where_it_is_made_anew_is_deleted_if_it_is_not_made() -> None:
+    cluster = one(slots=3)
+    maker = a_task("a", "b")
+    readers = [a_task("r1", inputs=["b"]), a_task("r2", inputs=["a"])]
+    cluster.job(maker, *readers, want=["r1", "r2"])
+    here = place_of("w1")
+    cluster.done("w1", maker, stored("a", here), stored("b", here))
+    cluster.lines()
+    cluster.worker_says("w1", InputsLost(readers[0].id, 1, ((ObjectId("b"), here),), "gone"))
+    cluster.said("w1: drop b", "w1: run a again (2)")
+    cluster.worker_says("w1", InputsLost(readers[1].id, 1, ((ObjectId("a"), here),), "gone"))
+    cluster.said()
+    cluster.worker_says("w1", TaskReported(maker.id, 2, (), TaskFault(RECALLED, "no room"), 0.0))
+    cluster.said("w1: drop a", "w1: run a again (3)")
+
+
 # --- choices --------------------------------------------------------------------------------------
 
 

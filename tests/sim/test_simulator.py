@@ -94,6 +94,8 @@ def test_a_seed_says_all() -> None:
         pytest.param("streams", 598, id="whole-when-it-is-said-to-be-read-in-vain"),
         pytest.param("blocks", 51, id="unpromised-output-is-back"),
         pytest.param("blocks", 310, id="unpromised-output-known-before-its-maker"),
+        pytest.param("choices", 1269, id="lost-where-it-was-to-be-made-anew"),
+        pytest.param("any", 5410, id="lost-after-its-maker-was-given-up"),
     ],
 )
 def test_what_failed_once(scenario: str, seed: int) -> None:

@@ -88,7 +88,7 @@ messages: dict[type, st.SearchStrategy[Message]] = {
     AssignTask: st.builds(AssignTask, specs, counts, refs),
     CancelTask: st.builds(CancelTask, tasks, counts),
     RecallTasks: st.builds(RecallTasks, st.lists(st.tuples(tasks, counts), max_size=3).map(tuple)),
-    DropObjects: st.builds(DropObjects, several_ids),
+    DropObjects: st.builds(DropObjects, several_ids, st.booleans()),
     MeetWorkers: st.builds(
         MeetWorkers, st.lists(st.builds(Neighbour, places(), texts), max_size=3).map(tuple)
     ),

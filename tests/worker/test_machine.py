@@ -497,6 +497,14 @@ def test_only_what_is_held_is_deleted(played: Played) -> None:
     played.comes()
 
 
+def test_what_is_whole_is_kept_when_it_is_to_be_followed_no_longer(played: Played) -> None:
+    played.fetched("x")
+    played.comes(copied("x"))
+    played.machine.master_said(DropObjects((X,), unless_whole=True), played.now_s)
+    played.comes()
+    assert X in played.machine.stored
+
+
 def test_what_was_deleted_is_fetched_when_it_is_needed_again(played: Played) -> None:
     played.machine.uploaded(ObjectId("x"), played.now_s)
     played.machine.master_said(DropObjects((ObjectId("x"),)), played.now_s)
@@ -916,7 +924,8 @@ def test_what_broke_elsewhere_is_not_followed_any_more(played: Played) -> None:
     played.assign(READS_X, growing("x", THERE))
     played.machine.stream_opened(X, played.now_s)
     played.machine.outbox.clear()
-    played.machine.master_said(DropObjects((X, ObjectId("y"))), played.now_s)
+    broken = DropObjects((X, ObjectId("y")), unless_whole=True)
+    played.machine.master_said(broken, played.now_s)
     assert played.machine.outbox == [AbandonFetch(X)]
     played.machine.outbox.clear()
     played.machine.master_lost(played.now_s)

@@ -48,9 +48,9 @@ class EarlyCopies:
 class Followers:
     """Workers that were sent a reader of an object while it grew elsewhere.
 
-    If it breaks they delete what they have of it. Most notice by themselves that no more comes, but
-    a silent connection tells them nothing; and if they went on following it where nobody reads it
-    any more, the next reader would be given what another attempt had begun.
+    If it breaks they follow it no longer. Most notice by themselves that no more comes, but a
+    silent connection tells them nothing; and if they went on following it where nobody reads it any
+    more, the next reader would be given what another attempt had begun.
     """
 
     def __init__(self, graph: TaskGraph) -> None:

@@ -329,22 +329,21 @@ class MasterMachine(ChildDesk):
         changed by that, or was since.
 
         A copy that is there all the same is deleted, since nobody would ever delete what the table
-        does not list; unless it cannot be made again.
+        does not list; unless it cannot be made again, or as long as it is being made there anew.
         """
         node = self.graph.objects.get(object_id)
-        if node is None or node.ref is None:
+        ref = None if node is None else node.ref
+        if node is None or ref is None:
             return True
         holder = next((w for w in self.workers.values() if w.facts.netloc == place), None)
-        places = locations_of(node.ref)
+        places = locations_of(ref)
         if place not in places:  # it came to be since, or nobody ever said that it is there
             return not places or holder is not None
         if holder is not None and holder is not reader and node.producer is None:
             return False
-        if holder is not None and (
-            node.producer is None or node.producer.worker != holder.facts.id
-        ):
-            self._say(holder.facts.id, DropObjects((object_id,)))
         lose(self.graph, object_id, place)
+        if holder is not None:
+            self._drop_unlisted(holder, (ref,))
         return True
 
     # --- the end of a turn ------------------------------------------------------------------------
@@ -374,7 +373,7 @@ class MasterMachine(ChildDesk):
 
     def _collect_runnable(self) -> None:
         for worker, object_id in self._followers.in_vain():  # before it is read there anew
-            self._say(worker.facts.id, DropObjects((object_id,)))
+            self._say(worker.facts.id, DropObjects((object_id,), unless_whole=True))
         graph = self.graph
         if graph.runnable:
             runnable, graph.runnable = graph.runnable, []

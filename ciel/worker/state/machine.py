@@ -135,8 +135,8 @@ class WorkerMachine:
             case RecallTasks(attempts):
                 for key in attempts:
                     self._recalled(key)
-            case DropObjects(objects):
-                held = tuple([object_id for object_id in objects if object_id in self.stored])
+            case DropObjects(objects, unless_whole):
+                held = () if unless_whole else tuple([o for o in objects if o in self.stored])
                 for object_id in held:
                     del self.stored[object_id]
                 if held:
