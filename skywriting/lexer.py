@@ -84,6 +84,10 @@ class _Kinds(dict[str, str]):
         return kind
 
 
+_AT = "\0"
+"""Stands for the place, in what is said of a piece, which may stand in several."""
+
+
 def tokenize(source: Source) -> Tokens:
     """Take a text to pieces. What is wrong is told in `problems`, and does not end it."""
     first = _FIRST_LINE.match(source.text)
@@ -110,7 +114,9 @@ def tokenize(source: Source) -> Tokens:
         before = ""
         for piece, offset in zip(pieces, offsets, strict=False):
             if piece in table.faults and piece != before:
-                problems.append(Problem(source, offset, table.faults[piece]))
+                line, column = source.place(offset)
+                at = f" on line {line} at column {column}"
+                problems.append(Problem(source, offset, table.faults[piece].replace(_AT, at)))
                 if len(problems) >= PROBLEMS_MAX:
                     break
             before = piece
@@ -159,10 +165,10 @@ def _classify(piece: str) -> tuple[str, str]:
             return _SPACE, "this comment is never closed: */ is missing"
         return _COMMENT, ""
     if first == "#":
-        return _SPACE, 'illegal character "#": a comment begins with //'
+        return _SPACE, f'Illegal character "#"{_AT}: a comment begins with //'
     if piece in ("|", "&"):
-        return piece * 2, f'illegal character "{piece}": "and" is &&, "or" is ||'
-    return BAD, f"illegal character {_show_character(piece)}"
+        return piece * 2, f'Illegal character "{piece}"{_AT}: "and" is &&, "or" is ||'
+    return BAD, f"Illegal character {_show_character(piece)}"
 
 
 def _show_character(piece: str) -> str:
@@ -179,6 +185,7 @@ def _show_character(piece: str) -> str:
         "\xa0": " (write a plain space)",
     }
     shown = f'"{piece}"' if piece.isprintable() else f"U+{ord(piece[0]):04X}"
+    shown += _AT
     if not piece.isascii():
         shown += f" ({unicodedata.name(piece[0], 'no character').lower()})"
     return shown + hints.get(piece, "")

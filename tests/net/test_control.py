@@ -437,7 +437,7 @@ def test_a_message_without_a_form_ends_the_connection_with_the_reason() -> None:
     line = Line(Role.SUBMIT).connect()
     line.right.send(DropObjects((ObjectId("x" * 9_000_000),)))
     line.run()
-    reason = "a record 'drop' of 9000017 bytes exceeds 8388608 bytes"
+    reason = "a record 'drop' of 9000019 bytes exceeds 8388608 bytes"
     assert line.told == [["opened", f"refused: {reason}"], ["opened", reason]]
 
 

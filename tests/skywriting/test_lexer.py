@@ -103,7 +103,7 @@ def test_not_is_another_sign_in_version_2() -> None:
 def test_what_is_wrong_is_told_and_the_rest_goes_on() -> None:
     assert kinds("x @ y") == [NAME, BAD, NAME]
     assert problems("x @ y; 007") == [
-        'illegal character "@"',
+        'Illegal character "@" on line 1 at column 3',
         "007 is no number: a number does not begin with 0",
     ]
 

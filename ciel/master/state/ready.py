@@ -34,19 +34,17 @@ class _JobLine:
     __slots__ = ("_by_rank", "_ranks", "_turns")
 
     def __init__(self) -> None:
-        self._by_rank: dict[int, deque[TaskNode]] = {}
+        self._by_rank: dict[int, deque[TaskNode]] = {}  # twice the rank, and one more for the first
         self._ranks: list[int] = []  # lowest first
         self._turns = 0
 
     def push(self, task: TaskNode) -> None:
-        line = self._by_rank.get(task.rank)
+        rank = 2 * task.rank + (task.attempt > 0)
+        line = self._by_rank.get(rank)
         if line is None:
-            line = self._by_rank[task.rank] = deque()
-            insort(self._ranks, task.rank)
-        if task.attempt:
-            line.appendleft(task)
-        else:
-            line.append(task)
+            line = self._by_rank[rank] = deque()
+            insort(self._ranks, rank)
+        line.append(task)
 
     def pop(self) -> TaskNode:
         self._turns += 1
