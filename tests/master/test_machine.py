@@ -785,6 +785,23 @@ def test_a_spawned_task_takes_over_its_parents_output() -> None:
     cluster.said("client: a is there", "client: completed")
 
 
+def test_a_result_lost_after_its_jobs_end_may_be_made_again_by_another_way() -> None:
+    """Where a task stops, and what it spawns, depends on what is there when it runs."""
+    cluster = two()
+    parent = a_task("a", mentions=Mentions.ANYTHING)
+    child = a_task("a", parent=parent)
+    cluster.job(parent, want=["a"])
+    cluster.done("w1", parent, stored("a", place_of("w1")))
+    cluster.said("w1: run a", "client: a is there", "client: completed")
+    cluster.loses("w1")
+    cluster.said("w2: run a again (2)")
+    cluster.worker_says("w2", SpawnTask(child, (), 2), TaskReported(parent.id, 2, (), None, 0.01))
+    cluster.said("w2: run a")
+    cluster.done("w2", child, stored("a", place_of("w2")))
+    assert cluster.job_of().state is JobState.COMPLETED
+    assert cluster.machine.graph.objects.reference("a") == stored("a", place_of("w2"))
+
+
 def test_a_superseded_parent_spawns_nothing() -> None:
     cluster = two()
     parent = a_task("a")

@@ -50,7 +50,8 @@ class ChildDesk(JobDesk):
                 raise CielError(f"task {spec.id}: it is spawned into another job")
             if message.known:
                 publish_early(self.graph, parent, message.known)
-            self._add_task(spec, message.known, parent.job)
+            if not parent.job.called_off:  # else its parent is being ended, too
+                self._add_task(spec, message.known, parent.job)
         except CielError as error:
             self._say(worker.facts.id, CancelTask(parent.spec.id, parent.attempt))
             self.graph.fail(parent, "BAD_SPAWN", str(error))

@@ -97,7 +97,8 @@ class JobDesk(ABC):
         match message:
             case AddTask(spec, known):
                 job = self.find_job(spec.job)
-                self._add_task(spec, known, job)
+                if job.state is JobState.ACTIVE:
+                    self._add_task(spec, known, job)
             case WantObjects(job_id, objects):
                 job = self.find_job(job_id)
                 if job.state is JobState.ACTIVE:
@@ -190,8 +191,6 @@ class JobDesk(ABC):
         self._touched[job.spec.id] = job
 
     def _add_task(self, spec: TaskSpec, known: tuple[Reference, ...], job: Job) -> None:
-        if job.state is not JobState.ACTIVE:
-            return  # it was cancelled while its tasks were still coming in
         check_task(spec)
         for ref in known:
             introduce(self.graph, ref, job)
