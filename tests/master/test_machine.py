@@ -799,7 +799,7 @@ def test_a_result_lost_after_its_jobs_end_may_be_made_again_by_another_way() -> 
     cluster.said("w2: run a")
     cluster.done("w2", child, stored("a", place_of("w2")))
     assert cluster.job_of().state is JobState.COMPLETED
-    assert cluster.machine.graph.objects.reference("a") == stored("a", place_of("w2"))
+    assert cluster.machine.graph.objects.reference(ObjectId("a")) == stored("a", place_of("w2"))
 
 
 def test_a_superseded_parent_spawns_nothing() -> None:
