@@ -23,7 +23,7 @@ from ciel.core.refs import Value
 N = 15
 ROUNDS = 5
 DEREFERENCES = 1000
-LAST = 100
+MANY = 10_000
 HELLOS = 9
 FIB = """
 function fib(n) {
@@ -68,18 +68,24 @@ def fib(client: Client) -> tuple[float, float]:
     return statistics.median(rates), statistics.median(counts)
 
 
-def dereferences(client: Client) -> tuple[float, float]:
-    """Return what one takes, in seconds, and the last hundred against the first."""
-    run(client, SEQUENCE, LAST)
-    whole, ratios = [], []
-    for _ in range(ROUNDS):
-        nothing_s = run(client, SEQUENCE, 1)[0]
-        first_s, nearly_s, all_s = (
-            run(client, SEQUENCE, n)[0] for n in (LAST, DEREFERENCES - LAST, DEREFERENCES)
-        )
-        whole.append((all_s - nothing_s) / DEREFERENCES)
-        ratios.append((all_s - nearly_s) / max(first_s - nothing_s, 1e-6))
-    return statistics.median(whole), statistics.median(ratios)
+def dereferences(client: Client) -> float:
+    """Return what one takes, in seconds."""
+    run(client, SEQUENCE, 100)
+    nothing_s = run(client, SEQUENCE, 1)[0]
+    times = [run(client, SEQUENCE, DEREFERENCES)[0] for _ in range(ROUNDS)]
+    return (statistics.median(times) - nothing_s) / DEREFERENCES
+
+
+def growth(client: Client) -> float:
+    """Return what the last of very many take, against the first: the difference of whole runs, of
+    which a hundred more would drown in the noise.
+    """
+    times: dict[int, list[float]] = {DEREFERENCES: [], MANY - DEREFERENCES: [], MANY: []}
+    for _ in range(3):
+        for count, each in times.items():
+            each.append(run(client, SEQUENCE, count)[0])
+    first_s, nearly_s, all_s = [statistics.median(each) for each in times.values()]
+    return (all_s - nearly_s) / first_s
 
 
 def hello() -> dict[str, float]:
@@ -107,12 +113,11 @@ def measure() -> dict[str, float]:
     results: dict[str, float] = {}
     with LocalCluster(workers=1, slots=2) as cluster, Client(cluster) as client:
         results["fib_tasks_per_s"], results["fib_tasks"] = fib(client)
-        each_s, results["deref_last_to_first"] = dereferences(client)
-        results["deref_us"] = each_s * 1e6
+        results["deref_us"] = dereferences(client) * 1e6
+        results["deref_last_to_first"] = growth(client)
     with LocalCluster(workers=1, slots=2, delegates=False) as cluster, Client(cluster) as client:
         results["fib_tasks_per_s_off"], results["fib_tasks_off"] = fib(client)
-        each_s, results["deref_last_to_first_off"] = dereferences(client)
-        results["deref_us_off"] = each_s * 1e6
+        results["deref_us_off"] = dereferences(client) * 1e6
     return results | hello()
 
 
