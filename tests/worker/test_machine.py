@@ -1164,6 +1164,19 @@ def test_nothing_begins_within_what_is_called_off() -> None:
     played.comes(DeleteObjects((ObjectId("child:pub:0"),)))
 
 
+def test_what_ran_within_what_was_called_off_does_not_begin_here_beside_that() -> None:
+    """Its program may not be gone yet when the next attempt creates the same child."""
+    played = Played(slots=3, begins="stdinout")
+    played.run(A)
+    played.cancel(A)
+    child = within(played, A)
+    played.comes(KillAttempt(A.id, 1, force=False))
+    played.assign(A, attempt=2)
+    played.machine.outbox.clear()
+    played.machine.spawned((A.id, 2), child, (), played.now_s)
+    played.comes(SpawnTask(child, (), 2, False))
+
+
 def test_a_child_that_is_needed_now_is_for_the_master_to_place() -> None:
     played = Played(slots=2, begins="stdinout")
     played.run(A)

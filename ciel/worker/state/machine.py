@@ -418,9 +418,9 @@ class WorkerMachine:
         self, key: Key, spec: TaskSpec, known: tuple[Reference, ...], now_s: float
     ) -> None:
         """A running attempt created a task, and its program runs that at once, in no slot."""
+        self._begun.note(spec.id)  # it is run, though nobody may want to hear of it any more
         if self._hears(key, known, now_s):
             self._report(SpawnTask(spec, known, key[1], True, True))
-            self._begun.note(spec.id)
             child = Attempt(AssignTask(spec, 0, known))
             child.slots, child.phase = 0, Phase.RUNNING
             self.attempts[child.key] = child
