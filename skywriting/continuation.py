@@ -23,9 +23,10 @@ from ciel.core.refs import Reference
 from ciel.skywriting.code import Code, Unit
 from ciel.skywriting.errors import ContinuationError
 from ciel.skywriting.host import SpawnedCall
-from ciel.skywriting.names import PRELUDE, prelude_unit, table
+from ciel.skywriting.names import prelude_unit, table
 from ciel.skywriting.operators import require_length
 from ciel.skywriting.running import Stopped
+from ciel.skywriting.standard import PRELUDE
 from ciel.skywriting.values import (
     RUN,
     UNREAD,

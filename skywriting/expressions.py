@@ -99,7 +99,9 @@ def _located(code: Code, start: int, evaluate: Evaluation) -> Evaluation:
 
 
 def strict(code: Code, start: int, operands: list[tree.Expression], apply: Apply) -> Evaluation:
-    """Evaluate operands in order, then apply something to them."""
+    """Evaluate operands in order, then apply something to them. If that is a function of a script,
+    and it was left, nothing of ours is to be kept: its value will be that of the whole.
+    """
     evaluations = [compile_expression(code, operand) for operand in operands]
     if len(evaluations) == 1:
         return _strict_1(code, start, evaluations[0], apply)
@@ -112,7 +114,8 @@ def strict(code: Code, start: int, operands: list[tree.Expression], apply: Apply
                 values.append(evaluate(frame))
             return apply(frame, *values)
         except Blocked as blocked:
-            blocked.hold(point, tuple(values))
+            if len(values) < count or not blocked.activations:
+                blocked.hold(point, tuple(values))
             raise
         except ScriptError as error:
             error.place = error.place or (source, start)
@@ -135,7 +138,8 @@ def _strict_1(code: Code, start: int, operand: Evaluation, apply: Apply) -> Eval
             value = operand(frame)
             return apply(frame, value)
         except Blocked as blocked:
-            blocked.hold(point, () if value is PENDING else (value,))
+            if value is PENDING or not blocked.activations:
+                blocked.hold(point, () if value is PENDING else (value,))
             raise
         except ScriptError as error:
             error.place = error.place or (source, start)
@@ -148,7 +152,8 @@ def _strict_1(code: Code, start: int, operand: Evaluation, apply: Apply) -> Eval
             value = values[0] if values else value
             return apply(frame, value)
         except Blocked as blocked:
-            blocked.hold(point, (value,))
+            if not blocked.activations:
+                blocked.hold(point, (value,))
             raise
         except ScriptError as error:
             error.place = error.place or (source, start)
@@ -377,25 +382,7 @@ def _short_circuit(code: Code, node: tree.Binary) -> Evaluation:
 def _call(code: Code, node: tree.Call) -> Evaluation:
     start, unit = node.start, code.unit
 
-    evaluations = [compile_expression(code, item) for item in (node.function, *node.arguments)]
-    source, count = unit.source, len(evaluations)
-    point = code.point(lambda values: len(values) <= count)
+    def apply(frame: Frame, function: Any, *arguments: Any) -> Any:
+        return invoke(frame, function, arguments, start, unit)
 
-    def go_on(frame: Frame, values: list[Any]) -> Any:
-        try:
-            for evaluate in evaluations[len(values) :] if values else evaluations:
-                values.append(evaluate(frame))
-            return invoke(frame, values[0], values[1:], start, unit)
-        except Blocked as blocked:
-            if len(values) < count or not blocked.activations:
-                blocked.hold(point, tuple(values))
-            raise  # else it is the function that was left, and its value is that of the call
-        except ScriptError as error:
-            error.place = error.place or (source, start)
-            raise
-
-    def resume(frame: Frame, values: tuple[Any, ...], value: Any) -> Any:
-        return go_on(frame, [*values] if value is RETRY else [*values, value])
-
-    code.points[point] = resume
-    return lambda frame: go_on(frame, [])
+    return strict(code, start, [node.function, *node.arguments], apply)

@@ -13,10 +13,9 @@ from ciel.skywriting.code import Unit
 from ciel.skywriting.errors import ScriptError, Source
 from ciel.skywriting.grammar import parse
 from ciel.skywriting.resolver import resolve
-from ciel.skywriting.standard import text_of
+from ciel.skywriting.standard import PRELUDE, text_of
 from ciel.skywriting.values import RUN, Closure, Frame
 
-PRELUDE = "prelude"
 _MAY_LACK: dict[str, Frame] = {"sort": {"key": None}}
 """Parameters of functions of the prelude that may be left out, and their values then: captured, so
 that an argument takes their place.
