@@ -141,7 +141,10 @@ def test_a_writer_that_tells_needs_no_watch(grown: Grown) -> None:
     grown.writers.append(writer)
     growing = grown.run(grown.streams.open, "x", writer.fileno(to_write=False), is_told=True)
     happened = grown.when(growing, 4)
-    wait_for(lambda: growing._due is None, "the look that there is when somebody comes")
+    wait_for(
+        lambda: grown.run(lambda: growing._due is None),  # asked there: no look is half done
+        "the look that there is when somebody comes",
+    )
     writer.write(b"told")
     assert not happened.wait(0.05)
     grown.run(grown.streams.grew, growing, 4)
