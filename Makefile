@@ -3,8 +3,9 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 STAMP := $(VENV)/.installed
 RUN := $(VENV)/bin
+C_OF_SCC := $(wildcard scc/include/*.h scc/src/*.[ch] scc/tools/*.[ch] scc/fuse/*.[ch])
 
-.PHONY: deps dev demo test check bench clean format
+.PHONY: deps dev demo test check check-deep bench appendix check-fuse package clean format
 
 # System packages are installed only on request, or for CI, where a missing one would be a skipped test.
 deps:
@@ -13,11 +14,12 @@ deps:
 ifeq ($(CIEL_CI),1)
 $(STAMP): deps
 endif
-$(STAMP): pyproject.toml setup.py ciel/launch/launcher.c
+$(STAMP): pyproject.toml setup.py ciel/launch/launcher.c scc/build_ffi.py $(C_OF_SCC)
 	@.ci/packages report
-	@echo "ciel: installing into $(VENV) (Python packages of pyproject.toml, and the launcher)"
+	@echo "ciel: installing into $(VENV) (Python packages of pyproject.toml, and what is in C)"
 	@$(PYTHON) -m venv $(VENV)
 	@$(RUN)/pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@for tool in scc/bin/*; do [ -x "$$tool" ] && ln -sf "../../$$tool" $(RUN)/; done; true
 	@touch $(STAMP)
 
 dev: $(STAMP)
@@ -26,7 +28,7 @@ demo: dev
 	@$(RUN)/python examples/search.py
 
 test: dev
-	@$(RUN)/pytest
+	@$(RUN)/pytest -n 2
 
 check: dev
 	$(RUN)/ruff check .
@@ -38,9 +40,26 @@ check: dev
 bench: dev
 	@ONLY="$(ONLY)" $(RUN)/python -m benchmarks
 
+# The scripts of the dissertation's appendices A, B and C at their own size: 5 GB of memory and disk, some minutes.
+appendix: dev
+	@CIEL_APPENDIX=full $(RUN)/pytest -v tests/scc/test_appendix.py
+
+# Models of protocols, searched through by spin, and tests that take too long for every day; many minutes.
+check-deep: dev
+	.ci/check-deep
+	CIEL_LONG=1 $(RUN)/pytest -q tests/scc/test_mpb.py tests/scc/test_store.py
+
+# File-system testers on `ciel shmfs mount`: what of them is installed.
+check-fuse: dev
+	@$(RUN)/python -m benchmarks.fuse_testers
+
+# The source archive, from it the wheel, and that in a clean place; some minutes.
+package:
+	@PYTHON="$(PYTHON)" .ci/package
+
 format: dev
 	$(RUN)/ruff check --fix .
 	$(RUN)/ruff format .
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info ciel/launch/ciel-launcher .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) build dist *.egg-info ciel/launch/ciel-launcher scc/bin scc/*.so .pytest_cache .mypy_cache .ruff_cache

@@ -1,46 +1,94 @@
-"""What pyproject.toml cannot say: where the rooms lie, and how the launcher is compiled.
+"""What pyproject.toml cannot say: where the rooms lie, and how what is written in C is compiled.
 
 Rooms at the top of the tree are imported as `ciel.<room>`. The links in `ciel/` serve static tools
 and running from a checkout; the build does not depend on them.
 """
 
+import copy
 import os
+import runpy
 import shlex
 import subprocess
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from setuptools import Distribution, find_packages, setup
-from setuptools.command.bdist_wheel import bdist_wheel
+from setuptools import find_packages, setup
+from setuptools.command.build_ext import build_ext
 from setuptools.command.build_py import build_py
 
-ROOMS = ("executors", "shm", "skywriting")
-LAUNCHER_FLAGS = ["-std=c11", "-O2", "-Wall", "-Wextra", "-Werror", "-D_GNU_SOURCE"]
+ROOMS = ("executors", "scc", "shm", "skywriting")
+PROGRAM_FLAGS = ["-std=c11", "-O2", "-Wall", "-Wextra", "-Werror", "-D_GNU_SOURCE"]
+PARTS = runpy.run_path("scc/build_ffi.py")
+
+# Programs on the PATH of who installs the wheel; `make dev` links them. Each is one file with a
+# `main`; what else lies there, and the core, is in all of them.
+TOOLS_HOME = Path("scc/bin")
+TOOL_FLAGS = ["-Iscc/include", "-Iscc/src", "-pthread"]
+_TOOL_SOURCES = sorted(Path("scc/tools").glob("*.c"))
+TOOLS = [p for p in _TOOL_SOURCES if p.stem.startswith("shm") or p.stem == "drop_caches"]
+CORE = [*PARTS["sources"]("shmfs", "coherent"), *(p for p in _TOOL_SOURCES if p not in TOOLS)]
 
 
-class BuildWithLauncher(build_py):
-    """Compile the launcher: beside its source when editable, else into the wheel."""
+def libfuse_flags():
+    """What the mount is compiled with, or nothing where libfuse3 is not: it is an extra."""
+    asked = ["pkg-config", "--cflags", "--libs", "fuse3"]
+    try:
+        return subprocess.run(asked, capture_output=True, text=True, check=True).stdout.split()
+    except (OSError, subprocess.CalledProcessError):
+        return []
+
+
+LIBFUSE = libfuse_flags()
+PROGRAMS = [*(tool.stem for tool in TOOLS), *(["shmfs-fuse"] if LIBFUSE else [])]
+
+
+def run_compiler(*arguments, **options):
+    compiler = shlex.split(os.environ.get("CC", "cc"))
+    subprocess.run([*compiler, *PROGRAM_FLAGS, *map(str, arguments)], check=True, **options)
+
+
+class BuildWithPrograms(build_py):
+    """Compile the launcher, beside its source when editable, else into the wheel; and the tools."""
 
     def run(self):
         super().run()
-        home = Path("ciel/launch") if self.editable_mode else Path(self.build_lib, "ciel/launch")
+        home = Path("." if self.editable_mode else self.build_lib, "ciel/launch")
         home.mkdir(parents=True, exist_ok=True)
-        compiler = shlex.split(os.environ.get("CC", "cc"))
-        source = "ciel/launch/launcher.c"
-        subprocess.run(
-            [*compiler, *LAUNCHER_FLAGS, "-o", str(home / "ciel-launcher"), source], check=True
-        )
+        run_compiler("-o", home / "ciel-launcher", "ciel/launch/launcher.c")
+        self.build_tools()
+
+    def build_tools(self):
+        TOOLS_HOME.mkdir(exist_ok=True)
+        with tempfile.TemporaryDirectory() as objects, ThreadPoolExecutor(os.cpu_count()) as pool:
+
+            def compiled(source):
+                target = Path(objects, f"{source.stem}.o")
+                run_compiler(*TOOL_FLAGS, "-c", "-o", target, source)
+                return target
+
+            core = list(pool.map(compiled, CORE))
+
+            def link(source):
+                run_compiler(*TOOL_FLAGS, "-o", TOOLS_HOME / source.stem, source, *core)
+
+            list(pool.map(link, TOOLS))
+            if LIBFUSE:
+                mount = [*Path("scc/fuse").glob("*.c"), *core]
+                run_compiler(*TOOL_FLAGS, "-o", TOOLS_HOME / "shmfs-fuse", *mount, *LIBFUSE)
 
 
-class PlatformWheel(bdist_wheel):
-    """The wheel holds a program but no extension module: any Python 3, this platform only."""
+class BuildApart(build_ext):
+    """Several modules are made of the same sources: each has a folder to itself, all at once."""
 
-    def get_tag(self):
-        return "py3", "none", super().get_tag()[2]
+    def finalize_options(self):
+        super().finalize_options()
+        self.parallel = self.parallel or os.cpu_count()
 
-
-class BinaryDistribution(Distribution):
-    def has_ext_modules(self):
-        return True
+    def build_extension(self, ext):
+        apart = copy.copy(self)
+        apart.build_temp = os.path.join(self.build_temp, ext.name)
+        super(BuildApart, apart).build_extension(ext)
 
 
 room_packages = [
@@ -55,6 +103,11 @@ setup(
         "ciel.executors.sdk": ["c/*"],
         "ciel.skywriting": ["grammar.txt", "library/*.sw"],
     },
-    cmdclass={"build_py": BuildWithLauncher, "bdist_wheel": PlatformWheel},
-    distclass=BinaryDistribution,
+    exclude_package_data={
+        "ciel.scc": ["fuse/*", "include/*", "models/*", "src/*", "tests/*", "tools/*"]
+    },
+    cffi_modules=[f"scc/build_ffi.py:{name}" for name in PARTS["MODULES"]],
+    data_files=[("bin", [str(TOOLS_HOME / program) for program in PROGRAMS])],
+    cmdclass={"build_py": BuildWithPrograms, "build_ext": BuildApart},
+    options={"bdist_wheel": {"py_limited_api": "cp311"}},
 )

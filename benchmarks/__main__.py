@@ -52,6 +52,11 @@ FIGURES = (
     Figure("chain of 1,000 of them, a hop, delegated", "talkers", "hop_us_on", "us", 120, True, 0),
     Figure("- not delegated", "talkers", "hop_us_off", "us", 250, True, 0),
     Figure("first byte of a stream, of its time", "talkers", "first_byte", "", 0.2, True, 3),
+    Figure("rings against sockets: no-op tasks", "ring", "rate_ratio_looking", "x", 1, False, 2),
+    Figure("- a hop through the master, looking", "ring", "hop_ratio_looking", "x", 0.8, True, 2),
+    Figure(
+        "- a hop of warm programs, looking", "ring", "program_hop_ratio_looking", "x", 0.8, True, 2
+    ),
     Figure("1 GiB by HTTP against bare Twisted, pycurl", "transfer", "ratio", "x", 0.75, False, 2),
     Figure("5,501 tasks, workers killed", "losses", "killed_to_clean", "x", 1.3, True, 2),
     Figure("- and their objects wiped", "losses", "wiped_to_clean", "x", 1.6, True, 2),
@@ -75,6 +80,18 @@ FIGURES = (
         2,
     ),
     Figure("sw-job hello.sw on a running cluster", "scripts", "hello_s", "s", 0.25, True, 2),
+    Figure(
+        "modelled disk: many loads, no limit", "disk_jobs", "unlimited_to_alone", "x", 0.65, True, 2
+    ),
+    Figure("- one at a time, the worst number", "disk_jobs", "one_to_alone", "x", 0.95, False, 2),
+    Figure("shmfs as a directory: open + close", "fuse", "opens_per_s", "/s", 12_000, False, 0),
+    Figure("- cached read", "fuse", "cached_read_gb_per_s", "GB/s", 8, False),
+    Figure(
+        "1 GiB in place, used memory, to memset", "stores", "in_place_ratio", "x", 0.4, False, 2
+    ),
+    Figure("open an object of this host", "stores", "open_us", "us", 40, True),
+    Figure("message between two cores, there and back", "mpb", "trip_us", "us", 5, True, 2),
+    Figure("- messages of 1 MiB", "mpb", "one_way_gb_per_s", "GB/s", 1, False, 2),
     Figure("script: 10^6 additions against Python", "language", "loop_ratio", "x", 8, True),
     Figure("script: 100,000 lines read and resolved", "language", "parse_s", "s", 4, True),
 )
@@ -101,11 +118,35 @@ PARTS = (
     ("talkers", "cpu_us_programs"),
     ("transfer", "ours_gb_per_s"),
     ("losses", "clean_s"),
+    ("fuse", "creates_per_s"),
+    ("fuse", "write_gb_per_s"),
+    ("fuse", "read_ratio"),
+    ("fuse", "tmpfs_read_gb_per_s"),
     ("scripts", "fib_tasks"),
     ("scripts", "fib_tasks_per_s_off"),
     ("scripts", "deref_us_off"),
     ("scripts", "hello_first_s"),
     ("language", "turn_us"),
+    ("mpb", "bare_trip_us"),
+    ("mpb", "trip_ratio"),
+    ("mpb", "both_ways_gb_per_s"),
+    ("mpb", "memcpy_gb_per_s"),
+    ("mpb", "trip_8_us"),
+    ("mpb", "one_way_8_gb_per_s"),
+    ("ring", "hop_us_socket"),
+    ("ring", "program_hop_us_socket"),
+    ("ring", "hop_ratio_ring"),
+    ("ring", "program_hop_ratio_ring"),
+    ("ring", "rate_ratio_ring"),
+    ("stores", "in_place_gb_per_s"),
+    ("stores", "memset_gb_per_s"),
+    ("stores", "fresh_gb_per_s"),
+    ("stores", "down_gb_per_s"),
+    ("stores", "sendfile_gb_per_s"),
+    ("disk_jobs", "alone_mb_per_s"),
+    ("disk_jobs", "two_to_alone"),
+    ("disk_jobs", "adaptive_to_alone"),
+    ("disk_jobs", "adaptive_48_to_alone"),
 )
 PROGRAM = """
 import dataclasses, json, importlib, sys

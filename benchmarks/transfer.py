@@ -139,7 +139,7 @@ def work(directory: str) -> None:
         def fetch_failed(self, object_id: ObjectId, losses: object, details: str) -> None:
             raise SystemExit(details)
 
-    worker = Worker(run, open_disk({}, Path(directory)), directory)
+    worker = Worker(run, open_disk({}, Path(directory)))
 
     def told(line: str) -> None:
         holder, size = line.split()

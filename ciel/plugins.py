@@ -1,7 +1,8 @@
-"""The only import by name: stores, executors and channels are found as entry points.
+"""The only import by name: stores, executors and channels are found as entry points, and so are
+ways for the stores of one host to find each other.
 
-Groups are `ciel.stores`, `ciel.executors` and `ciel.channels`; a third-party package adds to them
-in its own metadata and needs no change here.
+Groups are `ciel.stores`, `ciel.executors`, `ciel.channels` and `ciel.neighbours`; a third-party
+package adds to them in its own metadata and needs no change here.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from importlib.metadata import entry_points
 from typing import Any
 
-GROUPS = ("ciel.stores", "ciel.executors", "ciel.channels")
+GROUPS = ("ciel.stores", "ciel.executors", "ciel.channels", "ciel.neighbours")
 
 
 class PluginError(Exception):

@@ -3,12 +3,13 @@
 What all executors share that run an ordinary program is read here, into a `Program`:
 `command_line`, `files`, `env` and the options of ciel-interfaces, 6.1. Of those, `stream_output`
 lets the outputs be read while they grow, and `eager_fetch` has inputs be whole before the program
-begins. The others are checked, and have no effect, since what they ask for is so anyway or is never
-so: `pipe_output` and `single_consumer` (every reader reads the file that grows, no two programs are
-joined by a pipe), `stream_chunk_size` (readers are told of growth as it happens), `make_sweetheart`
-(it had none in the original either) and `debug_options` (`go_slow` waited three seconds before the
-start, `trace_io` noted the times of reading). Unknown keys are ignored, as scripts use them to tell
-equal tasks apart.
+begins; `store`, beyond the original, says whether they begin in `memory` or on `disk`, on a worker
+that has both. The others are checked, and have no effect, since what they ask for is so anyway or
+is never so: `pipe_output` and `single_consumer` (every reader reads the file that grows, no two
+programs are joined by a pipe), `stream_chunk_size` (readers are told of growth as it happens),
+`make_sweetheart` (it had none in the original either) and `debug_options` (`go_slow` waited three
+seconds before the start, `trace_io` noted the times of reading). Unknown keys are ignored, as
+scripts use them to tell equal tasks apart.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from ciel.execution.executor import (
     OutputPath,
     Program,
     Task,
+    store_level,
 )
 
 
@@ -81,6 +83,7 @@ def program_of(
         lists=lists or {},
         streams=args.get("stream_output") is True,
         whole=args.get("eager_fetch") is True,
+        store=store_level(args.get("store")),
     )
 
 

@@ -39,6 +39,7 @@ from ciel.execution.executor import (
     Talk,
     Task,
     output_count,
+    store_level,
 )
 from ciel.execution.outputs import BadCallError
 from ciel.wire import codec
@@ -51,7 +52,7 @@ BACKLOG_MAX = 100_000
 
 NAME_MAX_LENGTH = 200  # of a task, for people
 
-_FORM_KEYS = ("command", "proc_pargs", "proc_kwargs")
+_FORM_KEYS = ("command", "proc_pargs", "proc_kwargs", "store")
 
 
 class Over(NamedTuple):
@@ -79,6 +80,7 @@ class ProcExecutor(Executor):
         if not isinstance(pargs, list) or not isinstance(kwargs, dict):
             raise BadArgumentsError("'proc_pargs' must be a list, 'proc_kwargs' an object")
         said: dict[str, Any] = {"proc_pargs": pargs, "proc_kwargs": kwargs}
+        store_level(arguments.get("store"))
         fixed = arguments.get("fixed")
         if isinstance(fixed, Fixed):
             return Talk(Program(()), {"id": fixed.id} | said, self.name, fixed.id)
@@ -99,6 +101,7 @@ class ProcExecutor(Executor):
         more = output_count(keywords.get("n_extra_outputs", 0), 0)
         n_outputs = output_count(forced) if forced is not None else 1 + more
         command_line(keywords.get("command"))
+        store_level(keywords.get("store"))
         arguments = {key: keywords[key] for key in _FORM_KEYS if keywords.get(key) is not None}
         dependencies = extra_dependencies(keywords)
         if dependencies:
@@ -321,8 +324,19 @@ class Conversation:
             content = b64decode(args["str"], validate=True)
         except (TypeError, ValueError, binascii.Error):
             raise BadCallError("'str' is not base64") from None
-        ref = outputs.publish(outputs.index(args["index"]), content)
+        index = outputs.index(args["index"])
+        self._note_level(index, args)
+        ref = outputs.publish(index, content)
         self._say("publish_string", {"ref": ref})
+
+    def _note_level(self, index: int, args: dict[str, Any]) -> None:
+        """Note where an output is to begin, if its publication says so."""
+        try:
+            level = store_level(args.get("store"))
+        except BadArgumentsError as error:
+            raise BadCallError(str(error)) from None
+        if level:
+            self._attempt.outputs.levels[index] = level
 
     def _open_output(self, args: dict[str, Any]) -> None:
         index = self._attempt.outputs.index(args.get("index"))
@@ -330,6 +344,7 @@ class Conversation:
         if args.get("may_pipe") is True and not streams:
             raise BadCallError("'may_pipe' needs 'may_stream': a pipe without a reader never ends")
         socket = _text(args, "fd_socket_name")
+        self._note_level(index, args)
         path = self._attempt.open_output(index, streams)
         if socket is None:
             self._say("open_output", {"sending_fd": False, "filename": path})

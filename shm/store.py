@@ -14,66 +14,131 @@ import os
 import re
 import secrets
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
+from ciel.shm.arena import (
+    ROOT,
+    Arena,
+    Prefault,
+    arena_path,
+    open_arena,
+    plain,
+    prefault_bytes,
+    remove_arena,
+)
 from ciel.storage import leases
 from ciel.storage.errors import StoreSpecError, StoreSystemError
 from ciel.storage.files import FileStore
+from ciel.storage.interface import ObjectStore
 from ciel.storage.shelf import ShelfOptions
-from ciel.storage.specs import check_options, parse_size
+from ciel.storage.specs import check_options, parse_flag, parse_size
+from ciel.storage.spill import with_spill
 
-_ROOT = "/dev/shm"
+RECYCLED_SHARE = 4
+"""Of the capacity: memory that belongs to no object."""
 _PREFIX = "ciel-"
 _INSTANCE = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
-def open_shm(options: Mapping[str, str], directory: Path) -> ShmStore:
-    """Open a store in memory; the directory, which the worker gives to every store, stays unused.
+def open_shm(options: Mapping[str, str], directory: Path) -> ObjectStore:
+    """Open a store in memory, over one on a disk for what it has no room for.
 
-    Options: `capacity` (a size; half of what `/dev/shm` has free, when not given) and `instance`
-    (letters, digits, `_` and `-`; random when not given). A live instance is joined.
+    Options: `capacity` (a size; half of what `/dev/shm` has free, when not given), `instance`
+    (letters, digits, `_` and `-`; random when not given; a live one is joined), `spill`: where
+    that disk is, `yes` (when not given) for the directory, `no` for nowhere, or a path; and
+    `arena`: `yes` for huge pages, where one may mount, and memory that is touched ahead and used
+    again (`arena`).
     """
-    check_options("shm", options, ("capacity", "instance"))
+    check_options("shm", options, ("capacity", "instance", "spill", "arena"))
+    uses_arena = parse_flag(options.get("arena", "no"))
     capacity = options.get("capacity")
-    return ShmStore(
-        options.get("instance") or secrets.token_hex(8), parse_size(capacity) if capacity else None
+    spill = options.get("spill", "yes")
+    store = ShmStore(
+        options.get("instance") or secrets.token_hex(8),
+        parse_size(capacity) if capacity else None,
+        spills=spill != "no",
+        uses_arena=uses_arena,
     )
+    return with_spill(store, spill, directory)
 
 
 class ShmStore(FileStore):
     """Objects in memory, for as long as somebody has the instance open."""
 
-    def __init__(self, instance: str, capacity_bytes: int | None = None) -> None:
+    def __init__(
+        self,
+        instance: str,
+        capacity_bytes: int | None = None,
+        *,
+        spills: bool = False,
+        uses_arena: bool = False,
+    ) -> None:
         self.instance = instance
-        self._hold_fd = -1
+        self.about = ""
+        self._hold_fd = self._arena_fd = -1
+        self._prefault: Prefault | None = None
         name = _directory_name(instance)
         try:
-            root_fd = os.open(_ROOT, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            try:
-                leases.sweep(root_fd, prefix=_PREFIX)
-                self._hold_fd = leases.hold(name, parent_fd=root_fd)
-                device = os.fstatvfs(root_fd)
-            finally:
-                os.close(root_fd)
+            _sweep()
+            root = self._open_root(uses_arena)
+            self._hold_fd = leases.hold(name, parent_fd=root.fd)
+            device = os.fstatvfs(root.fd)
         except OSError as error:
-            raise StoreSystemError(f"open {_ROOT}/{name}", error.errno or errno.EIO) from error
+            self._let_go()
+            raise StoreSystemError(f"open {ROOT}/{name}", error.errno or errno.EIO) from error
         free_bytes = device.f_bavail * device.f_frsize
-        options = ShelfOptions(capacity_bytes=capacity_bytes or free_bytes // 2, whole=True)
+        capacity_bytes = capacity_bytes or free_bytes // 2
+        options = ShelfOptions(
+            capacity_bytes=capacity_bytes, whole=True, links_overrun=spills,
+            recycle_bytes=_recycled_bytes(capacity_bytes, free_bytes) if uses_arena else 0,
+        )  # fmt: skip
         try:
-            super().__init__(Path(_ROOT, name), options, may_block=False)
+            super().__init__(Path(root.path, name), options, may_block=False)
         except BaseException:
             self._let_go()
             raise
+        if uses_arena:
+            usual_bytes = prefault_bytes(min(capacity_bytes, free_bytes))
+            self._prefault = Prefault(self._shelf.segments, usual_bytes)
+
+    def _open_root(self, uses_arena: bool) -> Arena:
+        root = open_arena() if uses_arena else plain()
+        self._arena_fd = root.fd
+        self.about = root.about
+        return root
 
     def close(self) -> None:
+        if self._prefault is not None:
+            self._prefault.close()
+            self._prefault = None
         super().close()
         self._let_go()
 
     def _let_go(self) -> None:
-        if self._hold_fd >= 0:
-            os.close(self._hold_fd)
-            self._hold_fd = -1
+        for fd in (self._hold_fd, self._arena_fd):
+            if fd >= 0:
+                os.close(fd)
+        if self._arena_fd >= 0:
+            self._hold_fd = self._arena_fd = -1
             remove_instance(self.instance)  # unless somebody else has it open
+
+
+def _recycled_bytes(capacity_bytes: int, free_bytes: int) -> int:
+    """Return how much memory of deleted objects is kept: what nobody else will miss."""
+    return min(capacity_bytes, free_bytes // 2) // RECYCLED_SHARE
+
+
+def _sweep() -> None:
+    """Remove what killed processes left, wherever it may be."""
+    remove_arena()
+    for place in (ROOT, arena_path()):
+        with suppress(FileNotFoundError):
+            fd = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                leases.sweep(fd, prefix=_PREFIX)
+            finally:
+                os.close(fd)
 
 
 def remove_instance(instance: str) -> bool:
@@ -81,11 +146,16 @@ def remove_instance(instance: str) -> bool:
 
     A process has let go once its parent has waited for it.
     """
-    root_fd = os.open(_ROOT, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        return leases.remove_unheld(_directory_name(instance), parent_fd=root_fd)
-    finally:
-        os.close(root_fd)
+    name, went = _directory_name(instance), False
+    for place in (ROOT, arena_path()):
+        with suppress(FileNotFoundError):
+            fd = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                went = leases.remove_unheld(name, parent_fd=fd) or went
+            finally:
+                os.close(fd)
+    remove_arena()
+    return went
 
 
 def _directory_name(instance: str) -> str:

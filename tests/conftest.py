@@ -25,6 +25,7 @@ from ciel.net.turns import use_monotonic_clock
 IS_CI = os.environ.get("CIEL_CI") == "1"
 IS_LONG = os.environ.get("CIEL_LONG") == "1"
 TEST_COUNT = Path(__file__).parent.parent / ".ci" / "test-count"
+WITH_CLUSTERS = "tests/integration/"
 
 # A machine under load must not turn a test red, nor may chance.
 settings.register_profile(
@@ -68,10 +69,9 @@ def _is_whole(config: pytest.Config) -> bool:
     )
 
 
-def pytest_collection_finish(session: pytest.Session) -> None:
-    if not IS_CI or not _is_whole(session.config) or session.testsfailed:
+def _expect_all(config: pytest.Config, found: int) -> None:
+    if not IS_CI or not _is_whole(config):
         return
-    found = len(session.items)
     expected = TEST_COUNT.read_text().strip() if TEST_COUNT.exists() else "nothing"
     if not expected.isdecimal() or found < int(expected):
         raise pytest.UsageError(
@@ -80,20 +80,52 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         )
 
 
+def pytest_collection_finish(session: pytest.Session) -> None:
+    if not session.testsfailed:
+        _expect_all(session.config, len(session.items))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_node_collection_finished(node: Any, ids: list[str]) -> None:
+    _expect_all(node.config, len(ids))
+
+
+# --- `make test` runs two processes ---------------------------------------------------------------
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Give whole files to each process, and all that start clusters to one of them: beside each
+    other they would only wait for each other.
+    """
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByFile(LoadScopeScheduling):  # type: ignore[misc]  # xdist has no types
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.partition("::")[0]
+            return str(Path(file).parent) if file.startswith(WITH_CLUSTERS) else file
+
+    return ByFile(config, log)
+
+
 # --- nothing is left behind -----------------------------------------------------------------------
 
 SESSION_VARIABLE = "TEST_SESSION"  # inherited by whatever the tests start
-OUR_PROGRAMS = (b"ciel-launcher", b"ciel.cli.master", b"ciel.cli.worker")
-LEAVE_WITHIN_S = 3.0
+OUR_PROGRAMS = (
+    b"ciel-launcher", b"ciel.cli.master", b"ciel.cli.worker", b"ciel.shm",
+    b"ciel-master", b"ciel-worker",
+)  # fmt: skip
+LEAVE_WITHIN_S = 10.0
 
 
 def _our_files() -> set[Path]:
+    """Those of clusters; the lines before disks stay."""
     places = (Path("/dev/shm"), ("ciel-", "shmfs")), (Path(tempfile.gettempdir()), ("ciel",))
     return {
         entry
         for place, prefixes in places
         for entry in place.iterdir()
-        if entry.name.startswith(prefixes)
+        if entry.name.startswith(prefixes) and not entry.name.startswith("ciel-io-")
     }
 
 
@@ -124,22 +156,32 @@ def _our_processes(session: bytes) -> dict[int, str]:
     return found
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _nothing_is_left_behind() -> Iterator[None]:
-    session = uuid.uuid4().hex
-    os.environ[SESSION_VARIABLE] = session
-    before = _our_files()
-    yield
+def _left_behind(files_before: set[Path]) -> list[Any]:
+    """Wait until nothing is left of what the tests started; return what stays nevertheless."""
     until_s = time.monotonic() + LEAVE_WITHIN_S
     while True:
         time.sleep(0.05)  # who was started only now has no name yet
-        left: list[Any] = [*_our_processes(session.encode()).items()]
-        if files := _our_files() - before:
+        left: list[Any] = [*_our_processes(os.environ[SESSION_VARIABLE].encode()).items()]
+        if files := _our_files() - files_before:
             left += files if _is_alone() else []
-        if not left:
-            return
-        if time.monotonic() > until_s:
-            pytest.fail(f"the tests left behind: {left}", pytrace=False)
+        if not left or time.monotonic() > until_s:
+            return left
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):  # else it is inherited from the process that shares out
+        os.environ[SESSION_VARIABLE] = uuid.uuid4().hex
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtestloop(session: pytest.Session) -> Generator[None, object, object]:
+    if hasattr(session.config, "workerinput"):
+        return (yield)
+    before = _our_files()
+    result = yield
+    if left := _left_behind(before):
+        raise pytest.UsageError(f"the tests left behind: {left}")
+    return result
 
 
 # --- a real reactor, in a thread of its own: a process has one, and it starts once ----------------

@@ -19,6 +19,8 @@ COMMANDS = {
     "job": ("job", "list jobs, their output and logs; wait for, cancel, retry, remove them"),
     "task": ("task", "list a job's tasks, look at them, ask why they stand as they do"),
     "worker": ("workers", "list the workers"),
+    "store": ("store", "show what the workers' stores hold and do"),
+    "shmfs": ("shmfs", "show shared memory as a directory"),
 }
 _USAGE = "usage: ciel COMMAND [OPTION…] [ARG…]"
 

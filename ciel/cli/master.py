@@ -28,6 +28,7 @@ from ciel.cli.daemon import (
 )
 from ciel.cli.parser import Parser
 from ciel.cli.reaching import advertised, host_of_ours, with_port
+from ciel.cli.ways import add_channel_options, open_channels
 from ciel.master.journal import NullJournal
 from ciel.master.resources.root import master_site
 from ciel.master.service import CLIENT_LOST_AFTER_S, MasterService
@@ -42,6 +43,7 @@ from ciel.net.transports import (
     parse_address,
 )
 from ciel.net.turns import Turns
+from ciel.plugins import PluginError
 from ciel.wire.session import Session
 
 DEFAULT_LISTEN = "127.0.0.1:8000"
@@ -81,6 +83,7 @@ def parser() -> argparse.ArgumentParser:
         help="the access file (default: below the user's state directory)",
     )
     add("--new-key", action="store_true", help="make a new key even if there is one")
+    add_channel_options(parse)
     add("--log", metavar="FILE", help="log there (default: standard error)")
     add("--embedded", action="store_true", help=argparse.SUPPRESS)
     add("--version", action="version", version=f"ciel {ciel.__version__}")
@@ -103,6 +106,7 @@ class Master:
         options, reactor = self._options, self._reactor
         told = advertised(options)
         turns = Turns(reactor)
+        channels = open_channels(reactor, options)
         name = f"ciel-{cluster_id[:8]}-{secrets.token_hex(8)}"
         about = {"version": ciel.__version__, "cluster_id": cluster_id}
         machine = MasterMachine(delegates=not self._options.no_delegation)
@@ -110,7 +114,10 @@ class Master:
 
         def build() -> ControlPeer:
             session = Session.acceptor(key.derive, software=ciel.__version__, cluster_id=cluster_id)
-            return ControlPeer(reactor, turns, session, service, lost_after_s=CLIENT_LOST_AFTER_S)
+            return ControlPeer(
+                reactor, turns, session, service,
+                lost_after_s=CLIENT_LOST_AFTER_S, channels=channels,
+            )  # fmt: skip
 
         site, gate = master_site(reactor, key, service)
         front = listen(reactor, options.listen, FrontDoorFactory(reactor, build, site))
@@ -173,7 +180,7 @@ class Master:
             self._reactor.stop()
 
 
-START_ERRORS = (KeyError, AccessError, NetError, DaemonError, OSError)
+START_ERRORS = (KeyError, AccessError, NetError, DaemonError, PluginError, OSError)
 
 
 def main(argv: list[str] | None = None) -> int:

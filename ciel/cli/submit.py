@@ -34,6 +34,7 @@ from ciel.client.jobs import Job
 from ciel.core.jobs import JOB_NAME_MAX_LENGTH
 from ciel.core.refs import Future, Reference
 from ciel.core.tasks import RETRIES_MAX, SLOTS_MAX, TIMEOUT_MAX_S, Needs, TaskState
+from ciel.storage.interface import LEVELS
 
 _RANGE = re.compile(r"(\d{1,18})(?:-(\d{1,18}))?(?::(\d{1,18}))?")
 ELEMENTS_MAX = 10_000_000
@@ -67,7 +68,7 @@ def main(prog: str, words: Sequence[str]) -> int:
     client = connect(args, "ciel submit") if args.detach else connect_or_start(args, "ciel submit")
     with closing(client):
         sent = {name: client.upload(path) for name, path in files.items()}
-        job = client.job(name[:JOB_NAME_MAX_LENGTH], detached=args.detach)
+        job = client.job(name[:JOB_NAME_MAX_LENGTH], detached=args.detach, store=args.store)
         with cancelling(client, job):
             run = _adder(job, elements, args, Template(argv), sent, env)
             array = Array(client, job, elements, run, in_order=args.json or args.out is None)
@@ -164,6 +165,10 @@ def _parse(words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--retries", type=whole_number(0, RETRIES_MAX), default=0, metavar="N",
         help="run a failed one again, so often",
+    )  # fmt: skip
+    parser.add_argument(
+        "--store", choices=LEVELS, default="",
+        help="where outputs begin, on a worker whose store is in memory (default: there)",
     )  # fmt: skip
     parser.add_argument("--detach", action="store_true", help="leave the job running")
     parser.add_argument("--quiet", action="store_true", help="show no progress")

@@ -96,7 +96,7 @@ def _info(client: Client, args: Namespace) -> int:
 
 
 def _explain(client: Client, args: Namespace) -> int:
-    keys = ("job", "task", "name", "state", "why", "story")
+    keys = ("job", "task", "name", "state", "why", "story", "inputs")
     return _tell(client, args, lambda task: {key: task[key] for key in keys}, render_explanation)
 
 
@@ -176,8 +176,12 @@ def render_info(task: dict[str, Any]) -> str:
 
 
 def render_explanation(task: dict[str, Any]) -> str:
-    """Say why a task is in its state, and what happened to it before."""
-    return "\n".join([f"{_title(task)} is {task['state']}", *_reasons(task)])
+    """Say why a task is in its state, what happened to it before, and which stores hold what it
+    reads.
+    """
+    stored = [described for described in task["inputs"] if described.get("at")]
+    inputs = ["what it reads:", *map(_object_line, stored)] if stored else []
+    return "\n".join([f"{_title(task)} is {task['state']}", *_reasons(task), *inputs])
 
 
 def _title(task: dict[str, Any]) -> str:

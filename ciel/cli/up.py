@@ -31,6 +31,7 @@ from ciel.cli.options import WORKERS_MAX, crashed, make_parser
 from ciel.cli.outcome import Status, UsageError, conclude, say, text_of
 from ciel.cli.parser import whole_number
 from ciel.cli.printing import print_json, print_text
+from ciel.cli.ways import add_channel_options, channel_switches
 from ciel.client.errors import ClientError, ClusterError, NoMasterError
 from ciel.core.tasks import SLOTS_MAX
 
@@ -62,12 +63,15 @@ def _up(words: Sequence[str]) -> int:
         help="of each worker (default: the cores, shared out)",
     )  # fmt: skip
     parser.add_argument(
-        "--store", metavar="SPEC", help="disk (default), or shm, options after a colon"
+        "--store",
+        metavar="SPEC",
+        help="disk, shm or scc, options after a colon (default: CIEL_STORE, or disk)",
     )
     parser.add_argument(
         "--listen", metavar="HOST:PORT", default=_DEFAULT_LISTEN,
         help="default %(default)s; port 0: any free one",
     )  # fmt: skip
+    add_channel_options(parser)
     parser.add_argument("--json", action="store_true", help="print JSON, for programs")
     args = parser.parse_args(words)
     if (up := _current()) is not None and up.is_alive():
@@ -119,6 +123,7 @@ def _start_at(host: str, port: int, args: argparse.Namespace) -> dict[str, Any]:
         "slots": args.slots,
         "store": args.store,
         "access": str(path),
+        "switches": channel_switches(args),
     }
     return _start_supervisor(config, path.parent / "up.log")
 
@@ -239,6 +244,7 @@ def _open(config: dict[str, Any], path: Path) -> LocalCluster:
     cluster = LocalCluster(
         workers=config["workers"], slots=config["slots"], store=config["store"],
         listen=config["listen"], directory=path.parent, identity=key_for_start(path),
+        switches=config["switches"],
     )  # fmt: skip
     with contextlib.ExitStack() as undo:
         undo.callback(cluster.close)

@@ -8,6 +8,7 @@ import secrets
 import shutil
 import sys
 import tempfile
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,8 @@ from ciel.cli.reaching import (
     try_address,
     with_port,
 )
+from ciel.cli.ways import add_channel_options, open_channels
+from ciel.core.admission import Policy
 from ciel.core.errors import CielError
 from ciel.core.ids import ObjectId
 from ciel.core.tasks import SLOTS_MAX
@@ -51,11 +54,13 @@ from ciel.storage.interface import ObjectStore
 from ciel.storage.specs import parse_spec
 from ciel.wire.errors import RefusedError
 from ciel.wire.session import Session
+from ciel.worker.disk_jobs import Admit, DiskJobs, at_once
 from ciel.worker.fetching import Fetcher
 from ciel.worker.host import host_identity
 from ciel.worker.hosting import Hosting
 from ciel.worker.launching import Launching
 from ciel.worker.logs import JobLogs
+from ciel.worker.neighbours import Neighbours
 from ciel.worker.resources import WorkerSite
 from ciel.worker.service import WorkerService
 from ciel.worker.state.machine import WorkerMachine
@@ -97,13 +102,26 @@ def parser() -> argparse.ArgumentParser:
         metavar="N",
         help="tasks at a time (default: the cores it may use)",
     )
-    add("--store", metavar="SPEC", default="disk", help="disk or shm, options after a colon")
+    add(
+        "--store",
+        metavar="SPEC",
+        default=os.environ.get("CIEL_STORE") or "disk",
+        help="disk, shm or scc, options after a colon (default: CIEL_STORE, or disk)",
+    )
+    add(
+        "--io",
+        type=_io_policy,
+        metavar="N",
+        default="adaptive",
+        help="disk jobs at a time, for each disk: off, a number, or adaptive (default)",
+    )
     add("--spool", metavar="DIR", help="objects and scratch directories (default: a fresh one)")
     add(
         "--no-delegation",
         action="store_true",
         help="leave every start to the master; a child does not begin where its parent runs",
     )
+    add_channel_options(parse)
     add("--log", metavar="FILE", help="log there (default: standard error)")
     add("--embedded", action="store_true", help=argparse.SUPPRESS)
     add("--version", action="version", version=f"ciel {ciel.__version__}")
@@ -131,6 +149,7 @@ class Worker:
         slots = options.slots or len(os.sched_getaffinity(0))
         told = advertised(options)
         turns = Turns(reactor)
+        channels = open_channels(reactor, options)
         become_subreaper()
         self._spool.mkdir(mode=0o700, parents=True, exist_ok=True)
         logs = JobLogs(reactor, _logs_directory(options.log, self._spool))
@@ -140,20 +159,20 @@ class Worker:
         executors = load_executors()
         host = host_identity()
         streams = self._keep(Streams(reactor))
+        disk_jobs = self._keep(DiskJobs(reactor, options.io, lambda: service.disk_changed()))
+        admit, queue = self._disk_of(store, disk_jobs)
         site = WorkerSite(
-            reactor, key, store, host, lambda object_id: service.uploaded(object_id), logs, streams
-        )
+            reactor, key, store, lambda object_id: service.uploaded(object_id), logs, streams,
+            admit=admit, figures=lambda: fetcher.figures(),
+        )  # fmt: skip
         listener = listen(reactor, options.listen, site.site)
         own = with_port(told, listener.address)
         site.serve_as(own, self._id)
         talkative = frozenset(name for name, executor in executors.items() if executor.talks)
         machine = WorkerMachine(
-            own,
-            host,
-            slots,
-            talkative=talkative,
+            own, host, slots, talkative=talkative,
             begins=frozenset() if options.no_delegation else frozenset(executors),
-        )
+        )  # fmt: skip
         machine.keep(held_by(store))
         service = self._keep(
             WorkerService(reactor, turns, machine, store, lambda: self._joined(own), self._refused)
@@ -161,13 +180,18 @@ class Worker:
         hosting = Hosting(
             reactor=reactor, turns=turns, owner=service, launching=launching, store=store,
             streams=streams, executors=executors, worker=self._id, netloc=own, spool=self._spool,
-            kept=self._spool / "kept", logs=logs,
+            kept=self._spool / "kept", logs=logs, channels=channels,
         )  # fmt: skip
-        fetcher = Fetcher(reactor, transfers, store, streams, key, host, service)
+        service.watch_disk(queue)
+        service.watch_store(disk_jobs)
+        fetcher = Fetcher(
+            reactor, transfers, store, streams, key, service, admit=admit, enter=disk_jobs.enter,
+            neighbours=self._open_neighbours(store, cluster_id, own, service, disk_jobs),
+        )  # fmt: skip
         service.equip(self._keep(hosting), fetcher)
         about = {
             "kind": "worker", "worker": self._id, "netloc": own, "host": host, "slots": slots,
-            "executors": sorted(executors),
+            "executors": sorted(executors), "channels": channels.names if channels else [],
         }  # fmt: skip
 
         def build(owner: Owner) -> ControlPeer:
@@ -175,7 +199,7 @@ class Worker:
                 worker_key(key), Role.WORKER, software=ciel.__version__, cluster_id=cluster_id,
                 about=about,
             )  # fmt: skip
-            return ControlPeer(reactor, turns, session, owner)
+            return ControlPeer(reactor, turns, session, owner, channels=channels)
 
         reconnector = Reconnector(reactor, control, build, service)
         self._closers.append(reconnector.stop)
@@ -193,10 +217,37 @@ class Worker:
         self._closers.append(thing.close)
         return thing
 
+    def _disk_of(
+        self, store: ObjectStore, disk_jobs: DiskJobs
+    ) -> tuple[Admit, Callable[[], tuple[int, float]]]:
+        """Return how copies wait for the disk of a store, and how much does."""
+        if not store.capabilities.may_block:
+            return at_once, lambda: (0, 0.0)
+        place = self._spool / "store"
+        return partial(disk_jobs.enter, place), partial(disk_jobs.queue_at, place)
+
+    def _open_neighbours(
+        self, store: ObjectStore, cluster_id: str, own: str, service: WorkerService, jobs: DiskJobs
+    ) -> Neighbours | None:
+        """Serve the stores of this host, and find them. Without that objects are copied by HTTP."""
+        try:
+            open_neighbours = plugins.load("ciel.neighbours", "shmd")
+            neighbours: Neighbours = open_neighbours(
+                self._reactor, store, self._spool / "store", cluster_id=cluster_id, netloc=own,
+                kept=lambda object_id: service.uploaded(ObjectId(object_id)), turn=jobs.turn,
+            )  # fmt: skip
+        except (plugins.PluginError, CielError, OSError) as error:
+            log.error("objects of this host are copied by HTTP: {error}", error=error)
+            return None
+        self._closers.append(neighbours.close)
+        return neighbours
+
     def _open_store(self) -> ObjectStore:
         name, store_options = parse_spec(self._options.store)
         open_store = plugins.load("ciel.stores", name)
         store: ObjectStore = open_store(store_options, self._spool / "store")
+        if store.about:
+            log.info("objects lie in {about}", about=store.about)
         return store
 
     def open_alone(self) -> None:
@@ -270,6 +321,13 @@ START_ERRORS = (
     KeyError, AccessError, NetError, DaemonError, LaunchError, CielError, OSError,
     plugins.PluginError,
 )  # fmt: skip
+
+
+def _io_policy(text: str) -> Policy:
+    try:
+        return Policy.from_text(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def reachable(control: str, url: str) -> str:

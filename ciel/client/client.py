@@ -107,12 +107,15 @@ class Client:
 
     # --- jobs -------------------------------------------------------------------------------------
 
-    def job(self, name: str = "", *, detached: bool = False, keep: bool = False) -> Job:
-        """Begin a job, which takes tasks until it is closed."""
+    def job(
+        self, name: str = "", *, detached: bool = False, keep: bool = False, store: str = ""
+    ) -> Job:
+        """Begin a job, which takes tasks until it is closed. `store`: see `Job.store`."""
         spec = JobSpec(
             JobId(secrets.token_hex(16)), name[:JOB_NAME_MAX_LENGTH], True, detached, keep
         )
         job = Job(self, spec, self._changed)
+        job.store = store
         with self._changed:
             self._jobs[job.id] = job
         self.send(SubmitJob(spec))

@@ -14,7 +14,7 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -40,10 +40,12 @@ class LocalCluster:
     """A master and `workers` workers on this host; ready when it is made, gone when it is closed.
 
     `slots` are those of each worker (by default the cores that we may use, shared out), `store` is
-    a store's specification such as `shm:capacity=1GiB`. Logs, and scratch directories of failed
-    tasks, stay in `directory` (by default a new one of the last ten below the user's state).
-    `delegates`: tasks are sent to workers ahead of their inputs, and children begin where their
-    parents run. Raises ClusterError, with the end of the log of whoever did not start.
+    a store's specification such as `shm:capacity=1GiB`, of each, or `scc:capacity=1GiB`, of all (by
+    default what `CIEL_STORE` says, or `disk`). Logs, and scratch directories of failed tasks, stay
+    in `directory` (by default a new one of the last ten below the user's state). `delegates`: tasks
+    are sent to workers ahead of their inputs, and children begin where their parents run.
+    `switches` are further options of all daemons. Raises ClusterError, with the end of the log of
+    whoever did not start.
     """
 
     def __init__(
@@ -57,13 +59,15 @@ class LocalCluster:
         identity: tuple[str, Key] | None = None,
         environ: Mapping[str, str] = os.environ,
         delegates: bool = True,
+        switches: Sequence[str] = (),
         start_timeout_s: float = START_TIMEOUT_S,
     ) -> None:
         if workers < 1 or (slots is not None and not 1 <= slots <= SLOTS_MAX):
             raise ValueError(f"a cluster has at least one worker with 1 to {SLOTS_MAX} slots")
+        store = store or environ.get("CIEL_STORE") or None
         self.worker_count = workers
         self.slots = slots or max(1, len(os.sched_getaffinity(0)) // workers)
-        self._switches = [] if delegates else ["--no-delegation"]
+        self._switches = [*switches, *([] if delegates else ["--no-delegation"])]
         self.died = ""
         """Why it is of no use any more; empty while it is."""
         self.ended = threading.Event()
@@ -176,11 +180,31 @@ class LocalCluster:
         arguments = ["--listen", "127.0.0.1:0", "--slots", str(self.slots), *self._switches]
         arguments += ["--spool", str(self._spools[number])]
         if store is not None:
-            arguments += ["--store", _with_instance(store, self._instances[number])]
+            arguments += ["--store", self._store_of(store, number)]
         return self._daemon(f"worker-{number + 1}", "ciel.cli.worker", arguments)
 
+    def _store_of(self, store: str, number: int) -> str:
+        """Name the instance of a store under /dev/shm, whose files must be found when all is dead.
+        One that all workers share has a seat for each.
+        """
+        name, _, text = store.partition(":")
+        given = text.split(",") if text else []
+        if name == "shm":
+            ours = {"instance": self._instances[number]}
+        elif name == "scc":
+            shared = self._instances[0]
+            ours = {"instance": shared, "cores": str(self.worker_count), "core": str(number)}
+        else:
+            return store
+        named = {option.partition("=")[0] for option in given}
+        added = [f"{option}={value}" for option, value in ours.items() if option not in named]
+        return f"{name}:{','.join([*given, *added])}"
+
     def _swept_paths(self) -> list[Path]:
-        return [*self._spools, *(_shm_directory(instance) for instance in self._instances)]
+        shared = _shm_directory(f"scc-{self._instances[0]}")
+        arena = _shm_directory(f"arena-{os.geteuid()}")
+        in_arena = [arena / f"ciel-{instance}" for instance in self._instances]
+        return [*self._spools, *map(_shm_directory, self._instances), *in_arena, shared]
 
     def _launch(self, daemon: Daemon) -> None:
         self._launch_count += 1
@@ -313,14 +337,6 @@ def _new_spool() -> Path:
     import tempfile
 
     return Path(tempfile.mkdtemp(prefix="ciel-worker-"))
-
-
-def _with_instance(store: str, instance: str) -> str:
-    """Name the instance of a store under /dev/shm, whose files must be found when all is dead."""
-    name, _, options = store.partition(":")
-    if name != "shm" or "instance=" in options:
-        return store
-    return f"{name}:{options},instance={instance}" if options else f"{name}:instance={instance}"
 
 
 def _shm_directory(instance: str) -> Path:

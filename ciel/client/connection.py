@@ -50,7 +50,7 @@ _SEND_RECORDS = 128  # so many queued are sent by who queued them
 _READ_BYTES = 256 << 10
 _RECORD_BYTES = 300  # of a typical record, its payload apart
 _TRIAL_BYTES = 1 << 20  # a message of this size is tried before it is queued: it may not fit
-_FAREWELL_S = 0.5
+_FAREWELL_S = 2.0
 
 Deliver = Callable[[list[Message]], None]
 OnLost = Callable[[ClientError], None]
@@ -116,6 +116,7 @@ class Connection:
             return  # a forked child has no thread to stop, and the socket is its parent's
         with self._changed:
             self._closing = True
+            self._moved_s = time.monotonic()  # a master that did not read until now may begin to
             self._wake()
         if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join()

@@ -66,6 +66,9 @@ class Job:
 
     def __init__(self, client: Client, spec: JobSpec, changed: threading.Condition) -> None:
         self.id: JobId = spec.id
+        self.store = ""
+        """Where the outputs of programs begin that are added by `run`: `memory` or `disk`, on a
+        worker that has both; as the worker does it, if empty."""
         self.name = spec.name
         self._client = client
         self._changed = changed  # the client's: one lock for all that its connection delivers
@@ -110,11 +113,13 @@ class Job:
         env: Mapping[str, str] | None = None,
         needs: Needs = USUAL_NEEDS,
         name: str = "",
+        store: str = "",
     ) -> Future:
         """Add an ordinary program; its standard output is what is returned, once it is wanted.
 
         References in the command line become paths, `inputs` are joined on standard input, `files`
-        lie under these relative names in the directory where it runs.
+        lie under these relative names in the directory where it runs. `store`: where the output
+        begins, `memory` or `disk`; by default as its job says.
         """
         args: dict[str, Any] = {"command_line": list(command_line)}
         if inputs:
@@ -123,6 +128,8 @@ class Job:
             args["files"] = dict(files)
         if env:
             args["env"] = dict(env)
+        if store := store or self.store:
+            args["store"] = store
         return self.add(
             "stdinout", {"args": args}, needs=needs, mentions=Mentions.NOTHING, name=name
         )[0]

@@ -235,6 +235,24 @@ class InputsLost(NamedTuple):
     details: str
 
 
+class DiskQueued(NamedTuple):
+    """The disk of this worker's store has so many bytes to read or write before those of anything
+    that comes now, which takes about `wait_s`. Said again when it has changed much.
+    """
+
+    pending_bytes: int
+    wait_s: float
+
+
+class StoresReported(NamedTuple):
+    """What each level of this worker's store holds, and what passed through it, by name, and how
+    many disk jobs wait there; told when it has changed, for those who look on.
+    """
+
+    levels: tuple[dict[str, Any], ...]
+    disk_waiting: int
+
+
 class Heartbeat(NamedTuple):
     """I am alive; sent both ways when nothing else was for a while."""
 
@@ -245,7 +263,10 @@ FromClient = (
 )  # fmt: skip
 ToClient = ObjectSettled | JobChanged | RequestRefused | Answer | Heartbeat
 ToWorker = AssignTask | CancelTask | RecallTasks | DropObjects | MeetWorkers | Heartbeat
-FromWorker = TaskReported | SpawnTask | StreamsOpened | ObjectsStored | InputsLost | Heartbeat
+FromWorker = (
+    TaskReported | SpawnTask | StreamsOpened | ObjectsStored | InputsLost | DiskQueued
+    | StoresReported | Heartbeat
+)  # fmt: skip
 Message = FromClient | ToClient | ToWorker | FromWorker
 
 HEARTBEAT_INTERVAL_S = 1.0

@@ -1,6 +1,7 @@
 """Where a task should run: what each choice would cost, in seconds, and why the best one is best.
 
-Cost = bytes that are not there ÷ bandwidth of the way by which they would come + the time until a
+Cost = bytes that are not there ÷ bandwidth of the way by which they would come + the time until the
+disk has done what it has to do before, if they come from another host (CIB-42) + the time until a
 slot is free (CIB-53). Pure arithmetic over what is known; nothing here is a promise.
 """
 
@@ -30,6 +31,7 @@ class Candidate(NamedTuple):
     location: str
     host: str
     wait_s: float  # until a slot is free there, by what is queued
+    disk_s: float = 0.0  # until its disk is free, by what that has to read and write
 
 
 class Choice(NamedTuple):
@@ -74,17 +76,20 @@ def rank(
     """
     choices = []
     for candidate in candidates:
-        move_s, missing_bytes = 0.0, 0
+        move_s, missing_bytes, disk_s = 0.0, 0, 0.0
         for load in loads:
             if candidate.location in load.locations:
                 continue
             missing_bytes += load.size_bytes
             near = any(hosts.get(place) == candidate.host for place in load.locations)
+            if not near:
+                disk_s = candidate.disk_s
             move_s += load.size_bytes / (SAME_HOST_BYTES_PER_S if near else OTHER_HOST_BYTES_PER_S)
+        disk = f"a disk that is busy for about {disk_s:.3g} s, " if disk_s else ""
         reason = (
-            f"{missing_bytes} bytes to fetch (about {move_s:.3g} s), "
+            f"{missing_bytes} bytes to fetch (about {move_s:.3g} s), {disk}"
             f"a slot in about {candidate.wait_s:.3g} s"
         )
-        choices.append(Choice(candidate.location, move_s + candidate.wait_s, reason))
+        choices.append(Choice(candidate.location, move_s + disk_s + candidate.wait_s, reason))
     choices.sort(key=lambda choice: choice.cost_s)
     return choices

@@ -21,6 +21,7 @@ from typing import Any, ClassVar, NamedTuple
 from ciel.core.ids import ObjectId
 from ciel.core.refs import Reference
 from ciel.core.tasks import Mentions, TaskSpec
+from ciel.storage.interface import LEVELS
 
 
 class BadArgumentsError(Exception):
@@ -48,7 +49,8 @@ class Program:
     becomes; None: it goes where standard error goes. `files`: inputs to lie in the scratch
     directory, by relative name. `lists`: variables that name a text file with one path a line.
     `streams`: its outputs may be read while it writes them. `whole`: inputs that are still being
-    made are waited for, not fed while they grow.
+    made are waited for, not fed while they grow. `store`: where its outputs are to begin, of
+    `storage.interface.LEVELS`; nothing: where that store begins them.
     """
 
     argv: tuple[str | InputPath, ...]
@@ -59,6 +61,7 @@ class Program:
     lists: Mapping[str, tuple[InputPath | OutputPath, ...]] = field(default_factory=dict)
     streams: bool = False
     whole: bool = False
+    store: str = ""
 
 
 class ProgramExit(NamedTuple):
@@ -160,6 +163,14 @@ class Task(NamedTuple):
 
 
 OUTPUTS_MAX = 10_000
+
+
+def store_level(value: Any) -> str:
+    """Return where outputs are to begin; raises BadArgumentsError."""
+    if value not in ("", None, *LEVELS):
+        words = " or ".join(map(repr, LEVELS))
+        raise BadArgumentsError(f"'store' must be {words}, not {value!r:.40}")
+    return value or ""
 
 
 def output_count(value: Any, least: int = 1) -> int:

@@ -42,6 +42,8 @@ class Outputs:
         self._expected = frozenset(self.ids)
         self.published: dict[int, Reference] = {}
         self.open_ones: dict[int, ObjectWriter] = {}
+        self.level = ""  # where they begin, ...
+        self.levels: dict[int, str] = {}  # ...but for these
         self._task_id = task_id
         self._store = store
         self._here = here
@@ -84,7 +86,8 @@ class Outputs:
         if len(content) <= INLINE_MAX_BYTES:
             ref: Reference = Value.of(object_id, content)
         else:
-            with self._store.begin(object_id, size_hint_bytes=len(content)) as writer:
+            level, size_bytes = self.levels.get(index, self.level), len(content)
+            with self._store.begin_in(level, object_id, size_hint_bytes=size_bytes) as writer:
                 writer.write(content)
                 ref = commit_output(self._store, writer, self._here, self._conflict)
         self._note(index, ref)
@@ -98,7 +101,8 @@ class Outputs:
     def open(self, index: int) -> ObjectWriter:
         """Begin to write an output."""
         self._require_unpublished(index)
-        writer = self.open_ones[index] = self._store.begin(self.ids[index])
+        level = self.levels.get(index, self.level)
+        writer = self.open_ones[index] = self._store.begin_in(level, self.ids[index])
         return writer
 
     def close(self, index: int, size_bytes: int | None = None) -> Reference:

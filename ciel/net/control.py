@@ -15,19 +15,22 @@ the other side is sent the reason in one line, and both log it.
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from collections.abc import Mapping
 from typing import Any, Final, Protocol
 
 from twisted.internet.error import ConnectionDone
-from twisted.internet.interfaces import ITCPTransport
+from twisted.internet.interfaces import IFileDescriptorReceiver, ITCPTransport
 from twisted.internet.protocol import Protocol as TwistedProtocol
 from twisted.internet.protocol import connectionDone
 from twisted.logger import Logger
 from twisted.python.failure import Failure
+from zope.interface import implementer
 
 from ciel.access.keys import Role, Side
 from ciel.core.events import HEARTBEAT_INTERVAL_S, LOST_AFTER_S, Ask, Heartbeat, Message
+from ciel.net.channels import Channels, ChannelTransport, Crossing
 from ciel.net.turns import Clock, DelayedCall, Turns
 from ciel.wire.errors import DecodeError, RefusedError, RemoteProtocolError, WireError
 from ciel.wire.limits import FRAME_MAX_BYTES, HELLO_TIMEOUT_S, RECORDS_PER_FRAME_MAX
@@ -78,12 +81,14 @@ class Owner(Protocol):
     def peer_closed(self, peer: ControlPeer, reason: str) -> None: ...
 
 
+@implementer(IFileDescriptorReceiver)
 class ControlPeer(TwistedProtocol):
     """One end of a control connection.
 
     `hello` is what the other side says of itself: None until it has proved its key, and kept after
     the end. `failure` is the error that ended the connection, if one did. `lost_after_s` may be
-    changed at any time, as when the peer's role is known.
+    changed at any time, as when the peer's role is known. With `channels`, it may go on by another
+    way than its socket.
     """
 
     transport: Any  # zope interfaces mean nothing to mypy
@@ -98,6 +103,7 @@ class ControlPeer(TwistedProtocol):
         lost_after_s: float = LOST_AFTER_S,
         hello_timeout_s: float = HELLO_TIMEOUT_S,
         queued_max_bytes: int = QUEUED_MAX_BYTES,
+        channels: Channels | None = None,
     ) -> None:
         self.hello: Hello | None = None
         self.failure: WireError | None = None
@@ -111,6 +117,8 @@ class ControlPeer(TwistedProtocol):
         self._session = session
         self._owner = owner
         self._queued_max_bytes = queued_max_bytes
+        self._channels = channels
+        self._crossing: Crossing | None = None
         self._allowed: frozenset[type] = frozenset()
         self._outbox: list[Message] = []  # of this turn
         self._backlog: deque[bytes] = deque()  # waits until the transport has sent what it holds
@@ -218,6 +226,10 @@ class ControlPeer(TwistedProtocol):
                 if not self._session.is_open:
                     return
                 self._open()
+            if self._crossing is not None:
+                records = self._crossing.sift(records)
+                if self._crossing.is_over:
+                    self._crossing = None
             messages = [
                 message
                 for record in records
@@ -232,8 +244,18 @@ class ControlPeer(TwistedProtocol):
         if messages and self._end is None:
             self._tell("peer_said", messages)
 
+    def fileDescriptorReceived(self, descriptor: int) -> None:
+        """Take what comes along with data; nobody but us says what it is for."""
+        if self._crossing is not None:
+            self._crossing.take_descriptor(descriptor)
+        else:
+            os.close(descriptor)
+
     def connectionLost(self, reason: Failure = connectionDone) -> None:
         self.is_over = True
+        if self._crossing is not None:
+            self._crossing.close()
+            self._crossing = None
         if self._end is None:
             clean = isinstance(reason.value, ConnectionDone)
             self._end = "the peer closed the connection" if clean else reason.getErrorMessage()
@@ -278,7 +300,20 @@ class ControlPeer(TwistedProtocol):
         self._allowed = (ACCEPTED if accepts else EXPECTED)[hello.role]
         self._stop_timer()
         self._timer = self._reactor.callLater(_PULSE_S, self._pulse)
+        self._crossing = Crossing.begin(
+            self._channels, self, self._session, self._write, self._cross
+        )
         self._tell("peer_opened")
+
+    def _cross(self, transport: ChannelTransport) -> None:
+        """Have what follows go to another transport; this one still sends what it was given."""
+        if self._backlog:
+            self.transport.write(b"".join(self._backlog))
+            self._backlog.clear()
+        self._backlog_bytes = self._handed_bytes = 0
+        self.transport.unregisterProducer()
+        self.transport = transport
+        transport.registerProducer(self, False)
 
     def _flush(self) -> None:
         if not self._outbox:

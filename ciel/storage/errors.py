@@ -55,6 +55,10 @@ class CorruptObjectError(StorageError):
         super().__init__(f"{object_id}: {code}: {detail}")
 
 
+ANOTHER_FILE_SYSTEM = "on another file system"
+"""The reason for which another store here may still adopt it."""
+
+
 class CannotAdoptError(StorageError):
     """Another store's file cannot become ours by a link; copy it instead, or try another plan."""
 

@@ -18,6 +18,7 @@ import xxhash
 from ciel.core.ids import check_id
 from ciel.storage.digests import digest_of
 from ciel.storage.errors import (
+    ANOTHER_FILE_SYSTEM,
     CannotAdoptError,
     CorruptObjectError,
     NoSpaceError,
@@ -35,6 +36,7 @@ from ciel.storage.interface import (
     ObjectStore,
     ObjectWriter,
     Problem,
+    StoreLevel,
     StoreUsage,
 )
 from ciel.storage.shelf import Shelf, ShelfOptions, file_name
@@ -44,7 +46,7 @@ from ciel.storage.specs import check_options, parse_flag, parse_size
 _ADOPT_REASONS = {
     errno.ENOENT: "missing",
     errno.ENOTDIR: "missing",
-    errno.EXDEV: "on another file system",
+    errno.EXDEV: ANOTHER_FILE_SYSTEM,
     errno.EPERM: "link not permitted",
     errno.EACCES: "link not permitted",
     errno.EMLINK: "too many links",
@@ -67,11 +69,13 @@ def open_disk(options: Mapping[str, str], directory: Path) -> FileStore:
 class FileReader(ObjectReader):
     """A committed file, open."""
 
-    def __init__(self, object_id: str, fd: int, path: str) -> None:
+    def __init__(self, object_id: str, fd: int, path: str, reading: set[int]) -> None:
         self.object_id = object_id
         self.size_bytes = os.fstat(fd).st_size
         self._fd = fd
         self._path = path
+        self._reading = reading
+        reading.add(fd)
 
     @property
     def path(self) -> str:
@@ -104,6 +108,7 @@ class FileReader(ObjectReader):
 
     def close(self) -> None:
         if self._fd >= 0:
+            self._reading.discard(self._fd)  # before the number can be another's
             os.close(self._fd)
             self._fd = -1
 
@@ -115,27 +120,39 @@ class FileWriter(ObjectWriter):
     """One temporary file; what is written here is digested as it passes."""
 
     def __init__(
-        self, shelf: Shelf, object_id: str, name: str, fd: int, reserved_bytes: int
+        self,
+        shelf: Shelf,
+        object_id: str,
+        name: str,
+        fd: int,
+        reserved_bytes: int,
+        old_bytes: int = 0,
     ) -> None:
+        """`old_bytes`: how much the file has from its past life, which nobody is to see."""
         self.object_id = object_id
         self._shelf = shelf
         self._name = name
         self._fd = fd
         self._pid = os.getpid()
         self._reserved_bytes = reserved_bytes
+        self._old_bytes = old_bytes
+        self._map: mmap.mmap | None = None
         self._written_bytes = 0
         self._digest = xxhash.xxh3_64()
         self._shared = False  # once a program may write too, only the file knows what was written
         self._lent = False  # whether readers may have it open who are not done when we are
+        shelf.writing.add(name)
 
     @property
     def path(self) -> str:
         self._require_open()
+        self._cut()
         self._shared = True
         return self._shelf.temporaries.path_of(self._name)
 
     def fileno(self, *, to_write: bool = True) -> int:
         self._require_open()
+        self._cut()
         self._shared = self._shared or to_write
         self._lent = True
         return self._fd
@@ -161,17 +178,36 @@ class FileWriter(ObjectWriter):
         self._digest.update(chunk)
         self._written_bytes += length_bytes
 
+    def view(self, size_bytes: int) -> memoryview:
+        self._require_open()
+        self._charge(size_bytes)
+        try:
+            os.ftruncate(self._fd, size_bytes)
+            reserve_blocks(self._fd, size_bytes, keep_size=False)
+            self._old_bytes, self._shared = 0, True
+            if not size_bytes:
+                return memoryview(bytearray())
+            self._map = mmap.mmap(self._fd, size_bytes)
+        except OSError as error:
+            raise self._shelf.translated(error, "map", size_bytes) from error
+        return memoryview(self._map)
+
     def account(self) -> None:
         self._require_open()
+        if self._old_bytes:
+            return  # no program has had it
         status = self._shelf.temporaries.status_of(self._name)
         if status is not None:  # else commit will say what is wrong
             self._charge(status.st_size)
 
     def read(self, offset_bytes: int, length_bytes: int) -> bytes:
+        if self._old_bytes:
+            length_bytes = max(0, min(length_bytes, self._written_bytes - offset_bytes))
         return os.pread(self._current_fd(), length_bytes, offset_bytes)
 
     def take(self, max_bytes: int, *, is_alone: bool = False) -> bytes | None:
         self._require_open()
+        self._cut()
         status = self._shelf.temporaries.status_of(self._name) if self._shared else None
         ours = os.fstat(self._fd)
         if status is None or self._written_bytes or not os.path.samestat(status, ours):
@@ -181,6 +217,7 @@ class FileWriter(ObjectWriter):
         content = os.pread(self._fd, ours.st_size, 0) if ours.st_size else b""
         if is_alone and not self._lent and ours.st_nlink == 1 and self._pid == os.getpid():
             fd, self._fd = self._fd, -1
+            self._shelf.writing.discard(self._name)
             self._shelf.space.release(self._reserved_bytes)
             self._shelf.temporaries.recycle(self._name, fd, ours)
         else:
@@ -189,6 +226,8 @@ class FileWriter(ObjectWriter):
 
     def commit(self, *, checksum: str | None = None) -> ObjectInfo:
         fd = self._current_fd()
+        self._cut()
+        self._unmap()
         status = os.fstat(fd)
         self._charge(status.st_size)
         found = None if self._shared else str(self._digest.hexdigest())
@@ -218,11 +257,26 @@ class FileWriter(ObjectWriter):
         os.close(self._fd)
         self._fd = -1
         if os.getpid() == self._pid:  # a forked copy owns neither the file nor the space
+            self._shelf.writing.discard(self._name)
             self._shelf.temporaries.discard(self._name)
             self._shelf.space.release(self._reserved_bytes)
 
     def __del__(self) -> None:
         self.abort()
+
+    def _cut(self) -> None:
+        """Take from the file what it has from its past life."""
+        if self._old_bytes:
+            self._old_bytes = 0
+            os.ftruncate(self._fd, self._written_bytes)
+
+    def _unmap(self) -> None:
+        if self._map is not None:
+            try:
+                self._map.close()
+            except BufferError:
+                detail = "its memory may still be written to: release the view before the commit"
+                raise CorruptObjectError(self.object_id, "output", detail) from None
 
     def _require_open(self) -> None:
         if self._fd < 0:
@@ -233,7 +287,7 @@ class FileWriter(ObjectWriter):
         more_bytes = occupied_bytes(size_bytes) - self._reserved_bytes
         if more_bytes > 0:
             try:
-                self._shelf.space.reserve(more_bytes)
+                self._shelf.space.reserve(more_bytes, may_overrun=self.may_overrun)
             except NoSpaceError as error:
                 had_bytes = self._reserved_bytes
                 raise NoSpaceError(size_bytes, error.available_bytes + had_bytes) from None
@@ -277,15 +331,23 @@ class FileStore(ObjectStore):
         hint_bytes = size_hint_bytes or 0
         reserved_bytes = occupied_bytes(hint_bytes)
         self._shelf.space.reserve(reserved_bytes)
+        segments = self._shelf.segments
         try:
-            name, fd = self._shelf.temporaries.create()
+            name, fd, old_bytes = segments.take(hint_bytes) or (
+                *self._shelf.temporaries.create(), 0,
+            )  # fmt: skip
         except OSError as error:
             self._shelf.space.release(reserved_bytes)
             raise self._shelf.translated(error, "begin", hint_bytes) from error
-        writer = FileWriter(self._shelf, object_id, name, fd, reserved_bytes)
+        writer = FileWriter(self._shelf, object_id, name, fd, reserved_bytes, old_bytes)
         try:
             if hint_bytes:
-                reserve_blocks(fd, hint_bytes, keep_size=True)
+                try:
+                    reserve_blocks(fd, hint_bytes, keep_size=True)
+                except OSError:
+                    if not segments.drop():
+                        raise
+                    reserve_blocks(fd, hint_bytes, keep_size=True)
         except OSError as error:
             writer.abort()
             raise self._shelf.translated(error, "begin", hint_bytes) from error
@@ -300,7 +362,8 @@ class FileStore(ObjectStore):
             raise self._shelf.translated(error, "open") from error
         if fd is None:
             raise ObjectNotFoundError(object_id)
-        return FileReader(object_id, fd, f"{self._shelf.objects_path}/{name}")
+        path = f"{self._shelf.objects_path}/{name}"
+        return FileReader(object_id, fd, path, self._shelf.reading)
 
     def stat(self, object_id: str) -> ObjectInfo | None:
         try:
@@ -323,7 +386,8 @@ class FileStore(ObjectStore):
         expected = ObjectInfo(check_id(object_id), size_bytes, checksum)
         self._shelf.require_open()
         charged_bytes = occupied_bytes(size_bytes)
-        self._shelf.space.reserve(charged_bytes)
+        space, may_overrun = self._shelf.space, self._shelf.options.links_overrun
+        space.reserve(charged_bytes, may_overrun=may_overrun)
         try:
             temporary = self._shelf.temporaries.link(path)
             try:
@@ -343,7 +407,9 @@ class FileStore(ObjectStore):
     def delete(self, object_id: str) -> bool:
         try:
             with self.open(object_id) as reader:
-                self._shelf.unlink(object_id, reader.fileno())
+                kept = self._shelf.unlink(object_id, reader.fileno())
+            if kept:
+                self._shelf.segments.offer(kept)
         except (ObjectNotFoundError, FileNotFoundError):
             return False
         except OSError as error:
@@ -357,6 +423,11 @@ class FileStore(ObjectStore):
     def usage(self) -> StoreUsage:
         self._shelf.require_open()
         return self._shelf.space.usage()
+
+    def levels(self) -> tuple[StoreLevel, ...]:
+        (level,) = super().levels()
+        shelf = self._shelf
+        return (level._replace(readers=len(shelf.reading), writers=len(shelf.writing)),)
 
     def check(self) -> list[Problem]:
         self._shelf.require_open()

@@ -18,13 +18,15 @@ inherits `ciel.testing.store_suite`.
 
 from __future__ import annotations
 
+import errno
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Self
+from typing import NamedTuple, Self
 
-from ciel.storage.errors import CorruptObjectError, ObjectNotFoundError
+from ciel.storage.errors import CorruptObjectError, ObjectNotFoundError, StoreSystemError
 
 Chunk = bytes | bytearray | memoryview
 
@@ -69,6 +71,35 @@ class StoreUsage:
     object_count: int
 
 
+MEMORY, DISK = "memory", "disk"
+LEVELS = (MEMORY, DISK)
+"""Where an object may lie; a task may say where its outputs are to begin."""
+
+
+class StoreLevel(NamedTuple):
+    """One level of a store as it stands, and what has passed through it since it was opened.
+
+    `evicted`: moved down from here. `dropped`: deleted here, since it can be had again. `promoted`:
+    loaded up to here. `spilled`: begun here, as there was no room above. `waited`: steps of writers
+    that found it full. `copied_bytes`: for programs that could not be given the store's own file.
+    """
+
+    name: str
+    capacity_bytes: int | None
+    used_bytes: int
+    reserved_bytes: int
+    objects: int
+    readers: int = 0
+    writers: int = 0
+    evicted: int = 0
+    evicted_bytes: int = 0
+    dropped: int = 0
+    promoted: int = 0
+    spilled: int = 0
+    waited: int = 0
+    copied_bytes: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class Problem:
     """One thing `check` found.
@@ -96,6 +127,9 @@ class ObjectWriter(ABC):
     """
 
     object_id: str
+    may_overrun = False
+    """Whether what is physically there is charged even beyond the capacity: only for who makes room
+    afterwards. Without effect where the capacity is a physical one."""
 
     @property
     @abstractmethod
@@ -116,6 +150,13 @@ class ObjectWriter(ABC):
     @abstractmethod
     def write(self, chunk: Chunk) -> None:
         """Append; after a `NoSpaceError` only abort makes sense."""
+
+    def view(self, size_bytes: int) -> memoryview:
+        """Give an object of which nothing is written yet its size, and return its memory, to be
+        filled in place: what is there before is anything. Release it before the commit. Only where
+        the store is `mappable`; raises `NoSpaceError`.
+        """
+        raise StoreSystemError("map", errno.EOPNOTSUPP)
 
     def account(self) -> None:  # noqa: B027  # a store without a capacity has nothing to do
         """Charge the store for what a program has written by now, which it does not see itself.
@@ -178,6 +219,18 @@ class ObjectReader(ABC):
     def path(self) -> str | None:
         """A name to open for reading, valid until the object is deleted; None unless `nameable`."""
 
+    @property
+    def piped_path(self) -> str | None:
+        """A name to be opened once and read from beginning to end while the reader is open: where
+        `path` would cost a copy, that of a pipe.
+        """
+        return self.path
+
+    @property
+    def source(self) -> str | None:
+        """What another store on this host is told to `adopt`, valid until the object is deleted."""
+        return self.path
+
     @abstractmethod
     def fileno(self) -> int:
         """Return a descriptor open for reading, owned by the reader."""
@@ -216,6 +269,8 @@ class ObjectStore(ABC):
     """Write-once objects by id."""
 
     capabilities: Capabilities
+    about: str = ""
+    """What it has found to work with, in words, where that is not always the same."""
 
     @abstractmethod
     def begin(self, object_id: str, *, size_hint_bytes: int | None = None) -> ObjectWriter:
@@ -224,6 +279,12 @@ class ObjectStore(ABC):
         A size hint is reserved at once, so that writing that much cannot fail for want of space;
         raises `NoSpaceError` when that much is not there.
         """
+
+    def begin_in(
+        self, level: str, object_id: str, *, size_hint_bytes: int | None = None
+    ) -> ObjectWriter:
+        """Start writing in one of `LEVELS`, if this store has it; an empty text is no wish."""
+        return self.begin(object_id, size_hint_bytes=size_hint_bytes)
 
     @abstractmethod
     def open(self, object_id: str) -> ObjectReader:
@@ -243,11 +304,18 @@ class ObjectStore(ABC):
 
     @abstractmethod
     def adopt(self, object_id: str, path: str, *, checksum: str, size_bytes: int) -> ObjectInfo:
-        """Take over, without copying, the committed file of another store on this host.
+        """Take over, without copying, what another store on this host has committed: the `source`
+        of one of its readers.
 
         It is committed as by a writer (first wins). Raises `CannotAdoptError` with the reason when
         the file cannot be shared or is not the one described.
         """
+
+    def discover(self, object_id: str) -> ObjectInfo | None:
+        """Take over, without a message, what others who use the same memory have committed under
+        this id; None where there is none. Quick enough to be asked before anybody else is.
+        """
+        return None
 
     @abstractmethod
     def delete(self, object_id: str) -> bool:
@@ -260,6 +328,27 @@ class ObjectStore(ABC):
     @abstractmethod
     def usage(self) -> StoreUsage:
         """Return how full the store is; cheap enough for every heartbeat."""
+
+    def levels(self) -> tuple[StoreLevel, ...]:
+        """Return what there is to tell of each level, the quickest first."""
+        usage = self.usage()
+        return (
+            StoreLevel(
+                DISK if self.capabilities.may_block else MEMORY,
+                usage.capacity_bytes, usage.used_bytes, usage.reserved_bytes, usage.object_count,
+            ),
+        )  # fmt: skip
+
+    def advise(  # noqa: B027  # most stores keep what they have
+        self,
+        can_be_had_again: Callable[[str], bool],
+        dropped: Callable[[str], None],
+        turn: Callable[[str, int], AbstractContextManager[None]],
+    ) -> None:
+        """Let a store that is full drop what can be had again; it tells of what it dropped. A
+        thread of its own that moves so many bytes to or from a path has its `turn` first. All are
+        called from any thread, and only the last may wait.
+        """
 
     @abstractmethod
     def close(self) -> None:

@@ -22,6 +22,9 @@ from ciel.storage.errors import StoreSpecError
 
 # A directory is busy only between a remover's lock and its rename, or newborn and not yet locked.
 _HOLD_TRIES = 1000
+NOT_HELD = "ciel-io-"
+"""What `tokens` calls its directories."""
+
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -115,8 +118,11 @@ def _open_up(path: str) -> None:
 
 
 def sweep(parent_fd: int, *, prefix: str = "") -> int:
-    """Remove every directory of that prefix which nobody holds; return how many went."""
+    """Remove every directory of that prefix which nobody holds; return how many went. Those of
+    `tokens` are not held, and look after themselves.
+    """
     names = [name for name in os.listdir(parent_fd) if name.startswith(prefix)]
+    names = [name for name in names if not name.startswith(NOT_HELD)]
     return sum(remove_unheld(name, parent_fd=parent_fd) for name in names)
 
 

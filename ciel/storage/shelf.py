@@ -34,6 +34,7 @@ from ciel.storage.errors import (
     translated,
 )
 from ciel.storage.interface import ObjectInfo, Problem
+from ciel.storage.segments import SEGMENT_MIN_BYTES, Segments
 from ciel.storage.space import Space, occupied_bytes, reserve_blocks
 from ciel.storage.temporaries import Temporaries, list_names, open_regular, regular_status
 
@@ -49,11 +50,15 @@ class ShelfOptions:
 
     `whole` files have no holes: in memory, reading a hole through a mapping takes a page, and the
     reader dies by SIGBUS when there is none. `sync` writes each commit through to the device.
+    `recycle_bytes`: so much memory of deleted objects is kept for others (`segments`).
+    `links_overrun`: what is adopted is charged even beyond the capacity, as it lies there anyway.
     """
 
     capacity_bytes: int | None = None
     sync: bool = False
     whole: bool = False
+    links_overrun: bool = False
+    recycle_bytes: int = 0
 
 
 class Shelf:
@@ -61,7 +66,9 @@ class Shelf:
 
     def __init__(self, directory: str, options: ShelfOptions) -> None:
         self.objects_path = f"{directory}/objects"
-        self._options = options
+        self.options = options
+        self.reading: set[int] = set()  # descriptors of open readers
+        self.writing: set[str] = set()  # temporaries of open writers
         self._digests = DigestRecords()
         self._root_fd = self._objects_fd = -1
         try:
@@ -70,6 +77,7 @@ class Shelf:
             self._objects_fd = leases.open_private("objects", parent_fd=self._root_fd)
             self.space = Space(options.capacity_bytes, self._recount)
             self.temporaries = Temporaries(self._root_fd, directory)
+            self.segments = Segments(self.temporaries, options.recycle_bytes)
         except (OSError, StorageError) as error:
             self._close_directories()
             if isinstance(error, StorageError):
@@ -79,6 +87,7 @@ class Shelf:
     def close(self) -> None:
         """Drop the temporaries; closing twice is closing once."""
         if self._root_fd >= 0:
+            self.segments.drop()
             self.temporaries.close()
             self._close_directories()
 
@@ -102,11 +111,19 @@ class Shelf:
             if object_id and regular_status(name, self._objects_fd):
                 yield object_id
 
-    def unlink(self, object_id: str, fd: int) -> None:
-        """Remove the name of an open committed file."""
-        os.unlink(file_name(object_id), dir_fd=self._objects_fd)
+    def unlink(self, object_id: str, fd: int) -> str | None:
+        """Remove the name of an open committed file; return that of the temporary which it is now,
+        if its memory may be worth keeping.
+        """
+        name, size_bytes = file_name(object_id), os.fstat(fd).st_size
+        temporary = None
+        if self.options.recycle_bytes >= size_bytes >= SEGMENT_MIN_BYTES:
+            temporary = self.temporaries.take_in(name, self._objects_fd)
+        else:
+            os.unlink(name, dir_fd=self._objects_fd)
         self._digests.forget(fd)
-        self.space.forget(occupied_bytes(os.fstat(fd).st_size))
+        self.space.forget(occupied_bytes(size_bytes))
+        return temporary
 
     def recorded(self, fd: int) -> str | None:
         """Return the checksum that lies beside an open file, None if nobody asked for one."""
@@ -146,14 +163,14 @@ class Shelf:
         """Give a temporary the shape of a committed file."""
         if surplus_bytes:
             os.ftruncate(fd, status.st_size)  # frees what was reserved beyond the end
-        if self._options.whole and status.st_blocks * 512 < status.st_size:
+        if self.options.whole and status.st_blocks * 512 < status.st_size:
             reserve_blocks(fd, status.st_size, keep_size=False)
         if checksum is None:
             self._digests.clear(fd)
         else:
             self._digests.record(fd, checksum)
         os.fchmod(fd, _COMMITTED_MODE)
-        if self._options.sync:
+        if self.options.sync:
             os.fsync(fd)
 
     def publish(
@@ -175,7 +192,7 @@ class Shelf:
                     continue
                 self.space.release(charged_bytes)
                 return kept
-            if self._options.sync:
+            if self.options.sync:
                 os.fsync(self._objects_fd)
             self.space.commit(charged_bytes)
             return ObjectInfo(object_id, size_bytes, checksum)
@@ -217,7 +234,8 @@ class Shelf:
         try:
             recorded, kept = self._digests.recorded(kept_fd), _digest(object_id, kept_fd)
             if recorded not in (None, kept):
-                self.unlink(object_id, kept_fd)
+                if (left := self.unlink(object_id, kept_fd)) is not None:
+                    self.temporaries.discard(left)
                 return None
             refused = checksum or _digest(object_id, fd)
             if kept != refused:

@@ -67,10 +67,11 @@ class Space:
         self._used_bytes, self._object_count = recount()
         self._reserved_bytes = 0
 
-    def reserve(self, wanted_bytes: int) -> None:
+    def reserve(self, wanted_bytes: int, *, may_overrun: bool = False) -> None:
         """Promise this many bytes to a writer, or raise `NoSpaceError`."""
+        is_bounded = self._capacity_bytes is not None and not may_overrun
         with self._lock:
-            if self._capacity_bytes is not None and wanted_bytes > self._available_bytes():
+            if is_bounded and wanted_bytes > self._available_bytes():
                 self._used_bytes, self._object_count = self._recount()
                 if wanted_bytes > self._available_bytes():
                     raise NoSpaceError(wanted_bytes, max(0, self._available_bytes()))

@@ -93,6 +93,12 @@ class Temporaries:
                 continue
             return name
 
+    def take_in(self, name: str, parent_fd: int) -> str:
+        """Rename a file of the same file system to a temporary, and return its name here."""
+        ours = f"{next(self._numbers)}-{os.getpid()}"  # no name of a forked copy's
+        os.rename(name, ours, src_dir_fd=parent_fd, dst_dir_fd=self.directory_fd)
+        return ours
+
     def path_of(self, name: str) -> str:
         """Return the name by which another process can open a temporary."""
         return f"{self._path}/{name}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -12,8 +13,10 @@ from ciel.core.ids import ObjectId
 from ciel.core.refs import Concrete, Reference, Stream
 from ciel.net.transfers import Transfers
 from ciel.net.transports import FrontDoorFactory, listen
+from ciel.shm.daemon import Daemon, neighbour
 from ciel.storage.interface import ObjectStore, ObjectWriter
 from ciel.testing.homes import wait_for
+from ciel.worker.disk_jobs import Admit, at_once
 from ciel.worker.fetching import Fetcher
 from ciel.worker.logs import JobLogs
 from ciel.worker.resources import WorkerSite
@@ -22,31 +25,49 @@ from ciel.worker.state.plans import Plan
 from ciel.worker.streaming import Growing, Streams
 
 KEY = Key(bytes(range(32)))
+GROUP = f"data-workers-{os.getpid()}"
 WITHIN_S = 20
 
 
 class DataWorker:
     """Serves what its store holds and what grows, and fetches; keeps what its fetcher tells.
 
-    `run` makes calls on the reactor's thread and has its `reactor`.
+    `run` makes calls on the reactor's thread and has its `reactor`. With a `spool` its store has a
+    daemon there, and finds those of others.
     """
 
-    def __init__(self, run: Any, store: ObjectStore, host: str) -> None:
+    def __init__(
+        self, run: Any, store: ObjectStore, spool: Path | None = None, *, admit: Admit = at_once
+    ) -> None:
         self.run = run
         self.store = store
         reactor = run.reactor
         logs = JobLogs(reactor, Path("no-logs"))
+        self.kept: list[str] = []
         self.streams = run(Streams, reactor)
-        self.site = WorkerSite(reactor, KEY, store, host, lambda _: None, logs, self.streams)
+        self.site = WorkerSite(reactor, KEY, store, lambda _: None, logs, self.streams, admit=admit)
         house = FrontDoorFactory(reactor, lambda: None, self.site.site)  # type: ignore[arg-type, return-value]  # no frames come
         self.listener = run(listen, reactor, "127.0.0.1:0", house)
         self.netloc = str(self.listener.address)
         self.site.serve_as(self.netloc)
         self.transfers = run(Transfers, reactor)
-        self.fetcher = Fetcher(reactor, self.transfers, store, self.streams, KEY, host, self)
+        self.neighbours: Daemon | None = None
+        if spool is not None:
+            self.serve_neighbours(spool)
+        self.fetcher = Fetcher(
+            reactor, self.transfers, store, self.streams, KEY, self, neighbours=self.neighbours,
+            admit=admit,
+        )  # fmt: skip
         self.opened: list[ObjectId] = []
         self.told: list[tuple[Any, ...]] = []
         self._changed = threading.Event()
+
+    def serve_neighbours(self, spool: Path) -> None:
+        """Open the daemon of the store."""
+        self.neighbours = self.run(
+            neighbour, self.run.reactor, self.store, spool, cluster_id=GROUP, netloc=self.netloc,
+            kept=self.kept.append,
+        )  # fmt: skip
 
     def stream_opened(self, object_id: ObjectId) -> None:
         self.opened.append(object_id)
@@ -100,6 +121,8 @@ class DataWorker:
         return happened
 
     def leave(self) -> None:
+        if self.neighbours is not None:
+            self.run(self.neighbours.close)
         self.run(self.transfers.close)
         self.run(self.listener.close)
         wait_for(lambda: not self.site.site.channels, "the end of connections")

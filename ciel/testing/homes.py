@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -26,11 +27,12 @@ def wait_for(condition: Callable[[], object], what: str, timeout_s: float = 20.0
 
 
 def descriptors_of(pid: int) -> int:
-    """Count what a process has open, but for files that a store keeps for outputs to come."""
+    """Count what a process has open, but for files that a store keeps for other attempts."""
     count = 0
     for entry in Path(f"/proc/{pid}/fd").iterdir():
         try:
-            count += "/incoming/" not in str(entry.readlink())
+            place = str(entry.readlink())
+            count += "/incoming/" not in place and "memfd:ciel-object" not in place
         except FileNotFoundError:
             continue  # just closed
     return count
@@ -64,16 +66,27 @@ class Home:
             "TMPDIR": str(self._inside / "tmp"),
             "TEST_SESSION": os.environ.get("TEST_SESSION", ""),
         }
+        if store := os.environ.get("CIEL_STORE"):  # the same tests, on another store
+            self.environ["CIEL_STORE"] = store
 
     def command(self, argv: Sequence[str]) -> list[str]:
         """Return what is executed for a command of this home."""
         return [*argv]
 
-    def shared(self) -> set[str]:
-        """Name what processes of ours share on this machine: segments and sockets."""
+    def shared(self) -> dict[str, str]:
+        """Name what processes of ours share on this machine, segments and sockets, each with what
+        it is called among the files of a process that has it open.
+        """
         segments = Path(f"/proc/{self.seen_by}/root", "dev/shm").glob("ciel-*")
         sockets = Path(f"/proc/{self.seen_by}/net/unix").read_text()
-        return {str(path) for path in segments} | set(re.findall(r"@ciel-\S+", sockets))
+        found = {
+            str(path): f"/dev/shm/{path.name}"
+            for path in segments
+            if not path.name.startswith("ciel-io-")  # the lines before disks are everybody's
+        }
+        for inode, name in re.findall(r"(\d+) (@ciel-\S+)", sockets):
+            found[name] = f"socket:[{inode}]"
+        return found
 
     def start(
         self,
@@ -108,23 +121,40 @@ class Home:
     def processes(self) -> dict[int, str]:
         """Every process that was started from this home and still runs, by id."""
         found = {}
-        mark = f"HOME={self.path}".encode()
         for entry in Path("/proc").glob("[0-9]*"):
             try:
-                if mark in (entry / "environ").read_bytes().split(b"\0"):
+                if self._is_ours(entry):
                     command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
                     found[int(entry.name)] = command
             except OSError:
                 continue  # it has ended meanwhile
         return found
 
+    def _is_ours(self, process: Path) -> bool:
+        return f"HOME={self.path}".encode() in (process / "environ").read_bytes().split(b"\0")
+
+    def _used_elsewhere(self) -> set[str]:
+        """What processes use that were not started from this home: other tests may run."""
+        found: set[str] = set()
+        for entry in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):  # it has ended meanwhile
+                if not self._is_ours(entry):
+                    names = re.findall(r"/dev/shm/ciel-.*", (entry / "maps").read_text())
+                    for file in (entry / "fd").iterdir():
+                        with suppress(FileNotFoundError):  # just closed
+                            names.append(os.readlink(file))
+                    found.update("/".join(name.split("/")[:4]) for name in names)
+        return found
+
     def leftovers(self) -> list[str]:
         """What is left of a command that has ended, but for logs: processes, files, sockets."""
         files = [str(path) for path in self.tmp.iterdir()]
-        shared = sorted(self.shared() - self._others)
-        return [*self.processes().values(), *files, *shared]
+        shared = {name: file for name, file in self.shared().items() if name not in self._others}
+        elsewhere = self._used_elsewhere() if shared else set()
+        left = sorted(name for name, file in shared.items() if file not in elsewhere)
+        return [*self.processes().values(), *files, *left]
 
-    def expect_nothing_left(self, timeout_s: float = 10.0) -> None:
+    def expect_nothing_left(self, timeout_s: float = 20.0) -> None:
         wait_for(lambda: not self.leftovers(), f"the end of {self.leftovers()}", timeout_s)
 
 
@@ -140,18 +170,20 @@ class HandCluster:
     workers: list[subprocess.Popen[str]]
 
     @classmethod
-    def start(cls, home: Home, workers: int = 2, *options: str) -> HandCluster:
-        """Start a cluster, all workers with some options, and have commands in this home find
-        it.
+    def start(
+        cls, home: Home, workers: int = 2, *options: str, of_all: Sequence[str] = ()
+    ) -> HandCluster:
+        """Start a cluster, all workers with some options, all daemons with those `of_all`, and have
+        commands in this home find it.
         """
         access = home.path / "access.json"
         log = str(home.path / "master.log")
         master = home.start(
-            "ciel-master", "--listen", "127.0.0.1:0", "--access", str(access), "--log", log
+            "ciel-master", "--listen", "127.0.0.1:0", "--access", str(access), "--log", log, *of_all
         )
         wait_for(access.exists, "the master's access file")
         cluster = cls(home, access, master, [])
-        begun = [cluster.begin_worker(*options) for _ in range(workers)]
+        begun = [cluster.begin_worker(*options, *of_all) for _ in range(workers)]
         for worker_log in begun:
             cluster.await_worker(worker_log)
         home.environ["CIEL_ACCESS"] = str(access)

@@ -81,7 +81,7 @@ class ProcessRules(StoreRules):
         with self.make_store(tmp_path / "other") as other:
             described = other.put("a", b"content")
             with other.open("a") as reader:
-                path = str(reader.path)
+                path = str(reader.source)
             info = store.adopt("b", path, checksum=digest(b"content"), size_bytes=7)
             again = store.adopt("b", path, checksum=digest(b"content"), size_bytes=7)
             assert info == again == ObjectInfo("b", described.size_bytes, described.checksum)

@@ -20,6 +20,7 @@ from ciel.core.events import (
     CancelTask,
     Change,
     CloseJob,
+    DiskQueued,
     DropObjects,
     Heartbeat,
     InputsLost,
@@ -33,6 +34,7 @@ from ciel.core.events import (
     ReleaseObjects,
     RequestRefused,
     SpawnTask,
+    StoresReported,
     StreamsOpened,
     SubmitJob,
     TaskFault,
@@ -59,6 +61,7 @@ from ciel.wire.references import from_array, to_array
 Fields = list[Any]
 N = TASK_FIELD_COUNT
 SECONDS_MAX = 1e10  # three centuries
+LEVELS_MAX = 8  # of a store; there are two
 
 
 class Form(NamedTuple):
@@ -143,6 +146,19 @@ def _read_neighbours(value: Any) -> tuple[Neighbour, ...]:
     if not isinstance(value, list) or not all(isinstance(i, list) and len(i) == 2 for i in value):
         raise DecodeError("neighbours must be pairs of texts")
     return tuple([Neighbour(*map(_text, item)) for item in value])
+
+
+def _read_levels(value: Any) -> tuple[dict[str, Any], ...]:
+    """Read what a worker tells of its store: names, and numbers of which some are not known."""
+    if not isinstance(value, list) or len(value) > LEVELS_MAX:
+        raise DecodeError(f"a list of at most {LEVELS_MAX} levels was expected")
+    for level in value:
+        if not isinstance(level, dict) or not isinstance(level.get("name"), str):
+            raise DecodeError("a level of a store must be an object with a name")
+        for name, item in level.items():
+            if name != "name" and item is not None:
+                _count(item)
+    return tuple(value)
 
 
 def _read_answer(f: Fields, payload: bytes) -> Answer:
@@ -252,6 +268,16 @@ _FORMS: dict[type, Form] = {
         lambda m: ([m.task, m.attempt, [list(loss) for loss in m.losses], m.details], b""),
         lambda f, p: InputsLost(_id(f[0]), _count(f[1]), _read_losses(f[2]), _text(f[3])),
     ),
+    DiskQueued: Form(
+        "disk",
+        lambda m: ([m.pending_bytes, round(m.wait_s, 6)], b""),
+        lambda f, p: DiskQueued(_count(f[0]), _seconds(f[1])),
+    ),
+    StoresReported: Form(
+        "stores",
+        lambda m: ([list(m.levels), m.disk_waiting], b""),
+        lambda f, p: StoresReported(_read_levels(f[0]), _count(f[1])),
+    ),
     Heartbeat: Form("alive", lambda m: ([], b""), lambda f, p: Heartbeat()),
 }
 _BY_KIND: dict[str, tuple[type, Callable[[Fields, bytes], Any]]] = {
@@ -268,7 +294,16 @@ TO_CLIENT: frozenset[type] = frozenset(
     (ObjectSettled, JobChanged, RequestRefused, Answer, Heartbeat)
 )
 FROM_WORKER: frozenset[type] = frozenset(
-    (TaskReported, SpawnTask, StreamsOpened, ObjectsStored, InputsLost, Heartbeat)
+    (
+        TaskReported,
+        SpawnTask,
+        StreamsOpened,
+        ObjectsStored,
+        InputsLost,
+        DiskQueued,
+        StoresReported,
+        Heartbeat,
+    )
 )
 TO_WORKER: frozenset[type] = frozenset(
     (AssignTask, CancelTask, RecallTasks, DropObjects, MeetWorkers, Heartbeat)

@@ -8,6 +8,8 @@ store. An object that still grows at its holder grows here with it, and can be r
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from dataclasses import asdict
 from io import BytesIO
 from typing import Any, Protocol
 
@@ -24,14 +26,18 @@ from ciel.net.errors import TransferError
 from ciel.net.transfers import STALL_TIMEOUT_S, Begun, Transfers
 from ciel.net.turns import DelayedCall
 from ciel.storage.errors import CorruptObjectError, StorageError
-from ciel.storage.interface import ObjectStore, ObjectWriter
-from ciel.wire import codec
-from ciel.wire.errors import DecodeError
+from ciel.storage.interface import ObjectInfo, ObjectStore, ObjectWriter
+from ciel.storage.sharing import Found, copy_in, link
+from ciel.worker.disk_jobs import Admit, Ticket, at_once
+from ciel.worker.neighbours import FetchCounts, Neighbours
 from ciel.worker.state.orders import FetchObject
 from ciel.worker.state.plans import LinkPlan, Plan
 from ciel.worker.streaming import Growing, Streams
 
 log = Logger()
+
+
+Enter = Callable[[str, int], Deferred[Ticket]]
 
 
 class PlanFailedError(Exception):
@@ -67,16 +73,23 @@ class Fetcher:
         store: ObjectStore,
         streams: Streams,
         key: Key,
-        host: str,
         owner: FetcherOwner,
+        *,
+        admit: Admit = at_once,
+        enter: Enter | None = None,
+        neighbours: Neighbours | None = None,
     ) -> None:
+        """`admit`: has a copy wait until the disk of the store is free; `enter`: that of a file."""
+        self.counts = FetchCounts()
         self.reactor = reactor
         self.streams = streams
         self.owner = owner
         self._transfers = transfers
         self._store = store
         self._key = key.derive(Role.WORKER) or key
-        self._host = host
+        self._admit = admit
+        self._enter = enter
+        self._neighbours = neighbours
         self._followed: dict[ObjectId, _Copy] = {}  # copies under way
 
     def fetch(self, order: FetchObject) -> None:
@@ -84,6 +97,11 @@ class Fetcher:
         self._try_plans(order).addErrback(
             lambda failure: self._gave_up(order, failure.getErrorMessage(), failure)
         )
+
+    def figures(self) -> dict[str, dict[str, int]]:
+        """Return what was counted, by what it is about."""
+        neighbours = self._neighbours.figures() if self._neighbours else {}
+        return {"fetches": asdict(self.counts), "shmd": neighbours}
 
     def abandon(self, object_id: ObjectId) -> None:
         """Follow an object no longer that grew at another worker and broke there."""
@@ -97,6 +115,10 @@ class Fetcher:
 
     @inlineCallbacks
     def _try_plans(self, order: FetchObject) -> Any:
+        if (found := self._discovered(order.ref)) is not None:
+            self.counts.discovered += 1
+            self.owner.fetched(order.ref.id, found.size_bytes)
+            return
         reasons: list[str] = []
         losses: list[str] = []
         for plan in order.plans:
@@ -118,6 +140,18 @@ class Fetcher:
         log.warn("cannot fetch {details}", details=details)
         self.owner.fetch_failed(order.ref.id, tuple(losses), details)
 
+    def _discovered(self, ref: Reference) -> ObjectInfo | None:
+        """Look in memory that is shared with others; nobody is asked."""
+        try:
+            found = self._store.discover(ref.id)
+            size_bytes = ref.size_bytes if isinstance(ref, Concrete | Sweetheart) else None
+            if found is None or size_bytes in (None, found.size_bytes):
+                return found
+            self._store.delete(ref.id)  # made twice, and differently: the one that counts is asked
+        except StorageError as error:
+            log.warn("looking for {id}: {error}", id=ref.id, error=error)
+        return None
+
     def _try(self, plan: Plan, ref: Reference) -> Any:
         if isinstance(plan, LinkPlan):
             return self._link(plan.netloc, ref)
@@ -138,21 +172,54 @@ class Fetcher:
 
     @inlineCallbacks
     def _link(self, netloc: str, ref: Reference) -> Any:
-        answer = BytesIO()
+        if self._neighbours is None:
+            raise PlanFailedError("this worker knows no neighbours")
+        self.counts.asked += 1
         try:
-            yield self.ask(netloc, f"/control/link/{ref.id}?host={self._host}", answer)
-            where = codec.decode(answer.getvalue())
-            path, checksum, size_bytes = where["path"], where["checksum"], where["size_bytes"]
-            info = self._store.adopt(ref.id, path, checksum=checksum, size_bytes=size_bytes)
-        except (DecodeError, LookupError, TypeError):
-            raise PlanFailedError("its answer cannot be read") from None
-        except (TransferError, StorageError) as error:
-            raise PlanFailedError(str(error)) from None
-        return info.size_bytes
+            found = yield self._neighbours.ask(netloc, ref.id)
+            expected = ref.size_bytes if isinstance(ref, Concrete | Sweetheart) else None
+            if expected not in (None, found.size_bytes):
+                raise PlanFailedError(f"{found.size_bytes} bytes, not {expected}")
+            if (yield deferToThread(link, self._store, ref.id, found)) is not None:
+                self.counts.linked += 1
+            else:
+                yield self._copy_file(ref.id, found)
+        except (StorageError, CancelledError, PlanFailedError) as error:
+            self.counts.link_failed += 1
+            raise PlanFailedError(str(error) or "this worker ends") from None
+        return found.size_bytes
+
+    @inlineCallbacks
+    def _copy_file(self, object_id: ObjectId, found: Found) -> Any:
+        """Copy a file of this host, which lies where ours cannot be linked to. It waits for the
+        disk to which it goes, or else for that from which it comes: who waited for both could wait
+        for ever.
+        """
+        if self._store.capabilities.may_block or self._enter is None:
+            ticket = yield self._admit(found.size_bytes)
+        else:
+            ticket = yield self._enter(found.path, found.size_bytes)
+        try:
+            yield deferToThread(copy_in, self._store, object_id, found)
+        finally:
+            ticket.leave()
+        self.counts.copied += 1
+        self.counts.copied_bytes += found.size_bytes
 
     @inlineCallbacks
     def _copy(self, netloc: str, ref: Reference) -> Any:
         size_bytes = ref.size_bytes if isinstance(ref, Concrete | Sweetheart) else None
+        try:
+            ticket = yield self._admit(size_bytes or 0, by_network=True)
+        except CancelledError:
+            raise PlanFailedError("this worker ends") from None
+        try:
+            return (yield self._copy_now(netloc, ref, size_bytes))
+        finally:
+            ticket.leave()
+
+    @inlineCallbacks
+    def _copy_now(self, netloc: str, ref: Reference, size_bytes: int | None) -> Any:
         try:
             writer = self._store.begin(ref.id, size_hint_bytes=size_bytes)
         except StorageError as error:
@@ -165,6 +232,7 @@ class Fetcher:
             )
             result = yield copy.done
             info = yield deferToThread(writer.commit, checksum=result.checksum)
+        self.counts.http += 1
         return info.size_bytes
 
 
@@ -202,6 +270,7 @@ class _Copy:
 
     def write(self, chunk: bytes) -> None:
         self._writer.write(chunk)
+        self._fetcher.counts.http_bytes += len(chunk)
         if self._growing is not None:
             self._fetcher.streams.grew(self._growing, self._writer.size_bytes)
 

@@ -21,6 +21,7 @@ class Hosted:
         self.executor = executor
         self.argv: list[str] = []
         self.search_path: str | None = None  # where its own environment says so
+        self.level = ""  # where its outputs begin
         self.scratch: Scratch | None = None
         self.readers: list[ObjectReader] = []
         self.pipings: list[Piping] = []

@@ -48,6 +48,7 @@ from ciel.launch.messages import (
     ProgramFailed,
     Standard,
 )
+from ciel.net.channels import Channels
 from ciel.net.turns import Turns
 from ciel.storage.errors import (
     NoSpaceError,
@@ -102,12 +103,14 @@ class Hosting:
         kept: Path,
         logs: JobLogs,
         patience: Patience = USUAL_PATIENCE,
+        channels: Channels | None = None,
     ) -> None:
         place = self._place = Workplace(
             reactor=reactor, turns=turns, owner=owner, worker=worker, netloc=netloc,
             executors=executors, launching=launching, store=store, streams=streams,
             scratch=ScratchPool(spool), growth=GrowthWatch(reactor, self._outgrown),
             memory=MemoryWatch(reactor, self._exceeded), kept=KeptAttempts(kept), logs=logs,
+            channels=channels,
         )  # fmt: skip
         self._owner = owner
         self._is_bounded = store.capabilities.bounded
@@ -228,6 +231,7 @@ class Hosting:
     def _prepare(self, hosted: Hosted, program: Program) -> LaunchSpec:
         attempt = hosted.key[1]
         hosted.search_path = program.env.get("PATH")
+        hosted.level = program.store
         scratch = hosted.scratch = self._place.scratch.take()
         for item in program.argv:
             if isinstance(item, str):
@@ -248,7 +252,7 @@ class Hosting:
             env[name] = scratch.write_input("".join([f"{path}\n" for path in paths]).encode())
         stdin: File | Descriptor = DEV_NULL
         if len(program.stdin) == 1 and self._growing(hosted, program.stdin[0]) is None:
-            stdin = File(self._input_path(hosted, program.stdin[0]))
+            stdin = File(self._input_path(hosted, program.stdin[0], read_once=True))
         elif program.stdin:
             stdin = self._joined(hosted, program.stdin)
         stdout, stderr = File(scratch.stderr_path, append=True), File(scratch.stderr_path)
@@ -267,7 +271,7 @@ class Hosting:
         )
 
     def _output_path(self, hosted: Hosted, number: int) -> str:
-        writer = self._place.store.begin(hosted.task.spec.outputs[number])
+        writer = self._place.store.begin_in(hosted.level, hosted.task.spec.outputs[number])
         hosted.writers[number] = writer
         if writer.path is None:
             raise OSError("this store cannot take the output of a program by name")
@@ -280,8 +284,8 @@ class Hosting:
         growing = self._place.streams.get(object_id)
         return None if growing is None or growing.is_whole else growing
 
-    def _input_path(self, hosted: Hosted, object_id: ObjectId) -> str:
-        """Give an input a name that opens, for as long as the attempt runs."""
+    def _input_path(self, hosted: Hosted, object_id: ObjectId, *, read_once: bool = False) -> str:
+        """Give an input a name that opens, for as long as the attempt runs, or once."""
         assert hosted.scratch is not None
         ref = hosted.task.inputs.get(object_id)
         if isinstance(ref, Value):
@@ -297,7 +301,7 @@ class Hosting:
                 return piping.name
         reader = self._place.store.open(object_id)
         hosted.readers.append(reader)
-        path = lasting_path(reader)
+        path = lasting_path(reader, read_once=read_once)
         return path or hosted.scratch.write_input(reader.read(0, reader.size_bytes))
 
     def _joined(self, hosted: Hosted, objects: tuple[ObjectId, ...]) -> File | Descriptor:

@@ -8,16 +8,18 @@ from typing import Any, NamedTuple
 from ciel.core.events import TaskFault
 from ciel.core.ids import TaskId
 from ciel.core.refs import Reference
+from ciel.execution.environment import task_environment
 from ciel.execution.executor import ProgramExit, Talk
 from ciel.execution.report import command_text
 from ciel.launch.messages import ProgramExited, ProgramFailed
 from ciel.net.turns import DelayedCall
 from ciel.storage.errors import ObjectNotFoundError
 from ciel.worker.faults import start_fault
-from ciel.worker.programs import ProgramChannel
+from ciel.worker.programs import ProgramChannel, channel_environment
 from ciel.worker.scratch import Scratch
 from ciel.worker.state.pool import IDLE_MAX_S
 from ciel.worker.talked import Talked
+from ciel.worker.workplace import Workplace
 
 
 class Patience(NamedTuple):
@@ -121,6 +123,15 @@ def arguments_of(talked: Talked, talk: Talk, scratch: Scratch) -> list[str]:
             raise ObjectNotFoundError(item.object_id)
         argv.append(scratch.copy_executable(paths[0]) if item.executable else paths[0])
     return argv
+
+
+def environment_of(
+    talked: Talked, talk: Talk, place: Workplace, scratch: Scratch
+) -> dict[str, str]:
+    """Return what is added to the environment of a program that is to serve an attempt."""
+    return {**channel_environment(place.channels)} | task_environment(
+        talked.task.spec, talked.key[1], place.worker, scratch.path, talk.program.env
+    )
 
 
 def discard(talked: Talked, scratch: Scratch | None, channel: ProgramChannel | None) -> None:

@@ -6,15 +6,26 @@ for reading without waiting; there is no end of it before a writer has come. `to
 for both: what is said waits in it, and the program's opening never blocks, in whatever order it
 opens. As long as we hold a reading end, the loss of the program's does not show. Ours is let go
 once the program has taken what waited, as then it holds its own.
+
+A program that has learned from its environment which other ways there are (`channel_environment`)
+may offer one that it has made, by its descriptor. Each side's last word on its FIFO says that what
+follows comes by the way; from then on there are only bells on the FIFOs, and the end of either
+side. Who knows nothing of this is never told, and its FIFOs are what they always were.
+
+    program                                       worker
+    ["channel", {"offer": "/proc/7/fd/5"}]  ──▶   (no answer: it stays as it is)
+                                            ◀──   ["channel", {"take": true}]
+    ["channel", {"go": true}]               ──▶
 """
 
 from __future__ import annotations
 
 import os
+import re
 import select
 import socket
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from errno import EINVAL
 from fcntl import ioctl
@@ -23,17 +34,34 @@ from typing import Any, Final, Protocol
 
 from twisted.internet.error import ConnectionDone, ConnectionLost
 from twisted.internet.interfaces import IReadDescriptor, IWriteDescriptor
+from twisted.logger import Logger
 from twisted.python.failure import Failure as TwistedFailure
 from zope.interface import implementer
 
+from ciel.core.errors import CielError
+from ciel.net.channels import BYTES, CHANNEL, ROOM, Channels, Way
 from ciel.wire.calls import Call, CallReader, encode_call
 from ciel.wire.errors import DecodeError
 from ciel.wire.limits import CALL_MAX_BYTES
 
 READ_BYTES: Final = 64 * 1024  # the default size of a pipe
+WAY_BYTES: Final = 256 * 1024  # more than most ways take at once
 READS_PER_TURN: Final = 4  # of a large call; others have their turn, also after every whole call
 READS_AT_END: Final = 16  # the largest pipe that a program may ask for by default
 WAITING_MAX_BYTES: Final = CALL_MAX_BYTES  # of what a program has not taken yet
+
+log = Logger()
+
+_is_descriptor = re.compile(r"/proc/\d{1,9}/fd/\d{1,9}", re.ASCII).fullmatch
+
+
+def channel_environment(channels: Channels | None) -> Mapping[str, str]:
+    """Say to a program which way other than its FIFOs it may offer. Without looking before sleeping
+    that would cost both sides more than FIFOs do (docs/adr/0025).
+    """
+    if channels is None or not channels.spin_us:
+        return {}
+    return {"CIEL_CHANNEL": f"{channels.kind.name}:{channels.spin_us:g}"}
 
 
 class ChannelOwner(Protocol):
@@ -56,8 +84,13 @@ class ProgramChannel:
     `close`. A program that never opens them is not noticed here. Raises OSError.
     """
 
-    def __init__(self, reactor: Any, directory: str, owner: ChannelOwner) -> None:
+    def __init__(
+        self, reactor: Any, directory: str, owner: ChannelOwner, channels: Channels | None = None
+    ) -> None:
         self._reactor = reactor
+        self._channels = channels
+        self._way: Way | None = None
+        self._has_crossed = False  # the program, too: there is nothing but bells on its FIFO
         self._owner = owner
         self._reader = CallReader()
         self._pipe = -1
@@ -111,6 +144,9 @@ class ProgramChannel:
         self._pipe = -1
         self.left_unread = not self._outgoing.is_taken
         self._outgoing.close()
+        if self._way is not None and self._channels is not None:
+            self._channels.remove(self._way)
+            self._way.close()
 
     def _break(self, why: str) -> None:
         if self._pipe < 0:
@@ -120,17 +156,25 @@ class ProgramChannel:
         self.close()
         self._owner.channel_broke(self, why)
 
+    def _fail(self, error: object) -> None:
+        self.is_misused = True
+        self._break(f"this worker failed on what the program said: {error!r}")
+
     def _deaf(self, why: str, is_misused: bool) -> None:
         """Break, as the program takes nothing more; but its last words count."""
         self.is_misused = is_misused
         try:
-            for _ in range(READS_AT_END):
-                data = self._receive()
-                self._take(data)
-                if len(data) < READ_BYTES:
-                    break
+            self._take_all()
         finally:
             self._break(why)
+
+    def _take_all(self) -> None:
+        """Take what there still is to be read."""
+        for _ in range(READS_AT_END):
+            data = self._read_way() if self._has_crossed else self._receive()
+            self._take(data)
+            if len(data) < READ_BYTES:
+                return
 
     def _receive(self) -> bytes:
         """Return what is there; less than READ_BYTES if nothing more is, or there is no channel any
@@ -149,6 +193,8 @@ class ProgramChannel:
     def _take(self, data: bytes) -> bool:
         """Tell the owner what is whole now; return whether anything was."""
         calls = self._feed(data)
+        if self._channels is not None and not self._has_crossed:
+            calls = [call for call in calls if call.method != CHANNEL or self._cross(call)]
         if not calls:
             return False
         self.has_spoken = True
@@ -171,7 +217,46 @@ class ProgramChannel:
         this was about an earlier descriptor of the same number.
         """
         if _state(self._pipe) & select.POLLHUP:
+            if self._has_crossed:
+                self._take_all()
             self._break("the program closed its writing end of the channel, or ended")
+
+    # --- another way ------------------------------------------------------------------------------
+
+    def _cross(self, call: Call) -> bool:
+        """Take one of the program's words about another way; return whether it is none."""
+        match call.args:
+            case {"offer": str(path)} if self._channels is not None and self._way is None:
+                self._way = self._outgoing.cross(self._channels, path, self._found)
+            case {"go": True} if self._channels is not None and self._way is not None:
+                self._has_crossed = True
+                self._outgoing.has_crossed = True
+                self._channels.want(self._way, BYTES | self._outgoing.wants)
+            case _:
+                return True
+        return False
+
+    def _read_way(self) -> bytes:
+        if self._pipe < 0 or self._way is None:
+            return b""
+        try:
+            return self._way.read()
+        except CielError as error:
+            self.is_misused = True
+            self._break(f"the program has spoilt its channel: {error}")
+            return b""
+
+    def _found(self, what: int) -> None:
+        if what & ROOM and what > 0:
+            self._outgoing.doWrite()
+        try:
+            for _ in range(READS_PER_TURN):
+                data = self._read_way()
+                if self._take(data) or len(data) < READ_BYTES:
+                    return
+        except Exception as error:  # as the reactor does, and tells us below
+            log.failure("a program's channel failed")
+            self._fail(error)
 
     # --- what the reactor calls -------------------------------------------------------------------
 
@@ -182,6 +267,9 @@ class ProgramChannel:
         return "program"
 
     def doRead(self) -> None:
+        if self._has_crossed:
+            self._receive()  # bells, or the end
+            return
         for _ in range(READS_PER_TURN):
             data = self._receive()
             if self._take(data) or len(data) < READ_BYTES:
@@ -191,8 +279,7 @@ class ProgramChannel:
         if self._pipe < 0:
             return
         if not isinstance(reason.value, ConnectionDone | ConnectionLost):
-            self.is_misused = True
-            self._break(f"this worker failed on what the program said: {reason.value!r}")
+            self._fail(reason.value)
             return
         self.doRead()
         if self._pipe >= 0:
@@ -213,6 +300,9 @@ class _Outgoing:
         self._is_full = False
         self._is_refused = False  # nobody is there any more to take it
         self._holds_both_ends = True
+        self._channels: Channels | None = None
+        self._way: Way | None = None  # once we have crossed to it
+        self.has_crossed = False  # the program, too
         self._pipe = os.open(path, os.O_RDWR | os.O_NONBLOCK)
 
     def write(self, data: bytes) -> None:
@@ -222,18 +312,23 @@ class _Outgoing:
             data = data[self._write(data) :]
             if not data:
                 return
-            self._reactor.addWriter(self)
         if len(self._waiting) + len(data) > WAITING_MAX_BYTES:
             # Not at once: the owner may be in the middle of taking calls.
             self._is_full = True
             self._reactor.callLater(0, self._fill_over)
             return
         self._waiting += data
+        self._want_room()
 
     def _write(self, data: bytes | memoryview) -> int:
         """Write what goes in now. What can no longer be read counts as written: the reactor will
         notice that by itself.
         """
+        if self._way is not None:
+            try:
+                return self._way.write(bytes(data[:WAY_BYTES]))
+            except CielError:
+                return len(data)  # whoever reads it next says what is wrong
         try:
             count = os.write(self._pipe, data)
         except BlockingIOError:
@@ -249,6 +344,8 @@ class _Outgoing:
         """Whether nothing waits to be read any more."""
         if self._pipe < 0 or self._waiting or self._is_refused:
             return False
+        if self._way is not None:
+            return not self._way.unread_bytes
         unread = array("i", [0])
         ioctl(self._pipe, FIONREAD, unread)
         return not unread[0]
@@ -265,6 +362,39 @@ class _Outgoing:
         self._pipe = pipe
         self._holds_both_ends = False
         self._reactor.addReader(self)  # nothing can be read there: it is to hear of its loss
+
+    def cross(self, channels: Channels, path: str, found: Callable[[int], object]) -> Way | None:
+        """Take a way that the program offers, and have what follows go there; None: we stay."""
+        if self._holds_both_ends or self._waiting or not _is_descriptor(path):
+            return None
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK)
+        except OSError:
+            return None
+        try:
+            way = channels.kind.open(descriptor, 1, self._pipe)
+        except CielError:
+            return None
+        finally:
+            os.close(descriptor)
+        word = encode_call(CHANNEL, {"take": True})
+        if self._write(word) != len(word):  # so little is written whole, or not at all
+            way.close()
+            return None
+        channels.add(way, found)
+        self._channels, self._way = channels, way
+        return way
+
+    @property
+    def wants(self) -> int:
+        """What is wanted of the way: the program's bells are understood once both have crossed."""
+        return ROOM if self._waiting and self.has_crossed else 0
+
+    def _want_room(self) -> None:
+        if self._way is None or self._channels is None:
+            self._reactor.addWriter(self)
+        elif self.has_crossed:
+            self._channels.want(self._way, BYTES | self.wants)
 
     def close(self) -> None:
         if self._pipe >= 0:
@@ -297,6 +427,8 @@ class _Outgoing:
         del self._waiting[:count]
         if not self._waiting:
             self._reactor.removeWriter(self)
+            if self._way is not None:
+                self._want_room()
 
     def connectionLost(self, reason: TwistedFailure) -> None:
         if self._pipe < 0:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from twisted.internet.threads import deferToThread
+from twisted.internet.defer import CancelledError, Deferred
 from twisted.logger import Logger
 from twisted.web.server import NOT_DONE_YET
 
@@ -31,11 +31,17 @@ from ciel.storage.errors import (
 )
 from ciel.storage.interface import ObjectReader, ObjectStore, ObjectWriter
 from ciel.wire.references import to_array
+from ciel.worker.disk_jobs import Admit, Ticket, at_once
 from ciel.worker.logs import JobLogs
 from ciel.worker.sending import GrowingSending, Sending
 from ciel.worker.streaming import Growing, Streams
 
 log = Logger()
+
+Figures = Callable[[], dict[str, dict[str, int]]]
+
+UPLOAD_WAITS_S = 5.0
+"""For the disk, at most: clients are not told that they wait, and do not do so for ever."""
 
 _RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})")  # more digits than that are no offset
 _is_offset = re.compile(rb"\d{1,18}").fullmatch
@@ -178,42 +184,27 @@ class _Whole(NamedTuple):
     close: Callable[[], None]
 
 
-class Link(Route):
-    """Where an object lies, for a worker on this host to link it into its own store instead of
-    copying.
-    """
-
-    needs_role = Role.WORKER
-
-    def __init__(self, store: ObjectStore, host: str) -> None:
-        self._store = store
-        self._host = host
-
-    def render_GET(self, request: Request) -> Answer:
-        if request.args.get(b"host") != [self._host.encode()]:
-            raise HttpError(409, "this is another host, or another view of its files")
-        reader = open_object(self._store, request)
-        path, size_bytes = reader.path, reader.size_bytes
-        reader.close()
-        if path is None:
-            raise HttpError(409, "this store's objects have no paths")
-        known = deferToThread(self._checksum, request.params["id"])  # may have to read it all
-        return known.addCallback(
-            lambda checksum: request.reply(
-                {"path": path, "checksum": checksum, "size_bytes": size_bytes}
-            )
-        )
-
-    def _checksum(self, object_id: str) -> str:
-        with _answering():
-            return self._store.checksum(object_id)
-
-
 class _Arriving:
-    """An upload on its way into the store."""
+    """An upload on its way into the store. Its body is left unread until it is admitted."""
 
-    def __init__(self, writer: ObjectWriter) -> None:
+    def __init__(self, writer: ObjectWriter, admitted: Deferred[Ticket], channel: Any) -> None:
         self.writer = writer
+        self._admitted = admitted
+        self._channel: Any = None
+        self._ticket: Ticket | None = None
+        admitted.addCallbacks(self._begin, lambda failure: failure.trap(CancelledError))
+        if self._ticket is None:
+            self._channel = channel
+            channel.transport.pauseProducing()
+
+    def _begin(self, ticket: Ticket) -> None:
+        self._ticket = ticket
+        self._resume()
+
+    def _resume(self) -> None:
+        channel, self._channel = self._channel, None
+        if channel is not None and channel.transport is not None:
+            channel.transport.resumeProducing()
 
     def write(self, chunk: bytes) -> None:
         with _answering():
@@ -221,6 +212,14 @@ class _Arriving:
 
     def abort(self) -> None:
         self.writer.abort()
+        self.leave(is_good=False)
+
+    def leave(self, *, is_good: bool = True) -> None:
+        """Let others in."""
+        self._admitted.cancel()
+        self._resume()
+        if self._ticket is not None:
+            self._ticket.leave(is_good=is_good)
 
 
 class Upload(Route):
@@ -229,9 +228,12 @@ class Upload(Route):
     needs_role = Role.SUBMIT
     body_limit_bytes = None
 
-    def __init__(self, store: ObjectStore, uploaded: Callable[[ObjectId], None]) -> None:
+    def __init__(
+        self, store: ObjectStore, uploaded: Callable[[ObjectId], None], admit: Admit
+    ) -> None:
         self._store = store
         self._uploaded = uploaded
+        self._admit = admit
         self.netloc = ""
 
     def body_sink(self, request: Request) -> _Arriving:
@@ -239,7 +241,9 @@ class Upload(Route):
         with _answering():
             object_id = check_id(request.params["id"])
             hint = int(length) if length.isdecimal() else None
-            return _Arriving(self._store.begin(object_id, size_hint_bytes=hint))
+            writer = self._store.begin(object_id, size_hint_bytes=hint)
+        admitted = self._admit(hint or 0, within_s=UPLOAD_WAITS_S, by_network=True)
+        return _Arriving(writer, admitted, request.channel)
 
     def render_POST(self, request: Request) -> Answer:
         sink: Any = request.sink  # what `body_sink` returned
@@ -249,6 +253,7 @@ class Upload(Route):
         except HttpError:
             sink.abort()
             raise
+        sink.leave()
         return request.reply(to_array(ref), 201)
 
     def _take(self, object_id: ObjectId, writer: ObjectWriter) -> Reference:
@@ -297,6 +302,18 @@ class Health(Route):
         return request.reply({"status": "ok", "worker": self.worker})
 
 
+class Counters(Route):
+    """What a worker has counted since it started, by what it is about."""
+
+    needs_role = Role.READ
+
+    def __init__(self, figures: Figures) -> None:
+        self._figures = figures
+
+    def render_GET(self, request: Request) -> bytes:
+        return request.reply(self._figures())
+
+
 class WorkerSite:
     """Everything that a worker serves; `serve_as` tells it who it is, once its address is known."""
 
@@ -305,19 +322,21 @@ class WorkerSite:
         reactor: Any,
         key: Key,
         store: ObjectStore,
-        host: str,
         uploaded: Callable[[ObjectId], None],
         logs: JobLogs,
         streams: Streams,
+        *,
+        admit: Admit = at_once,
+        figures: Figures = dict,
     ) -> None:
         self._gate = Gate(key.derive)
         self._health = Health()
-        self._upload = Upload(store, uploaded)
+        self._upload = Upload(store, uploaded, admit)
         self.routes = Routes()
         self.routes.add("/healthz", self._health)
         self.routes.add("/data/{id}", Data(store, streams))
         self.routes.add("/log/{job}", Log(logs))
-        self.routes.add("/control/link/{id}", Link(store, host))
+        self.routes.add("/api/v1/counters", Counters(figures))
         self.routes.add("/control/data/{id}", self._upload)
         self.site: Any = SecureSite(reactor, self.routes, self._gate)
 

@@ -11,10 +11,12 @@ from collections.abc import Callable
 from typing import Any
 
 from twisted.internet.defer import DeferredLock
+from twisted.internet.task import LoopingCall
 from twisted.internet.threads import deferToThread
 from twisted.logger import Logger
 
-from ciel.core.events import Message, TaskFault
+from ciel.core.admission import level_of
+from ciel.core.events import DiskQueued, Message, StoresReported, TaskFault
 from ciel.core.ids import ObjectId
 from ciel.core.refs import Reference
 from ciel.execution.executor import Child
@@ -23,6 +25,7 @@ from ciel.net.turns import DelayedCall, Turns
 from ciel.storage.errors import StorageError
 from ciel.storage.interface import ObjectStore
 from ciel.wire.errors import RefusedError
+from ciel.worker.disk_jobs import DiskJobs
 from ciel.worker.fetching import Fetcher
 from ciel.worker.hosting import Hosting
 from ciel.worker.state.machine import WorkerMachine
@@ -39,6 +42,9 @@ from ciel.worker.state.orders import (
 from ciel.worker.workplace import Losses
 
 log = Logger()
+
+STORE_LOOK_S = 1.0
+"""Between two looks at what the store holds: people look on, and nothing is decided by it."""
 
 
 class WorkerService:
@@ -64,6 +70,13 @@ class WorkerService:
         self._due: DelayedCall | None = None
         self._due_s = 0.0
         self._is_acting = False
+        self._disk: Callable[[], tuple[int, float]] = lambda: (0, 0.0)
+        self._disk_level = 0  # that the master knows of
+        self._disk_jobs: DiskJobs | None = None
+        self._copied: set[str] = set()  # what came from others, who may still have it
+        self._told_of_store: StoresReported | None = None
+        self._store_looks = LoopingCall(self._tell_of_store)
+        self._store_looks.clock = reactor
         self._wanted: dict[ObjectId, list[Callable[[Losses | None, str], None]]] = {}
         self._hosting: Hosting
         self._fetcher: Fetcher
@@ -73,7 +86,51 @@ class WorkerService:
         self._hosting = hosting
         self._fetcher = fetcher
 
+    def watch_disk(self, queue: Callable[[], tuple[int, float]]) -> None:
+        """Have the master know how much waits for the store's disk, in bytes and seconds, as
+        `queue` tells; `disk_changed` is to be called when it may have changed.
+        """
+        self._disk = queue
+
+    def disk_changed(self) -> None:
+        self._turns.at_end(self._tell_disk)
+
+    def _tell_disk(self) -> None:
+        pending_bytes, wait_s = self._disk()
+        level = level_of(wait_s)
+        if level != self._disk_level and self._master is not None:
+            self._disk_level = level
+            self._master.send(DiskQueued(pending_bytes, wait_s) if level else DiskQueued(0, 0.0))
+
+    def watch_store(self, disk_jobs: DiskJobs) -> None:
+        """Have the master know what the store holds and does, and how many disk jobs wait. What it
+        drops for want of room is known as gone from then on.
+        """
+        machine = self.machine
+
+        def can_be_had_again(object_id: str) -> bool:
+            return object_id in self._copied and bool(machine.hosts)
+
+        def dropped(object_id: str) -> None:
+            self._copied.discard(object_id)
+            self._reactor.callFromThread(machine.stored.pop, ObjectId(object_id), None)
+
+        self._store.advise(can_be_had_again, dropped, disk_jobs.turn)
+        self._disk_jobs = disk_jobs
+        self._store_looks.start(STORE_LOOK_S, now=False)
+
+    def _tell_of_store(self) -> None:
+        if self._master is None or self._disk_jobs is None:
+            return
+        levels = tuple([level._asdict() for level in self._store.levels()])
+        report = StoresReported(levels, self._disk_jobs.waiting_count)
+        if report != self._told_of_store:
+            self._told_of_store = report
+            self._master.send(report)
+
     def close(self) -> None:
+        if self._store_looks.running:
+            self._store_looks.stop()
         if self._due is not None and self._due.active():
             self._due.cancel()
         if self._master is not None:
@@ -83,10 +140,13 @@ class WorkerService:
 
     def peer_opened(self, peer: ControlPeer) -> None:
         self._master = peer
+        self._disk_level = 0
+        self._told_of_store = None
         log.info("joined the master at {address}", address=peer.address)
         self.machine.master_joined()
         self._joined()
         self._act()
+        self.disk_changed()
 
     def peer_said(self, peer: ControlPeer, messages: list[Message]) -> None:
         now_s = self._reactor.seconds()
@@ -159,6 +219,7 @@ class WorkerService:
             then(losses, details)
 
     def fetched(self, object_id: ObjectId, size_bytes: int) -> None:
+        self._copied.add(object_id)
         self.machine.fetched(object_id, self._reactor.seconds(), size_bytes)
         self._answer_wanted(object_id, None, "")
         self._act()
@@ -228,6 +289,7 @@ class WorkerService:
 
         def delete() -> None:
             for object_id in objects:
+                self._copied.discard(object_id)
                 try:
                     self._store.delete(object_id)
                 except StorageError as error:

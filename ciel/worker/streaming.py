@@ -97,12 +97,14 @@ class Growing:
             return False
 
 
-def lasting_path(reader: ObjectReader) -> str | None:
-    """Return a name in the store that opens for as long as a task needs the object; None if there
-    is none. What is small lies in a store only as a copy of what grew elsewhere, and is deleted,
-    whoever reads it, once the master has it in the reference.
+def lasting_path(reader: ObjectReader, *, read_once: bool = False) -> str | None:
+    """Return a name in the store that opens for as long as a task needs the object, or, if it is to
+    be read once, then; None if there is none. What is small lies in a store only as a copy of what
+    grew elsewhere, and is deleted, whoever reads it, once the master has it in the reference.
     """
-    return reader.path if reader.size_bytes > INLINE_MAX_BYTES else None
+    if reader.size_bytes <= INLINE_MAX_BYTES:
+        return None
+    return reader.piped_path if read_once else reader.path
 
 
 class Waiter:

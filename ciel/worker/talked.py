@@ -78,6 +78,7 @@ class Talked(Attempt):
         outputs = Outputs(
             task.spec.id, task.spec.outputs, place.store, place.here, self._conflicts.append
         )
+        outputs.level = task.arguments.get("store") or ""  # its executor has looked at that
         super().__init__(task, outputs, place.netloc)
         self.scratch: Scratch
         self.order = order

@@ -23,7 +23,6 @@ from ciel.core.errors import CielError
 from ciel.core.events import RECALLED, TaskFault
 from ciel.core.ids import ObjectId
 from ciel.core.tasks import TaskSpec
-from ciel.execution.environment import task_environment
 from ciel.execution.executor import Executor, Talk, Task
 from ciel.execution.report import command_text
 from ciel.launch import LaunchSpecError
@@ -40,7 +39,7 @@ from ciel.worker.faults import (
 )
 from ciel.worker.growth import Growing as GrowingFiles
 from ciel.worker.keeping import keep_files
-from ciel.worker.process import Patience, Process, arguments_of, discard, kind_of
+from ciel.worker.process import Patience, Process, arguments_of, discard, environment_of, kind_of
 from ciel.worker.programs import ProgramChannel
 from ciel.worker.scratch import Scratch
 from ciel.worker.state.orders import Key, StartAttempt
@@ -154,15 +153,15 @@ class Talking:
             talked.scratch = scratch
             process.search_path = talk.program.env.get("PATH")
             process.argv = arguments_of(talked, talk, scratch)
-            channel = ProgramChannel(place.reactor, scratch.inputs_directory(), self)
+            channel = ProgramChannel(
+                place.reactor, scratch.inputs_directory(), self, place.channels
+            )
             process.channel = channel
             process.argv += channel.arguments
             spec = LaunchSpec(
                 argv=process.argv,
                 cwd=scratch.path,
-                env=task_environment(
-                    talked.task.spec, talked.key[1], place.worker, scratch.path, talk.program.env
-                ),
+                env=environment_of(talked, talk, place, scratch),
                 stdout=File(scratch.stderr_path, append=True),
                 stderr=Standard.STDOUT,
             )

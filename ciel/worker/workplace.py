@@ -11,6 +11,7 @@ from ciel.core.ids import ObjectId
 from ciel.core.refs import Reference
 from ciel.execution.executor import Child, Executor
 from ciel.execution.kept import KeptAttempts
+from ciel.net.channels import Channels
 from ciel.net.turns import Turns
 from ciel.storage.interface import ObjectStore
 from ciel.worker.growth import GrowthWatch
@@ -74,6 +75,7 @@ class Workplace:
     memory: MemoryWatch
     kept: KeptAttempts
     logs: JobLogs
+    channels: Channels | None
 
     @property
     def here(self) -> frozenset[str]:

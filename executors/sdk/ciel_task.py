@@ -150,14 +150,27 @@ class _Answer:
         return self._value
 
 
+def _pipes() -> Any:
+    """Return what reads and writes: `os`, unless the worker knows better and so do we."""
+    if "CIEL_CHANNEL" in os.environ:
+        from importlib import import_module
+
+        try:
+            return import_module("ciel.executors.sdk.ciel_ring").Pipes()
+        except (ImportError, ValueError):
+            pass  # this file stands alone
+    return os
+
+
 class Channel:
     """This program's end of the two FIFOs."""
 
-    __slots__ = ("_buffer", "_reads", "_unanswered", "_unsent", "_writes")
+    __slots__ = ("_buffer", "_pipes", "_reads", "_unanswered", "_unsent", "_writes")
 
     def __init__(self, write_fifo: str, read_fifo: str) -> None:
         self._writes = os.open(write_fifo, os.O_WRONLY)  # in this order: the worker's is the same
         self._reads = os.open(read_fifo, os.O_RDONLY)
+        self._pipes = _pipes()
         self._buffer = bytearray()
         self._unsent = bytearray()
         self._unanswered: deque[_Answer] = deque()
@@ -187,7 +200,7 @@ class Channel:
         unsent = self._unsent
         try:
             while unsent:
-                del unsent[: os.write(self._writes, unsent)]
+                del unsent[: self._pipes.write(self._writes, unsent)]
         except BrokenPipeError:
             raise WorkerGoneError("the worker takes nothing more from this task") from None
 
@@ -230,7 +243,7 @@ class Channel:
                     payload = bytes(buffer[4:end])
                     del buffer[:end]
                     return payload
-            piece = os.read(self._reads, READ_BYTES)
+            piece = self._pipes.read(self._reads, READ_BYTES)
             if not piece:
                 return None
             buffer += piece

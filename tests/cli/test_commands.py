@@ -14,7 +14,7 @@ import pytest
 
 CIEL = str(Path(sys.executable).with_name("ciel"))
 EXAMPLES = Path(__file__).parents[2] / "examples"
-WAIT_S = 15.0
+WAIT_S = 20.0
 
 
 class Shell:

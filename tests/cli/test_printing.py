@@ -68,7 +68,7 @@ def test_a_total_that_is_not_known_yet_is_not_claimed() -> None:
 def test_on_a_terminal_one_line_is_redrawn_and_erased_at_the_end() -> None:
     terminal = Terminal()
     with Progress("x", lambda: Counts(1, 1, 0, 2), stream=terminal) as progress:
-        deadline_s = time.monotonic() + 5
+        deadline_s = time.monotonic() + 20
         while terminal.getvalue().count("1 done") < 2 and time.monotonic() < deadline_s:
             time.sleep(0.01)
         progress.aside(lambda: print("result", file=terminal))

@@ -17,7 +17,7 @@ from ciel.client.errors import ClusterError, TaskFailedError
 from ciel.core.refs import Concrete
 from ciel.execution.kept import KEPT_ATTEMPTS_MAX
 
-WAIT_S = 10.0
+WAIT_S = 20.0
 
 
 @pytest.fixture(autouse=True)
@@ -118,17 +118,18 @@ def test_what_a_failed_task_left_is_kept_where_its_story_says() -> None:
     assert [path.read_text() for path in kept.rglob("clue")] == ["trace\n"]
 
 
-def test_a_killed_client_takes_everything_along(state: Path) -> None:
+@pytest.mark.parametrize("store", ["shm", "scc:capacity=64MiB"])
+def test_a_killed_client_takes_everything_along(state: Path, store: str) -> None:
     code = (
         "import ciel, sys\n"
-        "cluster = ciel.LocalCluster(workers=2, store='shm')\n"
+        "cluster = ciel.LocalCluster(workers=2, store=sys.argv[2])\n"
         "client = ciel.Client(cluster)\n"
         "job = client.job()\n"
         "job.want([job.run(['sh', '-c', f'setsid sleep 1000 {sys.argv[1]} & sleep 1000'])])\n"
         "print(*cluster._instances, flush=True)\n"
         "job.wait()\n"
     )
-    command = [sys.executable, "-c", code, str(state)]
+    command = [sys.executable, "-c", code, str(state), store]
     with subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True) as owner:
         assert owner.stdout is not None
         instances = owner.stdout.readline().decode().split()
@@ -136,7 +137,8 @@ def test_a_killed_client_takes_everything_along(state: Path) -> None:
         os.killpg(owner.pid, signal.SIGKILL)
     assert eventually(lambda: processes_of(state) == [])
     assert eventually(lambda: list((state / "tmp").iterdir()) == [])
-    assert eventually(lambda: not any(Path(f"/dev/shm/ciel-{i}").exists() for i in instances))
+    left = [Path("/dev/shm", f"ciel-{kind}{i}") for kind in ("", "scc-") for i in instances]
+    assert eventually(lambda: not any(path.exists() for path in left))
 
 
 def test_a_killed_worker_is_started_again(state: Path) -> None:
@@ -163,7 +165,7 @@ def test_what_does_not_start_says_why(state: Path) -> None:
     with pytest.raises(ClusterError) as caught:
         LocalCluster(store="nosuchstore")
     assert str(caught.value) == (
-        "worker-1 could not start: store 'nosuchstore': not installed (there is: disk, shm)"
+        "worker-1 could not start: store 'nosuchstore': not installed (there is: disk, scc, shm)"
     )
     assert processes_of(state) == []
     assert list((state / "tmp").iterdir()) == []

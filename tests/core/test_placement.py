@@ -103,6 +103,28 @@ def test_the_reason_tells_the_bytes_and_both_times() -> None:
     assert reason == "100000000 bytes to fetch (about 1 s), a slot in about 0.25 s"
 
 
+def test_what_must_come_from_another_host_waits_for_the_disk() -> None:
+    held = [Load(100_000_000, frozenset((W2,)))]
+    busy = Candidate(W1, "h1", 0.0, disk_s=3.0)
+    assert rank(held, [busy], HOSTS)[0].cost_s == 4.0
+    assert order(held, busy, candidate(W3)) == [W3, W1]
+
+
+def test_what_lies_on_the_host_waits_for_no_disk() -> None:
+    busy = Candidate(W1, "h1", 0.0, disk_s=3.0)
+    assert rank([Load(0, frozenset((W1,)))], [busy], HOSTS)[0].cost_s == 0
+    assert rank([Load(0, frozenset((W3,)))], [busy], HOSTS)[0].cost_s == 0
+
+
+def test_the_reason_tells_of_a_busy_disk() -> None:
+    busy = Candidate(W1, "h1", 0.25, disk_s=3.0)
+    reason = rank([Load(100_000_000, frozenset((W2,)))], [busy], HOSTS)[0].reason
+    assert reason == (
+        "100000000 bytes to fetch (about 1 s), a disk that is busy for about 3 s, "
+        "a slot in about 0.25 s"
+    )
+
+
 def test_what_lies_nowhere_weighs_nothing() -> None:
     assert loads_of([inline("a"), failed("b")]) == []
 

@@ -102,6 +102,8 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"pipe_output": "yes"}, "'pipe_output' must be true or false"),
     ({"eager_fetch": None}, "'eager_fetch' must be true or false"),
     ({"single_consumer": 0}, "'single_consumer' must be true or false"),
+    ({"store": "tape"}, "'store' must be 'memory' or 'disk', not 'tape'"),
+    ({"store": ["disk"]}, "'store' must be 'memory' or 'disk', not ['disk']"),
     ({"stream_chunk_size": 0}, "'stream_chunk_size' must be a number of bytes"),
     ({"stream_chunk_size": True}, "'stream_chunk_size' must be a number of bytes"),
     ({"make_sweetheart": "x"}, "'make_sweetheart' must be a reference or a list"),

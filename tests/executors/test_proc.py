@@ -413,6 +413,23 @@ def test_outputs_are_written_to_files(talk: Begin) -> None:
     assert one.attempt.streamed == []
 
 
+def test_an_output_may_say_where_it_begins(talk: Begin) -> None:
+    one = talk(outputs=("a", "b", "c"))
+    one.call("open_output", index=0, store="disk")
+    one.call("publish_string", index=1, str=TEXT, store="memory")
+    one.call("open_output", index=2)
+    assert one.attempt.outputs.levels == {0: "disk", 1: "memory"}
+
+
+@pytest.mark.parametrize("store", ["tape", 7, ["disk"]])
+def test_an_unknown_place_for_an_output_is_refused(talk: Begin, store: Any) -> None:
+    one = talk()
+    one.conversation.called([Call("open_output", {"store": store})])
+    assert one.over is not None
+    assert one.over.fault is not None
+    assert "'store' must be 'memory' or 'disk', not " in one.over.fault[1]
+
+
 def test_an_only_output_needs_no_index(talk: Begin) -> None:
     one = talk()
     Path(one.call("open_output")["filename"]).write_bytes(b"x")

@@ -41,9 +41,7 @@ def test_every_route_and_method_answers_401_without_a_key(
 ) -> None:
     with open_disk({}, tmp_path / "a-store") as store:
         logs = JobLogs(None, tmp_path / "logs")
-        worker = WorkerSite(
-            None, Key.new(), store, "host", lambda object_id: None, logs, Streams(None)
-        )
+        worker = WorkerSite(None, Key.new(), store, lambda object_id: None, logs, Streams(None))
         doors = [
             (lasting_cluster.url.removeprefix("http://"), paths_of(master_routes(_Answering())))
         ]

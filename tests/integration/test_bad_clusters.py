@@ -147,7 +147,7 @@ def test_an_address_that_up_cannot_listen_on_is_said(
 
 STORES: Final = {
     "disk:capacity=x": "'x': not a size; write 8GiB, 512MiB or 1000000",
-    "shm:speed=1": "'shm': no option 'speed'; there are: capacity, instance",
+    "shm:speed=1": "'shm': no option 'speed'; there are: capacity, instance, spill, arena",
 }
 
 

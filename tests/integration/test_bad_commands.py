@@ -58,7 +58,7 @@ def cluster(
     yield cluster
     done = cluster.run("ciel", "submit", "--slots", "2", "--", "echo", "both slots are free")
     assert done == (0, "both slots are free\n", "")
-    wait_for(lambda: cluster.descriptors() <= before, "as few descriptors as before", 5)
+    wait_for(lambda: cluster.descriptors() <= before, "as few descriptors as before")
     assert home.run("ciel", "down").returncode == 0
     assert not home.processes()
     assert not list(home.tmp.iterdir())
@@ -288,7 +288,7 @@ STARTS: Final = {
     "a store that is not installed": (
         "worker --store no",
         2,
-        "store 'no': not installed (there is: disk, shm)",
+        "store 'no': not installed (there is: disk, scc, shm)",
     ),
     "a URL of no master": (
         "worker --master http://a:b",

@@ -1,6 +1,7 @@
 """However a command ends, nothing of it is left but its logs."""
 
 import os
+import re
 import signal
 import subprocess
 import time
@@ -12,6 +13,7 @@ import pytest
 from ciel.testing.homes import HandCluster, Home, wait_for
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
+AT_ONCE_S = 10.0  # a tenth of it is usual, and the programs would run for minutes
 STUBBORN = "trap '' TERM INT; (setsid sleep 333 &) ; sleep 333 & touch {mark}; wait"
 
 
@@ -41,7 +43,7 @@ def test_ctrl_c_cancels_the_job_and_leaves_nothing(home: Home) -> None:
     process.send_signal(signal.SIGINT)
     _, stderr = process.communicate(timeout=20)
     assert process.returncode == 130, stderr
-    assert time.monotonic() - pressed_s < 2.0
+    assert time.monotonic() - pressed_s < AT_ONCE_S
     assert "Traceback" not in stderr
     home.expect_nothing_left()
 
@@ -53,7 +55,7 @@ def test_the_demo_can_be_cancelled_in_the_middle(home: Home) -> None:
     demo.send_signal(signal.SIGINT)
     _, stderr = demo.communicate(timeout=20)
     assert demo.returncode == 130, stderr
-    assert time.monotonic() - pressed_s < 2.0
+    assert time.monotonic() - pressed_s < AT_ONCE_S
     assert "Traceback" not in stderr
     home.expect_nothing_left()
 
@@ -83,7 +85,8 @@ def test_a_killed_program_leaves_no_segment_of_its_memory_stores(home: Home) -> 
     process = home.start("python", "-c", IN_MEMORY)
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
-    segments = list(Path("/dev/shm").glob("ciel-*/objects/*"))
+    instances = {*re.findall(r"instance=([\w-]+)", " ".join(home.processes().values()))}
+    segments = [path for i in instances for path in Path(f"/dev/shm/ciel-{i}/objects").iterdir()]
     assert len(segments) == 2
     process.kill()
     process.communicate(timeout=20)
@@ -114,5 +117,5 @@ def test_a_killed_part_of_an_embedded_cluster_leaves_nothing(home: Home, victim:
 
 def test_a_client_that_is_killed_has_its_job_cancelled(forsaken: HandCluster) -> None:
     home = forsaken.home
-    wait_for(lambda: "cancelled" in home.run("ciel", "job", "list").stdout, "the job's end", 15)
+    wait_for(lambda: "cancelled" in home.run("ciel", "job", "list").stdout, "the job's end", 60)
     wait_for(lambda: not any("sleep 333" in c for c in home.processes().values()), "its programs")

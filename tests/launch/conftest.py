@@ -107,7 +107,7 @@ def alive() -> Callable[[str], list[int]]:
 def eventually() -> Callable[..., bool]:
     """Whether it comes true in time; for what nobody announces."""
 
-    def eventually(condition: Callable[[], object], timeout_s: float = 5.0) -> bool:
+    def eventually(condition: Callable[[], object], timeout_s: float = 20.0) -> bool:
         deadline_s = time.monotonic() + timeout_s
         while not condition():
             if time.monotonic() > deadline_s:

@@ -161,7 +161,7 @@ def test_a_program_deaf_to_sigterm_dies_with_all_it_has(
     begun_s = time.monotonic()
     launcher.kill(1, signal.SIGKILL)
     ends(launcher, 1)
-    assert time.monotonic() - begun_s < 0.5
+    assert time.monotonic() - begun_s < 10
     assert not alive(marker)
 
 
@@ -286,7 +286,7 @@ def test_when_the_owner_is_killed_everything_ends(
         assert owner.stdout is not None
         launcher_pid = int(owner.stdout.readline())
         grown = eventually(lambda: len(alive(f"sleep\0{marker}")) >= 2 * len(DAEMONS))
-        begun_s = time.monotonic()
+        begun_s = time.monotonic()  # nothing here ends by itself for half a minute
         owner.kill()
         owner.wait()
         ended = os.waitpid(launcher_pid, 0)
@@ -297,7 +297,7 @@ def test_when_the_owner_is_killed_everything_ends(
             assert left == [os.waitpid(-owner.pid, 0)[0]]
     assert grown
     assert ended == (launcher_pid, 0)
-    assert took_s < 2
+    assert took_s < 10
     assert how == "forks" or not left
 
 

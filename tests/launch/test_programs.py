@@ -315,11 +315,14 @@ def test_killing_what_has_ended_is_nothing(launcher: Launcher, run: Run) -> None
 
 
 def test_an_exit_is_told_promptly(launcher: Launcher, ends: Ends) -> None:
-    begun_s = time.perf_counter()
+    """Who looked for it in periods would find each a whole period late."""
+    took_s = []
     for i in range(20):
+        begun_s = time.perf_counter()
         launcher.start(i, LaunchSpec(["/bin/true"]))
         ends(launcher, 1)
-    assert (time.perf_counter() - begun_s) / 20 < 0.05
+        took_s.append(time.perf_counter() - begun_s)
+    assert min(took_s) < 0.05
 
 
 def test_ctrl_c_reaches_neither_launcher_nor_program(launcher: Launcher, run: Run) -> None:
@@ -332,7 +335,7 @@ def test_ctrl_c_reaches_neither_launcher_nor_program(launcher: Launcher, run: Ru
 def test_waiting_ends_with_its_time(launcher: Launcher) -> None:
     begun_s = time.monotonic()
     assert launcher.wait_events(0.05) == []
-    assert 0.05 <= time.monotonic() - begun_s < 2
+    assert 0.05 <= time.monotonic() - begun_s < 10
     assert launcher.receive() == []
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ciel.core.arrivals import introduce
-from ciel.core.events import Message, RecallTasks
+from ciel.core.events import DiskQueued, Message, RecallTasks
 from ciel.core.graph import TaskGraph
 from ciel.core.ids import ObjectId
 from ciel.core.refs import Reference
@@ -193,6 +193,15 @@ def test_a_reader_goes_where_its_input_lies() -> None:
     floor.add(a_reader("a", "x"))
     assert floor.gives() == ["a to w2"]
     assert "0 bytes to fetch" in floor.graph.tasks[a_reader("a", "x").id].reason
+
+
+def test_a_reader_goes_where_the_disk_is_free_to_take_its_input() -> None:
+    holder = a_worker("w1", executors=("other",))
+    floor = Floor(holder, a_worker("w2"), a_worker("w3"))
+    floor.dispatcher.workers["w2"].disk = DiskQueued(10**9, 10.0)
+    floor.upload(*held_by("w1", "x"))
+    floor.add(a_reader("a", "x"))
+    assert floor.gives() == ["a to w3"]
 
 
 def test_a_reader_of_small_values_goes_anywhere() -> None:

@@ -19,6 +19,7 @@ from ciel.core.events import (
     CancelJob,
     CancelTask,
     CloseJob,
+    DiskQueued,
     DropObjects,
     Heartbeat,
     InputsLost,
@@ -1190,6 +1191,9 @@ def test_a_task_for_which_there_is_no_room_says_who_has_it() -> None:
     cluster = one()
     tasks = [a_task(f"t{n}", name=f"n{n}", ordinal=n) for n in range(9)]
     cluster.job(*tasks, want=[f"t{n}" for n in range(9)])
+    cluster.worker_says("w1", DiskQueued(2 * 10**9, 20.0))
+    assert ", 2000000000 bytes to pass through its disk (about 20 s)" in why(cluster, "n8")
+    cluster.worker_says("w1", DiskQueued(0, 0.0))
     assert why(cluster, "n8").splitlines() == [
         "it could run, but every worker has as much as it can take:",
         f"worker w1: 1 of 1 slots taken, {cluster.slots_used('w1') - 1} more given ahead",

@@ -265,7 +265,7 @@ def test_a_body_without_a_length_takes_nobodys_turn_and_its_time(
         run(pause)
         assert begun.acquire(timeout=10)
     run(transfers.fetch, f"{holder.url}/whole", Bin())
-    time.sleep(2.5)  # a transfer with a length would have stalled
+    time.sleep(1.5)  # a transfer with a length would have stalled
     holder.release.set()
     results = run(gatherResults, paused)
     assert {result.size_bytes for result in results} == {3}

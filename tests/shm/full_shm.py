@@ -6,14 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from ciel.shm.store import ShmStore, open_shm
+from ciel.shm.store import open_shm
 from ciel.storage.errors import NoSpaceError
+from ciel.storage.interface import ObjectStore
 
 OBJECT_BYTES = 64 * 1024
 CREATES = 1000
 
 
-def fill(store: ShmStore, prefix: str) -> int:
+def fill(store: ObjectStore, prefix: str) -> int:
     stored = 0
     for index in range(CREATES):
         try:
@@ -24,14 +25,14 @@ def fill(store: ShmStore, prefix: str) -> int:
     return stored
 
 
-def empty(store: ShmStore) -> None:
+def empty(store: ObjectStore) -> None:
     for object_id in list(store):
         store.delete(object_id)
 
 
 def main() -> None:
     # The capacity promises more than there is: the device itself must say no.
-    with open_shm({"capacity": "64MiB"}, Path(sys.argv[1])) as store:
+    with open_shm({"capacity": "64MiB", "spill": "no"}, Path(sys.argv[1])) as store:
         assert 40 < fill(store, "full") <= 64
         assert store.check() == []
         empty(store)
@@ -49,21 +50,21 @@ def main() -> None:
         empty(store)
 
         with store.begin("sparse") as writer:
-            os.truncate(writer.path, 2**20)
+            os.truncate(str(writer.path), 2**20)
             writer.commit()
         assert 24 < fill(store, "around") <= 48
         with store.open("sparse") as reader:
             assert reader.view() == bytes(2**20)  # had it holes, this would end us
 
         with store.begin("too-sparse") as writer:
-            os.truncate(writer.path, 2**20)
+            os.truncate(str(writer.path), 2**20)
             with pytest.raises(NoSpaceError):
                 writer.commit()
         assert store.stat("too-sparse") is None
         store.delete("sparse")
         assert store.put("late", bytes(OBJECT_BYTES)).size_bytes == OBJECT_BYTES
 
-    with open_shm({}, Path(sys.argv[1])) as store:
+    with open_shm({"spill": "no"}, Path(sys.argv[1])) as store:
         capacity_bytes = store.usage().capacity_bytes
         assert capacity_bytes is not None
         assert 2**20 < capacity_bytes <= 2**21

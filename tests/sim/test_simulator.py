@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -20,13 +21,14 @@ from ciel.testing.options import SCENARIOS, options_for
 from ciel.testing.simulator import Simulation, SimulationError, main, simulate
 from ciel.testing.witness import Violation
 
-SEEDS = (1, 2)
+IS_LONG = os.environ.get("CIEL_LONG") == "1"
+SEEDS = range(1, 21 if IS_LONG else 3)
 OWN_TESTS = ("thousand", "handed", "afterwards")
 
 
 @pytest.mark.parametrize("scenario", [name for name in SCENARIOS if name not in OWN_TESTS])
 def test_all_jobs_end_with_the_right_answer_and_nothing_is_left(scenario: str) -> None:
-    for seed in SEEDS:
+    for seed in SEEDS if IS_LONG else SEEDS[:1]:
         simulate(seed, scenario)
 
 
@@ -48,7 +50,7 @@ def test_jobs_that_ended_can_be_tried_again_and_removed() -> None:
 
 
 def test_faults_drawn_by_the_seed_do_no_harm() -> None:
-    for seed in range(1, 21):
+    for seed in range(1, 201 if IS_LONG else 11):
         simulate(seed)
 
 

@@ -13,6 +13,7 @@ from ciel.core.events import (
     CancelTask,
     Change,
     CloseJob,
+    DiskQueued,
     DropObjects,
     Heartbeat,
     InputsLost,
@@ -26,6 +27,7 @@ from ciel.core.events import (
     ReleaseObjects,
     RequestRefused,
     SpawnTask,
+    StoresReported,
     StreamsOpened,
     SubmitJob,
     TaskFault,
@@ -71,6 +73,7 @@ summaries = st.builds(
     st.dictionaries(st.sampled_from(TaskState).map(str), counts), seconds, st.none() | seconds,
     counts, counts, counts,
 )  # fmt: skip
+levels = st.fixed_dictionaries({"name": texts, "used_bytes": counts, "capacity_bytes": st.none()})
 messages: dict[type, st.SearchStrategy[Message]] = {
     SubmitJob: st.builds(SubmitJob, st.builds(JobSpec, jobs, texts, flags, flags, flags)),
     AddTask: st.builds(AddTask, specs, refs),
@@ -105,6 +108,8 @@ messages: dict[type, st.SearchStrategy[Message]] = {
         st.lists(st.tuples(ids(), places()), max_size=3).map(tuple),
         texts,
     ),
+    DiskQueued: st.builds(DiskQueued, counts, seconds),
+    StoresReported: st.builds(StoresReported, st.lists(levels, max_size=3).map(tuple), counts),
     Heartbeat: st.just(Heartbeat()),
 }
 anything = st.one_of(*messages.values())
@@ -163,6 +168,7 @@ def examples() -> list[tuple[Any, bytes]]:
         SpawnTask(spec, (), 1),
         ObjectsStored(()),
         InputsLost(spec.id, 1, ((spec.outputs[0], "w1:8001"),), "gone"),
+        DiskQueued(1 << 30, 10.0),
     ]
     return [record for message in listed for record in through_the_wire([encode(message)])]
 

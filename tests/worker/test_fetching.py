@@ -10,15 +10,16 @@ import pytest
 
 from ciel.core.ids import ObjectId
 from ciel.core.refs import Concrete
+from ciel.shm.store import open_shm
 from ciel.storage.files import FileStore, open_disk
+from ciel.storage.interface import ObjectStore
 from ciel.testing.builders import stored
 from ciel.testing.data_worker import DataWorker
 from ciel.testing.homes import wait_for
-from ciel.worker.host import host_identity
+from ciel.worker.neighbours import FetchCounts
 from ciel.worker.state.orders import FetchObject
 from ciel.worker.state.plans import HttpPlan, LinkPlan, Plan
 
-HOST = host_identity()
 NOBODY = "127.0.0.1:9"
 CONTENT = bytes(range(256)) * 10_000
 
@@ -26,10 +27,14 @@ CONTENT = bytes(range(256)) * 10_000
 class Parties:
     """A holder, and a fetcher with a store of its own."""
 
-    def __init__(self, in_reactor: Any, own: FileStore, held: FileStore, holders_host: str) -> None:
+    def __init__(
+        self, in_reactor: Any, own: ObjectStore, held: FileStore, path: Path, *, is_near: bool
+    ) -> None:
         self.in_reactor, self.own, self.held = in_reactor, own, held
-        self._holder = DataWorker(in_reactor, held, holders_host)
-        self._fetcher = DataWorker(in_reactor, own, HOST)
+        self._holder = DataWorker(in_reactor, held, path / "holder" if is_near else None)
+        self._fetcher = DataWorker(in_reactor, own, path / "fetcher")
+        self.counts = self._fetcher.fetcher.counts
+        self.holders_daemon = self._holder.neighbours
         self.holder = self._holder.netloc
         self.told, self.fetcher = self._fetcher.told, self._fetcher.fetcher
 
@@ -40,10 +45,16 @@ class Parties:
     def ref(self, size_bytes: int | None = len(CONTENT)) -> Concrete:
         return self._holder.has("x", size_bytes)
 
-    def inode(self, store: FileStore) -> int:
+    def inode(self, store: ObjectStore) -> int:
         with store.open("x") as reader:
             assert reader.path is not None
             return Path(reader.path).stat().st_ino
+
+    def restart_daemon(self, where: Path) -> None:
+        """Have another process's place be taken, as when a worker is restarted at its address."""
+        assert self.holders_daemon is not None
+        self.in_reactor(self.holders_daemon.close)
+        self._holder.serve_neighbours(where)
 
     def leave(self) -> None:
         self._fetcher.leave()
@@ -55,13 +66,13 @@ Make = Callable[..., Parties]
 
 @pytest.fixture
 def make(in_reactor: Any, store: FileStore, tmp_path: Path) -> Iterator[Make]:
-    """Make parties: `holders_host`, and the fetcher's own store's options."""
-    made: list[tuple[Parties, FileStore]] = []
+    """Make parties: whether the holder's store has a daemon, and the fetcher's own options."""
+    made: list[tuple[Parties, ObjectStore]] = []
 
-    def make(holders_host: str = HOST, **options: str) -> Parties:
-        own = open_disk(options, tmp_path / "own")
+    def make(*, is_near: bool = True, own: ObjectStore | None = None, **options: str) -> Parties:
+        own = own or open_disk(options, tmp_path / "own")
         store.put("x", CONTENT)
-        made.append((Parties(in_reactor, own, store, holders_host), own))
+        made.append((Parties(in_reactor, own, store, tmp_path, is_near=is_near), own))
         return made[-1][0]
 
     yield make
@@ -76,6 +87,39 @@ def test_on_one_host_the_object_is_linked(make: Make) -> None:
     told = parties.fetch(parties.ref(), LinkPlan(parties.holder), HttpPlan(NOBODY))
     assert told == ("x", len(CONTENT))
     assert parties.inode(parties.own) == parties.inode(parties.held)
+    assert parties.counts == FetchCounts(asked=1, linked=1)
+    assert parties.holders_daemon is not None
+    assert parties.holders_daemon.figures()["served"] == 1
+
+
+def test_on_one_host_what_cannot_be_linked_is_copied_without_a_server(
+    make: Make, tmp_path: Path
+) -> None:
+    parties = make(own=open_shm({"spill": "no"}, tmp_path / "own"))  # another file system
+    assert parties.fetch(parties.ref(), LinkPlan(parties.holder)) == ("x", len(CONTENT))
+    assert parties.own.get("x") == CONTENT
+    assert parties.own.checksum("x") == parties.held.checksum("x")
+    assert parties.counts == FetchCounts(asked=1, copied=1, copied_bytes=len(CONTENT))
+
+
+def test_a_neighbour_may_be_silent_until_its_end_and_its_heir_is_asked(
+    make: Make, tmp_path: Path
+) -> None:
+    parties = make()
+    parties.fetch(parties.ref(), LinkPlan(parties.holder))
+    parties.own.delete("x")
+    parties.restart_daemon(tmp_path / "holder")
+    told = parties.fetch(parties.ref(), LinkPlan(parties.holder))
+    assert told == ("x", len(CONTENT))
+    assert parties.counts == FetchCounts(asked=2, linked=2)
+
+
+def test_a_neighbours_object_of_another_size_is_none(make: Make) -> None:
+    parties = make()
+    _, losses, details = parties.fetch(parties.ref(len(CONTENT) + 1), LinkPlan(parties.holder))
+    assert losses == ()
+    assert f"{len(CONTENT)} bytes, not {len(CONTENT) + 1}" in details
+    assert list(parties.own) == []
 
 
 @pytest.mark.parametrize("size_bytes", [None, len(CONTENT)])
@@ -88,10 +132,11 @@ def test_from_another_host_the_object_is_copied(make: Make, size_bytes: int | No
 
 
 def test_a_link_that_is_refused_is_no_loss_and_the_copy_follows(make: Make) -> None:
-    parties = make(holders_host="another")
+    parties = make(is_near=False)
     plans = (LinkPlan(parties.holder), HttpPlan(parties.holder))
     assert parties.fetch(parties.ref(), *plans) == ("x", len(CONTENT))
     assert parties.own.get("x") == CONTENT
+    assert parties.counts == FetchCounts(asked=1, link_failed=1, http=1, http_bytes=len(CONTENT))
 
 
 def test_the_next_holder_is_asked_when_one_is_gone(make: Make) -> None:
@@ -108,6 +153,7 @@ def test_when_no_plan_works_every_place_and_reason_is_told(make: Make) -> None:
     assert (object_id, losses) == ("x", (parties.holder, NOBODY))
     assert f"LinkPlan {parties.holder}" in details
     assert f"HttpPlan {parties.holder}" in details
+    assert "no object x" in details
     assert "no such object here" in details
     assert f"HttpPlan {NOBODY}" in details
     assert list(parties.own) == []
@@ -137,18 +183,19 @@ def test_no_room_here_is_no_loss_there(make: Make, size_bytes: int | None) -> No
     assert list(parties.own) == []
 
 
-def test_many_at_once_all_come(make: Make) -> None:
+@pytest.mark.parametrize("plan, count", [(HttpPlan, 40), (LinkPlan, 200)])
+def test_many_at_once_all_come(make: Make, plan: type[Plan], count: int) -> None:
     parties = make()
-    names = [f"o{number}" for number in range(40)]
+    names = [f"o{number}" for number in range(count)]
     for name in names:
         parties.held.put(name, name.encode() * 1000)
 
     def fetch_all() -> None:
         for name in names:
             ref = Concrete(ObjectId(name), None, frozenset((parties.holder,)))
-            parties.fetcher.fetch(FetchObject(ref, (HttpPlan(parties.holder),)))
+            parties.fetcher.fetch(FetchObject(ref, (plan(parties.holder),)))
 
     parties.in_reactor(fetch_all)
-    wait_for(lambda: len(parties.told) == 40, "all of them")
+    wait_for(lambda: len(parties.told) == count, "all of them")
     assert sorted(parties.own) == sorted(names)
     assert {parties.own.get(name) == name.encode() * 1000 for name in names} == {True}

@@ -57,6 +57,14 @@ def launched(in_reactor: Any) -> Iterator[Launched]:
     in_reactor(launched.launching.close)
 
 
+def is_alive(pid: str) -> bool:
+    """Whether a process runs; one that nobody has reaped yet does not."""
+    try:
+        return bool(Path("/proc", pid, "cmdline").read_bytes())
+    except OSError:
+        return False
+
+
 def status(end: End) -> int | None:
     assert isinstance(end, ProgramExited)
     return end.exit_status
@@ -110,7 +118,8 @@ def test_when_the_launcher_dies_every_owner_is_told_and_the_next_start_works(
     launched: Launched, tmp_path: Path
 ) -> None:
     mark = tmp_path / "runs"
-    started = [launched.start(f"echo $$ >{mark}.{n}; exec sleep 60") for n in (1, 2)]
+    script = "echo $$ >{0}.new; mv {0}.new {0}; exec sleep 60"
+    started = [launched.start(script.format(f"{mark}.{n}")) for n in (1, 2)]
     wait_for(lambda: all(Path(f"{mark}.{n}").exists() for n in (1, 2)), "both programs")
     dead = launched.launcher_pid()
     os.kill(dead, signal.SIGKILL)
@@ -118,8 +127,8 @@ def test_when_the_launcher_dies_every_owner_is_told_and_the_next_start_works(
     assert sorted(ends) == started
     signals = {end.signal_name for end in ends.values() if isinstance(end, ProgramExited)}
     assert signals == {"SIGKILL"}
-    programs = [Path("/proc", Path(f"{mark}.{n}").read_text().strip()) for n in (1, 2)]
-    wait_for(lambda: not any(program.exists() for program in programs), "the programs' death")
+    programs = [Path(f"{mark}.{n}").read_text().strip() for n in (1, 2)]
+    wait_for(lambda: not any(is_alive(program) for program in programs), "the programs' death")
     assert launched.launcher_pid() != dead
     again = launched.start("exit 5")
     assert status(launched.wait(3)[again]) == 5
@@ -147,6 +156,6 @@ def test_closing_ends_all_and_tells_nobody(launched: Launched, tmp_path: Path) -
     launched.start(f"echo $$ >{mark}.new; mv {mark}.new {mark}; exec sleep 60")
     wait_for(mark.exists, "the program")
     launched.in_reactor(launched.launching.close)
-    assert not Path(f"/proc/{mark.read_text().strip()}").exists()
+    assert not is_alive(mark.read_text().strip())
     launched.in_reactor(launched.launching.close)
     assert launched.ends == []

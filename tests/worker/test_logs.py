@@ -32,9 +32,7 @@ class Served:
         self.run = in_reactor
         reactor = in_reactor.reactor
         self.logs = JobLogs(reactor, directory)
-        site = WorkerSite(
-            reactor, KEY, store, "host", lambda object_id: None, self.logs, Streams(reactor)
-        )
+        site = WorkerSite(reactor, KEY, store, lambda object_id: None, self.logs, Streams(reactor))
         self.channels = site.site.channels
         house = FrontDoorFactory(reactor, lambda: None, site.site)  # type: ignore[arg-type, return-value]  # no frames come
         self.listener = in_reactor(listen, reactor, "127.0.0.1:0", house)
@@ -57,7 +55,7 @@ class Served:
         return answer.status, content
 
     def waiting(self) -> int:
-        return sum(map(len, self.logs._waiting.values()))
+        return int(self.run(lambda: sum(map(len, self.logs._waiting.values()))))
 
 
 @pytest.fixture

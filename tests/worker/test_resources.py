@@ -41,7 +41,15 @@ class Served:
         reactor = in_reactor.reactor
         logs = JobLogs(reactor, Path("no-logs"))
         self.streams = in_reactor(Streams, reactor)
-        self.site = WorkerSite(reactor, KEY, store, HOST, self.uploaded.append, logs, self.streams)
+        self.site = WorkerSite(
+            reactor,
+            KEY,
+            store,
+            self.uploaded.append,
+            logs,
+            self.streams,
+            figures=lambda: {"fetches": {"linked": 7}},
+        )
         house = FrontDoorFactory(reactor, lambda: None, self.site.site)  # type: ignore[arg-type, return-value]  # no frames come
         self.listener = in_reactor(listen, reactor, "127.0.0.1:0", house)
         self.netloc = str(self.listener.address)
@@ -271,26 +279,9 @@ def test_only_clients_upload(served: Served, role: Role, expected: int) -> None:
     assert list(served.store) == []
 
 
-# --- links ----------------------------------------------------------------------------------------
+# --- counters -------------------------------------------------------------------------------------
 
 
-def test_a_worker_on_this_host_is_told_where_an_object_lies(served: Served) -> None:
-    served.store.put("x", CONTENT)
-    status, _, body = served.ask("GET", f"/control/link/x?host={HOST}", role=Role.WORKER)
-    assert status == 200
-    where = json.loads(body)
-    assert Path(where["path"]).read_bytes() == CONTENT
-    assert where["checksum"] == served.store.checksum("x")
-    assert where["size_bytes"] == len(CONTENT)
-
-
-@pytest.mark.parametrize("query", ["", "?host=", "?host=another-host", f"?host={HOST}&host={HOST}"])
-def test_a_worker_on_another_host_is_not(served: Served, query: str) -> None:
-    served.store.put("x", CONTENT)
-    assert served.ask("GET", f"/control/link/x{query}", role=Role.WORKER)[0] == 409
-
-
-def test_where_an_object_lies_is_for_workers(served: Served) -> None:
-    served.store.put("x", CONTENT)
-    assert served.ask("GET", f"/control/link/x?host={HOST}", role=Role.READ)[0] == 403
-    assert served.ask("GET", f"/control/link/y?host={HOST}", role=Role.WORKER)[0] == 404
+def test_what_was_counted_is_told_to_who_may_read(served: Served) -> None:
+    status, _, body = served.ask("GET", "/api/v1/counters", role=Role.READ)
+    assert (status, json.loads(body)) == (200, {"fetches": {"linked": 7}})

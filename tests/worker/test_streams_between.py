@@ -40,12 +40,12 @@ Make = Callable[..., DataWorker]
 
 @pytest.fixture
 def make(in_reactor: Any, tmp_path: Path) -> Iterator[Make]:
-    """Make workers, each on a host of its own."""
+    """Make workers, each with a store of its own."""
     made: list[tuple[DataWorker, FileStore]] = []
 
     def make(**options: str) -> DataWorker:
         store = open_disk(options, tmp_path / str(len(made)))
-        made.append((DataWorker(in_reactor, store, f"host{len(made)}"), store))
+        made.append((DataWorker(in_reactor, store), store))
         return made[-1][0]
 
     yield make

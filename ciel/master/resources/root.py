@@ -61,6 +61,7 @@ def master_routes(answering: Answering) -> Routes:
     routes.add("/control", Greeting())
     routes.add("/api/v1/status", Listing(answering, "status"))
     routes.add("/api/v1/workers", Listing(answering, "workers"))
+    routes.add("/api/v1/stores", Listing(answering, "stores"))
     routes.add("/api/v1/jobs", Listing(answering, "jobs"))
     routes.add("/api/v1/jobs/{job}", Listing(answering, "job"))
     return routes

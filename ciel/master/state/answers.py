@@ -1,6 +1,6 @@
 """What the master tells those who ask: status, workers, jobs and their tasks.
 
-    status, workers             all of the cluster; all workers
+    status, workers, stores     all of the cluster; all workers; what their stores hold and did
     jobs {limit, first, last}   summaries of the newest jobs, oldest first; of such numbers only
     jobs {job}                  the summary of one job, quickly, however large it is
     job {job}                   one job: its summary, its results, what failed
@@ -59,6 +59,16 @@ def workers(machine: MasterMachine, now_s: float) -> list[dict[str, Any]]:
         }
         for worker in machine.workers.values()
     ]
+
+
+def stores(machine: MasterMachine) -> list[dict[str, Any]]:
+    """Tell of every level of every worker's store, the quickest of each first."""
+    return [
+        {"worker": node.facts.id, "netloc": node.facts.netloc, **level,
+         "disk_waiting": node.stores.disk_waiting}
+        for node in machine.workers.values()
+        for level in node.stores.levels
+    ]  # fmt: skip
 
 
 def status(machine: MasterMachine, now_s: float) -> dict[str, Any]:
@@ -361,6 +371,8 @@ def answer(machine: MasterMachine, topic: str, argument: Any, now_s: float) -> A
             return status(machine, now_s)
         case "workers":
             return workers(machine, now_s)
+        case "stores":
+            return stores(machine)
         case "jobs":
             return jobs(machine, arguments)
         case "job":

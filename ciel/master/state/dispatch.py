@@ -123,7 +123,10 @@ class Dispatcher:
         loads = loads_of(given(self._graph.objects, spec))
         if loads:
             slots = spec.needs.slots
-            candidates = [Candidate(w.facts.netloc, w.facts.host, w.wait_s(slots)) for w in able]
+            candidates = [
+                Candidate(w.facts.netloc, w.facts.host, w.wait_s(slots), w.disk.wait_s)
+                for w in able
+            ]
             best = rank(loads, candidates, self._hosts)[0]
             task.reason = best.reason
             worker = self._by_netloc[best.location]

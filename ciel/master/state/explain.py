@@ -55,7 +55,8 @@ def why(machine: MasterMachine, task: TaskNode, now_s: float) -> list[str]:
             where = f"it was given to worker {task.worker} as attempt {task.attempt}"
             return [where, f"placed there since {task.reason}"] if task.reason else [where]
         case TaskState.DONE:
-            return [f"it ended well at attempt {task.attempt}"]
+            ended = f"it ended well at attempt {task.attempt}"
+            return [ended, f"placed there since {task.reason}"] if task.reason else [ended]
     outputs = [machine.graph.objects.reference(object_id) for object_id in task.spec.outputs]
     return [f"{ref.reason}: {ref.details}" for ref in outputs if isinstance(ref, Failure)][:1]
 
@@ -143,4 +144,8 @@ def _load(worker: WorkerNode) -> str:
     facts = worker.facts
     running = min(worker.slots_used, facts.slots)
     ahead = worker.slots_used - running
-    return f"{running} of {facts.slots} slots taken, {ahead} more given ahead"
+    text = f"{running} of {facts.slots} slots taken, {ahead} more given ahead"
+    if worker.disk.wait_s:
+        bytes_, wait_s = worker.disk
+        text += f", {bytes_} bytes to pass through its disk (about {wait_s:.3g} s)"
+    return text

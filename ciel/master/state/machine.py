@@ -17,12 +17,14 @@ from ciel.core.events import (
     RECALLED,
     AssignTask,
     CancelTask,
+    DiskQueued,
     DropObjects,
     Heartbeat,
     InputsLost,
     Message,
     ObjectsStored,
     SpawnTask,
+    StoresReported,
     StreamsOpened,
     TaskReported,
 )
@@ -152,6 +154,10 @@ class MasterMachine(ChildDesk):
                 task = self._speaker(worker, task_id, attempt)
                 if task is not None:
                     open_streams(self.graph, task, refs)
+            case DiskQueued():
+                worker.disk = message
+            case StoresReported():
+                worker.stores = message
             case Heartbeat():
                 pass
         if self.graph.broken or self.graph.whole:

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections import deque
 from typing import NamedTuple
 
+from ciel.core.events import DiskQueued, StoresReported
 from ciel.core.ids import ObjectId
 from ciel.core.refs import Reference
 from ciel.core.tasks import TaskNode
@@ -34,6 +35,7 @@ class WorkerNode:
         "assigned",
         "bound",
         "credit",
+        "disk",
         "facts",
         "heard_at_s",
         "parked",
@@ -41,6 +43,7 @@ class WorkerNode:
         "reported_at_s",
         "slots_used",
         "spared",
+        "stores",
         "within",
     )
 
@@ -55,6 +58,8 @@ class WorkerNode:
         self.within: set[str] = set()  # tasks whose attempt 0, of `assigned`, takes no slot
         self.recalled: set[tuple[str, int]] = set()  # of `assigned`: it is asked to give them back
         self.spared: dict[ObjectId, Reference] = {}  # to be deleted unless it is made here now
+        self.disk = DiskQueued(0, 0.0)  # what is to be copied to it waits for that
+        self.stores = StoresReported((), 0)
         self.heard_at_s = now_s
         self.reported_at_s = now_s  # when it last ended something, or had nothing
 

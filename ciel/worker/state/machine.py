@@ -107,7 +107,7 @@ class WorkerMachine:
         self.fixed: dict[ObjectId, None] = {}  # what processes wait under
         self._recent: Recent[ObjectId, Value] = Recent()  # small results, for what was sent ahead
         self._begun = Begun(begins)
-        self._hosts: dict[str, str] = {}
+        self.hosts: dict[str, str] = {}
         self._waiting: Waiting[Key] = Waiting()
         self._fetching: dict[ObjectId, Reference] = {}
         self._queue: list[tuple[int, int, Key]] = []  # by priority, then order of arrival
@@ -144,7 +144,7 @@ class WorkerMachine:
                 self._abandon(objects)
                 self._end_processes([o for o in objects if o in self.fixed] if self.fixed else ())
             case MeetWorkers(neighbours):
-                self._hosts = {neighbour.netloc: neighbour.host for neighbour in neighbours}
+                self.hosts = {neighbour.netloc: neighbour.host for neighbour in neighbours}
 
     def master_joined(self) -> None:
         """A master was reached: it is told what the store holds."""
@@ -251,7 +251,7 @@ class WorkerMachine:
         """Get an object that is not here, unless that is under way."""
         if ref.id not in self._fetching:
             self._fetching[ref.id] = ref
-            plans = plans_for(ref, self.netloc, self.host, self._hosts)
+            plans = plans_for(ref, self.netloc, self.host, self.hosts)
             self.outbox.append(FetchObject(ref, plans))
 
     def _cancelled(self, key: Key, now_s: float) -> None:

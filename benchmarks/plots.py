@@ -1,0 +1,106 @@
+"""What a page of docs/measured shows: line charts as SVG (a few series over numbers, on paper that
+is light or dark), and tables between marks in its text.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from html import escape
+from math import log2
+from pathlib import Path
+
+WIDTH, HEIGHT = 720, 420
+LEFT, RIGHT, TOP, BOTTOM = 70, 150, 50, 55
+COLOURS = ("#c0392b", "#2471a3", "#d68910", "#1e8449", "#7d3c98", "#616a6b")
+MARKS = 5  # about so many lines across
+FONT = "font-family='sans-serif' fill='#777'"
+
+Points = Sequence[tuple[float, float]]
+DOCS = Path(__file__).parent.parent / "docs" / "measured"
+
+
+def write_down(page: str, mark: str, content: str, charts: Mapping[str, str]) -> None:
+    """Replace what a page has between the marks of that name, and charts by their names; nothing
+    where there is no such page, as in an installed tree.
+    """
+    text = DOCS / f"{page}.md"
+    if not text.exists():
+        return
+    for name, chart in charts.items():
+        (DOCS / f"{name}.svg").write_text(chart)
+    begin, end = f"<!-- {mark} -->\n", f"<!-- end of {mark} -->"
+    before, _, rest = text.read_text().partition(begin)
+    text.write_text(f"{before}{begin}{content}\n{end}{rest.partition(end)[2]}")
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a Markdown table."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines).replace(" --- ", "---")
+
+
+def line_chart(
+    title: str, x_name: str, y_name: str, series: Mapping[str, Points], *, by_doubling: bool = False
+) -> str:
+    """Draw each series as a line with its name at its end; y begins at zero. `by_doubling`: each
+    doubling of x takes the same width.
+    """
+    scale: Callable[[float], float] = log2 if by_doubling else float
+    xs = sorted({x for points in series.values() for x, _ in points})
+    first, last = scale(xs[0]), scale(xs[-1])
+    step = _step(max(y for points in series.values() for _, y in points) / MARKS)
+    marks = int(max(y for points in series.values() for _, y in points) / step) + 1
+
+    def at_x(x: float) -> float:
+        return LEFT + (scale(x) - first) / ((last - first) or 1) * (WIDTH - LEFT - RIGHT)
+
+    def at_y(y: float) -> float:
+        return HEIGHT - BOTTOM - y / (marks * step) * (HEIGHT - TOP - BOTTOM)
+
+    parts = [_text(LEFT, 25, title, size=15)]
+    for mark in range(marks + 1):
+        y = at_y(mark * step)
+        parts.append(f"<path d='M{LEFT} {y:.1f}H{WIDTH - RIGHT}' stroke='#999' stroke-width='.4'/>")
+        parts.append(_text(LEFT - 8, y + 4, f"{mark * step:g}", anchor="end"))
+    parts += [_text(at_x(x), HEIGHT - BOTTOM + 18, f"{x:g}", anchor="middle") for x in xs]
+    middle = (LEFT + WIDTH - RIGHT) / 2
+    parts.append(_text(middle, HEIGHT - 14, x_name, anchor="middle"))
+    parts.append(_text(LEFT - 8, TOP - 10, y_name))
+    ends = _apart([at_y(points[-1][1]) for points in series.values()])
+    for number, (name, points) in enumerate(series.items()):
+        colour = COLOURS[number % len(COLOURS)]
+        path = "L".join(f"{at_x(x):.1f} {at_y(y):.1f}" for x, y in points)
+        parts.append(f"<path d='M{path}' fill='none' stroke='{colour}' stroke-width='2'/>")
+        parts += [f"<circle cx='{at_x(x):.1f}' cy='{at_y(y):.1f}' r='3' fill='{colour}'/>"
+                  for x, y in points]  # fmt: skip
+        parts.append(_text(WIDTH - RIGHT + 10, ends[number] + 4, name, colour=colour))
+    head = f"<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 {WIDTH} {HEIGHT}' {FONT}>"
+    return "\n".join([head, *parts, "</svg>", ""])
+
+
+def _step(about: float) -> float:
+    """Return a round number not far from `about`."""
+    size = 1.0
+    while size * 10 <= about:
+        size *= 10
+    while size > about:
+        size /= 10
+    return next(size * factor for factor in (1, 2, 5, 10) if size * factor >= about)
+
+
+def _apart(heights: list[float], least: float = 15.0) -> list[float]:
+    """Move names that would lie over each other apart."""
+    order = sorted(range(len(heights)), key=lambda number: heights[number])
+    placed = list(heights)
+    for above, below in itertools.pairwise(order):
+        placed[below] = max(placed[below], placed[above] + least)
+    return placed
+
+
+def _text(
+    x: float, y: float, text: str, *, anchor: str = "start", size: int = 12, colour: str = ""
+) -> str:
+    fill = f" fill='{colour}'" if colour else ""
+    place = f"x='{x:.1f}' y='{y:.1f}' text-anchor='{anchor}' font-size='{size}'"
+    return f"<text {place}{fill}>{escape(text)}</text>"

@@ -1,0 +1,113 @@
+"""Control over shared memory against sockets: no-op tasks a second, and a hop of a chain.
+
+Three clusters are up at once and take turns, a few hundred milliseconds each: sockets, rings, and
+rings with looking before sleeping. Every ratio is of two neighbours in time, and the median of all
+rounds is told.
+
+What it should cost: the bytes are the same, and so is all that is done with them. Of a hop through
+the master, a ring without looking saves the copies into and out of the kernel (2 us) and pays as
+much for looking before each wait. With looking it saves what two wake-ups take, 20 to 30 us each on
+two virtual cores, and again as much for whoever rings. So a hop that takes 100 us may halve; one
+that is mostly interpreter, as ours, gains as much, and less of its part.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+from benchmarks.talkers import chain as program_chain
+from benchmarks.talkers import program
+from ciel.client.client import Client
+from ciel.client.cluster import LocalCluster
+from ciel.core.tasks import Mentions
+
+ROUNDS = 15
+HOPS = 100
+TASKS = 2_000
+SPIN_US = 300
+WAYS = {
+    "socket": ("--channel", "socket"),
+    "ring": ("--channel", "ring", "--spin", "0"),
+    "looking": ("--channel", "ring", "--spin", str(SPIN_US)),
+}
+Measure = Callable[[Client], float]
+
+
+def no_ops(client: Client) -> float:
+    """Run independent no-ops in the worker's own process; return the seconds that each takes."""
+    with client.job("no-ops") as job:
+        started_s = time.monotonic()
+        arguments: dict[str, Any] = {"args": {"inputs": []}}
+        refs = [job.add("sync", arguments, mentions=Mentions.INPUTS)[0] for _ in range(TASKS)]
+        job.want(refs)
+        job.close()
+        job.wait(120)
+        return (time.monotonic() - started_s) / TASKS
+
+
+def chain(client: Client) -> float:
+    """Run no-ops each of which needs the one before; return the seconds that a hop takes."""
+    with client.job("chain") as job:
+        refs = job.add("sync", {"args": {"inputs": []}}, mentions=Mentions.INPUTS)
+        for _ in range(HOPS - 1):
+            arguments = {"args": {"inputs": refs}}
+            refs = job.add("sync", arguments, mentions=Mentions.INPUTS)
+        started_s = time.monotonic()
+        job.result(refs[0], 120)
+        return (time.monotonic() - started_s) / HOPS
+
+
+def in_turns(clients: dict[str, Client], what: Measure) -> dict[str, list[float]]:
+    """Measure each in turn, ROUNDS times; forwards and backwards, so that none is always first."""
+    found: dict[str, list[float]] = {name: [] for name in clients}
+    for client in clients.values():
+        what(client)  # warm
+    for number in range(ROUNDS):
+        names = list(clients) if number % 2 else list(reversed(clients))
+        for name in names:
+            found[name].append(what(clients[name]))
+    return found
+
+
+def figures(label: str, found: dict[str, list[float]]) -> dict[str, float]:
+    """Return the medians in microseconds, and the medians of the ratios to sockets."""
+    result = {f"{label}_us_{name}": statistics.median(v) * 1e6 for name, v in found.items()}
+    for name in ("ring", "looking"):
+        ratios = [mine / theirs for mine, theirs in zip(found[name], found["socket"], strict=True)]
+        result[f"{label}_ratio_{name}"] = statistics.median(ratios)
+    return result
+
+
+def compared(delegates: bool, what: dict[str, Measure]) -> dict[str, float]:
+    """Measure some things on clusters that differ in nothing but their way."""
+    results: dict[str, float] = {}
+    with ExitStack() as stack:
+        clients = {}
+        for name, switches in WAYS.items():
+            cluster = stack.enter_context(
+                LocalCluster(workers=1, slots=1, delegates=delegates, switches=switches)
+            )
+            clients[name] = stack.enter_context(Client(cluster))
+        for label, measure_it in what.items():
+            results |= figures(label, in_turns(clients, measure_it))
+    return results
+
+
+def measure() -> dict[str, float]:
+    """Measure all of it; ratios of times, except for the rates."""
+    results = compared(False, {"hop": chain})
+    with program() as command:
+        by_programs: Measure = lambda client: program_chain(client, command, HOPS)  # noqa: E731
+        results |= compared(True, {"task": no_ops, "program_hop": by_programs})
+    for name in ("ring", "looking"):
+        results[f"rate_ratio_{name}"] = 1 / results.pop(f"task_ratio_{name}")
+    return results
+
+
+if __name__ == "__main__":
+    for name, value in measure().items():
+        print(f"{name:28} {value:12.3f}")

@@ -1,0 +1,137 @@
+"""Which device a path lies on, and whether it turns, as far as the system says.
+
+A limit of disk jobs is one for each spindle, so a partition counts as its disk, a loop device as
+what its file lies on, a mapped device over one other as that, and an overlay as its upper layer.
+What lies in memory has no limit. `scc/tools/io_token.c` finds the same.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from enum import Enum
+from pathlib import Path
+from typing import NamedTuple
+
+_IN_MEMORY = frozenset(("tmpfs", "ramfs", "hugetlbfs", "devtmpfs"))
+_DEPTH_MAX = 8
+"""So many layers are looked through; who has more has a limit for each that is left."""
+
+
+class Kind(Enum):
+    """What a device is like to those who read and write."""
+
+    MEMORY = "memory"
+    ROTATING = "rotating"
+    SOLID = "solid"
+    UNKNOWN = "unknown"
+    """Not a disk of this machine, or not one that we can ask."""
+
+
+class Device(NamedTuple):
+    """A device, by the numbers that every process of the host knows it by."""
+
+    major: int
+    minor: int
+    kind: Kind
+
+    @property
+    def name(self) -> str:
+        return f"{self.major}-{self.minor}"
+
+    @property
+    def is_limited(self) -> bool:
+        return self.kind is not Kind.MEMORY
+
+
+def device_of(path: str | os.PathLike[str], *, system: Path = Path("/")) -> Device:
+    """Find the device of a path that exists. `system`: where /sys and /proc are looked for."""
+    return _Looking(system).at_path(os.fspath(path))
+
+
+def device_behind(major: int, minor: int, *, system: Path = Path("/")) -> Device:
+    """Find the device that carries a block device."""
+    return _Looking(system).numbered(major, minor)
+
+
+class _Looking:
+    def __init__(self, system: Path) -> None:
+        self._system = system
+        self._depth = 0
+
+    def at_path(self, path: str) -> Device:
+        status = os.stat(path)
+        if not stat.S_ISDIR(status.st_mode):  # an overlay tells the truth of directories alone
+            path = os.path.dirname(os.path.realpath(path))
+            parent = os.stat(path)
+            status = parent if not os.major(status.st_dev) else status
+        major, minor = os.major(status.st_dev), os.minor(status.st_dev)
+        return self.numbered(major, minor) if major else self._anonymous(major, minor)
+
+    def numbered(self, major: int, minor: int) -> Device:
+        """A device of its own number: look what carries it."""
+        place = self._system / "sys/dev/block" / f"{major}:{minor}"
+        self._depth += 1
+        if self._depth <= _DEPTH_MAX:
+            if (place / "partition").exists():
+                # The link leads to .../DISK/PARTITION.
+                return self._named(place.resolve().parent / "dev", major, minor)
+            if (backing := _text(place / "loop/backing_file")) is not None:
+                try:
+                    return self.at_path(backing)
+                except OSError:
+                    pass  # seen from another mount namespace, or deleted
+            carriers = list((place / "slaves").glob("*"))
+            if len(carriers) == 1:
+                return self._named(carriers[0] / "dev", major, minor)
+        if place.resolve().name.startswith(("zram", "ram")):
+            return Device(major, minor, Kind.MEMORY)
+        rotates = _text(place / "queue/rotational")
+        kinds = {"1": Kind.ROTATING, "0": Kind.SOLID}
+        return Device(major, minor, kinds.get(rotates or "", Kind.UNKNOWN))
+
+    def _named(self, file: Path, major: int, minor: int) -> Device:
+        """Go on with the device whose numbers stand in a file."""
+        found = re.fullmatch(r"(\d+):(\d+)", _text(file) or "")
+        if found is None:
+            return Device(major, minor, Kind.UNKNOWN)
+        return self.numbered(int(found[1]), int(found[2]))
+
+    def _anonymous(self, major: int, minor: int) -> Device:
+        """A file system without a device of its number: look what it is mounted from."""
+        unknown = Device(major, minor, Kind.UNKNOWN)
+        self._depth += 1
+        mounts = _text(self._system / "proc/self/mountinfo")
+        if mounts is None or self._depth > _DEPTH_MAX:
+            return unknown
+        for line in mounts.splitlines():
+            fields, _, rest = line.partition(" - ")
+            if fields.split()[2] != f"{major}:{minor}":
+                continue
+            kind, source, options = [*rest.split(), "", "", ""][:3]
+            if kind in _IN_MEMORY:
+                return unknown._replace(kind=Kind.MEMORY)
+            upper = re.search(r"(?:^|,)upperdir=([^,]+)", options)
+            try:
+                if kind == "overlay" and upper:
+                    return self.at_path(_unescaped(upper[1]))
+                carrier = os.stat(_unescaped(source))
+            except OSError:
+                return unknown
+            if stat.S_ISBLK(carrier.st_mode):  # as btrfs has it
+                return self.numbered(os.major(carrier.st_rdev), os.minor(carrier.st_rdev))
+            return unknown
+        return unknown
+
+
+def _text(file: Path) -> str | None:
+    try:
+        return file.read_text(errors="replace").strip()
+    except OSError:
+        return None
+
+
+def _unescaped(text: str) -> str:
+    """Undo what mountinfo does to spaces and the like."""
+    return re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), text)

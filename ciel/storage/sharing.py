@@ -1,0 +1,86 @@
+"""An object that another store on this host holds, taken into ours: by a link where that can be,
+else by its bytes, file to file (CIB-56). No server stands between.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+from io import FileIO
+from typing import Final, NamedTuple
+
+from ciel.storage.errors import CannotAdoptError, StorageError, StoreSystemError
+from ciel.storage.interface import ObjectInfo, ObjectStore
+from ciel.storage.temporaries import is_ours
+
+_CHUNK_BYTES: Final = 1024 * 1024
+_WRITABLE_BITS: Final = 0o222
+
+
+class NeighbourError(StorageError):
+    """Another store on this host cannot be asked, or cannot give what it was asked for."""
+
+    def __init__(self, neighbour: str, reason: str) -> None:
+        self.neighbour = neighbour
+        self.reason = reason
+        super().__init__(f"the store of {neighbour}: {reason}")
+
+
+class Found(NamedTuple):
+    """A committed object of another store, as a file that we can read."""
+
+    path: str
+    size_bytes: int
+    checksum: str
+
+
+def link(store: ObjectStore, object_id: str, found: Found) -> ObjectInfo | None:
+    """Take an object over by a link; None where that cannot be, but a copy may. Reads it where file
+    systems keep no checksums, so it belongs in a thread. Raises what a store raises.
+    """
+    path, size_bytes = found.path, found.size_bytes
+    try:
+        return store.adopt(object_id, path, checksum=found.checksum, size_bytes=size_bytes)
+    except CannotAdoptError:
+        if not os.path.lexists(path):
+            raise  # it is gone, or no path at all
+        return None
+
+
+def copy_in(
+    store: ObjectStore,
+    object_id: str,
+    found: Found,
+    *,
+    is_called_off: Callable[[], bool] = lambda: False,
+) -> ObjectInfo:
+    """Copy another store's file. May take long; it is called off between two pieces. Raises what a
+    store raises, with nothing left. Every look is at the file that was opened, as with a link.
+    """
+    path = found.path
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        raise CannotAdoptError(object_id, path, error.strerror or "missing") from error
+    with open(fd, "rb", buffering=0) as source:
+        status = os.fstat(fd)
+        if not is_ours(status) or status.st_mode & _WRITABLE_BITS:
+            raise CannotAdoptError(object_id, path, "not a committed file of this user")
+        if status.st_size != found.size_bytes:
+            reason = f"{status.st_size} bytes, not {found.size_bytes}"
+            raise CannotAdoptError(object_id, path, reason)
+        buffer = memoryview(bytearray(min(_CHUNK_BYTES, max(found.size_bytes, 1))))
+        with store.begin(object_id, size_hint_bytes=found.size_bytes) as writer:
+            while count := _read(source, buffer):
+                if is_called_off():
+                    raise CannotAdoptError(object_id, path, "called off")
+                writer.write(buffer[:count])
+            return writer.commit(checksum=found.checksum)
+
+
+def _read(source: FileIO, buffer: memoryview) -> int:
+    try:
+        return source.readinto(buffer) or 0
+    except OSError as error:
+        raise StoreSystemError(f"read {source.name}", error.errno or errno.EIO) from error

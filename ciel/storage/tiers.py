@@ -1,0 +1,489 @@
+"""A small quick store over a large slow one, as one store: memory over a disk.
+
+    store = TieredStore(memory, disk)
+
+Objects begin above and are found wherever they lie. When there is little room above, what can be
+had again is dropped, and then what was used longest ago moves down (`moving`, `eviction`); what is
+read below is loaded back when there is room. What is open stays where it is. A writer that finds no
+room has some made, and waits for it up to `wait_s`. The thread that opened the store is never kept
+waiting, as a reactor runs in it: there a writer that is under way goes beyond the capacity
+meanwhile, within a bound, and one that begins does so below. When nothing helps, `NoSpaceError`
+says what was wanted and what there is.
+
+Belongs to one process: another would move what this one reads. See docs/adr/0027.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, suppress
+from functools import partial
+from typing import TypeVar
+
+import xxhash
+
+from ciel.core.ids import check_id
+from ciel.storage.errors import (
+    ANOTHER_FILE_SYSTEM,
+    CannotAdoptError,
+    CorruptObjectError,
+    NoSpaceError,
+    ObjectConflictError,
+    ObjectNotFoundError,
+)
+from ciel.storage.interface import (
+    DISK,
+    MEMORY,
+    Capabilities,
+    Chunk,
+    ObjectInfo,
+    ObjectReader,
+    ObjectStore,
+    ObjectWriter,
+    Problem,
+    StoreLevel,
+    StoreUsage,
+)
+from ciel.storage.moving import PIECE_BYTES, Mover
+
+T = TypeVar("T")
+
+WAIT_S = 10.0
+"""So long a writer waits for room: to move a gibibyte to a slow disk takes that."""
+OVERRUN_MIN_BYTES, OVERRUN_SHARE = 256 << 20, 4
+"""So far, or by that share of the capacity, a writer may be beyond it while room is being made:
+what a program writes between two looks at it has to fit."""
+
+
+class TieredReader(ObjectReader):
+    """An object of either level, open, and staying where it is for as long."""
+
+    def __init__(self, reader: ObjectReader, mover: Mover, reading: set[int]) -> None:
+        self.object_id = reader.object_id
+        self.size_bytes = reader.size_bytes
+        self._reader = reader
+        self._mover: Mover | None = mover
+        self._reading = reading
+        reading.add(id(self))
+
+    @property
+    def path(self) -> str | None:
+        return self._reader.path
+
+    @property
+    def piped_path(self) -> str | None:
+        return self._reader.piped_path
+
+    @property
+    def source(self) -> str | None:
+        return self._reader.source
+
+    def fileno(self) -> int:
+        return self._reader.fileno()
+
+    def read_into(self, buffer: bytearray | memoryview, offset_bytes: int) -> int:
+        return self._reader.read_into(buffer, offset_bytes)
+
+    def view(self) -> memoryview:
+        return self._reader.view()
+
+    def close(self) -> None:
+        self._reader.close()
+        mover, self._mover = self._mover, None
+        if mover is not None:
+            self._reading.discard(id(self))
+            mover.let_go(self.object_id)
+
+    def __del__(self) -> None:
+        self.close()
+
+
+class TieredWriter(ObjectWriter):
+    """An object on its way into one of the levels."""
+
+    def __init__(self, writer: ObjectWriter, tiers: TieredStore, *, is_above: bool) -> None:
+        self.object_id = writer.object_id
+        self._writer = writer
+        self._tiers = tiers
+        self._is_above = is_above
+        self._lacks_since_s: float | None = None
+        self._is_over = False
+        tiers.writing[is_above].add(id(self))
+
+    @property
+    def path(self) -> str | None:
+        return self._writer.path
+
+    def fileno(self, *, to_write: bool = True) -> int:
+        return self._writer.fileno(to_write=to_write)
+
+    @property
+    def size_bytes(self) -> int:
+        return self._writer.size_bytes
+
+    def write(self, chunk: Chunk) -> None:
+        self._with_room(lambda: self._writer.write(chunk))
+
+    def view(self, size_bytes: int) -> memoryview:
+        return self._with_room(lambda: self._writer.view(size_bytes))
+
+    def account(self) -> None:
+        self._with_room(self._writer.account)
+
+    def read(self, offset_bytes: int, length_bytes: int) -> bytes:
+        return self._writer.read(offset_bytes, length_bytes)
+
+    def take(self, max_bytes: int, *, is_alone: bool = False) -> bytes | None:
+        content = self._writer.take(max_bytes, is_alone=is_alone)
+        if content is not None:
+            self._end()
+        return content
+
+    def commit(self, *, checksum: str | None = None) -> ObjectInfo:
+        with self._tiers.mover.alone_with(self.object_id):
+            kept = None if self._is_over else self._kept_instead()
+            if kept is not None:
+                self.abort()
+                return kept
+            try:
+                info = self._with_room(
+                    lambda: self._writer.commit(checksum=checksum), goes_on=False
+                )
+            except ObjectConflictError:
+                self.abort()
+                raise
+            if self._is_above:
+                self._tiers.mover.used(self.object_id, info.size_bytes)
+        self._end()
+        self._tiers.mover.look()
+        return info
+
+    def abort(self) -> None:
+        self._writer.abort()
+        self._end()
+
+    def __del__(self) -> None:
+        self.abort()
+
+    def _end(self) -> None:
+        if not self._is_over:
+            self._is_over = True
+            tiers = self._tiers
+            tiers.writing[self._is_above].discard(id(self))
+            tiers.mover.want_no_more(self)
+            tiers.mover.let_go(self.object_id)
+
+    def _kept_instead(self) -> ObjectInfo | None:
+        try:
+            return self._tiers.kept_in(not self._is_above, self.object_id, self._digest)
+        except ObjectConflictError:
+            self.abort()
+            raise
+
+    def _digest(self) -> str:
+        digest = xxhash.xxh3_64()
+        offset_bytes = 0
+        while piece := self._writer.read(offset_bytes, PIECE_BYTES):
+            digest.update(piece)
+            offset_bytes += len(piece)
+        return str(digest.hexdigest())
+
+    # --- room -------------------------------------------------------------------------------------
+
+    def _with_room(self, step: Callable[[], T], *, goes_on: bool = True) -> T:
+        """Take a step that may find no room, as often as some may have been made since."""
+        mover = self._tiers.mover
+        while True:
+            seen = mover.changes
+            try:
+                done = step()
+            except NoSpaceError as error:
+                self._lack(error, seen)
+                continue
+            if self._writer.may_overrun:
+                self._writer.may_overrun = False
+            elif self._lacks_since_s is not None and goes_on:
+                self._look_whether_it_lacks()
+            return done
+
+    def _look_whether_it_lacks(self) -> None:
+        """A step was taken that lacked room before: by now there is some, unless it was beyond the
+        capacity and still is.
+        """
+        free_bytes = self._tiers.mover.free_bytes()
+        if free_bytes is None or free_bytes >= 0:
+            self._lacks_since_s = None
+            self._tiers.mover.want_no_more(self)
+        elif not self._tiers.may_wait:
+            size_bytes = self.size_bytes
+            self._lack(NoSpaceError(size_bytes, max(size_bytes + free_bytes, 0)), 0)
+            self._writer.may_overrun = False
+
+    def _lack(self, error: NoSpaceError, seen: int) -> None:
+        """Return if the step may be tried again; else raise why not."""
+        tiers, now_s = self._tiers, time.monotonic()
+        has_overrun, self._writer.may_overrun = self._writer.may_overrun, False
+        capacity_bytes = tiers.capacity_bytes
+        if not self._is_above or has_overrun:
+            raise error
+        if capacity_bytes is not None and error.wanted_bytes > capacity_bytes:
+            raise error
+        if self._lacks_since_s is None:
+            self._lacks_since_s = now_s
+        left_s = self._lacks_since_s + tiers.wait_s - now_s
+        short_bytes = error.wanted_bytes - error.available_bytes
+        tiers.mover.want(self, short_bytes)
+        mover = tiers.mover
+        if left_s <= 0 or not (mover.is_hopeful() or mover.is_used_beside(self.object_id)):
+            raise error
+        if tiers.may_wait:
+            if not tiers.mover.await_change(seen, left_s):
+                raise error
+        elif short_bytes <= tiers.overrun_bytes:
+            self._writer.may_overrun = True
+        else:
+            raise error
+
+
+class TieredStore(ObjectStore):
+    """Two stores as one. Closes both."""
+
+    def __init__(
+        self, upper: ObjectStore, lower: ObjectStore, *, place: str = "", wait_s: float = WAIT_S
+    ) -> None:
+        """`place`: a path on the device of the lower one, if that is to be shared with others."""
+        one, other = upper.capabilities, lower.capabilities
+        self.capabilities = Capabilities(
+            mappable=one.mappable and other.mappable,
+            nameable=one.nameable and other.nameable,
+            streaming=one.streaming and other.streaming,
+            shared_between_processes=False,
+            bounded=one.bounded or other.bounded,
+            may_block=one.may_block,  # what is slow is left to a thread of its own
+        )
+        self.about = upper.about
+        self.levels_by_place = (lower, upper)  # by whether it is above
+        self.wait_s = wait_s
+        self.capacity_bytes = upper.usage().capacity_bytes
+        self.overrun_bytes = max(OVERRUN_MIN_BYTES, (self.capacity_bytes or 0) // OVERRUN_SHARE)
+        self.reading: tuple[set[int], set[int]] = (set(), set())
+        self.writing: tuple[set[int], set[int]] = (set(), set())
+        self._upper = upper
+        self._lower = lower
+        self._place = place
+        self._hurried = threading.get_ident()
+        self._spilled = 0
+        self.mover = Mover(upper, lower)
+
+    @property
+    def may_wait(self) -> bool:
+        """Whether the thread that asks may be kept waiting."""
+        return threading.get_ident() != self._hurried
+
+    def begin(self, object_id: str, *, size_hint_bytes: int | None = None) -> TieredWriter:
+        return self.begin_in(MEMORY, object_id, size_hint_bytes=size_hint_bytes)
+
+    def begin_in(
+        self, level: str, object_id: str, *, size_hint_bytes: int | None = None
+    ) -> TieredWriter:
+        check_id(object_id)
+        self.mover.hold(object_id)
+        try:
+            if level != DISK and self._may_begin_above():
+                try:
+                    writer = self._begin_above(object_id, size_hint_bytes)
+                except NoSpaceError as error:
+                    return self._begin_below(object_id, size_hint_bytes, error)
+                return TieredWriter(writer, self, is_above=True)
+            writer = self._lower.begin(object_id, size_hint_bytes=size_hint_bytes)
+            self._spilled += level != DISK
+            return TieredWriter(writer, self, is_above=False)
+        except BaseException:
+            self.mover.let_go(object_id)
+            raise
+        finally:
+            self.mover.look()
+
+    def _may_begin_above(self) -> bool:
+        """Whether there is any room at all, for what does not say how large it will be."""
+        free_bytes = self.mover.free_bytes()
+        return free_bytes is None or free_bytes > 0
+
+    def _begin_above(self, object_id: str, size_hint_bytes: int | None) -> ObjectWriter:
+        """Begin where it is quick, once there is room, if the thread may wait for that."""
+        mover, me = self.mover, object()
+        end_s = time.monotonic() + self.wait_s
+        try:
+            while True:
+                seen = mover.changes
+                try:
+                    return self._upper.begin(object_id, size_hint_bytes=size_hint_bytes)
+                except NoSpaceError as error:
+                    if not self.may_wait or error.wanted_bytes > (self.capacity_bytes or 0):
+                        raise
+                    mover.want(me, error.wanted_bytes - error.available_bytes)
+                    left_s = end_s - time.monotonic()
+                    if not mover.is_hopeful() or not mover.await_change(seen, left_s):
+                        raise
+        finally:
+            mover.want_no_more(me)
+
+    def _begin_below(
+        self, object_id: str, size_hint_bytes: int | None, error: NoSpaceError
+    ) -> TieredWriter:
+        try:
+            writer = self._lower.begin(object_id, size_hint_bytes=size_hint_bytes)
+        except NoSpaceError as below:
+            available_bytes = max(error.available_bytes, below.available_bytes)
+            raise NoSpaceError(error.wanted_bytes, available_bytes) from None
+        self._spilled += 1
+        return TieredWriter(writer, self, is_above=False)
+
+    def open(self, object_id: str) -> TieredReader:
+        check_id(object_id)
+        mover = self.mover
+        mover.hold(object_id)
+        is_above = True
+        try:
+            try:
+                reader = self._upper.open(object_id)
+            except ObjectNotFoundError:
+                reader, is_above = self._lower.open(object_id), False
+        except BaseException:
+            mover.let_go(object_id)
+            raise
+        if is_above:
+            mover.used(object_id, reader.size_bytes)
+        else:
+            mover.read_below(object_id)
+        return TieredReader(reader, mover, self.reading[is_above])
+
+    def _ask(self, ask: Callable[[ObjectStore], T]) -> T:
+        """Ask the level that has the object. What moves is in both before it leaves one."""
+        try:
+            return ask(self._upper)
+        except ObjectNotFoundError:
+            return ask(self._lower)
+
+    def stat(self, object_id: str) -> ObjectInfo | None:
+        return self._upper.stat(object_id) or self._lower.stat(object_id)
+
+    def checksum(self, object_id: str) -> str:
+        return self._ask(lambda store: store.checksum(object_id))
+
+    def verify(self, object_id: str) -> ObjectInfo:
+        return self._ask(lambda store: store.verify(object_id))
+
+    def adopt(self, object_id: str, path: str, *, checksum: str, size_bytes: int) -> ObjectInfo:
+        """Take it over into the level that lies on its device."""
+        check_id(object_id)
+        with self.mover.alone_with(object_id):
+            kept = self.kept_in(False, object_id, lambda: checksum)
+            if kept is not None:
+                return kept
+            try:
+                info = self._upper.adopt(object_id, path, checksum=checksum, size_bytes=size_bytes)
+            except CannotAdoptError as error:
+                if error.reason != ANOTHER_FILE_SYSTEM:
+                    raise
+                with suppress(NoSpaceError):
+                    return self._lower.adopt(
+                        object_id, path, checksum=checksum, size_bytes=size_bytes
+                    )
+                raise
+            self.mover.used(object_id, size_bytes)
+        self.mover.look()
+        return info
+
+    def discover(self, object_id: str) -> ObjectInfo | None:
+        with self.mover.alone_with(check_id(object_id)):
+            found = self._upper.discover(object_id)
+            if found is not None:
+                self.mover.used(object_id, found.size_bytes)
+                return found
+            return self._lower.discover(object_id)
+
+    def kept_in(
+        self, is_above: bool, object_id: str, digest: Callable[[], str]
+    ) -> ObjectInfo | None:
+        """Return the object that a level has already if what is to be committed in the other is
+        equal: the first one wins wherever it lies. A damaged one is none, and goes.
+
+        Raises ObjectConflictError.
+        """
+        store = self.levels_by_place[is_above]
+        if store.stat(object_id) is None:
+            return None
+        try:
+            kept = store.verify(object_id)
+        except CorruptObjectError:
+            self.delete(object_id)
+            return None
+        refused = digest()
+        if kept.checksum == refused:
+            return kept
+        raise ObjectConflictError(object_id, str(kept.checksum), refused)
+
+    def delete(self, object_id: str) -> bool:
+        check_id(object_id)
+        with self.mover.alone_with(object_id):
+            was_above = self._upper.delete(object_id)
+            was_below = self._lower.delete(object_id)
+            self.mover.gone(object_id)
+        return was_above or was_below
+
+    def __iter__(self) -> Iterator[str]:
+        above = list(self._upper)
+        known = frozenset(above)
+        yield from above
+        for object_id in self._lower:
+            if object_id not in known:
+                yield object_id
+
+    def usage(self) -> StoreUsage:
+        one, other = self._upper.usage(), self._lower.usage()
+        capacity_bytes = None
+        if one.capacity_bytes is not None and other.capacity_bytes is not None:
+            capacity_bytes = one.capacity_bytes + other.capacity_bytes
+        return StoreUsage(
+            capacity_bytes,
+            one.used_bytes + other.used_bytes,
+            one.reserved_bytes + other.reserved_bytes,
+            one.object_count + other.object_count - self.mover.both_count,
+        )
+
+    def levels(self) -> tuple[StoreLevel, ...]:
+        mover = self.mover
+        (upper,), (lower,) = self._upper.levels(), self._lower.levels()
+        return (
+            upper._replace(
+                readers=len(self.reading[True]), writers=len(self.writing[True]),
+                evicted=mover.evicted, evicted_bytes=mover.evicted_bytes,
+                dropped=mover.dropped_count, promoted=mover.promoted, waited=mover.waited,
+            ),
+            lower._replace(
+                readers=len(self.reading[False]), writers=len(self.writing[False]),
+                spilled=self._spilled,
+            ),
+        )  # fmt: skip
+
+    def advise(
+        self,
+        can_be_had_again: Callable[[str], bool],
+        dropped: Callable[[str], None],
+        turn: Callable[[str, int], AbstractContextManager[None]],
+    ) -> None:
+        self.mover.can_be_had_again = can_be_had_again
+        self.mover.dropped = dropped
+        if self._place:
+            self.mover.turn = partial(turn, self._place)
+
+    def check(self) -> list[Problem]:
+        return self._upper.check() + self._lower.check()
+
+    def close(self) -> None:
+        self.mover.close()
+        self._upper.close()
+        self._lower.close()

@@ -1,0 +1,43 @@
+"""C programs of the tests, compiled once for each set of flags.
+
+CIEL_SCC_SOURCES leads to other sources than those of this tree (`scc/tests/mutants.py`).
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+
+SCC = Path(os.environ.get("CIEL_SCC_SOURCES") or Path(__file__).resolve().parents[2] / "scc")
+FLAGS = ("-std=c11", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-D_GNU_SOURCE", "-pthread")
+
+
+@cache
+def _directory() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="ciel-c-")
+
+
+@cache
+def compiled(
+    name: str, sources: Sequence[str], defines: Sequence[str] = (), flags: Sequence[str] = ()
+) -> Path:
+    """Return the program made of these sources, which are named as seen from `scc/`.
+
+    Raises CalledProcessError, whose `stderr` is the compiler's, when they do not compile.
+    """
+    number = len(os.listdir(_directory().name))
+    target = Path(_directory().name, f"{name}-{number}")
+    subprocess.run(
+        [
+            *shlex.split(os.environ.get("CC", "cc")), *FLAGS, *flags,
+            *(f"-D{define}" for define in defines), f"-I{SCC / 'include'}", f"-I{SCC / 'src'}",
+            "-o", str(target), *(str(SCC / source) for source in sources),
+        ],
+        check=True, capture_output=True, text=True,
+    )  # fmt: skip
+    return target

@@ -1,0 +1,48 @@
+"""Images that are mounted as directories, for a test."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from ciel.testing.shm_tools import HOME, Image
+
+PROGRAM = HOME / "shmfs-fuse"
+
+
+def can_mount() -> bool:
+    """Whether there is all that `ciel shmfs mount` takes."""
+    device = os.access("/dev/fuse", os.R_OK | os.W_OK)
+    return device and PROGRAM.exists() and shutil.which("fusermount3") is not None
+
+
+def ciel_shmfs(image: Image, *words: str | Path) -> subprocess.CompletedProcess[str]:
+    """Run `ciel shmfs`."""
+    return subprocess.run(
+        [sys.executable, "-m", "ciel.cli.main", "shmfs", *words],
+        env=image.environ,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+@contextmanager
+def mounted(image: Image, place: Path, *options: str) -> Iterator[subprocess.Popen[str]]:
+    """Mount an image at a place, by the program itself, which is ended afterwards."""
+    with subprocess.Popen(
+        [PROGRAM, *options, place], env=image.environ, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline().endswith(f" is mounted on {place}\n")
+        try:
+            yield process
+        finally:
+            process.terminate()
+            process.wait(20)

@@ -1,0 +1,90 @@
+"""The shm tools as the tests run them: on images of their own, that are gone afterwards."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+HOME = Path(sys.executable).parent
+TOOLS = (
+    "shminit", "shmld", "shmls", "shmln", "shmst", "shmrm", "shmlist", "shmdf", "shmfsck",
+    "shmdump", "drop_caches",
+)  # fmt: skip
+
+
+class Image:
+    """An image in /dev/shm that nobody else uses. `environ` is what the tools are given."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.control = Path(f"/dev/shm/{name}-control")
+        self.data = Path(f"/dev/shm/{name}-data")
+        self.environ = {**os.environ, "SHMFS_NAME": name, "LC_ALL": "C"}
+
+    def start(self, tool: str, *arguments: str | bytes | Path) -> subprocess.Popen[bytes]:
+        """Run a tool beside us."""
+        return subprocess.Popen(
+            [HOME / tool, *arguments],
+            env=self.environ,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+
+    def run(self, tool: str, *arguments: str | bytes | Path) -> subprocess.CompletedProcess[bytes]:
+        """Run a tool to its end, however it ends."""
+        with self.start(tool, *arguments) as process:
+            out, err = process.communicate(timeout=60)
+        return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+    def do(self, tool: str, *arguments: str | bytes | Path) -> bytes:
+        """Run a tool that is to succeed; return what it prints."""
+        ended = self.run(tool, *arguments)
+        assert ended.returncode == 0, ended.stderr.decode()
+        assert ended.stderr == b""
+        return ended.stdout
+
+    def refusal(self, tool: str, *arguments: str | bytes | Path, status: int = 1) -> str:
+        """Run a tool that is to fail; return the sentence that it says."""
+        ended = self.run(tool, *arguments)
+        text = ended.stderr.decode()
+        assert ended.returncode == status, (ended, text)
+        assert text.startswith(f"{tool}: ")
+        assert text.count("\n") == 1
+        return text.removeprefix(f"{tool}: ").rstrip("\n")
+
+    def usage(self) -> dict[str, int]:
+        """Return what shmdf says."""
+        statistics: dict[str, int] = json.loads(self.do("shmdf", "--json"))
+        return statistics
+
+    def names(self) -> dict[str, dict[str, Any]]:
+        """Return what shmlist says."""
+        rows = [json.loads(line) for line in self.do("shmlist", "--json").splitlines()]
+        return {row["name"]: row for row in rows}
+
+    def assert_clean(self) -> None:
+        """Check the image, and that nobody dead is left in it."""
+        self.do("shmfsck", "--sweep")
+        self.do("shmfsck")
+        assert self.usage()["attached"] == 1  # shmdf itself
+
+
+@contextmanager
+def fresh_image(*options: str, make: bool = True) -> Iterator[Image]:
+    """Make an image, by shminit and its options."""
+    image = Image(f"shmfs-test-{uuid.uuid4().hex[:12]}")
+    try:
+        if make:
+            image.do("shminit", *options)
+        yield image
+    finally:
+        image.control.unlink(missing_ok=True)
+        image.data.unlink(missing_ok=True)

@@ -1,0 +1,77 @@
+"""How the C of this room becomes Python modules. Never imported: setup.py has cffi run it.
+
+The declarations are made from the public headers, so that there is no second copy of them to keep
+equal. What the headers may hold is therefore plain: no inline functions, no attributes, no macros
+that take arguments.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from cffi import FFI
+
+SCC = Path(__file__).parent  # relative to setup.py, as setuptools wants it
+PARTS = {
+    "shmfs": (
+        "port", "superblock", "lock", "log", "fat", "inode", "directory", "file", "client", "copy",
+        "check", "shmfs",
+    ),
+    "mpb": ("port", "mpb", "mpb_pieces", "rcce"),
+    "ring": ("port", "ring"),
+}  # fmt: skip
+BUILDS = {"coherent": (), "flushing": ("flushing",), "strict": ("strict",)}
+COHERENT_ONLY = {"ring"}
+FLAGS = ["-std=c11", "-O2", "-Wall", "-Wextra", "-fvisibility=hidden"]
+
+
+def declarations(header: str) -> str:
+    """Reduce a header to what cffi reads: no comments, no directives but numbers, no `extern`."""
+    text = re.sub(r"/\*.*?\*/|//[^\n]*", " ", header, flags=re.DOTALL)
+    text = re.sub(r"^#ifdef __cplusplus\n.*?^#endif\n", "", text, flags=re.DOTALL | re.MULTILINE)
+    # A guard has no value, what has arguments is no number; the compiler says what the others are.
+    numbers = re.findall(r"^# *define +(\w+) +[-+(\w]", text, flags=re.MULTILINE)
+    text = re.sub(r"^#(?:[^\n]*\\\n)*[^\n]*\n", "", text, flags=re.MULTILINE)
+    text = re.sub(r"\[ *[A-Z][^\]]*\](?=[^;{]*\))", "[]", text)  # a parameter has no size
+    text = re.sub(r"\[ *[A-Z][^\]]*\]", "[...]", text)  # the compiler knows a member's
+    return "".join(f"#define {name} ...\n" for name in numbers) + text
+
+
+def sources(part: str, build: str) -> list[Path]:
+    """Return what a part is made of in a build."""
+    return [SCC / "src" / f"{name}.c" for name in (*PARTS[part], *BUILDS[build])]
+
+
+def module(name: str, part: str, build: str) -> FFI:
+    """Describe `ciel.scc.<name>` to cffi."""
+    header = SCC / "include" / f"{part}.h"
+    ffi = FFI()
+    ffi.cdef(declarations(header.read_text()))
+    ffi.set_source(
+        f"ciel.scc.{name}",
+        f'#include "{header.name}"',
+        sources=[str(path) for path in sources(part, build)],
+        depends=[str(path) for path in sorted([*SCC.glob("include/*.h"), *SCC.glob("src/*.h")])],
+        include_dirs=[str(SCC / "include"), str(SCC / "src")],
+        define_macros=[("_GNU_SOURCE", None)]
+        + ([] if build == "coherent" else [(f"PORT_{build.upper()}", None)]),
+        extra_compile_args=FLAGS,
+    )
+    return ffi
+
+
+def modules() -> dict[str, Callable[[], FFI]]:
+    """Return every module there is, by the name it has in this room."""
+    found: dict[str, Callable[[], FFI]] = {}
+    for part in PARTS:
+        for build in BUILDS if part not in COHERENT_ONLY else ("coherent",):
+            name = f"_{part}" if build == "coherent" else f"_{part}_{build}"
+            found[name] = partial(module, name, part, build)
+    return found
+
+
+MODULES = modules()
+globals().update(MODULES)  # cffi looks for `build_ffi.py:NAME`

@@ -1,0 +1,312 @@
+"""Paths that are FIFOs: an object read, or written, once and from beginning to end (CIB-23).
+
+    with Fifos(directory) as fifos:
+        served = fifos.give(reader.view())
+        subprocess.run(["sort", served.path])
+        served.result.result()            # how many bytes went through
+
+One thread serves all of them; it waits for whatever comes next and never for one of them alone. A
+FIFO loses its name when the other side opens it, so that nobody opens it a second time and takes a
+part of what is another's, and the service ends when either side closes. Who never opens it is given
+up after a while; who leaves early or is slow harms nobody. No lock of the memory is held meanwhile:
+what is committed is read without any.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import heapq
+import os
+import secrets
+import select
+import struct
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from ciel.storage.errors import StorageError, StoreClosedError
+
+OPEN_TIMEOUT_S = 60.0
+PIPE_BYTES = 2**20
+CHUNK_BYTES = 2**18
+
+_IN_OPEN = 0x20
+_EVENT = struct.Struct("iIII")
+_EVENTS_BYTES = 64 * 1024
+_MODE = 0o600
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class FifoError(StorageError):
+    """A FIFO was not served to its end: `reason` says why."""
+
+    def __init__(self, path: str, reason: str) -> None:
+        self.path = path
+        self.reason = reason
+        super().__init__(f"{path}: {reason}")
+
+
+class Served:
+    """One FIFO. `result` is how many bytes went through, less than all if its reader left early; or
+    `FifoError`, or what the taker of content raised.
+    """
+
+    def __init__(
+        self, path: str, content: memoryview | None, take: Callable[[bytes], object] | None
+    ) -> None:
+        self.path = path
+        self.result: Future[int] = Future()
+        self.passed_bytes = 0
+        self.content = content
+        self.take = take
+        self.fd = -1
+        self.watch = -1
+
+    @property
+    def is_opened(self) -> bool:
+        """Whether the other side has opened it, so that nobody else will."""
+        return self.watch < 0
+
+    @property
+    def is_over(self) -> bool:
+        return self.result.done()
+
+
+class Fifos:
+    """All FIFOs in a directory, which somebody else removes; and the thread that serves them."""
+
+    def __init__(self, directory: Path, *, open_timeout_s: float = OPEN_TIMEOUT_S) -> None:
+        self._directory = directory
+        self._open_timeout_s = open_timeout_s
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._by_fd: dict[int, Served] = {}
+        self._by_watch: dict[int, Served] = {}
+        self._deadlines: list[tuple[float, int, Served]] = []
+        self._serial = 0
+        self._ending: list[Served] = []
+        self._is_closed = False
+        self._epoll = select.epoll()
+        self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._inotify = _libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
+        if self._inotify < 0:
+            number = ctypes.get_errno()
+            os.close(self._bell)
+            self._epoll.close()
+            raise OSError(number, os.strerror(number))
+        for fd in (self._bell, self._inotify):
+            self._epoll.register(fd, select.EPOLLIN)
+        self._thread = threading.Thread(target=self._serve, name="ciel-fifos", daemon=True)
+        self._thread.start()
+
+    def give(self, content: memoryview, *, is_patient: bool = False) -> Served:
+        """Make a FIFO from which this can be read once. The content is held until then, and for who
+        is patient until `end`.
+        """
+        return self._make(content, None, is_patient=is_patient)
+
+    def accept(self, take: Callable[[bytes], object]) -> Served:
+        """Make a FIFO that can be written once; `take` is called with what comes, by the thread.
+        When it raises, the writer finds the other end closed.
+        """
+        return self._make(None, take, is_patient=False)
+
+    def end(self, served: Served) -> None:
+        """Serve it no longer. The thread does so soon; what went through by then is the result."""
+        with self._lock:
+            if not (self._is_closed or served.is_over):
+                self._ending.append(served)
+                os.eventfd_write(self._bell, 1)
+
+    def close(self) -> None:
+        """End all of them, and the thread; closing twice is closing once."""
+        if self._is_closed or self._pid != os.getpid():
+            return
+        self._is_closed = True
+        os.eventfd_write(self._bell, 1)
+        self._thread.join()
+        with self._lock:
+            for served in list(self._by_fd.values()):
+                self._finish(served, StoreClosedError("the store"))
+        for fd in (self._bell, self._inotify):
+            os.close(fd)
+        self._epoll.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    # --- making -----------------------------------------------------------------------------------
+
+    def _make(
+        self,
+        content: memoryview | None,
+        take: Callable[[bytes], object] | None,
+        *,
+        is_patient: bool,
+    ) -> Served:
+        path = str(self._directory / f"fifo-{secrets.token_hex(8)}")
+        served = Served(path, content, take)
+        with self._lock:
+            if self._is_closed:
+                raise StoreClosedError("the store")
+            os.mkfifo(path, _MODE)
+            try:
+                # Open at both ends, so that whoever opens the other one need not wait for us.
+                served.fd = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+                with suppress(OSError):  # there are limits to how much all pipes hold
+                    fcntl.fcntl(served.fd, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+                served.watch = _libc.inotify_add_watch(self._inotify, path.encode(), _IN_OPEN)
+                if served.watch < 0:
+                    raise OSError(ctypes.get_errno(), "inotify has no room", path)
+            except OSError:
+                if served.fd >= 0:
+                    os.close(served.fd)
+                os.unlink(path)
+                raise
+            self._by_fd[served.fd] = served
+            self._by_watch[served.watch] = served
+            if not is_patient:
+                self._serial += 1
+                due = (time.monotonic() + self._open_timeout_s, self._serial, served)
+                heapq.heappush(self._deadlines, due)
+                if self._deadlines[0] is due:
+                    os.eventfd_write(self._bell, 1)
+        return served
+
+    # --- the thread -------------------------------------------------------------------------------
+
+    def _serve(self) -> None:
+        while not self._is_closed:
+            for fd, _ in self._epoll.poll(self._patience()):
+                if fd == self._bell:
+                    os.eventfd_read(self._bell)
+                    self._take_ends()
+                elif fd == self._inotify:
+                    self._take_opens()
+                else:
+                    self._go_on(fd)
+            self._give_up()
+
+    def _patience(self) -> float | None:
+        with self._lock:
+            while self._deadlines and self._deadlines[0][2].watch < 0:
+                heapq.heappop(self._deadlines)  # opened, or over
+            if not self._deadlines:
+                return None
+            return max(0.0, self._deadlines[0][0] - time.monotonic())
+
+    def _give_up(self) -> None:
+        with self._lock:
+            while self._deadlines and self._deadlines[0][0] <= time.monotonic():
+                served = heapq.heappop(self._deadlines)[2]
+                if served.watch >= 0:
+                    reason = f"nobody has opened it within {self._open_timeout_s:g} s"
+                    self._finish(served, FifoError(served.path, reason))
+
+    def _take_ends(self) -> None:
+        with self._lock:
+            ending, self._ending = self._ending, []
+            for served in ending:
+                self._finish(served)
+
+    def _take_opens(self) -> None:
+        try:
+            events = os.read(self._inotify, _EVENTS_BYTES)
+        except BlockingIOError:
+            return
+        for watch, mask, _, _ in _EVENT.iter_unpack(events):  # none has a name: these are files
+            with self._lock:
+                served = self._by_watch.get(watch)
+                if served is not None and mask & _IN_OPEN:
+                    self._begin(served)
+
+    def _begin(self, served: Served) -> None:
+        """The other side is there: take the name away, and keep our own end only."""
+        self._unwatch(served)
+        is_reading = served.take is not None
+        flags = (os.O_RDONLY if is_reading else os.O_WRONLY) | os.O_NONBLOCK | os.O_CLOEXEC
+        before = served.fd
+        try:
+            served.fd = os.open(served.path, flags)
+        except OSError as error:
+            self._finish(served, FifoError(served.path, error.strerror or str(error)))
+            return
+        with suppress(FileNotFoundError):
+            os.unlink(served.path)
+        del self._by_fd[before]
+        self._by_fd[served.fd] = served
+        os.close(before)
+        self._epoll.register(served.fd, select.EPOLLIN if is_reading else select.EPOLLOUT)
+
+    def _go_on(self, fd: int) -> None:
+        """Pass one piece on. The thread holds no lock meanwhile, not even its own."""
+        served = self._by_fd.get(fd)
+        if served is None:
+            return
+        try:
+            is_over = self._take_piece(served) if served.take else self._give_piece(served)
+        except BlockingIOError:
+            return
+        except Exception as error:  # of whoever takes it, who is to know
+            with self._lock:
+                self._finish(served, error)
+            return
+        if is_over:
+            with self._lock:
+                self._finish(served)
+
+    def _give_piece(self, served: Served) -> bool:
+        assert served.content is not None
+        start = served.passed_bytes
+        if start < len(served.content):
+            try:
+                served.passed_bytes += os.write(
+                    served.fd, served.content[start : start + CHUNK_BYTES]
+                )
+            except BrokenPipeError:
+                return True  # it has read enough
+        return served.passed_bytes >= len(served.content)
+
+    def _take_piece(self, served: Served) -> bool:
+        assert served.take is not None
+        if piece := os.read(served.fd, CHUNK_BYTES):
+            served.take(piece)
+            served.passed_bytes += len(piece)
+        return not piece
+
+    def _unwatch(self, served: Served) -> None:
+        if served.watch >= 0:
+            _libc.inotify_rm_watch(self._inotify, served.watch)
+            del self._by_watch[served.watch]
+            served.watch = -1
+
+    def _finish(self, served: Served, error: Exception | None = None) -> None:
+        """End the service, whichever way; with the lock."""
+        if served.is_over:
+            return
+        if served.watch >= 0:
+            self._unwatch(served)
+            with suppress(FileNotFoundError):
+                os.unlink(served.path)
+        self._by_fd.pop(served.fd, None)
+        os.close(served.fd)  # and epoll forgets it
+        served.fd = -1
+        served.content = None  # lets go of the object
+        if error is None:
+            served.result.set_result(served.passed_bytes)
+        else:
+            served.result.set_exception(error)

@@ -1,0 +1,65 @@
+"""Memory behind an image: space that is really there, and rows of blocks as one row."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import mmap
+import os
+
+from ciel.storage.errors import StoreSystemError, translated
+
+_PROT_NONE = 0
+_MAP_FIXED = 0x10
+_FAILED = ctypes.c_void_p(-1).value
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = (
+    ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_longlong,
+)  # fmt: skip
+_libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+
+
+def reserve_whole(fd: int, size_bytes: int) -> None:
+    """Give a file this size, with all of its space: who maps it is never killed for want of any.
+
+    Raises `NoSpaceError`, and then the file is empty.
+    """
+    try:
+        os.ftruncate(fd, 0)
+        os.posix_fallocate(fd, 0, size_bytes)
+    except OSError as error:
+        os.ftruncate(fd, 0)
+        raise translated(error, "reserve an image", size_bytes, fd) from error
+
+
+def map_rows(fd: int, rows: list[tuple[int, int]], *, writable: bool = False) -> int:
+    """Map parts of a file (offsets and lengths, all but the last length whole pages) one after the
+    other, read-only unless asked otherwise; returns the address, for `unmap`.
+    """
+    protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
+    size_bytes = sum(length for _, length in rows)
+    start = _map(None, size_bytes, _PROT_NONE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
+    place = start
+    try:
+        for offset, length in rows:
+            _map(place, length, protection, mmap.MAP_SHARED | _MAP_FIXED, fd, offset)
+            place += length
+    except StoreSystemError:
+        unmap(start, size_bytes)
+        raise
+    return start
+
+
+def unmap(start: int, size_bytes: int) -> None:
+    """End a mapping."""
+    _libc.munmap(start, size_bytes)
+
+
+def _map(
+    start: int | None, size_bytes: int, protection: int, flags: int, fd: int, offset_bytes: int
+) -> int:
+    place = _libc.mmap(start, size_bytes, protection, flags, fd, offset_bytes)
+    if place in (None, _FAILED):
+        raise StoreSystemError("map", ctypes.get_errno() or errno.ENOMEM)
+    return int(place)

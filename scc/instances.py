@@ -1,0 +1,112 @@
+"""Instances of the store `scc`: a held directory under `/dev/shm`, and the image in it."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+from ciel.scc.builds import Build
+from ciel.scc.shapes import Geometry
+from ciel.scc.shmfs import Image
+from ciel.storage import leases
+from ciel.storage.errors import StoreSpecError, StoreSystemError
+
+ROOT = "/dev/shm"
+_SHM_PREFIX = "ciel-"  # of all stores in memory: whoever starts sweeps up after all of them
+_PREFIX = "ciel-scc-"
+_INSTANCE = re.compile(r"[A-Za-z0-9_-]{1,64}")
+
+CAPACITY_BYTES = 2**30
+BLOCK_BYTES = 64 * 2**10
+CORES = 64
+CORES_MAX = 1024
+SHARDS_MAX = 64
+_FILES_MIN = 1024
+_FILES_MAX = 2**20
+_CLIENTS_MIN = 64  # a core may be open in several processes
+_CLIENTS_PER_CORE = 2
+_HANDLES = 1024
+_LOCK_TIMEOUT_MS = 10_000
+"""Locks are held for microseconds, unless their holder is stopped in the middle."""
+
+
+class Layout(NamedTuple):
+    """What an image is to be like; whoever comes first decides."""
+
+    cores: int = CORES
+    capacity_bytes: int = CAPACITY_BYTES
+    block_bytes: int = BLOCK_BYTES
+    shards: int = 0
+    build: Build = "coherent"
+
+    def geometry(self) -> Geometry:
+        """Return the image's shape. Every object has a block, unless it is empty, and a name with
+        each core that holds it.
+        """
+        block_count = max(1, self.capacity_bytes // self.block_bytes)
+        files = min(max(block_count, _FILES_MIN), _FILES_MAX)
+        return Geometry(
+            block_bytes=self.block_bytes,
+            block_count=block_count,
+            inode_count=files,
+            entry_count=2 * files,
+            client_count=max(_CLIENTS_MIN, min(_CLIENTS_PER_CORE * self.cores, CORES_MAX)),
+            handle_count=_HANDLES,
+            shard_count=self.shards or min(1 << (self.cores - 1).bit_length(), SHARDS_MAX),
+        )
+
+
+def remove_instance(instance: str) -> bool:
+    """Remove what killed processes left; False when there is nothing, or somebody has it open."""
+    root_fd = os.open(ROOT, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        return leases.remove_unheld(directory_name(instance), parent_fd=root_fd)
+    finally:
+        os.close(root_fd)
+
+
+def directory_name(instance: str) -> str:
+    """Return the name under `/dev/shm` of an instance's directory."""
+    if not _INSTANCE.fullmatch(instance):
+        raise StoreSpecError(instance, "an instance is 1 to 64 letters, digits, _ and -")
+    return _PREFIX + instance
+
+
+def open_instance(name: str, layout: Layout) -> tuple[int, Image]:
+    """Hold an instance's directory and attach to its image, made when missing."""
+    geometry = layout.geometry()
+    try:
+        root_fd = os.open(ROOT, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            leases.sweep(root_fd, prefix=_SHM_PREFIX)
+            hold_fd = leases.hold(name, parent_fd=root_fd)
+        finally:
+            os.close(root_fd)
+    except OSError as error:
+        raise StoreSystemError(f"open {ROOT}/{name}", error.errno or errno.EIO) from error
+    try:
+        image = Image.open(
+            Path(ROOT, name, "control"), Path(ROOT, name, "data"), geometry,
+            build=layout.build, lock_timeout_ms=_LOCK_TIMEOUT_MS,
+        )  # fmt: skip
+        if image.geometry != geometry:
+            image.close()
+            raise StoreSpecError(name, _difference(image.geometry, geometry))
+    except BaseException:
+        os.close(hold_fd)
+        remove_instance(name.removeprefix(_PREFIX))
+        raise
+    return hold_fd, image
+
+
+def _difference(found: Geometry, wanted: Geometry) -> str:
+    differing = [
+        f"{field} is {there}, not {here}"
+        for field, there, here in zip(Geometry._fields, found, wanted, strict=True)
+        if there != here
+    ]
+    text = "; ".join(differing)
+    return f"all who share it must ask for the same cores, capacity, block and shards: {text}"

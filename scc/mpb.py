@@ -1,0 +1,355 @@
+"""Messages between cores that share nothing but memory: the binding of `include/mpb.h`, which says
+what they are.
+
+One `Core` belongs to one thread at a time, but for `bell`, `sleep` and `ring`. Timeouts are in
+seconds; None: for as long as the other core lives. Every wait can be interrupted.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Collection
+from pathlib import Path
+from time import monotonic
+from typing import Any, Final, Self
+
+from ciel.core.errors import CielError
+from ciel.scc.builds import Build, load
+
+ANY: Final = 0xFFFFFFFF
+SLICE_US: Final = 200_000
+"""A wait comes back so often, for Python to see signals."""
+
+
+class MpbError(CielError):
+    """A call did not succeed. `code` is one of mpb.h; `core` the other core, or None."""
+
+    def __init__(self, code: int, text: str, core: int | None = None) -> None:
+        self.code = code
+        self.core = core
+        super().__init__(text if core is None else f"core {core}: {text}")
+
+
+class CoreGoneError(MpbError):
+    """The other core died, detached, or gave the message up."""
+
+
+class MpbTimeoutError(MpbError):
+    """The time was over. `may_arrive`: the message lies in the buffer, and may yet be received."""
+
+    def __init__(self, code: int, text: str, core: int | None, may_arrive: bool) -> None:
+        self.may_arrive = may_arrive
+        super().__init__(code, text, core)
+
+
+class MessageSizeError(MpbError):
+    """The message is larger than the room for it, and is still there."""
+
+    def __init__(self, code: int, text: str, core: int | None, size_bytes: int) -> None:
+        self.size_bytes = size_bytes
+        super().__init__(code, f"{text}: it has {size_bytes:,} bytes", core)
+
+
+def _error(module: Any, code: int, core: int | None = None, size_bytes: int = 0) -> MpbError:
+    lib = module.lib
+    text = module.ffi.string(lib.mpb_error_text(code)).decode()
+    if code == lib.MPB_ERROR_SYSTEM:
+        text = f"{text}: {os.strerror(module.ffi.errno)}"
+    if code in (lib.MPB_ERROR_PEER, lib.MPB_ERROR_REFUSED):
+        return CoreGoneError(code, text, core)
+    if code in (lib.MPB_ERROR_TIMEOUT, lib.MPB_ERROR_UNSURE):
+        return MpbTimeoutError(code, text, core, code == lib.MPB_ERROR_UNSURE)
+    if code == lib.MPB_ERROR_SIZE:
+        return MessageSizeError(code, text, core, size_bytes)
+    return MpbError(code, text, core)
+
+
+def make_segment(fd: int, core_count: int) -> None:
+    """Make a segment of a file, which nobody uses yet. Raises MpbError, OSError."""
+    module = load("mpb")
+    size_bytes: int = module.lib.mpb_segment_bytes(core_count)
+    if size_bytes < 0:
+        raise _error(module, size_bytes)
+    os.ftruncate(fd, size_bytes)
+    with mmap.mmap(fd, size_bytes) as mapping:
+        base = module.ffi.from_buffer(mapping)
+        code = module.lib.mpb_format(_memory(module, base, size_bytes, -1), core_count)
+        module.ffi.release(base)
+    if code < 0:
+        raise _error(module, code)
+
+
+def _memory(module: Any, base: Any, size_bytes: int, fd: int) -> Any:
+    fields = {"base": base, "size_bytes": size_bytes, "fd": fd}
+    return module.ffi.new("struct mpb_memory *", fields)
+
+
+class Request:
+    """A send or receive under way; made by a `Core`."""
+
+    __slots__ = ("_kept", "_raw", "_room")
+
+    def __init__(self, raw: Any, kept: Any, room: bytearray) -> None:
+        self._raw = raw
+        self._kept = kept  # for as long as C may use it
+        self._room = room
+
+    @property
+    def is_over(self) -> bool:
+        return bool(self._raw.status != 1)
+
+    @property
+    def core(self) -> int:
+        """The other one; of a receive from any, who it came from."""
+        return int(self._raw.core)
+
+    @property
+    def content(self) -> bytes:
+        """What was received, once it is over."""
+        return bytes(memoryview(self._room)[: self._raw.size_bytes])
+
+
+class Core:
+    """One core of a segment. Raises MpbError, and OSError if the file cannot be used."""
+
+    def __init__(
+        self,
+        segment: int | Path,
+        number: int,
+        *,
+        build: Build = "coherent",
+        spin_count: int = 0,
+        check_ms: int = 0,
+    ) -> None:
+        self._module = load("mpb", build)
+        self._ffi: Any = self._module.ffi
+        self._lib: Any = self._module.lib
+        # A description of its own: the lock that shows that this core lives belongs to that.
+        place = f"/proc/self/fd/{segment}" if isinstance(segment, int) else segment
+        self._fd = os.open(place, os.O_RDWR | os.O_CLOEXEC)
+        self._raw: Any = None
+        self._pending: set[Request] = set()
+        try:
+            self._mapping = mmap.mmap(self._fd, 0)
+            self._base = self._ffi.from_buffer(self._mapping)
+            self._attach(number, spin_count, check_ms)
+        except BaseException:
+            self.close()
+            raise
+
+    def _attach(self, number: int, spin_count: int, check_ms: int) -> None:
+        size_bytes = self._lib.mpb_size()
+        self._storage = self._ffi.new("char[]", size_bytes + 64)
+        start = self._storage + -int(self._ffi.cast("uintptr_t", self._storage)) % 64
+        memory = _memory(self._module, self._base, len(self._mapping), self._fd)
+        how = {"spin_count": spin_count, "check_ms": check_ms}
+        options = self._ffi.new("struct mpb_options *", how)
+        found = self._ffi.new("struct mpb **")
+        self._checked(self._lib.mpb_attach(found, start, size_bytes, memory, number, options))
+        self._raw = found[0]
+
+    def _checked(self, code: int, core: int | None = None) -> int:
+        if code < 0:
+            raise _error(self._module, code, core)
+        return code
+
+    def close(self) -> None:
+        """Be no core any more; what is under way is cancelled."""
+        if self._raw is not None:
+            self._lib.mpb_detach(self._raw)
+            self._raw = None
+        self._pending.clear()
+        if hasattr(self, "_base"):
+            self._ffi.release(self._base)
+        if hasattr(self, "_mapping"):
+            self._mapping.close()
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def number(self) -> int:
+        return int(self._lib.mpb_core_of(self._raw))
+
+    @property
+    def count(self) -> int:
+        """How many cores the segment is for."""
+        return int(self._lib.mpb_core_count_of(self._raw))
+
+    def incarnation_of(self, core: int) -> int:
+        """Return how often somebody attached as that core."""
+        return int(self._lib.mpb_incarnation_of(self._raw, core))
+
+    def lives(self, core: int) -> bool:
+        return bool(self._lib.mpb_lives(self._raw, core))
+
+    def counters(self) -> dict[str, int]:
+        """Return what this core has done since it attached."""
+        counters = self._lib.mpb_counters_of(self._raw)
+        return {name: getattr(counters, name) for name in dir(counters)}
+
+    # --- requests ---------------------------------------------------------------------------------
+
+    def isend(self, core: int, content: bytes) -> Request:
+        """Begin to send; the content must not change meanwhile."""
+        kept = self._ffi.from_buffer(content)
+        raw = self._ffi.new("struct mpb_request *")
+        self._checked(self._lib.mpb_isend(self._raw, raw, core, kept, len(content)), core)
+        return self._posted(Request(raw, kept, bytearray()))
+
+    def irecv(self, room_bytes: int, core: int = ANY) -> Request:
+        """Begin to receive a message of at most so many bytes."""
+        room = bytearray(room_bytes)
+        raw = self._ffi.new("struct mpb_request *")
+        kept = self._ffi.from_buffer(room)
+        self._checked(self._lib.mpb_irecv(self._raw, raw, core, kept, room_bytes))
+        return self._posted(Request(raw, kept, room))
+
+    def _posted(self, request: Request) -> Request:
+        self._pending.add(request)
+        return request
+
+    def push(self) -> int:
+        """Move on whatever is under way; return how many requests are not over."""
+        return int(self._lib.mpb_push(self._raw))
+
+    def test(self, request: Request) -> bool:
+        """Push, and say whether a request is over; raises what it failed with."""
+        self._lib.mpb_test(self._raw, request._raw)
+        return self._is_over(request)
+
+    def _is_over(self, request: Request) -> bool:
+        raw = request._raw
+        if not request.is_over:
+            return False
+        self._pending.discard(request)
+        if raw.status < 0:
+            core = None if raw.core == ANY else raw.core
+            raise _error(self._module, raw.status, core, raw.size_bytes)
+        return True
+
+    def wait(self, request: Request, timeout_s: float | None = None) -> Request:
+        """Wait for a request. After MpbTimeoutError it is still under way."""
+        end_s = None if timeout_s is None else monotonic() + timeout_s
+        while not request.is_over:
+            code = self._lib.mpb_wait(self._raw, request._raw, _slice_us(end_s))
+            if code == self._lib.MPB_ERROR_TIMEOUT and _is_past(end_s):
+                raise _error(self._module, code, request.core if request.core != ANY else None)
+        self._is_over(request)
+        return request
+
+    def cancel(self, request: Request) -> bool:
+        """End a request as if it had never been; False if it is too late, as all of it was given:
+        then it is still under way.
+        """
+        if request.is_over:
+            return True
+        code = self._lib.mpb_cancel(self._raw, request._raw)
+        if code == self._lib.MPB_ERROR_TOO_LATE:
+            return False
+        self._checked(code)
+        self._pending.discard(request)
+        return True
+
+    def probe(self, core: int = ANY) -> tuple[int, int] | None:
+        """Return whose message waits that nobody has asked for yet, and its size."""
+        found, size_bytes = self._ffi.new("uint32_t *"), self._ffi.new("uint64_t *")
+        if not self._checked(self._lib.mpb_probe(self._raw, core, found, size_bytes)):
+            return None
+        return found[0], size_bytes[0]
+
+    # --- calls that wait --------------------------------------------------------------------------
+
+    def send(self, core: int, content: bytes, timeout_s: float | None = None) -> None:
+        """Send, and wait until it was received."""
+        self._finish(self.isend(core, content), timeout_s)
+
+    def recv(
+        self, room_bytes: int, core: int = ANY, timeout_s: float | None = None
+    ) -> tuple[int, bytes]:
+        """Receive; return whose message it was, and what it says."""
+        request = self._finish(self.irecv(room_bytes, core), timeout_s)
+        return request.core, request.content
+
+    def exchange(
+        self, core: int, content: bytes, room_bytes: int, timeout_s: float | None = None
+    ) -> bytes:
+        """Send to a core and receive from it at the same time."""
+        end_s = None if timeout_s is None else monotonic() + timeout_s
+        receive = self.irecv(room_bytes, core)
+        try:
+            self._finish(self.isend(core, content), timeout_s)
+        except BaseException:
+            self.cancel(receive)
+            raise
+        rest_s = None if end_s is None else max(0.0, end_s - monotonic())
+        return self._finish(receive, rest_s).content
+
+    def _finish(self, request: Request, timeout_s: float | None) -> Request:
+        """Wait for a request, and have it ended when that fails."""
+        try:
+            return self.wait(request, timeout_s)
+        except MpbTimeoutError as error:
+            if not self.cancel(request):
+                code = self._lib.MPB_ERROR_UNSURE
+                raise _error(self._module, code, request.core) from error
+            if request._raw.status != self._lib.MPB_ERROR_CANCELLED:  # it was over just then
+                return self.wait(request)
+            raise
+        except BaseException:
+            self.cancel(request)
+            raise
+
+    def barrier(self, cores: Collection[int] | None = None, timeout_s: float | None = None) -> None:
+        """Wait until all these cores (None: all there are) have come here."""
+        mask = 0 if cores is None else sum(1 << core for core in cores)
+        self._sliced(timeout_s, lambda us: self._lib.mpb_barrier(self._raw, mask, us))
+
+    def lock(self, number: int, timeout_s: float | None = None) -> bool:
+        """Take the lock of that number; whether it was taken from one that died with it."""
+        return self._sliced(timeout_s, lambda us: self._lib.mpb_lock(self._raw, number, us)) == 1
+
+    def unlock(self, number: int) -> None:
+        self._checked(self._lib.mpb_unlock(self._raw, number))
+
+    def _sliced(self, timeout_s: float | None, call: Any) -> int:
+        end_s = None if timeout_s is None else monotonic() + timeout_s
+        while True:
+            code = call(_slice_us(end_s))
+            if code != self._lib.MPB_ERROR_TIMEOUT or _is_past(end_s):
+                return self._checked(code)
+
+    # --- the bell ---------------------------------------------------------------------------------
+
+    def bell(self) -> int:
+        """Return what the bell shows; it changes when there may be something to push."""
+        return int(self._lib.mpb_bell(self._raw))
+
+    def sleep(self, seen: int, timeout_s: float | None = None) -> bool:
+        """Sleep until the bell shows something else; False when the time was over."""
+        try:
+            self._sliced(timeout_s, lambda us: self._lib.mpb_sleep(self._raw, seen, us))
+        except MpbTimeoutError:
+            return False
+        return True
+
+    def ring(self, core: int) -> None:
+        """Ring the bell of a core, this one's own included."""
+        self._lib.mpb_ring(self._raw, core)
+
+
+def _slice_us(end_s: float | None) -> int:
+    if end_s is None:
+        return SLICE_US
+    return max(0, min(SLICE_US, int((end_s - monotonic()) * 1e6)))
+
+
+def _is_past(end_s: float | None) -> bool:
+    return end_s is not None and monotonic() >= end_s

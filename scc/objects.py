@@ -1,0 +1,349 @@
+"""Readers and writers of the store `scc`."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+import weakref
+from typing import TYPE_CHECKING
+
+import xxhash
+
+from ciel.scc.drafts import Draft
+from ciel.scc.fifos import Served
+from ciel.scc.shapes import Info, ShmfsError
+from ciel.scc.shmfs import File
+from ciel.storage.errors import (
+    CorruptObjectError,
+    NoSpaceError,
+    ObjectConflictError,
+    ObjectNotFoundError,
+    StorageError,
+    StoreClosedError,
+    StoreSystemError,
+)
+from ciel.storage.interface import Chunk, ObjectInfo, ObjectReader, ObjectWriter
+
+if TYPE_CHECKING:
+    from ciel.scc.store import SccStore
+
+_NO_ROOM = frozenset(("NO_INODES", "NO_ENTRIES", "LINKS"))
+_NUMBERS = {"BUSY": errno.EBUSY, "NO_HANDLES": errno.EMFILE, "NO_CLIENTS": errno.EUSERS}
+_PIPED_MIN_BYTES = 2**16  # what is smaller is copied sooner than a thread is woken
+
+
+def translated(
+    error: ShmfsError, object_id: str, wanted_bytes: int = 0, available_bytes: int = 0
+) -> StorageError:
+    """Return a store's error for the file system's."""
+    if error.reason == "NOT_FOUND":
+        return ObjectNotFoundError(object_id)
+    if error.reason == "NO_BLOCKS":
+        return NoSpaceError(wanted_bytes, available_bytes)
+    if error.reason in _NO_ROOM:
+        return NoSpaceError(wanted_bytes, 0)
+    if error.reason == "CORRUPT":
+        return CorruptObjectError(object_id, "image", str(error))
+    if error.reason in _NUMBERS:
+        return StoreSystemError(error.operation, _NUMBERS[error.reason])
+    return error
+
+
+def recorded(info: Info) -> str | None:
+    """Return the checksum that lies with a file as its tag; None while nobody asked for it."""
+    return f"{info.tag:016x}" if info.tag else None
+
+
+class SccReader(ObjectReader):
+    """A committed object, open where it lies. Its name is that of a copy: it opens for as long as
+    the reader is open, and longer while there is room for copies.
+    """
+
+    def __init__(self, store: SccStore, object_id: str, file: File) -> None:
+        info = file.info()
+        self.object_id = object_id
+        self.size_bytes = info.size_bytes
+        self._copies = store.copies
+        self._source = f"{store.scheme}{store.file_name(object_id)}"
+        self._key = (info.inode, info.generation)
+        self._file = file
+        self._copy_fd = -1
+        self._copy_path = ""
+        self._pipes = store.fifos
+        self._piped: Served | None = None
+        self._readers = store.readers
+        self._readers.add(self)
+
+    @property
+    def path(self) -> str:
+        self.fileno()
+        return self._copy_path
+
+    @property
+    def piped_path(self) -> str:
+        if self._copy_fd >= 0 or self.size_bytes <= _PIPED_MIN_BYTES:
+            return self.path
+        if self._piped is None or self._piped.is_opened:
+            self._end_pipe()
+            try:
+                self._piped = self._pipes().give(self._file.view(), is_patient=True)
+            except OSError as error:
+                raise StoreSystemError("mkfifo", error.errno or errno.EIO) from error
+        return self._piped.path
+
+    @property
+    def source(self) -> str:
+        return self._source
+
+    def fileno(self) -> int:
+        if self._copy_fd < 0:
+            copy = self._copies.take(self._key, self._file, self.size_bytes)
+            self._copy_fd, self._copy_path = copy.fd, copy.path
+        return self._copy_fd
+
+    def read_into(self, buffer: bytearray | memoryview, offset_bytes: int) -> int:
+        return self._file.read_into(buffer, offset_bytes)
+
+    def view(self) -> memoryview:
+        return self._file.view()
+
+    def close(self) -> None:
+        self._file.close()
+        self._readers.discard(self)
+        self._end_pipe()
+        if self._copy_fd >= 0:
+            self._copy_fd = -1
+            self._copies.give_back(self._key)
+
+    def _end_pipe(self) -> None:
+        if self._piped is not None:
+            self._pipes().end(self._piped)
+            self._piped = None
+
+    def __del__(self) -> None:
+        if hasattr(self, "_copy_fd"):
+            self.close()
+
+
+class SccWriter(ObjectWriter):
+    """An object on its way: written into the image as it comes, or, once somebody asks for a name
+    or a descriptor, into a draft, for which the image only keeps room.
+    """
+
+    def __init__(self, store: SccStore, object_id: str, hint_bytes: int) -> None:
+        self.object_id = object_id
+        self._store = store
+        self._pid = os.getpid()
+        self._is_open = True
+        self._file: File | None = None
+        self._draft: Draft | None = None
+        self._written_bytes = 0
+        self._charged_bytes = 0
+        self._digest = xxhash.xxh3_64()
+        self._viewed_bytes = 0
+        self._shared = False  # once a program may write too, only the file knows what was written
+        if hint_bytes:
+            self._have_room(hint_bytes)
+
+    @property
+    def path(self) -> str:
+        draft = self._in_draft()
+        self._shared = True
+        return draft.path
+
+    def fileno(self, *, to_write: bool = True) -> int:
+        draft = self._in_draft()
+        self._shared = self._shared or to_write
+        draft.is_lent = True
+        return draft.fileno()
+
+    @property
+    def size_bytes(self) -> int:
+        self._require_open()
+        if self._draft is None or not self._shared:
+            return self._written_bytes
+        return os.fstat(self._draft.current_fd()).st_size
+
+    def write(self, chunk: Chunk) -> None:
+        self._require_open()
+        content = memoryview(chunk)
+        if not content.nbytes:
+            return
+        content = content.cast("B")
+        size_bytes = self._written_bytes + len(content)
+        if self._draft is not None:
+            self._have_room(size_bytes)
+            self._draft.write(content)
+        else:
+            self._write_in_place(content, size_bytes)
+        self._digest.update(content)
+        self._written_bytes = size_bytes
+
+    def view(self, size_bytes: int) -> memoryview:
+        self._require_open()
+        if self._draft is not None or self._written_bytes or not self._store.is_in_place:
+            return super().view(size_bytes)
+        self._have_room(size_bytes)
+        self._written_bytes = self._viewed_bytes = size_bytes
+        return self._have_file().writable(size_bytes) if size_bytes else memoryview(bytearray())
+
+    def account(self) -> None:
+        self._require_open()
+        size_bytes = self._draft.size_now() if self._draft is not None else None
+        if size_bytes:  # else commit will say what is wrong
+            self._have_room(size_bytes)
+
+    def read(self, offset_bytes: int, length_bytes: int) -> bytes:
+        self._require_open()
+        if self._draft is not None:
+            fd = self._draft.current_fd() if self._shared else self._draft.fileno()
+            return os.pread(fd, length_bytes, offset_bytes)
+        if self._file is None:
+            return b""
+        buffer = bytearray(max(0, min(length_bytes, self._written_bytes - offset_bytes)))
+        count = self._file.read_into(buffer, offset_bytes) if buffer else 0
+        return bytes(memoryview(buffer)[:count])
+
+    def take(self, max_bytes: int, *, is_alone: bool = False) -> bytes | None:
+        self._require_open()
+        if self._draft is None or self._written_bytes or not is_alone:
+            return super().take(max_bytes)
+        if (self._draft.size_now() or 0) > max_bytes:
+            return None
+        content = self._draft.take_back() if self._pid == os.getpid() else None
+        if content is None:
+            return super().take(max_bytes)
+        self._draft = None
+        self.abort()
+        return content
+
+    def commit(self, *, checksum: str | None = None) -> ObjectInfo:
+        self._require_open()
+        if self._draft is not None:
+            size_bytes, found = self._copy_in(self._draft)
+        elif self._viewed_bytes:
+            size_bytes, found = self._take_over()
+        else:
+            size_bytes, found = self._written_bytes, str(self._digest.hexdigest())
+        if checksum is not None and found != checksum:
+            detail = f"it is {found}, and should be {checksum}"
+            raise CorruptObjectError(self.object_id, "checksum", detail)
+        file = self._have_file()
+        info = ObjectInfo(self.object_id, size_bytes, found)
+        try:
+            file.set_tag(int(found, 16))
+            kept = self._store.publish(file, info)
+        except ShmfsError as error:
+            raise translated(error, self.object_id, size_bytes) from error
+        except ObjectConflictError:
+            self.abort()
+            raise
+        self.abort()  # all that is left is the handle
+        return kept
+
+    def abort(self) -> None:
+        if not self._is_open:
+            return
+        self._is_open = False
+        is_ours = os.getpid() == self._pid  # a forked copy owns neither the draft nor the space
+        if self._draft is not None:
+            self._draft.close(discard=is_ours)
+        if self._file is not None:
+            self._file.close()
+        if is_ours:
+            self._store.done_writing(self, self._charged_bytes)
+
+    def __del__(self) -> None:
+        if hasattr(self, "_is_open"):
+            self.abort()
+
+    def _require_open(self) -> None:
+        if not self._is_open:
+            raise StoreClosedError(f"the writer of {self.object_id}")
+        self._store.require_open()
+
+    def _have_file(self) -> File:
+        if self._file is None:
+            self._file = self._store.new_file(self.object_id)
+        return self._file
+
+    def _have_room(self, size_bytes: int) -> None:
+        try:
+            self._have_file().reserve(size_bytes)
+        except ShmfsError as error:
+            raise self._refused(error, size_bytes) from error
+        self._charge()
+
+    def _write_in_place(self, content: memoryview, size_bytes: int) -> None:
+        try:
+            self._have_file().write(content, self._written_bytes)
+        except ShmfsError as error:
+            raise self._refused(error, size_bytes) from error
+        self._charge()
+
+    def _charge(self) -> None:
+        """Count what the file occupies by now."""
+        assert self._file is not None
+        charged_bytes = self._file.info().block_count * self._store.block_bytes
+        self._store.charge(charged_bytes - self._charged_bytes)
+        self._charged_bytes = charged_bytes
+
+    def _refused(self, error: ShmfsError, wanted_bytes: int) -> StorageError:
+        available_bytes = self._store.free_bytes() + self._charged_bytes
+        return translated(error, self.object_id, wanted_bytes, available_bytes)
+
+    def _in_draft(self) -> Draft:
+        """Go on in a draft, with what was written so far."""
+        self._require_open()
+        if self._draft is None:
+            draft = self._store.new_draft(self.object_id)
+            if self._written_bytes:
+                draft.write(memoryview(self.read(0, self._written_bytes)))
+            self._draft = draft
+        return self._draft
+
+    def _take_over(self) -> tuple[int, str]:
+        """Take what was written in place for the content."""
+        file = self._have_file()
+        file.wrote(self._viewed_bytes)
+        content = file.writable(self._viewed_bytes)
+        return self._viewed_bytes, str(xxhash.xxh3_64(content).hexdigest())
+
+    def _copy_in(self, draft: Draft) -> tuple[int, str]:
+        """Fill the file from the draft; as often as a commit is tried."""
+        size_bytes = os.fstat(draft.current_fd()).st_size
+        try:
+            file = self._have_file()
+            file.truncate(0)
+            self._have_room(size_bytes)
+            copied_bytes, found = draft.copy_to(file, size_bytes, in_place=self._store.is_in_place)
+        except ShmfsError as error:
+            raise self._refused(error, size_bytes) from error
+        except OSError as error:
+            raise StoreSystemError("commit", error.errno or errno.EIO) from error
+        self._store.copies.count(copied_bytes)
+        return copied_bytes, found
+
+
+class Users:
+    """The readers or writers of a store that are alive, to be counted and ended by any thread."""
+
+    def __init__(self) -> None:
+        self._alive: weakref.WeakSet[SccReader | SccWriter] = weakref.WeakSet()
+        self._lock = threading.RLock()  # one may be collected, and leave, within any call
+
+    def add(self, user: SccReader | SccWriter) -> None:
+        with self._lock:
+            self._alive.add(user)
+
+    def discard(self, user: SccReader | SccWriter) -> None:
+        with self._lock:
+            self._alive.discard(user)
+
+    def __len__(self) -> int:
+        return len(self._alive)
+
+    def all(self) -> list[SccReader | SccWriter]:
+        with self._lock:
+            return list(self._alive)

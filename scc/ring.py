@@ -1,0 +1,208 @@
+"""Rings of bytes in shared memory: the binding of `include/ring.h`, which says what they are.
+
+One side is used by one thread at a time. Nothing here waits but `Ring.wait`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any, Final
+
+from ciel.core.errors import CielError
+from ciel.scc.builds import load
+
+CAPACITY_BYTES: Final = 64 * 1024
+"""Of each direction: many calls of a program; a larger one goes through in pieces."""
+
+READ_BYTES: Final = 64 * 1024
+LOOKS_PER_US: Final = 40
+"""A look with the pause before it takes some 25 ns; patience is counted, never timed."""
+
+WAKE_UP_US: Final = 50
+"""What a sleep takes at least; who was woken after so much more might as well have looked."""
+
+BYTES: Final = 1
+ROOM: Final = 2
+"""What somebody may want of a ring."""
+
+_module = load("ring")
+_ffi: Any = _module.ffi
+_lib: Any = _module.lib
+
+
+class RingError(CielError):
+    """A segment that is none, or that the other side has spoilt. `code` is one of ring.h, and
+    `number` the system's for a call that failed.
+    """
+
+    def __init__(self, code: int, number: int = 0) -> None:
+        self.code = code
+        text = _ffi.string(_lib.ring_error_text(code)).decode()
+        super().__init__(f"{text}: {os.strerror(number)}" if number else text)
+
+
+_SYSTEM: Final[int] = _lib.RING_ERROR_SYSTEM
+_SIGNAL: Final[int] = _lib.RING_ERROR_SIGNAL
+
+
+def make_segment(capacity_bytes: int = CAPACITY_BYTES) -> int:
+    """Make a segment; returns its descriptor, which is the caller's. Raises RingError."""
+    return _checked(_lib.ring_make(capacity_bytes))
+
+
+def _checked(result: int) -> int:
+    if result < 0:
+        raise RingError(result, _ffi.errno if result == _SYSTEM else 0)
+    return result
+
+
+def make_patience(spin_us: float) -> Any:
+    """Return how long somebody looks before sleeping, at most."""
+    looks = int(spin_us * LOOKS_PER_US)
+    how = {"looks_max": looks, "looks": looks, "soon_us": int(spin_us) + WAKE_UP_US}
+    return _ffi.new("struct ring_patience *", how)
+
+
+class Ring:
+    """One side of a segment. Descriptors stay the caller's: `bell_fd` rings the other side, and by
+    `wait_fd` it rings us (-1: the caller waits elsewhere). With `keeps_bell`, the ring has a
+    duplicate of the bell until it is closed, whatever the caller does. Raises RingError.
+    """
+
+    __slots__ = ("_buffer", "_kept_fd", "_patience", "_side", "_storage", "_view")
+
+    def __init__(
+        self,
+        segment_fd: int,
+        side: int,
+        bell_fd: int,
+        wait_fd: int = -1,
+        spin_us: float = 0,
+        *,
+        keeps_bell: bool = False,
+    ) -> None:
+        try:
+            self._kept_fd = os.dup(bell_fd) if keeps_bell else -1
+        except OSError as error:
+            raise RingError(_SYSTEM, error.errno or 0) from None
+        size_bytes = _lib.ring_size()
+        self._storage = _ffi.new("char[]", size_bytes + 64)
+        start = self._storage + -int(_ffi.cast("uintptr_t", self._storage)) % 64
+        found = _ffi.new("struct ring **")
+        bell_fd = self._kept_fd if keeps_bell else bell_fd
+        result = _lib.ring_open(found, start, size_bytes, segment_fd, side, bell_fd, wait_fd)
+        self._side = found[0]
+        if result:
+            number = _ffi.errno if result == _SYSTEM else 0
+            self._let_go()
+            raise RingError(result, number)
+        self._patience = make_patience(spin_us)
+        self._buffer = _ffi.new("char[]", READ_BYTES)
+        self._view = _ffi.buffer(self._buffer)
+
+    def close(self) -> None:
+        """Let go of the memory; then the ring is not to be used any more."""
+        if self._side != _ffi.NULL:
+            _lib.ring_close(self._side)
+            self._side = _ffi.NULL
+            self._let_go()
+
+    def _let_go(self) -> None:
+        if self._kept_fd >= 0:
+            os.close(self._kept_fd)
+            self._kept_fd = -1
+
+    @property
+    def is_open(self) -> bool:
+        return bool(self._side != _ffi.NULL)
+
+    @property
+    def capacity_bytes(self) -> int:
+        return int(_lib.ring_capacity(self._side))
+
+    def write(self, data: bytes) -> int:
+        """Write what there is room for; returns how many bytes. Raises RingError."""
+        count: int = _lib.ring_write(self._side, data, len(data))
+        return count if count >= 0 else _checked(count)
+
+    def read(self) -> bytes:
+        """Return what is there, at most READ_BYTES; empty if nothing is. Raises RingError."""
+        count: int = _lib.ring_read(self._side, self._buffer, READ_BYTES)
+        if count <= 0:
+            _checked(count)
+            return b""
+        data: bytes = self._view[:count]
+        return data
+
+    @property
+    def readable_bytes(self) -> int:
+        return _checked(_lib.ring_readable(self._side))
+
+    @property
+    def unread_bytes(self) -> int:
+        """How much of what was written the other side has not read yet."""
+        return self.capacity_bytes - _checked(_lib.ring_room(self._side))
+
+    def wait(self, wants_room: bool = False) -> bool:
+        """Wait until something is there (or room, if wanted); False when the other side is gone.
+        Signals are served meanwhile. Raises RingError.
+        """
+        while True:
+            result: int = _lib.ring_wait(self._side, self._patience, wants_room)
+            if result != _SIGNAL:
+                return bool(_checked(result))
+
+
+class Lookout:
+    """The rings of one event loop, which asks before and after it waits.
+
+    `add` returns a place, by which `want` says what is wanted of that ring; `found` of `add` is
+    called with it (BYTES, ROOM or both; negative: an error of ring.h).
+    """
+
+    def __init__(self, spin_us: float = 0) -> None:
+        self.spin_us = spin_us
+        self._patience = make_patience(spin_us)
+        self._rings: list[Ring] = []
+        self._calls: list[Callable[[int], object]] = []
+        self._watches: Any = _ffi.new("struct ring_watch[]", 0)
+
+    def __len__(self) -> int:
+        return len(self._rings)
+
+    def add(self, ring: Ring, found: Callable[[int], object]) -> None:
+        """Look after a ring from now on; nothing is wanted of it yet."""
+        self._rings.append(ring)
+        self._calls.append(found)
+        self._renew()
+
+    def remove(self, ring: Ring) -> None:
+        index = self._rings.index(ring)
+        del self._rings[index], self._calls[index]
+        self._renew({index})
+
+    def want(self, ring: Ring, wants: int) -> None:
+        """Say what is wanted of a ring: BYTES, ROOM, both or 0."""
+        self._watches[self._rings.index(ring)].wants = wants
+
+    def before_wait(self) -> bool:
+        """Say whether the loop need not wait; else every ring says that it sleeps."""
+        return bool(_lib.ring_before_wait(self._watches, len(self._rings), self._patience))
+
+    def after_wait(self) -> None:
+        """Have all be awake, and call those that found something."""
+        watches, calls = self._watches, self._calls
+        if not _lib.ring_after_wait(watches, len(calls), self._patience):
+            return
+        found = [(call, watch.found) for call, watch in zip(calls, watches, strict=True)]
+        for call, what in found:
+            if what and call in self._calls:  # it may be gone by an earlier call
+                call(what)
+
+    def _renew(self, without: frozenset[int] | set[int] = frozenset()) -> None:
+        wants = [watch.wants for i, watch in enumerate(self._watches) if i not in without]
+        self._watches = _ffi.new("struct ring_watch[]", len(self._rings))
+        for index, ring in enumerate(self._rings):
+            self._watches[index].ring = ring._side
+            self._watches[index].wants = wants[index] if index < len(wants) else 0

@@ -1,0 +1,493 @@
+"""The file system in memory, from Python: a thin binding over `include/shmfs.h`.
+
+    with Image.open(control, data, Geometry(block_bytes=65536)) as image:
+        with image.create("4f2a:out:0", size_hint_bytes=10) as file:
+            file.write(b"0123456789", 0)
+            file.commit()
+        view = image.open_file("4f2a:out:0").view()
+
+An image is two files, one of control data and one of blocks, which every process maps. What the
+header says holds: one `Image` may be used by several threads, one `File` by one at a time, and a
+child of fork must open its own. Errors are `ShmfsError`; `ShmfsError.reason` is the name in the
+header, such as `NOT_FOUND`.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import mmap
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from ciel.scc.builds import Build, load
+from ciel.scc.images import map_rows, reserve_whole, unmap
+from ciel.scc.shapes import Geometry, ImageProblem, Info, ShmfsError
+from ciel.storage.errors import StoreClosedError, StoreSystemError
+from ciel.storage.interface import Chunk
+
+_OPEN = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
+_MODE = 0o600
+_MAGIC_BYTES = 8
+_PROBLEMS_MAX = 100
+
+
+class Image:
+    """One client of an image. `close` waits for nobody: files that are open live on."""
+
+    def __init__(self, control_fd: int, data_fd: int, build: Build, lock_timeout_ms: int) -> None:
+        """Attach to what the descriptors, which become ours, are open on."""
+        module = load("shmfs", build)
+        self.build = build
+        self._ffi, self._lib = module.ffi, module.lib
+        self._fds = (control_fd, data_fd)
+        self._pid = os.getpid()
+        self._lock = threading.RLock()  # a file may be collected within any call
+        self._file_count = 0
+        self._is_closed = False
+        self._fs: Any = None
+        try:
+            self._attach(lock_timeout_ms)
+        except BaseException:
+            self._let_go()
+            raise
+        geometry = self._lib.shmfs_geometry_of(self._fs)
+        self.geometry = Geometry(*(getattr(geometry, name) for name in Geometry._fields))
+        self.client: int = self._lib.shmfs_client_of(self._fs)
+
+    @classmethod
+    def open(
+        cls,
+        control: Path,
+        data: Path,
+        geometry: Geometry | None = None,
+        *,
+        build: Build = "coherent",
+        lock_timeout_ms: int = 0,
+    ) -> Image:
+        """Attach to the image of two files. With a geometry, make it if there is none; the shape of
+        one that is there stays. `lock_timeout_ms`: how long a call may wait for a lock before it is
+        refused as `BUSY`; 0: for ever.
+        """
+        created = os.O_CREAT if geometry is not None else 0
+        try:
+            control_fd = os.open(control, _OPEN | created, _MODE)
+        except FileNotFoundError:
+            raise _no_image(control) from None
+        except OSError as error:
+            raise StoreSystemError(f"open {control}", error.errno or errno.EIO) from error
+        try:
+            data_fd = os.open(data, _OPEN | created, _MODE)
+        except OSError as error:
+            os.close(control_fd)
+            if isinstance(error, FileNotFoundError):
+                raise _no_image(data) from None
+            raise StoreSystemError(f"open {data}", error.errno or errno.EIO) from error
+        try:
+            if geometry is not None:
+                _make(control_fd, data_fd, geometry, build)
+        except BaseException:
+            os.close(control_fd)
+            os.close(data_fd)
+            raise
+        return cls(control_fd, data_fd, build, lock_timeout_ms)
+
+    def _attach(self, lock_timeout_ms: int) -> None:
+        ffi, lib = self._ffi, self._lib
+        self._memory = _Memory(self._fds, ffi)
+        options = ffi.new("struct shmfs_options *", {"lock_timeout_ms": lock_timeout_ms})
+        size_bytes = lib.shmfs_size()
+        storage = ffi.new("uint8_t[]", size_bytes + 64)
+        start = ffi.cast("uint8_t *", -(-int(ffi.cast("uintptr_t", storage)) // 64) * 64)
+        found = ffi.new("struct shmfs **")
+        self._check(
+            "attach", lib.shmfs_attach(found, start, size_bytes, self._memory.described, options)
+        )
+        self._storage = storage
+        self._fs = found[0]
+
+    def close(self) -> None:
+        """Be no client any more, once the last open file is closed."""
+        with self._lock:
+            self._is_closed = True
+            if not self._file_count:
+                self._let_go()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_lock"):
+            self.close()
+
+    # --- files ------------------------------------------------------------------------------------
+
+    def create(self, name: str | None = None, *, size_hint_bytes: int = 0) -> File:
+        """Make a file and open it for writing; without a name it is gone unless committed."""
+        text = self._ffi.NULL if name is None else self._text(name)
+        return self._opened("create", lambda h: self._lib.shmfs_create(
+            self._open_fs(), text, size_hint_bytes, h
+        ))  # fmt: skip
+
+    def open_file(self, name: str) -> File:
+        """Open a committed file for reading."""
+        text = self._text(name)
+        return self._opened("open", lambda h: self._lib.shmfs_open(self._open_fs(), text, h))
+
+    def reopen(self, name: str) -> File:
+        """Open a file that is not committed and has no writer, to write on."""
+        text = self._text(name)
+        return self._opened("reopen", lambda h: self._lib.shmfs_reopen(self._open_fs(), text, h))
+
+    def stat(self, name: str) -> Info | None:
+        """Return what a file is; None if there is none of that name."""
+        info = self._ffi.new("struct shmfs_info *")
+        result = self._lib.shmfs_stat(self._open_fs(), self._text(name), info)
+        if result == self._lib.SHMFS_ERROR_NOT_FOUND:
+            return None
+        self._check("stat", result)
+        return _info(info)
+
+    def exists(self, name: str) -> bool:
+        """Tell whether there is a file of that name; the quickest question."""
+        result = self._lib.shmfs_lookup(self._open_fs(), self._text(name))
+        if result == self._lib.SHMFS_ERROR_NOT_FOUND:
+            return False
+        self._check("lookup", result)
+        return True
+
+    def link(self, target: str, name: str) -> None:
+        """Give the file of one name another."""
+        names = self._text(target), self._text(name)
+        self._check("link", self._lib.shmfs_link(self._open_fs(), *names))
+
+    def unlink(self, name: str) -> None:
+        """Take a name away; content goes with the last one, once nobody has it open."""
+        self._check("unlink", self._lib.shmfs_unlink(self._open_fs(), self._text(name)))
+
+    def rename(self, name: str, to: str, *, replace: bool = False) -> None:
+        """Move a name, in one step."""
+        names = self._text(name), self._text(to)
+        self._check("rename", self._lib.shmfs_rename(self._open_fs(), *names, replace))
+
+    def names(self) -> Iterator[tuple[str, Info]]:
+        """Walk the names; what stays meanwhile is met exactly once."""
+        ffi = self._ffi
+        cursor, info = ffi.new("uint64_t *"), ffi.new("struct shmfs_info *")
+        name = ffi.new("char[]", self._lib.SHMFS_NAME_MAX_BYTES + 1)
+        while self._check("list", self._lib.shmfs_list(self._open_fs(), cursor, name, info)):
+            yield os.fsdecode(ffi.string(name)), _info(info)
+
+    def load(self, fd: int, name: str) -> None:
+        """Copy a file of another file system in, and commit it under that name."""
+        self._check("load", self._lib.shmfs_load(self._open_fs(), fd, self._text(name)))
+
+    def store(self, name: str, fd: int) -> int:
+        """Copy a committed file out; returns its bytes."""
+        return self._check("store", self._lib.shmfs_store(self._open_fs(), self._text(name), fd))
+
+    # --- the whole --------------------------------------------------------------------------------
+
+    def io_begin(self, limit: int, timeout_s: float = -1) -> None:
+        """Wait until fewer than so many disk jobs are under way, and begin one (CIB-40)."""
+        timeout_ms = -1 if timeout_s < 0 else round(timeout_s * 1000)
+        result = self._lib.shmfs_io_begin(self._open_fs(), limit, timeout_ms)
+        self._check("io_begin", result)
+
+    def io_end(self) -> None:
+        """End a disk job."""
+        self._check("io_end", self._lib.shmfs_io_end(self._open_fs()))
+
+    def sweep(self) -> int:
+        """Drop what dead clients left; returns how many there were."""
+        return self._check("sweep", self._lib.shmfs_sweep(self._open_fs()))
+
+    def statistics(self) -> dict[str, int]:
+        """Return how full it is, by the names of `struct shmfs_statistics`."""
+        found = self._ffi.new("struct shmfs_statistics *")
+        self._check("statfs", self._lib.shmfs_statfs(self._open_fs(), found))
+        fields = self._ffi.typeof("struct shmfs_statistics").fields
+        return {name: int(getattr(found, name)) for name, _ in fields}
+
+    def check(self) -> list[ImageProblem]:
+        """Return what is wrong with an image that nobody is changing meanwhile."""
+        ffi, lib = self._ffi, self._lib
+        self._open_fs()
+        memory = self._memory.described
+        scratch_bytes = lib.shmfs_check_scratch_bytes(memory.control, memory.control_bytes)
+        scratch = ffi.new("uint8_t[]", scratch_bytes + 64)
+        start = ffi.cast("uint8_t *", -(-int(ffi.cast("uintptr_t", scratch)) // 64) * 64)
+        problems = ffi.new("struct shmfs_problem[]", _PROBLEMS_MAX)
+        count = lib.shmfs_check(
+            memory.control, memory.control_bytes, memory.data_bytes,
+            start, scratch_bytes, problems, _PROBLEMS_MAX,
+        )  # fmt: skip
+        return [
+            ImageProblem(
+                ffi.string(problem.code, 4).decode(), problem.place, problem.detail,
+                ffi.string(lib.shmfs_problem_text(problem.code)).decode(),
+            )
+            for problem in problems[0 : min(self._check("check", count), _PROBLEMS_MAX)]
+        ]  # fmt: skip
+
+    # --- within -----------------------------------------------------------------------------------
+
+    def _opened(self, operation: str, call: Any) -> File:
+        handle = self._ffi.new("struct shmfs_handle *")
+        with self._lock:
+            self._check(operation, call(handle))
+            self._file_count += 1
+        return File(self, handle)
+
+    def _closed(self, handle: Any) -> None:
+        """Close a file's handle; a forked copy of it owns nothing."""
+        if self._pid != os.getpid():
+            return
+        with self._lock:
+            self._lib.shmfs_close(self._fs, handle)
+            self._file_count -= 1
+            if self._is_closed and not self._file_count:
+                self._let_go()
+
+    def _let_go(self) -> None:
+        if self._pid == os.getpid() and self._fs is not None:
+            self._lib.shmfs_detach(self._fs)
+        self._fs = self._memory = None  # type: ignore[assignment]  # nobody asks after this
+        for fd in self._fds:
+            os.close(fd)
+        self._fds = ()  # type: ignore[assignment]  # closed twice is closed once
+
+    def _open_fs(self) -> Any:
+        if self._is_closed:
+            raise StoreClosedError("the image")
+        return self._fs
+
+    def _text(self, name: str) -> bytes:
+        encoded = os.fsencode(name)
+        if b"\0" in encoded:  # C would see less of it
+            self._check("name", self._lib.SHMFS_ERROR_NAME)
+        return encoded
+
+    def _check(self, operation: str, result: int) -> int:
+        """Return what a call returned, or raise what it says went wrong."""
+        if result >= 0:
+            return result
+        ffi = self._ffi
+        number = ffi.errno
+        if result == self._lib.SHMFS_ERROR_SYSTEM:
+            raise StoreSystemError(f"shmfs {operation}", number)
+        reason = ffi.typeof("enum shmfs_error").elements.get(result, str(result))
+        text = ffi.string(self._lib.shmfs_error_text(result)).decode()
+        raise ShmfsError(operation, reason.removeprefix("SHMFS_ERROR_"), text)
+
+
+class File:
+    """An open file of an image. Dropped, it is closed."""
+
+    def __init__(self, image: Image, handle: Any) -> None:
+        self._image = image
+        self._handle = handle
+        self._users = 1  # views among them
+        self._is_closed = False
+
+    def write(self, chunk: Chunk, offset_bytes: int) -> None:
+        """Write there, and grow if need be."""
+        image = self._image
+        if size_bytes := memoryview(chunk).nbytes:
+            source = image._ffi.from_buffer(memoryview(chunk).cast("B"))
+            result = image._lib.shmfs_write(*self._open(), source, size_bytes, offset_bytes)
+            image._check("write", result)
+
+    def read_into(self, buffer: bytearray | memoryview, offset_bytes: int) -> int:
+        """Fill the buffer from there; returns how many bytes came."""
+        image = self._image
+        target = image._ffi.from_buffer(buffer, require_writable=True)
+        size_bytes = memoryview(buffer).nbytes
+        result = image._lib.shmfs_read(*self._open(), target, size_bytes, offset_bytes)
+        return image._check("read", result)
+
+    def reserve(self, size_bytes: int) -> None:
+        """Have room for so many bytes in all."""
+        image = self._image
+        image._check("reserve", image._lib.shmfs_reserve(*self._open(), size_bytes))
+
+    def truncate(self, size_bytes: int) -> None:
+        """Cut it, or make it longer with zeros."""
+        image = self._image
+        image._check("truncate", image._lib.shmfs_truncate(*self._open(), size_bytes))
+
+    def commit(self, name: str | None = None) -> None:
+        """Make it what it is for good, and visible; under that name as well, if there is one."""
+        image = self._image
+        text = image._ffi.NULL if name is None else image._text(name)
+        image._check("commit", image._lib.shmfs_commit(*self._open(), text))
+
+    def set_tag(self, tag: int) -> None:
+        """Keep a number with it."""
+        image = self._image
+        image._check("set_tag", image._lib.shmfs_set_tag(*self._open(), tag))
+
+    def info(self) -> Info:
+        """Return what it is."""
+        image = self._image
+        info = image._ffi.new("struct shmfs_info *")
+        image._check("stat", image._lib.shmfs_stat_handle(*self._open(), info))
+        return _info(info)
+
+    def rows(self, size_bytes: int) -> list[tuple[int, int]]:
+        """Return where its content lies among the blocks: offsets and lengths, in order. For a
+        writer, of what is reserved.
+        """
+        image, offset_bytes = self._image, 0
+        rows: list[tuple[int, int]] = []
+        place, run = image._ffi.new("uint64_t *"), image._ffi.new("uint64_t *")
+        while offset_bytes < size_bytes:
+            result = image._lib.shmfs_place(*self._open(), offset_bytes, place, run)
+            image._check("place", result)
+            length_bytes = min(run[0], size_bytes - offset_bytes)
+            if rows and rows[-1][0] + rows[-1][1] == place[0]:
+                rows[-1] = (rows[-1][0], rows[-1][1] + length_bytes)
+            else:
+                rows.append((place[0], length_bytes))
+            offset_bytes += length_bytes
+        return rows
+
+    def writable(self, size_bytes: int) -> memoryview:
+        """Return the memory of a writer's first bytes, of which there must be room for as many, to
+        write in place; then say `wrote`. Keep it no longer than the file.
+        """
+        image, rows = self._image, self.rows(size_bytes)
+        if len(rows) == 1:
+            start, _ = rows[0]
+            return memoryview(image._memory.data)[start : start + size_bytes]
+        ffi, mapped = image._ffi, map_rows(image._fds[1], rows, writable=True)
+        pinned = ffi.gc(ffi.cast("char *", mapped), lambda _: unmap(mapped, size_bytes))
+        return memoryview(ffi.buffer(pinned, size_bytes))
+
+    def wrote(self, size_bytes: int) -> None:
+        """Say that content was written in place, up to there."""
+        image = self._image
+        image._check("wrote", image._lib.shmfs_wrote(*self._open(), size_bytes))
+
+    def view(self) -> memoryview:
+        """Return the content of a committed file where it lies, read-only and for as long as
+        somebody uses it; where every core has a private cache, a copy made through that.
+        """
+        image, size_bytes = self._image, self.info().size_bytes
+        if not size_bytes:
+            return memoryview(b"")
+        if image.build == "strict":
+            buffer = bytearray(size_bytes)
+            self.read_into(buffer, 0)
+            return memoryview(buffer).toreadonly()
+        ffi, rows = image._ffi, self.rows(size_bytes)
+        if len(rows) == 1:
+            start = ffi.cast("char *", image._memory.described.data) + rows[0][0]
+            pinned = ffi.gc(start, lambda _: self._unused())
+        else:
+            mapped = map_rows(image._fds[1], rows)
+
+            def end(_: Any) -> None:
+                unmap(mapped, size_bytes)
+                self._unused()
+
+            pinned = ffi.gc(ffi.cast("char *", mapped), end)
+        with image._lock:
+            self._users += 1
+        return memoryview(ffi.buffer(pinned, size_bytes)).toreadonly()
+
+    def close(self) -> None:
+        """Close it; its views live on. Closing twice is closing once."""
+        if not self._is_closed:
+            self._is_closed = True
+            self._unused()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        self.close()
+
+    def _open(self) -> tuple[Any, Any]:
+        if self._is_closed:
+            raise StoreClosedError("the file")
+        return self._image._fs, self._handle
+
+    def _unused(self) -> None:
+        with self._image._lock:
+            self._users -= 1
+            if not self._users:
+                self._image._closed(self._handle)
+
+
+class _Memory:
+    """Both files, mapped; and how C is told of them."""
+
+    def __init__(self, fds: tuple[int, int], ffi: Any) -> None:
+        try:
+            self.control, self.data = (mmap.mmap(fd, 0) for fd in fds)
+        except (OSError, ValueError) as error:  # ValueError: it is empty
+            number = error.errno if isinstance(error, OSError) else None
+            raise StoreSystemError("map an image", number or errno.ENODATA) from error
+        self._pointers = ffi.from_buffer(self.control), ffi.from_buffer(self.data)
+        self.described = ffi.new("struct shmfs_memory *", {
+            "control": self._pointers[0], "control_bytes": len(self.control),
+            "data": self._pointers[1], "data_bytes": len(self.data), "control_fd": fds[0],
+        })  # fmt: skip
+
+
+def _make(control_fd: int, data_fd: int, geometry: Geometry, build: Build) -> None:
+    """Make an image unless there is one. Whoever dies at it is followed by the next, since the
+    first bytes are written last.
+    """
+    module = load("shmfs", build)
+    ffi, lib = module.ffi, module.lib
+    fcntl.flock(control_fd, fcntl.LOCK_EX)
+    try:
+        if any(os.pread(control_fd, _MAGIC_BYTES, 0)):
+            return
+        shape = ffi.new("struct shmfs_geometry *", geometry._asdict())
+        sizes = ffi.new("uint64_t[2]")
+        result = lib.shmfs_sizes(shape, sizes, sizes + 1)
+        if result == 0:
+            reserve_whole(control_fd, sizes[0])
+            reserve_whole(data_fd, sizes[1])
+            memory = _Memory((control_fd, data_fd), ffi)
+            result = lib.shmfs_format(memory.described, shape)
+        if result < 0:
+            reason = ffi.typeof("enum shmfs_error").elements.get(result, str(result))
+            text = ffi.string(lib.shmfs_error_text(result)).decode()
+            raise ShmfsError("format", reason.removeprefix("SHMFS_ERROR_"), text)
+    finally:
+        fcntl.flock(control_fd, fcntl.LOCK_UN)
+
+
+def _no_image(path: Path) -> ShmfsError:
+    return ShmfsError("attach", "FORMAT", f"there is no image at {path}")
+
+
+def _info(info: Any) -> Info:
+    return Info(
+        info.inode, info.generation, info.size_bytes, info.block_count, info.link_count,
+        info.handle_count, info.is_committed, info.is_writing, info.is_contiguous, info.tag,
+    )  # fmt: skip

@@ -1,0 +1,348 @@
+/* client.c: who is attached, what becomes of the dead, and disk jobs.
+ *
+ * A client's place is had by signing it: a lock on a byte of the control file, which ends with the
+ * process. Who signs a place that is not free has found a dead client's, and is the only one to have
+ * found it: it finishes what that one was about, lets go of its locks, closes its handles and drops
+ * what it was writing. Should it die meanwhile, the next one goes on. (CIB-23, failures S1, S5, S10)
+ */
+#include "core.h"
+
+#include <errno.h>
+
+#define IO_LOOK_US 100000 /* between two looks whether a disk job's owner has died */
+
+static uint32_t owner_word(uint32_t client, uint32_t generation)
+{
+    return (generation & ((1u << 20) - 1)) << 11 | (client + 1);
+}
+
+/* Let go of what a client holds whose place is signed by us. */
+static void release_locks(struct shmfs *fs, uint32_t client, uint32_t generation)
+{
+    const uint32_t owner = owner_word(client, generation);
+    struct image_lock *locks = (struct image_lock *)(fs->control + fs->shape.locks);
+    for (uint32_t i = 0; i < fs->shape.lock_count; i++)
+        lock_release_for(fs, &locks[i], owner);
+}
+
+static int end_io(struct shmfs *fs, uint32_t client)
+{
+    struct image_client *dead = client_at(fs, client);
+    struct image_statistics *statistics = statistics_of(fs);
+    int error = lock_take(fs, LOCK_STATISTICS, 1);
+    if (error)
+        return error;
+    port_invalidate(&fs->port, &dead->log_count, PORT_LINE_BYTES);
+    port_invalidate(&fs->port, statistics, sizeof statistics->io_count);
+    const uint32_t count = port_load32(&fs->port, &dead->io_count);
+    if (count) {
+        log_set32(fs, &statistics->io_count,
+                  port_load32(&fs->port, &statistics->io_count) - count);
+        log_set32(fs, &dead->io_count, 0);
+        log_commit(fs);
+        port_register_add(&fs->port, &statistics->io_bell, 1);
+        port_wake(&statistics->io_bell, INT32_MAX);
+    }
+    lock_drop_all(fs);
+    return 0;
+}
+
+/* Put a dead client to rest. Its place is signed by us, and its log is done. */
+static int bury(struct shmfs *fs, uint32_t client, uint32_t generation)
+{
+    int error;
+    release_locks(fs, client, generation);
+    port_invalidate(&fs->port, handle_at(fs, client, 0),
+                    fs->shape.geometry.handle_count * sizeof(struct image_handle));
+    for (uint32_t slot = 0; slot < fs->shape.geometry.handle_count; slot++)
+        if (port_load32(&fs->port, &handle_at(fs, client, slot)->inode) &&
+            (error = handle_close(fs, client, slot, true)))
+            return error;
+    if ((error = end_io(fs, client)))
+        return error;
+    port_register_add(&fs->port, &statistics_of(fs)->sweep_count, 1);
+    return 0;
+}
+
+/* Free what has neither names nor handles: a client died while it freed it. */
+static int free_orphans(struct shmfs *fs)
+{
+    for (uint32_t number = 1; number <= fs->shape.geometry.inode_count; number++) {
+        struct image_inode copy;
+        inode_snapshot(fs, inode_visit(fs, number), &copy); /* without the lock: a guess */
+        if (!copy.flags || copy.link_count || copy.handle_count)
+            continue;
+        int error = inode_drain(fs, number, copy.generation);
+        if (error)
+            return error;
+    }
+    return 0;
+}
+
+static bool is_signed_by_other(struct shmfs *fs, uint32_t client)
+{
+    const uint32_t generation = port_register_load(&client_at(fs, client)->generation);
+    return fs->memory.control_fd < 0 ? client_lives(fs, client, generation)
+                                     : client_sign(fs, client, true) < 0;
+}
+
+int client_sweep(struct shmfs *fs)
+{
+    int count = 0, error = 0;
+    for (uint32_t client = 0; client < fs->shape.geometry.client_count && !error; client++) {
+        struct image_client *other = client_at(fs, client);
+        if (client == fs->client || port_register_load(&other->state) == CLIENT_FREE ||
+            is_signed_by_other(fs, client))
+            continue;
+        if (port_register_load(&other->state) != CLIENT_FREE) {
+            const uint32_t generation = port_register_load(&other->generation);
+            error = client_recover(fs, client, generation);
+            if (!error)
+                error = bury(fs, client, generation);
+            if (!error) {
+                port_register_store(&fs->port, &other->state, CLIENT_FREE);
+                count++;
+            }
+        }
+        client_sign(fs, client, false);
+    }
+    if (count && !error)
+        error = free_orphans(fs);
+    lock_drop_all(fs);
+    return error ? error : count;
+}
+
+/* --- attaching ------------------------------------------------------------------------------- */
+
+/* Become the client of a place that is signed by us. If it was not free we are the dead client, come
+ * back: what it was about is ours to finish. */
+static int join(struct shmfs *fs, uint32_t client)
+{
+    struct image_client *place = client_at(fs, client);
+    const uint32_t generation = port_register_load(&place->generation);
+    const bool is_free = port_register_load(&place->state) == CLIENT_FREE;
+    fs->client = client;
+    fs->generation = generation;
+    fs->owner = owner_word(client, generation);
+    int error = client_renew(fs);
+    if (error)
+        return error;
+    port_register_store(&fs->port, &place->state, CLIENT_ATTACHED);
+    fs->owner = owner_word(client, fs->generation);
+    fs->group = (fs->options.group ? fs->options.group - 1 : client) %
+                fs->shape.geometry.shard_count;
+    if (!is_free && !(error = bury(fs, client, generation)))
+        error = free_orphans(fs);
+    return error;
+}
+
+static int find_place(struct shmfs *fs, bool wants_free)
+{
+    for (uint32_t client = 0; client < fs->shape.geometry.client_count; client++) {
+        struct image_client *place = client_at(fs, client);
+        const bool is_free = port_register_load(&place->state) == CLIENT_FREE;
+        if (is_free != wants_free)
+            continue;
+        if (fs->memory.control_fd < 0 && is_free) {
+            if (port_register_swap(&fs->port, &place->state, CLIENT_FREE, CLIENT_ATTACHED))
+                continue;
+            port_register_store(&fs->port, &place->state, CLIENT_FREE); /* ours: see join */
+            return join(fs, client);
+        }
+        fs->client = UINT32_MAX;
+        if (is_signed_by_other(fs, client))
+            continue;
+        return join(fs, client);
+    }
+    return SHMFS_ERROR_NO_CLIENTS;
+}
+
+static int begin(struct shmfs *fs, const struct shmfs_memory *memory,
+                 const struct shmfs_options *options, void *cache)
+{
+    struct image_superblock superblock;
+    memset(fs, 0, sizeof *fs);
+    fs->memory = *memory;
+    fs->control = memory->control;
+    fs->data = memory->data;
+    if (options)
+        fs->options = *options;
+    if (memory->control_bytes < sizeof superblock)
+        return SHMFS_ERROR_FORMAT;
+    port_open(&fs->port, cache, (struct port_range){memory->control, memory->control_bytes},
+              (struct port_range){memory->data, memory->data_bytes}, fs->options.seed);
+    port_look64(&fs->port, memory->control);
+    port_invalidate(&fs->port, memory->control, sizeof superblock);
+    port_read(&fs->port, &superblock, memory->control, sizeof superblock);
+    return shape_read(&superblock, memory->control_bytes, memory->data_bytes, &fs->shape);
+}
+
+size_t shmfs_size(void)
+{
+    return (sizeof(struct shmfs) + 63) / 64 * 64 + port_cache_bytes();
+}
+
+int shmfs_attach(struct shmfs **out, void *storage, size_t storage_bytes,
+                 const struct shmfs_memory *memory, const struct shmfs_options *options)
+{
+    struct shmfs *fs = storage;
+    if (!out || !storage || storage_bytes < shmfs_size() || (uintptr_t)storage % 64 || !memory ||
+        !memory->control || !memory->data || (uintptr_t)memory->control % PORT_LINE_BYTES)
+        return SHMFS_ERROR_ARGUMENT;
+    int error = begin(fs, memory, options, (uint8_t *)storage + shmfs_size() - port_cache_bytes());
+    if (!error)
+        error = find_place(fs, true);
+    if (error == SHMFS_ERROR_NO_CLIENTS)
+        error = find_place(fs, false);
+    if (error)
+        return error;
+    pthread_mutex_init(&fs->mutex, NULL);
+    *out = fs;
+    return 0;
+}
+
+void shmfs_detach(struct shmfs *fs)
+{
+    struct image_client *place = client_at(fs, fs->client);
+    for (uint32_t slot = 0; slot < fs->shape.geometry.handle_count; slot++)
+        if (port_load32(&fs->port, &handle_at(fs, fs->client, slot)->inode) &&
+            handle_close(fs, fs->client, slot, true))
+            return; /* the image is damaged, or somebody is stopped: left to a sweep */
+    if (end_io(fs, fs->client))
+        return;
+    port_register_store(&fs->port, &place->state, CLIENT_FREE);
+    client_sign(fs, fs->client, false);
+    pthread_mutex_destroy(&fs->mutex);
+}
+
+/* --- formatting ------------------------------------------------------------------------------ */
+
+/* Nobody else looks before the magic number is there: plain stores. */
+static void fill(const struct shape *shape, uint8_t *control)
+{
+    const struct shmfs_geometry *geometry = &shape->geometry;
+    struct image_group *groups = (struct image_group *)(control + shape->groups);
+    struct image_entry *entries = (struct image_entry *)(control + shape->entries);
+    struct image_inode *inodes = (struct image_inode *)(control + shape->inodes);
+    for (uint32_t i = geometry->entry_count; i--;) {
+        struct image_group *group = &groups[i / shape->entries_per_group];
+        entries[i].next = group->entry_free_first;
+        group->entry_free_first = i + 1;
+        group->entry_free_count++;
+    }
+    for (uint32_t i = geometry->inode_count; i--;) {
+        struct image_group *group = &groups[i / shape->inodes_per_group];
+        inodes[i].next_free = group->inode_free_first;
+        group->inode_free_first = i + 1;
+        group->inode_free_count++;
+    }
+    for (uint32_t i = 0; i < geometry->shard_count; i++) {
+        const uint64_t from = (uint64_t)i * shape->blocks_per_group;
+        const uint64_t left = geometry->block_count > from ? geometry->block_count - from : 0;
+        groups[i].block_free_count =
+            (uint32_t)(left < shape->blocks_per_group ? left : shape->blocks_per_group);
+    }
+}
+
+int shmfs_sizes(struct shmfs_geometry *geometry, uint64_t *control_bytes, uint64_t *data_bytes)
+{
+    struct shape shape;
+    int error = shape_of(geometry, &shape);
+    if (error)
+        return error;
+    *geometry = shape.geometry;
+    *control_bytes = shape.control_bytes;
+    *data_bytes = shape.data_bytes;
+    return 0;
+}
+
+int shmfs_format(const struct shmfs_memory *memory, const struct shmfs_geometry *geometry)
+{
+    struct shape shape;
+    struct image_superblock superblock;
+    if (!memory || !memory->control || (uintptr_t)memory->control % PORT_LINE_BYTES)
+        return SHMFS_ERROR_ARGUMENT;
+    int error = shape_of(geometry, &shape);
+    if (error)
+        return error;
+    if (memory->control_bytes < shape.control_bytes || memory->data_bytes < shape.data_bytes)
+        return SHMFS_ERROR_TOO_SMALL;
+    uint8_t *control = memory->control;
+    _Atomic uint64_t *magic = (_Atomic uint64_t *)control;
+    atomic_store(magic, 0);
+    memset(control, 0, shape.control_bytes);
+    fill(&shape, control);
+    superblock_make(&shape, &superblock);
+    memcpy(control + sizeof(uint64_t), (uint8_t *)&superblock + sizeof(uint64_t),
+           sizeof superblock - sizeof(uint64_t));
+#ifdef PORT_FLUSHING
+    struct port port = {0};
+    port_flush(&port, control, shape.control_bytes);
+    port_fence(&port);
+#endif
+    atomic_store(magic, superblock.magic);
+#ifdef PORT_FLUSHING
+    port_flush(&port, control, sizeof superblock);
+    port_fence(&port);
+#endif
+    return 0;
+}
+
+/* --- disk jobs ------------------------------------------------------------------------------- */
+
+static int change_io(struct shmfs *fs, uint32_t limit, int by)
+{
+    struct image_statistics *statistics = statistics_of(fs);
+    struct image_client *client = client_at(fs, fs->client);
+    int error = lock_take(fs, LOCK_STATISTICS, 1);
+    if (error)
+        return error;
+    port_invalidate(&fs->port, statistics, sizeof statistics->io_count);
+    const uint32_t all = port_load32(&fs->port, &statistics->io_count);
+    const uint32_t own = port_load32(&fs->port, &client->io_count);
+    if (by < 0 ? !own : limit && all >= limit) {
+        error = by < 0 ? SHMFS_ERROR_ARGUMENT : SHMFS_ERROR_LIMIT;
+    } else {
+        log_set32(fs, &statistics->io_count, all + (uint32_t)by);
+        log_set32(fs, &client->io_count, own + (uint32_t)by);
+        log_commit(fs);
+    }
+    lock_drop_all(fs);
+    return error;
+}
+
+int shmfs_io_begin(struct shmfs *fs, uint32_t limit, int64_t timeout_ms)
+{
+    uint32_t *bell = &statistics_of(fs)->io_bell;
+    const uint64_t start_us = port_now_us();
+    for (;;) {
+        const uint32_t seen = port_register_load(bell);
+        pthread_mutex_lock(&fs->mutex);
+        int error = change_io(fs, limit, 1);
+        pthread_mutex_unlock(&fs->mutex);
+        if (error != SHMFS_ERROR_LIMIT)
+            return error;
+        int64_t left_us = IO_LOOK_US;
+        if (timeout_ms >= 0) {
+            const int64_t rest_us = timeout_ms * 1000 - (int64_t)(port_now_us() - start_us);
+            if (rest_us <= 0)
+                return error;
+            left_us = rest_us < left_us ? rest_us : left_us;
+        }
+        if (!port_wait(bell, seen, left_us))
+            shmfs_sweep(fs);
+    }
+}
+
+int shmfs_io_end(struct shmfs *fs)
+{
+    uint32_t *bell = &statistics_of(fs)->io_bell;
+    pthread_mutex_lock(&fs->mutex);
+    int error = change_io(fs, 0, -1);
+    pthread_mutex_unlock(&fs->mutex);
+    if (!error) {
+        port_register_add(&fs->port, bell, 1);
+        port_wake(bell, INT32_MAX);
+    }
+    return error;
+}

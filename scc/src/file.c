@@ -1,0 +1,104 @@
+/* file.c: the content of open files. No lock: a file has one writer, and afterwards none. */
+#include "core.h"
+
+int64_t file_block(struct shmfs *fs, struct shmfs_handle *handle, const struct image_inode *inode,
+                   uint64_t index)
+{
+    if (index >= inode->block_count)
+        return SHMFS_ERROR_ARGUMENT;
+    if (inode->run_count <= 1) {
+        const uint64_t block = inode->first_block + index;
+        return block >= 1 && block <= fs->shape.geometry.block_count ? (int64_t)block
+                                                                     : SHMFS_ERROR_CORRUPT;
+    }
+    int64_t block = inode->first_block;
+    uint64_t at = 0;
+    if (handle->place_block && handle->place_index <= index)
+        block = (int64_t)handle->place_block, at = handle->place_index;
+    for (; at < index; at++)
+        if ((block = fat_next(fs, (uint32_t)block)) < 0 || block == FAT_END)
+            return SHMFS_ERROR_CORRUPT;
+    handle->place_block = (uint64_t)block;
+    handle->place_index = index;
+    return block;
+}
+
+/* Where a byte lies, and how many of those wanted follow it in its block, or in the whole row. */
+static int64_t place_of(struct shmfs *fs, struct shmfs_handle *handle,
+                        const struct image_inode *inode, uint64_t offset_bytes,
+                        uint64_t *size_bytes)
+{
+    const uint64_t block_bytes = fs->shape.geometry.block_bytes;
+    const int64_t block = file_block(fs, handle, inode, offset_bytes / block_bytes);
+    if (block < 0)
+        return block;
+    const uint64_t row_bytes = (inode->run_count <= 1 ? inode->block_count * block_bytes
+                                                      : (offset_bytes / block_bytes + 1) *
+                                                            block_bytes) -
+                               offset_bytes;
+    if (*size_bytes > row_bytes)
+        *size_bytes = row_bytes;
+    return (block - 1) * (int64_t)block_bytes + (int64_t)(offset_bytes % block_bytes);
+}
+
+int file_copy_in(struct shmfs *fs, struct shmfs_handle *handle, const struct image_inode *inode,
+                 const void *from, uint64_t size_bytes, uint64_t offset_bytes)
+{
+    static const uint8_t zeros[4096];
+    const uint8_t *content = from;
+    while (size_bytes) {
+        uint64_t now_bytes = size_bytes;
+        if (!from && now_bytes > sizeof zeros)
+            now_bytes = sizeof zeros;
+        const int64_t place = place_of(fs, handle, inode, offset_bytes, &now_bytes);
+        if (place < 0)
+            return (int)place;
+        port_write(&fs->port, fs->data + place, from ? content : zeros, now_bytes);
+        content += from ? now_bytes : 0;
+        offset_bytes += now_bytes;
+        size_bytes -= now_bytes;
+    }
+    return 0;
+}
+
+int file_copy_out(struct shmfs *fs, struct shmfs_handle *handle, const struct image_inode *inode,
+                  void *to, uint64_t size_bytes, uint64_t offset_bytes)
+{
+    uint8_t *content = to;
+    while (size_bytes) {
+        uint64_t now_bytes = size_bytes;
+        const int64_t place = place_of(fs, handle, inode, offset_bytes, &now_bytes);
+        if (place < 0)
+            return (int)place;
+        port_read(&fs->port, content, fs->data + place, now_bytes);
+        content += now_bytes;
+        offset_bytes += now_bytes;
+        size_bytes -= now_bytes;
+    }
+    return 0;
+}
+
+static int over_content(struct shmfs *fs, struct shmfs_handle *handle,
+                        const struct image_inode *inode,
+                        void (*act)(struct port *, const void *, size_t))
+{
+    for (uint64_t offset_bytes = 0; !PORT_COHERENT && offset_bytes < inode->size_bytes;) {
+        uint64_t now_bytes = inode->size_bytes - offset_bytes;
+        const int64_t place = place_of(fs, handle, inode, offset_bytes, &now_bytes);
+        if (place < 0)
+            return (int)place;
+        act(&fs->port, fs->data + place, now_bytes);
+        offset_bytes += now_bytes;
+    }
+    return 0;
+}
+
+int file_publish(struct shmfs *fs, struct shmfs_handle *handle, const struct image_inode *inode)
+{
+    return over_content(fs, handle, inode, port_flush); /* the transaction's fence waits for it */
+}
+
+int file_renew(struct shmfs *fs, struct shmfs_handle *handle, const struct image_inode *inode)
+{
+    return over_content(fs, handle, inode, port_invalidate);
+}

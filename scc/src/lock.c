@@ -1,0 +1,215 @@
+/* lock.c: locks that outlive those who hold them.
+ *
+ * A lock is one register. Its owner signs with its number and generation, so that whoever finds it
+ * taken can tell whether the owner still lives: by a lock on a byte of the control file, which the
+ * kernel lets go of when a process dies, or by asking (`is_alive`). Taking it: swap 0 for the
+ * signature. Waiting: look for a while, then sleep on the register, waking now and then to see
+ * whether the owner has died meanwhile. The one who finds the owner dead finishes or forgets what it
+ * was about (`client_recover`) and only then swaps the dead signature for its own: should it die in
+ * between, the next one finds the same. (CIB-24, failures S1, S7, S10)
+ */
+#include "core.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <fcntl.h>
+
+#define CONTENDED 0x80000000u /* in a register: somebody sleeps on it */
+#define CLIENT_BITS 11
+#define GENERATION_MASK ((1u << (31 - CLIENT_BITS)) - 1)
+#define SPINS 200
+#define NAP_US 500        /* between two looks whether the owner lives */
+#define SIGN_OFFSET ((off_t)1 << 40) /* of the bytes that are locked: past the end of any file */
+
+static uint32_t client_in(uint32_t owner)
+{
+    return (owner & ((1u << CLIENT_BITS) - 1)) - 1;
+}
+
+static uint32_t generation_in(uint32_t owner)
+{
+    return (owner & ~CONTENDED) >> CLIENT_BITS;
+}
+
+int client_sign(const struct shmfs *fs, uint32_t client, bool lives)
+{
+    struct flock byte = {
+        .l_type = lives ? F_WRLCK : F_UNLCK,
+        .l_whence = SEEK_SET,
+        .l_start = SIGN_OFFSET + client,
+        .l_len = 1,
+    };
+    if (fs->memory.control_fd < 0)
+        return 0;
+    return fcntl(fs->memory.control_fd, F_OFD_SETLK, &byte);
+}
+
+bool client_lives(const struct shmfs *fs, uint32_t client, uint32_t generation)
+{
+    if (client >= fs->shape.geometry.client_count)
+        return false;
+    const uint32_t now = port_register_load(&client_at(fs, client)->generation) & GENERATION_MASK;
+    if ((generation & GENERATION_MASK) != now)
+        return false; /* somebody else has its place */
+    if (client == fs->client && now == (fs->generation & GENERATION_MASK))
+        return true;
+    if (fs->memory.control_fd < 0)
+        return !fs->options.is_alive ||
+               fs->options.is_alive(fs->options.is_alive_argument, client, generation);
+    struct flock byte = {
+        .l_type = F_WRLCK,
+        .l_whence = SEEK_SET,
+        .l_start = SIGN_OFFSET + client,
+        .l_len = 1,
+    };
+    return fcntl(fs->memory.control_fd, F_OFD_GETLK, &byte) < 0 || byte.l_type != F_UNLCK;
+}
+
+static struct image_lock *lock_at(const struct shmfs *fs, uint32_t number)
+{
+    return (struct image_lock *)(fs->control + fs->shape.locks) + number;
+}
+
+static struct image_lock *lock_of(const struct shmfs *fs, enum lock_kind kind, uint32_t shard)
+{
+    if (kind == LOCK_STATISTICS)
+        return lock_at(fs, 0);
+    return lock_at(fs, 2 + (kind - 1) * fs->shape.geometry.shard_count + shard);
+}
+
+/* Take over from an owner that is dead. True if it was, and the lock is had. */
+static bool inherit(struct shmfs *fs, uint32_t *place, uint32_t seen, bool recovers)
+{
+    const uint32_t client = client_in(seen), generation = generation_in(seen);
+    if (client_lives(fs, client, generation))
+        return false;
+    if (recovers && client_recover(fs, client, generation) < 0)
+        return false;
+    return port_register_swap(&fs->port, place, seen, fs->owner | (seen & CONTENDED)) == seen;
+}
+
+static int wait_for(struct shmfs *fs, uint32_t *place, bool recovers)
+{
+    const uint64_t timeout_us = (uint64_t)fs->options.lock_timeout_ms * 1000;
+    const uint64_t start_us = timeout_us ? port_now_us() : 0;
+    port_register_add(&fs->port, &statistics_of(fs)->lock_wait_count, 1);
+    for (int spin = 0; spin < SPINS; spin++) {
+        if (!port_register_load(place) &&
+            !port_register_swap(&fs->port, place, 0, fs->owner))
+            return 0;
+        port_pause();
+    }
+    for (;;) {
+        uint32_t seen = port_register_load(place);
+        if (!seen) {
+            /* others may sleep on it, who were not woken: keep the sign that they do */
+            if (!port_register_swap(&fs->port, place, 0, fs->owner | CONTENDED))
+                return 0;
+            continue;
+        }
+        if (inherit(fs, place, seen, recovers))
+            return 0;
+        if (timeout_us && port_now_us() - start_us >= timeout_us)
+            return SHMFS_ERROR_BUSY;
+        if (seen & CONTENDED ||
+            port_register_swap(&fs->port, place, seen, seen | CONTENDED) == seen)
+            port_wait(place, seen | CONTENDED, NAP_US);
+    }
+}
+
+static int take(struct shmfs *fs, struct image_lock *lock, bool recovers)
+{
+    if (!port_register_swap(&fs->port, &lock->owner, 0, fs->owner))
+        return 0;
+    return wait_for(fs, &lock->owner, recovers);
+}
+
+void lock_release_for(struct shmfs *fs, struct image_lock *lock, uint32_t owner)
+{
+    if (port_register_swap(&fs->port, &lock->owner, owner, 0) == owner)
+        return; /* nobody sleeps on it */
+    if (port_register_swap(&fs->port, &lock->owner, owner | CONTENDED, 0) == (owner | CONTENDED))
+        port_wake(&lock->owner, 1);
+}
+
+static void drop(struct shmfs *fs, struct image_lock *lock)
+{
+    lock_release_for(fs, lock, fs->owner);
+}
+
+void lock_drop(struct shmfs *fs, enum lock_kind kind, uint64_t shards)
+{
+    shards &= fs->held[kind];
+    fs->held[kind] &= ~shards;
+    for (; shards; shards &= shards - 1)
+        drop(fs, lock_of(fs, kind, (uint32_t)__builtin_ctzll(shards)));
+}
+
+void lock_drop_all(struct shmfs *fs)
+{
+    for (int kind = LOCK_KINDS - 1; kind >= 0; kind--)
+        lock_drop(fs, kind, fs->held[kind]);
+}
+
+int lock_take(struct shmfs *fs, enum lock_kind kind, uint64_t shards)
+{
+    const uint32_t count = kind == LOCK_STATISTICS ? 1 : fs->shape.geometry.shard_count;
+    if (count < 64)
+        shards &= bit(count) - 1;
+    shards &= ~fs->held[kind];
+    if (!shards)
+        return 0;
+    for (int later = kind + 1; later < LOCK_KINDS; later++)
+        assert(!fs->held[later]);
+    assert(fs->held[kind] < (shards & -shards));
+    for (uint64_t left = shards; left; left &= left - 1) {
+        const uint32_t shard = (uint32_t)__builtin_ctzll(left);
+        int error = take(fs, lock_of(fs, kind, shard), true);
+        if (error) {
+            lock_drop(fs, kind, shards & ~left);
+            return error;
+        }
+        fs->held[kind] |= bit(shard);
+    }
+    port_fence(&fs->port);
+    return 0;
+}
+
+int client_recover(struct shmfs *fs, uint32_t client, uint32_t generation)
+{
+    if (client >= fs->shape.geometry.client_count)
+        return SHMFS_ERROR_CORRUPT;
+    struct image_lock *recovery = lock_at(fs, 1);
+    int error = take(fs, recovery, false);
+    if (error)
+        return error;
+    struct image_client *dead = client_at(fs, client);
+    /* another one may have been here before us, and the place may have been given away since */
+    if ((port_register_load(&dead->generation) & GENERATION_MASK) ==
+            (generation & GENERATION_MASK) &&
+        port_look32(&fs->port, &dead->log_count)) {
+        error = log_replay(fs, client);
+        if (!error)
+            port_register_add(&fs->port, &statistics_of(fs)->recovery_count, 1);
+    }
+    drop(fs, recovery);
+    return error;
+}
+
+/* A place gets its next generation under the lock on recovery. Else whoever has just seen the last
+ * one there could take the next one's log for it (models/locks.pml). */
+int client_renew(struct shmfs *fs)
+{
+    struct image_lock *recovery = lock_at(fs, 1);
+    struct image_client *place = client_at(fs, fs->client);
+    lock_release_for(fs, recovery, fs->owner); /* we may have died with it */
+    int error = take(fs, recovery, false);
+    if (error)
+        return error;
+    if (port_look32(&fs->port, &place->log_count))
+        error = log_replay(fs, fs->client);
+    if (!error)
+        port_register_store(&fs->port, &place->generation, ++fs->generation);
+    drop(fs, recovery);
+    return error;
+}

@@ -1,0 +1,705 @@
+/* shmfs.c: the public calls on files and names: check arguments, enter, do, leave. */
+#include "core.h"
+
+static void enter(struct shmfs *fs)
+{
+    pthread_mutex_lock(&fs->mutex);
+}
+
+/* Whatever happened, nothing is noted and no lock is held when we leave. */
+static int leave(struct shmfs *fs, int result)
+{
+    log_forget(fs);
+    lock_drop_all(fs);
+    pthread_mutex_unlock(&fs->mutex);
+    return result;
+}
+
+/* Let other threads in while content is copied; in the strict build they share one cache. */
+static void step_out(struct shmfs *fs)
+{
+#ifndef PORT_STRICT
+    pthread_mutex_unlock(&fs->mutex);
+#else
+    (void)fs;
+#endif
+}
+
+static void step_in(struct shmfs *fs)
+{
+#ifndef PORT_STRICT
+    pthread_mutex_lock(&fs->mutex);
+#else
+    (void)fs;
+#endif
+}
+
+/* Whether something was freed that dead clients held, so that it is worth another try. */
+static bool found_room(struct shmfs *fs, int64_t error)
+{
+    if (error != SHMFS_ERROR_NO_BLOCKS && error != SHMFS_ERROR_NO_INODES &&
+        error != SHMFS_ERROR_NO_ENTRIES)
+        return false;
+    log_forget(fs);
+    lock_drop_all(fs);
+    return client_sweep(fs) > 0;
+}
+
+static uint64_t blocks_for(const struct shmfs *fs, uint64_t size_bytes)
+{
+    const uint64_t block_bytes = fs->shape.geometry.block_bytes;
+    return size_bytes / block_bytes + (size_bytes % block_bytes != 0);
+}
+
+static bool is_writer(struct shmfs *fs, const struct shmfs_handle *handle)
+{
+    const struct image_handle *own = handle_at(fs, fs->client, handle->slot);
+    return port_load32(&fs->port, &own->flags) & HANDLE_WRITING;
+}
+
+/* --- opening and closing --------------------------------------------------------------------- */
+
+static int create(struct shmfs *fs, const struct name *name, uint64_t size_hint_bytes,
+                  struct shmfs_handle *handle)
+{
+    struct place place;
+    struct run row = {0, 0};
+    const uint64_t blocks = blocks_for(fs, size_hint_bytes);
+    const int64_t slot = handle_find(fs);
+    if (slot < 0)
+        return (int)slot;
+    int64_t entry = name ? directory_lock_free(fs, name, &place, 1) : 0;
+    if (entry < 0 && entry != SHMFS_ERROR_NO_ENTRIES)
+        return (int)entry;
+    if (name && place.entry)
+        return SHMFS_ERROR_EXISTS;
+    if (entry < 0)
+        return (int)entry;
+    if (blocks > fs->shape.geometry.block_count)
+        return SHMFS_ERROR_NO_BLOCKS;
+    const int64_t number = inode_find(fs);
+    if (number < 0)
+        return (int)number;
+    const int has_row = blocks ? fat_find_row(fs, (uint32_t)blocks, &row) : 0;
+    if (has_row < 0)
+        return has_row;
+    if (has_row)
+        fat_take(fs, &row, 1);
+    inode_take(fs, (uint32_t)number, row, name ? 1 : 0);
+    handle_take(fs, (uint32_t)slot, (uint32_t)number, HANDLE_OPEN | HANDLE_WRITING);
+    if (name)
+        directory_add(fs, name, (uint32_t)entry, (uint32_t)number);
+    *handle = (struct shmfs_handle){
+        .inode = (uint32_t)number,
+        .generation = port_load32(&fs->port, &inode_visit(fs, (uint32_t)number)->generation),
+        .slot = (uint32_t)slot,
+    };
+    log_commit(fs);
+    lock_drop_all(fs);
+    if (!blocks || has_row)
+        return 0;
+    int error = inode_grow(fs, handle, (uint32_t)blocks);
+    if (error) {
+        handle_close(fs, fs->client, handle->slot, true);
+        handle->inode = 0;
+    }
+    return error;
+}
+
+int shmfs_create(struct shmfs *fs, const char *text, uint64_t size_hint_bytes,
+                 struct shmfs_handle *handle)
+{
+    struct name name;
+    handle->inode = 0;
+    int error = text ? name_read(fs, text, &name) : 0;
+    if (error)
+        return error;
+    enter(fs);
+    do
+        error = create(fs, text ? &name : NULL, size_hint_bytes, handle);
+    while (found_room(fs, error));
+    return leave(fs, error);
+}
+
+static int open_file(struct shmfs *fs, const struct name *name, bool to_write,
+                     struct shmfs_handle *handle)
+{
+    struct found found;
+    struct image_inode *inode, copy;
+    const int64_t slot = handle_find(fs);
+    if (slot < 0)
+        return (int)slot;
+    int error = directory_look(fs, name, &found);
+    if (!error)
+        error = lock_take(fs, LOCK_INODES, bit(inode_group(fs, found.inode)));
+    if (error)
+        return error;
+    inode = inode_visit(fs, found.inode);
+    inode_snapshot(fs, inode, &copy);
+    if (!copy.flags || copy.generation != found.generation ||
+        (!copy.link_count && !copy.handle_count))
+        return SHMFS_ERROR_NOT_FOUND; /* it went between the look and the lock */
+    if (to_write && copy.flags & INODE_COMMITTED)
+        return SHMFS_ERROR_COMMITTED;
+    if (to_write ? copy.flags & INODE_WRITING : !(copy.flags & INODE_COMMITTED))
+        return SHMFS_ERROR_WRITING;
+    log_set32(fs, &inode->handle_count, copy.handle_count + 1);
+    if (to_write)
+        log_set32(fs, &inode->flags, copy.flags | INODE_WRITING);
+    handle_take(fs, (uint32_t)slot, found.inode,
+                to_write ? HANDLE_OPEN | HANDLE_WRITING : HANDLE_OPEN);
+    log_commit(fs);
+    *handle = (struct shmfs_handle){
+        .inode = found.inode,
+        .generation = found.generation,
+        .slot = (uint32_t)slot,
+    };
+    lock_drop_all(fs);
+    return file_renew(fs, handle, &copy);
+}
+
+static int open_named(struct shmfs *fs, const char *text, bool to_write,
+                      struct shmfs_handle *handle)
+{
+    struct name name;
+    handle->inode = 0;
+    int error = name_read(fs, text, &name);
+    if (error)
+        return error;
+    enter(fs);
+    return leave(fs, open_file(fs, &name, to_write, handle));
+}
+
+int shmfs_open(struct shmfs *fs, const char *name, struct shmfs_handle *handle)
+{
+    return open_named(fs, name, false, handle);
+}
+
+int shmfs_reopen(struct shmfs *fs, const char *name, struct shmfs_handle *handle)
+{
+    return open_named(fs, name, true, handle);
+}
+
+int shmfs_close(struct shmfs *fs, struct shmfs_handle *handle)
+{
+    struct image_inode *inode, copy;
+    enter(fs);
+    int error = handle_inode(fs, handle, &inode);
+    if (!error && is_writer(fs, handle)) { /* another one may reopen it */
+        inode_snapshot(fs, inode, &copy);
+        error = file_publish(fs, handle, &copy);
+    }
+    if (!error)
+        error = handle_close(fs, fs->client, handle->slot, false);
+    if (!error)
+        handle->inode = 0;
+    return leave(fs, error);
+}
+
+/* --- content --------------------------------------------------------------------------------- */
+
+/* What a writer may see and change of its file. Fails with STALE, COMMITTED. */
+static int writing(struct shmfs *fs, struct shmfs_handle *handle, struct image_inode *copy)
+{
+    struct image_inode *inode;
+    int error = handle_inode(fs, handle, &inode);
+    if (error)
+        return error;
+    if (!is_writer(fs, handle))
+        return SHMFS_ERROR_COMMITTED;
+    inode_snapshot(fs, inode, copy);
+    return 0;
+}
+
+static int set_size(struct shmfs *fs, struct shmfs_handle *handle, uint64_t size_bytes)
+{
+    struct image_inode *inode;
+    int error = handle_lock(fs, handle, &inode);
+    if (!error) {
+        log_set64(fs, &inode->size_bytes, size_bytes);
+        log_commit(fs);
+    }
+    lock_drop_all(fs);
+    return error;
+}
+
+/* Have room up to there, and some more for who goes on writing. */
+static int make_room(struct shmfs *fs, struct shmfs_handle *handle, struct image_inode *copy,
+                     uint64_t end_bytes, bool has_more)
+{
+    const uint64_t blocks = blocks_for(fs, end_bytes);
+    if (blocks <= copy->block_count)
+        return 0;
+    if (blocks > fs->shape.geometry.block_count)
+        return SHMFS_ERROR_NO_BLOCKS;
+    const uint32_t spare = has_more ? (copy->block_count < 64 ? copy->block_count : 64) : 0;
+    int error = SHMFS_ERROR_NO_BLOCKS;
+    if (spare && blocks + spare <= fs->shape.geometry.block_count)
+        error = inode_grow(fs, handle, (uint32_t)blocks + spare);
+    while (error == SHMFS_ERROR_NO_BLOCKS &&
+           (error = inode_grow(fs, handle, (uint32_t)blocks)) && found_room(fs, error))
+        ;
+    return error ? error : writing(fs, handle, copy);
+}
+
+static int fill(struct shmfs *fs, struct shmfs_handle *handle, const struct image_inode *copy,
+                const void *from, uint64_t size_bytes, uint64_t offset_bytes)
+{
+    int error = 0;
+    step_out(fs);
+    if (offset_bytes > copy->size_bytes)
+        error = file_copy_in(fs, handle, copy, NULL, offset_bytes - copy->size_bytes,
+                             copy->size_bytes);
+    if (!error)
+        error = file_copy_in(fs, handle, copy, from, size_bytes, offset_bytes);
+    step_in(fs);
+    return error;
+}
+
+int64_t shmfs_write(struct shmfs *fs, struct shmfs_handle *handle, const void *from,
+                    uint64_t size_bytes, uint64_t offset_bytes)
+{
+    struct image_inode copy;
+    const uint64_t end_bytes = offset_bytes + size_bytes;
+    if (end_bytes < offset_bytes || end_bytes > INT64_MAX)
+        return SHMFS_ERROR_ARGUMENT;
+    enter(fs);
+    int error = writing(fs, handle, &copy);
+    if (!error && size_bytes)
+        error = make_room(fs, handle, &copy, end_bytes, true);
+    if (!error && size_bytes)
+        error = fill(fs, handle, &copy, from, size_bytes, offset_bytes);
+    if (!error && size_bytes && end_bytes > copy.size_bytes)
+        error = set_size(fs, handle, end_bytes);
+    error = leave(fs, error);
+    return error ? error : (int64_t)size_bytes;
+}
+
+int64_t shmfs_read(struct shmfs *fs, struct shmfs_handle *handle, void *to, uint64_t size_bytes,
+                   uint64_t offset_bytes)
+{
+    struct image_inode *inode, copy;
+    enter(fs);
+    int error = handle_inode(fs, handle, &inode);
+    if (error)
+        return leave(fs, error);
+    inode_snapshot(fs, inode, &copy);
+    const uint64_t left_bytes = copy.size_bytes > offset_bytes ? copy.size_bytes - offset_bytes : 0;
+    const uint64_t now_bytes = size_bytes < left_bytes ? size_bytes : left_bytes;
+    step_out(fs);
+    error = file_copy_out(fs, handle, &copy, to, now_bytes, offset_bytes);
+    step_in(fs);
+    error = leave(fs, error);
+    return error ? error : (int64_t)now_bytes;
+}
+
+int shmfs_reserve(struct shmfs *fs, struct shmfs_handle *handle, uint64_t size_bytes)
+{
+    struct image_inode copy;
+    enter(fs);
+    int error = writing(fs, handle, &copy);
+    if (!error)
+        error = make_room(fs, handle, &copy, size_bytes, false);
+    return leave(fs, error);
+}
+
+int shmfs_truncate(struct shmfs *fs, struct shmfs_handle *handle, uint64_t size_bytes)
+{
+    struct image_inode copy;
+    enter(fs);
+    int error = writing(fs, handle, &copy);
+    if (error)
+        return leave(fs, error);
+    if (size_bytes > copy.size_bytes) {
+        error = make_room(fs, handle, &copy, size_bytes, false);
+        if (!error)
+            error = fill(fs, handle, &copy, NULL, 0, size_bytes);
+        if (!error)
+            error = set_size(fs, handle, size_bytes);
+    } else {
+        error = file_publish(fs, handle, &copy); /* no line of a block may stay that is given away */
+        if (!error)
+            error = set_size(fs, handle, size_bytes);
+        if (!error)
+            error = inode_trim(fs, handle, (uint32_t)blocks_for(fs, size_bytes));
+    }
+    return leave(fs, error);
+}
+
+int shmfs_place(struct shmfs *fs, struct shmfs_handle *handle, uint64_t offset_bytes,
+                uint64_t *data_offset_bytes, uint64_t *run_bytes)
+{
+    struct image_inode *inode, copy;
+    const uint64_t block_bytes = fs->shape.geometry.block_bytes;
+    const uint64_t index = offset_bytes / block_bytes;
+    enter(fs);
+    int error = handle_inode(fs, handle, &inode);
+    if (error)
+        return leave(fs, error);
+    inode_snapshot(fs, inode, &copy);
+    const int64_t block = file_block(fs, handle, &copy, index);
+    if (block < 0)
+        return leave(fs, (int)block);
+    uint32_t after;
+    const int64_t count = copy.run_count <= 1
+                              ? (int64_t)(copy.block_count - index)
+                              : fat_run(fs, (uint32_t)block, UINT32_MAX, &after);
+    if (count < 0)
+        return leave(fs, (int)count);
+    *data_offset_bytes = (uint64_t)(block - 1) * block_bytes + offset_bytes % block_bytes;
+    *run_bytes = (uint64_t)count * block_bytes - offset_bytes % block_bytes;
+    return leave(fs, 0);
+}
+
+int shmfs_wrote(struct shmfs *fs, struct shmfs_handle *handle, uint64_t size_bytes)
+{
+    struct image_inode copy;
+    enter(fs);
+    int error = writing(fs, handle, &copy);
+    if (!error && blocks_for(fs, size_bytes) > copy.block_count)
+        error = SHMFS_ERROR_ARGUMENT;
+    if (!error && size_bytes > copy.size_bytes)
+        error = set_size(fs, handle, size_bytes);
+    return leave(fs, error);
+}
+
+int shmfs_set_tag(struct shmfs *fs, struct shmfs_handle *handle, uint64_t tag)
+{
+    struct image_inode *inode;
+    enter(fs);
+    int error = handle_lock(fs, handle, &inode);
+    if (!error) {
+        log_set64(fs, &inode->tag, tag);
+        log_commit(fs);
+    }
+    return leave(fs, error);
+}
+
+static int commit(struct shmfs *fs, struct shmfs_handle *handle, const struct name *name)
+{
+    struct image_inode *inode, copy;
+    struct place place;
+    int error = writing(fs, handle, &copy);
+    if (!error && copy.block_count > blocks_for(fs, copy.size_bytes)) {
+        error = inode_trim(fs, handle, (uint32_t)blocks_for(fs, copy.size_bytes));
+        lock_drop_all(fs);
+        if (!error)
+            error = writing(fs, handle, &copy);
+    }
+    if (!error)
+        error = file_publish(fs, handle, &copy);
+    if (error)
+        return error;
+    const int64_t entry = name ? directory_lock_free(fs, name, &place, 1) : 0;
+    if (entry < 0 && entry != SHMFS_ERROR_NO_ENTRIES)
+        return (int)entry;
+    if (name && place.entry)
+        return SHMFS_ERROR_EXISTS;
+    if (entry < 0)
+        return (int)entry;
+    if ((error = handle_lock(fs, handle, &inode)))
+        return error;
+    const uint32_t link_count = port_load32(&fs->port, &inode->link_count);
+    if (name && link_count == SHMFS_LINK_MAX)
+        return SHMFS_ERROR_LINKS;
+    log_set32(fs, &inode->flags, INODE_USED | INODE_COMMITTED);
+    log_set32(fs, &handle_at(fs, fs->client, handle->slot)->flags, HANDLE_OPEN);
+    if (name) {
+        log_set32(fs, &inode->link_count, link_count + 1);
+        directory_add(fs, name, (uint32_t)entry, handle->inode);
+    }
+    log_commit(fs);
+    return 0;
+}
+
+int shmfs_commit(struct shmfs *fs, struct shmfs_handle *handle, const char *text)
+{
+    struct name name;
+    int error = text ? name_read(fs, text, &name) : 0;
+    if (error)
+        return error;
+    enter(fs);
+    do
+        error = commit(fs, handle, text ? &name : NULL);
+    while (found_room(fs, error));
+    return leave(fs, error);
+}
+
+/* --- names ----------------------------------------------------------------------------------- */
+
+int64_t shmfs_lookup(struct shmfs *fs, const char *text)
+{
+    struct name name;
+    struct found found = {0};
+    int error = name_read(fs, text, &name);
+    if (error)
+        return error;
+    if (PORT_COHERENT && !(error = directory_look_once(fs, &name, &found)))
+        return found.inode;
+    if (error == SHMFS_ERROR_NOT_FOUND)
+        return error;
+    enter(fs);
+    error = leave(fs, directory_look(fs, &name, &found));
+    return error ? error : (int64_t)found.inode;
+}
+
+static int stat_found(struct shmfs *fs, const struct name *name, struct shmfs_info *info)
+{
+    struct place place;
+    int error = directory_lock(fs, name, &place, 1);
+    if (!error && !place.entry)
+        error = SHMFS_ERROR_NOT_FOUND;
+    if (!error)
+        error = lock_take(fs, LOCK_INODES, bit(inode_group(fs, place.inode)));
+    if (!error)
+        inode_info(fs, place.inode, info);
+    return error;
+}
+
+int shmfs_stat(struct shmfs *fs, const char *text, struct shmfs_info *info)
+{
+    struct name name;
+    int error = name_read(fs, text, &name);
+    if (error)
+        return error;
+    enter(fs);
+    return leave(fs, stat_found(fs, &name, info));
+}
+
+int shmfs_stat_handle(struct shmfs *fs, struct shmfs_handle *handle, struct shmfs_info *info)
+{
+    struct image_inode *inode;
+    enter(fs);
+    int error = handle_lock(fs, handle, &inode);
+    if (!error)
+        inode_info(fs, handle->inode, info);
+    return leave(fs, error);
+}
+
+static int link_names(struct shmfs *fs, const struct name *names)
+{
+    struct place places[2];
+    const int64_t entry = directory_lock_free(fs, names, places, 2);
+    if (entry < 0 && entry != SHMFS_ERROR_NO_ENTRIES)
+        return (int)entry;
+    if (!places[0].entry)
+        return SHMFS_ERROR_NOT_FOUND;
+    if (places[1].entry)
+        return SHMFS_ERROR_EXISTS;
+    if (entry < 0)
+        return (int)entry;
+    const uint32_t number = places[0].inode;
+    int error = lock_take(fs, LOCK_INODES, bit(inode_group(fs, number)));
+    if (error)
+        return error;
+    struct image_inode *inode = inode_visit(fs, number);
+    const uint32_t link_count = port_load32(&fs->port, &inode->link_count);
+    if (link_count == SHMFS_LINK_MAX)
+        return SHMFS_ERROR_LINKS;
+    log_set32(fs, &inode->link_count, link_count + 1);
+    directory_add(fs, &names[1], (uint32_t)entry, number);
+    log_commit(fs);
+    return 0;
+}
+
+static int read_two(const struct shmfs *fs, const char *one, const char *other, struct name *names)
+{
+    int error = name_read(fs, one, &names[0]);
+    return error ? error : name_read(fs, other, &names[1]);
+}
+
+int shmfs_link(struct shmfs *fs, const char *target, const char *text)
+{
+    struct name names[2];
+    int error = read_two(fs, target, text, names);
+    if (error)
+        return error;
+    enter(fs);
+    do
+        error = link_names(fs, names);
+    while (found_room(fs, error));
+    return leave(fs, error);
+}
+
+/* Note that a file has a name less; then do all that was noted. */
+static int lose_name(struct shmfs *fs, uint32_t number)
+{
+    struct image_inode copy;
+    inode_snapshot(fs, inode_visit(fs, number), &copy);
+    const int more = inode_count(fs, number, copy.link_count - 1, copy.handle_count);
+    if (more < 0)
+        return more;
+    log_commit(fs);
+    lock_drop_all(fs);
+    return more ? inode_drain(fs, number, copy.generation) : 0;
+}
+
+static int unlink_name(struct shmfs *fs, const struct name *name)
+{
+    struct place place;
+    int error = directory_lock(fs, name, &place, 1);
+    if (!error && !place.entry)
+        error = SHMFS_ERROR_NOT_FOUND;
+    if (!error)
+        error = lock_take(fs, LOCK_INODES, bit(inode_group(fs, place.inode)));
+    if (error)
+        return error;
+    directory_remove(fs, name, place);
+    return lose_name(fs, place.inode);
+}
+
+int shmfs_unlink(struct shmfs *fs, const char *text)
+{
+    struct name name;
+    int error = name_read(fs, text, &name);
+    if (error)
+        return error;
+    enter(fs);
+    return leave(fs, unlink_name(fs, &name));
+}
+
+static int rename_names(struct shmfs *fs, const struct name *names, bool replace)
+{
+    struct place places[2];
+    int error = directory_lock(fs, names, places, 2);
+    if (error)
+        return error;
+    if (!places[0].entry)
+        return SHMFS_ERROR_NOT_FOUND;
+    if (places[1].entry && !replace)
+        return SHMFS_ERROR_EXISTS;
+    if (!places[1].entry) {
+        directory_rename(fs, &names[0], places[0], &names[1]);
+        log_commit(fs);
+        return 0;
+    }
+    if (places[0].inode == places[1].inode)
+        return 0; /* as POSIX has it: both are names of the one file, and stay */
+    error = lock_take(fs, LOCK_INODES, bit(inode_group(fs, places[1].inode)));
+    if (error)
+        return error;
+    log_set32(fs, &entry_visit(fs, places[1].entry)->inode, places[0].inode);
+    log_names(fs, bit(names[1].group));
+    directory_remove(fs, &names[0], places[0]);
+    return lose_name(fs, places[1].inode);
+}
+
+int shmfs_rename(struct shmfs *fs, const char *from, const char *to, bool replace)
+{
+    struct name names[2];
+    int error = read_two(fs, from, to, names);
+    if (error)
+        return error;
+    enter(fs);
+    return leave(fs, rename_names(fs, names, replace));
+}
+
+/* One entry of a walk: 1 if it is in use. */
+static int list_one(struct shmfs *fs, uint32_t number, char *text, struct shmfs_info *info)
+{
+    struct name name;
+    uint32_t inode;
+    if (!entry_is_used(fs, number, &inode))
+        return 0; /* it may come or go while we walk */
+    int error = lock_take(fs, LOCK_DIRECTORY, bit(entry_group(fs, number)));
+    if (error || !entry_is_used(fs, number, &inode))
+        return error;
+    name_of(fs, entry_visit(fs, number), &name);
+    memcpy(text, name.words, name.size_bytes);
+    text[name.size_bytes] = 0;
+    if (!inode_visit(fs, inode))
+        return SHMFS_ERROR_CORRUPT;
+    error = lock_take(fs, LOCK_INODES, bit(inode_group(fs, inode)));
+    if (error)
+        return error;
+    inode_info(fs, inode, info);
+    return 1;
+}
+
+int shmfs_list(struct shmfs *fs, uint64_t *cursor, char *name, struct shmfs_info *info)
+{
+    int result = 0;
+    enter(fs);
+    while (!result && *cursor < fs->shape.geometry.entry_count) {
+        result = list_one(fs, (uint32_t)*cursor + 1, name, info);
+        lock_drop_all(fs);
+        if (result >= 0)
+            ++*cursor;
+    }
+    return leave(fs, result);
+}
+
+/* --- the whole ------------------------------------------------------------------------------- */
+
+int shmfs_sweep(struct shmfs *fs)
+{
+    enter(fs);
+    return leave(fs, client_sweep(fs));
+}
+
+struct shmfs_geometry shmfs_geometry_of(const struct shmfs *fs)
+{
+    return fs->shape.geometry;
+}
+
+uint32_t shmfs_client_of(const struct shmfs *fs)
+{
+    return fs->client;
+}
+
+int shmfs_statfs(struct shmfs *fs, struct shmfs_statistics *statistics)
+{
+    const struct shmfs_geometry *geometry = &fs->shape.geometry;
+    struct image_statistics *shared = statistics_of(fs);
+    *statistics = (struct shmfs_statistics){
+        .block_bytes = geometry->block_bytes,
+        .block_count = geometry->block_count,
+        .inode_count = geometry->inode_count,
+        .entry_count = geometry->entry_count,
+        .client_count = geometry->client_count,
+        .recovery_count = port_register_load(&shared->recovery_count),
+        .sweep_count = port_register_load(&shared->sweep_count),
+        .lock_wait_count = port_register_load(&shared->lock_wait_count),
+    };
+    enter(fs);
+    port_invalidate(&fs->port, shared, sizeof shared->io_count);
+    statistics->io_count = port_load32(&fs->port, &shared->io_count);
+    for (uint32_t i = 0; i < geometry->client_count; i++)
+        statistics->attached_count +=
+            port_register_load(&client_at(fs, i)->state) == CLIENT_ATTACHED;
+    for (uint32_t i = 0; i < geometry->shard_count; i++) {
+        const struct image_group *group = group_at(fs, i);
+        port_invalidate(&fs->port, group, sizeof *group);
+        statistics->free_block_count += port_load32(&fs->port, &group->block_free_count);
+        statistics->free_inode_count += port_load32(&fs->port, &group->inode_free_count);
+        statistics->free_entry_count += port_load32(&fs->port, &group->entry_free_count);
+    }
+    return leave(fs, 0);
+}
+
+const char *shmfs_error_text(int error)
+{
+    switch (error) {
+    case 0: return "success";
+    case SHMFS_ERROR_ARGUMENT: return "an argument makes no sense";
+    case SHMFS_ERROR_NAME: return "a name has 1 to 255 bytes, and no slash";
+    case SHMFS_ERROR_NOT_FOUND: return "there is no file of that name";
+    case SHMFS_ERROR_EXISTS: return "the name is taken";
+    case SHMFS_ERROR_COMMITTED: return "the file is committed and does not change any more";
+    case SHMFS_ERROR_WRITING: return "the file is not committed";
+    case SHMFS_ERROR_NO_BLOCKS: return "there is no room for more content";
+    case SHMFS_ERROR_NO_INODES: return "there is no room for another file";
+    case SHMFS_ERROR_NO_ENTRIES: return "there is no room for another name";
+    case SHMFS_ERROR_NO_HANDLES: return "this process has too many files open";
+    case SHMFS_ERROR_NO_CLIENTS: return "too many processes are attached";
+    case SHMFS_ERROR_LINKS: return "the file has too many names";
+    case SHMFS_ERROR_STALE: return "the file is not open";
+    case SHMFS_ERROR_CORRUPT: return "the image is damaged; shmfsck says where";
+    case SHMFS_ERROR_FORMAT: return "no image, or one of another version, shape or machine";
+    case SHMFS_ERROR_BUSY: return "a lock was not had in time";
+    case SHMFS_ERROR_TOO_SMALL: return "the memory is too small for an image of this shape";
+    case SHMFS_ERROR_SYSTEM: return "a system call failed";
+    case SHMFS_ERROR_LIMIT: return "as many disk jobs are under way as there may be";
+    default: return "an unknown error";
+    }
+}

@@ -1,0 +1,154 @@
+/* superblock.c: the shape of an image. */
+#include "image.h"
+
+static uint64_t fold(uint64_t sum, const void *bytes, size_t size_bytes)
+{
+    for (const uint8_t *place = bytes; size_bytes--; place++)
+        sum = (sum ^ *place) * 0x100000001b3u;
+    return sum;
+}
+
+/* Programs that lay their structs out differently must not share an image. */
+static uint64_t signature(void)
+{
+    const uint32_t sizes[] = {
+        PORT_LINE_BYTES,
+        sizeof(struct image_superblock),
+        sizeof(struct image_lock),
+        sizeof(struct image_statistics),
+        sizeof(struct image_client),
+        sizeof(struct image_handle),
+        sizeof(struct image_group),
+        sizeof(struct image_entry),
+        sizeof(struct image_inode),
+        IMAGE_LOG_RECORDS,
+    };
+    return fold(0xcbf29ce484222325u, sizes, sizeof sizes);
+}
+
+static uint64_t lines(uint64_t size_bytes)
+{
+    return (size_bytes + PORT_LINE_BYTES - 1) / PORT_LINE_BYTES * PORT_LINE_BYTES;
+}
+
+static uint32_t shared_out(uint64_t count, uint32_t groups)
+{
+    return (uint32_t)((count + groups - 1) / groups);
+}
+
+static bool is_power_of_two(uint64_t number)
+{
+    return number && !(number & (number - 1));
+}
+
+static bool is_legal(const struct shmfs_geometry *geometry)
+{
+    return geometry->block_bytes >= SHMFS_BLOCK_MIN_BYTES &&
+           geometry->block_bytes <= SHMFS_BLOCK_MAX_BYTES &&
+           is_power_of_two(geometry->block_bytes) && geometry->block_count >= 1 &&
+           geometry->block_count <= SHMFS_BLOCK_MAX_COUNT && geometry->inode_count >= 1 &&
+           geometry->inode_count <= SHMFS_INODE_MAX_COUNT && geometry->entry_count >= 1 &&
+           geometry->entry_count <= SHMFS_INODE_MAX_COUNT && geometry->client_count >= 1 &&
+           geometry->client_count <= SHMFS_CLIENT_MAX_COUNT && geometry->handle_count >= 1 &&
+           geometry->handle_count <= SHMFS_HANDLE_MAX_COUNT &&
+           geometry->shard_count <= SHMFS_SHARD_MAX_COUNT &&
+           is_power_of_two(geometry->shard_count);
+}
+
+/* Put regions one after the other. */
+static void place(struct shape *shape)
+{
+    const struct shmfs_geometry *geometry = &shape->geometry;
+    const uint32_t groups = geometry->shard_count;
+    uint64_t end = sizeof(struct image_superblock);
+    shape->locks = end, end += shape->lock_count * sizeof(struct image_lock);
+    shape->statistics = end, end += sizeof(struct image_statistics);
+    shape->clients = end, end += geometry->client_count * shape->client_bytes;
+    shape->groups = end, end += groups * sizeof(struct image_group);
+    shape->buckets = end, end += lines(shape->bucket_count * sizeof(uint32_t));
+    shape->entries = end, end += geometry->entry_count * sizeof(struct image_entry);
+    shape->inodes = end, end += geometry->inode_count * sizeof(struct image_inode);
+    shape->fat = end, end += lines(geometry->block_count * sizeof(uint32_t));
+    shape->control_bytes = end;
+    shape->data_bytes = geometry->block_count * geometry->block_bytes;
+}
+
+int shape_of(const struct shmfs_geometry *given, struct shape *shape)
+{
+    const uint32_t words_per_line = PORT_LINE_BYTES / sizeof(uint32_t);
+    memset(shape, 0, sizeof *shape);
+    struct shmfs_geometry geometry = given ? *given : (struct shmfs_geometry){0};
+    geometry.block_bytes = geometry.block_bytes ? geometry.block_bytes : 1 << 20;
+    geometry.block_count = geometry.block_count ? geometry.block_count : 1024;
+    geometry.inode_count = geometry.inode_count ? geometry.inode_count : 1024;
+    geometry.entry_count = geometry.entry_count ? geometry.entry_count : 1024;
+    geometry.client_count = geometry.client_count ? geometry.client_count : 64;
+    geometry.handle_count = geometry.handle_count ? geometry.handle_count : 1024;
+    geometry.shard_count = geometry.shard_count ? geometry.shard_count : 1;
+    if (!is_legal(&geometry))
+        return SHMFS_ERROR_ARGUMENT;
+    const uint32_t groups = geometry.shard_count;
+    shape->geometry = geometry;
+    shape->lock_count = 2 + 3 * groups; /* statistics, recovery, and the shards */
+    shape->bucket_count = groups * words_per_line; /* so that no line belongs to two groups */
+    while (shape->bucket_count < geometry.entry_count)
+        shape->bucket_count *= 2;
+    shape->buckets_per_group = shape->bucket_count / groups;
+    shape->entries_per_group = shared_out(geometry.entry_count, groups);
+    shape->inodes_per_group = shared_out(geometry.inode_count, groups);
+    shape->blocks_per_group =
+        shared_out(shared_out(geometry.block_count, groups), words_per_line) * words_per_line;
+    shape->client_bytes =
+        lines(sizeof(struct image_client) + geometry.handle_count * sizeof(struct image_handle));
+    place(shape);
+    return 0;
+}
+
+static uint64_t checksum_of(const struct image_superblock *superblock)
+{
+    const uint8_t *from = (const uint8_t *)&superblock->format_version;
+    return fold(0xcbf29ce484222325u, from, (const uint8_t *)&superblock->checksum - from);
+}
+
+void superblock_make(const struct shape *shape, struct image_superblock *superblock)
+{
+    const struct shmfs_geometry *geometry = &shape->geometry;
+    *superblock = (struct image_superblock){
+        .magic = IMAGE_MAGIC,
+        .format_version = SHMFS_FORMAT_VERSION,
+        .endian = IMAGE_ENDIAN,
+        .signature = signature(),
+        .block_bytes = geometry->block_bytes,
+        .block_count = geometry->block_count,
+        .inode_count = geometry->inode_count,
+        .entry_count = geometry->entry_count,
+        .client_count = geometry->client_count,
+        .handle_count = geometry->handle_count,
+        .shard_count = geometry->shard_count,
+        .control_bytes = shape->control_bytes,
+        .data_bytes = shape->data_bytes,
+    };
+    superblock->checksum = checksum_of(superblock);
+}
+
+int shape_read(const struct image_superblock *superblock, uint64_t control_bytes,
+               uint64_t data_bytes, struct shape *shape)
+{
+    struct image_superblock again;
+    struct shmfs_geometry geometry = {
+        .block_bytes = superblock->block_bytes,
+        .block_count = superblock->block_count,
+        .inode_count = superblock->inode_count,
+        .entry_count = superblock->entry_count,
+        .client_count = superblock->client_count,
+        .handle_count = superblock->handle_count,
+        .shard_count = superblock->shard_count,
+    };
+    if (superblock->magic != IMAGE_MAGIC || shape_of(&geometry, shape) < 0)
+        return SHMFS_ERROR_FORMAT;
+    superblock_make(shape, &again); /* no field may differ from what we would have written */
+    if (memcmp(&again, superblock, sizeof again) || shape->control_bytes > control_bytes ||
+        shape->data_bytes > data_bytes)
+        return SHMFS_ERROR_FORMAT;
+    return 0;
+}

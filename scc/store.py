@@ -1,0 +1,440 @@
+"""Objects in memory that several cores share, whose caches need not agree: the store `scc`.
+
+All workers that name one instance share one image (`shmfs`), each as a core with names of its own
+(`seats`). What one core has committed another finds by looking, and has it by a second name, so
+nothing is copied and each keeps and deletes for itself. Who maps reads in place. A program that
+wants a file gets a sealed copy (`copies`), or writes one that is copied in (`drafts`); how much is
+counted.
+
+    /dev/shm/ciel-scc-<instance>/     held by who has it open, and gone with the last (`leases`)
+        control, data                 the image
+        cores/                        which cores there are
+        incoming/                     what programs write
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import xxhash
+
+from ciel.core.ids import check_id
+from ciel.scc.builds import BUILDS
+from ciel.scc.copies import Copies
+from ciel.scc.drafts import Draft
+from ciel.scc.fifos import Fifos
+from ciel.scc.instances import (
+    BLOCK_BYTES,
+    CAPACITY_BYTES,
+    CORES,
+    CORES_MAX,
+    ROOT,
+    SHARDS_MAX,
+    Layout,
+    directory_name,
+    open_instance,
+    remove_instance,
+)
+from ciel.scc.objects import SccReader, SccWriter, Users, recorded, translated
+from ciel.scc.seats import Seat
+from ciel.scc.shapes import Info, ShmfsError
+from ciel.scc.shmfs import File
+from ciel.storage.errors import (
+    CannotAdoptError,
+    CorruptObjectError,
+    ObjectConflictError,
+    ObjectNotFoundError,
+    StoreClosedError,
+    StoreSpecError,
+    StoreSystemError,
+)
+from ciel.storage.interface import (
+    MEMORY,
+    Capabilities,
+    ObjectInfo,
+    ObjectStore,
+    Problem,
+    StoreLevel,
+    StoreUsage,
+)
+from ciel.storage.specs import check_options, parse_size
+from ciel.storage.spill import with_spill
+from ciel.storage.temporaries import Temporaries
+
+_OPTIONS = ("cores", "capacity", "block", "shards", "build", "instance", "core", "spill")
+
+# Each try beyond the first means that another process deleted or replaced something meanwhile.
+_PUBLISH_TRIES = 8
+_CHECK_LOOKS = 3
+_COPIES_SHARE = 8  # of the capacity: copies for programs that nobody reads now
+
+
+def open_scc(options: Mapping[str, str], directory: Path) -> ObjectStore:
+    """Open a store in memory that several cores share, over one on a disk for what has no room.
+
+    Options: `cores` (how many may share it), `capacity` and `block` (sizes), `instance` (letters,
+    digits, `_` and `-`; random when not given; a live one is joined), `core` (which one this is;
+    the first that is free when not given), `shards` (how many locks of one kind) and `build`
+    (`coherent`, `flushing` or `strict`), `spill` (where that disk is: `yes` for the directory, `no`
+    for nowhere, or a path).
+    """
+    check_options("scc", options, _OPTIONS)
+    build = options.get("build", "coherent")
+    if build not in BUILDS:
+        raise StoreSpecError(f"build={build}", f"there are: {', '.join(BUILDS)}")
+    layout = Layout(
+        cores=_number(options, "cores", 1, CORES_MAX, CORES),
+        capacity_bytes=parse_size(options.get("capacity", str(CAPACITY_BYTES))),
+        block_bytes=parse_size(options.get("block", str(BLOCK_BYTES))),
+        shards=_number(options, "shards", 1, SHARDS_MAX, 0),
+        build=build,
+    )
+    core = _number(options, "core", 0, layout.cores - 1, -1)
+    instance = options.get("instance") or secrets.token_hex(8)
+    store = SccStore(instance, layout, None if core < 0 else core)
+    return with_spill(store, options.get("spill", "yes"), directory)
+
+
+class SccStore(ObjectStore):
+    """The objects of one core, in memory that it shares with others."""
+
+    def __init__(
+        self,
+        instance: str,
+        layout: Layout,
+        core: int | None = None,
+    ) -> None:
+        self.instance = instance
+        self.copies = Copies(layout.capacity_bytes // _COPIES_SHARE)
+        self.readers, self._writers = Users(), Users()
+        self.is_in_place = layout.build != "strict"
+        self._reserved_bytes = 0
+        self._fifos: Fifos | None = None
+        self._lock = threading.RLock()  # a writer may be collected, and give back, within any call
+        self._pid = os.getpid()
+        self._is_closed = True
+        name = directory_name(instance)
+        self.scheme = f"scc:{name}/"
+        self._hold_fd, self._image = open_instance(name, layout)
+        try:
+            place = self._image.client, self._image.geometry.client_count
+            self._seat = Seat(self._hold_fd, core, layout.cores, place, self._forget)
+            self._image.sweep()
+            self._temporaries = Temporaries(self._hold_fd, f"{ROOT}/{name}")
+        except BaseException:
+            if hasattr(self, "_seat"):
+                self._seat.close()
+            self._image.close()
+            os.close(self._hold_fd)
+            remove_instance(instance)
+            raise
+        self.block_bytes = self._image.geometry.block_bytes
+        self._capacity_bytes = self.block_bytes * self._image.geometry.block_count
+        self._is_closed = False
+        self.capabilities = Capabilities(
+            mappable=self.is_in_place,
+            nameable=True,
+            streaming=True,
+            shared_between_processes=True,
+            bounded=True,
+            may_block=False,
+        )
+
+    # --- one object -------------------------------------------------------------------------------
+
+    def begin(self, object_id: str, *, size_hint_bytes: int | None = None) -> SccWriter:
+        check_id(object_id)
+        self.require_open()
+        writer = SccWriter(self, object_id, size_hint_bytes or 0)
+        self._writers.add(writer)
+        return writer
+
+    def open(self, object_id: str) -> SccReader:
+        return SccReader(self, object_id, self._opened_file(object_id))
+
+    def stat(self, object_id: str) -> ObjectInfo | None:
+        name = self.file_name(object_id)
+        self.require_open()
+        info = self._image.stat(name)
+        if info is None or not info.is_committed:
+            return None
+        return ObjectInfo(object_id, info.size_bytes, recorded(info))
+
+    def checksum(self, object_id: str) -> str:
+        with self._opened_file(object_id) as file:
+            return recorded(file.info()) or self._record(file)
+
+    def verify(self, object_id: str) -> ObjectInfo:
+        with self._opened_file(object_id) as file:
+            info, found = file.info(), _digest(file)
+            if (expected := recorded(info)) not in (None, found):
+                detail = f"committed as {expected}, now {found}"
+                raise CorruptObjectError(object_id, "checksum", detail)
+            return ObjectInfo(object_id, info.size_bytes, found)
+
+    def adopt(self, object_id: str, path: str, *, checksum: str, size_bytes: int) -> ObjectInfo:
+        self.require_open()
+        expected = ObjectInfo(check_id(object_id), size_bytes, checksum)
+        if not path.startswith(self.scheme):
+            raise CannotAdoptError(object_id, path, "it lies in no memory that is shared with us")
+        found = self._share(path.removeprefix(self.scheme), object_id, expected)
+        if found is None:
+            raise CannotAdoptError(object_id, path, "missing")
+        return found
+
+    def discover(self, object_id: str) -> ObjectInfo | None:
+        check_id(object_id)
+        self.require_open()
+        for other in self._seat.others():
+            if (found := self._share(f"{other}:{object_id}", object_id)) is not None:
+                return found
+        return None
+
+    def delete(self, object_id: str) -> bool:
+        name = self.file_name(object_id)
+        self.require_open()
+        return self._unlink(name)
+
+    # --- the whole --------------------------------------------------------------------------------
+
+    def __iter__(self) -> Iterator[str]:
+        self.require_open()
+        return self._own_names()
+
+    def usage(self) -> StoreUsage:
+        self.require_open()
+        reserved_bytes = self._reserved_bytes
+        used_bytes = self._capacity_bytes - self.free_bytes() - reserved_bytes
+        return StoreUsage(
+            self._capacity_bytes, max(0, used_bytes), reserved_bytes, self._seat.object_count
+        )
+
+    def levels(self) -> tuple[StoreLevel, ...]:
+        usage = self.usage()
+        return (
+            StoreLevel(
+                MEMORY, usage.capacity_bytes, usage.used_bytes, usage.reserved_bytes,
+                usage.object_count, readers=len(self.readers), writers=len(self._writers),
+                copied_bytes=self.copies.copied_bytes,
+            ),
+        )  # fmt: skip
+
+    def check(self) -> list[Problem]:
+        self.require_open()
+        found = self._image.check()
+        for _ in range(_CHECK_LOOKS - 1):  # what others are about is no problem, and passes
+            found = [problem for problem in found if problem in self._image.check()]
+        problems = [
+            Problem("image", f"{problem.code} at {problem.place}", problem.text)
+            for problem in found
+        ]
+        return problems + super().check()
+
+    def close(self) -> None:
+        if self._is_closed:
+            return
+        self._is_closed = True
+        if self._pid == os.getpid():
+            for writer in self._writers.all():
+                writer.abort()  # type: ignore[union-attr]  # there are no others among them
+            if self._fifos is not None:
+                self._fifos.close()
+            self._temporaries.close()
+            self.copies.close()
+        self._seat.close()
+        self._image.close()
+        os.close(self._hold_fd)
+        if self._pid == os.getpid():
+            remove_instance(self.instance)  # unless somebody else has it open
+
+    def __del__(self) -> None:
+        self.close()
+
+    # --- for readers and writers ------------------------------------------------------------------
+
+    def require_open(self) -> None:
+        """Raise `StoreClosedError` after close."""
+        if self._is_closed:
+            raise StoreClosedError("the store")
+
+    def file_name(self, object_id: str) -> str:
+        """Return the name that this core has for an object."""
+        return f"{self._seat.name}:{check_id(object_id)}"
+
+    def free_bytes(self) -> int:
+        """Return how much room there is, for whoever comes first."""
+        return self._image.statistics()["free_block_count"] * self.block_bytes
+
+    def charge(self, more_bytes: int) -> None:
+        """Count what writers occupy."""
+        with self._lock:
+            self._reserved_bytes += more_bytes
+
+    def done_writing(self, writer: SccWriter, charged_bytes: int) -> None:
+        """Count a writer out."""
+        self._writers.discard(writer)
+        self.charge(-charged_bytes)
+
+    def new_file(self, object_id: str) -> File:
+        """Make a file without a name."""
+        try:
+            return self._image.create()
+        except ShmfsError as error:
+            raise translated(error, object_id) from error
+
+    def new_draft(self, object_id: str) -> Draft:
+        """Make a file that a program can write."""
+        try:
+            return Draft(self._temporaries, object_id)
+        except OSError as error:
+            raise StoreSystemError("begin", error.errno or errno.EIO) from error
+
+    def fifos(self) -> Fifos:
+        """Return what serves pipes; its thread is started when there is the first of them."""
+        with self._lock:
+            if self._fifos is None:
+                self._fifos = Fifos(Path(self._temporaries.path_of("")))
+            return self._fifos
+
+    def publish(self, file: File, info: ObjectInfo) -> ObjectInfo:
+        """Commit a written file, unless an equal object is there; raises `ObjectConflictError`."""
+        for _ in range(_PUBLISH_TRIES):
+            try:
+                file.commit(self.file_name(info.object_id))
+            except ShmfsError as error:
+                if error.reason != "EXISTS":
+                    raise
+                assert info.checksum is not None
+                if (kept := self._kept_instead(info.object_id, info.checksum)) is not None:
+                    return kept
+                continue
+            self._seat.count(1)
+            return info
+        raise StoreSystemError("commit", errno.EBUSY)
+
+    # --- within -----------------------------------------------------------------------------------
+
+    def _opened_file(self, object_id: str) -> File:
+        name = self.file_name(object_id)
+        self.require_open()
+        try:
+            return self._image.open_file(name)
+        except ShmfsError as error:
+            raise translated(error, object_id) from error
+
+    def _own_names(self) -> Iterator[str]:
+        prefix = f"{self._seat.name}:"
+        for name, info in self._image.names():
+            if name.startswith(prefix) and info.is_committed:
+                yield name.removeprefix(prefix)
+
+    def _forget(self, incarnation: str) -> None:
+        """Take all names of an incarnation away."""
+        prefix = f"{incarnation}:"
+        try:
+            for name in [name for name, _ in self._image.names() if name.startswith(prefix)]:
+                self._image.unlink(name)
+        except ShmfsError:
+            pass  # it is damaged, as whoever uses it learns; it goes with its last holder
+
+    def _unlink(self, name: str) -> bool:
+        if self.copies.has_kept and (info := self._image.stat(name)) is not None:
+            self.copies.forget((info.inode, info.generation))
+        try:
+            self._image.unlink(name)
+        except ShmfsError as error:
+            if error.reason == "NOT_FOUND":
+                return False
+            raise
+        self._seat.count(-1)
+        return True
+
+    def _record(self, file: File) -> str:
+        found = _digest(file)
+        try:
+            file.set_tag(int(found, 16))
+        except ShmfsError:
+            pass  # then whoever asks next computes it again
+        return found
+
+    def _kept_instead(self, object_id: str, refused: str) -> ObjectInfo | None:
+        """Return the equal object that was there first; None if there is none after all.
+
+        What is there is read, whatever is recorded of it: an object that is made again may be so
+        because the first was found damaged, and a damaged one is none.
+        """
+        try:
+            file = self._opened_file(object_id)
+        except ObjectNotFoundError:
+            return None
+        with file:
+            info, kept = file.info(), _digest(file)
+        if recorded(info) not in (None, kept):
+            self._unlink(self.file_name(object_id))
+            return None
+        if kept != refused:
+            raise ObjectConflictError(object_id, kept, refused)
+        return ObjectInfo(object_id, info.size_bytes, kept)
+
+    def _share(
+        self, name: str, object_id: str, expected: ObjectInfo | None = None
+    ) -> ObjectInfo | None:
+        """Give another core's file a name of ours; None if there is none."""
+        try:
+            file = self._image.open_file(name)
+        except ShmfsError as error:
+            if error.reason in ("NOT_FOUND", "WRITING"):
+                return None
+            raise translated(error, object_id) from error
+        with file:
+            info = file.info()
+            found = ObjectInfo(object_id, info.size_bytes, recorded(info) or self._record(file))
+            if expected is not None and found != expected:
+                reason = f"{found.size_bytes} bytes with checksum {found.checksum}"
+                raise CannotAdoptError(object_id, self.scheme + name, f"it is {reason}")
+            return found if self._link(name, info, found) else None
+
+    def _link(self, name: str, info: Info, found: ObjectInfo) -> bool:
+        own = self.file_name(found.object_id)
+        for _ in range(_PUBLISH_TRIES):
+            try:
+                self._image.link(name, own)
+            except ShmfsError as error:
+                if error.reason == "NOT_FOUND":
+                    return False
+                if error.reason != "EXISTS":
+                    raise translated(error, found.object_id, found.size_bytes) from error
+                if _is_same(self._image.stat(own), info):
+                    return True
+                assert found.checksum is not None
+                if self._kept_instead(found.object_id, found.checksum) is not None:
+                    return True
+                continue
+            self._seat.count(1)
+            if _is_same(self._image.stat(own), info):
+                return True
+            self._unlink(own)  # the name had passed to another file before it was linked
+            return False
+        raise StoreSystemError("link", errno.EBUSY)
+
+
+def _is_same(there: Info | None, info: Info) -> bool:
+    return there is not None and (there.inode, there.generation) == (info.inode, info.generation)
+
+
+def _digest(file: File) -> str:
+    return str(xxhash.xxh3_64(file.view()).hexdigest())
+
+
+def _number(options: Mapping[str, str], name: str, least: int, most: int, default: int) -> int:
+    text = options.get(name)
+    if text is None:
+        return default
+    if not (text.isdecimal() and least <= int(text) <= most):
+        raise StoreSpecError(f"{name}={text}", f"expected a number from {least} to {most}")
+    return int(text)

@@ -1,0 +1,243 @@
+"""Shows that no call that orders memory can go: each is taken away by itself; a test must fail.
+
+    python scc/tests/mutants.py --tests tests/scc/test_mpb.py -k strict scc/src/mpb.c scc/src/rcce.c
+    python scc/tests/mutants.py --part shmfs --run 'shmfs_walk 12 300 20 0 1' scc/src/log.c
+
+A flush, an invalidation or a fence is left out; a publish becomes a store, a look becomes a load.
+With --tests, tests take their sources from a copy of `scc/` (CIEL_SCC_SOURCES); those that do not
+compile them with `ciel.testing.c_programs` see no mutants. With --run, programs of `scc/tests` run
+with those arguments, in the strict build, until one fails; of each mutant one file is compiled.
+Prints a Markdown table of what caught which, and fails if one was not caught.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+SCC = Path(__file__).resolve().parents[1]
+ROOT = SCC.parent
+LIMIT_S = 300
+RUN_LIMIT_S = 60  # of a program, which takes a few seconds
+CALL = re.compile(r"\bport_(?:(flush|invalidate|fence)|(publish|look)(32|64))\b")
+WEAKER = {"publish": "store", "look": "load"}
+FLAGS = ["-std=c11", "-O1", "-w", "-D_GNU_SOURCE", "-DPORT_STRICT", "-DSCC_TEST", "-pthread"]
+COMMENT = re.compile(r"/\*.*?\*/", re.DOTALL)
+HEAD = "| call | in | becomes | caught by |\n|---|---|---|---|"
+NOTHING = "static inline void mutant_nothing(const void *first, ...) { (void)first; }\n"
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One call that is missing, or weaker than it was."""
+
+    source: Path  # within `scc/`
+    line: int
+    function: str
+    before: str
+    after: str
+    text: str  # of the whole file
+
+    @property
+    def place(self) -> str:
+        return f"`{self.source.name}` {self.function}"
+
+    def row(self, catcher: str | None) -> str:
+        """Say in a row of the table what caught it."""
+        caught = f"`{catcher}`" if catcher else "**nothing**"
+        return f"| `{self.before}` | {self.place} | {self.after} | {caught} |"
+
+
+def mutants(source: Path) -> Iterator[Mutant]:
+    """Make every mutant of one file."""
+    text = source.read_text()
+    hidden = [match.span() for match in COMMENT.finditer(text)]
+    for match in CALL.finditer(text):
+        if any(begin <= match.start() < end for begin, end in hidden):
+            continue
+        missing, weakened, bits = match.groups()
+        after = "mutant_nothing" if missing else f"port_{WEAKER[weakened]}{bits}"
+        head = text[: match.start()]
+        yield Mutant(
+            source.relative_to(SCC),
+            head.count("\n") + 1,
+            re.findall(r"^(?:\w[\w \*]*?)(\w+)\(", head, flags=re.MULTILINE)[-1],
+            match.group(),
+            "nothing" if missing else after,
+            with_nothing(head + after + text[match.end() :]),
+        )
+
+
+def with_nothing(text: str) -> str:
+    """Declare what stands for a call that is left out, after the first #include."""
+    end = text.index("\n", text.index("#include")) + 1
+    return text[:end] + NOTHING + f"#line {text[:end].count(chr(10)) + 1}\n" + text[end:]
+
+
+def compiles(path: Path, tree: Path) -> bool:
+    """Tell a mutant that is caught from one that is no program."""
+    return not subprocess.run(["cc", "-fsyntax-only", *flags(tree), str(path)]).returncode
+
+
+def flags(tree: Path) -> list[str]:
+    """Return what the strict build of these sources is compiled with."""
+    return [*FLAGS, f"-I{tree / 'include'}", f"-I{tree / 'src'}"]
+
+
+def caught_by(tests: list[str], tree: Path) -> str | None:
+    """Run the tests on other sources; return the first that fails, None if all pass."""
+    pytest = Path(sys.executable).with_name("pytest")
+    command = [str(pytest), "-q", "-x", "-p", "no:cacheprovider", *tests]
+    try:
+        done = subprocess.run(
+            command,
+            cwd=ROOT,
+            env={**os.environ, "CIEL_SCC_SOURCES": str(tree)},
+            capture_output=True,
+            text=True,
+            timeout=LIMIT_S,
+        )
+    except subprocess.TimeoutExpired:
+        return "no end"
+    if done.returncode == 0:
+        return None
+    found = re.search(r"^(?:FAILED|ERROR) \S*?::(\S+)", done.stdout, flags=re.MULTILINE)
+    if done.returncode != 1 or not found:
+        sys.exit(f"the tests did not run:\n{done.stdout}{done.stderr}")
+    return found.group(1)
+
+
+def ended(command: list[str]) -> int | None:
+    """Run a program and whatever it starts; return its status, None if it did not end."""
+    with open(os.devnull, "w") as nowhere:
+        process = subprocess.Popen(command, stdout=nowhere, stderr=nowhere, start_new_session=True)
+    try:
+        return process.wait(RUN_LIMIT_S)
+    except subprocess.TimeoutExpired:
+        return None
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+class Runs:
+    """Programs of `scc/tests` on mutants, without pytest: whether one of them fails."""
+
+    def __init__(self, part: str, runs: list[str], place: Path) -> None:
+        sys.path.insert(0, str(SCC))
+        from build_ffi import PARTS  # its own words for what a part is made of
+
+        self.place = place
+        self.runs = [shlex.split(run) for run in runs]
+        names = [f"src/{name}.c" for name in (*PARTS[part], "strict")]
+        tests = [f"tests/{name}.c" for name in sorted({run[0] for run in self.runs})]
+        self.objects = {Path(name): place / f"{Path(name).stem}.o" for name in [*names, *tests]}
+        for name, target in self.objects.items():
+            self.compile((SCC / name).read_text(), target)
+
+    def compile(self, text: str, target: Path) -> bytes:
+        """Compile one file; return what became of it."""
+        command = ["cc", *flags(SCC), f"-I{SCC / 'tests'}", "-x", "c", "-c", "-o", str(target), "-"]
+        subprocess.run(command, input=text, text=True, check=True)
+        return target.read_bytes()
+
+    def failure(self, source: Path | None, changed: Path | None, place: Path) -> str | None:
+        """Return the first run that fails with an object in the place of a source's, or None."""
+        for run in self.runs:
+            program = place / run[0]
+            if not program.exists():
+                objects = [
+                    str(changed if name == source else target)
+                    for name, target in self.objects.items()
+                    if name.parts[0] == "src" or name.stem == run[0]
+                ]
+                subprocess.run(["cc", "-pthread", "-o", str(program), *objects], check=True)
+            status = ended([str(program), *run[1:]])
+            if status is None:
+                return f"{' '.join(run)} (no end)"
+            if status:
+                return " ".join(run)
+        return None
+
+    def caught(self, mutant: Mutant) -> str | None:
+        """Return the run that catches a mutant, or what else there is to say of it."""
+        with tempfile.TemporaryDirectory(dir=self.place) as name:
+            place = Path(name)
+            same = self.compile(with_nothing((SCC / mutant.source).read_text()), place / "same.o")
+            if self.compile(mutant.text, place / "changed.o") == same:
+                return "not in this build"
+            return self.failure(mutant.source, place / "changed.o", place)
+
+
+def try_runs(options: argparse.Namespace) -> int:
+    """Try every mutant with programs, one on each processor; count survivors."""
+    survivors = 0
+    with tempfile.TemporaryDirectory(prefix="ciel-mutants-") as name:
+        runs = Runs(options.part, options.run, Path(name))
+        Path(name, "without").mkdir()
+        if failed := runs.failure(None, None, Path(name, "without")):
+            sys.exit(f"{failed} fails without any mutant")
+        found = [mutant for source in options.sources for mutant in mutants(source.resolve())]
+        print(HEAD, flush=True)
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            for mutant, catcher in zip(found, pool.map(runs.caught, found), strict=True):
+                survivors += catcher is None
+                print(mutant.row(catcher), flush=True)
+    return survivors
+
+
+def try_tests(options: argparse.Namespace) -> int:
+    """Try every mutant with tests of pytest; count survivors."""
+    tests = [*options.tests, *(["-k", options.chosen] if options.chosen else [])]
+    survivors = 0
+    with tempfile.TemporaryDirectory(prefix="ciel-mutants-") as place:
+        tree = Path(place, "scc")
+        shutil.copytree(SCC, tree, ignore=shutil.ignore_patterns("*.so", "bin", "__pycache__"))
+        if failed := caught_by(tests, tree):
+            sys.exit(f"{failed} fails without any mutant")
+        print(HEAD, flush=True)
+        for source in options.sources:
+            for mutant in mutants(source.resolve()):
+                changed = tree / mutant.source
+                original = changed.read_text()
+                changed.write_text(mutant.text)
+                if not compiles(changed, tree):
+                    sys.exit(f"{mutant.place}, line {mutant.line}: the mutant does not compile")
+                test = caught_by(tests, tree)
+                survivors += test is None
+                changed.write_text(original)
+                print(mutant.row(test), flush=True)
+    return survivors
+
+
+def main() -> None:
+    """Try every mutant of the files that are named."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("sources", nargs="+", type=Path)
+    parser.add_argument("--tests", nargs="+", help="files of tests, for pytest")
+    parser.add_argument("-k", dest="chosen", help="which of them, for pytest")
+    parser.add_argument("--part", default="shmfs", help="what the programs are linked with")
+    parser.add_argument("--run", action="append", help="a program of scc/tests, with arguments")
+    options = parser.parse_args()
+    if bool(options.tests) == bool(options.run):
+        parser.error("either --tests or --run")
+    act: Callable[[argparse.Namespace], int] = try_runs if options.run else try_tests
+    if survivors := act(options):
+        sys.exit(f"{survivors} not caught")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,113 @@
+/* files.c: the two files of an image, mapped for one client. */
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "tool.h"
+
+void tool_paths(const struct tool *tool, struct tool_image *image)
+{
+    const char *name = tool->image_name;
+    const char *folder = name[0] == '/' ? "" : "/dev/shm/";
+    if (strlen(folder) + strlen(name) + sizeof "-control" > PATH_MAX)
+        tool_misused(tool, "the name of the image is too long");
+    struct stat status;
+    char path[PATH_MAX];
+    snprintf(path, sizeof path, "%s%.*s", folder, PATH_MAX - 32, name);
+    char joint = !stat(path, &status) && S_ISDIR(status.st_mode) ? '/' : '-';
+    snprintf(image->control_path, sizeof image->control_path, "%.*s%ccontrol", PATH_MAX - 32, path,
+             joint);
+    snprintf(image->data_path, sizeof image->data_path, "%.*s%cdata", PATH_MAX - 32, path, joint);
+}
+
+/* Open and map one file whole. Its space is made sure of, for who writes into a hole where no
+ * memory is left dies by SIGBUS. */
+static bool map(struct tool *tool, const char *path, bool is_writable, int *fd, void **at,
+                uint64_t *size_bytes)
+{
+    *fd = open(path, (is_writable ? O_RDWR : O_RDONLY) | O_CLOEXEC);
+    struct stat status;
+    if (*fd < 0 || fstat(*fd, &status)) {
+        if (errno == ENOENT)
+            tool_failed(tool, "there is no %s; shminit makes an image", path);
+        else
+            tool_failed(tool, "%s cannot be opened: %s", path, strerror(errno));
+        return false;
+    }
+    if (!S_ISREG(status.st_mode) || status.st_size == 0) {
+        tool_failed(tool, "%s is not part of an image: it is %s", path,
+                    S_ISREG(status.st_mode) ? "empty" : "not a file");
+        return false;
+    }
+    if (is_writable && status.st_blocks * 512 < status.st_size) {
+        int error = posix_fallocate(*fd, 0, status.st_size);
+        if (error) {
+            tool_failed(tool, "no memory is left for the whole of %s: %s", path, strerror(error));
+            return false;
+        }
+    }
+    *size_bytes = (uint64_t)status.st_size;
+    *at = mmap(NULL, (size_t)status.st_size, PROT_READ | (is_writable ? PROT_WRITE : 0), MAP_SHARED,
+               *fd, 0);
+    if (*at == MAP_FAILED) {
+        tool_failed(tool, "%s cannot be mapped: %s", path, strerror(errno));
+        return false;
+    }
+    return true;
+}
+
+bool tool_map(struct tool *tool, struct tool_image *image, bool is_writable)
+{
+    memset(image, 0, sizeof *image);
+    image->memory.control_fd = image->data_fd = -1;
+    tool_paths(tool, image);
+    struct shmfs_memory *memory = &image->memory;
+    return map(tool, image->control_path, is_writable, &memory->control_fd, &memory->control,
+               &memory->control_bytes) &&
+           map(tool, image->data_path, is_writable, &image->data_fd, &memory->data,
+               &memory->data_bytes);
+}
+
+bool tool_attach(struct tool *tool, struct tool_image *image)
+{
+    if (!tool_map(tool, image, true))
+        return false;
+    size_t size_bytes = (shmfs_size() + 63) / 64 * 64;
+    image->storage = aligned_alloc(64, size_bytes);
+    if (!image->storage) {
+        tool_failed(tool, "no memory is left");
+        return false;
+    }
+    int error = shmfs_attach(&image->fs, image->storage, size_bytes, &image->memory, NULL);
+    if (!error)
+        return true;
+    image->fs = NULL;
+    if (error == SHMFS_ERROR_FORMAT)
+        tool_failed(tool,
+                    "%s is no image that %s can use: it is damaged, not made to its end, or of "
+                    "another version or machine (shmfsck says more; shminit --force makes it anew)",
+                    image->control_path, tool->name);
+    else
+        tool_failed(tool, "%s cannot be used: %s", image->control_path, tool_error_text(error));
+    return false;
+}
+
+int tool_end(struct tool *tool, struct tool_image *image)
+{
+    if (image->fs)
+        shmfs_detach(image->fs);
+    image->fs = NULL;
+    free(image->storage);
+    tool_flush(tool);
+    return tool->has_failed ? TOOL_FAILED : TOOL_DONE;
+}
+
+const char *tool_error_text(int error)
+{
+    return error == SHMFS_ERROR_SYSTEM ? strerror(errno) : shmfs_error_text(error);
+}

@@ -1,0 +1,22 @@
+/* shmln: give a file another name. */
+#include "tool.h"
+
+int main(int argc, char **argv)
+{
+    struct tool tool = {
+        .name = "shmln",
+        .arguments = "NAME ALIAS",
+        .text = "Give a file in shared memory another name.",
+        .least = 2,
+        .most = 2,
+    };
+    struct tool_image image;
+    tool_begin(&tool, argc, argv);
+    if (!tool_attach(&tool, &image))
+        return TOOL_FAILED;
+    int error = shmfs_link(image.fs, tool.given[0], tool.given[1]);
+    if (error)
+        tool_failed(&tool, "%s cannot be called %s: %s", tool.given[0], tool.given[1],
+                    tool_error_text(error));
+    return tool_end(&tool, &image);
+}

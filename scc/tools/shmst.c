@@ -1,0 +1,97 @@
+/* shmst: store a file of shared memory in an ordinary file. */
+#include <errno.h>
+#include <fcntl.h>
+#include <libgen.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "tool.h"
+
+/* Make the file that will be given the place of `target`: without a name where the file system
+ * can, so that nothing is left if this program is killed. */
+static int make_beside(const char *target, const char *beside, bool *has_name)
+{
+    char folder[PATH_MAX];
+    snprintf(folder, sizeof folder, "%s", target);
+    int fd = open(dirname(folder), O_TMPFILE | O_WRONLY | O_CLOEXEC, 0666);
+    unlink(beside); /* of a process that had our number */
+    *has_name = fd < 0;
+    return fd < 0 ? open(beside, O_CREAT | O_EXCL | O_WRONLY | O_CLOEXEC, 0666) : fd;
+}
+
+static int give_name(int fd, const char *name)
+{
+    char unnamed[64];
+    snprintf(unnamed, sizeof unnamed, "/proc/self/fd/%d", fd);
+    return linkat(AT_FDCWD, unnamed, AT_FDCWD, name, AT_SYMLINK_FOLLOW);
+}
+
+/* Write it all beside the place where it belongs, and move it there: who looks sees the old file or
+ * the new one, and a store that fails or dies leaves the old one. */
+static void store_file(struct tool *tool, struct tool_image *image, const char *name,
+                       const char *out)
+{
+    char target[PATH_MAX], beside[PATH_MAX + 32];
+    bool has_name;
+    if (!realpath(out, target)) /* through links, to what they mean */
+        snprintf(target, sizeof target, "%s", out);
+    snprintf(beside, sizeof beside, "%s.%ld~", target, (long)getpid());
+    int fd = make_beside(target, beside, &has_name);
+    if (fd < 0) {
+        tool_failed(tool, "%s cannot be written: %s", out, strerror(errno));
+        return;
+    }
+    int64_t stored = shmfs_store(image->fs, name, fd);
+    if (stored < 0) {
+        tool_failed(tool, "%s cannot be stored in %s: %s", name, out,
+                    tool_error_text((int)stored));
+    } else if ((!has_name && give_name(fd, beside)) || rename(beside, target)) {
+        tool_failed(tool, "%s cannot be written: %s", out, strerror(errno));
+    }
+    unlink(beside); /* where it was not moved */
+    close(fd);
+}
+
+/* Write to what is there and is no file: a pipe, a terminal, a device. */
+static void store_into(struct tool *tool, struct tool_image *image, const char *name, int fd,
+                       const char *out)
+{
+    int64_t stored = shmfs_store(image->fs, name, fd);
+    if (stored < 0)
+        tool_failed(tool, "%s cannot be stored in %s: %s", name, out,
+                    tool_error_text((int)stored));
+}
+
+int main(int argc, char **argv)
+{
+    struct tool tool = {
+        .name = "shmst",
+        .arguments = "NAME OUT",
+        .text = "Store a file of shared memory in the ordinary file OUT, whole or not at all; -\n"
+                "is standard output.",
+        .least = 2,
+        .most = 2,
+    };
+    struct tool_image image;
+    struct stat status;
+    tool_begin(&tool, argc, argv);
+    if (!tool_attach(&tool, &image))
+        return TOOL_FAILED;
+    const char *name = tool.given[0], *out = tool.given[1];
+    if (!strcmp(out, "-")) {
+        store_into(&tool, &image, name, STDOUT_FILENO, "standard output");
+    } else if (!stat(out, &status) && S_ISDIR(status.st_mode)) {
+        tool_failed(&tool, "%s cannot be written: it is a directory", out);
+    } else if (!stat(out, &status) && !S_ISREG(status.st_mode)) {
+        int fd = open(out, O_WRONLY | O_CLOEXEC);
+        if (fd < 0)
+            tool_failed(&tool, "%s cannot be written: %s", out, strerror(errno));
+        else
+            store_into(&tool, &image, name, fd, out);
+    } else {
+        store_file(&tool, &image, name, out);
+    }
+    return tool_end(&tool, &image);
+}

@@ -1,0 +1,215 @@
+"""Asking the daemon of a block store from a program that has no worker: blocking, no reactor.
+
+    with ShmdClient(directory) as client:
+        path = client.write("4f2a:out:0")
+        ...                                   # write the file there
+        client.commit(path, "4f2a:out:0")
+        with open(client.load("4f2a:out:0"), "rb") as file: ...
+
+What is being written belongs to the connection: it is gone when that ends without a commit.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+import threading
+import time
+from typing import Final, Self
+
+from ciel.shm.credentials import is_same_user
+from ciel.shm.errors import (
+    DaemonGoneError,
+    MessageError,
+    RequestFailedError,
+    RequestTimeoutError,
+)
+from ciel.shm.layout import SHMD_DIRECTORY, SOCKET, path_through
+from ciel.shm.messages import (
+    TIMEOUT_MAX_MS,
+    Code,
+    Commit,
+    Decoder,
+    Fail,
+    Load,
+    Ok,
+    Request,
+    Write,
+    encode,
+)
+
+TIMEOUT_S: Final = 30.0
+
+_ANSWER_SLACK_S: Final = 0.5  # a daemon says itself that it was not done in time, if it can
+_READ_BYTES: Final = 64 * 1024
+_TIME = struct.Struct("@ll")  # seconds and microseconds
+_ENDED: Final = "it has ended the connection; it may have ended itself, or have too many"
+
+
+class _BrokenOffError(Exception):
+    """The connection has ended before the answer came."""
+
+
+class ShmdClient:
+    """A connection to the daemon of the block store in a directory, made when it is needed. Several
+    threads may use it; they take turns.
+    """
+
+    def __init__(
+        self, directory: str | os.PathLike[str], *, attempt: str = "", timeout_s: float = TIMEOUT_S
+    ) -> None:
+        """`attempt` names the attempt that writes, if several connections do so for one; it is
+        their name for the same file.
+        """
+        self._directory = os.fspath(directory)
+        self._attempt = attempt
+        self._timeout_s = timeout_s
+        self._lock = threading.Lock()
+        self._number = 0
+        self._socket: socket.socket | None = None
+        self._decoder = Decoder()
+
+    def load(self, name: str, *, recursive: bool = True, timeout_s: float | None = None) -> str:
+        """Return the path of an object, to be read; it may have to be brought here first.
+
+        Not `recursive`, siblings are not asked. The path is good until the object is deleted: if it
+        cannot be opened, ask again.
+        """
+        load = Load(0, name, recursive=recursive)
+        return self._ask(load, timeout_s, is_retried=True)
+
+    def write(self, name: str, *, size_hint_bytes: int = 0, timeout_s: float | None = None) -> str:
+        """Return the path of a file to write an object to; asked again, it is the same one."""
+        write = Write(0, name, self._attempt, size_hint_bytes)
+        return self._ask(write, timeout_s, is_retried=True)
+
+    def commit(self, path: str, name: str, *, timeout_s: float | None = None) -> str:
+        """Make what was written to a path an object of that name, and return its path.
+
+        `DaemonGoneError`: nobody can say whether it was committed; if it was, it can be loaded.
+        """
+        return self._ask(Commit(0, path, name), timeout_s, is_retried=False)
+
+    def close(self) -> None:
+        """End the connection, and what is being written with it; the next request makes another."""
+        with self._lock:
+            self._hang_up()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    # --- one request ------------------------------------------------------------------------------
+
+    def _ask(self, request: Request, timeout_s: float | None, *, is_retried: bool) -> str:
+        timeout_s = self._timeout_s if timeout_s is None else timeout_s
+        timeout_ms = min(max(int(timeout_s * 1000), 1), TIMEOUT_MAX_MS)
+        encode(_numbered(request, 0, timeout_ms))  # what cannot be sent is the caller's mistake
+        with self._lock:
+            until_s = time.monotonic() + timeout_s
+            try:
+                try:
+                    answer = self._ask_once(request, timeout_ms, until_s)
+                except _BrokenOffError:
+                    if not is_retried:
+                        raise
+                    answer = self._ask_once(request, timeout_ms, until_s)
+            except TimeoutError:
+                self._hang_up()  # the answer may come yet, and is not that of the next request
+                reason = "it may be stopped, or its disk slow"
+                raise RequestTimeoutError(self._directory, timeout_s, reason) from None
+            except (_BrokenOffError, OSError, MessageError) as error:
+                self._hang_up()
+                raise DaemonGoneError(self._directory, _reason(error)) from error
+            except BaseException:
+                self._hang_up()
+                raise
+        if isinstance(answer, Fail):
+            if answer.code is Code.TIMEOUT:
+                raise RequestTimeoutError(self._directory, timeout_s, answer.reason)
+            raise RequestFailedError(answer.subject, answer.code, answer.reason)
+        return answer.path
+
+    def _ask_once(self, request: Request, timeout_ms: int, until_s: float) -> Ok | Fail:
+        self._number += 1
+        raw = encode(_numbered(request, self._number, timeout_ms))
+        sock = self._connected(until_s)
+        try:
+            sock.settimeout(_left_s(until_s))
+            sock.sendall(raw)
+            while True:
+                sock.settimeout(_left_s(until_s + _ANSWER_SLACK_S))
+                chunk = sock.recv(_READ_BYTES)
+                if not chunk:
+                    raise _BrokenOffError(_ENDED)
+                for message in self._decoder.feed(chunk):
+                    if isinstance(message, Ok | Fail) and message.number == self._number:
+                        return message
+        except TimeoutError:
+            raise
+        except OSError as error:
+            self._hang_up()
+            raise _BrokenOffError(_ENDED) from error
+        except _BrokenOffError:
+            self._hang_up()
+            raise
+
+    def _connected(self, until_s: float) -> socket.socket:
+        if self._socket is not None:
+            return self._socket
+        directory_fd = os.open(
+            os.path.join(self._directory, SHMD_DIRECTORY),
+            os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC,
+        )
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            # One that may not block does not wait for its turn, but fails.
+            left_s = _left_s(until_s)
+            left = _TIME.pack(int(left_s), int(left_s % 1 * 1e6) or 1)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, left)
+            sock.connect(path_through(directory_fd, SOCKET))
+            if not is_same_user(sock):
+                raise PermissionError(0, "it is another user's")
+        except BlockingIOError:
+            sock.close()
+            raise TimeoutError from None
+        except BaseException:
+            sock.close()
+            raise
+        finally:
+            os.close(directory_fd)
+        self._socket, self._decoder = sock, Decoder()
+        return sock
+
+    def _hang_up(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+
+def _numbered(request: Request, number: int, timeout_ms: int) -> Request:
+    match request:
+        case Load(_, name, recursive, described):
+            return Load(number, name, recursive, described, timeout_ms)
+        case Write(_, name, attempt, size_hint_bytes):
+            return Write(number, name, attempt, size_hint_bytes, timeout_ms)
+        case Commit(_, path, name):
+            return Commit(number, path, name, timeout_ms)
+
+
+def _left_s(until_s: float) -> float:
+    left_s = until_s - time.monotonic()
+    if left_s <= 0:
+        raise TimeoutError
+    return left_s
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, FileNotFoundError | ConnectionRefusedError | NotADirectoryError):
+        return "there is none; nobody serves this block store"
+    if isinstance(error, OSError):
+        return error.strerror or str(error)
+    return str(error)

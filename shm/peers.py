@@ -1,0 +1,191 @@
+"""The other daemons of one's group on this host, and asking them (CIB-12, CIB-14).
+
+Who is there is asked of the kernel at the moment it matters: a daemon is a name that is listened
+to. So membership is never stale and needs no care, and who dies has left.
+
+What is asked never goes on: it is always non-recursive.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Final
+
+from twisted.internet.defer import Deferred
+from twisted.internet.protocol import ClientFactory
+from twisted.python.failure import Failure
+
+from ciel.shm.connection import Connection
+from ciel.shm.errors import MessageError
+from ciel.shm.layout import group_prefix
+from ciel.shm.messages import TIMEOUT_MAX_MS, Code, Fail, Load, Message, Response
+from ciel.shm.requests import REQUESTS_MAX
+from ciel.storage.sharing import NeighbourError
+
+CONNECT_TIMEOUT_S: Final = 5.0
+IN_FLIGHT_MAX: Final = REQUESTS_MAX // 2
+"""Requests that one sibling has to answer at a time; the others wait here, where it costs less."""
+
+
+def own_prefix(group: str) -> str:
+    """Return what the names of a group's daemons begin with, as this process sees files."""
+    return group_prefix(group, os.geteuid(), os.readlink("/proc/self/ns/mnt"))
+
+
+def listed(prefix: str) -> set[str]:
+    """Return the members of a group that are there now, by their names without the prefix."""
+    mark = f" @{prefix}"
+    with open("/proc/net/unix", encoding="utf-8", errors="replace") as table:
+        return {line.rstrip("\n").partition(mark)[2] for line in table if mark in line}
+
+
+class Siblings:
+    """Asks siblings, over one connection each, which is kept. `close` ends them all."""
+
+    def __init__(self, reactor: Any, group: str, member: str) -> None:
+        self.prefix = own_prefix(group)
+        self.member = member
+        self._reactor = reactor
+        self._talks: dict[str, _Talk] = {}
+        self._is_closed = False
+
+    def names(self) -> list[str]:
+        """Return who is there now, but for ourselves."""
+        return sorted(listed(self.prefix) - {self.member})
+
+    def ask(self, sibling: str, name: str, timeout_s: float) -> Deferred[Response]:
+        """Ask a sibling for an object; fails with `NeighbourError` when it does not answer.
+
+        A sibling that ends while it is asked is asked once more: another may have its place.
+        """
+        done: Deferred[Response] = self._ask_once(sibling, name, timeout_s)
+        until_s = self._reactor.seconds() + timeout_s
+
+        def again(failure: Any) -> Any:
+            left_s = until_s - self._reactor.seconds()
+            if failure.check(_BrokenOffError) is None or self._is_closed or left_s <= 0:
+                return failure
+            return self._ask_once(sibling, name, left_s)
+
+        return done.addErrback(again)
+
+    def _ask_once(self, sibling: str, name: str, timeout_s: float) -> Deferred[Response]:
+        talk = self._talks.get(sibling)
+        if talk is None:
+            talk = self._talks[sibling] = _Talk(self._reactor, sibling, self._over)
+            talk.connect(f"\0{self.prefix}{sibling}")
+        return talk.ask(name, timeout_s)
+
+    def _over(self, talk: _Talk) -> None:
+        if self._talks.get(talk.sibling) is talk:
+            del self._talks[talk.sibling]
+
+    def close(self) -> None:
+        """Ask nobody any more; who waits is told so."""
+        self._is_closed = True
+        for talk in [*self._talks.values()]:
+            talk.close()
+
+
+class _BrokenOffError(NeighbourError):
+    """A connection that had been open ended before the answer came."""
+
+
+class _Talk:
+    """A connection to a sibling, and what it was asked."""
+
+    def __init__(self, reactor: Any, sibling: str, over: Callable[[_Talk], None]) -> None:
+        self.sibling = sibling
+        self._reactor = reactor
+        self._over = over
+        self._connection: Connection | None = None
+        self._connector: Any = None
+        self._unsent: deque[Load] = deque()
+        self._in_flight: set[int] = set()
+        self._asked: dict[int, tuple[Deferred[Response], Any]] = {}
+        self._number = 0
+
+    def connect(self, name: str) -> None:
+        dialling = _Dialling(self)
+        self._connector = self._reactor.connectUNIX(name, dialling, timeout=CONNECT_TIMEOUT_S)
+
+    def ask(self, name: str, timeout_s: float) -> Deferred[Response]:
+        self._number += 1
+        timeout_ms = min(max(int(timeout_s * 1000), 1), TIMEOUT_MAX_MS)
+        load = Load(self._number, name, recursive=False, described=True, timeout_ms=timeout_ms)
+        done: Deferred[Response] = Deferred()
+        due = self._reactor.callLater(timeout_s, self._silent, load)
+        self._asked[load.number] = (done, due)
+        self._unsent.append(load)
+        self._send()
+        return done
+
+    def _send(self) -> None:
+        while self._connection and self._unsent and len(self._in_flight) < IN_FLIGHT_MAX:
+            load = self._unsent.popleft()
+            if load.number in self._asked:  # else it has waited for too long
+                self._in_flight.add(load.number)
+                self._connection.send(load)
+
+    def _silent(self, load: Load) -> None:
+        done, _ = self._asked.pop(load.number)
+        done.callback(Fail(load.number, Code.TIMEOUT, load.name, "it has not answered in time"))
+
+    # --- as the owner of the connection -----------------------------------------------------------
+
+    def connection_opened(self, connection: Connection) -> None:
+        self._connection = connection
+        self._send()
+
+    def connection_said(self, connection: Connection, message: Message) -> None:
+        if not isinstance(message, Response):
+            raise MessageError("a sibling that was asked asks")
+        self._in_flight.discard(message.number)
+        self._send()
+        asked = self._asked.pop(message.number, None)
+        if asked is not None:  # else it was too late
+            done, due = asked
+            due.cancel()
+            done.callback(message)
+
+    def connection_lost(self, connection: Connection, reason: str) -> None:
+        self.failed(_BrokenOffError(self.sibling, reason))
+
+    def failed(self, error: NeighbourError) -> None:
+        """End it for everybody who waits."""
+        self._over(self)
+        asked, self._asked = self._asked, {}
+        for done, due in asked.values():
+            due.cancel()
+            done.errback(error)
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.end("no more siblings are asked here")
+        elif self._connector is not None:
+            self._connector.disconnect()
+        self.failed(NeighbourError(self.sibling, "no more siblings are asked here"))
+
+
+class _Dialling(ClientFactory):
+    """Makes the one connection of a talk, or says why there is none."""
+
+    noisy = False
+
+    def __init__(self, talk: _Talk) -> None:
+        self._talk = talk
+        self._connection: Connection | None = None
+
+    def buildProtocol(self, addr: Any) -> Connection:
+        self._connection = Connection(self._talk)
+        return self._connection
+
+    def clientConnectionFailed(self, connector: Any, reason: Failure) -> None:
+        text = f"it cannot be reached: {reason.getErrorMessage()}"
+        self._talk.failed(NeighbourError(self._talk.sibling, text))
+
+    def clientConnectionLost(self, connector: Any, reason: Failure) -> None:
+        if self._connection is not None and self._connection.refusal:
+            self._talk.failed(NeighbourError(self._talk.sibling, self._connection.refusal))

@@ -1,0 +1,478 @@
+"""What a daemon makes of the requests it is sent: messages, results and the time go in, orders come
+out. Nothing here waits, so nothing waits for anything else (CIB-13).
+
+Each request is a state object: where it came from, whether it may ask siblings (*recursive*), and
+how far it is. A load looks in the own store, then behind it, then, if it is recursive, asks all
+siblings at once; the first good answer wins. A sibling is asked non-recursively, and so never asks
+on: a request makes at most one hop (CIB-12).
+
+What takes long (to copy, to read for a checksum) is done once for all who wait for it, a few at a
+time. What needs none of that never queues behind it.
+
+A write belongs to an attempt and to the connections that asked for it: the same file however often
+it is asked for (CIB-11), and gone with the last of them if it was not committed.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Hashable
+from dataclasses import dataclass, field
+from enum import Enum
+from heapq import heappop, heappush
+from itertools import count
+from typing import Final, NamedTuple
+
+from ciel.core.errors import InvalidIdError
+from ciel.core.ids import check_id
+from ciel.shm.messages import Code, Commit, Fail, Load, Ok, Request, Response, Write
+
+DEADLINE_S: Final = 60.0
+"""For a request that names none: nobody is left without an answer."""
+
+REQUESTS_MAX: Final = 64
+"""Unanswered ones of one connection: more is no use, and each takes memory."""
+
+WRITES_MAX: Final = 128
+"""Files that one connection may have open for writing: each is a descriptor of the daemon."""
+
+SLOW_MAX: Final = 4
+"""Slow jobs at a time: fewer than the reactor has threads, so that looking never waits for one."""
+
+
+class Stage(Enum):
+    """How far a request is. The third, *responding*, is one step here, and lasts no time."""
+
+    SERVING = "serving"
+    ASKING = "asking"
+
+
+class Slow(Enum):
+    """What may take long."""
+
+    READ = "read"
+    """Read an object of the own store, for its checksum."""
+    LIFT = "lift"
+    """Copy one from behind the store into it."""
+    TAKE = "take"
+    """Link or copy a sibling's file."""
+
+
+class Seen(NamedTuple):
+    """A committed object of the own store: where to read it, or for a sibling what to adopt. The
+    checksum is `""` while nobody knows it.
+    """
+
+    path: str
+    size_bytes: int
+    checksum: str
+
+
+class Place(Enum):
+    """Where else an object may lie."""
+
+    BEHIND = "behind"
+    """Not in the own store, but in the one behind it."""
+    NOWHERE = "nowhere"
+    """Not here at all; a sibling may have it."""
+
+
+class Refusal(NamedTuple):
+    """Why something could not be done."""
+
+    code: Code
+    reason: str
+
+
+# --- orders ---------------------------------------------------------------------------------------
+
+
+class Look(NamedTuple):
+    """Look for an object; answered by `looked`. `described`: for a sibling."""
+
+    serial: int
+    name: str
+    described: bool
+
+
+class AskSiblings(NamedTuple):
+    """Ask all siblings; answered by `asking`, then by one `told` for each."""
+
+    serial: int
+    name: str
+    deadline_s: float
+
+
+class StartSlow(NamedTuple):
+    """Do what takes long; answered by `slow_done`. `offer`: what a sibling has, if it is taken."""
+
+    kind: Slow
+    name: str
+    offer: Ok | None
+
+
+class OpenWrite(NamedTuple):
+    """Begin an object; answered by `write_opened`."""
+
+    write: int
+    name: str
+    size_hint_bytes: int
+
+
+class CommitWrite(NamedTuple):
+    """Commit what was written as an object of that name; answered by `write_committed`."""
+
+    write: int
+    name: str
+
+
+class AbortWrite(NamedTuple):
+    """Forget what was written; there is no answer."""
+
+    write: int
+
+
+class Answer(NamedTuple):
+    """Send an answer to a request."""
+
+    source: Hashable
+    request: Request
+    message: Response
+
+
+Order = Look | AskSiblings | StartSlow | OpenWrite | CommitWrite | AbortWrite | Answer
+
+
+# --- states ---------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True, eq=False)
+class _State:
+    """One request."""
+
+    serial: int
+    source: Hashable
+    message: Request
+    deadline_s: float
+    stage: Stage = Stage.SERVING
+    unanswered: set[str] = field(default_factory=set)
+    offers: deque[Ok] = field(default_factory=deque)
+    reasons: list[str] = field(default_factory=list)
+
+    @property
+    def subject(self) -> str:
+        """What was asked for."""
+        return self.message.path if isinstance(self.message, Commit) else self.message.name
+
+
+@dataclass(slots=True, eq=False)
+class _Job:
+    """Something slow, and the requests that wait for it."""
+
+    offer: Ok | None
+    waiting: list[_State]
+
+
+@dataclass(slots=True, eq=False)
+class _Written:
+    """An object that is being written."""
+
+    serial: int
+    key: tuple[str, Hashable]
+    owners: set[Hashable]
+    waiting: list[_State]
+    path: str = ""
+    """Where; empty until it is open."""
+    becomes: str = ""
+    """The name under which it is being committed, if it is."""
+
+
+class Requests:
+    """The requests of one daemon. Orders gather in `orders`; whoever calls takes them out."""
+
+    def __init__(self, slow_max: int = SLOW_MAX) -> None:
+        self.orders: list[Order] = []
+        self._slow_max = slow_max
+        self._serials = count(1)
+        self._states: dict[int, _State] = {}
+        self._counts: dict[Hashable, int] = {}  # unanswered, by source
+        self._due: list[tuple[float, int]] = []
+        self._jobs: dict[tuple[Slow, str], _Job] = {}
+        self._queue: deque[tuple[Slow, str]] = deque()  # jobs that have not begun
+        self._running = 0
+        self._written: dict[int, _Written] = {}
+        self._by_key: dict[tuple[str, Hashable], _Written] = {}
+        self._by_path: dict[str, _Written] = {}
+
+    def take_orders(self) -> list[Order]:
+        """Return the orders of this turn, and forget them."""
+        orders, self.orders = self.orders, []
+        return orders
+
+    def stages(self) -> list[Stage]:
+        """Return the stage of every request that is not answered."""
+        return [state.stage for state in self._states.values()]
+
+    @property
+    def open_writes(self) -> int:
+        return len(self._written)
+
+    # --- requests come and go ---------------------------------------------------------------------
+
+    def asked(self, source: Hashable, message: Request, now_s: float) -> None:
+        """A connection asks for something; it gets exactly one answer, unless it goes."""
+        if self._counts.get(source, 0) >= REQUESTS_MAX:
+            self._refuse_at_once(source, message, f"{REQUESTS_MAX} requests wait already")
+            return
+        wait_s = message.timeout_ms / 1000 if message.timeout_ms else DEADLINE_S
+        state = _State(next(self._serials), source, message, now_s + wait_s)
+        self._states[state.serial] = state
+        self._counts[source] = self._counts.get(source, 0) + 1
+        heappush(self._due, (state.deadline_s, state.serial))
+        try:
+            check_id(message.name)
+            if isinstance(message, Write) and message.attempt:
+                check_id(message.attempt)
+        except InvalidIdError as error:
+            self._fail(state, Refusal(Code.BAD_NAME, str(error)))
+            return
+        match message:
+            case Load():
+                self.orders.append(Look(state.serial, message.name, message.described))
+            case Write():
+                self._write(state, message)
+            case Commit():
+                self._commit(state, message)
+
+    def _refuse_at_once(self, source: Hashable, message: Request, reason: str) -> None:
+        subject = message.path if isinstance(message, Commit) else message.name
+        fail = Fail(message.number, Code.BUSY, subject, reason)
+        self.orders.append(Answer(source, message, fail))
+
+    def gone(self, source: Hashable) -> None:
+        """A connection has ended: nobody waits for its answers, nor writes what it opened."""
+        for state in [state for state in self._states.values() if state.source == source]:
+            self._forget(state)
+        for written in [*self._written.values()]:
+            written.owners.discard(source)
+            self._abort_if_unowned(written)
+
+    def tick(self, now_s: float) -> None:
+        """Answer those whose time is up. What was begun for them goes on, and is kept."""
+        while self._due and self._due[0][0] <= now_s:
+            state = self._states.get(heappop(self._due)[1])
+            if state is None:
+                continue
+            reasons = [*state.reasons, *[f"{sibling}: silent" for sibling in state.unanswered]]
+            details = f" ({'; '.join(sorted(reasons))})" if reasons else ""
+            reason = f"not done in time; it was {state.stage.value}{details}"
+            self._fail(state, Refusal(Code.TIMEOUT, reason))
+
+    def due_s(self) -> float | None:
+        """Say when `tick` wants to be called, None if not at all."""
+        while self._due and self._due[0][1] not in self._states:
+            heappop(self._due)
+        return self._due[0][0] if self._due else None
+
+    # --- loads ------------------------------------------------------------------------------------
+
+    def looked(self, serial: int, found: Seen | Place | Refusal) -> None:
+        """The own store has the object, or has it not."""
+        state = self._states.get(serial)
+        if state is None:
+            return
+        load = _load_of(state)
+        if isinstance(found, Refusal):
+            self._fail(state, found)
+        elif isinstance(found, Seen):
+            if load.described and not found.checksum:
+                self._wait_for(state, Slow.READ, None)
+            else:
+                self._have(state, found)
+        elif found is Place.BEHIND:
+            self._wait_for(state, Slow.LIFT, None)
+        elif load.recursive:
+            state.stage = Stage.ASKING
+            self.orders.append(AskSiblings(serial, load.name, state.deadline_s))
+        else:
+            self._fail(state, Refusal(Code.NOT_FOUND, "not in this store"))
+
+    def asking(self, serial: int, siblings: Collection[str]) -> None:
+        """All siblings there are have been asked: these."""
+        state = self._states.get(serial)
+        if state is not None:
+            state.unanswered = set(siblings)
+            self._go_on(state)
+
+    def told(self, serial: int, sibling: str, answer: Response) -> None:
+        """A sibling has answered, or will not any more."""
+        state = self._states.get(serial)
+        if state is None:
+            return
+        state.unanswered.discard(sibling)
+        if isinstance(answer, Ok):
+            state.offers.append(answer)
+        else:
+            state.reasons.append(f"{sibling}: {answer.reason}")
+        if state.stage is Stage.ASKING:
+            self._go_on(state)
+
+    def _go_on(self, state: _State) -> None:
+        """Take the next offer, wait for one, or give up."""
+        if state.offers:
+            state.stage = Stage.SERVING
+            self._wait_for(state, Slow.TAKE, state.offers.popleft())
+        elif state.unanswered:
+            state.stage = Stage.ASKING
+        else:
+            told = f": {'; '.join(sorted(state.reasons))}" if state.reasons else ""
+            reason = f"neither in this store nor in another{told}"
+            self._fail(state, Refusal(Code.NOT_FOUND, reason))
+
+    def _wait_for(self, state: _State, kind: Slow, offer: Ok | None) -> None:
+        key = (kind, _load_of(state).name)
+        job = self._jobs.get(key)
+        if job is not None:
+            job.waiting.append(state)
+            return
+        self._jobs[key] = _Job(offer, [state])
+        self._queue.append(key)
+        self._start_slow()
+
+    def _start_slow(self) -> None:
+        while self._queue and self._running < self._slow_max:
+            key = self._queue.popleft()
+            job = self._jobs[key]
+            if job.waiting:
+                self._running += 1
+                self.orders.append(StartSlow(*key, job.offer))
+            else:  # nobody is left who wanted it
+                del self._jobs[key]
+
+    def slow_done(self, kind: Slow, name: str, result: Seen | Refusal) -> None:
+        """Something slow has ended."""
+        job = self._jobs.pop((kind, name))
+        self._running -= 1
+        for state in [*job.waiting]:
+            if isinstance(result, Seen):
+                self._have(state, result)
+            elif kind is Slow.TAKE:
+                state.reasons.append(result.reason)
+                if result.code is Code.NO_SPACE:
+                    self._fail(state, result)
+                else:
+                    self._go_on(state)
+            else:
+                self._fail(state, result)
+        self._start_slow()
+
+    def _have(self, state: _State, seen: Seen) -> None:
+        self._succeed(state, seen.path, seen.size_bytes, seen.checksum)
+
+    # --- writes -----------------------------------------------------------------------------------
+
+    def _write(self, state: _State, message: Write) -> None:
+        source = state.source
+        key = (message.name, message.attempt or (source,))
+        written = self._by_key.get(key)
+        if written is None:
+            if sum(source in other.owners for other in self._written.values()) >= WRITES_MAX:
+                reason = f"this connection has {WRITES_MAX} files open for writing"
+                self._fail(state, Refusal(Code.BUSY, reason))
+                return
+            written = _Written(state.serial, key, {source}, [state])
+            self._written[written.serial] = self._by_key[key] = written
+            self.orders.append(OpenWrite(written.serial, message.name, message.size_hint_bytes))
+            return
+        written.owners.add(source)
+        if written.path:
+            self._succeed(state, written.path)
+        else:
+            written.waiting.append(state)
+
+    def write_opened(self, write: int, result: str | Refusal) -> None:
+        """A file is open for writing, at this path; or it is not."""
+        written = self._written[write]
+        waiting, written.waiting = written.waiting, []
+        if isinstance(result, Refusal):
+            self._drop(written)
+            for state in waiting:
+                self._fail(state, result)
+            return
+        written.path = result
+        self._by_path[result] = written
+        for state in waiting:
+            self._succeed(state, result)
+        self._abort_if_unowned(written)
+
+    def _commit(self, state: _State, message: Commit) -> None:
+        written = self._by_path.get(message.path)
+        if written is None or state.source not in written.owners:
+            reason = "this connection has nothing open for writing there; write it again"
+            self._fail(state, Refusal(Code.UNKNOWN_PATH, reason))
+        elif written.becomes not in ("", message.name):
+            reason = f"it is being committed as {written.becomes}"
+            self._fail(state, Refusal(Code.CONFLICT, reason))
+        else:
+            written.waiting.append(state)
+            if not written.becomes:
+                written.becomes = message.name
+                self._by_key.pop(written.key, None)  # who asks to write now begins anew
+                self.orders.append(CommitWrite(written.serial, message.name))
+
+    def write_committed(self, write: int, result: Seen | Refusal) -> None:
+        """A commit has come to its end, and with it the write, however it ended."""
+        written = self._written[write]
+        self._drop(written)
+        for state in written.waiting:
+            if isinstance(result, Seen):
+                self._have(state, result)
+            else:
+                self._fail(state, result)
+
+    def _abort_if_unowned(self, written: _Written) -> None:
+        """A file that is being opened or committed is left to the end of that."""
+        if written.path and not written.owners and not written.becomes:
+            self._drop(written)
+            self.orders.append(AbortWrite(written.serial))
+
+    def _drop(self, written: _Written) -> None:
+        self._written.pop(written.serial)
+        if self._by_key.get(written.key) is written:
+            del self._by_key[written.key]
+        self._by_path.pop(written.path, None)
+
+    # --- answers ----------------------------------------------------------------------------------
+
+    def _succeed(self, state: _State, path: str, size_bytes: int = 0, checksum: str = "") -> None:
+        self._answer(state, Ok(state.message.number, path, size_bytes, checksum))
+
+    def _fail(self, state: _State, why: Refusal) -> None:
+        self._answer(state, Fail(state.message.number, why.code, state.subject, why.reason))
+
+    def _answer(self, state: _State, message: Response) -> None:
+        if self._forget(state):
+            self.orders.append(Answer(state.source, state.message, message))
+
+    def _forget(self, state: _State) -> bool:
+        """Take a request out, and away from what is slow; False if it was out already. A write that
+        it waits for finds that out.
+        """
+        if self._states.pop(state.serial, None) is None:
+            return False
+        left = self._counts[state.source] - 1
+        if left:
+            self._counts[state.source] = left
+        else:
+            del self._counts[state.source]
+        if isinstance(state.message, Load):
+            for kind in Slow:
+                job = self._jobs.get((kind, state.message.name))
+                if job is not None and state in job.waiting:
+                    job.waiting.remove(state)
+        return True
+
+
+def _load_of(state: _State) -> Load:
+    assert isinstance(state.message, Load)
+    return state.message

@@ -1,0 +1,54 @@
+"""Disk jobs of real daemons: what waits for a disk keeps nobody else from working."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ciel import Client
+from ciel.core.tasks import Needs
+from ciel.storage.devices import Device, device_of
+from ciel.storage.tokens import Claim
+from ciel.testing.homes import HandCluster, Home, wait_for
+
+SIZE_BYTES = 20 << 20
+WITHIN_S = 30.0
+
+
+@pytest.fixture
+def disk() -> Iterator[Path]:
+    """A directory that is not in memory, as a rule of the system."""
+    with tempfile.TemporaryDirectory(prefix="ciel-disk-", dir="/var/tmp") as directory:
+        yield Path(directory)
+
+
+def places(device: Device) -> int:
+    return len(os.listdir(f"/dev/shm/ciel-io-{os.geteuid()}/{device.name}"))
+
+
+def test_while_a_task_waits_for_the_disk_another_has_its_slots(home: Home, disk: Path) -> None:
+    device = device_of(disk)
+    assert device.is_limited, f"{disk} lies in memory"
+    cluster = HandCluster.start(home, 1, "--store", "shm:capacity=64MiB")
+    try:
+        with Client(access=str(cluster.access)) as client, client.job("limited") as job:
+            large = client.upload_content(bytes(SIZE_BYTES), "large")
+            cluster.start_worker("--slots", "2", "--spool", str(disk / "spool"), "--io", "1")
+            whole = Needs(slots=2)  # so both run on the second worker, and not at the same time
+            with Claim(device.name, 1) as other:  # as another process that reads from the disk
+                assert other.wait(WITHIN_S)
+                reader = job.run(["wc", "-c"], inputs=[large], needs=whole)
+                job.want([reader])
+                wait_for(lambda: places(device) > 1, "a job that waits for the disk")
+                loop = "i=0; while [ $i -lt 50000 ]; do i=$((i+1)); done; echo $i"
+                busy = job.run(["sh", "-c", loop], needs=whole)
+                assert job.read(busy, timeout_s=WITHIN_S) == b"50000\n"
+                assert job.settled(reader) is None
+            assert job.read(reader, timeout_s=WITHIN_S) == f"{SIZE_BYTES}\n".encode()
+    finally:
+        cluster.stop()
+    home.expect_nothing_left()

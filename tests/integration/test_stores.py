@@ -1,0 +1,114 @@
+"""Work on a store in memory that all workers share: the same bytes, and nothing is sent."""
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from hashlib import sha256
+from pathlib import Path
+from urllib.request import Request, urlopen
+
+import pytest
+
+from ciel.client import Client, LocalCluster
+from ciel.testing.homes import wait_for
+
+# Each waits for the other to run, so that they run on two cores.
+PRODUCER = 'touch "$1"; until [ -e "$2" ]; do sleep 0.01; done; head -c 300000 /dev/zero'
+LINES = "".join(f"{number}\n" for number in range(1, 20_001)).encode()
+SEEKS = "import sys; f = open(sys.argv[1], 'rb'); f.seek(-6, 2); print(f.read().decode(), end='')"
+
+
+@pytest.fixture(scope="module", params=["coherent", "strict"])
+def cluster(request: pytest.FixtureRequest) -> Iterator[LocalCluster]:
+    store = f"scc:capacity=64MiB,build={request.param}"
+    with LocalCluster(workers=2, slots=1, store=store) as cluster:
+        directory = directory_of(cluster)
+        assert directory.exists()
+        yield cluster
+    assert not directory.exists()
+
+
+@pytest.fixture
+def client(cluster: LocalCluster) -> Iterator[Client]:
+    with Client(cluster) as client:
+        yield client
+
+
+def directory_of(cluster: LocalCluster) -> Path:
+    return Path("/dev/shm", f"ciel-scc-{cluster._instances[0]}")
+
+
+def test_programs_make_the_same_bytes_as_on_a_disk(client: Client) -> None:
+    with client.job() as job:
+        numbers = job.run(["seq", "20000"])
+        reversed_lines = job.run(["sort", "-rn"], inputs=[numbers])
+        joined = job.run(["cat"], inputs=[numbers, reversed_lines])
+        seeking = job.run([sys.executable, "-c", SEEKS, numbers])
+        script = job.run(
+            ["sh", "-c", 'printf "#!/bin/sh\\n"; seq 500 | sed "s/.*/# &/"; echo echo ran']
+        )
+        ran = job.run([script])
+        small = job.run(["sh", "-c", 'wc -l < "$1"', "sh", joined])
+        expected = b"".join(reversed(LINES.splitlines(keepends=True)))
+        assert job.read(joined, 30) == LINES + expected
+        assert job.read(seeking, 30) == b"20000\n"
+        assert job.read(ran, 30) == b"ran\n"
+        assert job.read(small, 30) == b"40000\n"
+
+
+def fetches(cluster: LocalCluster, client: Client) -> dict[str, int]:
+    """How objects came to workers, all of them together."""
+    total: dict[str, int] = {}
+    headers = {"Authorization": f"Bearer {cluster.location.key.text()}"}
+    for worker in client.ask("status")["workers"]:
+        asked = Request(f"http://{worker['netloc']}/api/v1/counters", headers=headers)
+        with urlopen(asked) as answer:
+            for name, count in json.load(answer)["fetches"].items():
+                total[name] = total.get(name, 0) + count
+    return total
+
+
+def test_what_one_core_has_made_another_finds_and_nothing_is_sent(
+    cluster: LocalCluster, client: Client, tmp_path: Path
+) -> None:
+    marks = [str(tmp_path / "here"), str(tmp_path / "there")]
+    before = fetches(cluster, client)
+    with client.job() as job:
+        parts = [job.run(["sh", "-c", PRODUCER, "sh", *pair]) for pair in (marks, reversed(marks))]
+        both = job.run(["sha256sum"], inputs=parts)
+        assert job.read(both, 30).split()[0].decode() == sha256(bytes(600_000)).hexdigest()
+    after = fetches(cluster, client)
+    counted = {name: after[name] - before[name] for name in after if after[name] != before[name]}
+    assert counted == {"discovered": 1}
+
+
+def test_a_core_that_is_killed_comes_again_and_takes_only_its_own_names_along(
+    cluster: LocalCluster, client: Client, tmp_path: Path
+) -> None:
+    cores = directory_of(cluster) / "cores"
+    before = set(os.listdir(cores))
+    marks = [str(tmp_path / "here"), str(tmp_path / "there")]
+    with client.job() as job:
+        parts = [job.run(["sh", "-c", PRODUCER, "sh", *pair]) for pair in (marks, reversed(marks))]
+        assert job.read(job.run(["wc", "-c"], inputs=parts), 30) == b"600000\n"
+        for core in "01":
+            os.kill(pid_of(f"core={core}", cluster), signal.SIGKILL)
+            wait_for(lambda: len(client.ask("status")["workers"]) == 1, "the end of a core")
+            wait_for(lambda: len(client.ask("status")["workers"]) == 2, "its next life")
+            assert job.read(job.run(["wc", "-c"], inputs=parts), 30) == b"600000\n"
+    after = set(os.listdir(cores))
+    assert {seat[0] for seat in after} == {"0", "1"}
+    assert not after & before
+
+
+def pid_of(option: str, cluster: LocalCluster) -> int:
+    """Find a worker by an option of its store."""
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            command = path.read_text()
+            if option in command and cluster._instances[0] in command:
+                return int(path.parent.name)
+    raise AssertionError(f"no worker with {option}")

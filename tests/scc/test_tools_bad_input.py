@@ -1,0 +1,257 @@
+"""What the shm tools make of damaged images, odd names, limits, and one another."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ciel.scc.shmfs import Image as Client
+from ciel.testing.mounts import on_mount, run_on_mount
+from ciel.testing.shm_tools import HOME, Image, fresh_image
+
+SMALL = ("--blocks=8", "--block-size=4KiB", "--inodes=6", "--entries=7")
+SUPERBLOCK = {
+    "magic": 0, "version": 8, "byte order": 12, "signature": 16, "block size": 24, "blocks": 32,
+    "inodes": 40, "entries": 44, "clients": 48, "handles": 52, "shards": 56, "control size": 64,
+    "data size": 72, "checksum": 80,
+}  # fmt: skip
+USERS = ("shmlist", "shmdf", "shmdump")
+
+
+@pytest.fixture
+def image() -> Iterator[Image]:
+    with fresh_image(*SMALL) as image:
+        yield image
+
+
+def poke(path: Path, offset: int, content: bytes) -> None:
+    with open(path, "r+b") as file:
+        file.seek(offset)
+        file.write(content)
+
+
+def load(image: Image, directory: Path, name: str, size: int = 1) -> None:
+    path = directory / name
+    path.write_bytes(b"x" * size)
+    image.do("shmld", path)
+    path.unlink()
+
+
+# --- images --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("field", SUPERBLOCK)
+def test_an_image_with_a_damaged_superblock_is_refused_and_stays_as_it_is(
+    image: Image, field: str
+) -> None:
+    offset = SUPERBLOCK[field]
+    byte = image.control.read_bytes()[offset]
+    poke(image.control, offset, bytes([byte ^ 0x40]))
+    before = image.control.read_bytes()
+    for tool in ("shmlist", "shmdf"):
+        assert "is no image" in image.refusal(tool)
+    assert image.run("shmfsck").returncode in (1, 2)
+    assert b"superblock of" in image.run("shmdump").stdout
+    assert image.control.read_bytes() == before
+
+
+@pytest.mark.parametrize("part", ["control", "data"])
+@pytest.mark.parametrize("size", [0, 1, 100, 4096])
+def test_an_image_that_was_cut_is_refused(image: Image, part: str, size: int) -> None:
+    os.truncate(image.control if part == "control" else image.data, size)
+    for tool in USERS:
+        image.refusal(tool)
+    assert image.run("shmfsck").returncode in (1, 2)
+
+
+def test_an_image_that_is_not_there_is_said_so() -> None:
+    with fresh_image(make=False) as image:
+        for tool in USERS:
+            assert "shminit makes an image" in image.refusal(tool)
+        image.refusal("shmfsck", status=2)
+        image.control.mkdir()
+        image.data.write_bytes(b"x")
+        assert "cannot be opened" in image.refusal("shmdf")
+        image.control.rmdir()
+
+
+def test_a_check_ends_on_any_bytes(image: Image, tmp_path: Path) -> None:
+    for name in "abc":
+        load(image, tmp_path, name, 5000)
+    sound = image.control.read_bytes()
+    chance = random.Random(6)
+    found = 0
+    for _ in range(60):
+        damaged = bytearray(sound)
+        for _ in range(chance.randint(1, 8)):
+            damaged[chance.randrange(128, len(sound))] = chance.randrange(256)
+        image.control.write_bytes(damaged)
+        ended = image.run("shmfsck")
+        assert ended.returncode in (0, 1)
+        found += ended.returncode
+        assert (b" problem" in ended.stderr) == bool(ended.returncode)
+    assert found > 5
+    image.control.write_bytes(sound)
+    image.assert_clean()
+
+
+# --- making an image ------------------------------------------------------------------------------
+
+
+def test_of_several_that_make_an_image_at_once_one_does() -> None:
+    with fresh_image(make=False) as image:
+        processes = [image.start("shminit", *SMALL) for _ in range(8)]
+        errors = [process.communicate(timeout=60)[1].decode() for process in processes]
+        assert sorted(process.returncode for process in processes) == [0, *[1] * 7]
+        assert sum("another shminit" in e or "already" in e for e in errors) == 7
+        image.assert_clean()
+
+
+def test_what_is_there_is_made_anew_only_by_force(image: Image, tmp_path: Path) -> None:
+    load(image, tmp_path, "a")
+    assert "there is an image" in image.refusal("shminit", *SMALL)
+    assert "a" in image.names()
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with image.start("shmld", pipe) as user, open(pipe, "wb") as end:
+        image.do("shminit", *SMALL, "--force")
+        assert image.names() == {}
+        end.write(b"content")  # whoever has the old one keeps it
+        end.close()
+        assert user.wait(20) == 0
+    assert image.names() == {}
+
+
+def test_what_a_killed_shminit_left_is_no_obstacle(image: Image) -> None:
+    image.data.unlink()  # between the names of the two files
+    image.do("shminit", *SMALL)
+    image.assert_clean()
+
+
+@pytest.mark.parametrize("part", ["control", "data"])
+def test_the_other_file_alone_is_no_obstacle(image: Image, part: str) -> None:
+    (image.control if part == "control" else image.data).unlink()
+    image.do("shminit", *SMALL)
+    image.assert_clean()
+
+
+SMALL_SHM = """
+import os, subprocess, sys
+home = sys.argv[1]
+def run(*words):
+    return subprocess.run([f"{home}/{words[0]}", *words[1:]], capture_output=True, text=True)
+refused = run("shminit")
+assert refused.returncode == 1, refused
+assert "/dev/shm is too small: the image takes 1.0 GiB and 64 MiB are free" in refused.stderr
+assert os.listdir("/dev/shm") == []
+assert run("shminit", "--blocks", "62").returncode == 0
+os.truncate("/dev/shm/shmfs-data", 0)
+os.truncate("/dev/shm/shmfs-data", 62 << 20)  # as a copy may be: all holes
+with open("/dev/shm/other", "wb") as other:
+    other.write(bytes(20 << 20))
+refused = run("shmdf")
+assert refused.returncode == 1, refused
+assert "no memory is left for the whole of /dev/shm/shmfs-data" in refused.stderr
+"""
+
+
+def test_a_small_dev_shm_is_said_to_be_small_and_nobody_dies_by_sigbus(tmp_path: Path) -> None:
+    scenario = tmp_path / "scenario.py"
+    scenario.write_text(SMALL_SHM.replace("sys.argv[1]", repr(str(HOME))))
+    mount = ["-t", "tmpfs", "-o", "size=64m", "none"]
+    assert run_on_mount(mount, scenario, Path("/dev/shm")) == 0
+
+
+def test_drop_caches_says_what_it_takes_where_it_may_not() -> None:
+    command = on_mount(["-t", "tmpfs", "none"], Path("/proc/sys/vm"), [str(HOME / "drop_caches")])
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ended.returncode == 1
+    assert ended.stderr.startswith("drop_caches: the caches are as they were: ")
+    assert "it takes root" in ended.stderr
+
+
+# --- names and limits -----------------------------------------------------------------------------
+
+
+def test_names_have_1_to_255_bytes_and_no_slash(image: Image, tmp_path: Path) -> None:
+    longest = "n" * 255
+    load(image, tmp_path, longest)
+    image.do("shmln", longest, "\N{SNOWMAN}" * 85)
+    for name in ("", "n" * 256, "a/b", "/"):
+        text = image.refusal("shmln", longest, name)
+        assert "name" in text
+        for tool in ("shmrm", "shmdump"):
+            image.refusal(tool, name)
+        image.refusal("shmst", name, "-")
+    image.assert_clean()
+
+
+def test_without_blocks_nothing_is_loaded_and_nothing_lost(image: Image, tmp_path: Path) -> None:
+    big = tmp_path / "big"
+    big.write_bytes(b"x" * (8 * 4096 + 1))
+    text = image.refusal("shmld", big)
+    assert image.names() == {}
+    assert image.usage()["free_blocks"] == 8
+    os.truncate(big, 8 * 4096)
+    image.do("shmld", big)
+    assert image.usage()["free_blocks"] == 0
+    assert image.refusal("shmld", sys.executable)[-20:] == text[-20:]
+    image.do("shmrm", "big")
+    image.assert_clean()
+    assert image.usage()["free_blocks"] == 8
+
+
+def test_without_inodes_or_entries_nothing_is_changed(image: Image, tmp_path: Path) -> None:
+    for name in "abcdef":
+        load(image, tmp_path, name, 0)
+    more = tmp_path / "more"
+    more.write_bytes(b"")
+    image.refusal("shmld", more)  # six inodes, seven entries
+    image.do("shmln", "a", "a2")
+    image.refusal("shmln", "a", "a3")
+    usage = image.usage()
+    assert (usage["free_inodes"], usage["free_entries"]) == (0, 0)
+    image.do("shmrm", "a2", *"abcdef")
+    image.assert_clean()
+    usage = image.usage()
+    assert (usage["free_inodes"], usage["free_entries"]) == (6, 7)
+
+
+def test_a_file_has_no_more_names_than_can_be_counted(tmp_path: Path) -> None:
+    most = 65535
+    with fresh_image("--blocks=8", "--block-size=4KiB", "--entries=65600") as image:
+        load(image, tmp_path, "0")
+        with Client.open(image.control, image.data) as client:
+            for n in range(1, most):
+                client.link("0", f"{n}")
+        assert "too many names" in image.refusal("shmln", "0", "more")
+        image.do("shmrm", "1")
+        image.do("shmln", "0", "more")
+        image.assert_clean()
+
+
+def test_more_programs_than_there_are_places_for_are_refused() -> None:
+    with fresh_image(*SMALL, "--clients=2") as image:
+        with Client.open(image.control, image.data), Client.open(image.control, image.data):
+            assert "too many processes" in image.refusal("shmlist")
+        assert image.names() == {}
+
+
+def test_the_tools_look_at_an_image_in_a_directory(image: Image) -> None:
+    directory = Path(f"/dev/shm/{image.name}")
+    directory.mkdir()
+    try:
+        image.control.rename(directory / "control")
+        image.data.rename(directory / "data")
+        image.assert_clean()
+        assert image.names() == {}
+    finally:
+        for path in directory.iterdir():
+            path.unlink()
+        directory.rmdir()

@@ -1,0 +1,449 @@
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from functools import partial
+from itertools import count, cycle
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+
+from ciel.shm.store import open_shm
+from ciel.storage.errors import (
+    NoSpaceError,
+    ObjectConflictError,
+    StoreSpecError,
+)
+from ciel.storage.files import FileStore, FileWriter
+from ciel.storage.interface import DISK, MEMORY, Capabilities
+from ciel.storage.shelf import ShelfOptions
+from ciel.storage.tiers import TieredStore
+from ciel.testing.directory_store_suite import DirectoryStoreSuite
+from ciel.testing.store_rules import digest, exit_code, start_child
+
+T = TypeVar("T")
+
+
+class TestTieredStore(DirectoryStoreSuite):
+    """With a lower level that has room for nothing, so that the capacity is that of the upper."""
+
+    capabilities = Capabilities(
+        mappable=True,
+        nameable=True,
+        streaming=True,
+        shared_between_processes=False,
+        bounded=True,
+        may_block=False,
+    )
+
+    def raw_path(self, where: Path, object_id: str) -> Path:
+        return where / "upper" / "objects" / object_id.replace(":", "+")
+
+    def raw_temporaries(self, where: Path) -> list[Path]:
+        return [path for path in (where / "upper" / "incoming").rglob("*") if path.is_file()]
+
+    def make_store(self, where: Path, *, capacity_bytes: int | None = None) -> TieredStore:
+        options = ShelfOptions(capacity_bytes=capacity_bytes or 32 << 20, links_overrun=True)
+        upper = FileStore(where / "upper", options, may_block=False)
+        lower = FileStore(where / "lower", ShelfOptions(capacity_bytes=1))
+        return TieredStore(upper, lower)
+
+
+UNIT = 1 << 16
+CAPACITY_BYTES = 16 * UNIT
+
+
+def content(number: int) -> bytes:
+    return number.to_bytes(8, "little") * (UNIT // 8)
+
+
+def upper_at(where: Path) -> FileStore:
+    options = ShelfOptions(capacity_bytes=CAPACITY_BYTES, links_overrun=True)
+    return FileStore(where / "upper", options, may_block=False)
+
+
+def lower_at(where: Path, capacity_bytes: int | None = None) -> FileStore:
+    return FileStore(where / "lower", ShelfOptions(capacity_bytes=capacity_bytes))
+
+
+@pytest.fixture
+def tiers(tmp_path: Path) -> Iterator[TieredStore]:
+    with TieredStore(upper_at(tmp_path), lower_at(tmp_path)) as store:
+        yield store
+
+
+@pytest.fixture
+def hasty(tmp_path: Path) -> Iterator[TieredStore]:
+    """One in which what waits in vain does not wait for long."""
+    with TieredStore(upper_at(tmp_path), lower_at(tmp_path), wait_s=0.1) as store:
+        yield store
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Wait for the mover."""
+    deadline_s = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline_s, "it did not come to be"
+        time.sleep(0.002)
+
+
+def places(where: Path, object_id: str) -> str:
+    return "".join(
+        level[0] for level in ("upper", "lower") if (where / level / "objects" / object_id).exists()
+    )
+
+
+def elsewhere(act: Callable[[], T]) -> T:
+    """Do something in a thread that may be kept waiting."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(act).result(timeout=10)
+
+
+def fill(store: TieredStore, end: int, start: int = 0) -> None:
+    """Put objects above, each once there is room."""
+
+    def put() -> None:
+        for number in range(start, end):
+            store.put(f"o{number}", content(number))
+
+    elsewhere(put)
+
+
+# What leaves
+
+
+def test_what_was_used_longest_ago_moves_down_and_is_read_there(
+    tiers: TieredStore, tmp_path: Path
+) -> None:
+    fill(tiers, 13)
+    tiers.get("o0")
+    fill(tiers, 16, 13)
+    until(lambda: places(tmp_path, "o1") == "l")
+    assert places(tmp_path, "o0") == places(tmp_path, "o15") == "u"
+    for number in range(16):
+        assert tiers.get(f"o{number}") == content(number)
+    assert sorted(tiers) == sorted(f"o{number}" for number in range(16))
+    assert tiers.check() == []
+    memory, disk = tiers.levels()
+    assert (memory.name, disk.name) == ("memory", "disk")
+    assert memory.evicted >= 1
+    assert memory.evicted_bytes == memory.evicted * UNIT
+
+
+def test_nothing_moves_while_there_is_room(tiers: TieredStore) -> None:
+    fill(tiers, 14)
+    tiers.get("o0")
+    tiers.delete("o1")
+    assert tiers.levels()[0].evicted == 0
+    assert tiers.mover._thread is None  # none was even started
+
+
+def test_what_is_open_stays(tiers: TieredStore, tmp_path: Path) -> None:
+    fill(tiers, 8)
+    with tiers.open("o0") as reader, tiers.open("o1"):
+        assert tiers.levels()[0].readers == 2
+        fill(tiers, 16, 8)
+        until(lambda: places(tmp_path, "o2") == "l")
+        assert places(tmp_path, "o0") == places(tmp_path, "o1") == "u"
+        with open(str(reader.path), "rb") as file:  # as programs do
+            assert file.read() == content(0)
+    assert tiers.levels()[0].readers == 0
+    elsewhere(lambda: tiers.put("more", bytes(12 * UNIT)))
+    assert places(tmp_path, "more") == "u"
+    until(lambda: places(tmp_path, "o0") == "l")
+
+
+def test_what_can_be_had_again_is_dropped_before_anything_moves(
+    tiers: TieredStore, tmp_path: Path
+) -> None:
+    dropped: list[str] = []
+    again = {"o7", "o9"}
+    tiers.advise(again.__contains__, dropped.append, lambda place, size_bytes: nullcontext())
+    fill(tiers, 16)
+    until(lambda: dropped == ["o7", "o9"])
+    assert tiers.stat("o7") is None
+    assert places(tmp_path, "o0") == "u"
+    memory, _ = tiers.levels()
+    assert (memory.dropped, memory.evicted) == (2, 0)
+
+
+def test_a_reader_never_finds_an_object_in_neither(tiers: TieredStore) -> None:
+    stop = threading.Event()
+
+    def read() -> None:
+        for number in cycle(range(8)):
+            if stop.is_set():
+                return
+            with tiers.open(f"o{number}") as reader:  # raises if it is nowhere
+                assert reader.read(0, 8) == content(number)[:8]
+            assert tiers.stat(f"o{number}") is not None
+            assert f"o{number}" in list(tiers)
+
+    fill(tiers, 8)
+    with ThreadPoolExecutor(2) as pool:
+        reading = [pool.submit(read) for _ in range(2)]
+        numbers = count()
+        while tiers.levels()[0].evicted < 40 and not any(one.done() for one in reading):
+            elsewhere(lambda: tiers.put(f"next{next(numbers)}", bytes(UNIT)))
+        stop.set()
+        for one in reading:
+            one.result()
+
+
+def test_what_is_deleted_while_it_moves_does_not_come_back(
+    tiers: TieredStore, tmp_path: Path
+) -> None:
+    for round_number in range(4):
+        fill(tiers, 16)
+        for number in range(16):
+            assert tiers.delete(f"o{number}"), (round_number, number)
+            assert places(tmp_path, f"o{number}") == ""
+        assert list(tiers) == []
+        assert tiers.usage().used_bytes == 0
+
+
+def test_a_damaged_object_stays_where_it_is(tiers: TieredStore, tmp_path: Path) -> None:
+    fill(tiers, 8)
+    path = tmp_path / "upper" / "objects" / "o0"
+    path.chmod(0o600)
+    path.write_bytes(content(99))
+    path.chmod(0o400)
+    fill(tiers, 16, 8)
+    until(lambda: places(tmp_path, "o1") == "l")
+    assert places(tmp_path, "o0") == "u"
+    assert [problem.place for problem in tiers.check()] == ["o0"]
+
+
+# Death
+
+
+@pytest.mark.parametrize("moment", ["copying", "committing", "deleting"])
+def test_whoever_dies_while_an_object_moves_leaves_it_readable(tmp_path: Path, moment: str) -> None:
+    def die() -> None:
+        upper, lower = upper_at(tmp_path), lower_at(tmp_path)
+        end = partial(os.kill, os.getpid(), signal.SIGKILL)
+        steps = {"copying": (FileWriter, "write"), "committing": (FileWriter, "commit")}
+        of, name = steps.get(moment, (FileStore, "delete"))
+        original = getattr(of, name)
+
+        def at_last(self: Any, *args: Any, **options: Any) -> Any:
+            if threading.current_thread().name == "ciel-tiers":
+                if moment == "deleting":
+                    original(self, *args, **options)
+                end()
+            return original(self, *args, **options)
+
+        setattr(of, name, at_last)
+        store = TieredStore(upper, lower)
+        fill(store, 16)
+        time.sleep(10)
+
+    assert exit_code(start_child(die)) == -signal.SIGKILL
+    with TieredStore(upper_at(tmp_path), lower_at(tmp_path)) as store:
+        for number in range(15):  # the last may have come after the end
+            assert store.get(f"o{number}") == content(number)
+        assert store.check() == []
+        assert [
+            path for path in (tmp_path / "lower" / "incoming").rglob("*") if path.is_file()
+        ] == []
+        assert store.usage().object_count in (15, 16)
+        assert store.delete("o0")
+        assert places(tmp_path, "o0") == ""
+
+
+# What comes back
+
+
+def test_what_is_read_below_is_loaded_back_when_there_is_room(
+    tiers: TieredStore, tmp_path: Path
+) -> None:
+    fill(tiers, 16)
+    until(lambda: places(tmp_path, "o0") == "l")
+    tiers.get("o0")
+    for number in range(8, 16):
+        tiers.delete(f"o{number}")
+    assert tiers.get("o0") == content(0)
+    until(lambda: tiers.levels()[0].promoted == 1)
+    assert places(tmp_path, "o0") == "ul"
+    assert tiers.usage().object_count == len(list(tiers)) == 8
+    moved = tiers.levels()[0].evicted
+    for number in range(1, 8):
+        tiers.get(f"o{number}")
+    elsewhere(lambda: tiers.put("large", bytes(9 * UNIT)))
+    until(lambda: places(tmp_path, "o0") == "l")  # it went without being copied once more
+    assert tiers.levels()[0].evicted >= moved + 1
+    assert tiers.delete("o0")
+    assert places(tmp_path, "o0") == ""
+
+
+def test_the_first_one_wins_wherever_it_lies(tiers: TieredStore, tmp_path: Path) -> None:
+    fill(tiers, 16)
+    until(lambda: places(tmp_path, "o0") == "l")
+    before = tiers.usage().reserved_bytes
+    assert tiers.put("o0", content(0)).size_bytes == UNIT
+    with pytest.raises(ObjectConflictError) as caught:
+        tiers.put("o0", content(99))
+    assert caught.value.refused_checksum == digest(content(99))
+    assert tiers.get("o0") == content(0)
+    assert tiers.usage().reserved_bytes == before
+    path = tmp_path / "lower" / "objects" / "o0"
+    path.chmod(0o600)
+    path.write_bytes(b"damaged")
+    assert tiers.put("o0", content(0)).size_bytes == UNIT
+    assert tiers.get("o0") == content(0)
+    assert tiers.check() == []
+
+
+# Writers that find no room
+
+
+def test_a_writer_waits_for_room_and_gets_it(tmp_path: Path) -> None:
+    with TieredStore(upper_at(tmp_path), lower_at(tmp_path)) as tiers:
+        tiers.put("open", bytes(12 * UNIT))
+        reader = tiers.open("open")
+
+        def write() -> None:
+            with tiers.begin("late") as writer:
+                for _ in range(8):
+                    writer.write(bytes(UNIT))
+                writer.commit()
+
+        with ThreadPoolExecutor(1) as pool:
+            writing = pool.submit(write)
+            until(lambda: tiers.levels()[0].waited == 1)
+            assert places(tmp_path, "open") == "u"
+            reader.close()
+            writing.result(timeout=10)
+        assert places(tmp_path, "open") == "l"
+        assert places(tmp_path, "late") == "u"
+
+
+def test_a_writer_that_waits_in_vain_says_what_it_wanted_and_what_there_was(
+    hasty: TieredStore,
+) -> None:
+    hasty.put("open", bytes(12 * UNIT))
+    with hasty.open("open"):
+
+        def write() -> None:
+            with hasty.begin("late") as writer:
+                for _ in range(8):
+                    writer.write(bytes(UNIT))
+
+        with pytest.raises(NoSpaceError) as caught:
+            elsewhere(write)
+    assert caught.value.wanted_bytes == 5 * UNIT
+    assert caught.value.available_bytes == 4 * UNIT
+    assert hasty.usage().reserved_bytes == 0
+    assert hasty.levels()[0].writers == 0
+
+
+def test_the_thread_that_opened_it_does_not_wait_but_overruns(
+    tiers: TieredStore, tmp_path: Path
+) -> None:
+    tiers.put("open", bytes(12 * UNIT))
+    with tiers.open("open"), tiers.begin("late") as writer:
+        Path(str(writer.path)).write_bytes(bytes(6 * UNIT))
+        writer.account()
+        assert tiers.levels()[0].reserved_bytes == 6 * UNIT
+        writer.commit()
+    until(lambda: tiers.levels()[0].used_bytes <= CAPACITY_BYTES)
+    assert tiers.get("late") == bytes(6 * UNIT)
+
+
+def test_a_program_may_overrun_only_for_so_long(hasty: TieredStore) -> None:
+    hasty.put("open", bytes(12 * UNIT))
+    with hasty.open("open"), hasty.begin("late") as writer:
+        Path(str(writer.path)).write_bytes(bytes(6 * UNIT))
+
+        def account_on() -> None:
+            deadline_s = time.monotonic() + 10
+            while time.monotonic() < deadline_s:
+                writer.account()
+                time.sleep(0.01)
+
+        with pytest.raises(NoSpaceError) as caught:
+            account_on()
+        assert (caught.value.wanted_bytes, caught.value.available_bytes) == (6 * UNIT, 4 * UNIT)
+
+
+def test_what_is_larger_than_the_memory_begins_below_or_ends(
+    tiers: TieredStore, tmp_path: Path
+) -> None:
+    tiers.put("large", bytes(CAPACITY_BYTES + 1))
+    assert places(tmp_path, "large") == "l"
+    assert tiers.levels()[1].spilled == 1
+    with tiers.begin("unknown") as writer:
+        Path(str(writer.path)).write_bytes(bytes(CAPACITY_BYTES + 1))
+        with pytest.raises(NoSpaceError):
+            writer.account()
+
+
+def test_what_begins_when_nothing_can_leave_begins_below(
+    tiers: TieredStore, tmp_path: Path
+) -> None:
+    tiers.put("open", bytes(CAPACITY_BYTES))
+    with tiers.open("open"):
+        tiers.put("known", bytes(UNIT))
+        with tiers.begin("unknown") as writer:
+            writer.write(b"x")
+            writer.commit()
+    assert places(tmp_path, "known") == places(tmp_path, "unknown") == "l"
+
+
+def test_when_both_are_full_it_says_so_and_goes_on_once_there_is_space(tmp_path: Path) -> None:
+    with TieredStore(upper_at(tmp_path), lower_at(tmp_path, 2 * UNIT), wait_s=0.1) as tiers:
+        fill(tiers, 18)
+        with pytest.raises(NoSpaceError) as caught:
+            tiers.put("late", bytes(UNIT))
+        assert caught.value.available_bytes < UNIT <= caught.value.wanted_bytes
+        assert tiers.check() == []
+        tiers.delete("o7")
+        tiers.put("late", bytes(UNIT))
+        assert tiers.get("late") == bytes(UNIT)
+
+
+def test_an_object_may_begin_below_by_its_makers_wish(tiers: TieredStore, tmp_path: Path) -> None:
+    with tiers.begin_in(DISK, "a") as writer, tiers.begin_in(MEMORY, "b") as other:
+        assert [level.writers for level in tiers.levels()] == [1, 1]
+        writer.write(b"content")
+        writer.commit()
+        other.commit()
+    assert places(tmp_path, "a") == "l"
+    assert places(tmp_path, "b") == "u"
+    assert tiers.levels()[1].spilled == 0
+
+
+# Neighbours, and the option
+
+
+def test_an_object_that_lies_below_elsewhere_is_adopted_below(
+    tiers: TieredStore, tmp_path: Path
+) -> None:
+    with open_shm({"spill": str(tmp_path / "spill"), "capacity": "64KiB"}, tmp_path) as other:
+        info = other.put("a", bytes(2 * UNIT))
+        with other.open("a") as reader:
+            checksum, path = info.checksum or "", str(reader.path)
+            assert path.startswith(str(tmp_path / "spill"))
+        tiers.adopt("a", path, checksum=checksum, size_bytes=2 * UNIT)
+        with open_shm({"spill": "yes", "capacity": "9MiB"}, tmp_path / "third") as third:
+            third.adopt("a", path, checksum=checksum, size_bytes=2 * UNIT)
+            assert third.levels()[1].objects == 1
+    assert list((tmp_path / "spill").iterdir()) == []  # it went with its process
+    assert tiers.get("a") == bytes(2 * UNIT)
+
+
+def test_without_spilling_a_full_memory_is_full(tmp_path: Path) -> None:
+    with open_shm({"spill": "no", "capacity": "64KiB"}, tmp_path) as store:
+        with pytest.raises(NoSpaceError):
+            store.put("a", bytes(2 * UNIT))
+        assert len(store.levels()) == 1
+
+
+@pytest.mark.parametrize("spill", ["maybe", "tmp/x"])
+def test_an_unknown_way_to_spill_is_refused(tmp_path: Path, spill: str) -> None:
+    with pytest.raises(StoreSpecError, match="write yes, no, or a path"):
+        open_shm({"spill": spill}, tmp_path)

@@ -1,0 +1,282 @@
+"""Lines of disk jobs among processes, in Python and in C."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from ciel.storage import leases
+from ciel.storage.tokens import Claim, TokenError, sweep
+from ciel.testing.c_programs import compiled
+from ciel.testing.homes import wait_for
+
+LINES = Path(f"/dev/shm/ciel-io-{os.geteuid()}")
+PYTHON = """
+import sys
+from ciel.storage.tokens import Claim
+with Claim(sys.argv[1], int(sys.argv[2])) as claim:
+    timeout_ms = int(sys.argv[3])
+    found = claim.wait(timeout_ms / 1000 if timeout_ms >= 0 else None)
+    print("token" if found else "Connection timed out", flush=True)
+    sys.stdin.read()
+"""
+WITHIN_S = 20.0
+
+
+class Holder:
+    """A process that waits for a token, and holds it until it is told to end."""
+
+    def __init__(self, command: list[str], device: str) -> None:
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        self._device = device
+        self.said: list[str] = []
+        self._thread = threading.Thread(target=self._listen)
+        self._thread.start()
+
+    def _listen(self) -> None:
+        assert self._process.stdout is not None
+        if line := self._process.stdout.readline():
+            self.said.append(line.strip())
+
+    def answer(self) -> str:
+        self._thread.join(WITHIN_S)
+        return self.said[0]
+
+    def end(self) -> None:
+        self._process.communicate()
+
+    def kill(self) -> None:
+        self._process.kill()
+        self.end()
+
+
+@pytest.fixture(scope="session")
+def program() -> str:
+    return str(compiled("io_token", ("tests/io_token.c", "tools/io_token.c", "tools/io_device.c")))
+
+
+@pytest.fixture
+def device() -> Iterator[str]:
+    """A device that nobody else has; nothing may be left of its line."""
+    name = f"0-{secrets.randbits(60)}"
+    yield name
+    assert not (LINES / name).exists()
+
+
+def places(device: str) -> int:
+    """How many wait or have a token."""
+    try:
+        return len(os.listdir(LINES / device))
+    except FileNotFoundError:
+        return 0
+
+
+Start = Callable[..., Holder]
+
+
+@pytest.fixture
+def start(program: str, device: str) -> Iterator[Start]:
+    """Start a process, in `c` or `python`, and wait until it is in the line."""
+    started: list[Holder] = []
+
+    def start(language: str, limit: int = 1, timeout_ms: int = -1) -> Holder:
+        commands = {"c": [program, "hold"], "python": [sys.executable, "-c", PYTHON]}
+        before = places(device)
+        holder = Holder([*commands[language], device, str(limit), str(timeout_ms)], device)
+        started.append(holder)
+        wait_for(lambda: places(device) > before or holder.said, "a place in the line")
+        return holder
+
+    yield start
+    for holder in started:
+        holder.kill()
+    sweep()
+
+
+BOTH = pytest.mark.parametrize("language", ["c", "python"])
+PAIRS = pytest.mark.parametrize("first, second", [("python", "c"), ("c", "python"), ("c", "c")])
+
+
+@PAIRS
+def test_the_next_one_waits_until_the_holder_leaves(start: Start, first: str, second: str) -> None:
+    holder = start(first)
+    assert holder.answer() == "token"
+    waiter = start(second)
+    assert not waiter.said
+    holder.end()
+    assert waiter.answer() == "token"
+    waiter.end()
+
+
+@PAIRS
+def test_a_holder_that_is_killed_frees_its_place(start: Start, first: str, second: str) -> None:
+    holder = start(first)
+    assert holder.answer() == "token"
+    waiter = start(second)
+    holder.kill()
+    assert waiter.answer() == "token"
+    waiter.end()
+
+
+@BOTH
+def test_one_that_is_killed_while_it_waits_holds_up_nobody(
+    start: Start, device: str, language: str
+) -> None:
+    with Claim(device, 1) as held:
+        killed = start(language)
+        waiter = start("c")
+        killed.kill()
+        held.release()
+        assert waiter.answer() == "token"
+    waiter.end()
+
+
+@BOTH
+def test_who_does_not_want_to_wait_longer_is_told_so(
+    start: Start, device: str, language: str
+) -> None:
+    with Claim(device, 1):
+        waiter = start(language, timeout_ms=30)
+        assert waiter.answer() == "Connection timed out"
+        waiter.end()
+        assert places(device) == 1
+
+
+def test_as_many_have_a_token_as_there_may(device: str) -> None:
+    with Claim(device, 2) as first, Claim(device, 2) as second, Claim(device, 2) as third:
+        assert [first.look(), second.look(), third.look()] == [True, True, False]
+        first.release()
+        assert third.look()
+
+
+def test_tokens_come_in_the_order_of_arrival(device: str) -> None:
+    claims = [Claim(device, 1) for _ in range(5)]
+    for number, claim in enumerate(claims):
+        assert claim.wait(WITHIN_S)
+        assert not any(later.look() for later in claims[number + 1 :])
+        claim.release()
+
+
+def test_nobody_waits_for_who_came_later(device: str) -> None:
+    with Claim(device, 1) as first, Claim(device, 1) as strict, Claim(device, 5) as later:
+        assert later.look()  # its limit is another
+        first.release()
+        assert strict.look()
+
+
+def test_who_leaves_before_its_turn_holds_up_nobody(device: str) -> None:
+    with Claim(device, 1) as first, Claim(device, 1) as second, Claim(device, 1) as third:
+        second.release()
+        first.release()
+        assert third.look()
+
+
+def test_a_claim_can_be_watched(device: str) -> None:
+    with Claim(device, 1) as first, Claim(device, 1) as second:
+        leaving = threading.Timer(0.05, first.release)
+        leaving.start()
+        assert second.wait()
+        leaving.join()
+
+
+def test_never_do_more_have_a_token_whoever_takes_it(
+    program: str, device: str, tmp_path: Path
+) -> None:
+    log = tmp_path / "log"
+    log.touch()
+    limit, times = 2, 40
+    command = [program, "loop", device, str(limit), str(times), str(log)]
+    programs = [subprocess.Popen(command) for _ in range(3)]
+
+    def loop() -> None:
+        with log.open("ab", buffering=0) as file:
+            for _ in range(times):
+                with Claim(device, limit) as claim:
+                    assert claim.wait(WITHIN_S)
+                    file.write(b"+")
+                    file.write(b"-")
+
+    threads = [threading.Thread(target=loop) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [running.wait(WITHIN_S) for running in programs] == [0, 0, 0]
+    held, most = 0, 0
+    for mark in log.read_text():
+        held += 1 if mark == "+" else -1
+        most = max(most, held)
+    assert (held, len(log.read_text())) == (0, 2 * 6 * times)
+    assert most <= limit
+
+
+def test_lines_are_private(device: str) -> None:
+    with Claim(device, 1):
+        for place in (LINES, LINES / device):
+            assert (place.stat().st_mode & 0o777, place.stat().st_uid) == (0o700, os.geteuid())
+
+
+def test_a_place_that_is_not_ours_is_not_used(tmp_path: Path) -> None:
+    (tmp_path / f"ciel-io-{os.geteuid()}").symlink_to("/tmp")
+    with pytest.raises(TokenError, match="disk jobs of other processes are not seen"):
+        Claim("8-0", 1, root=str(tmp_path))
+
+
+def test_what_the_killed_left_is_swept_away(start: Start, device: str) -> None:
+    start("c").kill()
+    assert places(device) == 1
+    sweep()
+    assert places(device) == 0
+
+
+def test_sweeping_spares_who_is_there(device: str) -> None:
+    with Claim(device, 1), Claim(device, 1) as second:
+        sweep()
+        root = os.open("/dev/shm", os.O_RDONLY)
+        leases.sweep(root, prefix="ciel-io-")
+        os.close(root)
+        assert places(device) == 2
+        assert not second.look()
+
+
+def test_a_directory_that_is_locked_for_a_moment_is_waited_for(device: str) -> None:
+    with Claim(device, 1):
+        fd = os.open(LINES / device, os.O_RDONLY)
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        unlocking = threading.Timer(0.05, os.close, (fd,))
+        unlocking.start()
+        Claim(device, 1).release()
+        unlocking.join()
+
+
+def test_one_at_a_time_a_disk_seeks_once_for_each_file(device: str, tmp_path: Path) -> None:
+    sources = ("../benchmarks/modelled_disk.c", "tools/io_token.c", "tools/io_device.c")
+    program, model, files = str(compiled("modelled_disk", sources)), tmp_path / "disk", 6
+    loaders = [
+        subprocess.Popen(
+            [program, "model", model, str(number + 1), "20", "100", "1", device],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        )
+        for number in range(files)
+    ]  # fmt: skip
+    for loader in loaders:
+        assert loader.stdout is not None
+        assert loader.stdout.readline() == b"ready\n"
+    for loader in loaders:
+        assert loader.stdin is not None
+        loader.stdin.write(b"\n")
+        loader.stdin.flush()
+    for loader in loaders:
+        loader.communicate(timeout=WITHIN_S)
+        assert loader.returncode == 0
+    assert int.from_bytes(model.read_bytes()[-8:], sys.byteorder) == files

@@ -1,0 +1,110 @@
+"""What a worker has its master know of its store, and what it lets the store drop."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+from twisted.internet.task import Clock
+
+from ciel.core.events import MeetWorkers, Neighbour, StoresReported
+from ciel.core.ids import ObjectId
+from ciel.storage.files import FileStore
+from ciel.storage.shelf import ShelfOptions
+from ciel.worker.service import STORE_LOOK_S, WorkerService
+from ciel.worker.state.machine import WorkerMachine
+
+A = ObjectId("a")
+
+
+class Advised(FileStore):
+    """Keeps what it was told."""
+
+    def advise(self, can_be_had_again: Any, dropped: Any, turn: Any) -> None:
+        self.can_be_had_again, self.dropped, self.turn = can_be_had_again, dropped, turn
+
+
+class Peer:
+    address = "the master"
+
+    def __init__(self) -> None:
+        self.sent: list[StoresReported] = []
+
+    def send(self, message: object) -> None:
+        if isinstance(message, StoresReported):
+            self.sent.append(message)
+
+    def close(self) -> None:
+        pass
+
+
+class DiskJobs:
+    waiting_count = 3
+
+    def turn(self, place: str, size_bytes: int) -> Any:
+        return nullcontext()
+
+
+class Turns:
+    def at_end(self, call: object) -> None:
+        pass
+
+
+class Reactor(Clock):
+    def callFromThread(self, call: Any, *arguments: Any) -> None:  # noqa: N802  # Twisted's name
+        self.callLater(0, call, *arguments)
+
+
+class Scene:
+    """A worker with a store, a clock and a master that only listens."""
+
+    def __init__(self, store: Advised) -> None:
+        self.clock, self.peer = Reactor(), Peer()
+        self.machine = WorkerMachine("here:1", "host", 1)
+        service: Any = WorkerService
+        self.service = service(
+            self.clock, Turns(), self.machine, store, lambda: None, lambda error: None
+        )
+        self.service.watch_store(DiskJobs())
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Advised]:
+    with Advised(tmp_path / "store", ShelfOptions()) as store:
+        yield store
+
+
+def test_the_master_is_told_of_the_store_once_it_has_changed(store: Advised) -> None:
+    scene = Scene(store)
+    scene.clock.advance(STORE_LOOK_S)
+    scene.service.peer_opened(scene.peer)
+    scene.clock.pump([STORE_LOOK_S] * 3)
+    store.put("a", b"content")
+    scene.clock.pump([STORE_LOOK_S] * 3)
+    first, second = scene.peer.sent
+    assert (first.disk_waiting, first.levels[0]["name"], first.levels[0]["objects"]) == (
+        3, "disk", 0,
+    )  # fmt: skip
+    assert second.levels[0]["objects"] == 1
+    scene.service.peer_opened(scene.peer)  # a new one knows nothing
+    scene.clock.advance(STORE_LOOK_S)
+    assert scene.peer.sent[2] == second
+    scene.service.close()
+
+
+def test_only_what_came_from_others_who_are_there_may_be_dropped(store: Advised) -> None:
+    scene = Scene(store)
+    scene.machine.stored[ObjectId("made")] = 5
+    scene.service.fetched(A, 5)
+    assert not store.can_be_had_again("a")  # nobody else is there
+    scene.machine.master_said(MeetWorkers((Neighbour("there:1", "other"),)), 0)
+    assert store.can_be_had_again("a")
+    assert not store.can_be_had_again("made")
+    store.dropped("a")
+    scene.clock.advance(0)
+    assert A not in scene.machine.stored
+    assert not store.can_be_had_again("a")
+    scene.service.close()
