@@ -1,8 +1,8 @@
 """Objects for who needs a name that seeks, opens twice or executes: sealed copies in memory.
 
-A copy is made when a name is first asked for, and shared by all who read the object here. When the
-last of them has closed it, it is kept for the next while there is room, and at most until the object
-is deleted. What was copied is counted: a program that reads in place costs nothing.
+A copy is made when a name is first asked for, and shared by all who read the object here. Once the
+last of them has closed it, it is kept for the next while there is room, and at most until the
+object is deleted. What was copied is counted: a program that reads in place costs nothing.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Copies:
         self.copied_bytes = 0
         """Copied since the store was opened, in and out."""
         self._copies: dict[tuple[int, int], Copy] = {}
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a reader may be collected, and give back, within any call
 
     def count(self, size_bytes: int) -> None:
         """Count what was copied by others, such as the output of a program that has a name."""
@@ -59,7 +59,7 @@ class Copies:
                 copy.users = 1
                 self._copies[key] = copy
                 return copy
-        fd = _copied(file)
+        fd = self._made(file)
         with self._lock:
             self.copied_bytes += size_bytes
             if (copy := self._copies.get(key)) is not None:  # another thread was quicker
@@ -94,8 +94,19 @@ class Copies:
             self._make_room(-1)
             self._kept_max_bytes = -1
 
+    def _made(self, file: File) -> int:
+        """Copy a file; with the descriptors of copies that nobody reads, if there are no others."""
+        try:
+            return _copied(file)
+        except StoreSystemError as error:
+            if error.error_number != errno.EMFILE or not self._kept:
+                raise
+        with self._lock:
+            self._make_room(-1)
+        return _copied(file)
+
     def _make_room(self, max_bytes: int) -> None:
-        total_bytes = sum(copy.size_bytes for copy in self._kept.values())
+        total_bytes = sum(copy.size_bytes for copy in [*self._kept.values()])
         while self._kept and (total_bytes > max_bytes or len(self._kept) > KEPT_MAX):
             copy = self._kept.pop(next(iter(self._kept)))
             total_bytes -= copy.size_bytes

@@ -120,6 +120,7 @@ class SccStore(ObjectStore):
         self._is_closed = True
         name = directory_name(instance)
         self.scheme = f"scc:{name}/"
+        self.sources = ("/", self.scheme)
         self._hold_fd, self._image = open_instance(name, layout)
         try:
             place = self._image.client, self._image.geometry.client_count

@@ -22,7 +22,8 @@
  * `shmfs_attach`, and nothing here is static.
  *
  * Threads: one `struct shmfs` may be used by several threads at once; one handle by one at a time.
- * A child of fork must not use its parent's; it attaches for itself.
+ * A child of fork must not use its parent's, and must close its `control_fd`, or the parent's death
+ * goes unseen; it attaches for itself.
  *
  * Requirements CIB-21 to CIB-25, POOL-3.
  */
@@ -101,16 +102,18 @@ struct shmfs_memory {
     uint64_t control_bytes; /* at least what `shmfs_sizes` says */
     void *data;             /* page-aligned */
     uint64_t data_bytes;
-    int control_fd; /* the file that `control` is a mapping of, opened for this client alone: locks
-                       on it show who lives. -1: `is_alive` is asked instead */
+    int control_fd; /* the file that `control` is a mapping of, opened for writing, for this client
+                       alone, O_CLOEXEC; never duplicated, and open until detached: locks on it show
+                       who lives, and who closes it is taken for dead. -1: `is_alive` is asked
+                       instead, and attaching and sweeping is for one thread at a time (tests) */
 };
 
 /* How one client wants it. Zero means the default; NULL for all of it is allowed. */
 struct shmfs_options {
     uint32_t lock_timeout_ms; /* how long to wait for a lock before SHMFS_ERROR_BUSY; default: for
                                  ever, which is as long as its holder is stopped */
-    uint32_t group;           /* which part to allocate from first, of `shard_count`; default: by
-                                 the number of the client */
+    uint32_t group;           /* which part to allocate from first, 1 to `shard_count`; default:
+                                 by the number of the client */
     /* Whether the client of that number and generation still lives; asked only of those who hold
      * what somebody else wants. Needed where `control_fd` is -1. */
     bool (*is_alive)(void *argument, uint32_t client, uint32_t generation);
@@ -257,7 +260,7 @@ int shmfs_list(struct shmfs *fs, uint64_t *cursor, char *name, struct shmfs_info
 
 /* --- files of other file systems ------------------------------------------------------------- */
 
-/* Copy a file in, from its beginning to its end, and commit it under that name. */
+/* Copy a file in, from the descriptor's position to its end, and commit it under that name. */
 int shmfs_load(struct shmfs *fs, int fd, const char *name);
 
 /* Copy a committed file out, to the descriptor's position. Returns its bytes. */

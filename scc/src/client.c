@@ -11,20 +11,6 @@
 
 #define IO_LOOK_US 100000 /* between two looks whether a disk job's owner has died */
 
-static uint32_t owner_word(uint32_t client, uint32_t generation)
-{
-    return (generation & ((1u << 20) - 1)) << 11 | (client + 1);
-}
-
-/* Let go of what a client holds whose place is signed by us. */
-static void release_locks(struct shmfs *fs, uint32_t client, uint32_t generation)
-{
-    const uint32_t owner = owner_word(client, generation);
-    struct image_lock *locks = (struct image_lock *)(fs->control + fs->shape.locks);
-    for (uint32_t i = 0; i < fs->shape.lock_count; i++)
-        lock_release_for(fs, &locks[i], owner);
-}
-
 static int end_io(struct shmfs *fs, uint32_t client)
 {
     struct image_client *dead = client_at(fs, client);
@@ -48,10 +34,15 @@ static int end_io(struct shmfs *fs, uint32_t client)
 }
 
 /* Put a dead client to rest. Its place is signed by us, and its log is done. */
-static int bury(struct shmfs *fs, uint32_t client, uint32_t generation)
+static int bury(struct shmfs *fs, uint32_t client)
 {
-    int error;
-    release_locks(fs, client, generation);
+    locks_release(fs, client);
+    /* Who died while it swept this place may have left a log that stores to its handles; it held a
+     * lock of the inodes. Having had all of them, nobody but us stores there any more. */
+    int error = lock_take(fs, LOCK_INODES, SHARDS_ALL);
+    if (error)
+        return error;
+    lock_drop_all(fs);
     port_invalidate(&fs->port, handle_at(fs, client, 0),
                     fs->shape.geometry.handle_count * sizeof(struct image_handle));
     for (uint32_t slot = 0; slot < fs->shape.geometry.handle_count; slot++)
@@ -64,7 +55,7 @@ static int bury(struct shmfs *fs, uint32_t client, uint32_t generation)
     return 0;
 }
 
-/* Free what has neither names nor handles: a client died while it freed it. */
+/* Free what has neither names nor handles: who was freeing it died, or did not get a lock. */
 static int free_orphans(struct shmfs *fs)
 {
     for (uint32_t number = 1; number <= fs->shape.geometry.inode_count; number++) {
@@ -76,39 +67,59 @@ static int free_orphans(struct shmfs *fs)
         if (error)
             return error;
     }
+    fs->has_orphans = false;
     return 0;
 }
 
-static bool is_signed_by_other(struct shmfs *fs, uint32_t client)
+/* Sign a place: 1, or 0 if another process has. Fails with SYSTEM. */
+static int claim(struct shmfs *fs, uint32_t client)
 {
-    const uint32_t generation = port_register_load(&client_at(fs, client)->generation);
-    return fs->memory.control_fd < 0 ? client_lives(fs, client, generation)
-                                     : client_sign(fs, client, true) < 0;
+    if (fs->memory.control_fd < 0)
+        return !client_lives(fs, client, port_register_load(&client_at(fs, client)->generation));
+    if (!client_sign(fs, client, true))
+        return 1;
+    return errno == EAGAIN || errno == EACCES ? 0 : SHMFS_ERROR_SYSTEM;
+}
+
+/* Sweep up after one client, if it is dead: 1 if it was. */
+static int sweep_one(struct shmfs *fs, uint32_t client)
+{
+    struct image_client *other = client_at(fs, client);
+    if (client == fs->client || port_register_load(&other->state) == CLIENT_FREE)
+        return 0;
+    int result = claim(fs, client);
+    if (result < 1)
+        return result;
+    result = 0;
+    if (port_register_load(&other->state) != CLIENT_FREE) {
+        result = client_recover(fs, client, port_register_load(&other->generation));
+        if (!result && !(result = bury(fs, client))) {
+            port_register_store(&fs->port, &other->state, CLIENT_FREE);
+            result = 1;
+        }
+    }
+    log_forget(fs);
+    lock_drop_all(fs);
+    client_sign(fs, client, false);
+    return result;
 }
 
 int client_sweep(struct shmfs *fs)
 {
     int count = 0, error = 0;
-    for (uint32_t client = 0; client < fs->shape.geometry.client_count && !error; client++) {
-        struct image_client *other = client_at(fs, client);
-        if (client == fs->client || port_register_load(&other->state) == CLIENT_FREE ||
-            is_signed_by_other(fs, client))
-            continue;
-        if (port_register_load(&other->state) != CLIENT_FREE) {
-            const uint32_t generation = port_register_load(&other->generation);
-            error = client_recover(fs, client, generation);
-            if (!error)
-                error = bury(fs, client, generation);
-            if (!error) {
-                port_register_store(&fs->port, &other->state, CLIENT_FREE);
-                count++;
-            }
-        }
-        client_sign(fs, client, false);
+    for (uint32_t client = 0; client < fs->shape.geometry.client_count; client++) {
+        const int result = sweep_one(fs, client);
+        if (result < 0)
+            error = result; /* one that cannot be swept is no reason to leave the others */
+        else
+            count += result;
     }
-    if (count && !error)
-        error = free_orphans(fs);
-    lock_drop_all(fs);
+    if (count || fs->has_orphans) {
+        const int result = free_orphans(fs);
+        log_forget(fs);
+        lock_drop_all(fs);
+        error = error ? error : result;
+    }
     return error ? error : count;
 }
 
@@ -119,21 +130,28 @@ int client_sweep(struct shmfs *fs)
 static int join(struct shmfs *fs, uint32_t client)
 {
     struct image_client *place = client_at(fs, client);
-    const uint32_t generation = port_register_load(&place->generation);
     const bool is_free = port_register_load(&place->state) == CLIENT_FREE;
     fs->client = client;
-    fs->generation = generation;
-    fs->owner = owner_word(client, generation);
+    fs->generation = port_register_load(&place->generation);
     int error = client_renew(fs);
     if (error)
         return error;
     port_register_store(&fs->port, &place->state, CLIENT_ATTACHED);
-    fs->owner = owner_word(client, fs->generation);
     fs->group = (fs->options.group ? fs->options.group - 1 : client) %
                 fs->shape.geometry.shard_count;
-    if (!is_free && !(error = bury(fs, client, generation)))
+    port_invalidate(&fs->port, handle_at(fs, client, 0),
+                    fs->shape.geometry.handle_count * sizeof(struct image_handle));
+    if (!is_free && !(error = bury(fs, client)))
         error = free_orphans(fs);
     return error;
+}
+
+/* Be no client, after all or any more. */
+static void part(struct shmfs *fs)
+{
+    log_forget(fs);
+    lock_drop_all(fs);
+    client_sign(fs, fs->client, false);
 }
 
 static int find_place(struct shmfs *fs, bool wants_free)
@@ -141,18 +159,15 @@ static int find_place(struct shmfs *fs, bool wants_free)
     for (uint32_t client = 0; client < fs->shape.geometry.client_count; client++) {
         struct image_client *place = client_at(fs, client);
         const bool is_free = port_register_load(&place->state) == CLIENT_FREE;
+        fs->client = UINT32_MAX;
         if (is_free != wants_free)
             continue;
-        if (fs->memory.control_fd < 0 && is_free) {
-            if (port_register_swap(&fs->port, &place->state, CLIENT_FREE, CLIENT_ATTACHED))
-                continue;
-            port_register_store(&fs->port, &place->state, CLIENT_FREE); /* ours: see join */
-            return join(fs, client);
-        }
-        fs->client = UINT32_MAX;
-        if (is_signed_by_other(fs, client))
+        int result = is_free && fs->memory.control_fd < 0 ? 1 : claim(fs, client);
+        if (!result)
             continue;
-        return join(fs, client);
+        if (result > 0 && (result = join(fs, client)))
+            part(fs);
+        return result;
     }
     return SHMFS_ERROR_NO_CLIENTS;
 }
@@ -169,11 +184,15 @@ static int begin(struct shmfs *fs, const struct shmfs_memory *memory,
         fs->options = *options;
     if (memory->control_bytes < sizeof superblock)
         return SHMFS_ERROR_FORMAT;
+    if (client_sign(fs, UINT32_MAX, true) < 0 && errno != EAGAIN && errno != EACCES)
+        return SHMFS_ERROR_SYSTEM; /* a descriptor that cannot show who lives */
+    client_sign(fs, UINT32_MAX, false);
     port_open(&fs->port, cache, (struct port_range){memory->control, memory->control_bytes},
               (struct port_range){memory->data, memory->data_bytes}, fs->options.seed);
-    port_look64(&fs->port, memory->control);
+    /* another image may have lain there before; the checksum tells if this one is half written */
     port_invalidate(&fs->port, memory->control, sizeof superblock);
     port_read(&fs->port, &superblock, memory->control, sizeof superblock);
+    port_fence(&fs->port);
     return shape_read(&superblock, memory->control_bytes, memory->data_bytes, &fs->shape);
 }
 
@@ -201,17 +220,32 @@ int shmfs_attach(struct shmfs **out, void *storage, size_t storage_bytes,
     return 0;
 }
 
+/* Close a handle for good; the lines of blocks that are given back must not stay in our cache. */
+static int let_go(struct shmfs *fs, uint32_t slot)
+{
+    const struct image_handle *handle = handle_at(fs, fs->client, slot);
+    const uint32_t number = port_load32(&fs->port, &handle->inode);
+    struct image_inode *inode = inode_visit(fs, number), copy;
+    if (!number)
+        return 0;
+    if (inode && port_load32(&fs->port, &handle->flags) & HANDLE_WRITING &&
+        !inode_content(fs, inode, &copy)) {
+        struct shmfs_handle own = {number, copy.generation, slot, 0, 0, 0};
+        file_publish(fs, &own, &copy);
+    }
+    return handle_close(fs, fs->client, slot, true);
+}
+
 void shmfs_detach(struct shmfs *fs)
 {
-    struct image_client *place = client_at(fs, fs->client);
-    for (uint32_t slot = 0; slot < fs->shape.geometry.handle_count; slot++)
-        if (port_load32(&fs->port, &handle_at(fs, fs->client, slot)->inode) &&
-            handle_close(fs, fs->client, slot, true))
-            return; /* the image is damaged, or somebody is stopped: left to a sweep */
-    if (end_io(fs, fs->client))
-        return;
-    port_register_store(&fs->port, &place->state, CLIENT_FREE);
-    client_sign(fs, fs->client, false);
+    int error = 0;
+    for (uint32_t slot = 0; slot < fs->shape.geometry.handle_count && !error; slot++)
+        error = let_go(fs, slot);
+    if (!error)
+        error = end_io(fs, fs->client);
+    if (!error)
+        port_register_store(&fs->port, &client_at(fs, fs->client)->state, CLIENT_FREE);
+    part(fs); /* after an error, which is a damaged image or a stopped client, a sweep does the rest */
     pthread_mutex_destroy(&fs->mutex);
 }
 
@@ -324,7 +358,8 @@ int shmfs_io_begin(struct shmfs *fs, uint32_t limit, int64_t timeout_ms)
             return error;
         int64_t left_us = IO_LOOK_US;
         if (timeout_ms >= 0) {
-            const int64_t rest_us = timeout_ms * 1000 - (int64_t)(port_now_us() - start_us);
+            const int64_t limit_us = timeout_ms < INT64_MAX / 1000 ? timeout_ms * 1000 : INT64_MAX;
+            const int64_t rest_us = limit_us - (int64_t)(port_now_us() - start_us);
             if (rest_us <= 0)
                 return error;
             left_us = rest_us < left_us ? rest_us : left_us;

@@ -129,8 +129,6 @@ int64_t shmfs_store(struct shmfs *fs, const char *name, int fd)
     struct shmfs_handle file;
     struct shmfs_info info;
     uint64_t offset_bytes = 0;
-    if (!name)
-        return SHMFS_ERROR_NAME;
     int error = shmfs_open(fs, name, &file);
     if (error)
         return error;

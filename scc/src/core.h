@@ -15,7 +15,8 @@
  * (CIB-24). A shard of the directory guards the buckets of its group and the entries that lie in its
  * group: an entry in use, in another group's bucket, by both. A shard of the inodes guards the
  * inodes of its group and what belongs to them: their chains and their handles, in whichever
- * client's table. A shard of the FAT guards which blocks of its group are free. Content is not
+ * client's table; an empty place in a table belongs to the client, or to who sweeps it up after
+ * having had every lock of the inodes. A shard of the FAT guards which blocks of its group are free. Content is not
  * guarded: a file has one writer, and afterwards none. Readers of a committed file take no lock, as
  * nothing of it changes. Names are looked up without one where memory is coherent: a group's
  * `sequence` tells whether its names were changed meanwhile. When a holder dies, who wants its lock
@@ -45,6 +46,7 @@ struct shmfs {
     uint32_t owner; /* how this client signs locks */
     uint32_t group; /* to allocate from first */
     uint32_t handle_hint;
+    bool has_orphans; /* something was not freed for want of a lock */
     uint32_t log_count;
     uint64_t log_groups;
     struct image_record records[IMAGE_LOG_RECORDS];
@@ -103,8 +105,8 @@ int lock_take(struct shmfs *fs, enum lock_kind kind, uint64_t shards);
 void lock_drop(struct shmfs *fs, enum lock_kind kind, uint64_t shards);
 void lock_drop_all(struct shmfs *fs);
 
-/* Let go of a lock that is signed so, by a dead client whose place is ours; else do nothing. */
-void lock_release_for(struct shmfs *fs, struct image_lock *lock, uint32_t owner);
+/* Let go of whatever was signed by those who had this place, which is ours now. */
+void locks_release(struct shmfs *fs, uint32_t client);
 
 /* Whether the client of that generation still lives. */
 bool client_lives(const struct shmfs *fs, uint32_t client, uint32_t generation);
@@ -115,7 +117,7 @@ int client_recover(struct shmfs *fs, uint32_t client, uint32_t generation);
 /* Finish what the last client of this place was about, and be its next one. */
 int client_renew(struct shmfs *fs);
 
-/* Hold the byte that shows that a client lives; 0, or -1 if another process does. */
+/* Hold the byte that shows that a client lives; -1 and errno if that fails. */
 int client_sign(const struct shmfs *fs, uint32_t client, bool lives);
 
 /* --- log.c ----------------------------------------------------------------------------------- */
@@ -143,7 +145,7 @@ void log_commit(struct shmfs *fs);
 /* Forget what was noted. */
 void log_forget(struct shmfs *fs);
 
-/* Do what another client's log says. Fails with CORRUPT. */
+/* Do what another client's log says: 1, or 0 if it says nothing. Fails with CORRUPT. */
 int log_replay(struct shmfs *fs, uint32_t client);
 
 /* --- fat.c ----------------------------------------------------------------------------------- */
@@ -224,6 +226,10 @@ int inode_drain(struct shmfs *fs, uint32_t number, uint32_t generation);
 int inode_trim(struct shmfs *fs, struct shmfs_handle *handle, uint32_t block_count);
 int inode_grow(struct shmfs *fs, struct shmfs_handle *handle, uint32_t block_count);
 
+/* What lies in an inode, by value; and of a file with handles: CORRUPT where its blocks cannot be. */
+void inode_snapshot(struct shmfs *fs, const struct image_inode *inode, struct image_inode *copy);
+int inode_content(struct shmfs *fs, const struct image_inode *inode, struct image_inode *copy);
+
 void inode_info(struct shmfs *fs, uint32_t number, struct shmfs_info *info);
 
 /* --- directory.c ----------------------------------------------------------------------------- */
@@ -294,8 +300,5 @@ int file_copy_out(struct shmfs *fs, struct shmfs_handle *handle, const struct im
 /* Have memory hold what this core wrote; have this core see what memory holds. */
 int file_publish(struct shmfs *fs, struct shmfs_handle *handle, const struct image_inode *inode);
 int file_renew(struct shmfs *fs, struct shmfs_handle *handle, const struct image_inode *inode);
-
-/* What lies in an inode of this client's, by value: it does not change but by its own doing. */
-void inode_snapshot(struct shmfs *fs, const struct image_inode *inode, struct image_inode *copy);
 
 #endif

@@ -13,7 +13,7 @@ static void finish(const struct shmfs *fs, struct name *name)
 
 int name_read(const struct shmfs *fs, const char *text, struct name *name)
 {
-    const size_t size_bytes = strnlen(text, SHMFS_NAME_MAX_BYTES + 1);
+    const size_t size_bytes = text ? strnlen(text, SHMFS_NAME_MAX_BYTES + 1) : 0;
     if (!size_bytes || size_bytes > SHMFS_NAME_MAX_BYTES || memchr(text, '/', size_bytes))
         return SHMFS_ERROR_NAME;
     name->size_bytes = (uint32_t)size_bytes;
@@ -139,6 +139,15 @@ static uint32_t first_free(struct shmfs *fs, uint32_t group)
     return port_load32(&fs->port, place);
 }
 
+/* A number from a list of the free, if that is what it is; else CORRUPT. */
+static int64_t free_one(struct shmfs *fs, uint32_t group, uint32_t number)
+{
+    const struct image_entry *entry = entry_visit(fs, number);
+    if (!entry || entry_group(fs, number) != group || port_load32(&fs->port, &entry->inode))
+        return SHMFS_ERROR_CORRUPT;
+    return number;
+}
+
 /* Find names under locks that are had, and which locks more it takes to change them. */
 static int find_all(struct shmfs *fs, const struct name *names, struct place *places, int count,
                     uint64_t *shards)
@@ -191,9 +200,9 @@ int64_t directory_lock_free(struct shmfs *fs, const struct name *names, struct p
         if (error)
             return error;
         for (uint32_t other = 0; other < (is_last ? shards : 1); other++) {
-            const uint32_t number = first_free(fs, (group + other) % shards);
+            const uint32_t home = (group + other) % shards, number = first_free(fs, home);
             if (number)
-                return entry_at(fs, number) ? (int64_t)number : SHMFS_ERROR_CORRUPT;
+                return free_one(fs, home, number);
         }
         if (!is_last)
             lock_drop(fs, LOCK_DIRECTORY, SHARDS_ALL);

@@ -54,7 +54,8 @@ int file_copy_in(struct shmfs *fs, struct shmfs_handle *handle, const struct ima
         if (place < 0)
             return (int)place;
         port_write(&fs->port, fs->data + place, from ? content : zeros, now_bytes);
-        content += from ? now_bytes : 0;
+        if (from)
+            content += now_bytes;
         offset_bytes += now_bytes;
         size_bytes -= now_bytes;
     }
@@ -79,11 +80,11 @@ int file_copy_out(struct shmfs *fs, struct shmfs_handle *handle, const struct im
 }
 
 static int over_content(struct shmfs *fs, struct shmfs_handle *handle,
-                        const struct image_inode *inode,
+                        const struct image_inode *inode, uint64_t end_bytes,
                         void (*act)(struct port *, const void *, size_t))
 {
-    for (uint64_t offset_bytes = 0; !PORT_COHERENT && offset_bytes < inode->size_bytes;) {
-        uint64_t now_bytes = inode->size_bytes - offset_bytes;
+    for (uint64_t offset_bytes = 0; !PORT_COHERENT && offset_bytes < end_bytes;) {
+        uint64_t now_bytes = end_bytes - offset_bytes;
         const int64_t place = place_of(fs, handle, inode, offset_bytes, &now_bytes);
         if (place < 0)
             return (int)place;
@@ -95,10 +96,13 @@ static int over_content(struct shmfs *fs, struct shmfs_handle *handle,
 
 int file_publish(struct shmfs *fs, struct shmfs_handle *handle, const struct image_inode *inode)
 {
-    return over_content(fs, handle, inode, port_flush); /* the transaction's fence waits for it */
+    /* All of its blocks: what was written in place was perhaps not told, and no line of a block may
+     * stay that is given back. The transaction's fence waits for it. */
+    return over_content(fs, handle, inode, inode->block_count * fs->shape.geometry.block_bytes,
+                        port_flush);
 }
 
 int file_renew(struct shmfs *fs, struct shmfs_handle *handle, const struct image_inode *inode)
 {
-    return over_content(fs, handle, inode, port_invalidate);
+    return over_content(fs, handle, inode, inode->size_bytes, port_invalidate);
 }

@@ -41,6 +41,8 @@ static void over_lines(struct port *port, const void *from, size_t size_bytes, b
         else
             __asm__ volatile("clflush %0" : "+m"(*place));
     }
+    if (drops) /* nothing orders these before the loads and stores that come next */
+        __asm__ volatile("mfence" ::: "memory");
 }
 
 #elif defined(__aarch64__)

@@ -6,7 +6,7 @@
  */
 #include "core.h"
 
-#define RENAMED_LIMIT 1000 /* times that a name may change while it is being taken away */
+#define RENAMED_LIMIT 100 /* times that names may change while they are being taken away */
 
 struct image_inode *inode_visit(struct shmfs *fs, uint32_t number)
 {
@@ -33,6 +33,19 @@ void inode_snapshot(struct shmfs *fs, const struct image_inode *inode, struct im
     copy->next_free = port_load32(&fs->port, &inode->next_free);
 }
 
+int inode_content(struct shmfs *fs, const struct image_inode *inode, struct image_inode *copy)
+{
+    const struct shmfs_geometry *geometry = &fs->shape.geometry;
+    inode_snapshot(fs, inode, copy);
+    const uint64_t first = copy->first_block, count = copy->block_count;
+    const uint64_t end = first + (copy->run_count > 1 ? 1 : count); /* of the first row */
+    if (copy->size_bytes > count * geometry->block_bytes || count > geometry->block_count ||
+        (count && (!first || !copy->last_block || end > geometry->block_count + 1 ||
+                   copy->last_block > geometry->block_count)))
+        return SHMFS_ERROR_CORRUPT;
+    return 0;
+}
+
 void inode_info(struct shmfs *fs, uint32_t number, struct shmfs_info *info)
 {
     struct image_inode copy;
@@ -53,6 +66,15 @@ void inode_info(struct shmfs *fs, uint32_t number, struct shmfs_info *info)
 
 /* --- free ones ------------------------------------------------------------------------------- */
 
+/* A number from a list of the free, if that is what it is; else CORRUPT. */
+static int64_t free_one(struct shmfs *fs, uint32_t group, uint32_t number)
+{
+    const struct image_inode *inode = inode_visit(fs, number);
+    if (!inode || inode_group(fs, number) != group || port_load32(&fs->port, &inode->flags))
+        return SHMFS_ERROR_CORRUPT;
+    return number;
+}
+
 static uint32_t first_free(struct shmfs *fs, uint32_t group)
 {
     const uint32_t *place = &group_at(fs, group)->inode_free_first;
@@ -72,7 +94,7 @@ int64_t inode_find(struct shmfs *fs)
             return error;
         const uint32_t number = first_free(fs, group);
         if (number)
-            return inode_visit(fs, number) ? (int64_t)number : SHMFS_ERROR_CORRUPT;
+            return free_one(fs, group, number);
         lock_drop(fs, LOCK_INODES, bit(group));
     }
     int error = lock_take(fs, LOCK_INODES, SHARDS_ALL);
@@ -81,7 +103,7 @@ int64_t inode_find(struct shmfs *fs)
     for (uint32_t group = 0; group < shards; group++) {
         const uint32_t number = first_free(fs, group);
         if (number)
-            return inode_visit(fs, number) ? (int64_t)number : SHMFS_ERROR_CORRUPT;
+            return free_one(fs, group, number);
     }
     return SHMFS_ERROR_NO_INODES;
 }
@@ -285,18 +307,24 @@ static int drop_name(struct shmfs *fs, const struct image_handle *handle, uint32
     return is_over;
 }
 
-/* Take the names away of a file that will never be whole. */
+/* Take the names away of a file that will never be whole. One that is renamed meanwhile may pass
+ * behind us: so again, until it has none. What has none is given none. */
 static int drop_names(struct shmfs *fs, const struct image_handle *handle, uint32_t number)
 {
     uint32_t named;
-    for (uint32_t i = 1; i <= fs->shape.geometry.entry_count; i++)
-        for (int tries = 0; entry_is_used(fs, i, &named) && named == number; tries++) {
-            if (tries == RENAMED_LIMIT)
-                return SHMFS_ERROR_CORRUPT; /* it is in no bucket */
+    const struct image_inode *inode = inode_visit(fs, number);
+    for (int tries = 0; port_load32(&fs->port, &inode->link_count); tries++) {
+        if (tries == RENAMED_LIMIT)
+            return SHMFS_ERROR_CORRUPT; /* it is in no bucket */
+        for (uint32_t i = 1; i <= fs->shape.geometry.entry_count; i++) {
+            if (!entry_is_used(fs, i, &named) || named != number)
+                continue;
             const int end = drop_name(fs, handle, i, number);
             if (end)
                 return end < 0 ? end : 0;
         }
+        inode_visit(fs, number);
+    }
     return 0;
 }
 
@@ -326,7 +354,9 @@ int handle_close(struct shmfs *fs, uint32_t client, uint32_t slot, bool has_died
         return more;
     log_commit(fs);
     lock_drop_all(fs);
-    return more ? inode_drain(fs, number, copy.generation) : 0;
+    if (more && inode_drain(fs, number, copy.generation))
+        fs->has_orphans = true; /* the handle is closed all the same; a sweep frees the rest */
+    return 0;
 }
 
 /* --- its blocks ------------------------------------------------------------------------------ */
@@ -372,7 +402,8 @@ int inode_trim(struct shmfs *fs, struct shmfs_handle *handle, uint32_t block_cou
         int error = handle_lock(fs, handle, &inode);
         if (error)
             return error;
-        inode_snapshot(fs, inode, &copy);
+        if ((error = inode_content(fs, inode, &copy)))
+            return error;
         if (copy.block_count <= block_count)
             return 0;
         handle->place_block = 0;
@@ -395,7 +426,8 @@ static int grow_once(struct shmfs *fs, struct shmfs_handle *handle, uint32_t blo
     int error = handle_lock(fs, handle, &inode);
     if (error)
         return error;
-    inode_snapshot(fs, inode, &copy);
+    if ((error = inode_content(fs, inode, &copy)))
+        return error;
     if (copy.block_count >= block_count)
         return 0;
     error = fat_find(fs, block_count - copy.block_count, copy.last_block, rows, RUN_LIMIT, &count,

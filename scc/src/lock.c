@@ -31,6 +31,11 @@ static uint32_t generation_in(uint32_t owner)
     return (owner & ~CONTENDED) >> CLIENT_BITS;
 }
 
+static uint32_t signature(uint32_t client, uint32_t generation)
+{
+    return (generation & GENERATION_MASK) << CLIENT_BITS | (client + 1);
+}
+
 int client_sign(const struct shmfs *fs, uint32_t client, bool lives)
 {
     struct flock byte = {
@@ -77,14 +82,16 @@ static struct image_lock *lock_of(const struct shmfs *fs, enum lock_kind kind, u
     return lock_at(fs, 2 + (kind - 1) * fs->shape.geometry.shard_count + shard);
 }
 
-/* Take over from an owner that is dead. True if it was, and the lock is had. */
-static bool inherit(struct shmfs *fs, uint32_t *place, uint32_t seen, bool recovers)
+/* Take over from an owner that is dead: 1 if it was, and the lock is had. Fails with CORRUPT where
+ * nobody can do what it was about, or it was nobody. */
+static int inherit(struct shmfs *fs, uint32_t *place, uint32_t seen, bool recovers)
 {
     const uint32_t client = client_in(seen), generation = generation_in(seen);
     if (client_lives(fs, client, generation))
-        return false;
-    if (recovers && client_recover(fs, client, generation) < 0)
-        return false;
+        return 0;
+    int error = recovers ? client_recover(fs, client, generation) : 0;
+    if (error)
+        return error == SHMFS_ERROR_BUSY ? 0 : error;
     return port_register_swap(&fs->port, place, seen, fs->owner | (seen & CONTENDED)) == seen;
 }
 
@@ -107,8 +114,9 @@ static int wait_for(struct shmfs *fs, uint32_t *place, bool recovers)
                 return 0;
             continue;
         }
-        if (inherit(fs, place, seen, recovers))
-            return 0;
+        const int result = inherit(fs, place, seen, recovers);
+        if (result)
+            return result < 0 ? result : 0;
         if (timeout_us && port_now_us() - start_us >= timeout_us)
             return SHMFS_ERROR_BUSY;
         if (seen & CONTENDED ||
@@ -124,12 +132,23 @@ static int take(struct shmfs *fs, struct image_lock *lock, bool recovers)
     return wait_for(fs, &lock->owner, recovers);
 }
 
-void lock_release_for(struct shmfs *fs, struct image_lock *lock, uint32_t owner)
+/* Let go of a lock that is signed so; else do nothing. */
+static void lock_release_for(struct shmfs *fs, struct image_lock *lock, uint32_t owner)
 {
     if (port_register_swap(&fs->port, &lock->owner, owner, 0) == owner)
         return; /* nobody sleeps on it */
     if (port_register_swap(&fs->port, &lock->owner, owner | CONTENDED, 0) == (owner | CONTENDED))
         port_wake(&lock->owner, 1);
+}
+
+void locks_release(struct shmfs *fs, uint32_t client)
+{
+    for (uint32_t i = 0; i < fs->shape.lock_count; i++) {
+        struct image_lock *lock = lock_at(fs, i);
+        const uint32_t owner = port_register_load(&lock->owner) & ~CONTENDED;
+        if (owner && client_in(owner) == client && owner != fs->owner)
+            lock_release_for(fs, lock, owner);
+    }
 }
 
 static void drop(struct shmfs *fs, struct image_lock *lock)
@@ -171,8 +190,7 @@ int lock_take(struct shmfs *fs, enum lock_kind kind, uint64_t shards)
         }
         fs->held[kind] |= bit(shard);
     }
-    port_fence(&fs->port);
-    return 0;
+    return 0; /* a register orders what follows; whoever reads drops the lines it reads */
 }
 
 int client_recover(struct shmfs *fs, uint32_t client, uint32_t generation)
@@ -186,14 +204,12 @@ int client_recover(struct shmfs *fs, uint32_t client, uint32_t generation)
     struct image_client *dead = client_at(fs, client);
     /* another one may have been here before us, and the place may have been given away since */
     if ((port_register_load(&dead->generation) & GENERATION_MASK) ==
-            (generation & GENERATION_MASK) &&
-        port_look32(&fs->port, &dead->log_count)) {
+        (generation & GENERATION_MASK))
         error = log_replay(fs, client);
-        if (!error)
-            port_register_add(&fs->port, &statistics_of(fs)->recovery_count, 1);
-    }
+    if (error > 0)
+        port_register_add(&fs->port, &statistics_of(fs)->recovery_count, 1);
     drop(fs, recovery);
-    return error;
+    return error < 0 ? error : 0;
 }
 
 /* A place gets its next generation under the lock on recovery. Else whoever has just seen the last
@@ -202,14 +218,15 @@ int client_renew(struct shmfs *fs)
 {
     struct image_lock *recovery = lock_at(fs, 1);
     struct image_client *place = client_at(fs, fs->client);
+    fs->owner = signature(fs->client, fs->generation);
     lock_release_for(fs, recovery, fs->owner); /* we may have died with it */
     int error = take(fs, recovery, false);
     if (error)
         return error;
-    if (port_look32(&fs->port, &place->log_count))
-        error = log_replay(fs, fs->client);
-    if (!error)
+    error = log_replay(fs, fs->client);
+    if (error >= 0)
         port_register_store(&fs->port, &place->generation, ++fs->generation);
     drop(fs, recovery);
-    return error;
+    fs->owner = signature(fs->client, fs->generation);
+    return error < 0 ? error : 0;
 }

@@ -82,6 +82,9 @@ void log_change32(struct shmfs *fs, uint32_t *word, uint32_t value)
 
 void log_forget(struct shmfs *fs)
 {
+    /* the next client of this place must not find its records undone by what stays in our cache */
+    port_flush(&fs->port, client_at(fs, fs->client)->records,
+               fs->log_count * sizeof(struct image_record));
     fs->log_count = 0;
     fs->log_groups = 0;
 }
@@ -178,6 +181,8 @@ int log_replay(struct shmfs *fs, uint32_t number)
     struct image_client *client = client_at(fs, number);
     struct image_record records[IMAGE_LOG_RECORDS];
     const uint32_t count = port_look32(&fs->port, &client->log_count);
+    if (!count)
+        return 0;
     if (count > IMAGE_LOG_RECORDS)
         return SHMFS_ERROR_CORRUPT;
     port_invalidate(&fs->port, client->records, count * sizeof records[0]);
@@ -189,5 +194,5 @@ int log_replay(struct shmfs *fs, uint32_t number)
         if (!is_sound(fs, &records[i]))
             return SHMFS_ERROR_CORRUPT;
     carry_out_all(fs, records, count, groups, &client->log_count);
-    return 0;
+    return 1;
 }

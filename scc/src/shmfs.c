@@ -135,10 +135,12 @@ static int open_file(struct shmfs *fs, const struct name *name, bool to_write,
     if (error)
         return error;
     inode = inode_visit(fs, found.inode);
-    inode_snapshot(fs, inode, &copy);
+    error = inode_content(fs, inode, &copy);
     if (!copy.flags || copy.generation != found.generation ||
         (!copy.link_count && !copy.handle_count))
         return SHMFS_ERROR_NOT_FOUND; /* it went between the look and the lock */
+    if (error)
+        return error;
     if (to_write && copy.flags & INODE_COMMITTED)
         return SHMFS_ERROR_COMMITTED;
     if (to_write ? copy.flags & INODE_WRITING : !(copy.flags & INODE_COMMITTED))
@@ -155,7 +157,12 @@ static int open_file(struct shmfs *fs, const struct name *name, bool to_write,
         .slot = (uint32_t)slot,
     };
     lock_drop_all(fs);
-    return file_renew(fs, handle, &copy);
+    error = file_renew(fs, handle, &copy);
+    if (error) {
+        handle_close(fs, fs->client, handle->slot, false);
+        handle->inode = 0;
+    }
+    return error;
 }
 
 static int open_named(struct shmfs *fs, const char *text, bool to_write,
@@ -186,8 +193,9 @@ int shmfs_close(struct shmfs *fs, struct shmfs_handle *handle)
     enter(fs);
     int error = handle_inode(fs, handle, &inode);
     if (!error && is_writer(fs, handle)) { /* another one may reopen it */
-        inode_snapshot(fs, inode, &copy);
-        error = file_publish(fs, handle, &copy);
+        error = inode_content(fs, inode, &copy);
+        if (!error)
+            error = file_publish(fs, handle, &copy);
     }
     if (!error)
         error = handle_close(fs, fs->client, handle->slot, false);
@@ -207,8 +215,7 @@ static int writing(struct shmfs *fs, struct shmfs_handle *handle, struct image_i
         return error;
     if (!is_writer(fs, handle))
         return SHMFS_ERROR_COMMITTED;
-    inode_snapshot(fs, inode, copy);
-    return 0;
+    return inode_content(fs, inode, copy);
 }
 
 static int set_size(struct shmfs *fs, struct shmfs_handle *handle, uint64_t size_bytes)
@@ -281,9 +288,10 @@ int64_t shmfs_read(struct shmfs *fs, struct shmfs_handle *handle, void *to, uint
     struct image_inode *inode, copy;
     enter(fs);
     int error = handle_inode(fs, handle, &inode);
+    if (!error)
+        error = inode_content(fs, inode, &copy);
     if (error)
         return leave(fs, error);
-    inode_snapshot(fs, inode, &copy);
     const uint64_t left_bytes = copy.size_bytes > offset_bytes ? copy.size_bytes - offset_bytes : 0;
     const uint64_t now_bytes = size_bytes < left_bytes ? size_bytes : left_bytes;
     step_out(fs);
@@ -322,6 +330,10 @@ int shmfs_truncate(struct shmfs *fs, struct shmfs_handle *handle, uint64_t size_
             error = set_size(fs, handle, size_bytes);
         if (!error)
             error = inode_trim(fs, handle, (uint32_t)blocks_for(fs, size_bytes));
+        if (error == SHMFS_ERROR_BUSY) { /* it is cut; that it keeps the blocks does no harm */
+            struct image_inode now;
+            error = !writing(fs, handle, &now) && now.size_bytes == size_bytes ? 0 : error;
+        }
     }
     return leave(fs, error);
 }
@@ -334,9 +346,10 @@ int shmfs_place(struct shmfs *fs, struct shmfs_handle *handle, uint64_t offset_b
     const uint64_t index = offset_bytes / block_bytes;
     enter(fs);
     int error = handle_inode(fs, handle, &inode);
+    if (!error)
+        error = inode_content(fs, inode, &copy);
     if (error)
         return leave(fs, error);
-    inode_snapshot(fs, inode, &copy);
     const int64_t block = file_block(fs, handle, &copy, index);
     if (block < 0)
         return leave(fs, (int)block);
@@ -379,15 +392,17 @@ static int commit(struct shmfs *fs, struct shmfs_handle *handle, const struct na
 {
     struct image_inode *inode, copy;
     struct place place;
+    struct found found;
     int error = writing(fs, handle, &copy);
-    if (!error && copy.block_count > blocks_for(fs, copy.size_bytes)) {
-        error = inode_trim(fs, handle, (uint32_t)blocks_for(fs, copy.size_bytes));
-        lock_drop_all(fs);
-        if (!error)
-            error = writing(fs, handle, &copy);
+    if (!error && name) { /* before its reservation is given back */
+        error = directory_look(fs, name, &found);
+        error = !error ? SHMFS_ERROR_EXISTS : error == SHMFS_ERROR_NOT_FOUND ? 0 : error;
     }
     if (!error)
         error = file_publish(fs, handle, &copy);
+    if (!error && copy.block_count > blocks_for(fs, copy.size_bytes))
+        error = inode_trim(fs, handle, (uint32_t)blocks_for(fs, copy.size_bytes));
+    lock_drop_all(fs);
     if (error)
         return error;
     const int64_t entry = name ? directory_lock_free(fs, name, &place, 1) : 0;
@@ -531,7 +546,9 @@ static int lose_name(struct shmfs *fs, uint32_t number)
         return more;
     log_commit(fs);
     lock_drop_all(fs);
-    return more ? inode_drain(fs, number, copy.generation) : 0;
+    if (more && inode_drain(fs, number, copy.generation))
+        fs->has_orphans = true; /* the name is gone all the same; a sweep frees the rest */
+    return 0;
 }
 
 static int unlink_name(struct shmfs *fs, const struct name *name)

@@ -1,0 +1,203 @@
+/* Locks whose holder is stopped; and who dies in the middle while somebody else sweeps up and a third
+ * one looks on (failures S1, S5, S10).
+ */
+#include "shmfs_rig.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+/* Every call while somebody holds what it needs: it changes nothing, or did not need it. */
+static int busy_calls(struct shmfs *fs, struct shmfs_handle *own)
+{
+    struct shmfs_handle file;
+    struct shmfs_info info;
+    char name[SHMFS_NAME_MAX_BYTES + 1];
+    uint64_t cursor = 0;
+    const int64_t results[] = {
+        shmfs_create(fs, "new", BLOCK, &file), shmfs_open(fs, "a", &file), shmfs_lookup(fs, "a"),
+        shmfs_stat(fs, "a", &info), shmfs_stat_handle(fs, own, &info), shmfs_link(fs, "a", "new"),
+        shmfs_unlink(fs, "a"), shmfs_rename(fs, "a", "b", true), shmfs_commit(fs, own, "new"),
+        shmfs_commit(fs, own, NULL), shmfs_write(fs, own, content, 4 * BLOCK, 0),
+        shmfs_reserve(fs, own, 4 * BLOCK), shmfs_truncate(fs, own, 0), shmfs_set_tag(fs, own, 1),
+        shmfs_list(fs, &cursor, name, &info), shmfs_io_begin(fs, 0, 0), shmfs_close(fs, own),
+    };
+    int count = 0;
+    for (size_t i = 0; i < sizeof results / sizeof results[0]; i++)
+        count += results[i] == SHMFS_ERROR_BUSY;
+    return count;
+}
+
+static void stopped(uint32_t shards, enum lock_kind kind, uint32_t shard)
+{
+    patience_ms = 1;
+    struct shmfs *fs = start((struct shmfs_geometry){
+        .block_count = 128, .inode_count = 4, .entry_count = 4, .handle_count = 4,
+        .shard_count = shards});
+    struct shmfs_handle own;
+    make_file(fs, "a", BLOCK);
+    make_file(fs, "b", BLOCK);
+    IS(shmfs_create(fs, NULL, BLOCK, &own), 0);
+    IS(shmfs_write(fs, &own, content, 2 * BLOCK + 1, 0), 2 * BLOCK + 1);
+    IS(lock_take(clients[1], kind, bit(shard)), 0);
+    const int count = busy_calls(fs, &own);
+    /* so many calls need a lock of that kind */
+    static const int wanted[LOCK_KINDS] = {1, PORT_COHERENT ? 7 : 9, 14, 3};
+    if (shards == 1)
+        IS(count, wanted[kind]);
+    is_dead[2] = true;
+    const int swept = shmfs_sweep(fs);
+    IS(swept == 1 || swept == SHMFS_ERROR_BUSY, true);
+    lock_drop_all(clients[1]);
+    is_dead[2] = false;
+    is_dead[0] = true;
+    IS(shmfs_sweep(clients[3]) >= 0, true);
+    check();
+    end();
+}
+
+static struct shmfs *onlooker;
+static int asked, acts_at;
+
+/* One more client does something, when another one is in the middle of its own. */
+static void look_on(void)
+{
+    struct shmfs_handle file;
+    if (++asked != acts_at)
+        return;
+    meanwhile = NULL;
+    shmfs_io_begin(onlooker, 0, 0);
+    shmfs_io_end(onlooker);
+    if (!shmfs_create(onlooker, "onlooker", 4 * BLOCK, &file)) {
+        shmfs_write(onlooker, &file, content, 3 * BLOCK, 0);
+        shmfs_close(onlooker, &file);
+    }
+    shmfs_unlink(onlooker, "onlooker");
+    meanwhile = look_on;
+}
+
+static void jump(void *argument)
+{
+    __builtin_longjmp(argument, 1);
+}
+
+/* One dies with files open and a disk job, another one while it sweeps up, at its n-th store; a third
+ * sweeps up, and a fourth gets in between. False if the second was done before. */
+static bool chain_of_deaths(uint64_t store, int act)
+{
+    static void *here[5];
+    patience_ms = 0;
+    volatile bool was_done = false;
+    struct shmfs *fs = start((struct shmfs_geometry){
+        .block_count = 16, .inode_count = 6, .entry_count = 6, .handle_count = 4});
+    struct shmfs_handle file;
+    struct shmfs_statistics statistics;
+    make_file(fs, "whole", BLOCK);
+    IS(shmfs_open(fs, "whole", &file), 0);
+    IS(shmfs_create(fs, "half", 2 * BLOCK, &file), 0);
+    IS(shmfs_statfs(clients[3], &statistics), 0);
+    IS(statistics.io_count, 0);
+    IS(shmfs_io_begin(fs, 0, 0), 0);
+    IS(shmfs_statfs(clients[3], &statistics), 0);
+    IS(statistics.io_count, 1);
+    port_drop(&fs->port);
+    is_dead[0] = true;
+    clients[1]->port.died = jump;
+    clients[1]->port.died_argument = here;
+    clients[1]->port.stores = 0;
+    clients[1]->port.dies_at = store;
+    if (!__builtin_setjmp(here)) {
+        IS(shmfs_sweep(clients[1]), 1);
+        was_done = true;
+    }
+    clients[1]->port.dies_at = 0;
+    port_drop(&clients[1]->port);
+    is_dead[1] = true;
+    onlooker = clients[3];
+    asked = 0;
+    acts_at = act;
+    meanwhile = look_on;
+    IS(shmfs_sweep(clients[2]) >= 1, true);
+    meanwhile = NULL;
+    check();
+    IS(shmfs_lookup(clients[2], "half"), SHMFS_ERROR_NOT_FOUND);
+    IS(shmfs_lookup(clients[2], "whole") > 0, true);
+    for (int i = 2; i < CLIENTS; i++)
+        shmfs_detach(clients[i]);
+    munmap(memory.control, memory.control_bytes);
+    munmap(memory.data, memory.data_bytes);
+    return !was_done;
+}
+
+/* Clients whose lives show by locks on the control file. */
+static void signed_places(void)
+{
+    struct shmfs_geometry geometry = {.block_bytes = BLOCK, .block_count = 4, .inode_count = 4,
+                                      .entry_count = 4, .client_count = 2, .handle_count = 4};
+    struct shmfs *fs[3];
+    struct shmfs_handle file;
+    char path[64];
+    IS(shmfs_sizes(&geometry, &memory.control_bytes, &memory.data_bytes), 0);
+    const int fd = memfd_create("control", MFD_CLOEXEC);
+    IS(ftruncate(fd, (off_t)memory.control_bytes), 0);
+    snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+    memory.control = mmap(NULL, memory.control_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    memory.data = mmap(NULL, memory.data_bytes, PROT_READ | PROT_WRITE,
+                       MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    IS(shmfs_format(&memory, &geometry), 0);
+    memory.control_fd = 1 << 20;
+    IS(shmfs_attach(&fs[0], storage[0], shmfs_size(), &memory, NULL), SHMFS_ERROR_SYSTEM);
+    for (int i = 0; i < 2; i++) {
+        memory.control_fd = open(path, O_RDWR | O_CLOEXEC);
+        IS(shmfs_attach(&fs[i], storage[i], shmfs_size(), &memory, NULL), 0);
+    }
+    IS(shmfs_create(fs[1], "half", BLOCK, &file), 0);
+    IS(lock_take(fs[1], LOCK_INODES, 1), 0);
+    memory.control_fd = open(path, O_RDWR | O_CLOEXEC);
+    IS(shmfs_attach(&fs[2], storage[2], shmfs_size(), &memory, NULL), SHMFS_ERROR_NO_CLIENTS);
+    port_drop(&fs[1]->port);
+    close(fs[1]->memory.control_fd); /* so it dies */
+    IS(shmfs_attach(&fs[2], storage[2], shmfs_size(), &memory, NULL), 0);
+    IS(shmfs_lookup(fs[2], "half"), SHMFS_ERROR_NOT_FOUND);
+    IS(shmfs_sweep(fs[0]), 0);
+    shmfs_detach(fs[2]);
+    shmfs_detach(fs[0]);
+    close(fs[0]->memory.control_fd);
+    close(memory.control_fd);
+    close(fd);
+    check();
+}
+
+static void disk_jobs(void)
+{
+    struct shmfs *fs = start((struct shmfs_geometry){.block_count = 4, .inode_count = 4,
+                                                     .entry_count = 4, .handle_count = 4});
+    IS(shmfs_io_end(fs), SHMFS_ERROR_ARGUMENT);
+    IS(shmfs_io_begin(clients[1], 1, 0), 0);
+    IS(shmfs_io_begin(fs, 1, 0), SHMFS_ERROR_LIMIT);
+    IS(shmfs_io_begin(fs, 1, 1), SHMFS_ERROR_LIMIT);
+    is_dead[1] = true;
+    IS(shmfs_io_begin(fs, 1, -1), 0); /* nobody rings for the dead */
+    IS(shmfs_io_end(fs), 0);
+    attach(1);
+    end();
+}
+
+int main(void)
+{
+    alarm(300); /* an endless loop ends here */
+    fill_content();
+    for (uint32_t shards = 1; shards <= 4; shards *= 2) {
+        stopped(shards, LOCK_STATISTICS, 0);
+        for (enum lock_kind kind = LOCK_DIRECTORY; kind < LOCK_KINDS; kind++)
+            for (uint32_t shard = 0; shard < shards; shard++)
+                stopped(shards, kind, shard);
+    }
+    int deaths = 0;
+    for (int act = 0; act < 8; act++)
+        for (uint64_t store = 1; chain_of_deaths(store, act); store++)
+            deaths++;
+    signed_places();
+    disk_jobs();
+    printf("%d chains of deaths\n", deaths);
+    return 0;
+}
