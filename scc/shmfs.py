@@ -19,6 +19,7 @@ import fcntl
 import mmap
 import os
 import threading
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
@@ -36,6 +37,23 @@ _MAGIC_BYTES = 8
 _PROBLEMS_MAX = 100
 
 
+_attached: weakref.WeakSet[Image] = weakref.WeakSet()
+
+
+def _leave_to_parent() -> None:
+    """In a child of fork: give up the descriptors whose locks show that the parent lives."""
+    if not _attached:
+        return
+    nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+    for image in _attached:
+        if image._sign_fd >= 0:
+            os.dup2(nothing, image._sign_fd, inheritable=False)
+    os.close(nothing)
+
+
+os.register_at_fork(after_in_child=_leave_to_parent)
+
+
 class Image:
     """One client of an image. `close` waits for nobody: files that are open live on."""
 
@@ -45,6 +63,7 @@ class Image:
         self.build = build
         self._ffi, self._lib = module.ffi, module.lib
         self._fds = (control_fd, data_fd)
+        self._sign_fd = -1  # opened apart: a mapping has a duplicate of its descriptor
         self._pid = os.getpid()
         self._lock = threading.RLock()  # a file may be collected within any call
         self._file_count = 0
@@ -99,6 +118,8 @@ class Image:
     def _attach(self, lock_timeout_ms: int) -> None:
         ffi, lib = self._ffi, self._lib
         self._memory = _Memory(self._fds, ffi)
+        self._sign_fd = os.open(f"/proc/self/fd/{self._fds[0]}", os.O_RDWR | os.O_CLOEXEC)
+        self._memory.described.control_fd = self._sign_fd
         options = ffi.new("struct shmfs_options *", {"lock_timeout_ms": lock_timeout_ms})
         size_bytes = lib.shmfs_size()
         storage = ffi.new("uint8_t[]", size_bytes + 64)
@@ -109,6 +130,7 @@ class Image:
         )
         self._storage = storage
         self._fs = found[0]
+        _attached.add(self)
 
     def close(self) -> None:
         """Be no client any more, once the last open file is closed."""
@@ -265,8 +287,10 @@ class Image:
         if self._pid == os.getpid() and self._fs is not None:
             self._lib.shmfs_detach(self._fs)
         self._fs = self._memory = None  # type: ignore[assignment]  # nobody asks after this
-        for fd in self._fds:
-            os.close(fd)
+        for fd in (*self._fds, self._sign_fd):
+            if fd >= 0:
+                os.close(fd)
+        self._sign_fd = -1
         self._fds = ()  # type: ignore[assignment]  # closed twice is closed once
 
     def _open_fs(self) -> Any:

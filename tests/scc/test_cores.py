@@ -1,9 +1,11 @@
 """Cores that share one memory: what one has committed the others have by looking."""
 
+import errno
 import os
 import signal
 import stat
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from functools import partial
@@ -184,6 +186,29 @@ def test_a_copy_is_kept_for_the_next_reader_until_its_object_is_deleted(
         os.readlink(entry) for entry in Path("/proc/self/fd").iterdir() if entry.exists()
     ]
     assert sum("memfd:ciel-object" in place for place in descriptors) == 2**22 // 8 // len(CONTENT)
+
+
+def test_a_copy_that_nobody_reads_gives_its_descriptor_to_the_next(
+    cores: list[SccStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in "ab":
+        cores[0].put(name, CONTENT)
+    with cores[0].open("a") as reader:
+        kept = Path(reader.path)
+    make = os.memfd_create
+
+    def make_if_there_is_room(name: str, flags: int) -> int:
+        if kept.exists():
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return make(name, flags)
+
+    monkeypatch.setattr(os, "memfd_create", make_if_there_is_room)
+    with cores[0].open("b") as reader:
+        assert Path(reader.path).read_bytes() == CONTENT
+    with cores[0].open("b") as reader, cores[0].open("a") as other:
+        kept = Path(reader.path)
+        with pytest.raises(StoreSystemError, match="Too many open files"):
+            other.fileno()
 
 
 def test_a_program_that_reads_once_is_given_a_pipe_and_nothing_is_copied(
@@ -392,3 +417,32 @@ def test_an_object_that_is_gone_is_not_found(cores: list[SccStore]) -> None:
 def test_memory_that_is_not_there_is_an_error_and_never_a_signal() -> None:
     mount = ["-t", "tmpfs", "-o", "size=4m", "none"]
     assert run_on_mount(mount, Path(__file__).parent / "full_scc.py", Path("/dev/shm")) == 0
+
+
+def test_a_child_of_fork_does_not_keep_its_dead_parent_alive(tmp_path: Path) -> None:
+    control, data = tmp_path / "control", tmp_path / "data"
+    read_fd, write_fd = os.pipe()
+    script = f"""
+import os, sys, time
+from pathlib import Path
+from ciel.scc.shapes import Geometry
+from ciel.scc.shmfs import Image
+shape = Geometry(block_bytes=4096, block_count=16)
+image = Image.open(Path({str(control)!r}), Path({str(data)!r}), shape)
+file = image.create("half-made", size_hint_bytes=10)
+if os.fork() == 0:
+    os.write({write_fd}, b"x")  # it lives on for as long as this pipe is open at both ends
+    os.read(0, 1)
+    os._exit(0)
+os.kill(os.getpid(), 9)
+"""
+    with subprocess.Popen(
+        [sys.executable, "-P", "-c", script], stdin=subprocess.PIPE, pass_fds=(write_fd,)
+    ) as process:
+        os.close(write_fd)
+        assert os.read(read_fd, 1) == b"x"
+        os.close(read_fd)
+        process.wait(20)
+        with Image.open(control, data) as image:
+            assert image.sweep() == 1
+            assert list(image.names()) == []
