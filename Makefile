@@ -47,6 +47,7 @@ appendix: dev
 # Models of protocols, searched through by spin, and tests that take too long for every day; many minutes.
 check-deep: dev
 	.ci/check-deep
+	.ci/check-deep-shmfs
 	CIEL_LONG=1 $(RUN)/pytest -q tests/scc/test_mpb.py tests/scc/test_store.py
 
 # File-system testers on `ciel shmfs mount`: what of them is installed.

@@ -57,11 +57,11 @@ def measure(count: int = TASKS) -> dict[str, float]:
     """Run `count` no-ops on two workers and return rates and CPU times."""
     with LocalCluster(workers=2, slots=1) as cluster, Client(cluster) as client:
         pids = daemons_of(os.getpid())
-        _run(client, 5_000)  # warm: prefetch adapts, buffers grow
+        no_ops(client, 5_000)  # warm: prefetch adapts, buffers grow
         before = {kind: sum(cpu_s(pid) for pid in pids[kind]) for kind in pids}
         own = time.process_time()
         started = time.monotonic()
-        _run(client, count)
+        no_ops(client, count)
         elapsed = time.monotonic() - started
         own = time.process_time() - own
         after = {kind: sum(cpu_s(pid) for pid in pids[kind]) for kind in pids}
@@ -76,7 +76,8 @@ def measure(count: int = TASKS) -> dict[str, float]:
     }
 
 
-def _run(client: Client, count: int) -> None:
+def no_ops(client: Client, count: int) -> None:
+    """Run so many of them, in one job."""
     with client.job("no-ops") as job:
         arguments: dict[str, Any] = {"args": {"inputs": []}}
         refs = []

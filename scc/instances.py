@@ -55,7 +55,7 @@ class Layout(NamedTuple):
             entry_count=2 * files,
             client_count=max(_CLIENTS_MIN, min(_CLIENTS_PER_CORE * self.cores, CORES_MAX)),
             handle_count=_HANDLES,
-            shard_count=self.shards or min(1 << (self.cores - 1).bit_length(), SHARDS_MAX),
+            shard_count=self.shards or min(4 << (self.cores - 1).bit_length(), SHARDS_MAX),
         )
 
 

@@ -9,7 +9,7 @@ between.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -55,6 +55,11 @@ ASK_TIMEOUT_S: Final = 60.0
 """For a sibling to answer, which may have to read a large object for its checksum."""
 
 
+LENT_S: Final = 5.0
+"""At least so long, and at most twice, somebody who was told the name of a copy may take to open
+it."""
+
+
 def neighbour(
     reactor: Any,
     store: ObjectStore,
@@ -98,6 +103,7 @@ class Daemon:
         self._connections: set[Connection] = set()
         self._writers: dict[int, ObjectWriter] = {}
         self._due: Any = None
+        self._taking_back: Any = None
         self._is_acting = False
         self._is_closed = False
         factory: Any = _Serving(self)
@@ -124,8 +130,23 @@ class Daemon:
                 raise ObjectNotFoundError(object_id)
             raise NeighbourError(netloc, answer.reason)
 
-        asked = self._siblings.ask(member_of_worker(netloc), object_id, ASK_TIMEOUT_S)
-        return asked.addCallback(told)
+        return self._ask(member_of_worker(netloc), object_id, ASK_TIMEOUT_S).addCallback(told)
+
+    def _ask(self, sibling: str, name: str, timeout_s: float) -> Deferred[Response]:
+        """Ask a sibling for what we can take in: where its objects lie in memory that is not shared
+        with us, once more, for a file.
+        """
+
+        def told(answer: Response) -> Response | Deferred[Response]:
+            if isinstance(answer, Fail) or answer.path.startswith(self._work.store.sources):
+                return answer
+            as_file = self._siblings.ask(sibling, name, timeout_s, as_file=True)
+            return as_file.addCallback(described, answer)
+
+        def described(answer: Response, first: Ok) -> Response:
+            return replace(first, path=answer.path) if isinstance(answer, Ok) else answer
+
+        return self._siblings.ask(sibling, name, timeout_s).addCallback(told)
 
     def figures(self) -> dict[str, int]:
         """Return the counts, and what is under way."""
@@ -146,8 +167,11 @@ class Daemon:
         self._siblings.close()
         for connection in [*self._connections]:
             connection.end("the daemon ends")
-        if self._due is not None and self._due.active():
-            self._due.cancel()
+        for due in (self._due, self._taking_back):
+            if due is not None and due.active():
+                due.cancel()
+        for _ in range(2):
+            self._work.take_back()
         for writer in self._writers.values():
             writer.abort()
         self._writers.clear()
@@ -254,7 +278,7 @@ class Daemon:
         self._requests.asking(order.serial, names)
         for sibling in names:
             self.counts.asked += 1
-            self._siblings.ask(sibling, order.name, timeout_s).addErrback(
+            self._ask(sibling, order.name, timeout_s).addErrback(
                 lambda failure: Fail(0, Code.FAILED, "", failure.getErrorMessage())
             ).addCallback(self._told, order.serial, sibling)
 
@@ -314,6 +338,13 @@ class Daemon:
         if due_s is not None:
             delay_s = max(due_s - self._reactor.seconds(), 0.0)
             self._due = self._reactor.callLater(delay_s, self._tick)
+        if self._taking_back is None and self._work.has_lent:
+            self._taking_back = self._reactor.callLater(LENT_S, self._take_back)
+
+    def _take_back(self) -> None:
+        self._taking_back = None
+        self._work.take_back()
+        self._schedule()
 
     def _tick(self) -> None:
         self._requests.tick(self._reactor.seconds())

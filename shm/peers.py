@@ -55,28 +55,33 @@ class Siblings:
         """Return who is there now, but for ourselves."""
         return sorted(listed(self.prefix) - {self.member})
 
-    def ask(self, sibling: str, name: str, timeout_s: float) -> Deferred[Response]:
-        """Ask a sibling for an object; fails with `NeighbourError` when it does not answer.
+    def ask(
+        self, sibling: str, name: str, timeout_s: float, *, as_file: bool = False
+    ) -> Deferred[Response]:
+        """Ask a sibling for an object, `as_file` for a path that anybody can open; fails with
+        `NeighbourError` when it does not answer.
 
         A sibling that ends while it is asked is asked once more: another may have its place.
         """
-        done: Deferred[Response] = self._ask_once(sibling, name, timeout_s)
+        done: Deferred[Response] = self._ask_once(sibling, name, timeout_s, as_file)
         until_s = self._reactor.seconds() + timeout_s
 
         def again(failure: Any) -> Any:
             left_s = until_s - self._reactor.seconds()
             if failure.check(_BrokenOffError) is None or self._is_closed or left_s <= 0:
                 return failure
-            return self._ask_once(sibling, name, left_s)
+            return self._ask_once(sibling, name, left_s, as_file)
 
         return done.addErrback(again)
 
-    def _ask_once(self, sibling: str, name: str, timeout_s: float) -> Deferred[Response]:
+    def _ask_once(
+        self, sibling: str, name: str, timeout_s: float, as_file: bool
+    ) -> Deferred[Response]:
         talk = self._talks.get(sibling)
         if talk is None:
             talk = self._talks[sibling] = _Talk(self._reactor, sibling, self._over)
             talk.connect(f"\0{self.prefix}{sibling}")
-        return talk.ask(name, timeout_s)
+        return talk.ask(name, timeout_s, as_file)
 
     def _over(self, talk: _Talk) -> None:
         if self._talks.get(talk.sibling) is talk:
@@ -111,10 +116,12 @@ class _Talk:
         dialling = _Dialling(self)
         self._connector = self._reactor.connectUNIX(name, dialling, timeout=CONNECT_TIMEOUT_S)
 
-    def ask(self, name: str, timeout_s: float) -> Deferred[Response]:
+    def ask(self, name: str, timeout_s: float, as_file: bool) -> Deferred[Response]:
         self._number += 1
         timeout_ms = min(max(int(timeout_s * 1000), 1), TIMEOUT_MAX_MS)
-        load = Load(self._number, name, recursive=False, described=True, timeout_ms=timeout_ms)
+        load = Load(
+            self._number, name, recursive=False, described=not as_file, timeout_ms=timeout_ms
+        )
         done: Deferred[Response] = Deferred()
         due = self._reactor.callLater(timeout_s, self._silent, load)
         self._asked[load.number] = (done, due)

@@ -6,7 +6,7 @@ The own store is asked directly; sockets are for others.
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Final, NamedTuple, TypeVar
 
@@ -113,6 +113,8 @@ class Work:
         self.store = store
         self.behind = behind
         self._turn = turn
+        self._lent: list[ExitStack] = []
+        self._lent_before: list[ExitStack] = []
         self.is_called_off = False
 
     def look(self, name: str, *, for_sibling: bool) -> Seen | Place:
@@ -181,11 +183,25 @@ class Work:
                 self.store.delete(info.object_id)
 
     def _seen(self, name: str, checksum: str, *, for_sibling: bool = False) -> Seen:
-        with self.store.open(name) as reader:
+        with ExitStack() as open_here:
+            reader = open_here.enter_context(self.store.open(name))
             path = reader.source if for_sibling else reader.path
             if path is None:
                 raise StorageError("this store's objects have no names that others can open")
+            if path != reader.source:  # the name of a copy, which goes with its last reader
+                self._lent.append(open_here.pop_all())
             return Seen(path, reader.size_bytes, checksum)
+
+    @property
+    def has_lent(self) -> bool:
+        """Whether copies are kept open for who was told their names."""
+        return bool(self._lent or self._lent_before)
+
+    def take_back(self) -> None:
+        """Close those that were kept open already when this was called last."""
+        done, self._lent_before, self._lent = self._lent_before, self._lent, []
+        for open_here in done:
+            open_here.close()
 
 
 def guarded(call: Callable[[], T]) -> T | Refusal:

@@ -28,7 +28,7 @@ from ciel.core.tasks import SLOTS_MAX
 from ciel.execution.kept import KeptAttempts
 from ciel.launch import Launcher, LaunchError, ProgramExited, ProgramFailed
 
-START_TIMEOUT_S = 10.0
+START_TIMEOUT_S = 30.0
 RESTARTS_MAX = 3
 """How often one worker is started again; as often as one task may take a worker down."""
 

@@ -269,6 +269,8 @@ class ObjectStore(ABC):
     """Write-once objects by id."""
 
     capabilities: Capabilities
+    sources: tuple[str, ...] = ("/",)
+    """What a `source` begins with that can be taken in here, by `adopt` or by copying a file."""
     about: str = ""
     """What it has found to work with, in words, where that is not always the same."""
 

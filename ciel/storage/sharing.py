@@ -59,8 +59,10 @@ def copy_in(
     store raises, with nothing left. Every look is at the file that was opened, as with a link.
     """
     path = found.path
+    # What has no name but a process's descriptor is always behind a link.
+    follows = 0 if path.startswith("/proc/") else os.O_NOFOLLOW
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        fd = os.open(path, os.O_RDONLY | follows | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
         raise CannotAdoptError(object_id, path, error.strerror or "missing") from error
     with open(fd, "rb", buffering=0) as source:

@@ -86,6 +86,9 @@ class TieredReader(ObjectReader):
     def read_into(self, buffer: bytearray | memoryview, offset_bytes: int) -> int:
         return self._reader.read_into(buffer, offset_bytes)
 
+    def read(self, offset_bytes: int, length_bytes: int) -> bytes:
+        return self._reader.read(offset_bytes, length_bytes)
+
     def view(self) -> memoryview:
         return self._reader.view()
 
@@ -263,6 +266,7 @@ class TieredStore(ObjectStore):
             bounded=one.bounded or other.bounded,
             may_block=one.may_block,  # what is slow is left to a thread of its own
         )
+        self.sources = upper.sources
         self.about = upper.about
         self.levels_by_place = (lower, upper)  # by whether it is above
         self.wait_s = wait_s

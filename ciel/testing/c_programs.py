@@ -19,7 +19,22 @@ FLAGS = ("-std=c11", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-D_GNU_SOURCE"
 
 @cache
 def _directory() -> tempfile.TemporaryDirectory[str]:
-    return tempfile.TemporaryDirectory(prefix="ciel-c-")
+    return tempfile.TemporaryDirectory(prefix="c-programs-")
+
+
+def _cc(*arguments: str) -> None:
+    command = [*shlex.split(os.environ.get("CC", "cc")), *arguments]
+    subprocess.run(command, check=True, capture_output=True, text=True)
+
+
+@cache
+def _object(source: str, flags: Sequence[str]) -> Path:
+    """Return one source's object, which every program with those flags shares."""
+    target = Path(_directory().name, f"{len(os.listdir(_directory().name))}-{Path(source).stem}.o")
+    target.touch()  # its number is taken
+    _cc(*FLAGS, *flags, f"-I{SCC / 'include'}", f"-I{SCC / 'src'}", "-c", "-o", str(target),
+        str(SCC / source))  # fmt: skip
+    return target
 
 
 @cache
@@ -30,14 +45,8 @@ def compiled(
 
     Raises CalledProcessError, whose `stderr` is the compiler's, when they do not compile.
     """
-    number = len(os.listdir(_directory().name))
-    target = Path(_directory().name, f"{name}-{number}")
-    subprocess.run(
-        [
-            *shlex.split(os.environ.get("CC", "cc")), *FLAGS, *flags,
-            *(f"-D{define}" for define in defines), f"-I{SCC / 'include'}", f"-I{SCC / 'src'}",
-            "-o", str(target), *(str(SCC / source) for source in sources),
-        ],
-        check=True, capture_output=True, text=True,
-    )  # fmt: skip
+    every = (*flags, *(f"-D{define}" for define in defines))
+    objects = [str(_object(source, every)) for source in sources]
+    target = Path(_directory().name, f"{name}-{len(os.listdir(_directory().name))}")
+    _cc(*FLAGS, *every, "-o", str(target), *objects)
     return target

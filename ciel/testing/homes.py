@@ -220,7 +220,11 @@ class HandCluster:
 
     @staticmethod
     def await_worker(log: Path) -> None:
-        wait_for(lambda: log.exists() and "joined the master" in log.read_text(), "a worker")
+        def is_ready() -> bool:  # it may have joined before it says where it is
+            told = log.read_text() if log.exists() else ""
+            return "joined the master" in told and re.search(r"worker \w+ at ", told) is not None
+
+        wait_for(is_ready, "a worker")
 
     def stop(self) -> None:
         for process in [*self.workers, self.master]:

@@ -29,7 +29,8 @@ class TwoSlots:
 
     def __enter__(self) -> Self:
         up = ("up", "--workers", "1", "--slots", "2", "--listen", "127.0.0.1:0")
-        self.run(*up, *self._options)
+        begun = self.run(*up, *self._options)
+        assert begun.returncode == 0, begun.stderr
         try:
             (self.spool,) = self.home.tmp.iterdir()
             self.daemons = self.home.processes()

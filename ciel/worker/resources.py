@@ -7,6 +7,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
 from twisted.internet.defer import CancelledError, Deferred
@@ -33,7 +34,7 @@ from ciel.storage.interface import ObjectReader, ObjectStore, ObjectWriter
 from ciel.wire.references import to_array
 from ciel.worker.disk_jobs import Admit, Ticket, at_once
 from ciel.worker.logs import JobLogs
-from ciel.worker.sending import GrowingSending, Sending
+from ciel.worker.sending import GrowingSending, Read, Sending, read_file
 from ciel.worker.streaming import Growing, Streams
 
 log = Logger()
@@ -124,7 +125,7 @@ class Data(Route):
         if start == end:
             found.close()
             return b""
-        Sending(request, found.fd, start, end, found.close)
+        Sending(request, found.read, start, end, found.close)
         return NOT_DONE_YET
 
     def render_HEAD(self, request: Request) -> Answer:
@@ -149,7 +150,8 @@ class Data(Route):
             if not growing.is_whole:
                 return growing
             hold, fd = self._streams.hold(growing), growing.fileno()
-            return _Whole(fd, growing.size_bytes, digest_of(fd), hold.close)
+            read = partial(read_file, fd)
+            return _Whole(read, growing.size_bytes, digest_of(fd), hold.close)
         try:
             with _answering():
                 info = self._store.stat(object_id)
@@ -157,7 +159,7 @@ class Data(Route):
             reader.close()
             raise
         checksum = info.checksum if info is not None else None
-        return _Whole(reader.fileno(), reader.size_bytes, checksum, reader.close)
+        return _Whole(reader.read, reader.size_bytes, checksum, reader.close)
 
     def _follow(self, request: Request, growing: Growing) -> Answer:
         if request.getHeader("Range"):
@@ -178,7 +180,7 @@ class Data(Route):
 class _Whole(NamedTuple):
     """An object that can be sent at once."""
 
-    fd: int
+    read: Read
     size_bytes: int
     checksum: str | None
     close: Callable[[], None]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from twisted.internet.interfaces import IPushProducer
@@ -12,21 +13,32 @@ from twisted.logger import Logger
 from zope.interface import implementer
 
 from ciel.net.http import Request
+from ciel.storage.errors import StorageError
 from ciel.worker.streaming import Growing, Streams, Waiter
 
 CHUNK_BYTES = 256 * 1024
 """Read at a time; about twice that is held for a slow reader."""
 
+Read = Callable[[int, int], bytes]
+"""Returns what is there from an offset, so many bytes at most."""
+
 log = Logger()
+
+
+def read_file(fd: int, offset_bytes: int, length_bytes: int) -> bytes:
+    """Read from an open file, as `Read` does."""
+    return os.pread(fd, length_bytes, offset_bytes)
 
 
 @implementer(IPushProducer)
 class _Sending(ABC):
     """An answer's body. `close` is called when it is over, whichever way."""
 
-    def __init__(self, request: Request, fd: int, start: int, close: Callable[[], object]) -> None:
+    def __init__(
+        self, request: Request, read: Read, start: int, close: Callable[[], object]
+    ) -> None:
         self.request = request
-        self.fd = fd
+        self.read = read
         self.offset = start
         self.is_paused = False
         self.is_over = False
@@ -47,7 +59,7 @@ class _Sending(ABC):
 
     @abstractmethod
     def send(self) -> None:
-        """Go on; may raise OSError."""
+        """Go on; may raise OSError, or what a store raises."""
 
     def ended(self, close: Callable[[], object]) -> None:
         self.is_over = True
@@ -59,13 +71,13 @@ class _Sending(ABC):
             step()
         except ConnectionError:
             self.cut()  # they have left
-        except OSError as error:
+        except (OSError, StorageError) as error:
             log.warn("an object cannot be sent to its end: {error}", error=error)
             self.cut()
 
     def write(self, end: int) -> None:
         """Write what comes next, up to an offset at most."""
-        chunk = os.pread(self.fd, min(CHUNK_BYTES, end - self.offset), self.offset)
+        chunk = self.read(self.offset, min(CHUNK_BYTES, end - self.offset))
         if not chunk:
             raise OSError(f"it ends after {self.offset} bytes, of {end}")
         self.offset += len(chunk)
@@ -82,13 +94,13 @@ class _Sending(ABC):
 
 
 class Sending(_Sending):
-    """Sends a part of a file."""
+    """Sends a part of an object."""
 
     def __init__(
-        self, request: Request, fd: int, start: int, end: int, close: Callable[[], object]
+        self, request: Request, read: Read, start: int, end: int, close: Callable[[], object]
     ) -> None:
         self._end = end
-        super().__init__(request, fd, start, close)
+        super().__init__(request, read, start, close)
 
     def send(self) -> None:
         while not (self.is_paused or self.is_over):
@@ -105,7 +117,8 @@ class GrowingSending(_Sending):
         self._growing = growing
         self._streams = streams
         self._waiter: Waiter | None = None
-        super().__init__(request, growing.fileno(), 0, streams.hold(growing).close)
+        read = partial(read_file, growing.fileno())
+        super().__init__(request, read, 0, streams.hold(growing).close)
 
     def send(self) -> None:
         growing = self._growing

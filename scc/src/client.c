@@ -125,6 +125,16 @@ int client_sweep(struct shmfs *fs)
 
 /* --- attaching ------------------------------------------------------------------------------- */
 
+/* Which group a client allocates from first: neighbours by number far from each other, as one whose
+ * group is full goes on in the next. The number's bits, backwards. */
+static uint32_t apart(uint32_t client, uint32_t shards)
+{
+    uint32_t group = 0;
+    for (uint32_t one = 1, other = shards / 2; other; one *= 2, other /= 2)
+        group |= client & one ? other : 0;
+    return group;
+}
+
 /* Become the client of a place that is signed by us. If it was not free we are the dead client, come
  * back: what it was about is ours to finish. */
 static int join(struct shmfs *fs, uint32_t client)
@@ -137,8 +147,8 @@ static int join(struct shmfs *fs, uint32_t client)
     if (error)
         return error;
     port_register_store(&fs->port, &place->state, CLIENT_ATTACHED);
-    fs->group = (fs->options.group ? fs->options.group - 1 : client) %
-                fs->shape.geometry.shard_count;
+    const uint32_t shards = fs->shape.geometry.shard_count;
+    fs->group = fs->options.group ? (fs->options.group - 1) % shards : apart(client, shards);
     port_invalidate(&fs->port, handle_at(fs, client, 0),
                     fs->shape.geometry.handle_count * sizeof(struct image_handle));
     if (!is_free && !(error = bury(fs, client)))
@@ -184,9 +194,6 @@ static int begin(struct shmfs *fs, const struct shmfs_memory *memory,
         fs->options = *options;
     if (memory->control_bytes < sizeof superblock)
         return SHMFS_ERROR_FORMAT;
-    if (client_sign(fs, UINT32_MAX, true) < 0 && errno != EAGAIN && errno != EACCES)
-        return SHMFS_ERROR_SYSTEM; /* a descriptor that cannot show who lives */
-    client_sign(fs, UINT32_MAX, false);
     port_open(&fs->port, cache, (struct port_range){memory->control, memory->control_bytes},
               (struct port_range){memory->data, memory->data_bytes}, fs->options.seed);
     /* another image may have lain there before; the checksum tells if this one is half written */

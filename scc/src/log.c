@@ -80,13 +80,21 @@ void log_change32(struct shmfs *fs, uint32_t *word, uint32_t value)
     port_store64(&fs->port, &client_at(fs, fs->client)->records[number].value, value);
 }
 
+static void clear(struct shmfs *fs)
+{
+    fs->log_count = 0;
+    fs->log_groups = 0;
+}
+
 void log_forget(struct shmfs *fs)
 {
+    if (!fs->log_count)
+        return;
     /* the next client of this place must not find its records undone by what stays in our cache */
     port_flush(&fs->port, client_at(fs, fs->client)->records,
                fs->log_count * sizeof(struct image_record));
-    fs->log_count = 0;
-    fs->log_groups = 0;
+    port_fence(&fs->port);
+    clear(fs);
 }
 
 /* Whether a record stays inside the image: it may have been written by a broken client. */
@@ -173,7 +181,7 @@ void log_commit(struct shmfs *fs)
     /* Dying before this store, nothing has happened; after it, everything will have. */
     port_publish32(&fs->port, &client->log_count, fs->log_count);
     carry_out_all(fs, fs->records, fs->log_count, fs->log_groups, &client->log_count);
-    log_forget(fs);
+    clear(fs);
 }
 
 int log_replay(struct shmfs *fs, uint32_t number)

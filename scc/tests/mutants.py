@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import runpy
 import shlex
 import shutil
 import signal
@@ -137,12 +138,10 @@ class Runs:
     """Programs of `scc/tests` on mutants, without pytest: whether one of them fails."""
 
     def __init__(self, part: str, runs: list[str], place: Path) -> None:
-        sys.path.insert(0, str(SCC))
-        from build_ffi import PARTS  # its own words for what a part is made of
-
+        parts = runpy.run_path(str(SCC / "build_ffi.py"))["PARTS"]
         self.place = place
         self.runs = [shlex.split(run) for run in runs]
-        names = [f"src/{name}.c" for name in (*PARTS[part], "strict")]
+        names = [f"src/{name}.c" for name in (*parts[part], "strict")]
         tests = [f"tests/{name}.c" for name in sorted({run[0] for run in self.runs})]
         self.objects = {Path(name): place / f"{Path(name).stem}.o" for name in [*names, *tests]}
         for name, target in self.objects.items():

@@ -165,6 +165,7 @@ static void run_threads(int count)
     for (int i = 0; i < count; i++) {
         pthread_join(threads[i], NULL);
         shmfs_detach(clients[i]);
+        free(clients[i]);
     }
 }
 
@@ -225,5 +226,6 @@ int main(int argc, char **argv)
     settle(fs);
     printf("%d kills, %d of them with a lock held, longest call %llu us\n", kills, held,
            (unsigned long long)worst_us);
+    free(fs);
     return 0;
 }

@@ -113,6 +113,7 @@ static bool chain_of_deaths(uint64_t store, int act)
     port_drop(&clients[1]->port);
     is_dead[1] = true;
     onlooker = clients[3];
+    onlooker->options.lock_timeout_ms = 1; /* who asks may hold a lock */
     asked = 0;
     acts_at = act;
     meanwhile = look_on;
@@ -125,6 +126,104 @@ static bool chain_of_deaths(uint64_t store, int act)
         shmfs_detach(clients[i]);
     munmap(memory.control, memory.control_bytes);
     munmap(memory.data, memory.data_bytes);
+    return !was_done;
+}
+
+/* Somebody dies while it frees a file in so many rows that it takes several transactions. */
+static bool dies_freeing(uint64_t store)
+{
+    static void *here[5];
+    volatile bool was_done = false;
+    patience_ms = 0;
+    struct shmfs *fs = start((struct shmfs_geometry){
+        .block_count = 256, .inode_count = 260, .entry_count = 260, .handle_count = 4});
+    struct shmfs_handle file;
+    struct shmfs_statistics statistics;
+    make_every_second_block(fs);
+    IS(shmfs_create(fs, "rows", 100 * BLOCK, &file), 0);
+    IS(shmfs_unlink(fs, "rows"), 0);
+    fs->port.died = jump;
+    fs->port.died_argument = here;
+    fs->port.stores = 0;
+    fs->port.dies_at = store;
+    if (!__builtin_setjmp(here)) {
+        IS(shmfs_close(fs, &file), 0);
+        was_done = true;
+    }
+    fs->port.dies_at = 0;
+    port_drop(&fs->port);
+    is_dead[0] = true;
+    IS(shmfs_sweep(clients[1]), 1);
+    check();
+    IS(shmfs_statfs(clients[1], &statistics), 0);
+    IS(statistics.free_block_count, 128);
+    for (int i = 1; i < CLIENTS; i++)
+        shmfs_detach(clients[i]);
+    munmap(memory.control, memory.control_bytes);
+    munmap(memory.data, memory.data_bytes);
+    return !was_done;
+}
+
+/* Whoever wants a dead client's lock cannot have it while nobody finishes what that was about. */
+static void recovery_stopped(void)
+{
+    patience_ms = 1;
+    struct shmfs *fs = start((struct shmfs_geometry){.block_count = 4, .inode_count = 4,
+                                                     .entry_count = 4, .handle_count = 4});
+    struct image_lock *locks = (struct image_lock *)(fs->control + fs->shape.locks);
+    struct shmfs_handle file;
+    IS(lock_take(clients[2], LOCK_INODES, 1), 0);
+    is_dead[2] = true;
+    port_register_store(&fs->port, &locks[1].owner, clients[1]->owner);
+    IS(shmfs_create(fs, NULL, 0, &file), SHMFS_ERROR_BUSY);
+    IS(shmfs_sweep(fs), SHMFS_ERROR_BUSY);
+    is_dead[1] = true;
+    IS(shmfs_create(fs, NULL, 0, &file), 0);
+    IS(shmfs_sweep(fs), 2);
+    attach(1);
+    attach(2);
+    end();
+}
+
+/* What one client noted and forgot must not come out of its cache later, when its place is another
+ * one's, and undo what that one noted. False if that one was done before its n-th store. */
+static bool late_lines(uint64_t store)
+{
+    static void *here[5];
+    static struct port old;
+    volatile bool was_done = false;
+    patience_ms = 0;
+    struct shmfs *fs = start((struct shmfs_geometry){
+        .block_count = 16, .inode_count = 6, .entry_count = 6, .handle_count = 4});
+    uint8_t *const mine = storage[0], *const next = aligned_alloc(64, shmfs_size());
+    make_file(fs, "a", 1);
+    for (uint32_t i = 0; i < 100; i++)
+        log_set32(fs, &handle_at(fs, 0, 3)->flags, i);
+    log_forget(fs);
+    shmfs_detach(fs);
+    old = fs->port;
+    storage[0] = next;
+    attach(0);
+    clients[0]->port.died = jump;
+    clients[0]->port.died_argument = here;
+    clients[0]->port.dies_at = store;
+    if (!__builtin_setjmp(here)) {
+        IS(shmfs_rename(clients[0], "a", "b", false), 0);
+        was_done = true;
+    }
+    clients[0]->port.dies_at = 0;
+    port_drop(&old);
+    port_drop(&clients[0]->port);
+    is_dead[0] = true;
+    IS(shmfs_sweep(clients[1]), 1);
+    check();
+    IS((shmfs_lookup(clients[1], "a") > 0) + (shmfs_lookup(clients[1], "b") > 0), 1);
+    for (int i = 1; i < CLIENTS; i++)
+        shmfs_detach(clients[i]);
+    munmap(memory.control, memory.control_bytes);
+    munmap(memory.data, memory.data_bytes);
+    storage[0] = mine;
+    free(next);
     return !was_done;
 }
 
@@ -196,6 +295,11 @@ int main(void)
     for (int act = 0; act < 8; act++)
         for (uint64_t store = 1; chain_of_deaths(store, act); store++)
             deaths++;
+    for (uint64_t store = 1; late_lines(store); store++)
+        deaths++;
+    for (uint64_t store = 1; dies_freeing(store); store += 37)
+        deaths++;
+    recovery_stopped();
     signed_places();
     disk_jobs();
     printf("%d chains of deaths\n", deaths);

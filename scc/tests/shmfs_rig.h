@@ -96,4 +96,18 @@ static void make_file(struct shmfs *fs, const char *name, uint64_t size_bytes)
     IS(shmfs_close(fs, &file), 0);
 }
 
+/* Fill an image of 256 blocks, and empty every second one. */
+static inline void make_every_second_block(struct shmfs *fs)
+{
+    char name[16];
+    for (int i = 0; i < 256; i++) {
+        snprintf(name, sizeof name, "%d", i);
+        make_file(fs, name, BLOCK);
+    }
+    for (int i = 0; i < 256; i += 2) {
+        snprintf(name, sizeof name, "%d", i);
+        IS(shmfs_unlink(fs, name), 0);
+    }
+}
+
 #endif

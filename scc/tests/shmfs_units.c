@@ -105,6 +105,7 @@ static void names(void)
                                                      .entry_count = 4, .handle_count = 4});
     struct shmfs_handle file;
     struct shmfs_info info;
+    const int nothing = open("/dev/null", O_RDONLY | O_CLOEXEC);
     memset(longest, 'n', sizeof longest - 1);
     memset(longer, 'n', sizeof longer - 1);
     const char *const bad[] = {"", "a/b", longer};
@@ -116,13 +117,13 @@ static void names(void)
         IS(shmfs_unlink(fs, bad[i]), SHMFS_ERROR_NAME);
         IS(shmfs_link(fs, bad[i], "n"), SHMFS_ERROR_NAME);
         IS(shmfs_rename(fs, "n", bad[i], true), SHMFS_ERROR_NAME);
-        IS(shmfs_load(fs, 0, bad[i]), SHMFS_ERROR_NAME);
+        IS(shmfs_load(fs, nothing, bad[i]), SHMFS_ERROR_NAME);
         IS(shmfs_create(fs, NULL, 0, &file), 0);
         IS(shmfs_commit(fs, &file, bad[i]), SHMFS_ERROR_NAME);
         IS(shmfs_close(fs, &file), 0);
     }
     IS(shmfs_lookup(fs, NULL), SHMFS_ERROR_NAME);
-    IS(shmfs_load(fs, 0, NULL), SHMFS_ERROR_NAME);
+    IS(shmfs_load(fs, nothing, NULL), SHMFS_ERROR_NAME);
     IS(shmfs_store(fs, NULL, 1), SHMFS_ERROR_NAME);
     make_file(fs, longest, 1);
     IS(shmfs_lookup(clients[1], longest) > 0, true);
@@ -134,7 +135,8 @@ static void names(void)
     IS(shmfs_link(fs, "nobody", "d"), SHMFS_ERROR_NOT_FOUND);
     IS(shmfs_link(fs, "b", "c"), SHMFS_ERROR_EXISTS);
     IS(shmfs_reopen(fs, "b", &file), SHMFS_ERROR_COMMITTED);
-    IS(shmfs_load(fs, 0, "c"), SHMFS_ERROR_EXISTS);
+    IS(shmfs_load(fs, nothing, "c"), SHMFS_ERROR_EXISTS);
+    close(nothing);
     end();
 }
 
@@ -206,7 +208,7 @@ static void sizes(uint32_t shards)
     struct shmfs_handle file, other;
     struct shmfs_info info;
     uint64_t place, run_bytes;
-    char name[8];
+    char name[16];
     for (int gaps = 0; gaps < 2; gaps++) {
         for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
             IS(shmfs_create(fs, "file", 0, &file), 0);
@@ -243,6 +245,40 @@ static void sizes(uint32_t shards)
             snprintf(name, sizeof name, "%d", i);
             IS(shmfs_unlink(fs, name), 0);
         }
+    }
+    end();
+}
+
+/* A file in more rows than one transaction can hold, and one in a row across groups. */
+static void many_rows(uint32_t shards)
+{
+    static uint8_t bytes[96 * BLOCK];
+    struct shmfs *fs = start((struct shmfs_geometry){
+        .block_count = 256, .inode_count = 300, .entry_count = 300, .handle_count = 4,
+        .shard_count = shards});
+    struct shmfs_handle file;
+    struct shmfs_info info;
+    IS(shmfs_create(fs, NULL, 200 * BLOCK, &file), 0);
+    IS(shmfs_stat_handle(fs, &file, &info), 0);
+    IS(info.is_contiguous, true);
+    IS(shmfs_close(fs, &file), 0);
+    make_every_second_block(fs);
+    for (int i = 0; i < 2; i++) {
+        IS(shmfs_create(fs, i ? NULL : "rows", i ? 100 * BLOCK : 0, &file), 0);
+        IS(shmfs_reserve(fs, &file, 200 * BLOCK), SHMFS_ERROR_NO_BLOCKS);
+        for (uint32_t at = 0; at < sizeof bytes; at += sizeof content)
+            IS(shmfs_write(fs, &file, content, sizeof content, at), sizeof content);
+        IS(shmfs_stat_handle(fs, &file, &info), 0);
+        IS(info.is_contiguous, false);
+        IS(shmfs_read(fs, &file, bytes, sizeof bytes, 0), sizeof bytes);
+        IS(memcmp(bytes + sizeof bytes / 2, bytes, sizeof bytes / 2), 0);
+        IS(shmfs_truncate(fs, &file, BLOCK * 10 + 1), 0);
+        IS(shmfs_stat_handle(fs, &file, &info), 0);
+        IS(info.block_count, 11);
+        IS(shmfs_reserve(fs, &file, 100 * BLOCK), 0);
+        IS(i ? 0 : shmfs_unlink(fs, "rows"), 0);
+        IS(shmfs_close(fs, &file), 0);
+        check();
     }
     end();
 }
@@ -332,6 +368,7 @@ int main(void)
     for (uint32_t shards = 1; shards <= 4; shards *= 2) {
         room(shards);
         sizes(shards);
+        many_rows(shards);
     }
     return 0;
 }

@@ -442,6 +442,8 @@ static void experiment(const struct call *call, bool pairs)
     if (!start.bytes) {
         start.bytes = malloc(snapshot_bytes());
         middle.bytes = malloc(snapshot_bytes());
+        if (!start.bytes || !middle.bytes)
+            abort();
     }
     save(&start);
     bury(call->client);

@@ -107,7 +107,7 @@ def test_what_is_queued_is_sent_before_the_end(acceptor: AcceptorLike, caller: C
     caller.connection.send(*(WatchJob(JobId(f"j{number}")) for number in range(5000)))
     caller.connection.close()
     assert acceptor.peer_ended.wait(10)
-    assert len(acceptor.heard) == 5000
+    assert sum(isinstance(message, WatchJob) for message in acceptor.heard) == 5000
     assert caller.lost == []
 
 
@@ -126,7 +126,7 @@ def test_many_messages_travel_in_few_frames(
         caller.connection.send(WatchJob(JobId(f"j{number}")))
     caller.connection.close()
     assert acceptor.peer_ended.wait(10)
-    assert len(acceptor.heard) == 5000
+    assert sum(isinstance(message, WatchJob) for message in acceptor.heard) == 5000
     assert sum(sizes) / len(sizes) > 5
 
 

@@ -37,7 +37,8 @@ def test_while_a_task_waits_for_the_disk_another_has_its_slots(home: Home, disk:
     try:
         with Client(access=str(cluster.access)) as client, client.job("limited") as job:
             large = client.upload_content(bytes(SIZE_BYTES), "large")
-            cluster.start_worker("--slots", "2", "--spool", str(disk / "spool"), "--io", "1")
+            spool = str(disk / "spool")
+            cluster.start_worker("--slots", "2", "--store", "disk", "--spool", spool, "--io", "1")
             whole = Needs(slots=2)  # so both run on the second worker, and not at the same time
             with Claim(device.name, 1) as other:  # as another process that reads from the disk
                 assert other.wait(WITHIN_S)

@@ -43,8 +43,8 @@ class Cluster:
         self.start_worker(there, "worker", "--listen", ":0", "--advertise", f"{there.address}:0")
 
     def start_worker(self, host: Host, name: str, *options: str) -> subprocess.Popen[str]:
-        own = ("--slots", "1", "--spool", f"{name}-spool", "--log", f"{name}.log")
-        worker = host.start("ciel-worker", *own, *options)
+        own = ("--slots", "1", "--store", "disk", "--spool", f"{name}-spool")
+        worker = host.start("ciel-worker", *own, "--log", f"{name}.log", *options)
         log = host.path / f"{name}.log"
         wait_for(lambda: log.exists() and "joined the master" in log.read_text(), "a worker")
         return worker

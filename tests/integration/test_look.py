@@ -30,10 +30,11 @@ Typed = Callable[..., tuple[int, str, str]]
 class Up(Home):
     """A home in which a cluster is up."""
 
-    def __init__(self, path: Path, typed: Typed) -> None:
+    def __init__(self, path: Path, typed: Typed, *options: str) -> None:
         super().__init__(path)
         self._typed = typed
-        done = self.run("ciel", "up", "--workers", "2", "--slots", "1", "--listen", "127.0.0.1:0")
+        words = ("--workers", "2", "--slots", "1", "--listen", "127.0.0.1:0", *options)
+        done = self.run("ciel", "up", *words)
         assert done.returncode == 0, done.stderr
 
     def down(self) -> None:
@@ -337,17 +338,23 @@ def test_the_output_of_a_cancelled_job(up: Up) -> None:
 
 
 def test_a_result_that_nobody_has_any_more_is_told_of(
-    up: Up, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, typed: Typed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(job_output, "LOSS_NOTICE_S", 0.1)
-    number = up.submit("--array", "1-3", "--", "seq", "{}", "1777")
-    assert up.ciel("job", "wait", number)[0] == 0
-    second = up.facts("task", "info", f"{number}:2")["outputs"][0]["object"]
-    (held,) = [path for path in up.tmp.rglob("*") if path.name.startswith(second.partition(":")[0])]
-    held.unlink()
-    status, out, err = up.ciel("job", "output", number)
-    assert (status, out.count("1777\n")) == (1, 2)
-    assert f"1 of 3 results of job {number} failed:\nciel: 2: cannot read object {second}" in err
+    up = Up(tmp_path, typed, "--store", "disk")  # there a file can be removed behind its back
+    try:
+        number = up.submit("--array", "1-3", "--", "seq", "{}", "1777")
+        assert up.ciel("job", "wait", number)[0] == 0
+        second = up.facts("task", "info", f"{number}:2")["outputs"][0]["object"]
+        begin = second.partition(":")[0]
+        (held,) = [path for path in up.tmp.rglob("*") if path.name.startswith(begin)]
+        held.unlink()
+        status, out, err = up.ciel("job", "output", number)
+        assert (status, out.count("1777\n")) == (1, 2)
+        told = f"1 of 3 results of job {number} failed:\nciel: 2: cannot read object {second}"
+        assert told in err
+    finally:
+        up.down()
 
 
 def test_results_that_went_with_their_worker_are_made_again(tmp_path: Path, typed: Typed) -> None:

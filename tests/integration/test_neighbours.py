@@ -9,12 +9,16 @@ import json
 from pathlib import Path
 from urllib.request import Request, urlopen
 
+import pytest
+
 from ciel.client import Client
 from ciel.testing.homes import HandCluster, Home
 
 SIZE = 300_000
 # Each waits for the other to run, so that they run at two workers.
-PRODUCER = "touch {own}; until [ -e {other} ]; do sleep 0.01; done; head -c {size} /dev/zero"
+TOGETHER = "touch {own}; until [ -e {other} ]; do sleep 0.01; done; "
+PRODUCER = f"{TOGETHER}head -c {SIZE} /dev/zero"
+READER = f"{TOGETHER}sha256sum"
 
 Counters = dict[str, dict[str, int]]
 
@@ -31,19 +35,23 @@ def counters(cluster: HandCluster) -> Counters:
     return total
 
 
-def bring_together(cluster: HandCluster, path: Path) -> Counters:
-    """Make an object at each of two workers, and have both read at one; what was counted more."""
+def exchange(cluster: HandCluster, path: Path) -> Counters:
+    """Make an object at each of two workers, and have both read at both; what was counted more."""
     before = counters(cluster)
-    marks = [path / "here", path / "there"]
+    marks = [path / name for name in ("one", "other", "third", "fourth")]
     with Client(access=str(cluster.access)) as client, client.job("neighbours") as job:
         parts = [
-            job.run(["sh", "-c", PRODUCER.format(own=own, other=other, size=SIZE)])
-            for own, other in (marks, marks[::-1])
+            job.run(["sh", "-c", PRODUCER.format(own=own, other=other)])
+            for own, other in (marks[:2], marks[1::-1])
         ]
-        whole = job.run(["sha256sum"], inputs=parts)
-        job.want([whole])
-        printed = job.read(whole, timeout_s=30)
-    assert printed.split()[0].decode() == hashlib.sha256(bytes(2 * SIZE)).hexdigest()
+        wholes = [
+            job.run(["sh", "-c", READER.format(own=own, other=other)], inputs=parts)
+            for own, other in (marks[2:], marks[:1:-1])
+        ]
+        job.want(wholes)
+        printed = [job.read(whole, timeout_s=30) for whole in wholes]
+    digest = hashlib.sha256(bytes(2 * SIZE)).hexdigest()
+    assert [words.split()[0].decode() for words in printed] == [digest, digest]
     after = counters(cluster)
     return {
         subject: {name: after[subject][name] - before[subject][name] for name in after[subject]}
@@ -51,23 +59,29 @@ def bring_together(cluster: HandCluster, path: Path) -> Counters:
     }
 
 
-def test_between_two_stores_an_object_is_linked_in_one_hop(
-    lasting_cluster: HandCluster, tmp_path: Path
+IMAGE = "scc:capacity=16MiB"
+COPIED = {"asked": 2, "copied": 2, "copied_bytes": 2 * SIZE}
+CASES = {
+    "two directories": ("disk", "disk", {"asked": 2, "linked": 2}),
+    "memory and disk": ("shm:capacity=16MiB,spill=no", "disk", COPIED),
+    "image and disk": (IMAGE, "disk", COPIED),
+    "two images": (IMAGE, IMAGE, COPIED),
+}
+
+
+@pytest.mark.parametrize("one, other, expected", CASES.values(), ids=CASES)
+def test_between_two_stores_an_object_goes_in_one_hop_and_not_over_http(
+    home: Home, tmp_path: Path, one: str, other: str, expected: dict[str, int]
 ) -> None:
-    counted = bring_together(lasting_cluster, tmp_path)
-    assert counted["fetches"] == {
-        "discovered": 0, "asked": 1, "linked": 1, "copied": 0, "copied_bytes": 0, "link_failed": 0,
-        "http": 0, "http_bytes": 0,
-    }  # fmt: skip
-    hops = {name: counted["shmd"][name] for name in ("asked", "found", "served", "not_served")}
-    assert hops == {"asked": 1, "found": 1, "served": 1, "not_served": 0}
-
-
-def test_between_memory_and_disk_an_object_is_copied_in_one_hop(home: Home) -> None:
-    cluster = HandCluster.start(home, 1)
-    cluster.start_worker("--store", "shm:capacity=16MiB,spill=no")
-    counted = bring_together(cluster, home.path)
-    cluster.stop()
-    assert counted["fetches"]["copied_bytes"] == SIZE
-    assert counted["fetches"]["http_bytes"] == 0
-    assert counted["shmd"]["served"] == 1
+    cluster = HandCluster.start(home, 0)
+    try:
+        for log in [cluster.begin_worker("--store", spec) for spec in (one, other)]:
+            cluster.await_worker(log)
+        counted = exchange(cluster, tmp_path)
+    finally:
+        cluster.stop()
+    fetches = {name: count for name, count in counted["fetches"].items() if count}
+    assert fetches == expected
+    shmd = counted["shmd"]
+    assert shmd["asked"] == shmd["found"] == 2
+    assert shmd["not_served"] == 0

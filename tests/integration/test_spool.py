@@ -43,7 +43,7 @@ def small_spool(home: Home, cluster: HandCluster) -> Iterator[str]:
     place, log = home.path / "small", home.path / "small.log"
     place.mkdir()
     options = ["--access", str(cluster.access), "--slots", "1", "--log", str(log)]
-    spool = ["--spool", str(place / "spool")]
+    spool = ["--store", "disk", "--spool", str(place / "spool")]
     cluster.workers.append(home.start(*on_mount(SMALL, place, ["ciel-worker", *options, *spool])))
     wait_for(lambda: log.exists() and "joined the master" in log.read_text(), "a worker")
     yield str(place)
@@ -128,7 +128,7 @@ def test_an_object_larger_than_memory_is_read_in_place_in_parts_and_from_its_beg
             file.seek(HUGE_BYTES - 4)
             file.write(b"end\n")
         assert writer.commit().size_bytes == HUGE_BYTES
-    worker = cluster.start_worker("--spool", "spool")
+    worker = cluster.start_worker("--store", "disk", "--spool", "spool")
     (netloc,) = cluster.netlocs()
     before_bytes = peak_bytes(worker.pid)
 

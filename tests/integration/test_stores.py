@@ -85,6 +85,28 @@ def test_what_one_core_has_made_another_finds_and_nothing_is_sent(
     assert counted == {"discovered": 1}
 
 
+def copies(cluster: LocalCluster) -> set[int]:
+    """The sealed copies that workers have, by their numbers."""
+    found = set()
+    for core in "01":
+        for entry in Path(f"/proc/{pid_of(f'core={core}', cluster)}/fd").iterdir():
+            with suppress(FileNotFoundError):  # just closed
+                if "memfd:ciel-object" in os.readlink(entry):
+                    found.add(entry.stat().st_ino)
+    return found
+
+
+def test_what_is_sent_is_read_where_it_lies(cluster: LocalCluster, client: Client) -> None:
+    before = copies(cluster)
+    with client.job() as job:
+        uploaded = client.upload_content(LINES, "sent")
+        assert client.read(uploaded) == LINES
+        assert copies(cluster) <= before
+        seeking = job.run([sys.executable, "-c", SEEKS, uploaded])  # which is given one
+        assert job.read(seeking, 30) == b"20000\n"
+        assert not copies(cluster) <= before
+
+
 def test_a_core_that_is_killed_comes_again_and_takes_only_its_own_names_along(
     cluster: LocalCluster, client: Client, tmp_path: Path
 ) -> None:

@@ -321,18 +321,19 @@ def test_two_who_start_at_once_make_one_image() -> None:
         with open_core(core) as store:
             store.put(f"of-{core}", CONTENT)
             os.write(done, b".")
-            os.read(gate, 1)
+            os.read(second_gate, 1)
 
     gate, start = os.pipe()
+    second_gate, end = os.pipe()  # of its own: who is quick must not take the start of another
     wait, done = os.pipe()
     children = [start_child(partial(begin, core)) for core in range(4)]
     os.write(start, b"....")
     assert sum(len(os.read(wait, 1)) for _ in children) == 4
     seats = os.listdir(DIRECTORY / "cores")
-    os.write(start, b"....")
+    os.write(end, b"....")
     assert [exit_code(pid) for pid in children] == [0] * 4
     assert sorted(seat[0] for seat in seats) == list("0123")
-    for fd in (gate, start, wait, done):
+    for fd in (gate, start, second_gate, end, wait, done):
         os.close(fd)
 
 

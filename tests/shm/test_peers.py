@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from ciel.scc.store import open_scc
 from ciel.shm.client import ShmdClient
 from ciel.shm.daemon import Daemon, neighbour
 from ciel.shm.errors import DaemonGoneError, RequestFailedError, RequestTimeoutError, ShmdError
@@ -19,7 +20,7 @@ from ciel.shm.requests import SLOW_MAX
 from ciel.storage.errors import ObjectNotFoundError
 from ciel.storage.files import FileReader, FileStore, open_disk
 from ciel.storage.interface import ObjectInfo
-from ciel.storage.sharing import Found, NeighbourError
+from ciel.storage.sharing import Found, NeighbourError, copy_in, link
 from ciel.storage.shelf import ShelfOptions
 from ciel.testing.block_stores import BlockStores
 from ciel.testing.homes import wait_for
@@ -204,6 +205,30 @@ def test_a_neighbour_is_found_by_its_address_and_is_asked_in_one_hop(
         assert "cannot be reached" in str(gone)
     in_reactor(near.close)
     assert isinstance(ended(in_reactor, near, "127.0.0.1:2", "x"), NeighbourError)
+
+
+def test_memory_that_is_not_shared_gives_a_file_that_lasts_until_it_is_opened(
+    in_reactor: Any, own: FileStore, tmp_path: Path
+) -> None:
+    options = {"cluster_id": str(tmp_path), "kept": lambda object_id: None}
+    content = bytes(range(256)) * 4096  # larger than the copies that are kept for nobody
+    with open_scc({"capacity": "4MiB", "spill": "no"}, tmp_path) as image:
+        near, far = (
+            in_reactor(
+                neighbour, in_reactor.reactor, store, tmp_path / port,
+                netloc=f"127.0.0.1:{port}", **options,
+            )
+            for port, store in (("1", own), ("2", image))
+        )  # fmt: skip
+        image.put("x", content)
+        found = ended(in_reactor, near, "127.0.0.1:2", "x")
+        assert isinstance(found, Found)
+        assert link(own, "x", found) is None
+        assert copy_in(own, "x", found).checksum == image.checksum("x")
+        assert own.get("x") == content
+        in_reactor(near.close)
+        in_reactor(far.close)
+        assert not Path(found.path).exists()
 
 
 def test_what_programs_put_into_a_workers_store_is_told_to_it(

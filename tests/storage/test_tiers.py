@@ -385,8 +385,8 @@ def test_what_is_larger_than_the_memory_begins_below_or_ends(
 def test_what_begins_when_nothing_can_leave_begins_below(
     tiers: TieredStore, tmp_path: Path
 ) -> None:
-    tiers.put("open", bytes(CAPACITY_BYTES))
-    with tiers.open("open"):
+    tiers.put("open", bytes(12 * UNIT))  # what fills it would begin to leave at once
+    with tiers.open("open"), tiers.begin("rest", size_hint_bytes=4 * UNIT):
         tiers.put("known", bytes(UNIT))
         with tiers.begin("unknown") as writer:
             writer.write(b"x")
