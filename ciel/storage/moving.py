@@ -155,15 +155,17 @@ class Mover:
         with self._lock:
             return self._lock.wait_for(lambda: self._changes != seen or self._closed, timeout_s)
 
-    def is_hopeful(self) -> bool:
-        """Whether there will be room soon: something moves, or can be moved."""
+    def is_hopeful(self, own: str | None = None) -> bool:
+        """Whether there will be room soon: something moves, or can be moved; or later, for who
+        waits with an object of its `own`: another is in use.
+        """
         with self._lock:
-            return bool(self._moving) or next(steps_to_free(1, self._scene()), None) is not None
-
-    def is_used_beside(self, own: str) -> bool:
-        """Whether there may be room later: another object than `own` is in use."""
-        with self._lock:
-            return any(object_id != own for object_id in self._in_use)
+            is_used = own is not None and any(object_id != own for object_id in self._in_use)
+            return (
+                bool(self._moving)
+                or is_used
+                or next(steps_to_free(1, self._scene()), None) is not None
+            )
 
     def free_bytes(self) -> int | None:
         """Return how much is free above; None if nobody knows a limit."""

@@ -221,7 +221,8 @@ class TieredWriter(ObjectWriter):
             self._tiers.mover.want_no_more(self)
         elif not self._tiers.may_wait:
             size_bytes = self.size_bytes
-            self._lack(NoSpaceError(size_bytes, max(size_bytes + free_bytes, 0)), 0)
+            error = NoSpaceError(size_bytes, max(size_bytes + free_bytes, 0))
+            self._lack(error, self._tiers.mover.changes)
             self._writer.may_overrun = False
 
     def _lack(self, error: NoSpaceError, seen: int) -> None:
@@ -239,7 +240,8 @@ class TieredWriter(ObjectWriter):
         short_bytes = error.wanted_bytes - error.available_bytes
         tiers.mover.want(self, short_bytes)
         mover = tiers.mover
-        if left_s <= 0 or not (mover.is_hopeful() or mover.is_used_beside(self.object_id)):
+        is_hopeful = mover.is_hopeful(self.object_id) or mover.changes != seen  # in this order
+        if left_s <= 0 or not is_hopeful:
             raise error
         if tiers.may_wait:
             if not tiers.mover.await_change(seen, left_s):
@@ -329,7 +331,8 @@ class TieredStore(ObjectStore):
                         raise
                     mover.want(me, error.wanted_bytes - error.available_bytes)
                     left_s = end_s - time.monotonic()
-                    if not mover.is_hopeful() or not mover.await_change(seen, left_s):
+                    may_be = mover.is_hopeful() or mover.changes != seen  # in this order
+                    if left_s <= 0 or not may_be or not mover.await_change(seen, left_s):
                         raise
         finally:
             mover.want_no_more(me)
