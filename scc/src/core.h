@@ -198,11 +198,10 @@ struct image_inode *inode_visit(struct shmfs *fs, uint32_t number);
 /* Find a free inode and take its lock: its number, or NO_INODES. */
 int64_t inode_find(struct shmfs *fs);
 
-/* Make that one a file being written: blocks from `row`, no names and one handle of this client. */
+/* Make that one a file being written: blocks from `row`, so many names, one handle of this client. */
 void inode_take(struct shmfs *fs, uint32_t number, struct run row, uint32_t link_count);
 
-/* Find a free place in this client's table, or NO_HANDLES; note that it is taken; that a client's
- * is free. */
+/* Find a free place in this client's table, or NO_HANDLES; note that it is taken. */
 int64_t handle_find(struct shmfs *fs);
 void handle_take(struct shmfs *fs, uint32_t slot, uint32_t number, uint32_t flags);
 
