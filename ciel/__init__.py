@@ -1,22 +1,79 @@
 """ciel: a universal execution engine.
 
-`ciel.Client` and `ciel.LocalCluster` are what a Python program needs to submit programs as tasks;
-they are loaded when first named, so that a room below the client never loads it.
+A Python program needs no more than this module: `ciel.Client` finds a cluster or starts one,
+`@ciel.task` makes tasks of functions. Everything is loaded when it is first named, so that a room
+below the client never loads it.
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ciel.client import Client as Client
     from ciel.client import LocalCluster as LocalCluster
+    from ciel.client.executor import Executor as Executor
+    from ciel.client.progress import progress as progress
+    from ciel.client.trace import trace as trace
+    from ciel.python.failures import PackingError as PackingError
+    from ciel.python.failures import RemoteError as RemoteError
+    from ciel.python.failures import RemoteTraceback as RemoteTraceback
+    from ciel.python.failures import TaskCancelledError as TaskCancelledError
+    from ciel.python.failures import TaskError as TaskError
+    from ciel.python.failures import TaskKilledError as TaskKilledError
+    from ciel.python.failures import TaskLostError as TaskLostError
+    from ciel.python.failures import TaskMemoryError as TaskMemoryError
+    from ciel.python.failures import TaskTimeoutError as TaskTimeoutError
+    from ciel.python.futures import Future as Future
+    from ciel.python.sessions import as_completed as as_completed
+    from ciel.python.sessions import call as call
+    from ciel.python.sessions import gather as gather
+    from ciel.python.sessions import put as put
+    from ciel.python.sessions import spawn as spawn
+    from ciel.python.sessions import wait as wait
+    from ciel.python.tasks import Task as Task
+    from ciel.python.tasks import task as task
 
 __version__ = "0.1.0"
-__all__ = ["Client", "LocalCluster", "__version__"]
+
+_HOMES = {
+    "Client": "ciel.client",
+    "LocalCluster": "ciel.client",
+    "Executor": "ciel.client.executor",
+    "Future": "ciel.python.futures",
+    "Task": "ciel.python.tasks",
+    "progress": "ciel.client.progress",
+    "task": "ciel.python.tasks",
+    "trace": "ciel.client.trace",
+    **dict.fromkeys(
+        ("as_completed", "call", "gather", "put", "spawn", "wait"), "ciel.python.sessions"
+    ),
+    **dict.fromkeys(
+        (
+            "PackingError",
+            "RemoteError",
+            "RemoteTraceback",
+            "TaskCancelledError",
+            "TaskError",
+            "TaskKilledError",
+            "TaskLostError",
+            "TaskMemoryError",
+            "TaskTimeoutError",
+        ),
+        "ciel.python.failures",
+    ),
+}
+__all__ = [*sorted(_HOMES), "__version__"]
+
+
+_MODULES = ("dask", "joblib", "multiprocessing", "urls")
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("Client", "LocalCluster"):
-        from ciel import client
-
-        return getattr(client, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    home = _HOMES.get(name)
+    if home is None:
+        if name in _MODULES:  # `import ciel` is enough for `ciel.dask.get`
+            return import_module(f"ciel.{name}")
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = getattr(import_module(home), name)
+    globals()[name] = found
+    return found

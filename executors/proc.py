@@ -61,7 +61,7 @@ class Over(NamedTuple):
     as sets of object ids.
     """
 
-    fault: tuple[str, str] | None
+    fault: tuple[str, Any] | None
     keep: str = "no"
     soft_keys: tuple[frozenset[str], ...] = ()
 
@@ -272,7 +272,7 @@ class Conversation:
             raise BadCallError("'ref' is no reference")
         found = self._attempt.resolve(ref)
         if isinstance(found, Failure):
-            self._fail(f"its input {found.id} has failed ({found.reason}): {found.details}")
+            self._fail(f"its input {found.id} has failed ({found.reason}): {found.text}")
             return None
         if isinstance(found, Fixed):
             raise BadCallError(f"{found.id} stands for a process and has no content")

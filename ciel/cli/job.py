@@ -17,6 +17,7 @@ from ciel.cli.verbs import Verb, run_verb
 from ciel.client.client import Client
 from ciel.client.errors import QueryError
 from ciel.core.jobs import JobState, JobSummary
+from ciel.core.refs import details_text
 from ciel.core.tasks import TaskState
 from ciel.execution.report import visible, visible_text
 from ciel.wire.descriptors import read_summary
@@ -90,7 +91,7 @@ def _info(client: Client, args: Namespace) -> int:
 def _failure(fields: Any) -> dict[str, Any]:
     object_id, reason, details = from_json(fields)
     return {
-        "object": object_id, "reason": reason, "story": details if isinstance(details, str) else ""
+        "object": object_id, "reason": reason, "story": details_text(details)
     }  # fmt: skip
 
 

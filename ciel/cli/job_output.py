@@ -80,7 +80,7 @@ class _Output:
     def _put(self, number: int, name: str, ref: Reference) -> None:
         """Print a result, or write it to a file; raises _LostError if nothing of it was printed."""
         if isinstance(ref, Failure):
-            facts = {"state": "failed", "reason": ref.reason, "story": ref.details}
+            facts = {"state": "failed", "reason": ref.reason, "story": ref.text}
             self._count_failure(number, name, ref.id, facts, str(TaskFailedError(ref)))
         elif self._json or self._directory is not None:
             try:

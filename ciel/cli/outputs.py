@@ -166,7 +166,7 @@ class Outputs:
         line: dict[str, Any] = {"number": element.number, "element": element.text, "object": ref.id}
         if isinstance(ref, Failure):
             self.failed_count += 1
-            print_json(line | {"state": "failed", "reason": ref.reason, "story": ref.details})
+            print_json(line | {"state": "failed", "reason": ref.reason, "story": ref.text})
         else:
             print_json(line | {"state": "done"} | read)
 

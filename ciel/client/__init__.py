@@ -7,7 +7,7 @@ first named.
 
 from typing import TYPE_CHECKING, Any
 
-from ciel.client.client import Client
+from ciel.client.api import Client
 from ciel.client.errors import ClientError
 from ciel.client.jobs import Job
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import io
+import mmap
 import os
 import secrets
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import IO, TYPE_CHECKING, Any, Self
@@ -17,6 +17,7 @@ from weakref import WeakValueDictionary
 
 from ciel.access.settings import MasterLocation, find_master
 from ciel.client import data
+from ciel.client.changes import Changes
 from ciel.client.connection import Connection, open_connection
 from ciel.client.errors import (
     ClientClosedError,
@@ -41,10 +42,11 @@ from ciel.core.events import (
 )
 from ciel.core.ids import JobId
 from ciel.core.jobs import JOB_NAME_MAX_LENGTH, JobSpec, JobSummary
-from ciel.core.refs import INLINE_MAX_BYTES, Failure, Reference, Value
+from ciel.core.refs import INLINE_MAX_BYTES, Failure, Reference, Value, with_text
 from ciel.wire.descriptors import read_summary
 
 if TYPE_CHECKING:
+    from ciel.client.attached import AttachedJob
     from ciel.client.cluster import LocalCluster
 
 ANSWER_TIMEOUT_S = 30.0
@@ -69,17 +71,23 @@ class Client:
         environ: Mapping[str, str] = os.environ,
         cluster_options: Mapping[str, Any] | None = None,
     ) -> None:
-        self._changed = threading.Condition()
+        self._changed = Changes()
         self._jobs: WeakValueDictionary[str, Job] = WeakValueDictionary()
+        self.job_ids: list[JobId] = []
+        """Of all jobs that it has begun."""
         self._watched: dict[str, JobSummary | None] = {}
         self._answers: dict[int, Answer | None] = {}
         self._ask_count = 0
         self._lost: ClientError | None = None
+        self.name = name
+        self.is_delivered: Callable[[], None] | None = None
+        """Called by the connection's thread after each delivery, holding no lock."""
+        self._delivering: set[int] = set()  # the threads that do so, while they do
         self.cluster: LocalCluster | None = None
         """The cluster that this client started for itself, or was given."""
         self._owns_cluster = False
-        self.location = self._locate(address, access, environ, cluster_options or {})
         try:
+            self.location = self._locate(address, access, environ, cluster_options or {})
             self._connection = self._connect(name)
         except BaseException:
             self._close_cluster()
@@ -118,8 +126,31 @@ class Client:
         job.store = store
         with self._changed:
             self._jobs[job.id] = job
+            self.job_ids.append(job.id)
         self.send(SubmitJob(spec))
         return job
+
+    def attach(self, job: str | int) -> AttachedJob:
+        """Return a job that another client began, to read its results: by its id, its number, or
+        "last". Raises QueryError if there is none, or it is this client's own.
+        """
+        from ciel.client.attached import AttachedJob
+
+        summary = read_summary(self.ask("jobs", {"job": str(job)})[0])
+        with self._changed:
+            known = self._jobs.get(summary.id)
+            if known is not None and not isinstance(known, AttachedJob):
+                raise QueryError("jobs", f"job {summary.number} is this client's own")
+            attached = known or AttachedJob(self, summary, self._changed)
+            self._jobs[attached.id] = attached
+        self.send(WatchJob(attached.id))
+        return attached
+
+    @property
+    def jobs(self) -> list[Job]:
+        """The jobs that this client has begun, as far as somebody still holds them."""
+        with self._changed:
+            return list(self._jobs.values())
 
     def wait_for_job(
         self, job_id: str, timeout_s: float | None = None, *, with_results: bool = False
@@ -193,6 +224,12 @@ class Client:
         """Yield an object's content in chunks; raises as `read`."""
         return data.read_object(ref, self.location.key)
 
+    def map_object(self, ref: Reference) -> mmap.mmap | None:
+        """Return an object in memory, without a copy, if a worker of this host holds it in a file;
+        what is written there nobody else sees.
+        """
+        return data.map_object(ref, self.location.key)
+
     def upload(self, path: Path | str) -> Reference:
         """Bring a file to the workers, to be given to tasks; raises OSError, UploadError."""
         with open(path, "rb") as file:
@@ -205,6 +242,19 @@ class Client:
         if len(content) <= INLINE_MAX_BYTES:
             return Value.of(data.upload_id(), content)
         return self._upload(io.BytesIO(content), name)
+
+    def upload_pieces(self, pieces: Sequence[Any], name: str) -> Reference:
+        """Bring buffers, one after the other as one object; raises UploadError."""
+        return self._upload(io.BufferedReader(data.Pieces(pieces), data.CHUNK_BYTES), name)
+
+    def slot_count(self) -> int:
+        """Return how many slots the workers have, all together; raises QueryError."""
+        return sum(worker["slots"] for worker in self.ask("workers"))
+
+    @property
+    def is_delivering(self) -> bool:
+        """Whether the calling thread is the connection's, which cannot wait for what it brings."""
+        return threading.get_ident() in self._delivering
 
     def _upload(self, file: IO[bytes], name: str) -> Reference:
         workers = self.ask("workers")
@@ -230,15 +280,16 @@ class Client:
 
         Raises WaitTimeoutError, ConnectionLostError, and what `condition` raises.
         """
-        deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
-        with self._changed:
-            while not condition():
-                if self._lost is not None:
-                    raise self._lost
-                left_s = None if deadline_s is None else deadline_s - time.monotonic()
-                if left_s is not None and left_s <= 0:
-                    raise WaitTimeoutError(what, timeout_s or 0.0)
-                self._changed.wait(left_s)
+
+        def is_over() -> bool:
+            if condition():
+                return True
+            if self._lost is not None:
+                raise self._lost
+            return False
+
+        if not self._changed.wait_for(is_over, timeout_s):
+            raise WaitTimeoutError(what, timeout_s or 0.0)
 
     def take_time(self, interval_s: float) -> None:
         """Let news pile up for so long before they are delivered: it is cheaper for who expects
@@ -271,6 +322,10 @@ class Client:
                 elif isinstance(message, RequestRefused):
                     self._pass_on(message.job, message)
             self._changed.notify_all()
+        if self.is_delivered is not None:
+            self._delivering.add(threading.get_ident())
+            self.is_delivered()
+            self._delivering.discard(threading.get_ident())
 
     def _pass_on(self, job_id: str, message: Message) -> None:
         if job := self._jobs.get(job_id):
@@ -280,10 +335,11 @@ class Client:
         self, cluster: LocalCluster, message: ObjectSettled, failure: Failure
     ) -> ObjectSettled:
         """Say of a failed task's scratch directory where it will be found afterwards."""
-        if not isinstance(failure.details, str):
-            return message
-        details = cluster.relocated(failure.details)
+        details = with_text(failure.details, cluster.relocated(failure.text))
         return message._replace(ref=failure._replace(details=details))
+
+    def _is_hopeless(self) -> bool:
+        return self.cluster is not None and self.cluster.ended.is_set()
 
     def _on_lost(self, error: ClientError) -> None:
         cause = self.cluster.cause_of_death() if self.cluster else None
@@ -331,6 +387,7 @@ class Client:
                 return open_connection(
                     address, self.location.key, self._deliver, self._on_lost,
                     cluster_id=self.location.cluster_id, about={"kind": "client", "name": name},
+                    is_hopeless=self._is_hopeless,
                 )  # fmt: skip
             except NoMasterError as error:
                 if isinstance(error, NotAMasterError) or address == addresses[-1]:

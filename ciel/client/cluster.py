@@ -12,31 +12,33 @@ import secrets
 import select
 import shutil
 import signal
-import threading
+import tempfile
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from _thread import allocate_lock
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from ciel.access.keys import Key
 from ciel.access.settings import MasterLocation
-from ciel.client.daemons import Daemon, end_in_words
-from ciel.client.errors import ClientError, ClusterError
+from ciel.client.changes import Flag, tell_of_forks
+from ciel.client.daemons import Daemon, LocalDaemon, end_in_words, failure
+from ciel.client.errors import ClientError, ClusterError, ForkedError
 from ciel.client.runs import RunDirectory, Sweeper
+from ciel.client.watching import Watcher
 from ciel.core.tasks import SLOTS_MAX
 from ciel.execution.kept import KeptAttempts
-from ciel.launch import Launcher, LaunchError, ProgramExited, ProgramFailed
+from ciel.launch import Launcher, LaunchError, ProgramExited, ProgramFailed, ProgramStarted
+from ciel.python.showing import Shown
 
 START_TIMEOUT_S = 30.0
-RESTARTS_MAX = 3
-"""How often one worker is started again; as often as one task may take a worker down."""
 
 _DEATH_NOTICE_S = 0.5
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-class LocalCluster:
+class LocalCluster(Shown):
     """A master and `workers` workers on this host; ready when it is made, gone when it is closed.
 
     `slots` are those of each worker (by default the cores that we may use, shared out), `store` is
@@ -45,7 +47,8 @@ class LocalCluster:
     in `directory` (by default a new one of the last ten below the user's state). `delegates`: tasks
     are sent to workers ahead of their inputs, and children begin where their parents run.
     `switches` are further options of all daemons. Raises ClusterError, with the end of the log of
-    whoever did not start.
+    whoever did not start. A worker that ends is started again, up to three times. Usable from any
+    thread; a forked child can neither use nor disturb it.
     """
 
     def __init__(
@@ -64,30 +67,34 @@ class LocalCluster:
     ) -> None:
         if workers < 1 or (slots is not None and not 1 <= slots <= SLOTS_MAX):
             raise ValueError(f"a cluster has at least one worker with 1 to {SLOTS_MAX} slots")
-        store = store or environ.get("CIEL_STORE") or None
-        self.worker_count = workers
+        self._store = store or environ.get("CIEL_STORE") or None
+        self._seats = _seats(self._store, workers)
         self.slots = slots or max(1, len(os.sched_getaffinity(0)) // workers)
         self._switches = [*switches, *([] if delegates else ["--no-delegation"])]
         self.died = ""
         """Why it is of no use any more; empty while it is."""
-        self.ended = threading.Event()
+        self.ended = Flag()
         """Set when it died or was closed."""
         self._cluster_id, self._key = identity or (secrets.token_hex(8), Key.new())
-        self._launch_count = 0
+        self._pid = os.getpid()
         self._closed = False
-        with contextlib.ExitStack() as undo:
+        self._growing = allocate_lock()
+        self._spools: list[Path] = []  # of all workers there ever were, by number
+        self._instances: list[str] = []
+        self._workers: list[Daemon] = []
+        self._undo = contextlib.ExitStack()
+        try:
             if directory is None:
                 run = RunDirectory(environ)
-                undo.callback(run.release)
+                self._undo.callback(run.release)
             self.directory = directory or run.path
-            try:
-                self._open(undo, listen, store, time.monotonic() + start_timeout_s)
-            except LaunchError as error:
+            self._open(self._undo, listen, workers, time.monotonic() + start_timeout_s)
+        except BaseException as error:
+            self._undo.close()
+            if isinstance(error, LaunchError):
                 raise ClusterError(str(error)) from error
-            self._undo = undo.pop_all()
-        self._restarts_left = {worker.name: RESTARTS_MAX for worker in self._workers}
-        self._watcher = threading.Thread(target=self._watch, name="ciel-cluster", daemon=True)
-        self._watcher.start()
+            raise
+        tell_of_forks(self)
 
     def __enter__(self) -> Self:
         return self
@@ -105,17 +112,89 @@ class LocalCluster:
 
         A signal to end waits meanwhile: to stop half-way would take longer, and leave more.
         """
-        if self._closed:
-            return
+        if os.getpid() != self._pid:
+            return  # it is the parent's
+        self._closed = True
         before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
         try:
-            self._closed = True
-            os.eventfd_write(self._wake_fd, 1)
-            self._watcher.join()
             self._undo.close()
             self.ended.set()
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    def forked(self) -> None:
+        """Be a copy in a forked child: nobody is to take it for its parent, once that has ended."""
+        self._watcher.let_go()
+        self._launcher.let_go()
+        self._sweeper.let_go()
+        for daemon in (self._master, *self._workers):
+            daemon.close()
+
+    def _facts(self) -> Iterator[tuple[str, Any]]:
+        yield "", "closed" if self._closed else self.died or self.location.url
+        yield "workers", len(self._workers)
+        yield "slots", self.slots * len(self._workers)
+        yield "store", self._store
+        yield "directory", self.directory
+
+    # --- its daemons ------------------------------------------------------------------------------
+
+    @property
+    def master(self) -> LocalDaemon:
+        """The master's process and log."""
+        return LocalDaemon(self._master)
+
+    @property
+    def workers(self) -> Sequence[LocalDaemon]:
+        """The workers' processes and logs, in the order in which they were first up."""
+        return [LocalDaemon(daemon) for daemon in self._workers]
+
+    @property
+    def worker_count(self) -> int:
+        return len(self._workers)
+
+    def restart(self, number: int, timeout_s: float = START_TIMEOUT_S) -> None:
+        """Kill worker `number`, as in `workers`, with all that it runs, and start it again; return
+        when it is up. What it ran runs again, there or elsewhere.
+
+        Raises IndexError, ClusterError, and ForkedError in a forked child.
+        """
+        self._require_open()
+        if not 0 <= number < len(self._workers):
+            raise IndexError(f"there is no worker {number}: there are {len(self._workers)}, from 0")
+        self._watcher.start(self._workers[number], timeout_s)
+
+    def add_worker(
+        self, slots: int | None = None, timeout_s: float = START_TIMEOUT_S
+    ) -> LocalDaemon:
+        """Start another worker, with so many slots (by default as many as the others have), and
+        return it when it is up.
+
+        Raises ClusterError, also when a store that all share, `scc`, has no seat left: it has as
+        many as there were workers at the start, or as its option `cores` says.
+        """
+        self._require_open()
+        if slots is not None and not 1 <= slots <= SLOTS_MAX:
+            raise ValueError(f"a worker has 1 to {SLOTS_MAX} slots, not {slots}")
+        with self._growing:
+            number = len(self._spools)
+            if self._seats is not None and number >= self._seats:
+                raise ClusterError(
+                    f"the scc store of this cluster has seats for {self._seats} workers, and all "
+                    "are taken; give it more from the start, as in store='scc:cores=8'"
+                )
+            self._make_room()
+            daemon = self._worker(number, slots or self.slots)
+            self._watcher.start(daemon, timeout_s)
+            return LocalDaemon(daemon)
+
+    def _require_open(self) -> None:
+        if os.getpid() != self._pid:
+            raise ForkedError(self._pid, os.getpid(), "cluster")
+        if self._closed:
+            raise ClusterError("the cluster is closed")
+        if self.died:
+            raise ClusterError(self.died, self._master.log, self._master.log_start_bytes)
 
     @property
     def location(self) -> MasterLocation:
@@ -153,34 +232,53 @@ class LocalCluster:
     # --- start ------------------------------------------------------------------------------------
 
     def _open(
-        self, undo: contextlib.ExitStack, listen: str, store: str | None, deadline_s: float
+        self, undo: contextlib.ExitStack, listen: str, workers: int, deadline_s: float
     ) -> None:
         """Start everything; `undo` is told how to end it, the latest first."""
         self._launcher = undo.enter_context(Launcher.start_process())
-        self._spools = [_new_spool() for _ in range(self.worker_count)]
-        self._instances = [secrets.token_hex(8) for _ in self._spools]
-        undo.callback(Sweeper(self._launcher.pid, self._swept_paths()).finish)
+        self._sweeper = Sweeper(self._launcher.pid)
+        undo.callback(self._sweeper.finish)
         undo.callback(self._keep_scratch)
+        for _ in range(workers):
+            self._make_room()
         self._master = self._daemon(
             "master", "ciel.cli.master", ["--listen", listen, *self._switches]
         )
-        self._workers = [self._worker(number, store) for number in range(self.worker_count)]
-        for daemon in (self._master, *self._workers):
-            undo.callback(daemon.close)
+        self._workers += [self._worker(number, self.slots) for number in range(workers)]
+        undo.callback(self._close_pipes)
         # Before their pipes are closed: a worker that is told to end removes what it stored.
         undo.callback(self._launcher.close)
         self._start(deadline_s)
-        self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC)
-        undo.callback(os.close, self._wake_fd)
+        self._watcher = Watcher(
+            self._launcher, self._master, self._workers, self._introduce, self._die
+        )
+        undo.callback(self._watcher.stop)
+
+    def _close_pipes(self) -> None:
+        for daemon in (self._master, *self._workers):
+            daemon.close()
+
+    def _make_room(self) -> None:
+        """Make a place for the files of another worker, which will be swept however we end."""
+        spool = Path(tempfile.gettempdir(), f"ciel-worker-{secrets.token_hex(6)}")
+        instance = secrets.token_hex(8)
+        paths = [spool, _shm_directory(instance)]
+        paths.append(_shm_directory(f"arena-{os.geteuid()}") / f"ciel-{instance}")
+        if not self._spools:
+            paths.append(_shm_directory(f"scc-{instance}"))
+        self._sweeper.add(paths)
+        spool.mkdir(mode=0o700)
+        self._spools.append(spool)
+        self._instances.append(instance)
 
     def _daemon(self, name: str, module: str, arguments: list[str]) -> Daemon:
         return Daemon(name, module, arguments, self.directory / f"{name}.log")
 
-    def _worker(self, number: int, store: str | None) -> Daemon:
-        arguments = ["--listen", "127.0.0.1:0", "--slots", str(self.slots), *self._switches]
+    def _worker(self, number: int, slots: int) -> Daemon:
+        arguments = ["--listen", "127.0.0.1:0", "--slots", str(slots), *self._switches]
         arguments += ["--spool", str(self._spools[number])]
-        if store is not None:
-            arguments += ["--store", self._store_of(store, number)]
+        if self._store is not None:
+            arguments += ["--store", self._store_of(self._store, number)]
         return self._daemon(f"worker-{number + 1}", "ciel.cli.worker", arguments)
 
     def _store_of(self, store: str, number: int) -> str:
@@ -193,37 +291,27 @@ class LocalCluster:
             ours = {"instance": self._instances[number]}
         elif name == "scc":
             shared = self._instances[0]
-            ours = {"instance": shared, "cores": str(self.worker_count), "core": str(number)}
+            ours = {"instance": shared, "cores": str(self._seats), "core": str(number)}
         else:
             return store
         named = {option.partition("=")[0] for option in given}
         added = [f"{option}={value}" for option, value in ours.items() if option not in named]
         return f"{name}:{','.join([*given, *added])}"
 
-    def _swept_paths(self) -> list[Path]:
-        shared = _shm_directory(f"scc-{self._instances[0]}")
-        arena = _shm_directory(f"arena-{os.geteuid()}")
-        in_arena = [arena / f"ciel-{instance}" for instance in self._instances]
-        return [*self._spools, *map(_shm_directory, self._instances), *in_arena, shared]
-
-    def _launch(self, daemon: Daemon) -> None:
-        self._launch_count += 1
-        daemon.launch(self._launcher, self._launch_count)
-
     def _start(self, deadline_s: float) -> None:
         """Start all at once, introduce the workers to the master, and wait until all are ready."""
         daemons = [self._master, *self._workers]
-        for daemon in daemons:
-            self._launch(daemon)
+        for launch_id, daemon in enumerate(daemons):
+            daemon.launch(self._launcher, launch_id)
         self._tell(self._master, {})
         poll = select.poll()
         by_fd = {daemon.fileno(): daemon for daemon in daemons}
         for fd in (self._launcher.fileno(), *by_fd):
             poll.register(fd, select.POLLIN)
-        while waiting := [daemon for daemon in daemons if daemon.ready is None]:
+        while waiting := [daemon for daemon in daemons if not (daemon.ready and daemon.pid)]:
             left_s = deadline_s - time.monotonic()
             if left_s <= 0:
-                raise _failure(waiting[0], "was not ready in time")
+                raise failure(waiting[0], "was not ready in time")
             for fd, _ in poll.poll(left_s * 1000):
                 if fd == self._launcher.fileno():
                     self._check_events()
@@ -239,7 +327,7 @@ class LocalCluster:
         try:
             goes_on = daemon.listen()
         except ValueError:
-            raise _failure(daemon, "said something else than ready") from None
+            raise failure(daemon, "said something else than ready") from None
         if daemon.refusal:
             raise ClusterError(f"{daemon.name} could not start: {daemon.refusal}")
         return goes_on
@@ -255,49 +343,13 @@ class LocalCluster:
 
     def _check_events(self) -> None:
         for event in self._launcher.receive():
-            if isinstance(event, ProgramExited | ProgramFailed):
-                daemon = self._launched_as(event.launch_id)
+            daemon = (self._master, *self._workers)[event.launch_id]
+            if isinstance(event, ProgramStarted):
+                daemon.pid = event.pid
+            elif isinstance(event, ProgramExited | ProgramFailed):
                 if daemon.fileno() >= 0:
                     self._listen(daemon)  # its last words; it has ended, so there is no waiting
-                raise _failure(daemon, f"{end_in_words(event)} before it was ready")
-
-    def _launched_as(self, launch_id: int) -> Daemon:
-        daemons = (self._master, *self._workers)
-        return next(daemon for daemon in daemons if daemon.launch_id == launch_id)
-
-    # --- the thread that watches ------------------------------------------------------------------
-
-    def _watch(self) -> None:
-        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # the main thread's
-        poll = select.poll()
-        poll.register(self._wake_fd, select.POLLIN)
-        poll.register(self._launcher.fileno(), select.POLLIN)
-        try:
-            while self._wake_fd not in (fd for fd, _ in poll.poll()):
-                for event in self._launcher.receive():
-                    if isinstance(event, ProgramExited | ProgramFailed):
-                        self._take_end(event)
-                if self.died:
-                    return
-        except LaunchError as error:
-            self._die(str(error))
-
-    def _take_end(self, event: ProgramExited | ProgramFailed) -> None:
-        """Start a worker again; without its master, or any worker, a cluster is over."""
-        daemon = self._launched_as(event.launch_id)
-        end = f"{daemon.name} {end_in_words(event)}"
-        if daemon is self._master:
-            self._die(end)
-        elif self._restarts_left[daemon.name] > 0:
-            self._restarts_left[daemon.name] -= 1
-            self._launch(daemon)
-            self._introduce(daemon)
-        else:
-            self._restarts_left.pop(daemon.name)
-            if not self._restarts_left:
-                self._launcher.kill(self._master.launch_id)
-                self._launcher.flush()
-                self._die(f"{end} for the {RESTARTS_MAX + 1}th time, and was the last worker")
+                raise failure(daemon, f"{end_in_words(event)} before it was ready")
 
     def _die(self, reason: str) -> None:
         self.died = reason
@@ -322,10 +374,6 @@ class LocalCluster:
                 KeptAttempts(self._scratch(number)).make_room()
 
 
-def _failure(daemon: Daemon, what: str) -> ClusterError:
-    return ClusterError(f"{daemon.name} {what}", daemon.log, daemon.log_start_bytes)
-
-
 def _entries(directory: Path) -> Iterable[Path]:
     try:
         return list(directory.iterdir())
@@ -333,10 +381,14 @@ def _entries(directory: Path) -> Iterable[Path]:
         return []
 
 
-def _new_spool() -> Path:
-    import tempfile
-
-    return Path(tempfile.mkdtemp(prefix="ciel-worker-"))
+def _seats(store: str | None, workers: int) -> int | None:
+    """Return how many workers can share a store; None if each has its own."""
+    name, _, text = (store or "").partition(":")
+    if name != "scc":
+        return None
+    options = dict(option.partition("=")[::2] for option in text.split(","))
+    cores = options.get("cores", "")
+    return int(cores) if cores.isdecimal() else workers
 
 
 def _shm_directory(instance: str) -> Path:

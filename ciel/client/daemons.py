@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ciel.client.errors import ClusterError
 from ciel.launch import Descriptor, File, Launcher, LaunchSpec, ProgramExited, ProgramFailed
 
 _LINE_MAX_BYTES = 4096  # what is told and said; so little never blocks in a pipe
@@ -31,6 +32,8 @@ class Daemon:
         self.log_start_bytes = 0
         """What was in the log before this launch."""
         self.launch_id = -1
+        self.pid = 0
+        """Of its process, while it runs; said by the launcher, told by who owns that."""
         self.ready: dict[str, Any] | None = None
         self.refusal = ""
         """Why it does not start, in its own words."""
@@ -43,6 +46,7 @@ class Daemon:
         """Start it, or start it again."""
         self.close()
         self.launch_id, self.ready, self.refusal, self._said = launch_id, None, "", b""
+        self.pid = 0
         with contextlib.suppress(FileNotFoundError):
             self.log_start_bytes = self.log.stat().st_size
         # -P: the directory we happen to be in must not be imported from.
@@ -102,6 +106,39 @@ class Daemon:
             if fd >= 0:
                 os.close(fd)
         self._stdin_fd = self._stdout_fd = -1
+
+
+class LocalDaemon:
+    """A master or worker of a `LocalCluster`, for tests and the curious."""
+
+    def __init__(self, daemon: Daemon) -> None:
+        self._daemon = daemon
+
+    def __repr__(self) -> str:
+        state = f"process {self._daemon.pid}" if self._daemon.pid else "not running"
+        return f"<{self.name}: {state}, logs to {self.log}>"
+
+    @property
+    def name(self) -> str:
+        """What it is called in errors: `master`, `worker-1`."""
+        return self._daemon.name
+
+    @property
+    def log(self) -> Path:
+        """The file that it logs to."""
+        return self._daemon.log
+
+    @property
+    def pid(self) -> int:
+        """Its process: another one once it was restarted. Raises ClusterError if it has none."""
+        if pid := self._daemon.pid:
+            return pid
+        raise failure(self._daemon, "is not running")
+
+
+def failure(daemon: Daemon, what: str) -> ClusterError:
+    """Return the error that a daemon is in trouble, with the end of its log."""
+    return ClusterError(f"{daemon.name} {what}", daemon.log, daemon.log_start_bytes)
 
 
 def end_in_words(event: ProgramExited | ProgramFailed) -> str:

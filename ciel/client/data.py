@@ -7,14 +7,17 @@ most results are small and came inside their reference.
 
 from __future__ import annotations
 
+import bisect
 import contextlib
+import io
+import mmap
 import os
 import secrets
 import socket
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from typing import IO, TYPE_CHECKING, Final
+from typing import IO, TYPE_CHECKING, Any, Final
 
 from ciel.access.keys import Key, Role
 from ciel.access.tickets import make_ticket
@@ -38,6 +41,7 @@ from ciel.core.refs import (
 )
 from ciel.wire import codec
 from ciel.wire.errors import WireError
+from ciel.wire.files import FILE_HEADER, open_identified
 from ciel.wire.references import from_array
 
 if TYPE_CHECKING:
@@ -79,6 +83,37 @@ def read_object(ref: Reference, key: Key) -> Iterator[bytes]:
     raise ObjectUnreadableError(ref.id, reasons)
 
 
+def map_object(ref: Reference, key: Key) -> mmap.mmap | None:
+    """Return an object that a worker of this host holds, mapped: what is written to it nobody else
+    sees. None if there is none, or it is no file.
+    """
+    for location in _in_order(ref):
+        try:
+            found = open_identified(_identity(location, ref.id, key))
+        except Exception as error:
+            if not _is_remote(error):
+                raise
+            continue  # reading it will tell
+        if found is not None:
+            try:
+                return mmap.mmap(found, 0, access=mmap.ACCESS_COPY)
+            except (OSError, ValueError):  # a file system without mappings, an empty file
+                continue
+            finally:
+                os.close(found)
+    return None
+
+
+def _identity(netloc: str, object_id: str, key: Key) -> str:
+    target = f"/data/{object_id}"
+    with contextlib.closing(_connect(netloc)) as connection:
+        headers = {"Authorization": _ticket(key, "HEAD", netloc, target)}
+        connection.request("HEAD", target, headers=headers)
+        answer = connection.getresponse()
+        answer.read()
+        return (answer.getheader(FILE_HEADER) or "") if answer.status == 200 else ""
+
+
 def upload_id() -> ObjectId:
     """Name an object that no task makes."""
     return ObjectId(f"upload:{secrets.token_hex(16)}")
@@ -116,15 +151,61 @@ def upload_file(file: IO[bytes], name: str, netlocs: Sequence[str], key: Key) ->
     return found
 
 
+class Pieces(io.RawIOBase):
+    """Buffers one after the other, read as a file; nothing is joined."""
+
+    def __init__(self, pieces: Sequence[Any]) -> None:
+        self._pieces = [memoryview(piece).cast("B") for piece in pieces if memoryview(piece).nbytes]
+        self._starts = [0]
+        for piece in self._pieces:
+            self._starts.append(self._starts[-1] + piece.nbytes)
+        self._position = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self._starts[-1]}[whence]
+        self._position = base + offset
+        return self._position
+
+    def tell(self) -> int:
+        return self._position
+
+    def readinto(self, buffer: Any) -> int:
+        with memoryview(buffer).cast("B") as room:
+            number = bisect.bisect_right(self._starts, self._position) - 1
+            if number >= len(self._pieces):
+                return 0
+            start = self._position - self._starts[number]
+            part = self._pieces[number][start : start + len(room)]
+            room[: len(part)] = part
+        self._position += len(part)
+        return len(part)
+
+
 class LogReader:
     """Reads what a job's programs complained on one worker, each time from where it stopped."""
 
-    def __init__(self, netloc: str, worker: str, job_id: str, key: Key) -> None:
+    def __init__(
+        self,
+        netloc: str,
+        worker: str,
+        job_id: str,
+        key: Key,
+        *,
+        offset: int = 0,
+        timeout_s: float = _STALLED_S,
+    ) -> None:
         self.netloc = netloc
         self.worker = worker
         self._job_id = job_id
         self._key = key
-        self._offset = 0
+        self._offset = offset
+        self._timeout_s = timeout_s
         self._lock = threading.Lock()
         self._waiting: HTTPConnection | None = None
         self.interrupted = False
@@ -136,7 +217,7 @@ class LogReader:
         target = f"/log/{self._job_id}?offset={self._offset}{'&wait=1' if wait else ''}"
         headers = {"Authorization": _ticket(self._key, "GET", self.netloc, target)}
         try:
-            with contextlib.closing(_connect(self.netloc)) as connection:
+            with contextlib.closing(_connect(self.netloc, self._timeout_s)) as connection:
                 connection.connect()
                 with self._lock:
                     if wait and self.interrupted:
@@ -224,10 +305,10 @@ def _refusal(answer: HTTPResponse) -> _BadAnswer:
     return _BadAnswer(f"it answered {answer.status} {answer.reason}{words}")
 
 
-def _connect(netloc: str) -> HTTPConnection:
+def _connect(netloc: str, timeout_s: float = _STALLED_S) -> HTTPConnection:
     from http.client import HTTPConnection
 
-    return HTTPConnection(netloc, timeout=_STALLED_S)
+    return HTTPConnection(netloc, timeout=timeout_s)
 
 
 def _ticket(key: Key, method: str, netloc: str, target: str) -> str:

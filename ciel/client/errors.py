@@ -58,12 +58,12 @@ class ClientClosedError(ClientError):
 
 
 class ForkedError(ClientError):
-    """A connection cannot be shared with a forked child."""
+    """A client, or a cluster, cannot be shared with a forked child."""
 
-    def __init__(self, owner_pid: int, pid: int) -> None:
+    def __init__(self, owner_pid: int, pid: int, what: str = "client") -> None:
         super().__init__(
-            f"this client was made in process {owner_pid} and cannot be used in its child {pid}; "
-            "make a client there"
+            f"this {what} was made in process {owner_pid} and cannot be used in its child {pid}; "
+            f"make a {what} there"
         )
         self.owner_pid = owner_pid
 
@@ -103,8 +103,7 @@ class TaskFailedError(ClientError):
     """An object could not be made; the text is the story of its task."""
 
     def __init__(self, failure: Failure) -> None:
-        details = failure.details if isinstance(failure.details, str) else ""
-        super().__init__(details.rstrip() or f"{failure.id}: {failure.reason}")
+        super().__init__(failure.text.rstrip() or f"{failure.id}: {failure.reason}")
         self.failure = failure
 
     @property

@@ -45,11 +45,13 @@ from ciel.core.jobs import ENDED, JobSpec, JobSummary
 from ciel.core.naming import all_references
 from ciel.core.refs import INLINE_MAX_BYTES, Failure, Future, Reference, Value
 from ciel.core.tasks import USUAL_NEEDS, Mentions, Needs, TaskSpec
+from ciel.python.showing import Shown
 from ciel.wire import codec
 from ciel.wire.descriptors import make_task, read_summary
 from ciel.wire.references import to_json
 
 if TYPE_CHECKING:
+    from ciel.client.changes import Changes
     from ciel.client.client import Client
 
 _ENDED: Final = frozenset(str(state) for state in ENDED)
@@ -59,12 +61,12 @@ LOSS_NOTICE_S: Final = 2 * LOST_AFTER_S
 """Within this time the master knows that a worker is lost, and says so."""
 
 
-class Job:
+class Job(Shown):
     """An open job of `client`; made by `Client.job`. As a context, it is closed and waited for at
     the end, and cancelled by an exception.
     """
 
-    def __init__(self, client: Client, spec: JobSpec, changed: threading.Condition) -> None:
+    def __init__(self, client: Client, spec: JobSpec, changed: Changes) -> None:
         self.id: JobId = spec.id
         self.store = ""
         """Where the outputs of programs begin that are added by `run`: `memory` or `disk`, on a
@@ -161,10 +163,16 @@ class Job:
 
     def _send(self, *messages: Message) -> None:
         """Send the tasks that were added since the last time, then these messages."""
-        with self._adding_lock:
-            added, self._adding = self._adding, []
-        if added or messages:
-            self._client.send(*added, *messages)
+        added: list[Message] = []
+        try:
+            with self._adding_lock:
+                added, self._adding = self._adding, []
+            if added or messages:
+                self._client.send(*added, *messages)
+        except (KeyboardInterrupt, SystemExit):
+            with self._adding_lock:  # perhaps they were sent; to be added twice does no harm
+                self._adding[:0] = added
+            raise
 
     def start_package(
         self, handler: str, start_args: Mapping[str, Any], package: Mapping[str, Reference]
@@ -203,13 +211,21 @@ class Job:
         """Have these objects made; it is quicker to want many at once. What each became is also
         appended to `tell`, once it is known, and again if it had to be made again.
         """
-        with self._changed:
-            objects = [ref.id for ref in refs if ref.id not in self._wanted]
-            objects = list(dict.fromkeys(objects))
-            self._wanted.update(dict.fromkeys(objects, tell))
-        for start in range(0, len(objects), _WANTED_AT_ONCE):
-            batch = tuple(objects[start : start + _WANTED_AT_ONCE])
-            self._send(WantObjects(self.id, batch))
+        objects: list[ObjectId] = []
+        try:
+            with self._changed:
+                objects = [ref.id for ref in refs if ref.id not in self._wanted]
+                objects = list(dict.fromkeys(objects))
+                self._wanted.update(dict.fromkeys(objects, tell))
+            for start in range(0, len(objects), _WANTED_AT_ONCE):
+                batch = tuple(objects[start : start + _WANTED_AT_ONCE])
+                self._send(WantObjects(self.id, batch))
+        except BaseException:  # who is interrupted may want them again, and is told again
+            with self._changed:
+                for object_id in objects:
+                    self._wanted.pop(object_id, None)
+                    self._settled.pop(object_id, None)
+            raise
 
     def release(self, refs: Iterable[Reference], *, for_good: bool = False) -> None:
         """Want these objects no longer. `for_good`: they will not be named again, so that neither
@@ -235,8 +251,8 @@ class Job:
     def close(self) -> None:
         """Say that no more tasks or wants will come: the job ends when what it wants is there."""
         if not self._closed:
-            self._closed = True
             self._send(CloseJob(self.id))
+            self._closed = True
 
     def cancel(self, reason: str = "cancelled by its client") -> None:
         """End the job now; `wait` tells when its programs are gone."""
@@ -342,6 +358,11 @@ class Job:
         return self._summary
 
     @property
+    def refusal(self) -> str:
+        """Why the master refused something that was asked for this job; empty if it did not."""
+        return self._refusal
+
+    @property
     def has_ended(self) -> bool:
         return self._summary is not None and self._summary.state in _ENDED
 
@@ -349,6 +370,13 @@ class Job:
     def label(self) -> str:
         """What to call it before people: its number, once that is known."""
         return str(self._summary.number) if self._summary else self.id
+
+    def _facts(self) -> Iterator[tuple[str, Any]]:
+        yield "", self.label
+        yield "name", self.name
+        if self._summary is not None:
+            yield "state", self._summary.state
+            yield "tasks", ", ".join(f"{n} {state}" for state, n in self._summary.counts.items())
 
     # --- what the client passes on, holding the lock ----------------------------------------------
 

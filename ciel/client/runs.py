@@ -20,11 +20,11 @@ from ciel.access.places import state_directory
 
 RUNS_KEPT: Final = 10
 
-# Waits for the end of its standard input, which is ours; then for the launcher (at most 5 s), which
-# by then is killing all that could still write. Its arguments are the launcher and the directories.
+# Reads what it is to remove, a line each, until the end of its standard input, which is ours; then
+# waits for the launcher (at most 5 s), which by then is killing all that could still write.
 _SWEEP = """
 launcher=$1; shift
-read -r _
+while IFS= read -r path; do set -- "$@" "$path"; done
 tries=50
 while rm -rf -- "$@"; [ -d "/proc/$launcher" ] && [ "$tries" -gt 0 ]; do
     tries=$((tries - 1)); sleep 0.1
@@ -83,13 +83,15 @@ class Sweeper:
     It has a session of its own, and ends when we do.
     """
 
-    def __init__(self, launcher_pid: int, paths: Iterable[Path]) -> None:
-        read_fd, self._write_fd = os.pipe()  # only we hold the writing end
+    def __init__(self, launcher_pid: int) -> None:
+        read_fd, write_fd = os.pipe()
+        # Only we hold the writing end. It is closed even if nobody has the chance to `finish`.
+        self._pipe = open(write_fd, "wb", buffering=0)  # noqa: SIM115  # kept open
         null = ("/dev/null", os.O_RDWR, 0)
         try:
             self._pid = os.posix_spawn(
                 "/bin/sh",
-                ["sh", "-c", _SWEEP, "ciel-sweeper", str(launcher_pid), *map(str, paths)],
+                ["sh", "-c", _SWEEP, "ciel-sweeper", str(launcher_pid)],
                 {"PATH": os.defpath},
                 file_actions=[
                     (os.POSIX_SPAWN_DUP2, read_fd, 0),
@@ -99,13 +101,22 @@ class Sweeper:
                 setsid=True,
             )
         except BaseException:
-            os.close(self._write_fd)
+            self._pipe.close()
             raise
         finally:
             os.close(read_fd)
 
+    def add(self, paths: Iterable[Path]) -> None:
+        """Have these removed, too, which need not be there yet."""
+        for path in paths:
+            self._pipe.write(os.fsencode(path) + b"\n")
+
+    def let_go(self) -> None:
+        """Be a copy in a forked child, whose parent has the other."""
+        self._pipe.close()
+
     def finish(self) -> None:
         """Have it sweep now, and wait until it has; the launcher must be gone."""
-        os.close(self._write_fd)
+        self._pipe.close()
         with contextlib.suppress(ChildProcessError):  # somebody else in this process reaped it
             os.waitpid(self._pid, 0)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from ciel.core.ids import JobId, ObjectId, TaskId
 from ciel.core.jobs import JobSpec, JobSummary
-from ciel.core.refs import Reference
+from ciel.core.refs import Reference, details_text
 from ciel.core.tasks import TaskSpec
 
 # --- client to master -----------------------------------------------------------------------------
@@ -62,9 +62,12 @@ class CancelJob(NamedTuple):
 
 
 class WatchJob(NamedTuple):
-    """Be told of a job from now on (what is settled already is told at once), and answer for it."""
+    """Be told of a job from now on (what is settled already is told at once), and answer for it.
+    `prints`: also of what its tasks print.
+    """
 
     job: JobId
+    prints: bool = False
 
 
 class Ask(NamedTuple):
@@ -108,6 +111,21 @@ class RequestRefused(NamedTuple):
 
     job: JobId
     reason: str
+
+
+class JobPrinted(NamedTuple):
+    """A task has printed, see `TaskPrinted`. `number`: which task of its job's client it is, from
+    1; 0 for one that a task has created. `netloc`: where the worker serves that has it in its log.
+    """
+
+    job: JobId
+    task: TaskId
+    name: str
+    number: int
+    netloc: str
+    start: int
+    size_bytes: int
+    text: str
 
 
 class Answer(NamedTuple):
@@ -175,10 +193,15 @@ class MeetWorkers(NamedTuple):
 
 
 class TaskFault(NamedTuple):
-    """Why an attempt failed: a word for programs, text for people."""
+    """Why an attempt failed: a word for programs, text for people (see `refs.Failure`)."""
 
     reason: str
-    details: str
+    details: Any
+
+    @property
+    def text(self) -> str:
+        """What people read of it."""
+        return details_text(self.details)
 
 
 class TaskReported(NamedTuple):
@@ -224,6 +247,19 @@ class ObjectsStored(NamedTuple):
     kept: bool = False
 
 
+class TaskPrinted(NamedTuple):
+    """An attempt has printed some lines; said before its end is. `text` has them if they are short
+    enough to travel here; else it is empty, and they are so many bytes of its job's log on this
+    worker, from `start` on.
+    """
+
+    task: TaskId
+    attempt: int
+    start: int
+    size_bytes: int
+    text: str
+
+
 class InputsLost(NamedTuple):
     """An attempt came to nothing since inputs are not where they were said to be: (object,
     location) pairs.
@@ -257,14 +293,22 @@ class Heartbeat(NamedTuple):
     """I am alive; sent both ways when nothing else was for a while."""
 
 
+class Received(NamedTuple):
+    """So many messages came in this session, over all of its connections; said both ways between
+    client and master, now and then. `Heartbeat` and this are not counted.
+    """
+
+    count: int
+
+
 FromClient = (
     SubmitJob | AddTask | WantObjects | ReleaseObjects | CloseJob | CancelJob | WatchJob | Ask
-    | Change | Heartbeat
+    | Change | Received | Heartbeat
 )  # fmt: skip
-ToClient = ObjectSettled | JobChanged | RequestRefused | Answer | Heartbeat
+ToClient = ObjectSettled | JobChanged | RequestRefused | JobPrinted | Answer | Received | Heartbeat
 ToWorker = AssignTask | CancelTask | RecallTasks | DropObjects | MeetWorkers | Heartbeat
 FromWorker = (
-    TaskReported | SpawnTask | StreamsOpened | ObjectsStored | InputsLost | DiskQueued
+    TaskReported | SpawnTask | StreamsOpened | ObjectsStored | TaskPrinted | InputsLost | DiskQueued
     | StoresReported | Heartbeat
 )  # fmt: skip
 Message = FromClient | ToClient | ToWorker | FromWorker
@@ -272,3 +316,5 @@ Message = FromClient | ToClient | ToWorker | FromWorker
 HEARTBEAT_INTERVAL_S = 1.0
 LOST_AFTER_S = 3.0
 """A peer that was silent for so long is taken for dead (architecture, control plane)."""
+CLIENT_GRACE_S = 5.0
+"""How long a job whose client is gone waits for it to come back before it is cancelled."""

@@ -97,7 +97,7 @@ class TaskGraph:
                 nodes[object_id] = ObjectNode(node)
         self.tasks[spec.id] = node
         job.tasks.append(spec.id)
-        job.counts[DORMANT] += 1
+        job.count(spec, None, DORMANT)
         for object_id in spec.inputs:
             source = nodes.get(object_id)
             if source is None:
@@ -525,9 +525,7 @@ class TaskGraph:
         before = task.state
         if state not in TRANSITIONS[before]:
             raise InvalidTransitionError(f"task {task.spec.id}", before, state)
-        counts = task.job.counts
-        counts[before] -= 1
-        counts[state] += 1
+        task.job.count(task.spec, before, state)
         task.state = state
         if before is ASSIGNED and self.errands.awaited and (left := self.errands.end(task)):
             self.release_demand(left)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import Enum
 from typing import NamedTuple
 
 from ciel.core.ids import JobId, ObjectId, TaskId
-from ciel.core.tasks import TaskState
+from ciel.core.tasks import TaskSpec, TaskState
 
 JOB_NAME_MAX_LENGTH = 200
+KINDS_MAX = 1000
+"""Of one job, that are told apart."""
 
 
 class JobState(Enum):
@@ -52,11 +55,28 @@ class JobSpec(NamedTuple):
     keep: bool
 
 
+class Kind(NamedTuple):
+    """What people take for the same work: tasks of one name. `spawned`: a task has created them;
+    so there may be more of them than is known.
+    """
+
+    name: str
+    executor: str
+    spawned: bool
+
+    @classmethod
+    def of(cls, spec: TaskSpec) -> Kind:
+        """Return the kind of a task; the elements of an array have no name in this sense."""
+        name = "" if spec.name.isdecimal() else spec.name
+        return cls(name, spec.executor, spec.parent != spec.job)
+
+
 class Job:
     """A job as the master knows it; the graph counts its tasks, the machine moves its state."""
 
     __slots__ = (
         "as_wanter",
+        "by_kind",
         "called_off",
         "counts",
         "created_at_s",
@@ -85,6 +105,7 @@ class Job:
         self.created_at_s = now_s
         self.ended_at_s: float | None = None
         self.counts = dict.fromkeys(TaskState, 0)
+        self.by_kind: dict[Kind, dict[TaskState, int]] | None = None  # once somebody has asked
         self.tasks: list[TaskId] = []
         self.uploads: list[ObjectId] = []  # objects without a producer that its tasks read
         self.foreign: dict[ObjectId, None] = {}  # what its tasks read that may not be its own
@@ -96,6 +117,35 @@ class Job:
 
     def __repr__(self) -> str:
         return f"<Job {self.number} {self.spec.id} {self.state}>"
+
+    def count(self, spec: TaskSpec, before: TaskState | None, state: TaskState) -> None:
+        """Count a task of it that is in another state now; `before` is None if it is new."""
+        self._count_in(self.counts, before, state)
+        if self.by_kind is not None:
+            self._count_in(self._counts_of(self.by_kind, spec), before, state)
+
+    def count_by_kind(self, tasks: Iterable[tuple[TaskSpec, TaskState]]) -> None:
+        """Count by kind from now on, beginning with all these tasks."""
+        by_kind = self.by_kind = {}
+        for spec, state in tasks:
+            self._count_in(self._counts_of(by_kind, spec), None, state)
+
+    def _count_in(
+        self, counts: dict[TaskState, int], before: TaskState | None, state: TaskState
+    ) -> None:
+        if before is not None:
+            counts[before] -= 1
+        counts[state] += 1
+
+    def _counts_of(
+        self, by_kind: dict[Kind, dict[TaskState, int]], spec: TaskSpec
+    ) -> dict[TaskState, int]:
+        kind = Kind.of(spec)
+        if kind not in by_kind:
+            if len(by_kind) >= KINDS_MAX:
+                kind = kind._replace(name="")
+            by_kind.setdefault(kind, dict.fromkeys(TaskState, 0))
+        return by_kind[kind]
 
     @property
     def is_busy(self) -> bool:

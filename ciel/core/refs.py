@@ -81,20 +81,38 @@ class Fixed(NamedTuple):
 
 
 class Failure(NamedTuple):
-    """It could not be produced. `reason` is a word, `details` the message for people."""
+    """It could not be produced. `reason` is a word, `details` the message for people, or an object
+    with that as its `text` and more for programs.
+    """
 
     id: ObjectId
     reason: str
     details: Any
 
-    def passed_on(self) -> tuple[str, object]:
+    @property
+    def text(self) -> str:
+        """The message for people."""
+        return details_text(self.details)
+
+    def passed_on(self) -> tuple[str, Any]:
         """Say why a task fails that never ran: by its input's failure, told once however long the
         chain.
         """
         if self.reason in ("DEPENDENCY_FAILED", "CANCELLED"):
             return self.reason, self.details
-        text = f"its input {self.id} failed ({self.reason}): {self.details}"
-        return "DEPENDENCY_FAILED", text
+        text = f"its input {self.id} failed ({self.reason}): {self.text}"
+        return "DEPENDENCY_FAILED", with_text(self.details, text)
+
+
+def details_text(details: Any) -> str:
+    """Return what people read of the details of a failure."""
+    text = details.get("text") if isinstance(details, dict) else details
+    return "" if text is None else str(text)
+
+
+def with_text(details: Any, text: str) -> Any:
+    """Return the details of a failure with another text for people."""
+    return {**details, "text": text} if isinstance(details, dict) else text
 
 
 class Tombstone(NamedTuple):

@@ -7,7 +7,9 @@ fault, until the same task has taken down three workers.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from ciel.core.refs import details_text, with_text
 
 WORKER_LOSSES_MAX = 3
 INPUT_LOSSES_MAX = 10
@@ -42,15 +44,16 @@ class GiveUp(NamedTuple):
     """Do not try again."""
 
     reason: str
-    details: str
+    details: Any
 
 
-def after_failure(blame: Blame, retries: int, reason: str, details: str) -> Again | GiveUp:
+def after_failure(blame: Blame, retries: int, reason: str, details: Any) -> Again | GiveUp:
     """Decide after a failed attempt; `blame` is updated."""
     blame.failures += 1
     if reason in NOT_RETRIED or blame.failures > retries:
         if retries and reason not in NOT_RETRIED:
-            details = f"{details}\n(attempt {blame.failures} of {retries + 1})"
+            text = f"{details_text(details)}\n(attempt {blame.failures} of {retries + 1})"
+            details = with_text(details, text)
         return GiveUp(reason, details)
     return Again(min(BACK_OFF_FIRST_S * 2 ** (blame.failures - 1), BACK_OFF_MAX_S))
 

@@ -126,6 +126,7 @@ class TaskNode:
         "job",
         "live_outputs",
         "rank",
+        "ready_at_s",
         "reason",
         "spec",
         "state",
@@ -138,6 +139,7 @@ class TaskNode:
         self.state = DORMANT
         self.attempt = 0
         self.rank = 0  # how far down the graph it stands; known once it can run
+        self.ready_at_s = 0.0  # when it could run, as far as is known
         self.worker: str | None = None
         self.children: dict[int, TaskId] | None = None
         self.extras: tuple[ObjectId, ...] = ()  # what it published besides what it promised

@@ -8,7 +8,7 @@ that cannot be had ends the attempt, and the callback never comes.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
 from ciel.core.errors import InvalidTaskError
@@ -55,6 +55,15 @@ class Attempt(ABC):
         self.fixed: ObjectId | None = None  # what the program waits for itself under, if it does
         self.children_count = 0
         self.has_delegated = False  # its promised outputs, to a child
+        self.handed_over: set[int] = set()  # promised outputs that children have taken over
+        self.at_hand: frozenset[str] = frozenset()  # objects that its program has from other tasks
+
+    @property
+    def where(self) -> str:
+        """Say which attempt this is, for people."""
+        spec = self.task.spec
+        name = f"{spec.name} ({spec.id})" if spec.name else f"{spec.id}"
+        return f"in task {name}, attempt {max(self.task.attempt, 1)}"
 
     # --- inputs -----------------------------------------------------------------------------------
 
@@ -93,9 +102,9 @@ class Attempt(ABC):
     # --- outputs and the rest ---------------------------------------------------------------------
 
     @abstractmethod
-    def open_output(self, index: int, streams: bool) -> str:
+    def open_output(self, index: int, streams: bool, size_bytes: int | None = None) -> str:
         """Begin an output; return the path to write it under. `streams`: others may read it
-        meanwhile.
+        meanwhile. `size_bytes`: there is to be room for so much, if that is known.
         """
 
     @abstractmethod
@@ -147,14 +156,20 @@ class Attempt(ABC):
         delegates: bool = False,
         wanted: bool | None = None,
         name: str = "",
+        takes: Collection[int] | None = None,
     ) -> tuple[tuple[ObjectId, ...], ChildForm]:
         """Create a task; return the ids of its outputs, and how its executor took the keywords.
 
-        `delegates`: it takes over the outputs that this task promised. `wanted`: see
-        `add_child`. Raises BadCallError.
+        `delegates`: it takes over the outputs that this task promised, but for those that others
+        have taken over. `takes`: some of them, by number. `wanted`: see `add_child`. Raises
+        BadCallError.
         """
+        if takes is not None:
+            self._require_left(takes)
         form = self._form(executor, keywords, delegates)
-        child, _ = self._create(executor, form, needs, delegates, name)
+        if takes is not None and len(takes) != form.n_outputs:
+            raise BadCallError(f"a child of {form.n_outputs} outputs cannot take over {len(takes)}")
+        child, _ = self._create(executor, form, needs, delegates, name, takes)
         self.add_child(child, wanted=wanted)
         return child.spec.outputs, form
 
@@ -167,7 +182,7 @@ class Attempt(ABC):
         if not self.task.may_run_children or executor != self.task.spec.executor:
             raise BadCallError("no child may run within this task")
         form = self._form(executor, keywords, False)
-        child, arguments = self._create(executor, form, USUAL_NEEDS, False, name)
+        child, arguments = self._create(executor, form, USUAL_NEEDS, False, name, None)
         return child.spec.outputs, self.begin_child(child, arguments)
 
     def _form(self, executor: str, keywords: dict[str, Any], delegates: bool) -> ChildForm:
@@ -180,11 +195,16 @@ class Attempt(ABC):
             raise BadCallError(str(error)) from None
 
     def go_on_later(
-        self, executor: str, dependencies: list[Reference], any_of: list[Reference]
+        self,
+        executor: str,
+        dependencies: list[Reference],
+        any_of: list[Reference],
+        *,
+        sees_errors: bool = False,
     ) -> None:
         """Hand the promised outputs to a task that goes on in this very process, once its
-        dependencies are there, and one of `any_of` (a fixed process, ciel-interfaces 1.7). Raises
-        BadCallError.
+        dependencies are there, and one of `any_of` (a fixed process, ciel-interfaces 1.7).
+        `sees_errors`: those that failed count as there. Raises BadCallError.
         """
         if not self._executor(executor).talks:
             raise BadCallError(f"{executor!r} has no processes that could go on")
@@ -196,9 +216,9 @@ class Attempt(ABC):
         arguments: dict[str, Any] = {"fixed": fixed, "extra_dependencies": dependencies}
         if any_of:
             arguments["any_dependencies"] = any_of
-        form = ChildForm(arguments, 1, False, False, any_of=tuple(any_of))
+        form = ChildForm(arguments, 1, False, False, sees_errors, tuple(any_of))
         spec = self.task.spec
-        self.add_child(self._create(executor, form, spec.needs, True, spec.name)[0])
+        self.add_child(self._create(executor, form, spec.needs, True, spec.name, None)[0])
 
     def _executor(self, name: str) -> Executor:
         known = self.task.executors.get(name)
@@ -211,10 +231,40 @@ class Attempt(ABC):
         if self.has_delegated:
             raise BadCallError("another task was given the outputs of this one already")
 
+    def _require_left(self, takes: Collection[int]) -> None:
+        self._require_promises()
+        left = [index for index in takes if self._is_promised(index)]
+        if not left or len(left) != len(set(takes)):
+            raise BadCallError(f"a child cannot take over outputs {list(takes)!r:.60}")
+
+    def _is_promised(self, index: int) -> bool:
+        """Whether this task is still to make one of its promised outputs."""
+        if type(index) is not int or not 0 <= index < self.outputs.expected_count:
+            return False
+        outputs = self.outputs
+        is_begun = index in outputs.published or index in outputs.open_ones
+        return not is_begun and index not in self.handed_over
+
+    def _promised(self) -> list[int]:
+        return [index for index in range(self.outputs.expected_count) if self._is_promised(index)]
+
     def _create(
-        self, executor: str, form: ChildForm, needs: Needs, delegates: bool, name: str
+        self,
+        executor: str,
+        form: ChildForm,
+        needs: Needs,
+        delegates: bool,
+        name: str,
+        takes: Collection[int] | None,
     ) -> tuple[Child, dict[str, Any]]:
         spec = self.task.spec
+        outputs: tuple[ObjectId, ...] | None = None
+        if takes is not None:
+            outputs = tuple([spec.outputs[index] for index in takes])
+        elif delegates:
+            outputs = spec.outputs
+            if self.handed_over:
+                outputs = tuple([spec.outputs[index] for index in self._promised()])
         arguments = form.arguments
         if self.outputs.published:
             arguments = self._up_to_date(arguments)
@@ -226,8 +276,7 @@ class Attempt(ABC):
                 *make_task(
                     job=spec.job, parent=spec.id, ordinal=self.children_count, executor=executor,
                     arguments=arguments, n_outputs=form.n_outputs,
-                    memoise=form.memoise and not delegates,
-                    outputs=spec.outputs if delegates else None, needs=needs,
+                    memoise=form.memoise and outputs is None, outputs=outputs, needs=needs,
                     sees_errors=form.sees_errors, any_of=form.any_of,
                     mentions=mentions_of(self.task.executors, executor), name=name,
                 )
@@ -239,6 +288,7 @@ class Attempt(ABC):
             raise BadCallError(f"no such task can be: {error.reason}") from None
         self.children_count += 1
         self.has_delegated |= delegates
+        self.handed_over.update(takes or ())
         return child, arguments
 
     def _up_to_date(self, value: Any) -> Any:

@@ -138,10 +138,10 @@ class Finish:
 
 @dataclass(frozen=True, slots=True)
 class Fail:
-    """The task has failed: a word for programs, text for people."""
+    """The task has failed: a word for programs, text for people (see `refs.Failure`)."""
 
     reason: str
-    details: str
+    details: Any
 
 
 Action = Run | Talk | Finish | Fail
@@ -152,7 +152,8 @@ class Task(NamedTuple):
     now.
 
     `executors` are all there are on this worker, for the children of the task. `may_run_children`:
-    its program may run some of these within itself, in no slot of their own.
+    its program may run some of these within itself, in no slot of their own. `attempt`: the number
+    of this attempt, 0 for a child that its parent's worker began.
     """
 
     spec: TaskSpec
@@ -160,6 +161,7 @@ class Task(NamedTuple):
     inputs: Mapping[ObjectId, Reference]
     executors: Mapping[str, Executor]
     may_run_children: bool = False
+    attempt: int = 1
 
 
 OUTPUTS_MAX = 10_000

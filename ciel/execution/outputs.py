@@ -98,11 +98,12 @@ class Outputs:
         self._require_unpublished(index)
         self._note(index, ref)
 
-    def open(self, index: int) -> ObjectWriter:
-        """Begin to write an output."""
+    def open(self, index: int, size_bytes: int | None = None) -> ObjectWriter:
+        """Begin to write an output; there is to be room for so much, if that is known."""
         self._require_unpublished(index)
         level = self.levels.get(index, self.level)
-        writer = self.open_ones[index] = self._store.begin_in(level, self.ids[index])
+        writer = self._store.begin_in(level, self.ids[index], size_hint_bytes=size_bytes)
+        self.open_ones[index] = writer
         return writer
 
     def close(self, index: int, size_bytes: int | None = None) -> Reference:

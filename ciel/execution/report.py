@@ -14,6 +14,7 @@ STDERR_TAIL_BYTES = 4096
 COMMAND_MAX_LENGTH = 500
 # Whatever a program says, it must not reach into the reader's terminal.
 _CONTROLS = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def command_text(argv: Sequence[str]) -> str:
@@ -44,8 +45,13 @@ def tail_text(tail: bytes, whole_size_bytes: int) -> str:
     return f"({left_out} bytes before)\n{_text(shown)}"
 
 
+def printed_text(said: bytes) -> str:
+    """Return what a program printed as text in which nothing steers a terminal; colours go."""
+    return _CONTROLS.sub("\ufffd", _COLOURS.sub("", said.decode("utf-8", "replace")))
+
+
 def _text(said: bytes) -> str:
-    return _CONTROLS.sub("\ufffd", said.decode("utf-8", "replace")).rstrip("\n")
+    return printed_text(said).rstrip("\n")
 
 
 def no_room_text(worker: str, argv: Sequence[str], error: NoSpaceError) -> str:

@@ -189,6 +189,13 @@ class Launcher:
         if not self._nothing_left:
             self.kill_descendants(timeout_s)
 
+    def let_go(self) -> None:
+        """Be a copy in a forked child: the launcher is the parent's, and is to see its end."""
+        self._drop_link()
+        if self._pidfd is not None:
+            os.close(self._pidfd)
+        self._pidfd, self._nothing_left = None, True
+
     def kill_descendants(self, timeout_s: float = 5.0) -> int:
         """Kill the launcher, if it lives, and what its programs left; return how many these were.
 

@@ -18,10 +18,11 @@ from ciel.access.addresses import netloc as netloc_of
 from ciel.access.addresses import parse_url
 from ciel.access.keys import Role
 from ciel.core.errors import CielError
-from ciel.core.events import Answer, Ask, Change, Heartbeat, Message
+from ciel.core.events import CLIENT_GRACE_S, Answer, Ask, Change, Heartbeat, Message, Received
 from ciel.core.ids import ID_MAX_LENGTH, check_id
 from ciel.core.tasks import SLOTS_MAX
 from ciel.master.journal import Journal
+from ciel.master.sessions import ClientSession
 from ciel.master.state import answers
 from ciel.master.state.machine import MasterMachine
 from ciel.master.state.workers import WorkerFacts
@@ -54,7 +55,8 @@ class MasterService:
         self._about = about  # what status tells besides the machine's own facts
         self._started_at_s = time.time()
         self._names: dict[ControlPeer, str] = {}
-        self._peers: dict[str, ControlPeer] = {}
+        self._peers: dict[str, ControlPeer | ClientSession] = {}
+        self._sessions: dict[str, ClientSession] = {}  # by the names that clients gave them
         self._client_count = 0
         self._frozen_tasks = 0
         self._due: DelayedCall | None = None
@@ -90,17 +92,46 @@ class MasterService:
                 worker=facts.id, netloc=facts.netloc, slots=facts.slots,
             )  # fmt: skip
         else:
-            self._client_count += 1
-            self._admit(peer, f"client-{self._client_count}")
+            self._admit_client(peer, peer.hello.about)
         self._turns.at_end(self._end_turn)
 
     def _admit(self, peer: ControlPeer, name: str) -> None:
         former = self._peers.get(name)
         self._names[peer] = name
         self._peers[name] = peer
-        if former is not None:
+        if isinstance(former, ControlPeer):
             del self._names[former]
             former.refuse(f"another worker joined as {name}")
+
+    def _admit_client(self, peer: ControlPeer, about: Mapping[str, Any]) -> None:
+        """Let a client in, or go on with one that has lost its connection."""
+        token, received = about.get("session"), about.get("received")
+        if not isinstance(token, str):
+            self._client_count += 1
+            self._admit(peer, f"client-{self._client_count}")
+            return
+        session = self._sessions.get(token)
+        if received is None and session is None:
+            self._client_count += 1
+            name = f"client-{self._client_count}"
+            self._names[peer] = name
+            self._peers[name] = self._sessions[token] = ClientSession(name, peer)
+        elif session is None:
+            peer.refuse(
+                "it does not know this client: that was away for too long, or the master is "
+                "another one since"
+            )
+        elif type(received) is not int or not session.take_confirmation(received):
+            peer.refuse("this client goes on with a session otherwise than it was")
+        elif not session.can_resume:
+            peer.refuse("this client was too far behind")
+        else:
+            if session.peer is not None:  # whose end we have not noticed
+                del self._names[session.peer]
+                session.peer.turn_away()
+            self._names[peer] = session.name
+            session.resume(peer)
+            log.info("{client} is back", client=session.name)
 
     def peer_said(self, peer: ControlPeer, messages: list[Message]) -> None:
         name = self._names.get(peer)
@@ -111,11 +142,21 @@ class MasterService:
         say: Callable[[str, Message, float], None] = (
             self.machine.worker_said if from_worker else self.machine.client_said
         )
+        session = self._peers[name]
+        counted = len(messages)
         for message in messages:
             if type(message) is Ask or type(message) is Change:
-                self._answer(peer, message)
+                self._answer(session, message)
+            elif type(message) is Received:
+                counted -= 1
+                if isinstance(session, ClientSession):
+                    if not session.take_confirmation(message.count):
+                        peer.refuse("this client confirms what was not said")
+                        return
             else:
                 say(name, message, now_s)
+        if isinstance(session, ClientSession):
+            session.count(counted)
         self._turns.at_end(self._end_turn)
 
     def peer_drained(self, peer: ControlPeer) -> None:
@@ -125,8 +166,12 @@ class MasterService:
         name = self._names.pop(peer, None)
         if name is None:
             return
-        del self._peers[name]
         now_s = self._reactor.seconds()
+        session = self._peers[name]
+        if isinstance(session, ClientSession):
+            session.peer, session.gone_at_s = None, now_s
+            return
+        del self._peers[name]
         if peer.hello is not None and peer.hello.role is Role.WORKER:
             log.info("worker {worker} is gone: {reason}", worker=name, reason=reason)
             self.machine.worker_lost(name, reason, now_s)
@@ -134,7 +179,7 @@ class MasterService:
             self.machine.client_gone(name, now_s)
         self._turns.at_end(self._end_turn)
 
-    def _answer(self, peer: ControlPeer, ask: Ask | Change) -> None:
+    def _answer(self, peer: ControlPeer | ClientSession, ask: Ask | Change) -> None:
         find = self.change if type(ask) is Change else self.answer
         try:
             peer.send(Answer(ask.number, find(ask.topic, ask.argument), ""))
@@ -186,10 +231,20 @@ class MasterService:
         for peer, name in self._names.items():
             if peer.hello is not None and peer.hello.role is Role.WORKER:
                 self.machine.worker_said(name, Heartbeat(), now_s - peer.silent_s)
+        self._tend_sessions(now_s)
         self._spare_collector()
         self.machine.tick(now_s)
         self._hang_up_on_lost()
         self._end_turn()
+
+    def _tend_sessions(self, now_s: float) -> None:
+        """Confirm what came, and give up clients that did not come back."""
+        for token, session in list(self._sessions.items()):
+            if session.peer is not None:
+                session.confirm()
+            elif now_s >= session.gone_at_s + CLIENT_GRACE_S or not session.can_resume:
+                del self._sessions[token], self._peers[session.name]
+                self.machine.client_gone(session.name, now_s, grace_s=0.0)
 
     def _spare_collector(self) -> None:
         """Keep a large graph from being searched for cycles: it has none, and is here to stay."""

@@ -99,8 +99,8 @@ class FakeAttempt(Attempt):
 
     # --- outputs and the rest ---------------------------------------------------------------------
 
-    def open_output(self, index: int, streams: bool) -> str:
-        path = self.outputs.open(index).path
+    def open_output(self, index: int, streams: bool, size_bytes: int | None = None) -> str:
+        path = self.outputs.open(index, size_bytes).path
         assert path is not None
         if streams:
             self.streamed.append(index)

@@ -185,8 +185,8 @@ def _unrest_of(worker: FakeWorker, master: MasterMachine, witness: Witness) -> P
         yield worker.facts.id, f"it has {machine.attempts or machine._fetching}"
     if worker.processes or machine.fixed:
         yield worker.facts.id, f"it still has {worker.processes or machine.fixed}"
-    if machine._reports:
-        yield worker.facts.id, f"it has not said {machine._reports}"
+    if machine.reports:
+        yield worker.facts.id, f"it has not said {machine.reports}"
     if machine.slots_free != machine.slots:
         yield worker.facts.id, f"only {machine.slots_free} of its slots are free"
     for object_id in machine.stored:

@@ -25,12 +25,14 @@ from ciel.core.events import (
     Heartbeat,
     InputsLost,
     JobChanged,
+    JobPrinted,
     MeetWorkers,
     Message,
     Neighbour,
     ObjectSettled,
     ObjectsStored,
     RecallTasks,
+    Received,
     ReleaseObjects,
     RequestRefused,
     SpawnTask,
@@ -38,6 +40,7 @@ from ciel.core.events import (
     StreamsOpened,
     SubmitJob,
     TaskFault,
+    TaskPrinted,
     TaskReported,
     WantObjects,
     WatchJob,
@@ -92,6 +95,13 @@ def _text(value: Any) -> str:
     return value
 
 
+def _details(value: Any) -> Any:
+    """Read what a fault is told with: a text, or an object of texts."""
+    if not isinstance(value, dict):
+        return _text(value)
+    return {_text(key): _text(item) for key, item in value.items()}
+
+
 def _read_how(value: Any) -> tuple[bool, bool]:
     """Read whether a child was begun, and whether its parent waits for it."""
     number = _count(value)
@@ -126,7 +136,7 @@ def _read_report(f: Fields, payload: bytes) -> TaskReported:
     if f[3] != 0 or type(f[3]) is not int:
         if not isinstance(f[3], list) or len(f[3]) != 2:
             raise DecodeError("a fault must be a reason and details")
-        fault = TaskFault(_text(f[3][0]), _text(f[3][1]))
+        fault = TaskFault(_text(f[3][0]), _details(f[3][1]))
     return TaskReported(_id(f[0]), _count(f[1]), _refs(f[2]), fault, _seconds(f[4]))
 
 
@@ -198,7 +208,11 @@ _FORMS: dict[type, Form] = {
         lambda m: ([m.job, m.reason], b""),
         lambda f, p: CancelJob(_id(f[0]), _text(f[1])),
     ),
-    WatchJob: Form("watch", lambda m: ([m.job], b""), lambda f, p: WatchJob(_id(f[0]))),
+    WatchJob: Form(
+        "watch",
+        lambda m: ([m.job, int(m.prints)], b""),
+        lambda f, p: WatchJob(_id(f[0]), bool(_count(f[1]))),
+    ),
     Ask: Form("ask", lambda m: ([m.number, m.topic], codec.encode(m.argument)), _read_ask),
     Change: Form("change", lambda m: ([m.number, m.topic], codec.encode(m.argument)), _read_change),
     ObjectSettled: Form(
@@ -215,6 +229,20 @@ _FORMS: dict[type, Form] = {
         "request_refused",
         lambda m: ([m.job, m.reason], b""),
         lambda f, p: RequestRefused(_id(f[0]), _text(f[1])),
+    ),
+    JobPrinted: Form(
+        "printed",
+        lambda m: ([*m[:-1]], m.text.encode()),
+        lambda f, p: JobPrinted(
+            _id(f[0]),
+            _id(f[1]),
+            _text(f[2]),
+            _count(f[3]),
+            _text(f[4]),
+            _count(f[5]),
+            _count(f[6]),
+            p.decode(),
+        ),
     ),
     Answer: Form("answer", lambda m: ([m.number, m.error], codec.encode(m.value)), _read_answer),
     AssignTask: Form(
@@ -263,6 +291,11 @@ _FORMS: dict[type, Form] = {
         lambda m: ([_arrays(m.refs), int(m.kept)], b""),
         lambda f, p: ObjectsStored(_refs(f[0]), bool(_count(f[1]))),
     ),
+    TaskPrinted: Form(
+        "prints",
+        lambda m: ([*m[:-1]], m.text.encode()),
+        lambda f, p: TaskPrinted(_id(f[0]), _count(f[1]), _count(f[2]), _count(f[3]), p.decode()),
+    ),
     InputsLost: Form(
         "lost",
         lambda m: ([m.task, m.attempt, [list(loss) for loss in m.losses], m.details], b""),
@@ -278,6 +311,7 @@ _FORMS: dict[type, Form] = {
         lambda m: ([list(m.levels), m.disk_waiting], b""),
         lambda f, p: StoresReported(_read_levels(f[0]), _count(f[1])),
     ),
+    Received: Form("received", lambda m: ([m.count], b""), lambda f, p: Received(_count(f[0]))),
     Heartbeat: Form("alive", lambda m: ([], b""), lambda f, p: Heartbeat()),
 }
 _BY_KIND: dict[str, tuple[type, Callable[[Fields, bytes], Any]]] = {
@@ -287,11 +321,11 @@ _BY_KIND: dict[str, tuple[type, Callable[[Fields, bytes], Any]]] = {
 FROM_CLIENT: frozenset[type] = frozenset(
     (
         SubmitJob, AddTask, WantObjects, ReleaseObjects, CloseJob, CancelJob, WatchJob, Ask, Change,
-        Heartbeat,
+        Received, Heartbeat,
     )
 )  # fmt: skip
 TO_CLIENT: frozenset[type] = frozenset(
-    (ObjectSettled, JobChanged, RequestRefused, Answer, Heartbeat)
+    (ObjectSettled, JobChanged, RequestRefused, JobPrinted, Answer, Received, Heartbeat)
 )
 FROM_WORKER: frozenset[type] = frozenset(
     (
@@ -299,6 +333,7 @@ FROM_WORKER: frozenset[type] = frozenset(
         SpawnTask,
         StreamsOpened,
         ObjectsStored,
+        TaskPrinted,
         InputsLost,
         DiskQueued,
         StoresReported,

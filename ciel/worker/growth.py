@@ -33,11 +33,12 @@ log = Logger()
 
 class Growing(NamedTuple):
     """The files of one attempt that grow; `outputs`, which may change, only where there is a limit
-    for them.
+    for them. `printed` is called now and then, since there may be more in the first.
     """
 
     stderr_path: str
     outputs: Mapping[int, ObjectWriter]
+    printed: Callable[[], None] | None = None
 
 
 class GrowthWatch:
@@ -70,6 +71,8 @@ class GrowthWatch:
         for key, growing in list(self._growing.items()):
             if is_too_long(growing.stderr_path):
                 deferToThread(shorten, growing.stderr_path).addErrback(_not_shortened)
+            if growing.printed is not None:
+                growing.printed()
             for output in list(growing.outputs.values()):
                 try:
                     output.account()

@@ -31,6 +31,7 @@ class Hosted:
         self.stdout: int | None = None
         self.feeder: Feeder | None = None
         self.launch_id: int | None = None
+        self.logged_bytes = 0  # how much of what it complained is in its job's log
         self.killed: TaskFault | None = None  # why its program was
 
     @property

@@ -131,7 +131,8 @@ class Hosting:
             arguments = read_arguments(order.spec.payload)
             inputs = {ref.id: ref for ref in order.inputs}
             within = order.may_run_children
-            task = Task(order.spec, arguments, inputs, self._place.executors, within)
+            known = self._place.executors
+            task = Task(order.spec, arguments, inputs, known, within, order.attempt)
             action = executor.begin(task)
         except (BadArgumentsError, CielError, WireError, TypeError, ValueError) as error:
             self._owner.attempt_ended(key, (), TaskFault("BAD_ARGUMENTS", str(error)), 0.0)
@@ -192,7 +193,10 @@ class Hosting:
                 hosted.feeder.start()
             if hosted.scratch is not None:
                 outputs = hosted.writers if self._is_bounded else {}
-                place.growth.add(hosted.key, GrowingFiles(hosted.scratch.stderr_path, outputs))
+                path = hosted.scratch.stderr_path
+                place.growth.add(
+                    hosted.key, GrowingFiles(path, outputs, lambda: self._log_stderr(hosted))
+                )
             if program.streams:
                 self._open_streams(hosted)
         except ObjectNotFoundError as error:
@@ -400,7 +404,7 @@ class Hosting:
         signal_number = None if event.exit_status is not None else os.WTERMSIG(event.status)
         program_exit = ProgramExit(event.exit_status, signal_number, run_s, tail)
         if tail:
-            self._log_stderr(hosted, tail)
+            self._log_stderr(hosted, to_the_end=True)
         try:
             action = hosted.executor.ended(hosted.task, program_exit)
         except Exception as error:  # as above
@@ -501,13 +505,14 @@ class Hosting:
                 lambda failure: log.failure("scratch could not be removed", failure)
             )
 
-    def _log_stderr(self, hosted: Hosted, tail: str) -> None:
-        """Append what a program complained to its job's log."""
-        spec = hosted.task.spec
-        try:
-            self._place.logs.append(spec.job, spec.name or spec.id[:12], tail)
-        except OSError as error:
-            log.warn("the log of job {job} cannot be written: {error}", job=spec.job, error=error)
+    def _log_stderr(self, hosted: Hosted, *, to_the_end: bool = False) -> None:
+        """Append what a program has complained meanwhile to its job's log."""
+        if hosted.scratch is not None and hosted.scratch.stderr_bytes_now() > hosted.logged_bytes:
+            text, hosted.logged_bytes = hosted.scratch.lines_from(
+                hosted.logged_bytes, to_the_end=to_the_end
+            )
+            if text:
+                self._place.log(hosted.task.spec, hosted.key[1], text)
 
     def close(self) -> None:
         """Forget all attempts; their programs end with the launcher."""

@@ -1,6 +1,6 @@
 """What the programs of each job complained: one file a job, for people and for `GET /log/JOB`.
 
-    <directory>/job-<id>.log      lines of `[task] text`, written as each program ends
+    <directory>/job-<id>.log      lines of `[task] text`, written while programs run, as they end
 
 A directory belongs to one worker. It keeps the logs of the 1,000 jobs that were written to last.
 """
@@ -36,8 +36,10 @@ class JobLogs:
         found = sorted((path.stat().st_mtime, path.name) for path in directory.glob("job-*.log"))
         self._kept = dict.fromkeys(name for _, name in found)  # the latest written last
 
-    def append(self, job: JobId, task: str, text: str) -> None:
-        """Append what a task's program complained, each line with the task; raises OSError."""
+    def append(self, job: JobId, task: str, text: str) -> tuple[int, int]:
+        """Append what a task's program printed, each line with the task; return where in the log
+        that begins, and how long it is: nothing once the log is full. Raises OSError.
+        """
         name = _name(job)
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._kept.pop(name, None)
@@ -46,14 +48,17 @@ class JobLogs:
         with open(self._directory / name, "ab") as file:
             size_bytes = file.tell()
             if size_bytes >= LOG_MAX_BYTES:
-                return
-            file.write(lines if size_bytes + len(lines) < LOG_MAX_BYTES else lines + _FULL)
+                return size_bytes, 0
+            written = file.write(
+                lines if size_bytes + len(lines) < LOG_MAX_BYTES else lines + _FULL
+            )
         while len(self._kept) > JOBS_KEPT:
             oldest = next(iter(self._kept))
             del self._kept[oldest]
             (self._directory / oldest).unlink(missing_ok=True)
         for waiting in self._waiting.pop(job, ()):
             waiting.callback(None)
+        return size_bytes, written
 
     def read(self, job: JobId, offset: int) -> bytes:
         """Return what a log holds from `offset` on, at most 1 MiB; nothing if there is no log."""

@@ -53,6 +53,7 @@ class Process:
         self.conversation: Any = None  # about these
         self.has_begun = False  # it has said something about them
         self.is_warm = False  # it has served before
+        self.holds: frozenset[str] = frozenset()  # objects that it has at hand since then
         self.is_called_off = False  # it was sent a signal for the present task
         self.fault: TaskFault | None = None  # why its task has failed, once it has
         self.published: tuple[Reference, ...] = ()  # by the task that it leaves after, ...
@@ -60,7 +61,8 @@ class Process:
         self.unsaid: list[bytes] = []  # frames for it, until the turn ends
         self.end: ProgramExited | ProgramFailed | None = None
         self.broke = ""  # how its channel ended
-        self.stderr_start = 0
+        self.stderr_start = 0  # where that of the present task begins
+        self.logged_bytes = 0  # how much of it is in logs
         self.run_s = 0.0
         self.due: DelayedCall | None = None
 
@@ -80,6 +82,23 @@ class Process:
         """Whether it was gone before it had taken its task."""
         has_missed = not self.has_begun and (bool(self.unsaid) or self.channel.left_unread)
         return self.is_warm and has_missed and self.fault is None and not self.is_called_off
+
+    def log_lines(self) -> None:
+        """Log what it has printed meanwhile, as far as that is whole lines."""
+        if self.talked is not None:
+            self._log(self.talked, to_the_end=False)
+
+    def log_rest(self, talked: Talked) -> None:
+        """Log what it has printed for a task that is over."""
+        self._log(talked, to_the_end=True)
+        self.stderr_start = self.logged_bytes
+
+    def _log(self, talked: Talked, *, to_the_end: bool) -> None:
+        if self.scratch.stderr_bytes_now() <= self.logged_bytes:
+            return
+        text, self.logged_bytes = self.scratch.lines_from(self.logged_bytes, to_the_end=to_the_end)
+        if text:
+            talked.log(text)
 
     def lost_fault(self) -> TaskFault:
         """Say that it has left the conversation, and nothing is known of its end."""

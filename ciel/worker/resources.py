@@ -31,6 +31,7 @@ from ciel.storage.errors import (
     StorageError,
 )
 from ciel.storage.interface import ObjectReader, ObjectStore, ObjectWriter
+from ciel.wire.files import FILE_HEADER, file_identity
 from ciel.wire.references import to_array
 from ciel.worker.disk_jobs import Admit, Ticket, at_once
 from ciel.worker.logs import JobLogs
@@ -134,6 +135,8 @@ class Data(Route):
             self._describe(request, None)
         else:
             self._describe(request, found.size_bytes)
+            if found.source is not None:
+                request.setHeader(FILE_HEADER, file_identity(found.source))
             found.close()
         request.write(b"")
         request.finish()
@@ -151,7 +154,7 @@ class Data(Route):
                 return growing
             hold, fd = self._streams.hold(growing), growing.fileno()
             read = partial(read_file, fd)
-            return _Whole(read, growing.size_bytes, digest_of(fd), hold.close)
+            return _Whole(read, growing.size_bytes, digest_of(fd), hold.close, None)
         try:
             with _answering():
                 info = self._store.stat(object_id)
@@ -159,7 +162,7 @@ class Data(Route):
             reader.close()
             raise
         checksum = info.checksum if info is not None else None
-        return _Whole(reader.read, reader.size_bytes, checksum, reader.close)
+        return _Whole(reader.read, reader.size_bytes, checksum, reader.close, reader.source)
 
     def _follow(self, request: Request, growing: Growing) -> Answer:
         if request.getHeader("Range"):
@@ -184,6 +187,7 @@ class _Whole(NamedTuple):
     size_bytes: int
     checksum: str | None
     close: Callable[[], None]
+    source: str | None
 
 
 class _Arriving:

@@ -19,11 +19,13 @@ import stat
 from contextlib import suppress
 from pathlib import Path
 
-from ciel.execution.report import STDERR_TAIL_BYTES, tail_text
+from ciel.execution.report import STDERR_TAIL_BYTES, printed_text, tail_text
 from ciel.storage import leases
 
 _PRIVATE_DIRECTORY = stat.S_IFDIR | 0o700
 _SPARE_MAX = 64
+PRINTED_MAX_BYTES = 1 << 20
+"""More than that between two looks is not read: it would hold up all else."""
 
 
 class ScratchPool:
@@ -150,6 +152,29 @@ class Scratch:
                 return tail_text(file.read(STDERR_TAIL_BYTES), size - start_bytes)
         except OSError:
             return ""
+
+    def lines_from(self, start_bytes: int, *, to_the_end: bool = False) -> tuple[str, int]:
+        """Return the whole lines that the program printed from `start_bytes` on, and where they
+        end; `to_the_end`: with one that is not whole. Of very much there is the end only.
+        """
+        try:
+            if not stat.S_ISREG(os.lstat(self.stderr_path).st_mode):
+                return "", start_bytes
+            with open(self.stderr_path, "rb") as file:
+                first = max(start_bytes, os.fstat(file.fileno()).st_size - PRINTED_MAX_BYTES)
+                file.seek(first)
+                said = file.read(PRINTED_MAX_BYTES)
+        except OSError:
+            return "", start_bytes
+        left_out = first - start_bytes
+        if left_out:
+            said_lines = said.partition(b"\n")[2] or said
+            left_out += len(said) - len(said_lines)
+            said = b"(%d bytes before)\n%s" % (left_out, said_lines)
+            return printed_text(said), start_bytes + left_out + len(said_lines)
+        if not to_the_end:
+            said = said[: said.rfind(b"\n") + 1]
+        return printed_text(said), first + len(said)
 
     def is_untouched(self) -> bool:
         """Whether everything is as it was made, so that another attempt may use it."""

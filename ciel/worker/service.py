@@ -16,7 +16,7 @@ from twisted.internet.threads import deferToThread
 from twisted.logger import Logger
 
 from ciel.core.admission import level_of
-from ciel.core.events import DiskQueued, Message, StoresReported, TaskFault
+from ciel.core.events import DiskQueued, Message, StoresReported, TaskFault, TaskPrinted
 from ciel.core.ids import ObjectId
 from ciel.core.refs import Reference
 from ciel.execution.executor import Child
@@ -198,6 +198,10 @@ class WorkerService:
 
     def stream_broken(self, object_id: ObjectId, details: str) -> None:
         self.machine.stream_broken(object_id, details, self._reactor.seconds())
+        self._act_soon()
+
+    def printed(self, printed: TaskPrinted) -> None:
+        self.machine.reports.append(printed)  # which can wait as long as the attempt's end
         self._act_soon()
 
     def made_in_vain(self, objects: tuple[ObjectId, ...]) -> None:

@@ -99,6 +99,10 @@ class Talked(Attempt):
         self._waiters: list[Any] = []
         self._has_written = False
 
+    @property
+    def where(self) -> str:
+        return f"{super().where} on worker {self._place.worker}"
+
     def close(self) -> None:
         """Let go of all inputs; outputs were published or rolled back before."""
         self._is_closed = True
@@ -267,8 +271,8 @@ class Talked(Attempt):
 
     # --- outputs and the rest ---------------------------------------------------------------------
 
-    def open_output(self, index: int, streams: bool) -> str:
-        writer = self.outputs.open(index)
+    def open_output(self, index: int, streams: bool, size_bytes: int | None = None) -> str:
+        writer = self.outputs.open(index, size_bytes)
         if writer.path is None:
             raise OSError("this store cannot take the output of a program by name")
         if not self._has_written and self._place.store.capabilities.bounded:
@@ -340,11 +344,7 @@ class Talked(Attempt):
             os.close(fd)
 
     def log(self, text: str) -> None:
-        spec = self.task.spec
-        try:
-            self._place.logs.append(spec.job, spec.name or spec.id[:12], text)
-        except OSError as error:
-            log.warn("the log of job {job} cannot be written: {error}", job=spec.job, error=error)
+        self._place.log(self.task.spec, self.key[1], text)
 
     def add_child(self, child: Child, *, wanted: bool | None = None) -> None:
         self._place.owner.attempt_spawned(self.key, child, wanted=wanted)

@@ -105,7 +105,7 @@ class Talking:
         process.stack = [talked]
         process.is_called_off = process.has_begun = False
         self._busy[talked.key] = process
-        talked.scratch = process.scratch
+        talked.scratch, talked.at_hand = process.scratch, process.holds
         try:
             process.conversation = executor.converse(talked, partial(self._say, process))
             if talk.encoded is None:
@@ -181,7 +181,7 @@ class Talking:
             return None
         self._processes[process.number] = process
         self._by_channel[channel] = process
-        place.growth.add(process.key, GrowingFiles(scratch.stderr_path, {}))
+        place.growth.add(process.key, GrowingFiles(scratch.stderr_path, {}, process.log_lines))
         process.due = place.reactor.callLater(self._patience.first_call_s, self._silent, process)
         return process
 
@@ -290,6 +290,7 @@ class Talking:
             self._fixed[talked.fixed] = process
         else:
             process.scratch.drop_inputs()
+            process.holds = frozenset().union(*over.soft_keys)
             now_s = self._place.reactor.seconds()
             for number in self._pool.put(process.number, process.kind, over.soft_keys, now_s):
                 self._dismiss(self._processes[number], "others are needed more")
@@ -302,10 +303,7 @@ class Talking:
         talked.close()
         del self._busy[talked.key]
         process.stack, process.conversation = [], None
-        said_bytes = process.scratch.stderr_bytes_now()
-        if said_bytes > process.stderr_start:
-            talked.log(process.scratch.stderr_tail(process.stderr_start))
-            process.stderr_start = said_bytes
+        process.log_rest(talked)
 
     # --- ends -------------------------------------------------------------------------------------
 

@@ -6,9 +6,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from ciel.core.events import TaskFault
+from twisted.logger import Logger
+
+from ciel.core.events import TaskFault, TaskPrinted
 from ciel.core.ids import ObjectId
-from ciel.core.refs import Reference
+from ciel.core.refs import INLINE_MAX_BYTES, Reference
+from ciel.core.tasks import TaskSpec
 from ciel.execution.executor import Child, Executor
 from ciel.execution.kept import KeptAttempts
 from ciel.net.channels import Channels
@@ -21,6 +24,8 @@ from ciel.worker.memory import MemoryWatch
 from ciel.worker.scratch import ScratchPool
 from ciel.worker.state.orders import Key
 from ciel.worker.streaming import Streams
+
+log = Logger()
 
 Losses = tuple[tuple[ObjectId, str], ...]
 """Objects, each with the place where it was said to be and is not."""
@@ -51,6 +56,9 @@ class AttemptsOwner(Protocol):
 
     def stream_broken(self, object_id: ObjectId, details: str) -> None: ...
 
+    def printed(self, printed: TaskPrinted) -> None:
+        """Learn that an attempt has printed something that is in its job's log now."""
+
     def fetch(self, ref: Reference, then: Callable[[Losses | None, str], None]) -> None:
         """Get an object for a running attempt; `then` is called once it can be read here, or with
         what was found missing, and why.
@@ -80,3 +88,17 @@ class Workplace:
     @property
     def here(self) -> frozenset[str]:
         return frozenset((self.netloc,))
+
+    def log(self, spec: TaskSpec, attempt: int, text: str) -> None:
+        """Write lines that an attempt printed to its job's log, and have who listens know."""
+        try:
+            start, size_bytes = self.logs.append(spec.job, spec.name or spec.id[:12], text)
+        except OSError as error:
+            log.warn("the log of job {job} cannot be written: {error}", job=spec.job, error=error)
+            return
+        if size_bytes:
+            lines = "".join([f"{line}\n" for line in text.splitlines()])
+            is_short = len(lines.encode()) <= INLINE_MAX_BYTES
+            self.owner.printed(
+                TaskPrinted(spec.id, attempt, start, size_bytes, lines if is_short else "")
+            )

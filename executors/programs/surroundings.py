@@ -57,7 +57,7 @@ class Surroundings:
         if type(known) is Value:
             return _content(known)
         if type(known) is Failure:
-            raise ReferenceFailedError(ref, known.reason, str(known.details))
+            raise ReferenceFailedError(ref, known.reason, known.text)
         call = {"ref": known, "accept_string": True}
         reply = self.channel.reply(self.channel.call("open_ref", call))
         if "strdata" in reply:

@@ -5,12 +5,13 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import pytest
 
 from ciel.access.keys import Key
-from ciel.core.events import Message
+from ciel.core.events import Heartbeat, Message, Received
 from ciel.wire.errors import WireError
 from ciel.wire.messages import FROM_CLIENT, decode, encode
 from ciel.wire.session import Session
@@ -19,7 +20,9 @@ Reply = Callable[[Message], list[Message]]
 
 
 class Acceptor:
-    """Accepts clients one after the other, keeps what they say, and answers as `reply` says."""
+    """Accepts clients one after the other, keeps what they say, and answers as `reply` says. One
+    that comes back goes on with its session.
+    """
 
     def __init__(self, listener: socket.socket, address: str, key: Key) -> None:
         self.address = address
@@ -30,7 +33,11 @@ class Acceptor:
         self.peer_ended = threading.Event()
         self.reads = threading.Event()
         self.reads.set()
-        self.hang_up = threading.Event()
+        self.takes_back = True
+        self.forgets = 0
+        """How many of the last messages it says that it did not get, to one that comes back."""
+        self.sent: list[Message] = []
+        self.hellos: list[dict[str, Any]] = []
         self._listener = listener
         self._channel: socket.socket | None = None
         self._thread = threading.Thread(target=self._accept)
@@ -42,6 +49,7 @@ class Acceptor:
             assert time.monotonic() < until_s
             time.sleep(0.001)
         assert self._channel is not None
+        self.sent += [m for m in messages if not isinstance(m, Heartbeat | Received)]
         self._channel.sendall(self._session.send([encode(message) for message in messages]))
 
     def drop(self) -> None:
@@ -75,16 +83,36 @@ class Acceptor:
         )
         self._channel, self._session = channel, session
         while data := channel.recv(65536):
+            was_open = session.is_open
             try:
                 records = session.receive(data)
             finally:
                 channel.sendall(session.data_to_send())
+            if session.peer is not None and not was_open:
+                self._welcome(session, session.peer.about)
             for record in records:
                 message = decode(record, FROM_CLIENT)
                 self.heard.append(message)
                 if answers := self.reply(message):
                     self.say(*answers)
             self.reads.wait()
+
+
+    def _welcome(self, session: Session, about: Mapping[str, Any]) -> None:
+        self.hellos.append(dict(about))
+        if "received" not in about:
+            return
+        assert self._channel is not None
+        if not self.takes_back:
+            session.refuse("nobody knows you")
+            self._channel.sendall(session.data_to_send())
+            self._channel.shutdown(socket.SHUT_RDWR)
+            return
+        counted = [m for m in self.heard if not isinstance(m, Heartbeat | Received)]
+        if self.forgets:
+            self.heard = counted = counted[: -self.forgets]
+        again, self.sent = self.sent[about["received"] :], self.sent[: about["received"]]
+        self.say(Received(len(counted)), *again)
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ import pytest
 from ciel.client import Client, LocalCluster
 from ciel.client.errors import ClusterError, TaskFailedError
 from ciel.core.refs import Concrete
+from ciel.core.tasks import Needs
 from ciel.execution.kept import KEPT_ATTEMPTS_MAX
 
 WAIT_S = 20.0
@@ -118,11 +119,12 @@ def test_what_a_failed_task_left_is_kept_where_its_story_says() -> None:
     assert [path.read_text() for path in kept.rglob("clue")] == ["trace\n"]
 
 
-@pytest.mark.parametrize("store", ["shm", "scc:capacity=64MiB"])
+@pytest.mark.parametrize("store", ["shm", "scc:capacity=64MiB,cores=2"])
 def test_a_killed_client_takes_everything_along(state: Path, store: str) -> None:
     code = (
         "import ciel, sys\n"
-        "cluster = ciel.LocalCluster(workers=2, store=sys.argv[2])\n"
+        "cluster = ciel.LocalCluster(store=sys.argv[2])\n"
+        "cluster.add_worker()\n"
         "client = ciel.Client(cluster)\n"
         "job = client.job()\n"
         "job.want([job.run(['sh', '-c', f'setsid sleep 1000 {sys.argv[1]} & sleep 1000'])])\n"
@@ -169,6 +171,74 @@ def test_what_does_not_start_says_why(state: Path) -> None:
     )
     assert processes_of(state) == []
     assert list((state / "tmp").iterdir()) == []
+
+
+def test_its_processes_are_shown(cluster: LocalCluster) -> None:
+    assert [worker.name for worker in cluster.workers] == ["worker-1", "worker-2"]
+    for daemon in (cluster.master, *cluster.workers):
+        assert f"{daemon.name}.log" in Path(f"/proc/{daemon.pid}/cmdline").read_text()
+        assert daemon.log.exists()
+        assert str(daemon.pid) in repr(daemon)
+
+
+def test_a_worker_is_restarted_and_what_it_ran_runs_again(
+    cluster: LocalCluster, tmp_path: Path
+) -> None:
+    before = [worker.pid for worker in cluster.workers]
+    with Client(cluster) as client, client.job() as job:
+        mark = tmp_path / "again"
+        ref = job.run(["sh", "-c", f"test -e {mark} || {{ touch {mark}; sleep 1000; }}"])
+        job.want([ref])
+        assert eventually(mark.exists)
+        for number in range(2):
+            cluster.restart(number)
+            assert len(client.ask("workers")) == 2
+        assert job.read(ref, 30) == b""
+    after = [worker.pid for worker in cluster.workers]
+    assert not {*before} & {*after}
+
+
+def test_a_worker_is_added(state: Path) -> None:
+    with LocalCluster(slots=1) as cluster, Client(cluster) as client:
+        added = cluster.add_worker(slots=3)
+        assert sorted(worker["slots"] for worker in client.ask("workers")) == [1, 3]
+        assert (added.name, cluster.worker_count) == ("worker-2", 2)
+        assert "2 workers" in cluster.describe()
+        with client.job() as job:
+            assert job.read(job.run(["nproc"], needs=Needs(slots=3)), 30)
+    assert list((state / "tmp").iterdir()) == []
+    with pytest.raises(ClusterError, match="the cluster is closed"):
+        cluster.add_worker()
+    with pytest.raises(ClusterError, match="the cluster is closed"):
+        cluster.restart(0)
+
+
+def test_workers_that_cannot_be_are_refused(cluster: LocalCluster) -> None:
+    with pytest.raises(IndexError, match="there is no worker 2: there are 2, from 0"):
+        cluster.restart(2)
+    with pytest.raises(IndexError, match="no worker -1"):
+        cluster.restart(-1)
+    with pytest.raises(ValueError, match="1 to 1024 slots, not 0"):
+        cluster.add_worker(slots=0)
+
+
+def test_a_store_that_all_share_has_so_many_seats() -> None:
+    with LocalCluster(store="scc:capacity=64MiB,cores=2") as cluster:
+        cluster.add_worker()
+        with pytest.raises(ClusterError, match="has seats for 2 workers, and all are taken"):
+            cluster.add_worker()
+        assert cluster.worker_count == 2
+
+
+def test_a_worker_that_does_not_come_up_is_said(cluster: LocalCluster) -> None:
+    with pytest.raises(ClusterError, match=r"worker-\d was not ready in time"):
+        cluster.add_worker(timeout_s=0.01)
+    with pytest.raises(ClusterError, match="worker-1 was not ready in time"):
+        cluster.restart(0, timeout_s=0.01)
+    assert len(cluster.workers) == 2
+    cluster.restart(0)  # whatever became of it meanwhile
+    with Client(cluster) as client:
+        assert eventually(lambda: len(client.ask("workers")) == 2)
 
 
 def test_a_start_that_takes_too_long_is_given_up(state: Path) -> None:

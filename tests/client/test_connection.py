@@ -43,6 +43,9 @@ class AcceptorLike(Protocol):
     reply: Callable[[Message], list[Message]]
     peer_ended: threading.Event
     reads: threading.Event
+    takes_back: bool
+    forgets: int
+    hellos: list[dict[str, object]]
 
     def say(self, *messages: Message) -> None: ...
     def drop(self) -> None: ...
@@ -214,12 +217,14 @@ def test_a_master_that_falls_silent_is_lost(
 ) -> None:
     monkeypatch.setattr(connection_module, "SILENT_MAX_S", 0.1)
     monkeypatch.setattr(connection_module, "HEARTBEAT_INTERVAL_S", 0.05)
+    acceptor.takes_back = False
     caller = Caller(acceptor)
     caller.wait_for(lambda: caller.lost)
     assert "silent for 0.1 s" in str(caller.lost[0])
 
 
 def test_a_lost_connection_is_told_and_ends_sending(acceptor: AcceptorLike, caller: Caller) -> None:
+    acceptor.takes_back = False
     acceptor.drop()
     caller.wait_for(lambda: caller.lost)
     assert isinstance(caller.lost[0], ConnectionLostError)

@@ -53,6 +53,7 @@ class AcceptorLike(Protocol):
     heard: list[Message]
     reply: Callable[[Message], list[Message]]
     peer_ended: threading.Event
+    takes_back: bool
 
     def say(self, *messages: Message) -> None: ...
     def drop(self) -> None: ...
@@ -303,6 +304,7 @@ def test_an_exception_inside_cancels_the_job(acceptor: AcceptorLike, client: Cli
 
 def test_a_lost_connection_ends_every_wait(acceptor: AcceptorLike, client: Client) -> None:
     job = client.job()
+    acceptor.takes_back = False
     threading.Timer(0.05, acceptor.drop).start()
     with pytest.raises(ConnectionLostError):
         job.wait()

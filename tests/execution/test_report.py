@@ -29,7 +29,7 @@ TAILS = [
     (b"one\ntwo\n", 8, "one\ntwo"),
     (b"no end of line", 14, "no end of line"),
     (b"\xff\n", 2, "\ufffd"),
-    (b"a\tb\r\n\0\x1b[31mred\x07\xc2\x9b", 17, "a\tb\r\n\ufffd\ufffd[31mred\ufffd\ufffd"),
+    (b"a\tb\r\n\0\x1b[31mred\x07\xc2\x9b", 17, "a\tb\r\n\ufffdred\ufffd\ufffd"),
     (b"f a line\nlast\n", 100, "(95 bytes before)\nlast"),
     (b"one line without an end", 100, "(77 bytes before)\none line without an end"),
 ]

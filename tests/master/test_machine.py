@@ -239,7 +239,7 @@ def test_submitting_again_changes_nothing() -> None:
     cluster.done("w1", task)
     cluster.said("client: a is there", "client: completed")
     cluster.job(task, want=["a"])
-    cluster.said("client: completed")
+    cluster.said("client: completed", "client: a is there")
 
 
 def test_an_open_job_takes_late_tasks_and_wants() -> None:

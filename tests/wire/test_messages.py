@@ -18,12 +18,14 @@ from ciel.core.events import (
     Heartbeat,
     InputsLost,
     JobChanged,
+    JobPrinted,
     MeetWorkers,
     Message,
     Neighbour,
     ObjectSettled,
     ObjectsStored,
     RecallTasks,
+    Received,
     ReleaseObjects,
     RequestRefused,
     SpawnTask,
@@ -31,6 +33,7 @@ from ciel.core.events import (
     StreamsOpened,
     SubmitJob,
     TaskFault,
+    TaskPrinted,
     TaskReported,
     WantObjects,
     WatchJob,
@@ -81,12 +84,13 @@ messages: dict[type, st.SearchStrategy[Message]] = {
     ReleaseObjects: st.builds(ReleaseObjects, jobs, several_ids, flags),
     CloseJob: st.builds(CloseJob, jobs),
     CancelJob: st.builds(CancelJob, jobs, texts),
-    WatchJob: st.builds(WatchJob, jobs),
+    WatchJob: st.builds(WatchJob, jobs, flags),
     Ask: st.builds(Ask, counts, texts, json_values()),
     Change: st.builds(Change, counts, texts, json_values()),
     ObjectSettled: st.builds(ObjectSettled, jobs, references()),
     JobChanged: st.builds(JobChanged, summaries),
     RequestRefused: st.builds(RequestRefused, jobs, texts),
+    JobPrinted: st.builds(JobPrinted, jobs, tasks, texts, counts, places(), counts, counts, texts),
     Answer: st.builds(Answer, counts, json_values(), texts),
     AssignTask: st.builds(AssignTask, specs, counts, refs),
     CancelTask: st.builds(CancelTask, tasks, counts),
@@ -101,6 +105,7 @@ messages: dict[type, st.SearchStrategy[Message]] = {
     SpawnTask: st.builds(SpawnTask, specs, refs, counts, st.booleans()),
     StreamsOpened: st.builds(StreamsOpened, tasks, counts, refs),
     ObjectsStored: st.builds(ObjectsStored, refs, st.booleans()),
+    TaskPrinted: st.builds(TaskPrinted, tasks, counts, counts, counts, texts),
     InputsLost: st.builds(
         InputsLost,
         tasks,
@@ -111,6 +116,7 @@ messages: dict[type, st.SearchStrategy[Message]] = {
     DiskQueued: st.builds(DiskQueued, counts, seconds),
     StoresReported: st.builds(StoresReported, st.lists(levels, max_size=3).map(tuple), counts),
     Heartbeat: st.just(Heartbeat()),
+    Received: st.builds(Received, st.integers(0, 1 << 60)),
 }
 anything = st.one_of(*messages.values())
 
@@ -159,6 +165,7 @@ def examples() -> list[tuple[Any, bytes]]:
         Ask(1, "jobs", {"limit": 3}),
         JobChanged(JobSummary(JobId("job"), 1, "", "active", "", {}, 0.0, None, 0, 0, 0)),
         RequestRefused(JobId("job"), "why"),
+        JobPrinted(JobId("job"), spec.id, "f", 1, "w1:8001", 0, 10, "a line\n"),
         Answer(1, [], ""),
         AssignTask(spec, 1, ()),
         CancelTask(spec.id, 1),
@@ -167,6 +174,7 @@ def examples() -> list[tuple[Any, bytes]]:
         TaskReported(spec.id, 1, (), TaskFault("RUNTIME_ERROR", "exit status 3"), 0.5),
         SpawnTask(spec, (), 1),
         ObjectsStored(()),
+        TaskPrinted(spec.id, 1, 0, 10, "a line\n"),
         InputsLost(spec.id, 1, ((spec.outputs[0], "w1:8001"),), "gone"),
         DiskQueued(1 << 30, 10.0),
     ]
@@ -247,4 +255,5 @@ def test_a_payload_that_is_no_json_is_refused_where_json_is_due(payload: bytes) 
 
 def test_who_may_say_what() -> None:
     assert FROM_CLIENT & FROM_WORKER == TO_CLIENT & TO_WORKER == {Heartbeat}
-    assert FROM_CLIENT & TO_CLIENT == FROM_WORKER & TO_WORKER == {Heartbeat}
+    assert {Heartbeat} == FROM_WORKER & TO_WORKER
+    assert {Heartbeat, Received} == FROM_CLIENT & TO_CLIENT

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from ciel.core.events import TaskFault
+from ciel.core.events import TaskFault, TaskPrinted
 from ciel.core.ids import JobId, ObjectId
 from ciel.core.refs import Concrete, Reference, Value
 from ciel.core.tasks import Mentions
@@ -129,6 +129,9 @@ class Worker:
 
     def streams_opened(self, key: Key, objects: tuple[ObjectId, ...]) -> None:
         raise NotImplementedError
+
+    def printed(self, printed: TaskPrinted) -> None:
+        assert printed.size_bytes
 
     def made_in_vain(self, objects: tuple[ObjectId, ...]) -> None:
         raise NotImplementedError

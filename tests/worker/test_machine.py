@@ -57,9 +57,9 @@ class Played:
     def comes(self, *expected: object) -> None:
         """Expect these orders, then these reports, of all steps since the last time."""
         machine = self.machine
-        found: list[object] = [*map(_plain, machine.outbox), *machine._reports]
+        found: list[object] = [*map(_plain, machine.outbox), *machine.reports]
         machine.outbox.clear()
-        machine._reports.clear()
+        machine.reports.clear()
         assert found == list(expected)
         assert machine.problems() == []
 
@@ -599,7 +599,7 @@ def brief(played: Played, count: int = 40, run_s: float = 0.001) -> None:
         played.assign(spec)
         played.machine.ended((spec.id, 1), (), None, run_s, played.now_s)
     played.machine.outbox.clear()
-    played.machine._reports.clear()
+    played.machine.reports.clear()
 
 
 def ordered(played: Played) -> list[tuple[str, int]]:
@@ -763,7 +763,7 @@ def test_successors_of_what_is_called_off_before_it_began_are_given_back(played:
         played.assign(READS_A, A_TO_COME)
         played.comes()
         call_off(A)
-        first, second = played.machine._reports
+        first, second = played.machine.reports
         assert isinstance(first, TaskReported)
         played.comes(first, given_back(READS_A))
         assert second == given_back(READS_A)

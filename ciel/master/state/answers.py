@@ -7,8 +7,11 @@
     results {job, first}        a page of what it wants, with the names of the tasks that make it
     tasks {job, first, state, elements}
                                 a page of its tasks; of a state, or of [first, last, step], only
+    progress {job}              how many of its tasks of each kind are done, run, and so on
     graph {job, first}          a page of its tasks with what they read and make
-    task {job, task}            all that is known of one task
+    task {job, task}, task {object}
+                                all that is known of one task, or of the one that makes an object
+    trace {jobs, first}         a page of what their attempts did when
 
 A job is named by its number, its id, or `last`; a task by its name, its id, or its number. Only
 `change` changes anything.
@@ -22,7 +25,7 @@ from typing import Any
 
 from ciel.core.errors import CielError
 from ciel.core.events import Change
-from ciel.core.jobs import Job, summarise
+from ciel.core.jobs import Job, Kind, summarise
 from ciel.core.refs import Concrete, Failure, Reference, SocketStream, Stream, Value, locations_of
 from ciel.core.tasks import TaskNode, TaskState
 from ciel.master.state import explain
@@ -140,6 +143,15 @@ def find_task(machine: MasterMachine, job: Job, selector: Any) -> TaskNode:
         return near
     shown = str(selector)[:_SHOWN_MAX_LENGTH]
     raise UnknownQuestionError(f"job {job.number} has no task {shown}{_gone(job)}")
+
+
+def find_maker(machine: MasterMachine, object_id: Any) -> TaskNode:
+    """Find the task that makes an object."""
+    node = machine.graph.objects.get(object_id) if isinstance(object_id, str) else None
+    if node is None or node.producer is None:
+        shown = str(object_id)[:_SHOWN_MAX_LENGTH]
+        raise UnknownQuestionError(f"no task is known that makes {shown}")
+    return node.producer
 
 
 def _gone(job: Job) -> str:
@@ -327,6 +339,26 @@ def _object_row(machine: MasterMachine, asked: Job, object_id: str) -> list[Any]
     return [object_id, state, size_bytes, maker, asked in node.wanters]
 
 
+def progress(machine: MasterMachine, selector: Any) -> list[dict[str, Any]]:
+    """Count the tasks of a job by kind: in each state, and how many of those assigned run now."""
+    found = find(machine, selector)
+    if found.by_kind is None:
+        nodes = [machine.graph.tasks.get(task_id) for task_id in found.tasks]
+        found.count_by_kind([(node.spec, node.state) for node in nodes if node is not None])
+    running = Counter(
+        Kind.of(task.spec) for worker in machine.workers.values() for task in worker.at_work()
+        if task.job is found
+    )  # fmt: skip
+    return [
+        {
+            **kind._asdict(),
+            "counts": {str(state): count for state, count in counts.items() if count},
+            "running": running[kind],
+        }
+        for kind, counts in (found.by_kind or {}).items()
+    ]
+
+
 def results(machine: MasterMachine, arguments: dict[str, Any]) -> dict[str, Any]:
     """List what a job wants in the order in which it was wanted, a page at a time: for each the
     name of its task, and a reference. `next` is where to go on, None at the end.
@@ -383,6 +415,14 @@ def answer(machine: MasterMachine, topic: str, argument: Any, now_s: float) -> A
             return tasks(machine, arguments)
         case "graph":
             return graph(machine, arguments, now_s)
+        case "progress":
+            return progress(machine, arguments.get("job"))
+        case "trace":
+            which = (arguments.get("jobs") or (), arguments.get("first"))
+            return machine.timeline.page(*which, machine.workers.values(), now_s)
+        case "task" if "object" in arguments:
+            maker = find_maker(machine, arguments["object"])
+            return explain.describe(machine, maker, now_s)
         case "task":
             task = find_task(machine, find(machine, arguments.get("job")), arguments.get("task"))
             return explain.describe(machine, task, now_s)

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from ciel.core.events import CLIENT_GRACE_S as CLIENT_GRACE_S
 from ciel.core.jobs import ENDED, Job, JobState
-
-CLIENT_GRACE_S = 5.0
-"""How long a job whose client is gone waits for it to come back before it is cancelled."""
 
 
 class Audience:
@@ -17,20 +15,25 @@ class Audience:
 
     def __init__(self) -> None:
         self._owners: dict[str, str] = {}  # job: the client that answers for it
-        self._watchers: dict[str, dict[str, None]] = {}  # job: clients
+        self._watchers: dict[str, dict[str, bool]] = {}  # job: clients; do they want its prints?
         self._orphans: dict[str, float] = {}  # job: when it is cancelled for want of a client
 
     def of(self, job_id: str) -> Iterable[str]:
         """Name the clients that are told of a job."""
         return self._watchers.get(job_id, ())
 
-    def watch(self, client: str, job: Job) -> None:
+    def listeners(self, job_id: str) -> list[str]:
+        """Name those of them that are told of what its tasks print."""
+        return [client for client, listens in self._watchers.get(job_id, {}).items() if listens]
+
+    def watch(self, client: str, job: Job, *, prints: bool = False) -> None:
         """Have a client told of a job while there is news to come: also of results made again. It
         answers for the job if nobody else does who should.
         """
         job_id = job.spec.id
         if job.state not in ENDED or job.unsettled:
-            self._watchers.setdefault(job_id, {})[client] = None
+            watchers = self._watchers.setdefault(job_id, {})
+            watchers[client] = prints or watchers.get(client, False)
         if self._orphans.pop(job_id, None) is not None:
             self._owners[job_id] = client
 
@@ -43,8 +46,8 @@ class Audience:
             if job.open or not job.spec.detached:
                 self._owners[job.spec.id] = client
 
-    def gone(self, client: str, jobs: Mapping[str, Job], now_s: float) -> None:
-        """A client's connection ended: the jobs it answers for get a grace period."""
+    def gone(self, client: str, jobs: Mapping[str, Job], due_s: float) -> None:
+        """A client is gone: its jobs are cancelled when nobody has come by `due_s`."""
         for watchers in self._watchers.values():
             watchers.pop(client, None)
         for job_id in [job_id for job_id, owner in self._owners.items() if owner == client]:
@@ -52,7 +55,7 @@ class Audience:
             if others := self._watchers.get(job_id):
                 self._owners[job_id] = next(iter(others))
             elif jobs[job_id].state is JobState.ACTIVE:
-                self._orphans[job_id] = now_s + CLIENT_GRACE_S
+                self._orphans[job_id] = due_s
 
     def forsaken(self, now_s: float) -> list[str]:
         """Name the jobs whose grace period is over, each once."""

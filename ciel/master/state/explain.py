@@ -26,6 +26,7 @@ def describe(machine: MasterMachine, task: TaskNode, now_s: float) -> dict[str, 
         "job": task.job.number,
         "name": spec.name,
         "state": str(task.state),
+        "runs": _runs(machine, task),
         "executor": spec.executor,
         "parent": None if spec.parent == spec.job else spec.parent,
         "attempt": task.attempt,
@@ -53,12 +54,22 @@ def why(machine: MasterMachine, task: TaskNode, now_s: float) -> list[str]:
             if task in machine.held:
                 return _why_held(machine, task)
             where = f"it was given to worker {task.worker} as attempt {task.attempt}"
+            if not _runs(machine, task):
+                where += ", and waits there for its turn"
             return [where, f"placed there since {task.reason}"] if task.reason else [where]
         case TaskState.DONE:
             ended = f"it ended well at attempt {task.attempt}"
             return [ended, f"placed there since {task.reason}"] if task.reason else [ended]
     outputs = [machine.graph.objects.reference(object_id) for object_id in task.spec.outputs]
-    return [f"{ref.reason}: {ref.details}" for ref in outputs if isinstance(ref, Failure)][:1]
+    return [f"{ref.reason}: {ref.text}" for ref in outputs if isinstance(ref, Failure)][:1]
+
+
+def _runs(machine: MasterMachine, task: TaskNode) -> bool:
+    """Whether a program of a task runs now, and it is not still in a worker's line."""
+    if task.state is not TaskState.ASSIGNED or task in machine.held:
+        return False
+    worker = machine.workers.get(task.worker or "")
+    return worker is not None and task in worker.at_work()
 
 
 def _why_waiting(machine: MasterMachine, task: TaskNode) -> list[str]:

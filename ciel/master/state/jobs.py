@@ -12,16 +12,19 @@ from ciel.core.arrivals import introduce
 from ciel.core.endings import failed_results, saw_error, stuck
 from ciel.core.errors import CannotRetryError, CielError, JobNotEndedError, UnknownJobError
 from ciel.core.events import (
+    CLIENT_GRACE_S,
     AddTask,
     CancelJob,
     CloseJob,
     DropObjects,
     JobChanged,
+    JobPrinted,
     Message,
     ObjectSettled,
     ReleaseObjects,
     RequestRefused,
     SubmitJob,
+    TaskPrinted,
     WantObjects,
     WatchJob,
 )
@@ -101,10 +104,9 @@ class JobDesk(ABC):
                     self._add_task(spec, known, job)
             case WantObjects(job_id, objects):
                 job = self.find_job(job_id)
+                told = self._want(job, objects)
+                self.outbox += [(client, news) for news in told]
                 if job.state is JobState.ACTIVE:
-                    for object_id in objects:
-                        self.graph.want(object_id, job)
-                    self._touched[job_id] = job
                     self.journal.append(message)
             case ReleaseObjects(job_id, objects, for_good):
                 job = self.find_job(job_id)
@@ -124,8 +126,8 @@ class JobDesk(ABC):
                     self._audience.disown(job_id)
                 self._touched[job_id] = job
                 self.journal.append(message)
-            case WatchJob(job_id):
-                self._watch(client, self.find_job(job_id))
+            case WatchJob(job_id, prints):
+                self._watch(client, self.find_job(job_id), prints=prints)
             case CancelJob(job_id, reason):
                 self._cancel(self.find_job(job_id), reason)
 
@@ -142,8 +144,8 @@ class JobDesk(ABC):
         self._audience.watch(client, job)
         self._say(client, JobChanged(summarise(job)))
 
-    def _watch(self, client: str, job: Job) -> None:
-        self._audience.watch(client, job)
+    def _watch(self, client: str, job: Job, *, prints: bool) -> None:
+        self._audience.watch(client, job, prints=prints)
         for object_id in job.wanted:
             node = self.graph.objects.nodes[object_id]
             if node.is_settled:
@@ -152,9 +154,31 @@ class JobDesk(ABC):
                 )
         self._say(client, JobChanged(summarise(job)))
 
-    def client_gone(self, client: str, now_s: float) -> None:
+    def _want(self, job: Job, objects: tuple[ObjectId, ...]) -> list[ObjectSettled]:
+        """Have a job want objects; return what is to be told of those that are not new to it: who
+        asks may be another client, or one that does not know whether it was heard. Of a job that
+        has ended, that is all there is to say.
+        """
+        nodes, wanted, is_active = (
+            self.graph.objects.nodes,
+            job.wanted,
+            job.state is JobState.ACTIVE,
+        )
+        told = []
+        for object_id in objects:
+            if is_active and object_id not in wanted:
+                self.graph.want(object_id, job)
+                continue
+            node = nodes.get(object_id)
+            if node is not None and node.ref is not None and node.is_settled:
+                told.append(ObjectSettled(job.spec.id, node.ref))
+        if is_active:
+            self._touched[job.spec.id] = job
+        return told
+
+    def client_gone(self, client: str, now_s: float, grace_s: float = CLIENT_GRACE_S) -> None:
         """A client's connection ended: the jobs it answers for get a grace period."""
-        self._audience.gone(client, self.jobs, now_s)
+        self._audience.gone(client, self.jobs, now_s + grace_s)
 
     # --- changes that anybody may ask for ---------------------------------------------------------
 
@@ -224,7 +248,7 @@ class JobDesk(ABC):
             ref = self.graph.objects.reference(failed[0])
             assert isinstance(ref, Failure)
             more = f" (and {len(failed) - 1} more)" if len(failed) > 1 else ""
-            self._end_job(job, JobState.FAILED, f"{ref.reason}: {ref.details}{more}")
+            self._end_job(job, JobState.FAILED, f"{ref.reason}: {ref.text}{more}")
         else:
             self._end_job(job, JobState.COMPLETED, "")
 
@@ -322,6 +346,17 @@ class JobDesk(ABC):
                 self._touched[job_id] = job
                 for client in self._audience.of(job_id):
                     self.outbox.append((client, ObjectSettled(job_id, node.ref)))
+
+    def _pass_on_prints(self, worker: WorkerNode, printed: TaskPrinted) -> None:
+        """Tell who listens what a task has printed, before anything that its end leads to."""
+        task = self.graph.tasks.get(printed.task)
+        if task is None:
+            return
+        spec = task.spec
+        number = spec.ordinal + 1 if spec.parent == spec.job else 0
+        about = (spec.job, spec.id, spec.name, number, worker.facts.netloc)
+        for client in self._audience.listeners(spec.job):
+            self._say(client, JobPrinted(*about, *printed[2:]))
 
     def _delete(self, by_place: dict[str, list[ObjectId]]) -> None:
         """Have what lies at these locations deleted."""

@@ -26,6 +26,7 @@ from ciel.core.events import (
     SpawnTask,
     StoresReported,
     StreamsOpened,
+    TaskPrinted,
     TaskReported,
 )
 from ciel.core.fixed import forget_released
@@ -50,6 +51,7 @@ from ciel.master.state.copies import EarlyCopies, Followers
 from ciel.master.state.dispatch import Dispatcher
 from ciel.master.state.jobs import PROGRESS_INTERVAL_S
 from ciel.master.state.keeping import drop_unneeded, is_made_elsewhere, unlisted
+from ciel.master.state.timeline import Timeline
 from ciel.master.state.workers import Call, WorkerFacts, WorkerNode
 
 
@@ -67,6 +69,7 @@ class MasterMachine(ChildDesk):
         self.held: dict[
             TaskNode, tuple[WorkerNode, TaskReported]
         ] = {}  # till all they read is whole
+        self.timeline = Timeline()
         self._delegates = delegates
         self._copies = EarlyCopies(self.graph)
         self._followers = Followers(self.graph)
@@ -106,6 +109,9 @@ class MasterMachine(ChildDesk):
             self._tell(
                 task, f"worker {worker_id} was lost ({reason}) during attempt {task.attempt}"
             )
+            given_at_s = worker.given_at_s.get((task.spec.id, attempt), now_s)
+            run_s = now_s - given_at_s if may_have_run else 0.0
+            self.timeline.note(worker, task, attempt, given_at_s, now_s, run_s, "WORKER_LOST")
             self._touched[task.spec.job] = task.job
             if isinstance(verdict, Again):
                 self.graph.requeue(task)
@@ -154,6 +160,8 @@ class MasterMachine(ChildDesk):
                 task = self._speaker(worker, task_id, attempt)
                 if task is not None:
                     open_streams(self.graph, task, refs)
+            case TaskPrinted():
+                self._pass_on_prints(worker, message)
             case DiskQueued():
                 worker.disk = message
             case StoresReported():
@@ -196,6 +204,7 @@ class MasterMachine(ChildDesk):
         if (task.spec.id, task.attempt) in worker.recalled:
             self.dispatcher.returned.add(task)
         slots = worker.slots_of(task, task.attempt)
+        self._note_end(worker, task, report)
         worker.give_back(task, task.attempt)
         self._touched[task.spec.job] = task.job
         if report.fault is not None and report.fault.reason == RECALLED:
@@ -211,7 +220,10 @@ class MasterMachine(ChildDesk):
                 self._count(task, worker, report)
             return
         reason, details = report.fault
-        self._tell(task, f"attempt {task.attempt} failed on {worker.facts.id}: {reason}: {details}")
+        self._tell(
+            task,
+            f"attempt {task.attempt} failed on {worker.facts.id}: {reason}: {report.fault.text}",
+        )
         blame = self.blame.setdefault(task.spec.id, Blame())
         verdict = after_failure(blame, task.spec.needs.retries, reason, details)
         if isinstance(verdict, Again):
@@ -220,6 +232,13 @@ class MasterMachine(ChildDesk):
         else:
             self.graph.fail(task, verdict.reason, verdict.details)
             self.journal.append(report)
+
+    def _note_end(self, worker: WorkerNode, task: TaskNode, report: TaskReported) -> None:
+        key = (report.task, report.attempt)
+        fault = "" if report.fault is None else report.fault.reason
+        if fault != RECALLED:
+            given_at_s = worker.given_at_s.get(key)
+            self.timeline.note(worker, task, key[1], given_at_s, self._now_s, report.run_s, fault)
 
     def _count(self, task: TaskNode, worker: WorkerNode, report: TaskReported) -> None:
         """Take a good report: all that the attempt read is whole."""
@@ -385,6 +404,7 @@ class MasterMachine(ChildDesk):
             runnable, graph.runnable = graph.runnable, []
             push = self.dispatcher.ready.push
             for task in runnable:
+                task.ready_at_s = self._now_s
                 if self.ahead.tasks and self._goes_on_where_it_is(task):
                     continue
                 blame = self.blame.get(task.spec.id) if self.blame else None

@@ -5,6 +5,7 @@ heard.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from ciel.core.events import DiskQueued, StoresReported
@@ -37,6 +38,7 @@ class WorkerNode:
         "credit",
         "disk",
         "facts",
+        "given_at_s",
         "heard_at_s",
         "parked",
         "recalled",
@@ -51,6 +53,7 @@ class WorkerNode:
         self.facts = facts
         self.credit = Credit(facts.slots)
         self.assigned: dict[tuple[str, int], TaskNode] = {}  # one called off may still run
+        self.given_at_s: dict[tuple[str, int], float] = {}  # these
         self.ahead: dict[TaskNode, None] = {}  # sent before its inputs are there, and not counted
         self.slots_used = 0
         self.parked: deque[TaskNode] = deque()  # waits for room here, since its inputs are here
@@ -89,6 +92,7 @@ class WorkerNode:
         if not self.assigned:
             self.reported_at_s = now_s
         self.assigned[task.spec.id, task.attempt] = task
+        self.given_at_s[task.spec.id, task.attempt] = now_s
         if within:
             self.within.add(task.spec.id)
         else:
@@ -98,6 +102,16 @@ class WorkerNode:
         """How many slots it has for an attempt."""
         return 0 if attempt == 0 and task.spec.id in self.within else task.spec.needs.slots
 
+    def at_work(self) -> Iterator[TaskNode]:
+        """Yield the tasks that run there now: the oldest ones, as far as its slots reach."""
+        slots = self.facts.slots
+        for (_, attempt), task in self.assigned.items():
+            needed = self.slots_of(task, attempt)
+            if needed and slots <= 0:
+                return
+            slots -= needed
+            yield task
+
     def hold(self, task: TaskNode, attempt: int) -> None:
         """Note that it has an attempt that counts no more, until it says that it has not."""
         if (task.spec.id, attempt) not in self.assigned:
@@ -106,6 +120,7 @@ class WorkerNode:
 
     def give_back(self, task: TaskNode, attempt: int) -> None:
         """Note that it does not have an attempt any more (it may not have had it)."""
+        self.given_at_s.pop((task.spec.id, attempt), None)
         if self.assigned.pop((task.spec.id, attempt), None) is not None:
             self.recalled.discard((task.spec.id, attempt))
             self.slots_used -= self.slots_of(task, attempt)

@@ -97,7 +97,7 @@ class WorkerMachine:
         self._slots = Slots(slots, talkative)
         self.attempts: dict[Key, Attempt] = {}
         self.outbox: list[Order] = []
-        self._reports: list[FromWorker] = []
+        self.reports: list[FromWorker] = []  # what programs printed is added from outside
         self._reports_are_urgent = False
         self._reports_due_s = 0.0  # so long successes may wait
         self.stored: dict[ObjectId, int | None] = {}  # what the own store holds, how large if known
@@ -169,7 +169,7 @@ class WorkerMachine:
             self._cancelled(key, now_s)
         self._abandon(tuple(self.growing))
         self._end_processes(self.fixed)
-        self._reports.clear()
+        self.reports.clear()
         self._to_offer.clear()
 
     def _abandon(self, objects: Iterable[ObjectId]) -> None:
@@ -528,7 +528,7 @@ class WorkerMachine:
         self._report(report)
 
     def _report(self, report: FromWorker) -> None:
-        self._reports.append(report)
+        self.reports.append(report)
         if type(report) is not TaskReported or report.fault is not None:
             self._reports_are_urgent = True
 
@@ -536,13 +536,13 @@ class WorkerMachine:
         """Take what the master is to be told now; nothing if it can wait for more, until `due_s`
         at the latest.
         """
-        if not self._reports:
+        if not self.reports:
             return []
         if self._reports_can_wait and now_s < self._reports_due_s:
             return []
         self._reports_due_s = now_s + REPORT_EVERY_S
         self._reports_are_urgent = False
-        reports, self._reports = self._reports, []
+        reports, self.reports = self.reports, []
         if self._to_offer:
             self._offer_some()
         return reports
@@ -580,7 +580,7 @@ class WorkerMachine:
         while self._deadlines and self._deadlines[0][1] not in self.attempts:
             heappop(self._deadlines)
         due_s = self._deadlines[0][0] if self._deadlines else None
-        if self._reports:
+        if self.reports:
             return self._reports_due_s if due_s is None else min(due_s, self._reports_due_s)
         return due_s
 

@@ -120,4 +120,4 @@ def ending_of(cause: TaskFault, fault: TaskFault | None) -> TaskFault:
     """Say why an attempt was ended; of one that ran too long also what became of its program."""
     if cause.reason != "TIMED_OUT" or fault is None:
         return cause
-    return TaskFault(cause.reason, f"{cause.details}\n{fault.details}")
+    return TaskFault(cause.reason, f"{cause.text}\n{fault.text}")

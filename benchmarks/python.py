@@ -1,0 +1,247 @@
+"""Python functions as tasks, on two slots, client included, beside what else runs them.
+
+What is compared runs in turn, in the same process, with the same functions; ratios are medians of
+the pairs. The floor of the array is in `shared_map.c`. What a no-op should cost: it travels with
+hundreds of others in a task, so that packing a call and reading its result in the client (10 us
+together), and running it in the program (5 us), are nearly all.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import ciel
+from benchmarks import python_calls as calls
+from benchmarks import python_peers as peers
+from ciel.testing.c_programs import compiled
+
+PAIRS = 3
+ARRAY_PAIRS = 5
+ARGUMENT_BYTES = 1 << 20
+ARGUMENT_TASKS = 2000
+FIB = 19
+STARTS = 5
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+SOURCE = ("../benchmarks/shared_map.c",)
+START = """
+import time
+start_s = time.perf_counter()
+import ciel
+ciel.Client, ciel.task
+import_s = time.perf_counter()
+client = ciel.Client(cluster_options={"slots": 2})
+client_s = time.perf_counter()
+assert client.submit(abs, -1).result() == 1
+result_s = time.perf_counter()
+client.close()
+print(import_s - start_s, client_s - import_s, result_s - client_s)
+"""
+
+
+def tree_cpu_s() -> float:
+    """Return the CPU time so far of this process and of all below it, ended ones that were waited
+    for included.
+    """
+    used, parents = {}, {}
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            fields = (entry / "stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        parents[int(entry.name)] = int(fields[1])
+        used[int(entry.name)] = sum(map(int, fields[11:15])) / TICKS_PER_S
+    ours = {os.getpid()}
+    while more := {pid for pid, parent in parents.items() if parent in ours} - ours:
+        ours |= more
+    return sum(used.get(pid, 0) for pid in ours)
+
+
+@contextmanager
+def opened(store: str = "disk") -> Iterator[peers.Pool]:
+    """Ours: a cluster with a worker of two slots, and its client."""
+    with (
+        ciel.LocalCluster(workers=1, slots=peers.PROCESSES, store=store) as cluster,
+        ciel.Client(cluster) as client,
+    ):
+
+        def mapped(function: Callable[[int], int], numbers: Any) -> int:
+            return sum(1 for _ in client.map(function, numbers))
+
+        yield peers.Pool("ciel", client.submit, client.gather, map=mapped)
+
+
+def median_of(measured: Callable[[], float], count: int = PAIRS) -> float:
+    """Return the median of some."""
+    return statistics.median(measured() for _ in range(count))
+
+
+def small(ours: peers.Pool) -> dict[str, float]:
+    """Return what many small tasks take, beside the pool's and joblib's."""
+    found: dict[str, float] = {}
+    with peers.standard() as pool:
+        peers.no_ops_s(ours)
+        peers.no_ops_s(pool, 1000)
+        before_s = tree_cpu_s()
+        peers.no_ops_s(ours)
+        found["cpu_us"] = (tree_cpu_s() - before_s) / peers.TASKS * 1e6
+        for name, workload, count in (
+            ("no_ops", peers.no_ops_s, peers.TASKS),
+            ("kibibytes", peers.kibibytes_s, peers.TASKS),
+            ("hops", peers.chain_s, peers.HOPS),
+            ("fan_in", peers.fan_in_s, 1),
+            ("map", peers.map_s, peers.MAPPED),
+        ):
+            pairs = [(workload(ours), workload(pool)) for _ in range(PAIRS)]
+            for who, times_s in zip(("", "pool_"), zip(*pairs, strict=True), strict=True):
+                found[f"{who}{name}_per_s"] = count / statistics.median(times_s)
+            ratios = [theirs / mine for mine, theirs in pairs]
+            found[f"{name}_to_pool"] = statistics.median(ratios)
+    found["hop_us"] = 1e6 / found["hops_per_s"]
+    found["fan_in_s"] = 1 / found["fan_in_per_s"]
+    found["pool_hop_us"] = 1e6 / found["pool_hops_per_s"]
+    found["pool_fan_in_s"] = 1 / found["pool_fan_in_per_s"]
+    with peers.joblib() as joblib:
+        peers.map_s(joblib, 1000)
+        found["joblib_map_per_s"] = peers.MAPPED / median_of(lambda: peers.map_s(joblib))
+    return found
+
+
+def graphs(ours: peers.Pool) -> dict[str, float]:
+    """Return how we compare with others that have a graph, where they are installed."""
+    found: dict[str, float] = {}
+    for peer in peers.graph_peers():
+        with peer() as theirs:
+            peers.no_ops_s(theirs, 1000)
+            pairs = [(peers.no_ops_s(ours), peers.no_ops_s(theirs)) for _ in range(PAIRS)]
+            found[f"no_ops_to_{theirs.name}"] = statistics.median(
+                their_s / our_s for our_s, their_s in pairs
+            )
+            found[f"{theirs.name}_hop_us"] = peers.chain_s(theirs) / peers.HOPS * 1e6
+            found[f"{theirs.name}_fan_in_s"] = peers.fan_in_s(theirs)
+            found[f"{theirs.name}_kibibytes_per_s"] = peers.TASKS / peers.kibibytes_s(theirs)
+            found[f"{theirs.name}_array_s"] = peers.array_s(theirs, library(), 1.0)
+    return found
+
+
+def trees(ours: peers.Pool) -> dict[str, float]:
+    """Return how fast tasks make tasks and wait for them, or hand over to them."""
+    count = calls.calls_of_fib(FIB)
+    found = {}
+    for name, task in (("fib", calls.fib), ("delegated_fib", calls.delegated_fib)):
+
+        def tree_s(task: Any = task) -> float:
+            start_s = time.perf_counter()
+            assert ours.submit(task, FIB).result() == calls.plain_fib(FIB)
+            return time.perf_counter() - start_s
+
+        tree_s()
+        found[f"{name}_per_s"] = count / median_of(tree_s)
+    return found
+
+
+def large_arguments(client: ciel.Client) -> dict[str, float]:
+    """Compare tasks that all read 1 MiB with tasks that are given nothing, in the same way and in
+    the call itself.
+    """
+
+    def tasks_s(content: Any, size_bytes: int) -> float:
+        start_s = time.perf_counter()
+        futures = [client.submit(calls.size_of, content, n) for n in range(ARGUMENT_TASKS)]
+        assert set(client.gather(futures)) == {size_bytes}
+        return time.perf_counter() - start_s
+
+    large, empty = client.put(os.urandom(ARGUMENT_BYTES)), client.put(b"")
+    tasks_s(large, ARGUMENT_BYTES)
+    rows = [
+        (tasks_s(large, ARGUMENT_BYTES), tasks_s(empty, 0), tasks_s(b"", 0))
+        for _ in range(2 * PAIRS)
+    ]
+    return {
+        "large_argument_per_s": ARGUMENT_TASKS / statistics.median(row[0] for row in rows),
+        "large_to_empty": statistics.median(row[1] / row[0] for row in rows),
+        "large_to_inline": statistics.median(row[2] / row[0] for row in rows),
+    }
+
+
+def library() -> str:
+    """Return the C by which tasks add up."""
+    return str(compiled("shared_map.so", SOURCE, (), ("-O3", "-fPIC", "-shared")))
+
+
+def arrays() -> dict[str, float]:
+    """Return what it takes to make an array and to read it four times, and the floor."""
+    program = [str(compiled("shared_map", SOURCE, (), ("-O3",))), str(peers.ARRAY_BYTES)]
+    pairs: list[tuple[float, float]] = []
+    with (
+        opened("shm:capacity=2GiB") as ours,
+        subprocess.Popen(
+            program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
+        ) as floor,
+    ):
+        assert floor.stdin is not None
+        assert floor.stdout is not None
+        asked, answers = floor.stdin, floor.stdout
+
+        def floor_s() -> float:
+            asked.write("\n")
+            return float(answers.readline())
+
+        cold_s = peers.array_s(ours, library(), 1.0, calls.array_in_store)
+        for number in range(2 + ARRAY_PAIRS):
+            array_s = peers.array_s(ours, library(), number, calls.array_in_store)
+            pairs.append((array_s, floor_s()))
+        asked.close()
+    warm = pairs[2:]
+    with peers.standard() as pool:
+        pool_array_s = peers.array_s(pool, library(), 1.0)
+    return {
+        "array_to_floor": statistics.median(ours_s / bare_s for ours_s, bare_s in warm),
+        "array_s": statistics.median(ours_s for ours_s, _ in warm),
+        "cold_array_s": cold_s,
+        "floor_s": statistics.median(bare_s for _, bare_s in warm),
+        "pool_array_s": pool_array_s,
+    }
+
+
+def starts() -> dict[str, float]:
+    """Return how long a program takes to load ciel, to have a client with a cluster of its own, and
+    then to have a first result.
+    """
+    rows = []
+    with tempfile.TemporaryDirectory() as state:
+        environ = {"PATH": os.environ["PATH"], "HOME": state, "XDG_STATE_HOME": state}
+        for _ in range(STARTS):
+            done = subprocess.run(
+                [sys.executable, "-c", START], env=environ, check=True, stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+            )  # fmt: skip
+            rows.append([float(word) for word in done.stdout.split()])
+    names = ("import_s", "client_s", "first_result_s")
+    return {
+        name: statistics.median(times_s)
+        for name, times_s in zip(names, zip(*rows, strict=True), strict=True)
+    }
+
+
+def measure() -> dict[str, float]:
+    """Measure all of it."""
+    found = starts()
+    with opened() as ours:
+        found |= small(ours) | trees(ours) | graphs(ours)
+    with ciel.LocalCluster(workers=1, slots=2) as cluster, ciel.Client(cluster) as client:
+        found |= large_arguments(client)
+    return found | arrays()
+
+
+if __name__ == "__main__":
+    print(json.dumps(measure(), indent=2))

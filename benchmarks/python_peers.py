@@ -1,0 +1,194 @@
+"""Others that run Python functions in two processes, each behind the same few calls; and what is
+asked of them and of ours alike.
+
+The standard library's pool is always there, the rest where it is installed: joblib, dask (as it is
+at its best, with `worker-saturation: inf`) and ray.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import logging
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks import python_calls as calls
+
+PROCESSES = 2
+TASKS = 10_000
+MAPPED = 100_000
+HOPS = 1000
+JOINED = 1000
+ARRAY_BYTES = 256 << 20
+READERS = 4
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Two processes that take calls. `takes_futures`: as arguments; else it is given results."""
+
+    name: str
+    submit: Callable[..., Any]
+    gather: Callable[[list[Any]], list[Any]]
+    takes_futures: bool = True
+    map: Callable[[Callable[[int], int], Sequence[int]], int] | None = None
+    """Call a function for each element; return how many results came."""
+
+
+# --- what is asked of each ------------------------------------------------------------------------
+
+
+def no_ops_s(pool: Pool, count: int = TASKS) -> float:
+    """Return how long many calls of nothing take, each submitted by itself."""
+    return _submitted_s(pool, calls.same, range(count))
+
+
+def kibibytes_s(pool: Pool, count: int = TASKS) -> float:
+    """Return how long many calls take that each return 1 KiB."""
+    return _submitted_s(pool, calls.kibibyte, range(count))
+
+
+def _submitted_s(pool: Pool, function: Callable[[int], Any], numbers: Sequence[int]) -> float:
+    start_s = time.perf_counter()
+    found = pool.gather([pool.submit(function, number) for number in numbers])
+    took_s = time.perf_counter() - start_s
+    expected = (function(numbers[0]), function(numbers[-1]), len(numbers))
+    assert (found[0], found[-1], len(found)) == expected
+    return took_s
+
+
+def chain_s(pool: Pool, hops: int = HOPS) -> float:
+    """Return how long calls take that each need what the one before returned."""
+    start_s = time.perf_counter()
+    last: Any = 0
+    for _ in range(hops):
+        last = pool.submit(calls.next_of, last)
+        if not pool.takes_futures:
+            last = last.result()
+    (found,) = pool.gather([last]) if pool.takes_futures else (last,)
+    assert found == hops
+    return time.perf_counter() - start_s
+
+
+def fan_in_s(pool: Pool, count: int = JOINED) -> float:
+    """Return how long it takes until one call has what many others return."""
+    start_s = time.perf_counter()
+    parts = [pool.submit(calls.same, number) for number in range(count)]
+    if pool.takes_futures:
+        (found,) = pool.gather([pool.submit(calls.add_up, *parts)])
+    else:
+        found = sum(pool.gather(parts))
+    assert found == sum(range(count))
+    return time.perf_counter() - start_s
+
+
+def map_s(pool: Pool, count: int = MAPPED) -> float:
+    """Return how long a map takes of a function that does nothing."""
+    assert pool.map is not None
+    start_s = time.perf_counter()
+    assert pool.map(calls.same, range(count)) == count
+    return time.perf_counter() - start_s
+
+
+def array_s(
+    pool: Pool, library: str, value: float, make: Callable[..., Any] = calls.array
+) -> float:
+    """Return how long it takes until four calls have added up what one has made."""
+    count = ARRAY_BYTES // 8
+    start_s = time.perf_counter()
+    made = pool.submit(make, count, value)
+    if not pool.takes_futures:
+        made = made.result()
+    found = pool.gather([pool.submit(calls.total, made, library) for _ in range(READERS)])
+    took_s = time.perf_counter() - start_s
+    assert found == [value * count] * READERS
+    return took_s
+
+
+# --- the peers ------------------------------------------------------------------------------------
+
+
+@contextmanager
+def standard() -> Iterator[Pool]:
+    """`concurrent.futures.ProcessPoolExecutor`: it has no graph."""
+    with ProcessPoolExecutor(PROCESSES) as executor:
+
+        def mapped(function: Callable[[int], int], numbers: Sequence[int]) -> int:
+            return sum(1 for _ in executor.map(function, numbers, chunksize=1000))
+
+        def gathered(futures: list[Any]) -> list[Any]:
+            return [future.result() for future in futures]
+
+        yield Pool("pool", executor.submit, gathered, takes_futures=False, map=mapped)
+
+
+@contextmanager
+def joblib() -> Iterator[Pool]:
+    """Joblib's own backend; it maps only."""
+    joblib = importlib.import_module("joblib")
+    with joblib.Parallel(n_jobs=PROCESSES) as parallel:
+
+        def mapped(function: Callable[[int], int], numbers: Sequence[int]) -> int:
+            return len(parallel(joblib.delayed(function)(number) for number in numbers))
+
+        def refuse(*_: Any) -> Any:
+            raise NotImplementedError
+
+        yield Pool("joblib", refuse, refuse, map=mapped)
+    importlib.import_module("joblib.externals.loky").get_reusable_executor().shutdown()
+
+
+@contextmanager
+def dask() -> Iterator[Pool]:
+    """A `distributed.LocalCluster` of two processes with a thread each."""
+    config: Any = importlib.import_module("dask").config
+    distributed = importlib.import_module("distributed")
+    settings = {"distributed.scheduler.worker-saturation": float("inf"), "logging": {}}
+    with (
+        config.set(settings),
+        distributed.LocalCluster(
+            n_workers=PROCESSES, threads_per_worker=1, dashboard_address=None,
+            silence_logs=logging.ERROR,
+        ) as cluster,
+        distributed.Client(cluster) as client,
+    ):  # fmt: skip
+
+        def submit(function: Callable[..., Any], *args: Any) -> Any:
+            return client.submit(function, *args, pure=False)
+
+        yield Pool("dask", submit, client.gather)
+
+
+@contextmanager
+def ray() -> Iterator[Pool]:
+    """Ray, with two processors."""
+    ray = importlib.import_module("ray")
+    ray.init(num_cpus=PROCESSES, include_dashboard=False, log_to_driver=False)
+    remote: dict[Any, Any] = {}
+
+    def submit(function: Callable[..., Any], *args: Any) -> Any:
+        if function not in remote:
+            remote[function] = ray.remote(function)
+        return remote[function].remote(*args)
+
+    try:
+        yield Pool("ray", submit, ray.get)
+    finally:
+        ray.shutdown()
+
+
+def graph_peers() -> list[Any]:
+    """Return those with a graph that are installed; say which are not."""
+    found = []
+    for peer, module in ((dask, "distributed"), (ray, "ray")):
+        if importlib.util.find_spec(module) is None:
+            print(f"not compared with {peer.__name__}: it is not installed", file=sys.stderr)
+        else:
+            found.append(peer)
+    return found

@@ -1,0 +1,87 @@
+/* The least that an array of 256 MiB costs when one process makes it and two read it twice each: called
+ * by python.py, which loads `total` of it too, so that tasks add up in the same way.
+ *
+ *     shared_map BYTES    for each line of its input one round; prints the seconds that it took
+ *
+ * Both processes have touched all of the map before, as has nobody who maps an object. */
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { LANES = 8, SUMS = 2 };
+
+/* As fast as memory is read: the lanes do not wait for each other. */
+double total(const double *numbers, int64_t count)
+{
+    double lanes[LANES] = {0}, sum = 0;
+    for (int64_t i = 0; i + LANES <= count; i += LANES)
+        for (int lane = 0; lane < LANES; lane++)
+            lanes[lane] += numbers[i + lane];
+    for (int lane = 0; lane < LANES; lane++)
+        sum += lanes[lane];
+    return sum;
+}
+
+static double now_s(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
+}
+
+static void require(int holds)
+{
+    if (!holds) {
+        perror("shared_map");
+        exit(1);
+    }
+}
+
+/* Two sums that must be right. */
+static void read_twice(const double *numbers, int64_t count, double value)
+{
+    for (int i = 0; i < SUMS; i++)
+        require(total(numbers, count) == value * (double)count);
+}
+
+int main(int argument_count, char **arguments)
+{
+    const int64_t count = argument_count > 1 ? atoll(arguments[1]) / (int64_t)sizeof(double) : 0;
+    int there[2], back[2];
+    double value = 1;
+    require(count > 0 && !pipe(there) && !pipe(back));
+    double *numbers = mmap(NULL, (size_t)count * sizeof *numbers, PROT_READ | PROT_WRITE,
+                           MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    require(numbers != MAP_FAILED);
+    for (int64_t i = 0; i < count; i++)
+        numbers[i] = value;
+    const pid_t other = fork();
+    require(other >= 0);
+    if (!other) {
+        prctl(PR_SET_PDEATHSIG, 9);
+        for (;;) { /* the first round is before the clock: it touches */
+            read_twice(numbers, count, value);
+            require(write(back[1], &value, sizeof value) == sizeof value);
+            if (read(there[0], &value, sizeof value) != sizeof value)
+                return 0;
+        }
+    }
+    require(read(back[0], &value, sizeof value) == sizeof value);
+    char line[16];
+    while (fgets(line, sizeof line, stdin)) {
+        const double start_s = now_s();
+        value += 1;
+        for (int64_t i = 0; i < count; i++)
+            numbers[i] = value;
+        require(write(there[1], &value, sizeof value) == sizeof value);
+        read_twice(numbers, count, value);
+        require(read(back[0], &value, sizeof value) == sizeof value);
+        printf("%.6f\n", now_s() - start_s);
+        fflush(stdout);
+    }
+    return 0;
+}

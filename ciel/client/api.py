@@ -1,0 +1,394 @@
+"""The front door of the Python API: functions and programs become tasks, futures stand for what
+they make.
+
+    with ciel.Client() as client:
+        parts = [client.submit(count, path) for path in paths]
+        print(client.submit(sum, parts).result())
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import math
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
+
+from ciel.client.client import Client as JobClient
+from ciel.core.events import Message, WatchJob
+from ciel.core.refs import REFERENCE_TYPES, Reference
+from ciel.core.refs import Future as Unmade
+from ciel.python import sessions
+from ciel.python.futures import Future
+from ciel.python.showing import Shown
+from ciel.python.tasks import Options, read_options, split_task
+
+if TYPE_CHECKING:
+    from ciel.access.settings import MasterLocation
+    from ciel.client.calling import Calls
+    from ciel.client.cluster import LocalCluster
+    from ciel.client.errors import ClientError
+    from ciel.client.explaining import Explanation
+    from ciel.client.jobs import Job
+    from ciel.client.prints import Prints, Sink
+    from ciel.python.calls import Mapped
+
+T = TypeVar("T")
+
+PARTS_PER_SLOT: Final = 16
+"""Into so many parts for each slot `map` divides its work."""
+PART_MAX: Final = 4096
+
+Argument = str | int | Path | Reference | Future[Any]
+
+
+class Client(Shown, JobClient):
+    """A client of a cluster: the one at `address` (see `client.Client`), the one that is found, or
+    one of its own, which ends with it.
+
+    Usable from any number of threads, and in `async` code: futures can be awaited. While it is
+    open, and no later one is, `f.spawn()` and `ciel.wait` and the like use it. What is not done
+    when it is closed is cancelled. `locals`: remote tracebacks show local variables. `prints`: what
+    its tasks print appears on `sys.stdout`, or in the file that is given (`client.prints` says what
+    is promised).
+    """
+
+    def __init__(
+        self,
+        address: str | LocalCluster | MasterLocation | None = None,
+        *,
+        access: str | None = None,
+        name: str = "",
+        environ: Mapping[str, str] = os.environ,
+        cluster_options: Mapping[str, Any] | None = None,
+        locals: bool = False,
+        prints: bool | Sink = True,
+    ) -> None:
+        self._calls_lock = threading.Lock()
+        self._calls: Calls | None = None
+        self._locals = locals
+        self._is_closed = False
+        self._prints: Prints | None = None
+        self._wants_prints = prints
+        self._listeners: list[Callable[[], None]] = []
+        super().__init__(
+            address,
+            access=access,
+            name=name or os.path.basename(sys.argv[0]) or "python",
+            environ=environ,
+            cluster_options=cluster_options,
+        )
+        sessions.enter(self)
+        if "joblib" in sys.modules:
+            import_module("ciel.joblib")  # so that it knows us by name
+
+    def __enter__(self) -> Self:
+        sessions.leave(self)
+        sessions.enter(self)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Cancel what is not done, hang up, and end the cluster if it was started for us."""
+        sessions.leave(self)
+        self._is_closed = True
+        if (tracing := sys.modules.get("ciel.client.trace")) is not None:
+            tracing.closing(self)
+        try:
+            if self._calls is not None:
+                self._calls.close()
+            if self._prints is not None:
+                self._prints.close()
+        finally:
+            super().close()
+
+    @property
+    def calls(self) -> Calls:
+        """The calls of this client, and what became of them."""
+        if self._calls is None:
+            from ciel.client.calling import Calls
+
+            with self._calls_lock:
+                if self._calls is None:
+                    calls = Calls(self, locals_wanted=self._locals)
+                    self.is_delivered = calls.take_news
+                    self._calls = calls
+        return self._calls
+
+    @property
+    def open_calls(self) -> Calls | None:
+        """The same, but None before the first."""
+        return self._calls
+
+    # --- functions --------------------------------------------------------------------------------
+
+    def submit(self, function: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
+        """Make a task of a call, and return what stands for its result. Arguments may be, or hold
+        at any depth, futures: the task runs when they are there and gets their values.
+
+        Raises PackingError for a function or an argument that has no bytes, ConnectionLostError,
+        ClientClosedError, ForkedError. A function made by `ciel.task` runs as that says.
+        """
+        called, options = split_task(function)
+        found: Future[T] = self.call(called, args, kwargs, options)
+        return found
+
+    def call(
+        self,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        options: Options,
+    ) -> Any:
+        """Make a task of a call with these options; with `returns`, return a tuple of futures."""
+        return self.calls.call(function, args, kwargs, options)
+
+    def map(
+        self,
+        function: Callable[..., T],
+        /,
+        *iterables: Iterable[Any],
+        timeout: float | None = None,
+        chunksize: int | None = None,
+    ) -> Iterator[T]:
+        """Yield the results of calls with one element of each of the iterables, in order. What a
+        call raises is raised in its place. `chunksize`: so many calls make one task; by itself,
+        many small ones do. Raises TimeoutError `timeout` seconds after the call of `map`.
+        """
+        parts = self.map_parts(function, list(zip(*iterables, strict=False)), chunksize)
+        return _results(parts, None if timeout is None else time.monotonic() + timeout)
+
+    def map_parts(
+        self,
+        function: Callable[..., Any],
+        rows: Sequence[tuple[Any, ...]],
+        chunksize: int | None = None,
+    ) -> list[Future[Mapped]]:
+        """Submit a call for each row of arguments, `chunksize` rows in a task; return the futures
+        of these tasks. `client.futures.mapped_values` gives the results in one.
+        """
+        if chunksize is not None and chunksize < 1:
+            raise ValueError(f"chunksize must be at least 1, not {chunksize}")
+        called, options = split_task(function)
+        if options.returns != 1:
+            raise ValueError("the functions of a map return one value each")
+        if not rows:
+            return []
+        size = chunksize or _part_size(len(rows), self.slot_count())
+        starts = range(0, len(rows), size)
+        return [self.calls.call_part(called, rows[at : at + size], options) for at in starts]
+
+    # --- programs ---------------------------------------------------------------------------------
+
+    def run(
+        self,
+        argv: Sequence[Argument],
+        *,
+        stdin: Any = None,
+        files: Mapping[str, Any] | None = None,
+        env: Mapping[str, str] | None = None,
+        outputs: int = 1,
+        **options: Any,
+    ) -> Any:
+        """Make a task of a program; return the future of its standard output, as bytes.
+
+        Futures in `argv` become paths of files that hold their values, `stdin` is a future, or
+        several, one after the other; `files` lie under these relative names where it runs. Values
+        of functions are written as they are (bytes, or a text in UTF-8); `put` makes a future of
+        anything. With `outputs` of two or more, the program writes them itself: `OUTPUT_FILES`
+        names a text file with a path a line; returned is a list of futures. `options`: see
+        `ciel.task`. Raises OptionError and as `submit`.
+        """
+        chosen = read_options(Options(name=str(argv[0])[:200]), options)
+        line = [self._argument(item) for item in argv]
+        inputs = [] if stdin is None else stdin if isinstance(stdin, list | tuple) else [stdin]
+        given = [self._object(item) for item in inputs]
+        named = {name: self._object(item) for name, item in (files or {}).items()}
+
+        def add(job: Job) -> Sequence[Unmade]:
+            if outputs == 1:
+                return [
+                    job.run(
+                        line,
+                        inputs=given,
+                        files=named,
+                        env=env,
+                        needs=chosen.needs,
+                        name=chosen.name,
+                    )
+                ]
+            arguments = {
+                "command_line": line,
+                "inputs": given,
+                "files": named,
+                "env": dict(env or {}),
+            }
+            return job.add(
+                "env", {"args": {k: v for k, v in arguments.items() if v}, "n_outputs": outputs},
+                n_outputs=outputs, needs=chosen.needs, name=chosen.name,
+            )  # fmt: skip
+
+        futures = self.calls.run(add, chosen.name)
+        return futures[0] if outputs == 1 else futures
+
+    def _argument(self, item: Any) -> Any:
+        if hasattr(item, "__ciel_future__"):
+            return self._object(item)
+        return os.fspath(item) if isinstance(item, os.PathLike) else item
+
+    def _object(self, item: Any) -> Reference:
+        """Return an object that a program can read."""
+        if isinstance(item, REFERENCE_TYPES):
+            return item
+        if isinstance(item, bytes | bytearray | memoryview | str):
+            content = item.encode() if isinstance(item, str) else bytes(item)
+            return self.upload_content(content, "an input")
+        if isinstance(item, os.PathLike):
+            return self.upload(os.fspath(item))
+        if not hasattr(item, "__ciel_future__"):
+            raise TypeError(
+                f"a program reads futures, bytes, texts and paths of files, not {item!r:.80}"
+            )
+        raw = self.calls.as_bytes(item)
+        if raw.lot is None:
+            self.calls.flush()
+        assert raw.lot is not None  # it was sent
+        return raw.lot.ref
+
+    # --- values -----------------------------------------------------------------------------------
+
+    def put(self, value: T) -> Future[T]:
+        """Store a value once, and return what stands for it; tasks that are given that read what
+        lies in the store. Raises PackingError, UploadError.
+        """
+        found: Future[T] = self.calls.put(value)
+        return found
+
+    def get(self, futures: Any, timeout: float | None = None) -> Any:
+        """Return the value of a future, or those of a list, a tuple or a dict of futures."""
+        if isinstance(futures, dict):
+            return dict(zip(futures, self.get(list(futures.values()), timeout), strict=True))
+        if isinstance(futures, list | tuple):
+            done, _ = self.wait(futures, timeout, concurrent.futures.FIRST_EXCEPTION)
+            if len(done) < len(set(futures)):
+                failed = [f for f in futures if f.done() and f.exception() is not None]
+                if not failed:
+                    raise TimeoutError(f"not all values were there after {timeout} s")
+                failed[0].result()
+            return type(futures)(future.result() for future in futures)
+        return futures.result(timeout)
+
+    def gather(self, *futures: Any) -> list[Any]:
+        """Return the values of futures, in order; see `ciel.gather`."""
+        listed = (
+            futures[0] if len(futures) == 1 and isinstance(futures[0], list | tuple) else futures
+        )
+        return list(self.get(list(listed)))
+
+    def wait(
+        self,
+        futures: Iterable[Any],
+        timeout: float | None = None,
+        return_when: str = sessions.ALL_COMPLETED,
+    ) -> tuple[set[Any], set[Any]]:
+        """Wait as `concurrent.futures.wait` does."""
+        return self.calls.wait(futures, timeout, return_when)
+
+    def as_completed(self, futures: Iterable[Any], timeout: float | None = None) -> Iterator[Any]:
+        """Yield futures as they are done; raises TimeoutError when all of it takes longer."""
+        return self.calls.as_completed(futures, timeout)
+
+    def cancel(self, futures: Any) -> None:
+        """Call off a future, or several; what runs for them alone is stopped."""
+        for future in (
+            futures if isinstance(futures, Iterable) and not _is_future(futures) else [futures]
+        ):
+            future.cancel()
+
+    def _facts(self) -> Iterator[tuple[str, Any]]:
+        yield "", self.location.url
+        if self.cluster is not None:
+            yield "cluster", self.cluster.describe().partition(";")[0]
+        yield "", "closed" if self._is_closed else "lost" if self._lost is not None else None
+        if self._calls is not None:
+            tallies = list(self._calls.functions.tallies.values())
+            yield "calls", sum(tally.submitted for tally in tallies)
+            yield "done", sum(tally.done for tally in tallies)
+            yield "failed", sum(tally.failed for tally in tallies) or None
+
+    # --- for people -------------------------------------------------------------------------------
+
+    def explain(self, future: Any) -> Explanation:
+        """Say why a future's task runs, waits, or does not run; see `Explanation`. Asks the master;
+        raises as `ask` does, and TypeError for what is no future.
+        """
+        from ciel.client.explaining import explain
+
+        return explain(self, future)
+
+    def follow_prints(self, job: Job) -> None:
+        """Have what the tasks of a job print appear, if that is wanted at all."""
+        if self._wants_prints is False:
+            return
+        if self._prints is None:
+            from ciel.client.prints import Prints
+
+            sink = None if self._wants_prints is True else self._wants_prints
+            self._prints = Prints(self.location.key, super()._deliver, sink)
+        self.send(WatchJob(job.id, prints=True))
+
+    def listen(self, listener: Callable[[], None], *, listens: bool = True) -> None:
+        """Have a function called after each delivery, or no more; it must not wait."""
+        if listens:
+            self._listeners.append(listener)
+        else:
+            self._listeners.remove(listener)
+
+    def _deliver(self, messages: list[Message]) -> None:
+        if self._prints is not None:
+            messages = self._prints.sift(messages)
+        if messages:
+            super()._deliver(messages)
+        for listener in self._listeners:
+            listener()
+
+    def _on_lost(self, error: ClientError) -> None:
+        if self._prints is not None:
+            self._prints.drain()
+        super()._on_lost(error)
+        if self._calls is not None:
+            self._calls.lose(self._lost or error)
+
+
+def _is_future(item: Any) -> bool:
+    return hasattr(item, "__ciel_future__")
+
+
+def _part_size(count: int, slots: int) -> int:
+    return max(1, min(PART_MAX, math.ceil(count / (PARTS_PER_SLOT * max(1, slots)))))
+
+
+def _results(parts: list[Any], deadline_s: float | None) -> Iterator[Any]:
+    from ciel.client.futures import mapped_values
+
+    parts.reverse()
+    try:
+        while parts:
+            left_s = None if deadline_s is None else deadline_s - time.monotonic()
+            yield from mapped_values(parts.pop().result(left_s))
+    finally:
+        for part in parts:
+            part.cancel()

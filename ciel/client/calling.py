@@ -1,0 +1,653 @@
+"""Calls of functions, from `submit` to the future that is done.
+
+A call is packed in its caller's thread and waits in a list, which is sent when nothing else is
+under way, when somebody waits for a result, or a millisecond later by a thread: then what has piled
+up travels in bundles (`bundling`). Results come on the connection's thread; what is too large to
+ride along is read by whoever asks for it, or by a few threads where the outcome must be known.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import io
+import mmap
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from ciel.client import bundling
+from ciel.client.errors import (
+    ClientClosedError,
+    ClientError,
+    JobEndedError,
+    ObjectUnreadableError,
+    RequestRefusedError,
+)
+from ciel.client.functions import Functions
+from ciel.client.futures import ClientFuture, Lot, WaitingCall, read_value
+from ciel.core.ids import ObjectId
+from ciel.core.refs import INLINE_MAX_BYTES, Failure, Reference, Value
+from ciel.core.refs import Future as Unmade
+from ciel.python import calls
+from ciel.python.contents import (
+    ERROR,
+    ITEM,
+    MOVED,
+    RETURNED,
+    VALUE,
+    Outcome,
+    decode,
+    encode,
+    read_stream,
+)
+from ciel.python.failures import error_of, packing_error, unpack_error
+from ciel.python.packing import UnpackedError, pack_with_futures, unpack
+from ciel.python.tasks import USUAL, Options
+from ciel.wire.references import from_array
+
+if TYPE_CHECKING:
+    from ciel.client.api import Client
+    from ciel.client.jobs import Job
+
+GATHERING_S: Final = 0.001
+"""So long calls may pile up while others are under way."""
+ALONE_MIN_BYTES: Final = 64 << 10
+"""Arguments of this size become an object of their own."""
+EAGER_MAX_BYTES: Final = 64 << 10
+MAPPED_MIN_BYTES: Final = 256 << 10
+"""What is larger is not read but mapped, if it is on this host."""
+LOT_S: Final = 0.01
+"""What a lot is to take, where that is known."""
+SLOTS_KNOWN_S: Final = 5.0
+_READERS = 2
+_DROPPED_AT_ONCE = 256
+
+
+class Calls:
+    """The calls of one client: all are tasks of one job. Usable from any thread."""
+
+    def __init__(self, client: Client, *, locals_wanted: bool = False) -> None:
+        self.dropped: deque[Reference] = deque()
+        """Objects that nobody here can ask for any more."""
+        self.functions = Functions(client.upload_content)
+        self._client = client
+        self._locals_wanted = locals_wanted
+        self._lock = threading.Lock()
+        self._sending = threading.RLock()  # what is sent goes in the order in which it was called
+        self._waiting: list[WaitingCall] = []
+        self._lots: dict[ObjectId, Lot] = {}  # that are to come
+        self._news: deque[Reference] = deque()
+        self._job: Job | None = None
+        self._slots = (0, 0.0)  # how many, and when that was so
+        self._due = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._readers: concurrent.futures.ThreadPoolExecutor | None = None
+        self._ended: BaseException | None = None
+        self._places: tuple[tuple[str, ...], list[str]] = ((), [])  # and for which sys.path
+
+    # --- calls go in ------------------------------------------------------------------------------
+
+    def call(
+        self,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        options: Options,
+    ) -> Any:
+        """See `sessions.Session.call`; raises PackingError, ClientError."""
+        waiting = self._pack(function, args, kwargs, options)
+        futures = waiting.futures = [
+            ClientFuture(self, waiting.function.name, waiting) for _ in range(options.returns)
+        ]
+        self._add(waiting)
+        return futures[0] if options.returns == 1 else tuple(futures)
+
+    def call_part(
+        self, function: Callable[..., Any], rows: Sequence[tuple[Any, ...]], options: Options
+    ) -> ClientFuture[calls.Mapped]:
+        """Make one task of a call for each row of arguments."""
+        waiting = self._pack(function, (rows,), {}, options)
+        waiting.is_map, waiting.is_usual, waiting.rows = True, False, len(rows)
+        waiting.function.tally.submitted += len(rows) - 1
+        future: ClientFuture[calls.Mapped] = ClientFuture(self, waiting.function.name, waiting)
+        waiting.futures = [future]
+        self._add(waiting)
+        return future
+
+    def as_bytes(self, future: Any) -> ClientFuture[bytes]:
+        """Return a future of a value as programs read it: bytes as they are, a text in UTF-8."""
+        if isinstance(future, ClientFuture) and future.lot is not None and future.lot.raw:
+            return future
+        waiting = self._pack(_itself, (future,), {}, USUAL)
+        waiting.raw, waiting.is_usual = True, False
+        raw: ClientFuture[bytes] = ClientFuture(self, "as bytes", waiting)
+        waiting.futures = [raw]
+        self._add(waiting)
+        return raw
+
+    def run(self, make: Callable[[Job], Sequence[Unmade]], name: str) -> list[ClientFuture[bytes]]:
+        """Have `make` add a program to our job; return a future of each of its outputs."""
+        with self._sending:
+            job = self._open_job()
+            futures = []
+            for ref in make(job):
+                lot = Lot(self, ref, raw=True)
+                futures.append(self._expect(lot, name))
+            job.want([future.lot.ref for future in futures if future.lot], self._news)
+        return futures
+
+    def put(self, value: Any) -> ClientFuture[Any]:
+        """Store a value; raises PackingError, UploadError."""
+        try:
+            packed, taken = pack_with_futures(value)
+        except UnpackedError as error:
+            raise packing_error("the value", error) from None
+        refs = [self._placed(future) for future in taken]
+        future: ClientFuture[Any] = ClientFuture(self, type(value).__name__)
+        ref = self._store([Outcome(VALUE, packed, tuple(refs))], "the value")
+        future.sent_as(Lot(self, ref), 0)
+        future.settle(None)
+        return future
+
+    def _pack(
+        self,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        options: Options,
+    ) -> WaitingCall:
+        found = self.functions.find(function, options)
+        try:
+            packed, taken = pack_with_futures((args, kwargs))
+        except UnpackedError as error:
+            raise packing_error(f"the arguments of {found.name}", error) from None
+        found.tally.submitted += 1
+        return WaitingCall(found, options, packed, taken)
+
+    def _add(self, call: WaitingCall) -> None:
+        with self._lock:
+            if self._ended is not None:
+                raise self._ended
+            self._waiting.append(call)
+            is_first = len(self._waiting) == 1 and not self._lots
+        if is_first and not self._client.is_delivering:
+            self.flush()
+        elif not self._due.is_set():
+            if self._thread is None:
+                self._start_thread()
+            self._due.set()
+
+    # --- and on -----------------------------------------------------------------------------------
+
+    def expedite(self, future: ClientFuture[Any]) -> None:
+        """Somebody waits for a future: send what it needs, if that was not sent."""
+        if future.waiting_call is not None and not self._client.is_delivering:
+            self.flush()
+        elif future.lot is not None and not future.lot.is_made and future.lot.id not in self._lots:
+            self._seek(future)
+
+    def flush(self) -> None:
+        """Send all calls that wait."""
+        with self._sending:
+            with self._lock:
+                waiting, self._waiting = self._waiting, []
+            waiting = [call for call in waiting if not all(f.cancelled() for f in call.futures)]
+            try:
+                self._release_dropped()
+                if waiting:
+                    for call in waiting:
+                        self._look_around(call)
+                    for bundle in bundling.form(waiting, self._slot_count()):
+                        self._try_to_send(bundle)
+            except BaseException as error:
+                _fail(waiting, error)
+                if not isinstance(error, ClientError):
+                    raise
+
+    def _try_to_send(self, bundle: list[WaitingCall]) -> None:
+        try:
+            self._send(bundle)
+        except Exception as error:  # it is for whoever waits for these calls
+            _fail(bundle, error)
+
+    def _look_around(self, call: WaitingCall) -> None:
+        """Find out what a call needs that is not there."""
+        call.call_s = call.function.took_s
+        outside = set()
+        for future in call.taken:
+            other = future.waiting_call
+            if other is not None:
+                call.local.append(other)
+            elif future.lot is not None and not future.lot.is_made:
+                outside.add(str(future.lot.id))
+        if outside:
+            call.outside = frozenset(outside)
+
+    def _send(self, bundle: list[WaitingCall]) -> None:
+        job = self._open_job()
+        lots = _lots_of(bundle)
+        inputs = _Inputs()
+        functions: dict[bytes, int] = {}
+        table: list[calls.Function] = []
+        written: list[tuple[calls.Call, ...]] = []
+        for number, lot in enumerate(lots):
+            place = 0
+            for call in lot:
+                call.lot, call.place = number, place
+                place += len(call.futures)
+        for lot in lots:
+            row = []
+            for call in lot:
+                function = call.function
+                digest = function.function.digest
+                if digest not in functions:
+                    functions[digest] = len(table)
+                    at = -1 if function.ref is None else inputs.number(function.ref)
+                    table.append(function.function._replace(input=at))
+                row.append(self._written(call, functions[digest], bundle, inputs))
+            written.append(tuple(row))
+        first = bundle[0]
+        sent = calls.Bundle(
+            calls.VERSION, self._module_places(), tuple(table), tuple(written), first.function.streams,
+            first.raw, self._locals_wanted,
+        )  # fmt: skip
+        packed: bytes | None = calls.pack_bundle(sent)
+        if len(packed or b"") > calls.INLINE_MAX_BYTES:
+            inputs.number(self._client.upload_content(packed or b"", "calls"))
+            packed = None
+        needs = first.options.needs if len(bundle) == 1 else first.options.needs._replace(retries=1)
+        name = first.function.name
+        if len(bundle) > 1:
+            name = f"{len(bundle)} calls of {name}{'' if len(table) == 1 else ' and others'}"
+        outputs = job.add(
+            calls.EXECUTOR, calls.arguments_of(packed, inputs.refs, first.options.python),
+            n_outputs=len(lots), needs=needs, name=name,
+        )  # fmt: skip
+        for ref, calls_of_lot in zip(outputs, lots, strict=True):
+            self._await_lot(ref, calls_of_lot)
+        job.want(outputs, self._news)
+
+    def _await_lot(self, ref: Unmade, calls_of_lot: Sequence[WaitingCall]) -> None:
+        first = calls_of_lot[0]
+        lot = Lot(self, ref, raw=first.raw, is_stream=first.function.streams)
+        for call in calls_of_lot:
+            lot.functions.append(call.function)
+            lot.rows = call.rows
+            for number, future in enumerate(call.futures):
+                future.sent_as(lot, call.place + number)
+                lot.futures.append(future)
+        with self._lock:
+            self._lots[lot.id] = lot
+
+    def _written(
+        self, call: WaitingCall, function: int, bundle: list[WaitingCall], inputs: _Inputs
+    ) -> calls.Call:
+        uses = tuple([self._use(future, bundle, inputs) for future in call.taken])
+        arguments, with_object = call.arguments, -1
+        if call.size_bytes > ALONE_MIN_BYTES or (
+            arguments.buffers and arguments.size_bytes > ALONE_MIN_BYTES
+        ):
+            ref = self._store([Outcome(VALUE, arguments)], f"the arguments of {call.function.name}")
+            arguments, with_object = arguments._replace(head=b"", buffers=()), inputs.number(ref)
+        name, returns = call.function.name, call.options.returns
+        return calls.Call(function, arguments, uses, with_object, call.is_map, name, returns)
+
+    def _use(self, future: Any, bundle: list[WaitingCall], inputs: _Inputs) -> calls.Use:
+        how = getattr(future, "how", calls.AS_VALUE)
+        waiting = future.waiting_call
+        if waiting is not None and waiting.lot >= 0:  # of this bundle: others were sent, or fail
+            place = waiting.place + waiting.futures.index(future)
+            return calls.Use(-1, waiting.lot, place, False, how)
+        lot = future.lot
+        assert lot is not None  # it was sent, or is in this bundle
+        if lot.is_stream and how == calls.AS_VALUE:
+            how = calls.AS_STREAM
+        return calls.Use(inputs.number(lot.ref), 0, future.place, lot.raw, how)
+
+    def _store(self, outcomes: list[Outcome], name: str) -> Reference:
+        pieces = encode(outcomes)
+        size_bytes = sum(memoryview(piece).nbytes for piece in pieces)
+        if size_bytes <= INLINE_MAX_BYTES:
+            return self._client.upload_content(b"".join(pieces), name)
+        return self._client.upload_pieces(pieces, name)
+
+    def _slot_count(self) -> int:
+        count, at_s = self._slots
+        now_s = time.monotonic()
+        if not count or (
+            now_s - at_s > SLOTS_KNOWN_S and threading.current_thread() is self._thread
+        ):
+            count = max(1, self._client.slot_count())
+            self._slots = (count, now_s)
+        return count
+
+    def _module_places(self) -> tuple[str, ...]:
+        places, path = self._places
+        if path != sys.path:
+            places = calls.places_here()
+            self._places = (places, list(sys.path))
+        return places
+
+    def _open_job(self) -> Job:
+        if self._job is None:
+            self._job = self._client.job(self._client.name)
+            self._client.follow_prints(self._job)
+        return self._job
+
+    @property
+    def job(self) -> Job | None:
+        """The job of all calls; None before the first."""
+        return self._job
+
+    def _start_thread(self) -> None:
+        with self._lock:
+            if self._thread is not None or self._ended is not None:
+                return
+            self._thread = threading.Thread(target=self._gather, name="ciel-calls", daemon=True)
+        self._thread.start()
+
+    def _gather(self) -> None:
+        while True:
+            self._due.wait()
+            if self._ended is not None:
+                return
+            time.sleep(GATHERING_S)
+            self._due.clear()
+            try:
+                self.flush()
+            except Exception:  # whoever waits for these calls has it
+                continue
+
+    # --- results come out -------------------------------------------------------------------------
+
+    def take_news(self) -> None:
+        """Take in what the connection has brought; no lock of the client is held."""
+        while self._news:
+            try:
+                ref = self._news.popleft()
+            except IndexError:  # another thread, which had printed something first, has it
+                break
+            with self._lock:
+                lot = self._lots.pop(ref.id, None)
+            if lot is not None:
+                self._settle(lot, ref)
+        job = self._job
+        if job is not None and self._lots and (job.has_ended or job.refusal):
+            self._lose(_end_of(job))
+        if len(self.dropped) >= _DROPPED_AT_ONCE and not self._due.is_set() and self._thread:
+            self._due.set()
+
+    def _settle(self, lot: Lot, ref: Reference) -> None:
+        lot.ref = ref
+        futures, lot.futures = lot.futures, []
+        if isinstance(ref, Failure):
+            lot.count(failed=True)
+            for future in futures:
+                future.fail(error_of(ref))
+        elif lot.raw or lot.is_stream:
+            lot.count()
+            for future in futures:
+                future.settle(None)
+        elif isinstance(ref, Value):
+            self._take(lot, futures, bytearray(ref.content))
+        elif len(lot.functions) == 1 and (getattr(ref, "size_bytes", 0) or 0) > EAGER_MAX_BYTES:
+            lot.count()
+            for future in futures:
+                future.settle(None)
+        else:
+            if self._readers is None:
+                self._readers = concurrent.futures.ThreadPoolExecutor(_READERS, "ciel-results")
+            self._readers.submit(self._fetch, lot, futures)
+
+    def _fetch(self, lot: Lot, futures: list[ClientFuture[Any]]) -> None:
+        try:
+            self._take(lot, futures, self.read(lot.ref))
+        except BaseException as error:
+            for future in futures:
+                future.fail(error)
+
+    def _take(self, lot: Lot, futures: list[ClientFuture[Any]], content: Any) -> None:
+        """Have the futures of a lot be done with what it holds."""
+        try:
+            found = decode(content)
+        except UnpackedError as error:
+            for future in futures:
+                future.fail(packing_error(f"the result of {future.name}", error))
+            return
+        outcomes = found.outcomes
+        if lot.functions:
+            each_s = found.took_s / len(lot.functions)
+            lot.count(outcomes)
+            for function in set(lot.functions):
+                function.note(each_s)
+        for future in futures:
+            outcome = outcomes[future.place]
+            if outcome.kind == VALUE:
+                future.settle(outcome)
+            elif outcome.kind == ERROR:
+                future.fail(unpack_error(outcome.packed.head))
+            else:
+                self._follow(future, outcome)
+
+    def _follow(self, future: ClientFuture[Any], outcome: Outcome) -> None:
+        """Have a future wait for another object, which a task handed its result on to."""
+        assert outcome.kind == MOVED
+        array, place, raw = unpack(outcome.packed.head)
+        future.sent_as(self._lot(from_array(array), raw), place)
+        self._seek(future)
+
+    def _lot(self, ref: Reference, raw: bool) -> Lot:
+        with self._lock:
+            known = self._lots.get(ref.id)
+        return known or Lot(self, ref, raw=raw)
+
+    def _expect(self, lot: Lot, name: str, place: int = 0) -> ClientFuture[Any]:
+        """Return a future of something that is to come."""
+        future: ClientFuture[Any] = ClientFuture(self, name)
+        future.sent_as(lot, place)
+        lot.futures.append(future)
+        with self._lock:
+            self._lots[lot.id] = lot
+        return future
+
+    def _seek(self, future: ClientFuture[Any]) -> None:
+        """Want the object of a future that came within a value, or was handed on."""
+        lot = future.lot
+        assert lot is not None
+        with self._lock:
+            ended = self._ended
+            lot = future.lot = self._lots.setdefault(lot.id, lot)
+            if future not in lot.futures:
+                lot.futures.append(future)
+        if ended is not None:
+            self._lose(ended)
+            return
+        self._open_job().want((lot.ref,), self._news)
+
+    def value_of(self, outcome: Outcome, name: str) -> Any:
+        """Return the value of an outcome; raises UnpackedError."""
+        given = []
+        for array, place, raw in outcome.refs:
+            future: ClientFuture[Any] = ClientFuture(self, name)
+            future.sent_as(self._lot(from_array(array), raw), place)
+            given.append(future)
+        return read_value(outcome, given)
+
+    def outcomes(self, lot: Lot) -> list[Outcome]:
+        """Return what a lot holds, read once; raises UnpackedError and as `Job.read`."""
+        with lot.lock:
+            if lot.content is None:
+                lot.content = decode(self.read(lot.ref)).outcomes
+            return lot.content
+
+    def read_items(self, lot: Lot) -> Any:
+        """Return what a task that yields has made: the list of its items, or what it returned if it
+        yielded none.
+        """
+        items: list[Any] = []
+        for kind, head in read_stream(io.BytesIO(self.read_bytes(lot.ref)).read):
+            if kind == ITEM:
+                items.append(unpack(head))
+            elif kind == RETURNED:
+                return items or unpack(head)
+            else:
+                raise unpack_error(head)
+        return items
+
+    def read_bytes(self, ref: Reference) -> bytes:
+        """Return the content of an object; raises as `Job.read`."""
+        return self._client.read(ref) if self._job is None else self._job.read(ref)
+
+    def read(self, ref: Reference) -> Any:
+        """Return the content of an object in memory of its own, which may be written to; raises as
+        `Job.read`.
+        """
+        size_bytes = getattr(ref, "size_bytes", None)
+        if size_bytes is None or size_bytes < ALONE_MIN_BYTES or self._job is None:
+            return bytearray(self.read_bytes(ref))
+        while True:
+            mapped = self._client.map_object(ref) if size_bytes >= MAPPED_MIN_BYTES else None
+            if mapped is not None and len(mapped) == size_bytes:
+                return mapped
+            memory = mmap.mmap(-1, size_bytes)
+            try:
+                at = 0
+                for chunk in self._client.read_chunks(ref):
+                    memory[at : at + len(chunk)] = chunk
+                    at += len(chunk)
+                return memory
+            except ObjectUnreadableError as error:
+                ref = self._job.await_copy(error, ref)
+
+    # --- the end ----------------------------------------------------------------------------------
+
+    def call_off(self, future: ClientFuture[Any]) -> None:
+        """A future was cancelled: stop what runs for it alone."""
+        lot = future.lot
+        if (call := future.waiting_call) is not None:
+            call.function.tally.submitted -= call.rows
+        if lot is None or self._job is None:
+            return  # it will not be sent
+        with self._lock:
+            if len(lot.functions) != 1 or any(not other.cancelled() for other in lot.futures):
+                return
+            if self._lots.pop(lot.id, None) is not None:
+                lot.functions[0].tally.submitted -= lot.rows
+        self._job.release((lot.ref,))
+
+    def _release_dropped(self) -> None:
+        if self.dropped and self._job is not None:
+            refs = [self.dropped.popleft() for _ in range(len(self.dropped))]
+            self._job.release(refs, for_good=True)
+
+    def _placed(self, future: Any) -> Any:
+        """Return where a future's value is, for what is put with it inside."""
+        self.expedite(future)
+        lot = future.lot
+        return (_array(lot.ref), future.place, lot.raw)
+
+    def lose(self, error: BaseException) -> None:
+        """The connection is gone for good: nothing more will come."""
+        with self._lock:
+            self._ended = self._ended or error
+        self._due.set()
+        self._lose(error)
+
+    def _lose(self, error: BaseException) -> None:
+        with self._lock:
+            lots, self._lots = list(self._lots.values()), {}
+            waiting, self._waiting = self._waiting, []
+        for lot in lots:
+            futures, lot.futures = lot.futures, []
+            for future in futures:
+                future.fail(error)
+        for call in waiting:
+            for future in call.futures:
+                future.fail(error)
+
+    def close(self) -> None:
+        """End: what is not done by now will not be. The job ends well if all is done."""
+        is_idle = not self._lots and not self._waiting
+        if is_idle and self._job is not None and not self._job.has_ended:
+            try:
+                self._job.close()
+            except ClientError:
+                pass  # then it has ended otherwise
+        self.lose(ClientClosedError())
+        if self._readers is not None:
+            self._readers.shutdown(wait=False, cancel_futures=True)
+
+    # --- as a session -----------------------------------------------------------------------------
+
+    def wait(
+        self, futures: Iterable[Any], timeout: float | None, return_when: str
+    ) -> tuple[set[Any], set[Any]]:
+        listed = set(futures)
+        for future in listed:
+            if not future.done():
+                self.expedite(future)
+        return tuple(concurrent.futures.wait(listed, timeout, return_when))  # type: ignore[return-value]  # two
+
+    def as_completed(self, futures: Iterable[Any], timeout: float | None) -> Iterator[Any]:
+        listed = list(futures)
+        for future in listed:
+            if not future.done():
+                self.expedite(future)
+        return concurrent.futures.as_completed(listed, timeout)
+
+
+class _Inputs:
+    """The references that a task takes, each once."""
+
+    def __init__(self) -> None:
+        self.refs: list[Reference] = []
+        self._numbers: dict[str, int] = {}
+
+    def number(self, ref: Reference) -> int:
+        number = self._numbers.setdefault(ref.id, len(self.refs))
+        if number == len(self.refs):
+            self.refs.append(ref)
+        return number
+
+
+def _fail(waiting: Iterable[WaitingCall], error: BaseException) -> None:
+    """Fail the calls that were not sent."""
+    for call in waiting:
+        for future in call.futures:
+            if future.lot is None:
+                future.fail(error)
+
+
+def _lots_of(bundle: list[WaitingCall]) -> list[list[WaitingCall]]:
+    """Part a bundle, in its order. One that is known to be quick has one lot: nothing of it will be
+    given away, and each lot is an object to be read.
+    """
+    known_s = [call.call_s for call in bundle if call.call_s is not None]
+    if len(known_s) == len(bundle):
+        count = min(calls.LOTS_MAX, len(bundle), 1 + int(sum(known_s) / LOT_S))
+    else:
+        count = min(calls.LOTS_MAX, len(bundle))
+    size = -(-len(bundle) // count)
+    return [bundle[start : start + size] for start in range(0, len(bundle), size)]
+
+
+def _end_of(job: Job) -> ClientError:
+    """Say why nothing more comes of a job."""
+    if job.refusal:
+        return RequestRefusedError(job.id, job.refusal)
+    summary = job.summary
+    assert summary is not None  # by which it has ended
+    return JobEndedError(summary.number, summary.state, summary.reason)
+
+
+def _array(ref: Reference) -> Any:
+    from ciel.wire.references import to_array
+
+    return to_array(ref)
+
+
+def _itself(value: Any) -> Any:
+    return value

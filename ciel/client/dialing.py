@@ -1,0 +1,135 @@
+"""How a connection to the master comes about: dial, say hello, prove the key; and, for one that was
+lost, go on with its session (see `master.sessions`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import socket
+import struct
+import time
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
+
+from ciel import __version__
+from ciel.access.keys import Key, Role
+from ciel.client.errors import AccessRefusedError, NoMasterError, NotAMasterError
+from ciel.wire.errors import RefusedError, RemoteProtocolError
+from ciel.wire.frames import Record
+from ciel.wire.session import Session
+
+READ_BYTES: Final = 256 << 10
+
+
+class Line(NamedTuple):
+    """An open session on a socket without blocking; `early` came with the end of the greeting."""
+
+    channel: socket.socket
+    session: Session
+    early: list[Record]
+
+
+class Dialer:
+    """Opens connections to one master, all for one session."""
+
+    def __init__(
+        self, address: str, key: Key, role: Role, cluster_id: str, about: Mapping[str, Any] | None
+    ) -> None:
+        self.address = address
+        self.can_resume = role is not Role.READ
+        """Whether a session goes on over another connection; one that only looks can begin anew."""
+        self._key = key
+        self._role = role
+        self._cluster_id = cluster_id
+        self._about = dict(about or {})
+        if self.can_resume:
+            self._about["session"] = secrets.token_hex(16)
+
+    def dial(self, timeout_s: float, received: int | None = None) -> Line:
+        """Connect and prove the key. `received`: the session goes on, and so many messages of it
+        have come; then the first of `early` says how many of ours have.
+
+        Raises NoMasterError, NotAMasterError, AccessRefusedError; within about `timeout_s`.
+        """
+        deadline_s = time.monotonic() + timeout_s
+        channel = _dial(self.address, timeout_s)
+        with contextlib.ExitStack() as undo:
+            undo.callback(channel.close)
+            about = self._about if received is None else {**self._about, "received": received}
+            session = Session.initiator(
+                self._key, self._role, software=__version__, cluster_id=self._cluster_id,
+                about=about,
+            )  # fmt: skip
+            early = _greet(self.address, channel, session, deadline_s, received is not None)
+            channel.setblocking(False)
+            undo.pop_all()
+        return Line(channel, session, early)
+
+
+def _dial(address: str, timeout_s: float) -> socket.socket:
+    try:
+        if address.startswith("unix:"):
+            name = address.removeprefix("unix:")
+            channel = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            # Not settimeout: without blocking, a full backlog is an error at once.
+            seconds, rest = divmod(timeout_s, 1)
+            limit = struct.pack("ll", int(seconds), int(rest * 1e6))
+            channel.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+            try:
+                channel.connect("\0" + name[1:] if name.startswith("@") else name)
+            except OSError:
+                channel.close()
+                raise
+            return channel
+        host, _, port = address.rpartition(":")
+        channel = socket.create_connection((host.strip("[]"), int(port)), timeout_s)
+        channel.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return channel
+    except ConnectionRefusedError:
+        raise NoMasterError(address, "nothing listens there") from None
+    except (TimeoutError, BlockingIOError):
+        raise NoMasterError(address, f"no answer within {timeout_s:g} s") from None
+    except OSError as error:
+        raise NoMasterError(address, error.strerror or str(error)) from None
+    except (ValueError, OverflowError):
+        raise NoMasterError(address, "that is no address; expected HOST:PORT") from None
+
+
+def _greet(
+    address: str, channel: socket.socket, session: Session, deadline_s: float, resumes: bool
+) -> list[Record]:
+    """Go through the handshake; return the records that came right behind it, of which there is at
+    least one if the session `resumes`.
+    """
+    early: list[Record] = []
+    seen = b""
+    try:
+        _write_by(channel, session.data_to_send(), deadline_s)
+        while not session.is_open or (resumes and not early):
+            channel.settimeout(max(0.001, deadline_s - time.monotonic()))
+            data = channel.recv(READ_BYTES)
+            if not data:
+                raise ConnectionResetError
+            seen = seen or data
+            early = session.receive(data)
+            _write_by(channel, session.data_to_send(), deadline_s)
+        return early
+    except RefusedError as error:
+        with contextlib.suppress(OSError):  # so that the master can log it, too
+            _write_by(channel, session.data_to_send(), deadline_s)
+        raise AccessRefusedError(address, error.reason) from None
+    except RemoteProtocolError as error:
+        what = "an HTTP server" if seen.startswith(b"HTTP/") else error.reason
+        raise NotAMasterError(address, f"something else listens there ({what})") from None
+    except TimeoutError:
+        raise NotAMasterError(address, "it does not answer; it hangs, or is no master") from None
+    except (ConnectionResetError, BrokenPipeError):
+        raise NotAMasterError(address, "it hung up; it is about to end, or no master") from None
+    except OSError as error:
+        raise NotAMasterError(address, error.strerror or str(error)) from None
+
+
+def _write_by(channel: socket.socket, data: bytes, deadline_s: float) -> None:
+    channel.settimeout(max(0.001, deadline_s - time.monotonic()))
+    channel.sendall(data)

@@ -1,0 +1,446 @@
+"""A `concurrent.futures.Executor` over a cluster, for whatever takes one."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import threading
+import time
+import uuid
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent import futures
+from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
+
+from ciel.python.calls import Mapped
+from ciel.python.failures import pack_error, unpack_error
+from ciel.python.sessions import NoClientError, Session, current, leave
+from ciel.python.tasks import USUAL, Options, Task, read_options, split_task
+
+if TYPE_CHECKING:
+    from ciel.client import Client
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_log: Final = logging.getLogger("concurrent.futures")  # where its own executors complain
+
+
+class InitializerError(futures.BrokenExecutor):
+    """The initializer of an executor failed in a process of the cluster: the executor is broken."""
+
+
+class Executor(futures.Executor):
+    """Runs calls in the processes of a cluster, as other executors do in processes of their own.
+
+    `max_workers`: how many calls may be with the cluster at once; by default as many as there are.
+    `client`: whose cluster it is; by default that of the innermost active client, or of the task
+    that we are in. Where there is neither, a client of our own is opened, with a cluster of its
+    own if none is up (of `max_workers` slots), which ends with the executor.
+    `initializer(*initargs)` runs in each process before the first call of this executor there; its
+    traces stay, for all who use the process. `options` are those of `ciel.task`, for every call.
+
+    Without a limit the futures are the client's own, and may be arguments of further calls; to
+    cancel one stops it even when it runs. With a limit that the slots of the cluster are not
+    already, calls wait here, and only those can be cancelled that still do.
+    """
+
+    def __init__(
+        self,
+        max_workers: int | None = None,
+        *,
+        client: Client | None = None,
+        initializer: Callable[..., object] | None = None,
+        initargs: tuple[Any, ...] = (),
+        **options: Any,
+    ) -> None:
+        if max_workers is not None and max_workers <= 0:
+            raise ValueError("max_workers must be greater than 0")
+        if initializer is not None and not callable(initializer):
+            raise TypeError("initializer must be a callable")
+        self._options = options
+        read_options(USUAL, options)  # what is wrong with them is said now
+        session, owned = (client, None) if client is not None else _session(max_workers)
+        limit = max_workers
+        if limit is not None and slots_of(session, limit) <= limit:
+            limit = None  # the slots are limit enough
+        self._line = _Line(session, owned, limit)
+        self._prepare = _Preparation(initializer, initargs) if initializer else None
+        self._prepared: weakref.WeakKeyDictionary[Any, _Prepared] = weakref.WeakKeyDictionary()
+        weakref.finalize(self, self._line.close, False, False).atexit = False
+
+    @property
+    def _broken(self) -> bool:
+        return self._line.broken is not None
+
+    def submit(self, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> futures.Future[R]:
+        """Have `fn(*args, **kwargs)` called, and return the future of its result. Raises
+        RuntimeError after `shutdown`, InitializerError, and PackingError for what has no bytes.
+        """
+        called, options = self._called(fn)
+        found: futures.Future[R] = self._line.add(called, args, kwargs, options)
+        return found
+
+    def map(
+        self,
+        fn: Callable[..., R],
+        *iterables: Iterable[Any],
+        timeout: float | None = None,
+        chunksize: int | None = None,
+        buffersize: int | None = None,
+    ) -> Iterator[R]:
+        """Call `fn` with the first items of all iterables, the second, and so on; return an
+        iterator of the results, in that order.
+
+        `timeout`: seconds from now until the last result must be there, or TimeoutError comes.
+        `chunksize`: how many calls make a task; by itself, many small ones do. `buffersize`: the
+        iterables are read only so far ahead of the results that are taken; by default to their
+        ends, now. What is left when the iterator is closed is cancelled.
+        """
+        if chunksize is not None and chunksize < 1:
+            raise ValueError("chunksize must be >= 1.")
+        if buffersize is not None and buffersize < 1:
+            raise ValueError("buffersize must be None or > 0")
+        until_s = None if timeout is None else time.monotonic() + timeout
+        rows = zip(*iterables, strict=False)
+        if buffersize is None:
+            parts = self.map_parts(fn, list(rows), chunksize)
+            return _results(deque(parts), iter(()), until_s)
+        size = chunksize or 1
+        further = (
+            part for chunk in chunks_of(rows, size) for part in self.map_parts(fn, chunk, size)
+        )
+        return _results(deque(itertools.islice(further, -(-buffersize // size))), further, until_s)
+
+    def map_parts(
+        self, fn: Callable[..., Any], rows: list[tuple[Any, ...]], chunksize: int | None = None
+    ) -> list[futures.Future[Mapped]]:
+        """Call `fn` with each row of arguments, `chunksize` rows in a task; return the futures of
+        these tasks.
+        """
+        called, options = self._called(fn)
+        return self._line.add_parts(called, rows, options, chunksize)
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Take no further calls. `wait`: return when all that were taken are over.
+        `cancel_futures`: cancel those that can be, see above.
+        """
+        self._line.close(wait, cancel_futures)
+
+    def terminate(self) -> None:
+        """Take no further calls, and cancel all that are not over, whether they run or not."""
+        self._line.close(False, True, also_running=True)
+
+    def _called(self, fn: Callable[..., Any]) -> tuple[Any, Options]:
+        """Return what is to be called for a function, and how."""
+        called, options = split_task(fn)
+        if self._prepare is not None:
+            called = self._with_preparation(called, self._prepare)
+        return called, read_options(options, self._options) if self._options else options
+
+    def _with_preparation(self, function: Any, preparation: _Preparation) -> _Prepared:
+        try:
+            found = self._prepared.get(function)
+            if found is None:
+                found = self._prepared[function] = _Prepared(function, preparation)
+            return found
+        except TypeError:  # it has no hash, or is not to be referred to weakly
+            return _Prepared(function, preparation)
+
+
+class _Line:
+    """The calls of one executor: those that wait here, and those that are with the cluster.
+
+    `owned`: the client that ends when the line is closed, and all its calls are over.
+    """
+
+    def __init__(self, session: Session, owned: Client | None, limit: int | None) -> None:
+        self.broken: BaseException | None = None
+        self._session = session
+        self._owned = owned
+        self._limit = limit
+        self._changed = threading.Condition()
+        self._waiting: deque[tuple[futures.Future[Any], tuple[Any, ...]]] = deque()
+        self._begun: dict[Any, futures.Future[Any] | None] = {}
+        self._begin_count = 0
+        self._is_closed = False
+        _open_lines.add(self)
+
+    def add(self, *call: Any) -> Any:
+        """Begin a call (see `Session.call`), or keep it for later; return its future."""
+        with self._changed:
+            self._require_open()
+            if self._limit is None:
+                self._begin_count += 1
+            else:
+                outer: futures.Future[Any] = futures.Future()
+                self._waiting.append((outer, call))
+        if self._limit is not None:
+            self._begin_next()
+            return outer
+        try:
+            future = self._session.call(*call)
+        except BaseException:
+            self._one_less()
+            raise
+        self._watch(future, None)
+        return future
+
+    def add_parts(
+        self, function: Any, rows: list[tuple[Any, ...]], options: Options, size: int | None
+    ) -> list[Any]:
+        """Begin a call with each row, `size` of them in a task; return futures of `Mapped`."""
+        if self._limit is not None or not hasattr(self._session, "map_parts"):
+            return [
+                self.add(call_each, (function, chunk), {}, options)
+                for chunk in chunks_of(rows, size or 1)
+            ]
+        with self._changed:
+            self._require_open()
+        called = function if options is USUAL else Task(function, options)
+        parts = self._session.map_parts(called, rows, size)
+        with self._changed:
+            self._begin_count += len(parts)
+        for part in parts:
+            self._watch(part, None)
+        return list(parts)
+
+    def _require_open(self) -> None:
+        if self.broken is not None:
+            raise InitializerError(str(self.broken))
+        if self._is_closed:
+            raise RuntimeError("cannot schedule new futures after shutdown")
+        if _is_ending:
+            raise RuntimeError("cannot schedule new futures after interpreter shutdown")
+
+    def close(self, wait: bool, cancel: bool, also_running: bool = False) -> None:
+        """Take no further calls; see `Executor.shutdown`."""
+        with self._changed:
+            first = not self._is_closed
+            self._is_closed = True
+            waiting = list(self._waiting) if cancel else []
+            begun = list(self._begun) if cancel and (self._limit is None or also_running) else []
+        for outer, _call in waiting:
+            outer.cancel()
+        for future in begun:
+            if also_running or not future.running():
+                future.cancel()
+        self._begin_next()  # those that were cancelled leave the line
+        if wait:
+            self.finish()
+        elif first and self._owned is not None:
+            threading.Thread(target=self.finish, name="ciel-executor", daemon=True).start()
+
+    def finish(self) -> None:
+        """Wait until all calls are over, and end the client that is ours."""
+        with self._changed:
+            begun = list(self._begun)
+        if begun and not isinstance(begun[0], futures.Future):
+            self._session.wait(
+                begun, None, futures.ALL_COMPLETED
+            )  # a task's run when they are waited for
+        with self._changed:
+            while self._begin_count or self._waiting:
+                self._changed.wait()
+            self._is_closed = True
+            owned, self._owned = self._owned, None
+        _open_lines.discard(self)
+        if owned is not None:
+            owned.close()
+
+    def _watch(self, future: Any, outer: futures.Future[Any] | None) -> None:
+        with self._changed:
+            self._begun[future] = outer
+        when_done(future, self._ended)
+
+    def _ended(self, future: Any) -> None:
+        with self._changed:
+            outer = self._begun.pop(future, None)
+        error = None if future.cancelled() else future.exception()
+        if isinstance(error, InitializerError):
+            self._break(error)
+        if outer is not None:
+            _pass_on(future, error, outer)
+        self._one_less()
+        self._begin_next()
+
+    def _begin_next(self) -> None:
+        """Begin what waits, as far as the limit allows."""
+        while True:
+            with self._changed:
+                if self._limit is None or not self._waiting or self._begin_count >= self._limit:
+                    self._changed.notify_all()
+                    return
+                outer, call = self._waiting.popleft()
+                if not outer.set_running_or_notify_cancel():
+                    continue
+                self._begin_count += 1
+            try:
+                self._watch(self._session.call(*call), outer)
+            except BaseException as error:  # of anybody's __reduce__; whoever waits for it is told
+                outer.set_exception(error)
+                self._one_less()
+
+    def _one_less(self) -> None:
+        with self._changed:
+            self._begin_count -= 1
+            self._changed.notify_all()
+
+    def _break(self, error: InitializerError) -> None:
+        with self._changed:
+            if self.broken is not None:
+                return
+            self.broken = error
+            waiting = list(self._waiting)
+            self._waiting.clear()
+        _log.critical("Exception in initializer:", exc_info=error)
+        for outer, _call in waiting:
+            if outer.set_running_or_notify_cancel():
+                outer.set_exception(InitializerError(str(error)))
+
+
+def _pass_on(future: Any, error: BaseException | None, outer: futures.Future[Any]) -> None:
+    if future.cancelled():
+        outer.set_exception(futures.CancelledError())
+    elif error is not None:
+        outer.set_exception(error)
+    else:
+        outer.set_result(future.result())
+
+
+def when_done(future: Any, function: Callable[[Any], object]) -> None:
+    """Have a function called with a future that is done."""
+    if isinstance(future, futures.Future):
+        # Not its own method: that is for whoever waits, and has the call sent at once and alone.
+        futures.Future.add_done_callback(future, function)
+    else:
+        future.add_done_callback(function)
+
+
+def slots_of(session: Session, otherwise: int) -> int:
+    """Return how many slots the cluster of a session has; a task does not know."""
+    count = getattr(session, "slot_count", None)
+    return otherwise if count is None else int(count())
+
+
+def _session(max_workers: int | None) -> tuple[Session, Client | None]:
+    """Return whose calls ours are, and the client if it had to be made."""
+    try:
+        return current(), None
+    except NoClientError:
+        from ciel.client import Client
+
+        options = {} if max_workers is None else {"slots": max_workers}
+        owned = Client(name="executor", cluster_options=options)
+        leave(owned)  # it is nobody else's
+        return owned, owned
+
+
+# --- maps -----------------------------------------------------------------------------------------
+
+
+def chunks_of(rows: Iterable[tuple[Any, ...]], size: int) -> Iterator[list[tuple[Any, ...]]]:
+    """Yield rows in lists of at most `size`."""
+    rows = iter(rows)
+    while chunk := list(itertools.islice(rows, size)):
+        yield chunk
+
+
+def call_each(function: Callable[..., Any], rows: list[tuple[Any, ...]]) -> Mapped:
+    """Call a function with each row, until one raises."""
+    values: list[Any] = []
+    try:
+        for row in rows:
+            values.append(function(*row))
+    except Exception as error:
+        return Mapped(values, pack_error(error, 1))
+    return Mapped(values, None)
+
+
+def _results(
+    waiting: deque[futures.Future[Mapped]],
+    further: Iterator[futures.Future[Mapped]],
+    until_s: float | None,
+) -> Iterator[Any]:
+    """Yield the results of parts in order, holding none of those that were taken."""
+    try:
+        while waiting:
+            mapped = _value(waiting, until_s)
+            waiting.extend(itertools.islice(further, 1))
+            mapped.values.reverse()
+            while mapped.values:
+                yield mapped.values.pop()
+            if mapped.error is not None:
+                raise unpack_error(mapped.error)
+    finally:
+        for future in waiting:
+            future.cancel()
+
+
+def _value(waiting: deque[futures.Future[Mapped]], until_s: float | None) -> Mapped:
+    """Return the value of the first part; what has not come in time is cancelled with the rest."""
+    left_s = None if until_s is None else max(0.0, until_s - time.monotonic())
+    mapped = waiting[0].result(left_s)
+    del waiting[0]
+    return mapped
+
+
+# --- initializers ---------------------------------------------------------------------------------
+
+
+class _Preparation:
+    """An initializer, on its way to every process that runs a call of the executor."""
+
+    def __init__(self, initializer: Callable[..., object], initargs: tuple[Any, ...]) -> None:
+        self.token = uuid.uuid4().hex
+        self._initializer = initializer
+        self._initargs = initargs
+
+    def run_once(self) -> None:
+        key = (os.getpid(), self.token)
+        if key not in _prepared_here:
+            try:
+                self._initializer(*self._initargs)
+                _prepared_here[key] = None
+            except Exception as error:
+                _prepared_here[key] = error
+        if (failed := _prepared_here[key]) is not None:
+            raise InitializerError(
+                f"the initializer of the executor raised {type(failed).__name__}: {failed}"
+            ) from failed
+
+
+class _Prepared:
+    """A function that is called in prepared processes only."""
+
+    def __init__(self, function: Callable[..., Any], preparation: _Preparation) -> None:
+        self._function = function
+        self._preparation = preparation
+        self.__qualname__ = getattr(function, "__qualname__", type(function).__qualname__)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self._preparation.run_once()
+        return self._function(*args, **kwargs)
+
+
+_prepared_here: dict[tuple[int, str], BaseException | None] = {}
+
+
+# --- the end of the program -----------------------------------------------------------------------
+
+_open_lines: set[_Line] = set()
+_is_ending = False
+
+
+def _finish_all() -> None:
+    """Let all calls end that were taken, as executors do that nobody has shut down."""
+    global _is_ending
+    _is_ending = True
+    for line in list(_open_lines):
+        line.finish()
+
+
+# When threads are joined, as for the executors of concurrent.futures: what runs later finds none.
+threading._register_atexit(_finish_all)  # type: ignore[attr-defined]  # typeshed has public names only

@@ -1,0 +1,92 @@
+"""Functions on their way into calls: each is packed once for as long as it lives."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any, Final
+
+import cloudpickle
+
+from ciel.client.futures import PackedFunction, Tally
+from ciel.core.refs import Reference
+from ciel.python.calls import Function, function_of
+from ciel.python.failures import packing_error
+from ciel.python.packing import PROTOCOL, UnpackedError, pack
+from ciel.python.tasks import Options, Task, name_of
+
+INLINE_MAX_BYTES: Final = 4 << 10
+"""A function up to this size travels with its calls; a larger one becomes an object."""
+
+
+class Functions:
+    """All functions that one client has called. Usable from any thread."""
+
+    def __init__(self, upload: Callable[[bytes, str], Reference]) -> None:
+        self._upload = upload
+        self._lock = threading.Lock()
+        self.tallies: dict[str, Tally] = {}
+        """The calls of all functions, by name, in the order of their first."""
+        self._known: dict[tuple[int, Options], tuple[Any, PackedFunction]] = {}
+
+    def find(self, function: Callable[..., Any], options: Options) -> PackedFunction:
+        """Return a function as it travels; raises PackingError, which says what has no bytes."""
+        key = (id(function), options)
+        known = self._known.get(key)
+        if known is not None and known[0]() is function:
+            return known[1]
+        packed = self._pack(function, options)
+        try:
+            kept: Any = weakref.ref(function, lambda _: self._known.pop(key, None))
+        except TypeError:  # it cannot be referred to weakly: a built-in function, a bound method
+            if inspect.ismethod(function):
+                return packed  # a new one each time
+            kept = lambda: function  # noqa: E731  # it is kept as long as the client
+        with self._lock:
+            self._known[key] = (kept, packed)
+        return packed
+
+    def known(self) -> list[PackedFunction]:
+        """List the functions that were called."""
+        with self._lock:
+            return [packed for _, packed in self._known.values()]
+
+    def _pack(self, function: Callable[..., Any], options: Options) -> PackedFunction:
+        name = name_of(function, options)
+        _see_to_module(function)
+        try:
+            content = cloudpickle.dumps(function, PROTOCOL)
+        except Exception:  # of anybody's __reduce__
+            try:
+                packed = pack(function)  # which finds out what is at fault
+                content = packed.head
+            except UnpackedError as error:
+                raise packing_error(f"the function {name}", error) from error
+        travels = function_of(content)
+        inner = function.function if isinstance(function, Task) else function
+        tally = self.tallies.setdefault(name, Tally())
+        streams = inspect.isgeneratorfunction(inner)
+        packed_function = PackedFunction(travels, name, options, streams, tally)
+        if len(content) > INLINE_MAX_BYTES:
+            packed_function.ref = self._upload(content, f"the function {name}")
+            packed_function.function = Function(travels.digest, None)
+        return packed_function
+
+
+def _see_to_module(function: Callable[..., Any]) -> None:
+    """Have a module travel with its functions that cannot be found by its name, here or elsewhere."""
+    name = getattr(function, "__module__", None) or ""
+    module = sys.modules.get(name)
+    if module is None or name == "__main__" or name in _seen:
+        return
+    _seen.add(name)
+    top = name.partition(".")[0]
+    finders = [finder for finder in sys.meta_path if hasattr(finder, "find_spec")]
+    if top not in sys.builtin_module_names and not any(f.find_spec(top, None) for f in finders):
+        cloudpickle.register_pickle_by_value(module)
+
+
+_seen: set[str] = set()

@@ -1,0 +1,288 @@
+"""What the client knows of calls: those that wait to be sent, the objects that their results are
+in, and the futures that stand for them.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import threading
+from collections.abc import Callable, Generator, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from ciel.core.ids import ObjectId
+from ciel.core.refs import Future as Unmade
+from ciel.core.refs import Reference, Value, locations_of
+from ciel.python.calls import Function, Mapped
+from ciel.python.contents import ERROR, Outcome
+from ciel.python.failures import packing_error, unpack_error
+from ciel.python.futures import Future
+from ciel.python.packing import Packed, UnpackedError, unpack
+from ciel.python.showing import Shown, size_text
+from ciel.python.tasks import USUAL, Options
+
+if TYPE_CHECKING:
+    from ciel.client.calling import Calls
+
+T = TypeVar("T")
+
+
+class Tally:
+    """How many calls there are of what has one name, and how many are over."""
+
+    __slots__ = ("done", "failed", "submitted")
+
+    def __init__(self) -> None:
+        self.submitted = self.done = self.failed = 0
+
+
+class PackedFunction:
+    """A function as it travels, and what is known of its calls. `ref`: the object that it is, if it
+    is large. `took_s`: how long its calls take.
+    """
+
+    __slots__ = (
+        "function", "name", "options", "ref", "streams", "tally", "took_s",
+    )  # fmt: skip
+
+    def __init__(
+        self, function: Function, name: str, options: Options, streams: bool, tally: Tally
+    ) -> None:
+        self.function = function
+        self.tally = tally
+        self.name = name
+        self.options = options
+        self.streams = streams
+        self.ref: Reference | None = None
+        self.took_s: float | None = None
+
+    def note(self, seconds: float) -> None:
+        """Take notice of how long a call took."""
+        self.took_s = seconds if self.took_s is None else (3 * self.took_s + seconds) / 4
+
+
+class WaitingCall:
+    """A call that is to be sent. `taken`: the futures in its arguments."""
+
+    __slots__ = (
+        "arguments", "call_s", "function", "futures", "is_map", "is_usual", "local", "lot",
+        "options", "outside", "place", "raw", "rows", "size_bytes", "taken",
+    )  # fmt: skip
+
+    def __init__(
+        self, function: PackedFunction, options: Options, arguments: Packed, taken: list[Any]
+    ) -> None:
+        self.function = function
+        self.options = options
+        self.arguments = arguments
+        self.taken = taken
+        self.is_map = self.raw = False
+        self.rows = 1  # how many calls it stands for
+        self.futures: list[ClientFuture[Any]] = []
+        self.size_bytes = len(arguments.head)
+        self.is_usual = options is USUAL and not function.streams
+        self.call_s: float | None = None
+        self.local: list[WaitingCall] = []
+        self.outside: frozenset[str] = frozenset()
+        self.lot = self.place = -1
+
+
+class Lot:
+    """An object that holds the outcomes of some calls, or (`raw`) what a program wrote; released in
+    the cluster when nobody here can ask for it any more.
+    """
+
+    __slots__ = (
+        "__weakref__", "calls", "content", "functions", "futures", "is_stream", "lock", "raw",
+        "ref", "rows",
+    )  # fmt: skip
+
+    def __init__(
+        self, calls: Calls, ref: Reference, *, raw: bool = False, is_stream: bool = False
+    ) -> None:
+        self.calls = calls
+        self.ref = ref
+        self.raw = raw
+        self.is_stream = is_stream
+        self.futures: list[ClientFuture[Any]] = []  # who waits for it
+        self.functions: list[PackedFunction] = []
+        self.rows = 1  # how many calls each of these stands for
+        self.content: list[Outcome] | None = None
+        self.lock = threading.Lock()
+
+    @property
+    def id(self) -> ObjectId:
+        return self.ref.id
+
+    @property
+    def is_made(self) -> bool:
+        return not isinstance(self.ref, Unmade)
+
+    def count(self, outcomes: Sequence[Outcome] | None = None, *, failed: bool = False) -> None:
+        """Count its calls as done or failed, by what became of each if that is known."""
+        place = 0
+        for function in self.functions:
+            if failed or (outcomes is not None and outcomes[place].kind == ERROR):
+                function.tally.failed += self.rows
+            else:
+                function.tally.done += self.rows
+            place += function.options.returns
+
+    def __del__(self) -> None:
+        self.calls.dropped.append(self.ref)  # a deque: nothing here may lock
+
+
+class _Later:
+    """Stands for a value that is there, and was not read yet."""
+
+
+LATER = _Later()
+
+
+_STATES = {
+    "PENDING": "waiting",
+    "RUNNING": "running",
+    "CANCELLED": "cancelled",
+    "CANCELLED_AND_NOTIFIED": "cancelled",
+    "FINISHED": "done",
+}
+
+
+class ClientFuture(Shown, concurrent.futures.Future[T], Future[T]):
+    """A future of a client. `lot` and `place`: where its value will be; None before it is sent."""
+
+    def __init__(self, calls: Calls, name: str, call: WaitingCall | None = None) -> None:
+        super().__init__()
+        self.name = name
+        self._calls = calls
+        self._call = call
+        self.lot: Lot | None = None
+        self.place = 0
+        self._outcome: Outcome | None = None
+
+    def result(self, timeout: float | None = None) -> T:
+        if not self.done():
+            self._calls.expedite(self)
+        found = super().result(timeout)
+        return self._value() if found is LATER else found
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        if not self.done():
+            self._calls.expedite(self)
+        return super().exception(timeout)
+
+    def cancel(self) -> bool:
+        if self.done():
+            return False
+        if not super().cancel():
+            return False
+        self.set_running_or_notify_cancel()
+        self._calls.call_off(self)
+        return True
+
+    def add_done_callback(self, fn: Callable[[Any], object]) -> None:
+        self._calls.expedite(self)
+        super().add_done_callback(fn)
+
+    def __await__(self) -> Generator[Any, Any, T]:
+        import asyncio
+
+        if not self.done():
+            self._calls.expedite(self)
+        return asyncio.wrap_future(self).__await__()
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield the items of a task that yields, once it is done; or those of the value."""
+        value: Any = self.result()
+        return iter(value)
+
+    def __reduce__(self) -> Any:
+        return Future.__reduce__(self)
+
+    @property
+    def object_id(self) -> str | None:
+        """The id of the object that holds the value; None before the call was sent."""
+        return None if self.lot is None else self.lot.id
+
+    _title = "Future"
+
+    def _facts(self) -> Iterator[tuple[str, Any]]:
+        yield "", self.name
+        if self._exception is not None:
+            yield "", f"raised {type(self._exception).__name__}"
+        else:
+            yield "", _STATES[self._state]
+        lot = self.lot
+        if lot is not None and len(lot.functions) <= 1 and lot.is_made:
+            yield "size", size_text(_size_bytes(lot.ref))
+            yield "at", " ".join(sorted(locations_of(lot.ref)))
+
+    # --- what the client does ---------------------------------------------------------------------
+
+    @property
+    def waiting_call(self) -> WaitingCall | None:
+        """The call, as long as it was not sent."""
+        return self._call
+
+    def sent_as(self, lot: Lot, place: int) -> None:
+        """Learn where the value will be."""
+        self.lot, self.place, self._call = lot, place, None
+
+    def settle(self, outcome: Outcome | None) -> None:
+        """Be done with a value: that of an outcome, or (None) what its lot holds, unread as yet."""
+        self._outcome = outcome
+        with contextlib.suppress(concurrent.futures.InvalidStateError):  # it was called off
+            self.set_result(LATER)  # type: ignore[arg-type]  # `result` never returns it
+
+    def fail(self, error: BaseException) -> None:
+        """Be done, having failed."""
+        with contextlib.suppress(concurrent.futures.InvalidStateError):  # it was called off
+            self.set_exception(error)
+
+    def _value(self) -> T:
+        with self._condition:
+            if self._result is not LATER:
+                return self._result  # type: ignore[return-value]  # of a future that is done
+            try:
+                value: T = self._read()
+            except UnpackedError as error:
+                raise packing_error(f"the result of {self.name}", error) from None
+            self._result = value
+            self._outcome = None
+            return value
+
+    def _read(self) -> Any:
+        lot = self.lot
+        assert lot is not None
+        if lot.raw:
+            return self._calls.read_bytes(lot.ref)
+        if lot.is_stream:
+            return self._calls.read_items(lot)
+        outcome = self._outcome
+        if outcome is None:
+            outcome = self._calls.outcomes(lot)[self.place]
+        return self._calls.value_of(outcome, self.name)
+
+
+def _size_bytes(ref: Reference) -> int | None:
+    return len(ref.content) if isinstance(ref, Value) else getattr(ref, "size_bytes", None)
+
+
+def mapped_values(mapped: Mapped) -> Iterator[Any]:
+    """Yield the results of a part of a map; raises what the function raised, behind those before
+    it.
+    """
+    yield from mapped.values
+    if mapped.error is not None:
+        raise unpack_error(mapped.error)
+
+
+def read_value(outcome: Outcome, given: list[Any]) -> Any:
+    """Return the value of an outcome, with futures in their places; raises UnpackedError."""
+    try:
+        return unpack(outcome.packed.head, outcome.packed.buffers, given)
+    except UnpackedError:
+        raise
+    except Exception as error:  # of anybody's class
+        text = f"it cannot be unpickled here: {type(error).__name__}: {error}"
+        raise UnpackedError(text) from error

@@ -1,0 +1,271 @@
+"""A backend of joblib: `joblib.parallel_config("ciel")`. To import this registers it, and so does
+every client that is opened after joblib was imported.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import queue
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, Final
+
+import cloudpickle
+from joblib.parallel import (
+    AutoBatchingMixin,
+    FallbackToBackend,
+    ParallelBackendBase,
+    SequentialBackend,
+    register_parallel_backend,
+)
+
+from ciel.client.executor import Executor, slots_of, when_done
+from ciel.client.shared import session_here
+from ciel.python.packing import PROTOCOL
+
+if TYPE_CHECKING:
+    from ciel.client import Client
+
+SLOTS_UNKNOWN: Final = 2
+"""So many are assumed within a task."""
+
+
+class CielBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[misc]  # joblib is untyped
+    """Runs the batches of `joblib.Parallel` in a cluster.
+
+    `client`: whose, by default as for `ciel.Executor`, but that a client of our own is shared by
+    all loops. `options`: those of `ciel.task`, for every batch. By default `n_jobs` is -1: as many
+    as the cluster has slots.
+
+    Arrays above `max_nbytes` are stored once and mapped, read-only, as joblib does with
+    `mmap_mode="r"`; smaller ones, and all with `mmap_mode="c"` or None, are copies that may be
+    written to. An `initializer` runs in each process before the first batch of a loop there.
+    `inner_max_num_threads` needs threadpoolctl. Loops within a loop are tasks, too, if they ask
+    for `n_jobs`; those within them are sequential.
+    """
+
+    default_n_jobs = -1
+    supports_inner_max_num_threads = find_spec("threadpoolctl") is not None
+    supports_sharedmem = False
+    uses_threads = False
+
+    def __init__(
+        self,
+        client: Client | None = None,
+        nesting_level: int | None = None,
+        inner_max_num_threads: int | None = None,
+        slots: int = SLOTS_UNKNOWN,
+        initializer: Callable[..., object] | None = None,
+        initargs: tuple[Any, ...] = (),
+        **options: Any,
+    ) -> None:
+        super().__init__(nesting_level=nesting_level, inner_max_num_threads=inner_max_num_threads)
+        self._client = client
+        self._options = options
+        self._initializer, self._initargs = initializer, initargs
+        self._slots = slots
+        self._workers: Executor | None = None
+        self._turns: _Turns | None = None
+        self._max_bytes: int | None = None
+        self._is_nested = False
+
+    def __reduce__(self) -> Any:
+        return _nested_backend, (self.nesting_level, self._slots, self._options)
+
+    @property
+    def supports_retrieve_callback(self) -> bool:
+        # A task's own calls run when they are waited for: nobody would call back.
+        return not self._is_nested
+
+    @property
+    def supports_return_generator(self) -> bool:
+        return True
+
+    @property
+    def supports_timeout(self) -> bool:
+        return True
+
+    def effective_n_jobs(self, n_jobs: int | None) -> int:
+        if n_jobs == 0:
+            raise ValueError("n_jobs == 0 in Parallel has no meaning")
+        if n_jobs is None:
+            n_jobs = self.default_n_jobs
+        if n_jobs > 0:
+            return n_jobs
+        self._slots = slots_of(self._client or session_here(), self._slots)
+        return max(self._slots + 1 + n_jobs, 1)
+
+    def configure(
+        self,
+        n_jobs: int = 1,
+        parallel: Any = None,
+        prefer: Any = None,
+        require: Any = None,
+        max_nbytes: int | None = 1 << 20,
+        mmap_mode: str | None = "r",
+        initializer: Callable[..., object] | None = None,
+        initargs: tuple[Any, ...] = (),
+        **ignored: Any,
+    ) -> int:
+        n_jobs = self.effective_n_jobs(n_jobs)
+        session = self._client or session_here()
+        self._is_nested = not hasattr(session, "slot_count")
+        if n_jobs == 1 or (self._is_nested and not parallel.return_ordered):
+            raise FallbackToBackend(SequentialBackend(nesting_level=self.nesting_level))
+        if mmap_mode not in ("r", "c", None):
+            raise ValueError(
+                f"mmap_mode={mmap_mode!r}: what lies in ciel's stores cannot be changed; "
+                "'r' has it mapped, 'c' copied"
+            )
+        self._max_bytes = max_nbytes if mmap_mode == "r" else None
+        self.parallel = parallel
+        if self._is_nested:
+            parallel.pre_dispatch = "all"  # nobody would call back to have more dispatched
+        if initializer is None:
+            initializer, initargs = self._initializer, self._initargs
+        self._workers = Executor(
+            n_jobs,
+            client=session,  # type: ignore[arg-type]  # or the session of a task
+            initializer=initializer,
+            initargs=initargs,
+            **self._options,
+        )
+        self._turns = None if self._is_nested else _Turns()
+        return n_jobs
+
+    def submit(self, func: Any, callback: Callable[[Any], object] | None = None) -> Future[Any]:
+        assert self._workers is not None  # `configure` was called
+        batch: Any = _Batch(func, self._max_bytes)  # where it arrives it is `func` again
+        future = self._workers.submit(_run_batch, batch, self.inner_max_num_threads)
+        if callback is not None:
+            if self._turns is None:
+                callback(future)
+            else:
+                self._turns.after(future, callback)
+        return future
+
+    def retrieve_result_callback(self, out: Future[Any]) -> Any:
+        return out.result()
+
+    def retrieve_result(self, out: Future[Any], timeout: float | None = None) -> Any:
+        return out.result(timeout)
+
+    def compute_batch_size(self) -> int:
+        # What a task spawns is cheap, and runs where it is if nobody else is free.
+        return 1 if self._is_nested else int(super().compute_batch_size())
+
+    def get_nested_backend(self) -> tuple[Any, int | None]:
+        level = (self.nesting_level or 0) + 1
+        if level > 1:
+            return SequentialBackend(nesting_level=level), None
+        return _nested_backend(level, self._slots, self._options), None
+
+    def terminate(self) -> None:
+        self._close()
+        self.reset_batch_stats()
+
+    def abort_everything(self, ensure_ready: bool = True) -> None:
+        self._close()
+        if ensure_ready:
+            self.configure(self.parallel.n_jobs, self.parallel, **self.parallel._backend_kwargs)
+
+    def _close(self) -> None:
+        if self._workers is not None:
+            self._workers.terminate()
+            self._workers = None
+        if self._turns is not None:
+            self._turns.close()
+            self._turns = None
+
+
+def _nested_backend(level: int, slots: int, options: dict[str, Any]) -> CielBackend:
+    backend = CielBackend(nesting_level=level, slots=slots, **options)
+    backend.default_n_jobs = 1  # a loop within a loop is parallel if it says so
+    return backend
+
+
+class _Turns:
+    """A thread that calls back: that reads the items of a loop, which may wait for the results of
+    another one, and so must not hold up the thread that brings those.
+    """
+
+    def __init__(self) -> None:
+        self._done: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def after(self, future: Future[Any], callback: Callable[[Any], object]) -> None:
+        """Call back when a future is done."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="ciel-joblib", daemon=True)
+            self._thread.start()
+        when_done(future, lambda future: self._done.put((future, callback)))
+
+    def close(self) -> None:
+        """End the thread; what is done from now on is nobody's."""
+        self._done.put(None)
+
+    def _run(self) -> None:
+        while (item := self._done.get()) is not None:
+            future, callback = item
+            callback(future)
+            del item, future, callback
+
+
+# --- batches on their way -------------------------------------------------------------------------
+
+
+class _Batch:
+    """A batch of calls, in which arrays above a size are references to what lies in the store, and
+    all others copies.
+    """
+
+    def __init__(self, calls: Any, max_bytes: int | None) -> None:
+        self._calls = calls
+        self._max_bytes = max_bytes
+
+    def __reduce__(self) -> Any:
+        shared: list[pickle.PickleBuffer] = []
+
+        def is_copied(buffer: pickle.PickleBuffer) -> bool:
+            if self._max_bytes is None or buffer.raw().nbytes <= self._max_bytes:
+                return True
+            shared.append(buffer)
+            return False
+
+        file = io.BytesIO()
+        _BatchPickler(file, PROTOCOL, buffer_callback=is_copied).dump(self._calls)
+        return _read_batch, (file.getvalue(), shared)
+
+
+class _BatchPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle is untyped
+    """Arrays that are mapped from a file go by its name, as joblib sends them: what is written to
+    them arrives in the file.
+    """
+
+    def reducer_override(self, value: Any) -> Any:
+        if type(value).__module__ == "numpy" and hasattr(value, "filename"):
+            from joblib._memmapping_reducer import _get_backing_memmap, _reduce_memmap_backed
+
+            mapped = _get_backing_memmap(value)
+            if mapped is not None and mapped.filename is not None:
+                return _reduce_memmap_backed(value, mapped)
+        return super().reducer_override(value)
+
+
+def _read_batch(head: bytes, shared: list[Any]) -> Any:
+    return pickle.loads(head, buffers=shared)
+
+
+def _run_batch(calls: Callable[[], Any], threads: int | None) -> Any:
+    if threads is None:
+        return calls()
+    from threadpoolctl import threadpool_limits
+
+    with threadpool_limits(threads):
+        return calls()
+
+
+register_parallel_backend("ciel", CielBackend)

@@ -1,0 +1,102 @@
+"""What the attempts of late did when: kept for those who look on afterwards, and bounded."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from itertools import islice
+from typing import Any, Final
+
+from ciel.core.tasks import TaskNode
+from ciel.master.state.workers import WorkerNode
+
+SPANS_MAX: Final = 100_000
+"""Attempts that are remembered; some 250 bytes each."""
+PAGE_MAX: Final = 2000
+LOOKED_AT_MAX: Final = 50_000  # for one page; some 5 ms
+
+FIELDS: Final = (
+    "job", "task", "name", "executor", "parent", "attempt", "worker", "slots",
+    "ready_at_s", "given_at_s", "ended_at_s", "run_s", "fault",
+)  # fmt: skip
+"""Of a span. `slots`: 0 for a task that runs within its parent's program. `ready_at_s`: when it
+could run, 0 if a worker has begun it by itself; `given_at_s`: when a worker was told to;
+`ended_at_s`: when that said that it was over, None if it still runs; `run_s`: how long its program
+took.
+"""
+
+Span = tuple[Any, ...]  # not named: the garbage collector soon looks at plain tuples no more
+
+
+class Timeline:
+    """The latest attempts that have ended, numbered from 0 in the order in which they did."""
+
+    def __init__(self) -> None:
+        self.slots: dict[str, int] = {}  # of each worker that is named
+        self._spans: deque[Span] = deque(maxlen=SPANS_MAX)
+        self._count = 0
+
+    def note(
+        self, worker: WorkerNode, task: TaskNode, attempt: int, given_at_s: float | None,
+        now_s: float, run_s: float, fault: str,
+    ) -> None:  # fmt: skip
+        """An attempt is over."""
+        self.slots[worker.facts.id] = worker.facts.slots
+        slots = worker.slots_of(task, attempt)
+        self._spans.append(_span(worker, task, attempt, slots, given_at_s, now_s, run_s, fault))
+        self._count += 1
+
+    def page(
+        self, jobs: Iterable[Any], first: Any, workers: Iterable[WorkerNode], now_s: float
+    ) -> dict[str, Any]:
+        """Return spans of these jobs, from the `first`th on; behind the last also of what runs now.
+        `next` is where to go on, None at the end. With no `first` there are none, and `next` is the
+        number of the next.
+        """
+        if not isinstance(first, int):
+            return {"spans": [], "next": self._count}
+        wanted = {job for job in jobs if isinstance(job, str)}
+        oldest = self._count - len(self._spans)
+        place = max(first, oldest)
+        spans: list[Span] = []
+        for span in islice(self._spans, place - oldest, place - oldest + LOOKED_AT_MAX):
+            place += 1
+            if span[0] in wanted:
+                spans.append(span)
+                if len(spans) == PAGE_MAX:
+                    break
+        is_last = place >= self._count
+        if is_last:
+            for worker in workers:
+                spans += _running(worker, wanted, now_s)
+                self.slots[worker.facts.id] = worker.facts.slots
+        named = {span[6] for span in spans}
+        return {
+            "fields": FIELDS,
+            "spans": spans,
+            "slots": {worker: count for worker, count in self.slots.items() if worker in named},
+            "next": None if is_last else place,
+            "lost": max(0, oldest - first),
+            "now_s": now_s,
+        }
+
+
+def _span(
+    worker: WorkerNode, task: TaskNode, attempt: int, slots: int, given_at_s: float | None,
+    ended_at_s: float | None, run_s: float, fault: str,
+) -> Span:  # fmt: skip
+    spec = task.spec
+    parent = "" if spec.parent == spec.job else spec.parent
+    return (
+        spec.job, spec.id, spec.name, spec.executor, parent, attempt, worker.facts.id, slots,
+        task.ready_at_s, given_at_s, ended_at_s, run_s, fault,
+    )  # fmt: skip
+
+
+def _running(worker: WorkerNode, wanted: set[str], now_s: float) -> Iterable[Span]:
+    for task in worker.at_work():
+        if task.spec.job in wanted:
+            given_at_s = worker.given_at_s.get((task.spec.id, task.attempt), now_s)
+            slots = worker.slots_of(task, task.attempt)
+            run_s = max(0.0, now_s - given_at_s)
+            yield _span(worker, task, task.attempt, slots, given_at_s, None, run_s, "")

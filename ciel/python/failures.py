@@ -1,0 +1,180 @@
+"""What went wrong in a call, on its way to whoever waits for it.
+
+What the function raised arrives as it is: of its own class, with its notes, and with the remote
+traceback as its cause. Everything else is a `TaskError`, one class for each way in which a task can
+end.
+"""
+
+from __future__ import annotations
+
+import pickle
+import traceback
+from base64 import b64decode, b64encode
+from concurrent.futures import CancelledError
+from typing import Final
+
+from ciel.core.errors import CielError
+from ciel.core.refs import Failure
+from ciel.python.packing import PROTOCOL, UnpackedError, pack, unpack
+
+RAISED: Final = "RAISED"
+"""The reason of a failure that has the exception itself in its details: {"text", "error"}."""
+ERROR_MAX_BYTES: Final = 64 << 10
+TEXT_MAX_CHARACTERS: Final = 32 << 10
+
+
+class TaskError(CielError):
+    """A task did not make its result, and no function of it raised anything. `reason` is the
+    engine's word for it (`core`), the text tells the story: which task, where, with what output.
+    """
+
+    def __init__(self, text: str, reason: str = "") -> None:
+        super().__init__(text)
+        self.reason = reason
+
+
+class TaskKilledError(TaskError):
+    """Its program has ended in the middle: `os._exit`, a signal, a crash."""
+
+
+class TaskMemoryError(TaskError, MemoryError):
+    """It used more memory than it may, and was killed."""
+
+
+class TaskTimeoutError(TaskError, TimeoutError):
+    """It ran longer than its `timeout_s`, and was killed."""
+
+
+class TaskCancelledError(TaskError, CancelledError):
+    """It was called off, or its job was."""
+
+
+class TaskLostError(TaskError):
+    """Its result, or what it needs, is lost and cannot be made again; or workers died of it."""
+
+
+class PackingError(TaskError, TypeError):
+    """A function, an argument or a result has no bytes; the text names it."""
+
+
+class RemoteError(TaskError):
+    """Stands for an exception that could not be pickled, or not be unpickled here: `kind` is its
+    class in words.
+    """
+
+    def __init__(self, text: str, reason: str = RAISED, kind: str = "") -> None:
+        super().__init__(text, reason)
+        self.kind = kind
+
+
+class RemoteTraceback(Exception):
+    """The cause of an exception that was raised in a task: its traceback there, as text."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.text = text
+
+    def __str__(self) -> str:
+        return f'\n"""\n{self.text.rstrip()}\n"""'
+
+
+_KINDS: Final[dict[str, type[TaskError]]] = {
+    "MEMORY_LIMIT": TaskMemoryError,
+    "TIMED_OUT": TaskTimeoutError,
+    "CANCELLED": TaskCancelledError,
+    "OBJECT_LOST": TaskLostError,
+    "MISSING_INPUT": TaskLostError,
+    "WORKER_FAILED": TaskLostError,
+    "NEVER_MADE": TaskLostError,
+    "NO_OUTPUT": TaskLostError,
+    "RUNTIME_ERROR": TaskKilledError,
+    "RUNTIME_EXCEPTION": TaskKilledError,
+}
+
+
+def pack_error(error: BaseException, skipped_frames: int = 0, locals_wanted: bool = False) -> bytes:
+    """Pack an exception with its traceback, less the outermost frames, which are ours. Never
+    raises.
+    """
+    trace = error.__traceback__
+    for _ in range(skipped_frames):
+        trace = trace.tb_next if trace is not None else None
+    told = traceback.TracebackException(type(error), error, trace)
+    if locals_wanted:
+        from ciel.python.showing import add_locals
+
+        add_locals(told, error)
+    text = _cut("".join(told.format()))
+    kind = f"{type(error).__module__}.{type(error).__qualname__}".removeprefix("builtins.")
+    try:
+        packed = pack(error.with_traceback(None))
+        head = packed.head if packed.size_bytes <= ERROR_MAX_BYTES and not packed.buffers else None
+        if head is not None:
+            unpack(head)  # many can be pickled and not unpickled again
+    except Exception:  # of anybody's class
+        head = None
+    finally:
+        error.__traceback__ = trace
+    return pickle.dumps((head, text, kind, list(getattr(error, "__notes__", ()))), PROTOCOL)
+
+
+def unpack_error(packed: bytes, where: str = "") -> BaseException:
+    """Return the exception, to be raised: `where` (task, worker, attempt) becomes a note of it."""
+    head, text, kind, notes = pickle.loads(packed)
+    error: BaseException | None = None
+    if head is not None:
+        try:
+            error = unpack(head)
+        except Exception as reason:  # of anybody's class
+            notes = [*notes, f"it could not be unpickled here: {type(reason).__name__}: {reason}"]
+    if not isinstance(error, BaseException):
+        error = RemoteError(f"a task raised {kind}, which cannot be pickled:\n{text}", kind=kind)
+    for note in notes:
+        if note not in getattr(error, "__notes__", ()):
+            error.add_note(note)
+    if where:
+        error.add_note(where)
+    if not isinstance(error, RemoteError):
+        error.__cause__ = RemoteTraceback(text)
+    return error
+
+
+def error_text(packed: bytes) -> str:
+    """Return the remote traceback as text, for people and logs."""
+    return str(pickle.loads(packed)[1])
+
+
+def failure_details(packed: bytes) -> dict[str, str]:
+    """Return what the details of a failure are when a function raised."""
+    return {"text": error_text(packed), "error": b64encode(packed).decode()}
+
+
+def error_of(failure: Failure) -> BaseException:
+    """Return what is to be raised for an object that could not be made."""
+    details = failure.details
+    if isinstance(details, dict):
+        text = str(details.get("text", ""))
+        packed = details.get("error")
+        if isinstance(packed, str):
+            try:
+                return unpack_error(b64decode(packed), str(details.get("where", "")))
+            except (ValueError, TypeError, EOFError, pickle.UnpicklingError):
+                pass  # then its text must do
+    else:
+        text = str(details or "")
+    kind: type[TaskError] = _KINDS.get(failure.reason, TaskError)
+    if failure.reason == "DEPENDENCY_FAILED":
+        kind = next((k for word, k in _KINDS.items() if f"({word})" in text), TaskError)
+    return kind(text.rstrip() or f"{failure.id}: {failure.reason}", failure.reason)
+
+
+def packing_error(what: str, error: UnpackedError | Exception) -> PackingError:
+    """Say which function, argument or result cannot be sent; `what` is its name."""
+    return PackingError(f"{what}: {error}", "UNPACKED")
+
+
+def _cut(text: str) -> str:
+    if len(text) <= TEXT_MAX_CHARACTERS:
+        return text
+    half = TEXT_MAX_CHARACTERS // 2
+    return f"{text[:half]}\n[...]\n{text[-half:]}"

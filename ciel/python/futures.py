@@ -1,0 +1,60 @@
+"""What stands for a result that is not here yet, in a client and in a task."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from typing import Any, Generic, TypeVar
+
+from ciel.python.packing import embed
+
+T = TypeVar("T")
+
+
+class Future(Generic[T]):
+    """A result to come, of type `T`. Give it to tasks as an argument, alone or at any depth in
+    lists and the like: the task gets the value, and runs when that is there. Return it from a task:
+    its value becomes that task's. A client's is a `concurrent.futures.Future`, too.
+    """
+
+    __slots__ = ()
+    __ciel_future__ = True
+
+    def result(self, timeout: float | None = None) -> T:
+        """Wait for the value, at most `timeout` seconds (then TimeoutError), and return it; raises
+        what the function raised, or a `TaskError`.
+
+        In a task, whoever waits holds no slot meanwhile.
+        """
+        raise NotImplementedError
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """Wait, and return what `result` would raise, or None."""
+        raise NotImplementedError
+
+    def done(self) -> bool:
+        """Tell whether `result` returns or raises at once; never waits."""
+        raise NotImplementedError
+
+    def cancel(self) -> bool:
+        """Call it off; return whether it was not done yet. What runs for it alone is stopped."""
+        raise NotImplementedError
+
+    def cancelled(self) -> bool:
+        """Tell whether it was called off."""
+        raise NotImplementedError
+
+    def running(self) -> bool:
+        """Tell whether it is known to run."""
+        raise NotImplementedError
+
+    def add_done_callback(self, fn: Callable[[Any], object]) -> None:
+        """Call `fn` with this future once it is done, in whatever thread learns of it; now, if it
+        is.
+        """
+        raise NotImplementedError
+
+    def __await__(self) -> Generator[Any, Any, T]:
+        raise NotImplementedError
+
+    def __reduce__(self) -> Any:
+        return embed(self)

@@ -1,0 +1,183 @@
+"""Values as bytes: a pickle (protocol 5), and beside it the buffers that it refers to, which are
+neither copied into it nor out of it.
+
+What has futures inside, at any depth, is packed within `embedding`: each is replaced by its place
+in a list, and `unpack` puts there what it is given. Outside of it a future cannot be pickled.
+
+Pickles are read only of who has shown the key of the cluster: clients and workers (SECURITY.md).
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import sys
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Final, NamedTuple
+
+PROTOCOL: Final = 5
+
+Buffer = bytes | bytearray | memoryview | pickle.PickleBuffer
+
+
+class UnpackedError(Exception):
+    """A value that has no bytes, or bytes that are no value; the text names it."""
+
+
+class Packed(NamedTuple):
+    """A value: its pickle, and the buffers that it refers to, in order."""
+
+    head: bytes
+    buffers: tuple[Buffer, ...] = ()
+
+    @property
+    def size_bytes(self) -> int:
+        return len(self.head) + sum(memoryview(buffer).nbytes for buffer in self.buffers)
+
+
+class _Context(threading.local):
+    embedded: list[Any] | None = None
+    given: Sequence[Any] | None = None
+
+
+_context = _Context()
+
+
+@contextmanager
+def embedding(found: list[Any]) -> Iterator[None]:
+    """Have the futures that are packed within the block appended to `found`."""
+    before, _context.embedded = _context.embedded, found
+    try:
+        yield
+    finally:
+        _context.embedded = before
+
+
+def embed(future: Any) -> tuple[Any, tuple[int]]:
+    """Reduce a future that is being packed: `__reduce__` of every class of them ends here. Raises
+    pickle.PicklingError outside of `embedding`.
+    """
+    if _context.embedded is None:
+        raise pickle.PicklingError(
+            f"{future!r:.200} stands for a result that is not here: give it to a task as an "
+            "argument, or return it from one; anything else needs its 'result()'"
+        )
+    _context.embedded.append(future)
+    return _given, (len(_context.embedded) - 1,)
+
+
+def _given(place: int) -> Any:
+    if _context.given is None:
+        raise UnpackedError("what stands for a future can be read by a task or a client only")
+    return _context.given[place]
+
+
+def pack(value: Any) -> Packed:
+    """Pack a value; raises UnpackedError, which names what in it has no bytes.
+
+    What was defined in a program's main module, or in a function, is packed with its code.
+    """
+    buffers: list[pickle.PickleBuffer] = []
+    count = 0 if _context.embedded is None else len(_context.embedded)
+    try:
+        head = pickle.dumps(value, PROTOCOL, buffer_callback=buffers.append)
+        if b"__main__" not in head and not _by_value():  # that is another module elsewhere
+            return Packed(head, tuple(buffers))
+    except (pickle.PicklingError, AttributeError, TypeError):
+        pass  # it may have no name by which others find it
+    except RecursionError:
+        raise UnpackedError(
+            "it is nested too deeply, or contains itself in a way pickle cannot say"
+        ) from None
+    buffers.clear()
+    if _context.embedded is not None:
+        del _context.embedded[count:]
+    return Packed(_with_code(value, buffers), tuple(buffers))
+
+
+def _by_value() -> bool:
+    """Tell whether somebody has said that a module of theirs travels with its code."""
+    cloudpickle = sys.modules.get("cloudpickle")
+    return cloudpickle is not None and bool(cloudpickle.list_registry_pickle_by_value())
+
+
+def _with_code(value: Any, buffers: list[pickle.PickleBuffer]) -> bytes:
+    import cloudpickle
+
+    file = io.BytesIO()
+    try:
+        cloudpickle.Pickler(file, PROTOCOL, buffer_callback=buffers.append).dump(value)
+    except UnpackedError:
+        raise
+    except RecursionError:
+        raise UnpackedError(
+            "it is nested too deeply, or contains itself in a way pickle cannot say"
+        ) from None
+    except Exception as error:  # of anybody's __reduce__
+        raise UnpackedError(f"{_culprit(value, error)}: {type(error).__name__}: {error}") from error
+    return file.getvalue()
+
+
+def pack_with_futures(value: Any) -> tuple[Packed, list[Any]]:
+    """Pack a value and return the futures in it, too, in the order in which they are embedded."""
+    found: list[Any] = []
+    before, _context.embedded = _context.embedded, found
+    try:
+        return pack(value), found
+    finally:
+        _context.embedded = before
+
+
+def unpack(head: Buffer, buffers: Iterable[Buffer] = (), given: Sequence[Any] | None = None) -> Any:
+    """Return the value; `given` stands in the places of its futures. Raises whatever the classes of
+    the value raise.
+    """
+    if given is None:
+        return pickle.loads(head, buffers=buffers)
+    before, _context.given = _context.given, given
+    try:
+        return pickle.loads(head, buffers=buffers)
+    finally:
+        _context.given = before
+
+
+def _culprit(value: Any, error: BaseException) -> str:
+    """Name the part of a value that cannot be pickled: argument, key, attribute."""
+    path, found = _search(value, "", 4)
+    kind = type(found)
+    where = f"{path[1:] if path.startswith('.') else path} " if path else ""
+    return f"{where}{kind.__module__}.{kind.__qualname__} cannot be pickled ({found!r:.80})"
+
+
+def _search(value: Any, path: str, depth: int) -> tuple[str, Any]:
+    for step, part in _parts(value) if depth else ():
+        if not _can_be_packed(part):
+            return _search(part, path + step, depth - 1)
+    return path, value
+
+
+def _parts(value: Any) -> Iterable[tuple[str, Any]]:
+    if isinstance(value, dict):
+        return [(f"[{key!r:.40}]", item) for key, item in value.items()]
+    if isinstance(value, list | tuple | set | frozenset):
+        return [(f"[{place}]", item) for place, item in enumerate(value)]
+    cells = getattr(value, "__closure__", None)
+    if cells:
+        names = value.__code__.co_freevars
+        return [(f".{name}", cell.cell_contents) for name, cell in zip(names, cells, strict=True)]
+    attributes = getattr(value, "__dict__", None)
+    if isinstance(attributes, dict) and not isinstance(value, type):
+        return [(f".{name}", item) for name, item in attributes.items()]
+    return ()
+
+
+def _can_be_packed(value: Any) -> bool:
+    import cloudpickle
+
+    try:
+        cloudpickle.dumps(value, PROTOCOL)
+    except Exception:  # of anybody's __reduce__
+        return _context.embedded is None and hasattr(value, "__ciel_future__")
+    return True

@@ -1,0 +1,126 @@
+"""Who makes tasks of calls: a client, or the task in which we are."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
+
+from ciel.core.errors import CielError
+
+if TYPE_CHECKING:
+    from ciel.python.futures import Future
+    from ciel.python.tasks import Options
+
+R = TypeVar("R")
+
+ALL_COMPLETED: Final = "ALL_COMPLETED"
+FIRST_COMPLETED: Final = "FIRST_COMPLETED"
+FIRST_EXCEPTION: Final = "FIRST_EXCEPTION"
+
+
+class NoClientError(CielError, RuntimeError):
+    """A task was spawned, or waited for, where there is neither a client nor a task."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "there is no client here: open one first, 'with ciel.Client() as client:' "
+            "(it starts a cluster of its own if none is up)"
+        )
+
+
+class Session(Protocol):
+    """What a client and a task have in common."""
+
+    def call(
+        self,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        options: Options,
+    ) -> Any:
+        """Make a task of a call; return a future, or with `returns` a tuple of them."""
+
+    def put(self, value: Any) -> Future[Any]: ...
+
+    def wait(
+        self, futures: Iterable[Any], timeout: float | None, return_when: str
+    ) -> tuple[set[Any], set[Any]]: ...
+
+    def as_completed(self, futures: Iterable[Any], timeout: float | None) -> Iterator[Any]: ...
+
+
+_lock = threading.Lock()
+_open: list[Session] = []
+
+
+def enter(session: Session) -> None:
+    """Make a session the innermost one."""
+    with _lock:
+        _open.append(session)
+
+
+def leave(session: Session) -> None:
+    """Take a session away, wherever it stands."""
+    with _lock:
+        if session in _open:
+            _open.remove(session)
+
+
+def current() -> Session:
+    """Return the innermost session; raises NoClientError."""
+    try:
+        return _open[-1]
+    except IndexError:
+        raise NoClientError from None
+
+
+def everyone() -> list[Session]:
+    """Return all sessions that are open, the innermost last."""
+    with _lock:
+        return list(_open)
+
+
+def spawn(function: Callable[..., R], /, *args: Any, **kwargs: Any) -> Future[R]:
+    """Make a task of a call of any function, as `Task.spawn` does."""
+    from ciel.python.tasks import split_task
+
+    called, options = split_task(function)
+    found: Future[R] = current().call(called, args, kwargs, options)
+    return found
+
+
+def call(function: Callable[..., R], /, *args: Any, **kwargs: Any) -> R:
+    """Make a task of a call, to be returned by the task in which we are.
+
+    What it makes becomes the result of that, which has no more to do and holds no slot. (It is a
+    future; its type is for the eyes of checkers.)
+    """
+    return spawn(function, *args, **kwargs)  # type: ignore[return-value]  # as the text above says
+
+
+def wait(
+    futures: Iterable[Any], timeout: float | None = None, return_when: str = ALL_COMPLETED
+) -> tuple[set[Any], set[Any]]:
+    """Wait as `concurrent.futures.wait` does; return those that are done, and the others."""
+    return current().wait(futures, timeout, return_when)
+
+
+def gather(*futures: Any) -> list[Any]:
+    """Wait for all futures (or for those in one list) and return their values, in order; raises
+    what the first one that failed, in order, raises.
+    """
+    first = futures[0] if len(futures) == 1 else None
+    listed = futures if first is None or hasattr(first, "__ciel_future__") else list(first)
+    wait(listed)
+    return [future.result() for future in listed]
+
+
+def as_completed(futures: Iterable[Any], timeout: float | None = None) -> Iterator[Any]:
+    """Yield futures as they are done, each once; raises TimeoutError when that takes longer."""
+    return current().as_completed(futures, timeout)
+
+
+def put(value: Any) -> Future[Any]:
+    """Store a value once, to be given to many tasks: they get what is stored, not copies."""
+    return current().put(value)

@@ -1,0 +1,156 @@
+"""Values shown in few characters, whatever they are: in tracebacks with local variables, and what
+objects of the API say of themselves.
+"""
+
+from __future__ import annotations
+
+import builtins
+import dataclasses
+import html
+import reprlib
+import traceback
+from collections.abc import Iterable
+from itertools import islice
+from types import TracebackType
+from typing import Any, Final
+
+VALUE_MAX_CHARACTERS: Final = 160
+LOCALS_MAX: Final = 30
+"""Of one frame, that are shown; the others are counted."""
+FRAMES_MAX: Final = 20
+"""The innermost ones, with their locals."""
+_BITS_MAX = 512  # of a number that is written out
+
+
+class _Short(reprlib.Repr):
+    """Shows the beginning of large values without writing out all of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxlevel = 4
+        self.maxdict = self.maxlist = self.maxtuple = self.maxset = self.maxfrozenset = 6
+        self.maxstring = self.maxother = VALUE_MAX_CHARACTERS
+
+    def repr1(self, x: Any, level: int) -> str:
+        if isinstance(x, bytes | bytearray | memoryview):
+            return self._buffer(x)
+        if isinstance(x, int) and x.bit_length() > _BITS_MAX:
+            return f"<{type(x).__name__} of {x.bit_length()} bits>"
+        bases: tuple[Any, ...] = (str, list, tuple, set, frozenset, dict)
+        for base in bases:
+            if isinstance(x, base) and type(x) is not base:  # repr of it could be of any length
+                shown = getattr(self, f"repr_{base.__name__}")(base(x), level)
+                return f"{type(x).__name__}({shown})"
+        if dataclasses.is_dataclass(x) and not isinstance(x, type):
+            return self._dataclass(x, level)
+        return super().repr1(x, level)
+
+    def _buffer(self, x: bytes | bytearray | memoryview) -> str:
+        size_bytes = x.nbytes if isinstance(x, memoryview) else len(x)
+        if isinstance(x, memoryview) or size_bytes > self.maxstring // 4:
+            return f"<{type(x).__name__} of {size_bytes} bytes>"
+        return builtins.repr(x)
+
+    def _dataclass(self, x: Any, level: int) -> str:
+        fields = [field.name for field in dataclasses.fields(x) if field.repr][: self.maxdict]
+        if level <= 0:
+            return f"{type(x).__name__}(...)"
+        shown = [f"{name}={self.repr1(getattr(x, name, ...), level - 1)}" for name in fields]
+        return f"{type(x).__name__}({', '.join(shown)})"
+
+
+_short = _Short()
+
+
+def short(value: Any) -> str:
+    """Show a value in one line of at most some 160 characters. Never raises."""
+    try:
+        text = " ".join(_short.repr(value).split("\n"))
+    except Exception as error:  # of anybody's class
+        text = f"<{type(value).__name__}, which cannot be shown: {type(error).__name__}>"
+    if len(text) <= VALUE_MAX_CHARACTERS:
+        return text
+    return f"{text[: VALUE_MAX_CHARACTERS - 3]}..."
+
+
+def add_locals(told: traceback.TracebackException, error: BaseException) -> None:
+    """Add to a traceback, and to those of the errors that led to it, what the local variables of
+    its innermost frames were.
+    """
+    pairs: list[tuple[Any, BaseException | None]] = [(told, error)]
+    seen: set[int] = set()
+    while pairs:
+        shown, raised = pairs.pop()
+        if shown is None or raised is None or id(raised) in seen:
+            continue
+        seen.add(id(raised))
+        _add_to_frames(shown, raised.__traceback__)
+        pairs += [(shown.__cause__, raised.__cause__), (shown.__context__, raised.__context__)]
+
+
+def _add_to_frames(told: traceback.TracebackException, trace: TracebackType | None) -> None:
+    frames = [frame for frame, _ in traceback.walk_tb(trace)]
+    innermost = zip(reversed(told.stack), reversed(frames), strict=False)  # the rest is not shown
+    for summary, frame in islice(innermost, FRAMES_MAX):
+        if frame.f_locals is frame.f_globals:
+            continue  # a module's: functions, classes, what it imports
+        names = [name for name in frame.f_locals if not name.startswith("__")]
+        shown = {name: short(frame.f_locals[name]) for name in names[:LOCALS_MAX]}
+        if len(names) > LOCALS_MAX:
+            shown["..."] = f"{len(names) - LOCALS_MAX} more"
+        summary.locals = shown
+
+
+class Shown:
+    """What says of itself what it is, in a terminal and in a notebook. `_facts` gives pairs of a
+    name (or nothing, for what speaks for itself) and a value; none of it waits, and what goes wrong
+    there is left out.
+    """
+
+    __slots__ = ()
+    _title = ""
+
+    def _facts(self) -> Iterable[tuple[str, Any]]:
+        raise NotImplementedError
+
+    def _known_facts(self) -> list[tuple[str, Any]]:
+        found: list[tuple[str, Any]] = []
+        try:
+            for name, value in self._facts():
+                if value is not None and value != "":
+                    found.append((name, value))
+        except Exception:  # of something half made, or half gone
+            found.append(("", "..."))
+        return found
+
+    def __repr__(self) -> str:
+        facts = [f"{name}={value}" if name else str(value) for name, value in self._known_facts()]
+        return f"<{' '.join([self._heading, *facts])}>"
+
+    @property
+    def _heading(self) -> str:
+        return f"ciel.{self._title or type(self).__name__}"
+
+    def __rich_repr__(self) -> Iterable[Any]:
+        for name, value in self._known_facts():
+            yield (name, value) if name else value
+
+    def _repr_html_(self) -> str:
+        rows = [
+            f"<tr><td>{html.escape(name)}</td><td>{html.escape(str(value))}</td></tr>"
+            for name, value in self._known_facts()
+        ]
+        title = f"<tr><th colspan=2>{html.escape(self._heading)}</th></tr>"
+        return f"<table>{title}{''.join(rows)}</table>"
+
+
+def size_text(size_bytes: int | None) -> str:
+    """Write a size as people do; nothing if it is not known."""
+    if size_bytes is None:
+        return ""
+    size, unit = float(size_bytes), "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        if size < 1024:
+            break
+        size, unit = size / 1024, larger
+    return f"{size:.4g} {unit}"

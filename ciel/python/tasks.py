@@ -1,0 +1,227 @@
+"""Functions as tasks: `@ciel.task`, and what may be said of how one is to run."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any, Final, Generic, NamedTuple, ParamSpec, TypeVar, overload
+
+from ciel.core.errors import CielError
+from ciel.core.tasks import (
+    MEMORY_MAX_BYTES,
+    PRIORITY_MAX,
+    PRIORITY_MIN,
+    RETRIES_MAX,
+    SLOTS_MAX,
+    TIMEOUT_MAX_S,
+    USUAL_NEEDS,
+    Needs,
+)
+from ciel.python.futures import Future
+from ciel.python.sessions import current
+from ciel.python.showing import Shown
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+RETURNS_MAX: Final = 10_000
+NAME_MAX_LENGTH: Final = 200
+
+
+class OptionError(CielError, ValueError):
+    """What was said of a task cannot be; `option` is its name."""
+
+    def __init__(self, option: str, reason: str) -> None:
+        super().__init__(f"{option}: {reason}")
+        self.option = option
+
+
+class Options(NamedTuple):
+    """How calls of a function run. `needs`: see `core.tasks`. `returns`: how many values it
+    returns, each a future of its own. `python`: the interpreter, by default the workers'. `memo`:
+    its result may be kept across jobs; recorded, and of no effect yet.
+    """
+
+    needs: Needs = USUAL_NEEDS
+    name: str = ""
+    returns: int = 1
+    python: str = ""
+    memo: bool = False
+
+
+USUAL: Final = Options()
+
+
+def read_options(options: Options, given: dict[str, Any]) -> Options:
+    """Return options with some changed, as `ciel.task` takes them; raises OptionError."""
+    for option in given.keys() - _READERS.keys():
+        known = ", ".join(_READERS)
+        raise OptionError(option, f"there is no such option (there are: {known})")
+    needs: dict[str, Any] = {}
+    others: dict[str, Any] = {}
+    for option, value in given.items():
+        if value is not None:
+            (needs if option in Needs._fields else others)[option] = _READERS[option](option, value)
+    return options._replace(needs=options.needs._replace(**needs), **others)
+
+
+def _whole(least: int, most: int) -> Callable[[str, Any], int]:
+    def read(option: str, value: Any) -> int:
+        if type(value) is not int or not least <= value <= most:
+            raise OptionError(
+                option, f"it must be a whole number, {least} to {most}, not {value!r:.40}"
+            )
+        return value
+
+    return read
+
+
+def _seconds(option: str, value: Any) -> float:
+    if type(value) not in (int, float) or not 0 <= value <= TIMEOUT_MAX_S:
+        raise OptionError(option, f"it must be seconds, 0 to {TIMEOUT_MAX_S:g}, not {value!r:.40}")
+    return float(value)
+
+
+def _text(option: str, value: Any) -> str:
+    if not isinstance(value, str) or "\0" in value:
+        raise OptionError(option, f"it must be a text, not {value!r:.40}")
+    return value[:NAME_MAX_LENGTH] if option == "name" else value
+
+
+def _truth(option: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise OptionError(option, f"it must be True or False, not {value!r:.40}")
+    return value
+
+
+_READERS: Final[dict[str, Callable[[str, Any], Any]]] = {
+    "returns": _whole(1, RETURNS_MAX),
+    "retries": _whole(0, RETRIES_MAX),
+    "timeout_s": _seconds,
+    "memory_bytes": _whole(0, MEMORY_MAX_BYTES),
+    "slots": _whole(1, SLOTS_MAX),
+    "priority": _whole(PRIORITY_MIN, PRIORITY_MAX),
+    "memo": _truth,
+    "name": _text,
+    "python": _text,
+}
+
+
+class Task(Shown, Generic[P, R]):
+    """A function whose calls can be tasks. To call it is to call the function, here and now."""
+
+    def __init__(self, function: Callable[P, R], options: Options = USUAL) -> None:
+        functools.update_wrapper(self, function)
+        self.function = function
+        self.task_options = options
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        return self.function(*args, **kwargs)
+
+    def spawn(self, *args: Any, **kwargs: Any) -> Future[R]:
+        """Make a task of a call, and return what stands for its result: any argument may be, or
+        hold, a future. With `returns`, a tuple of futures.
+
+        In a task it becomes a child of that; elsewhere the innermost active client submits it
+        (NoClientError when there is none). Raises PackingError for arguments that have no bytes.
+        """
+        found: Future[R] = current().call(self, args, kwargs, self.task_options)
+        return found
+
+    def options(self, **options: Any) -> Task[P, R]:
+        """Return the same function with some options changed; raises OptionError."""
+        return Task(self.function, read_options(self.task_options, options))
+
+    def __get__(self, instance: object, owner: type | None = None) -> Any:
+        """A method that is a task is bound as any function is; its object travels with the call."""
+        return self if instance is None else _Bound(self, instance)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        name = getattr(self, "__qualname__", "")
+        module = sys.modules.get(getattr(self, "__module__", None) or "")
+        if module is not None and module.__name__ != "__main__" and _found(module, name) is self:
+            return name
+        return object.__reduce_ex__(self, protocol)
+
+    def _facts(self) -> Iterator[tuple[str, Any]]:
+        options = self.task_options
+        yield "", options.name or getattr(self, "__qualname__", self.function)
+        for name, value, usual in zip(Needs._fields, options.needs, USUAL_NEEDS, strict=True):
+            yield name, value if value != usual else None
+        yield "returns", options.returns if options.returns != 1 else None
+        yield "python", options.python
+
+
+class _Bound:
+    """A task that is a method, of one object."""
+
+    def __init__(self, task: Task[Any, Any], instance: object) -> None:
+        self._task = task
+        self._instance = instance
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._task.function(self._instance, *args, **kwargs)
+
+    def spawn(self, *args: Any, **kwargs: Any) -> Future[Any]:
+        return self._task.spawn(self._instance, *args, **kwargs)
+
+    def options(self, **options: Any) -> _Bound:
+        return _Bound(self._task.options(**options), self._instance)
+
+
+def _found(module: Any, qualified_name: str) -> Any:
+    for part in qualified_name.split("."):
+        module = getattr(module, part, None)
+    return module
+
+
+@overload
+def task(function: Callable[P, R], /) -> Task[P, R]: ...
+
+
+@overload
+def task(
+    *,
+    returns: int | None = None,
+    retries: int | None = None,
+    timeout_s: float | None = None,
+    memory_bytes: int | None = None,
+    slots: int | None = None,
+    priority: int | None = None,
+    memo: bool | None = None,
+    name: str | None = None,
+    python: str | None = None,
+) -> Callable[[Callable[P, R]], Task[P, R]]: ...
+
+
+def task(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
+    """Make a task of a function: `@ciel.task`, or `@ciel.task(retries=2, timeout_s=60)`.
+
+    `returns`: the number of values it returns, each a future of its own. `retries`: how often it is
+    tried again. `timeout_s`: when it is killed. `memory_bytes`: of its own, not in stores; above
+    that it is killed. `slots`: how many it takes. `priority`: higher runs first. `memo`: its result
+    may be kept across jobs (of no effect yet). `name`: for people. `python`: the interpreter.
+    Raises OptionError.
+    """
+    if function is None:
+        read = read_options(USUAL, options)
+        return lambda function: Task(function, read)
+    if not callable(function):
+        raise OptionError("task", f"it takes a function, not {function!r:.80}")
+    return Task(function)
+
+
+def split_task(function: Any) -> tuple[Callable[..., Any], Options]:
+    """Return what is to be called, and how it is to run."""
+    if isinstance(function, Task):
+        return function, function.task_options
+    if not callable(function):
+        raise OptionError("function", f"{function!r:.80} cannot be called")
+    return function, USUAL
+
+
+def name_of(function: Any, options: Options = USUAL) -> str:
+    """Return what people call the calls of a function."""
+    name = options.name or getattr(function, "__qualname__", "") or type(function).__qualname__
+    return name.replace("<locals>.", "")[:NAME_MAX_LENGTH]

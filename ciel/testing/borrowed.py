@@ -1,0 +1,61 @@
+"""The standard library's own tests, to be run on what should do as it does.
+
+Many interpreters come without them. Debian has those of its interpreter in a package of their own
+(libpython3.11-testsuite), and the same file runs on any interpreter of that version.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import sys
+import sysconfig
+import unittest
+from collections.abc import Iterable
+from pathlib import Path
+
+PLACES = (
+    Path(sysconfig.get_path("stdlib"), "test"),
+    Path(f"/usr/lib/python{sys.version_info[0]}.{sys.version_info[1]}/test"),
+)
+
+
+def find(name: str) -> Path:
+    """Return a file of tests; raises FileNotFoundError, which says where it is to be had."""
+    for place in PLACES:
+        if (place / name).exists():
+            return place / name
+    package = f"libpython{sys.version_info[0]}.{sys.version_info[1]}-testsuite"
+    raise FileNotFoundError(
+        f"{name} is not among the tests of this interpreter (Debian: {package})"
+    )
+
+
+def lend(names: Iterable[str], folder: Path) -> None:
+    """Make `test.<name>` importable here and, with `folder` in PYTHONPATH, elsewhere."""
+    package = folder / "test"
+    package.mkdir()
+    (package / "__init__.py").write_text(f"__path__.append({str(PLACES[0])!r})\n")
+    for name in names:
+        (package / name).symlink_to(find(name))
+    importlib.import_module("test").__path__.insert(0, str(package))
+
+
+def methods(path: Path, classes: Iterable[str]) -> list[str]:
+    """Return the tests that some classes of a file have themselves, as `Class.test_method`."""
+    wanted = set(classes)
+    return [
+        f"{found.name}.{method.name}"
+        for found in ast.parse(path.read_text()).body
+        if isinstance(found, ast.ClassDef) and found.name in wanted
+        for method in found.body
+        if isinstance(method, ast.FunctionDef) and method.name.startswith("test_")
+    ]
+
+
+def outcome(case: unittest.TestCase) -> str:
+    """Run a test; return what went wrong, or nothing. To skip is wrong, too."""
+    result = unittest.TestResult()
+    case.run(result)
+    failed = [text for _, text in [*result.errors, *result.failures]]
+    return "\n".join([*failed, *(f"skipped: {reason}" for _, reason in result.skipped)])

@@ -1,0 +1,101 @@
+"""The program behind `python`: runs calls of functions, one task after the other, and stays warm."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+from ciel.executors.programs.python_bundle import Run
+from ciel.executors.programs.python_channel import Channel, connect
+from ciel.executors.programs.python_inputs import Kept, LostInputError
+from ciel.executors.programs.python_sharing import Clock, Functions
+from ciel.python.calls import Function
+from ciel.python.packing import UnpackedError
+
+FUNCTIONS_MAX = 1000
+"""Functions that are kept ready from task to task."""
+STACK_BYTES = 128 << 20
+"""So much room there is for functions that wait above each other."""
+
+
+class Program:
+    """What is kept from task to task."""
+
+    def __init__(self, channel: Channel) -> None:
+        self.channel = channel
+        self.kept = Kept()
+        self.functions = Functions()
+        self.clock = Clock()
+        self.loaded: dict[bytes, Any] = {}
+        self._places: tuple[str, ...] = ()
+        self._is_forked = False
+        os.register_at_fork(after_in_child=self._forked)
+
+    def _forked(self) -> None:
+        self._is_forked = True
+
+    def serve(self) -> None:
+        """Run tasks until there are no more."""
+        while (started := self.channel.next_start()) is not None:
+            self.clock.begin()
+            try:
+                Run(self, *started).run()
+            except UnpackedError as error:
+                self.fail("BAD_ARGUMENTS", str(error))
+            except LostInputError as error:
+                self.fail("MISSING_INPUT", str(error))
+
+    def add_places(self, places: tuple[str, ...]) -> None:
+        """Have modules be found where the caller has found them."""
+        if places != self._places:
+            self._places = places
+            sys.path += [place for place in places if place not in sys.path]
+
+    def keep_function(self, travelled: Function, loaded: Any) -> None:
+        """Keep a function ready."""
+        if len(self.loaded) >= FUNCTIONS_MAX:
+            self.loaded.clear()
+        self.loaded[travelled.digest] = loaded
+        self.functions.note(loaded, travelled)
+
+    # --- the end of a task ------------------------------------------------------------------------
+
+    def end(self, values: list[tuple[int, str]]) -> None:
+        """Say that a task is done, and what its outputs hold."""
+        self._close()
+        told: dict[str, Any] = {"keep_process": "may_keep"}
+        if values:
+            told["values"] = values
+        if held := self.kept.keys():
+            told["soft_cache_keys"] = held
+        self.channel.tell("exit", told)
+
+    def fail(self, reason: str, report: Any) -> None:
+        """Say that a task has failed."""
+        self._close()
+        self.channel.tell("error", {"report": report, "reason": reason})
+        self.channel.tell("exit", {"keep_process": "may_keep"})
+
+    def _close(self) -> None:
+        self.clock.end()
+        if self._is_forked:
+            os._exit(0)  # what forked us goes on by itself
+        for file in (sys.stdout, sys.stderr):
+            try:
+                file.flush()
+            except (OSError, ValueError, AttributeError):
+                continue  # a function has closed or replaced it
+
+
+def main() -> None:
+    """Run calls, as a worker tells."""
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_STACK)
+    wanted = STACK_BYTES if hard == resource.RLIM_INFINITY else min(STACK_BYTES, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_STACK, (wanted, hard))
+    for file in (sys.stdout, sys.stderr):
+        file.reconfigure(line_buffering=True, errors="backslashreplace")  # type: ignore[union-attr]  # both are files
+    Program(connect()).serve()

@@ -1,0 +1,280 @@
+"""Coroutines as tasks: they run in an event loop, as anywhere, and what they await of ours is begun
+in it. Where all of them wait for what others do, the program waits in no slot.
+
+The loop is asked by its selector: when it has nothing to do, and when it only waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import selectors
+import types
+from asyncio import events
+from collections.abc import Callable, Generator, Sequence
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any
+
+from ciel.python.inside import AWAY, DONE, HELD, RUNNING, TaskFuture, Work
+
+if TYPE_CHECKING:
+    from ciel.executors.programs.python_evaluator import Evaluator
+
+LOOK_FIRST_S, LOOK_MAX_S = 0.005, 0.25
+"""How often it looks what others have done, while something else of the loop waits, too."""
+
+home: ContextVar[Any] = ContextVar("home", default=None)
+"""Where the works of a coroutine wait to be run."""
+
+
+class _Selector(selectors.DefaultSelector):
+    """Says when the loop would sleep."""
+
+    idle: Callable[[float | None], float | None]
+
+    def select(self, timeout: float | None = None) -> list[Any]:
+        if timeout is None or timeout > 0:
+            found = super().select(0)
+            if found:
+                return found
+            timeout = self.idle(timeout)
+        return super().select(timeout)
+
+    @property
+    def has_files(self) -> bool:
+        """Whether anything but the loop's own is watched."""
+        return len(self.get_map()) > 1
+
+
+_spare: list[tuple[asyncio.SelectorEventLoop, _Selector]] = []
+
+
+class Looping:
+    """A loop, and what its coroutines wait for that others do."""
+
+    def __init__(self, evaluator: Evaluator) -> None:
+        self._evaluator = evaluator
+        self.is_running = False
+        if _spare:
+            self.loop, self._selector = _spare.pop()
+        else:
+            self._selector = _Selector()
+            self.loop = asyncio.SelectorEventLoop(self._selector)
+        self._selector.idle = self._idle
+        self._requests: list[tuple[Work, asyncio.Future[None]]] = []
+        self._goal: Work | None = None
+        self._look_s = LOOK_FIRST_S
+
+    def run(self, goal: Work) -> None:
+        """Run the loop until a work is done, waiting for others where nothing else is left."""
+        while goal.state is not DONE:
+            self._goal = goal
+            outer = events._get_running_loop()
+            events._set_running_loop(None)
+            self.is_running = True
+            try:
+                self._evaluator.stepped(IN_LOOP, self.loop.run_forever)
+            finally:
+                self.is_running = False
+                events._set_running_loop(outer)
+            self._answer()
+            waited = [work for work, _ in self._requests]
+            if goal.state is not DONE and waited and not self._is_busy_otherwise():
+                self._evaluator.sharing.wait(waited, any_one=True)
+                self._answer()
+
+    def request(self, work: Work) -> asyncio.Future[None]:
+        """Return what is done when others have done a work."""
+        future: asyncio.Future[None] = self.loop.create_future()
+        self._requests.append((work, future))
+        self._look_s = LOOK_FIRST_S
+        return future
+
+    def stop(self) -> None:
+        """Leave the loop: what it was run for may be there."""
+        if self.is_running:
+            self.loop.stop()
+
+    def _answer(self) -> None:
+        left = []
+        for work, future in self._requests:
+            if future.done():
+                continue
+            if work.state is DONE:
+                future.set_result(None)
+            else:
+                left.append((work, future))
+        self._requests = left
+
+    def _is_busy_otherwise(self) -> bool:
+        return self._selector.has_files or self._has_timers
+
+    _has_timers = False
+
+    def _idle(self, timeout: float | None) -> float | None:
+        """Say how long the loop may sleep that has nothing to do now."""
+        self._has_timers = timeout is not None
+        self._answer()
+        goal = self._goal
+        if goal is None or goal.state is DONE:
+            self.loop.stop()
+            return 0
+        if not self._requests:
+            if timeout is None and not self._selector.has_files:
+                self._give_up(goal)
+                return 0
+            return timeout
+        if not self._is_busy_otherwise():
+            self.loop.stop()
+            return 0
+        if self._evaluator.sharing.look([work for work, _ in self._requests]) or any(
+            work.state is DONE for work, _ in self._requests
+        ):
+            self._answer()
+            return 0
+        self._look_s = min(2 * self._look_s, LOOK_MAX_S)
+        return self._look_s if timeout is None else min(timeout, self._look_s)
+
+    def _give_up(self, goal: Work) -> None:
+        """Nothing can wake the loop any more, but a thread."""
+        if any(asyncio.all_tasks(self.loop)) and not self._may_be_woken():
+            self._evaluator.fail(goal, RuntimeError("it awaits what nothing will ever bring about"))
+            self.loop.stop()
+
+    def _may_be_woken(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        """End what coroutines have left behind."""
+        loop = self.loop
+        left = asyncio.all_tasks(loop)
+        self._goal = Work(None, (), {}, None)  # type: ignore[arg-type]  # it stands for the end
+        if left:
+            for task in left:
+                task.cancel()
+            self._run_to_end(asyncio.gather(*left, return_exceptions=True))
+        self._run_to_end(loop.shutdown_asyncgens())
+        if loop._default_executor is None and not self._selector.has_files:  # type: ignore[attr-defined]  # there is no other way to ask
+            _spare.append((loop, self._selector))
+        else:
+            self._run_to_end(loop.shutdown_default_executor())
+            loop.close()
+
+    def _run_to_end(self, what: Any) -> None:
+        self._selector.idle = lambda timeout: timeout
+        outer = events._get_running_loop()
+        events._set_running_loop(None)
+        try:
+            self.loop.run_until_complete(what)
+        finally:
+            events._set_running_loop(outer)
+
+
+class _InLoop:
+    """Stands for where the works of a coroutine wait: its context knows."""
+
+
+IN_LOOP = _InLoop()
+
+
+class Asynchronous:
+    """A coroutine on its way, or an asynchronous generator."""
+
+    def __init__(
+        self,
+        evaluator: Evaluator,
+        work: Work,
+        body: Any,
+        put: Callable[[Any], None] | None = None,
+    ) -> None:
+        self._evaluator = evaluator
+        self._work = work
+        self._looping: Looping = evaluator.looping()
+        self._waiters: list[asyncio.Future[None]] = []
+        if isinstance(body, types.AsyncGeneratorType):
+            body = _items_of(body, put)
+        context_home = home.set(None)
+        try:
+            self._task = self._looping.loop.create_task(self._run(body))
+        finally:
+            home.reset(context_home)
+
+    async def _run(self, body: Any) -> None:
+        try:
+            value = await body
+        except BaseException as error:  # whatever a function raises is its result
+            if self._work.state is not DONE:
+                self._evaluator.fail(self._work, error, 1)
+        else:
+            if self._work.state is not DONE:
+                self._work.step = None
+                self._evaluator.take(self._work, value)
+                if self._work.state is not DONE:  # it returned what is to be waited for
+                    await _Settled(self._evaluator, self._work)
+        for waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+        self._looping.stop()
+
+    def advance(self, evaluator: Evaluator, work: Work) -> Sequence[Work]:
+        """Run the loop until the coroutine has ended."""
+        self._looping.run(work)
+        return ()
+
+    def wait(self, looping: Looping) -> asyncio.Future[None] | None:
+        """Return what is done when the coroutine has ended; None if it runs in another loop."""
+        if looping is not self._looping:
+            return None
+        waiter: asyncio.Future[None] = looping.loop.create_future()
+        self._waiters.append(waiter)
+        return waiter
+
+
+async def _items_of(body: Any, put: Callable[[Any], None] | None) -> Any:
+    items: list[Any] = []
+    keep = items.append if put is None else put
+    async for item in body:
+        keep(item)
+    return items if put is None else None
+
+
+class _Settled:
+    """To be awaited: a work that is under way in this loop."""
+
+    def __init__(self, evaluator: Evaluator, work: Work) -> None:
+        self._evaluator = evaluator
+        self._work = work
+
+    def __await__(self) -> Generator[Any, Any, None]:
+        return _settled(self._evaluator, self._work)
+
+
+def awaited(evaluator: Evaluator, future: TaskFuture[Any]) -> Generator[Any, Any, Any]:
+    """Wait for a future in a coroutine; return its value, or raise it."""
+    while (outcome := future.outcome()) is None:
+        yield from _settled(evaluator, future.found().work)
+    return future.value_of(outcome)
+
+
+def _settled(evaluator: Evaluator, goal: Work) -> Generator[Any, Any, None]:
+    """Wait for a work in a coroutine: what can be done here is done in its loop."""
+    looping = evaluator.looping_now()
+    stack = [goal]
+    while stack:
+        work = stack[-1]
+        if work.state is DONE:
+            stack.pop()
+            continue
+        step = work.step
+        if work.state is RUNNING and isinstance(step, Asynchronous):
+            waiter = step.wait(looping)
+            yield from waiter or looping.request(work)
+            continue
+        if work.state is AWAY or (work.state is HELD and not work.is_usual):
+            yield from looping.request(work)
+            continue
+        for need in evaluator.advance(work):
+            if need in stack or (need.state is RUNNING and need.step is None and not need.forward):
+                yield from looping.request(need)  # whoever runs it is below us
+            else:
+                stack.append(need)
+                break

@@ -1,0 +1,283 @@
+"""One task of the Python program: the calls of a bundle, lot by lot."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+import time
+from base64 import b64decode
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from ciel.executors.programs.python_evaluator import Evaluator
+from ciel.executors.programs.python_inputs import Inputs
+from ciel.executors.programs.python_outputs import Outputs
+from ciel.executors.programs.python_sharing import Sharing
+from ciel.python import sessions
+from ciel.python.calls import AS_PATH, Bundle, Call, Function, Mapped, Use, unpack_bundle
+from ciel.python.contents import ERROR, MOVED, VALUE, Outcome
+from ciel.python.inside import (
+    _PLAIN_TYPES,
+    DONE,
+    Result,
+    TaskFuture,
+    TaskSession,
+    Work,
+    result_from,
+)
+from ciel.python.packing import PROTOCOL, Packed, UnpackedError, unpack
+from ciel.python.tasks import Options, Task
+
+if TYPE_CHECKING:
+    from ciel.executors.programs.python import Program
+
+_NO_OPTIONS = Options()
+
+
+class _InputFailedError(Exception):
+    """An argument could not be made: the call has the same outcome."""
+
+    def __init__(self, outcome: Outcome) -> None:
+        super().__init__("an argument has failed")
+        self.outcome = outcome
+
+
+class Run:
+    """A task, from its start to its end."""
+
+    def __init__(self, program: Program, told: dict[str, Any], paths: dict[str, str]) -> None:
+        channel = program.channel
+        self._program = program
+        self._channel = channel
+        self._inputs = Inputs(told["inputs"], paths, channel, program.kept)
+        self._outputs = Outputs(channel)
+        self._sharing = Sharing(
+            channel, self._inputs, self._outputs, program.functions, program.clock
+        )
+        self._evaluator = self._sharing.evaluator = Evaluator(self._sharing)
+        self._session = TaskSession(self._evaluator)
+        self._bundle = self._read_bundle(told)
+        self._made: list[list[Outcome]] = [[] for _ in self._bundle.lots]
+        self._next_lot = 0
+        self._functions: dict[int, Any] = {}
+
+    def _read_bundle(self, told: dict[str, Any]) -> Bundle:
+        encoded = told.get("calls")
+        if encoded is None:
+            return unpack_bundle(bytes(self._inputs.content(self._inputs.arrays[-1])))
+        return unpack_bundle(b64decode(encoded))
+
+    # --- running ----------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Run it to its end."""
+        bundle = self._bundle
+        self._sharing.places = bundle.places
+        self._evaluator.locals_wanted = bundle.locals_wanted
+        self._program.add_places(bundle.places)
+        self._outputs.expect(len(bundle.lots))
+        sessions.enter(self._session)
+        try:
+            error = self._run_lots()
+        finally:
+            sessions.leave(self._session)
+            self._evaluator.close()
+        if error is not None:
+            self._fail(error)
+        else:
+            self._program.end(self._outputs.values())
+
+    def _run_lots(self) -> bytes | None:
+        """Run all lots that are ours; return the error of the only call, if it raised one."""
+        lots = self._bundle.lots
+        is_alone = len(lots) == 1 and len(lots[0]) == 1
+        while (number := self._take_lot()) is not None:
+            begun_s = time.perf_counter()
+            outcomes = self._made[number]
+            for call in lots[number]:
+                outcomes += self._run_call(call)
+                if self._sharing.has_works:
+                    self._sharing.drop_all()
+            if is_alone and outcomes[0].kind == ERROR:
+                return bytes(outcomes[0].packed.head)
+            took_s = time.perf_counter() - begun_s
+            if self._bundle.raw:
+                self._publish_raw(outcomes[0])
+            else:
+                self._outputs.publish(number, outcomes, took_s)
+        return None
+
+    def _take_lot(self) -> int | None:
+        number = self._next_lot
+        if number >= len(self._bundle.lots):
+            return None
+        self._next_lot = number + 1
+        return number
+
+    def _run_call(self, call: Call) -> Sequence[Outcome]:
+        """Return what becomes of a call."""
+        try:
+            function = self._function(call)
+            args, kwargs = self._arguments(call)
+        except _InputFailedError as failed:
+            return [failed.outcome] * call.returns
+        except BaseException as error:  # of whatever was to be unpacked
+            return self._failed(call, error, 0)
+        if call.is_map:
+            return self._run_map(call, function, args[0])
+        try:
+            value = function(*args, **kwargs)
+        except BaseException as error:  # whatever a function raises is its outcome
+            return self._failed(call, error, 1)
+        if type(value) in _PLAIN_TYPES and call.returns == 1:
+            return (Outcome(VALUE, Packed(pickle.dumps(value, PROTOCOL))),)
+        return self._outcomes(call, value)
+
+    def _run_map(self, call: Call, function: Any, rows: Sequence[Sequence[Any]]) -> Sequence[Outcome]:
+        values: list[Any] = []
+        error: bytes | None = None
+        try:
+            for row in rows:
+                value = function(*row)
+                if type(value) not in _PLAIN_TYPES:
+                    value = self._whole(call, value)
+                values.append(value)
+        except BaseException as raised:  # as above
+            error = self._evaluator.packed_error(raised, 1)
+        return self._outcomes(call, Mapped(values, error))
+
+    def _whole(self, call: Call, value: Any) -> Any:
+        """Return a value for one that stands for it: a future, a generator, a coroutine."""
+        work = self._work(call)
+        self._evaluator.take(work, value)
+        if work.state is DONE:
+            return value
+        self._evaluator.evaluate(work)
+        return TaskFuture(self._evaluator, work).result()
+
+    def _outcomes(self, call: Call, value: Any) -> Sequence[Outcome]:
+        """Return what becomes of a call that has returned something."""
+        work = self._work(call)
+        self._evaluator.take(work, value)
+        if work.state is not DONE:
+            self._evaluator.evaluate(work)
+        return [self._outcome(work, place) for place in range(call.returns)]
+
+    def _work(self, call: Call) -> Work:
+        options = _NO_OPTIONS
+        if call.returns != 1 or call.name:
+            options = Options(returns=call.returns, name=call.name)
+        return Work(_named, (), {}, options)
+
+    def _outcome(self, work: Work, place: int) -> Outcome:
+        result: Result = TaskFuture(self._evaluator, work, place).wait()
+        return self._sharing.outcome_of(result)
+
+    def _failed(self, call: Call, error: BaseException, skipped_frames: int) -> Sequence[Outcome]:
+        packed = self._evaluator.packed_error(error, skipped_frames)
+        return [Outcome(ERROR, Packed(packed))] * call.returns
+
+    # --- what calls are made with -----------------------------------------------------------------
+
+    def _function(self, call: Call) -> Any:
+        function = self._functions.get(call.function)
+        if function is None:
+            function = self._functions[call.function] = self._load(call)
+        return function
+
+    def _load(self, call: Call) -> Any:
+        listed: Function = self._bundle.functions[call.function]
+        program = self._program
+        loaded = program.loaded.get(listed.digest)
+        if loaded is None:
+            packed = listed.packed
+            if packed is None:
+                packed = bytes(self._inputs.content(self._inputs.arrays[listed.input]))
+            try:
+                loaded = unpack(packed)
+            except BaseException as error:  # of whatever is imported for it
+                raise _not_here(f"the function {call.name}", error) from error
+            program.keep_function(listed._replace(packed=packed, input=-1), loaded)
+        return loaded.function if type(loaded) is Task else loaded
+
+    def _arguments(self, call: Call) -> Any:
+        packed = call.arguments
+        if call.with_object >= 0:
+            outcome = self._inputs.outcome(self._inputs.arrays[call.with_object], 0)
+            if outcome.kind != VALUE:
+                raise _InputFailedError(outcome)
+            packed = outcome.packed
+        if not call.uses and not packed.buffers:
+            return pickle.loads(packed.head)
+        given = [self._given(use, call) for use in call.uses]
+        buffers = [memoryview(buffer).toreadonly() for buffer in packed.buffers]
+        try:
+            return unpack(packed.head, buffers, given)
+        except UnpackedError:
+            raise
+        except BaseException as error:  # of anybody's class
+            raise _not_here(f"the arguments of {call.name}", error) from error
+
+    def _given(self, use: Use, call: Call) -> Any:
+        """Return what a function is given for a future."""
+        if use.input < 0:
+            outcome = self._made[use.lot][use.place]
+        else:
+            array = self._inputs.arrays[use.input]
+            if use.raw:
+                return self._raw(array, use.how)
+            outcome = self._inputs.outcome(array, use.place)
+        if outcome.kind == VALUE and not outcome.refs:
+            buffers = [memoryview(buffer).toreadonly() for buffer in outcome.packed.buffers]
+            try:
+                return unpack(outcome.packed.head, buffers)
+            except BaseException as error:  # of anybody's class
+                raise _not_here(f"an argument of {call.name}", error) from error
+        if outcome.kind == ERROR:
+            raise _InputFailedError(outcome)
+        result = result_from(outcome, self._evaluator)
+        if result.kind == MOVED:
+            result = result.payload.wait()
+            if result.kind == ERROR:
+                raise _InputFailedError(Outcome(ERROR, Packed(result.payload)))
+        work = Work(None, (), {}, _NO_OPTIONS)
+        work.results, work.state = [result], DONE
+        return TaskFuture(self._evaluator, work).result()
+
+    def _raw(self, array: list[Any], how: str) -> Any:
+        if array[0] == "err":
+            raise _InputFailedError(self._inputs.outcome(array, 0))
+        if how == AS_PATH:
+            return self._inputs.path(array)
+        return bytes(self._inputs.content(array))
+
+    # --- the end ----------------------------------------------------------------------------------
+
+    def _publish_raw(self, outcome: Outcome) -> None:
+        value = unpack(outcome.packed.head, outcome.packed.buffers)
+        if isinstance(value, str):
+            value = value.encode()
+        try:
+            content = memoryview(value).cast("B")
+        except TypeError:
+            text = f"what programs are to read must be bytes or a text, not {type(value).__name__}"
+            self._fail(self._evaluator.packed_error(TypeError(text)))
+            return
+        self._outputs.publish_pieces(0, [content])
+
+    def _fail(self, error: bytes) -> None:
+        from ciel.python.failures import RAISED, failure_details
+
+        self._program.fail(RAISED, failure_details(error))
+
+
+def _named() -> None:
+    """Stands for the function of a call of the bundle."""
+
+
+def _not_here(what: str, error: BaseException) -> Exception:
+    from ciel.python.failures import packing_error
+
+    text = f"it cannot be unpickled by {sys.executable}: {type(error).__name__}: {error}"
+    return packing_error(what, UnpackedError(text))

@@ -1,0 +1,329 @@
+"""Runs calls, and what they spawn: in this very program, when somebody needs it; elsewhere, what was
+given away before (see docs/adr/0032).
+
+Functions that hand their result on, generators and coroutines leave Python's stack while they wait;
+what runs for them lies on a list. `result()` within a function does not: whatever that needs runs
+above it.
+"""
+
+from __future__ import annotations
+
+import sys
+import types
+import weakref
+from collections.abc import Callable, Generator, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ciel.python.contents import ERROR, MOVED
+from ciel.python.inside import (
+    AWAY,
+    DONE,
+    HELD,
+    PLAIN,
+    RUNNING,
+    Result,
+    TaskFuture,
+    Work,
+    opened,
+    result_of,
+)
+from ciel.python.packing import UnpackedError, unpack
+from ciel.python.tasks import Task
+
+if TYPE_CHECKING:
+    from ciel.executors.programs.python_async import Looping
+    from ciel.executors.programs.python_sharing import Sharing
+
+NESTED_MAX = 100
+"""Calls that wait in `result()` above each other; what one more needs runs elsewhere."""
+FRAMES = 1000
+"""Calls of Python's within each of them."""
+_FRAMES_OF_OURS = 3  # in a traceback
+
+
+class Evaluator:
+    """All works of one task."""
+
+    def __init__(self, sharing: Sharing) -> None:
+        self.sharing = sharing
+        self._lock = sharing.lock
+        self._home: Any = None  # of the body that runs now
+        self._depth = 0
+        self._loopings: list[Looping] = []
+        self.locals_wanted = False
+        self._frames = sys.getrecursionlimit()
+
+    # --- as the host of futures -------------------------------------------------------------------
+
+    def spawn(self, work: Work) -> None:
+        sharing = self.sharing
+        with self._lock:
+            home = self._home
+            if home is None:
+                home = self._home = sharing.new_home()
+            elif type(home) is not dict:  # a coroutine runs
+                home = self._home_of_coroutine()
+            work.home = home
+            home[id(work)] = weakref.ref(work)
+        if not sharing.is_armed:
+            sharing.arm()
+
+    def settle(self, works: Sequence[Work], *, any_one: bool = False) -> None:
+        for work in works:
+            if work.state is HELD and work.is_usual:
+                self._drive(work)
+                if any_one:
+                    return
+        missing = [work for work in works if work.state is not DONE]
+        if missing:
+            self.sharing.wait(missing, any_one=any_one)
+
+    def look(self, work: Work) -> bool:
+        return work.state is DONE or (work.state is AWAY and self.sharing.look((work,)))
+
+    def awaited(self, future: TaskFuture[Any]) -> Generator[Any, Any, Any]:
+        from ciel.executors.programs.python_async import awaited
+
+        return awaited(self, future)
+
+    def call_off(self, work: Work) -> bool:
+        from ciel.python.failures import TaskCancelledError
+
+        with self._lock:
+            if work.state is DONE or work.state is RUNNING:
+                return False
+            self.sharing.forget(work)
+            error = TaskCancelledError("it was called off by the task that had spawned it", "CANCELLED")
+            self._end(work, [Result(ERROR, self.packed_error(error))] * work.options.returns)
+        return True
+
+    # --- coroutines -------------------------------------------------------------------------------
+
+    def looping(self) -> Looping:
+        """Return the loop in which a coroutine is to run that begins now."""
+        from ciel.executors.programs.python_async import Looping
+
+        if not self._loopings or (self._loopings[-1].is_running and self._home_is_of_a_function):
+            self._loopings.append(Looping(self))
+        return self._loopings[-1]
+
+    def looping_now(self) -> Looping:
+        """Return the loop that runs."""
+        return next(looping for looping in reversed(self._loopings) if looping.is_running)
+
+    @property
+    def _home_is_of_a_function(self) -> bool:
+        return self._home is None or type(self._home) is dict
+
+    def _home_of_coroutine(self) -> Any:
+        from ciel.executors.programs.python_async import home
+
+        found = home.get()
+        if found is None:
+            found = self.sharing.new_home()
+            home.set(found)
+        return found
+
+    def close(self) -> None:
+        """End what coroutines have left behind."""
+        for looping in reversed(self._loopings):
+            looping.close()
+        self._loopings.clear()
+
+    # --- running ----------------------------------------------------------------------------------
+
+    def evaluate(self, work: Work) -> None:
+        """Run a work until it is done, with all that it needs."""
+        self._drive(work)
+
+    def _drive(self, goal: Work) -> None:
+        if self._depth >= NESTED_MAX:
+            self.sharing.wait([goal])
+            return
+        self._depth += 1
+        sys.setrecursionlimit(self._frames + self._depth * FRAMES)
+        stack = [goal]
+        try:
+            while goal.state is not DONE:
+                work = stack[-1]
+                if work.state is DONE:
+                    stack.pop()
+                    continue
+                needed = self.advance(work)
+                if not needed:
+                    continue
+                for need in needed:
+                    if need.state is HELD and need.is_usual:
+                        stack.append(need)
+                        break
+                else:
+                    self._wait_for(work, needed, stack)
+        finally:
+            self._depth -= 1
+            sys.setrecursionlimit(self._frames + self._depth * FRAMES)
+
+    def _wait_for(self, work: Work, needed: Sequence[Work], stack: Sequence[Work]) -> None:
+        if any(need.state is RUNNING and need in stack for need in needed):
+            error = RuntimeError("it waits for its own result")
+            self._end(work, [Result(ERROR, self.packed_error(error))] * work.options.returns)
+        else:
+            self.sharing.wait(needed)
+
+    def advance(self, work: Work) -> Sequence[Work]:
+        """Take a work as far as it goes; return what it needs now."""
+        if work.state is HELD:
+            with self._lock:
+                if work.state is HELD:
+                    work.state = RUNNING
+                    self.sharing.forget(work)
+        if work.state is AWAY:
+            return (work,)
+        if work.forward is not None:
+            return self._hand_on(work, work.forward)
+        if work.step is not None:
+            needed: Sequence[Work] = work.step.advance(self, work)
+            return needed
+        if work.taken:
+            missing = [f.found().work for f in work.taken if f.outcome() is None]
+            if missing:
+                return missing
+        self._begin(work)
+        return ()
+
+    def _hand_on(self, work: Work, forward: TaskFuture[Any]) -> Sequence[Work]:
+        outcome = forward.outcome()
+        if outcome is None:
+            return (forward.found().work,)
+        self._end(work, [outcome])
+        return ()
+
+    def _begin(self, work: Work) -> None:
+        try:
+            for future in work.taken:
+                outcome = future.wait()
+                if outcome.kind == ERROR:
+                    self._end(work, [outcome] * work.options.returns)
+                    return
+            args, kwargs = arguments_of(work)
+            function: Any = work.function
+            if type(function) is Task:
+                function = function.function
+            value = self._call(function, args, kwargs)
+        except BaseException as error:  # whatever a function raises is its result
+            self.fail(work, error, 2)
+        else:
+            self.take(work, value)
+
+    def _call(self, function: Any, args: Any, kwargs: Any) -> Any:
+        outer, self._home = self._home, None
+        try:
+            return function(*args, **kwargs)
+        finally:
+            self._home = outer
+
+    def stepped(self, home: Any, step: Callable[[], Any]) -> tuple[Any, Any]:
+        """Go on with a body that was left; return what it gave, and where it keeps its works."""
+        outer, self._home = self._home, home
+        try:
+            return step(), self._home
+        finally:
+            self._home = outer
+
+    # --- what comes of it -------------------------------------------------------------------------
+
+    def take(self, work: Work, value: Any) -> None:
+        """Make of what a function has returned what becomes of its work."""
+        returns = work.options.returns
+        kind = type(value)
+        if kind is TaskFuture and returns == 1:
+            work.forward = value
+        elif kind is types.GeneratorType:
+            from ciel.executors.programs.python_generators import Generating
+
+            work.step = Generating(value)
+        elif kind is types.CoroutineType or kind is types.AsyncGeneratorType:
+            from ciel.executors.programs.python_async import Asynchronous
+
+            work.step = Asynchronous(self, work, value)
+        else:
+            self._end(work, self._results(work, value))
+
+    def _results(self, work: Work, value: Any) -> list[Result]:
+        returns = work.options.returns
+        try:
+            if returns == 1:
+                return [result_of(value)]
+            try:
+                values = list(value)
+            except TypeError:
+                values = []
+            if len(values) != returns:
+                what = f"it is declared to return {returns} values, and returned {value!r:.80}"
+                raise UnpackedError(what)
+            return [
+                Result(MOVED, item) if type(item) is TaskFuture else result_of(item)
+                for item in values
+            ]
+        except BaseException as error:  # of anybody's __reduce__
+            return [Result(ERROR, self.packed_error(unpackable(work, error)))] * returns
+
+    def fail(self, work: Work, error: BaseException, skipped_frames: int = 0) -> None:
+        """End a work with what it raised."""
+        packed = self.packed_error(error, skipped_frames)
+        self._end(work, [Result(ERROR, packed)] * work.options.returns)
+
+    def packed_error(self, error: BaseException, skipped_frames: int = 0) -> bytes:
+        from ciel.python.failures import pack_error
+
+        return pack_error(error, skipped_frames, self.locals_wanted)
+
+    def _end(self, work: Work, results: list[Result]) -> None:
+        work.results = results
+        work.state = DONE
+        work.packed = work.forward = work.step = None
+        work.args, work.kwargs, work.taken = (), {}, ()
+
+    def fail_to_give(self, work: Work) -> None:
+        """End a work that others should do, and that cannot be sent to them."""
+        from ciel.python.failures import PackingError
+
+        text = f"{work.name} cannot be sent to another program: it has no bytes, or takes what waits for it"
+        self.fail(work, PackingError(text, "UNPACKED"))
+
+    def settle_away(self, work: Work, results: list[Result]) -> None:
+        """Learn what became of a work that others did."""
+        self._end(work, results)
+
+
+def arguments_of(work: Work) -> tuple[Sequence[Any], dict[str, Any]]:
+    """Return the arguments of a work all of whose futures are done, with their values."""
+    if work.packed is None:
+        if not work.taken:
+            return work.args, work.kwargs
+        return [_value(item) if type(item) is TaskFuture else item for item in work.args], {}
+    given = [_value(future) for future in work.taken]
+    packed = work.packed
+    args, kwargs = unpack(
+        packed.head, [memoryview(buffer).toreadonly() for buffer in packed.buffers], given
+    )
+    return args, kwargs
+
+
+def _value(future: TaskFuture[Any]) -> Any:
+    """Return a copy of a value, for whoever may change it."""
+    outcome = future.wait()
+    return outcome.payload if outcome.kind == PLAIN else opened(outcome)
+
+
+def unpackable(work: Work, error: BaseException) -> BaseException:
+    """Say that a result has no bytes."""
+    from ciel.python.failures import packing_error
+
+    if not isinstance(error, UnpackedError):
+        error = UnpackedError(f"{type(error).__name__}: {error}")
+    return packing_error(f"the result of {work.name}", error)
+
+
+def results_of(works: Iterable[Work]) -> list[Result]:
+    """List what became of works."""
+    return [result for work in works for result in work.results]

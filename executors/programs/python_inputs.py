@@ -1,0 +1,152 @@
+"""What a Python task reads: inline, or mapped from the store, read-only. A few objects stay at hand
+from task to task.
+"""
+
+from __future__ import annotations
+
+import os
+from binascii import a2b_base64
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import suppress
+from mmap import PROT_READ, mmap
+from typing import TYPE_CHECKING, Any
+
+from ciel.python.contents import ERROR, MOVED, Outcome, decode
+from ciel.python.packing import Buffer
+
+if TYPE_CHECKING:
+    from ciel.executors.programs.python_channel import Channel
+
+MAPPED_MIN_BYTES = 64 << 10
+"""What is smaller is read: that is quicker than mapping it."""
+KEPT_MAX = 8
+KEPT_MAX_BYTES = 64 << 20
+"""Of objects at hand: what is mapped keeps its memory, even if its store has deleted it."""
+
+
+class LostInputError(Exception):
+    """An input is not there, though it was waited for."""
+
+
+class Kept:
+    """Objects that this program has at hand, the last used last."""
+
+    def __init__(self) -> None:
+        self._contents: OrderedDict[str, memoryview] = OrderedDict()
+        self._size_bytes = 0
+
+    def find(self, object_id: str) -> memoryview | None:
+        """Return the content of an object, if it is at hand."""
+        found = self._contents.get(object_id)
+        if found is not None:
+            self._contents.move_to_end(object_id)
+        return found
+
+    def keep(self, object_id: str, content: memoryview) -> None:
+        """Keep an object at hand."""
+        if content.nbytes > KEPT_MAX_BYTES or object_id in self._contents:
+            return
+        self._contents[object_id] = content
+        self._size_bytes += content.nbytes
+        while len(self._contents) > KEPT_MAX or self._size_bytes > KEPT_MAX_BYTES:
+            _, oldest = self._contents.popitem(last=False)
+            self._size_bytes -= oldest.nbytes
+
+    def keys(self) -> list[Any]:
+        """Say what is at hand as `exit` does."""
+        return [[[object_id], ""] for object_id in self._contents]
+
+
+class Inputs:
+    """The inputs of one task, by number; `arrays` are references in JSON form."""
+
+    def __init__(
+        self, listed: list[Any], paths: dict[str, str], channel: Channel, kept: Kept
+    ) -> None:
+        self.arrays: list[list[Any]] = [item["__ref__"] for item in listed]
+        self._paths = paths
+        self._channel = channel
+        self._kept = kept
+        self._outcomes: dict[str, list[Outcome]] = {}
+
+    def outcome(self, array: list[Any], place: int) -> Outcome:
+        """Return what an object that is there holds at some place; of one that failed, an error.
+        What is handed on is followed as far as it is there, too; else it is `MOVED`.
+        """
+        seen = 0
+        while True:
+            if array[0] == "err":
+                return failed(array)
+            outcome = self.outcomes(array)[place]
+            if outcome.kind != MOVED:
+                return outcome
+            from ciel.python.packing import unpack
+
+            array, place, _ = unpack(outcome.packed.head)
+            seen += 1
+            if array[0] not in ("val", "err", "c2", "<3"):
+                return outcome
+
+    def outcomes(self, array: list[Any]) -> list[Outcome]:
+        """Return all that an object holds which is there."""
+        found = self._outcomes.get(array[1])
+        if found is None:
+            found = self._outcomes[array[1]] = decode(self.content(array)).outcomes
+        return found
+
+    def add_paths(self, paths: dict[str, str]) -> None:
+        """Learn where objects are that came to be meanwhile."""
+        self._paths.update(paths)
+
+    def content(self, array: list[Any]) -> Buffer:
+        """Return the content of an object that is there."""
+        if array[0] == "val":
+            return a2b_base64(array[2])
+        kept = self._kept.find(array[1])
+        if kept is not None:
+            return kept
+        content = _read(self.path(array))
+        if isinstance(content, memoryview):
+            self._kept.keep(array[1], content)
+        return content
+
+    def path(self, array: list[Any]) -> str:
+        """Return the path of an object that is there."""
+        path = self._paths.get(array[1])
+        if path is None:
+            ref = {"__ref__": array}
+            path = self._channel.reply("open_ref", {"ref": ref}).get("filename")
+            if path is None:
+                raise LostInputError(f"{array[1]} is not there, though it was waited for")
+            self._paths[array[1]] = path
+        return path
+
+
+def _read(path: str) -> Buffer:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        size_bytes = os.fstat(descriptor).st_size
+        if size_bytes < MAPPED_MIN_BYTES:
+            return b"".join(_pieces(descriptor))
+        return memoryview(mmap(descriptor, size_bytes, prot=PROT_READ))
+    finally:
+        os.close(descriptor)
+
+
+def _pieces(descriptor: int) -> Iterator[bytes]:
+    while piece := os.read(descriptor, MAPPED_MIN_BYTES):
+        yield piece
+
+
+def failed(array: list[Any]) -> Outcome:
+    """Return the outcome of what could not be made: `array` is a failure in JSON form."""
+    from ciel.core.refs import Failure
+    from ciel.python.failures import error_of, pack_error
+    from ciel.python.packing import Packed
+
+    details = array[3]
+    if isinstance(details, dict) and isinstance(details.get("error"), str):
+        with suppress(ValueError):
+            return Outcome(ERROR, Packed(a2b_base64(details["error"])))
+    return Outcome(ERROR, Packed(pack_error(error_of(Failure(array[1], array[2], details)))))

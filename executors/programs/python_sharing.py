@@ -1,0 +1,424 @@
+"""What a Python task has others do: works that it gives away now and then, since somebody may have
+time for them, and what it has to wait for.
+
+A thread looks on while there is something to share: the function that runs need not help. Whatever
+both of them change is guarded by the lock of the channel.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import weakref
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ciel.core.tasks import Needs
+from ciel.executors.programs.python_outputs import encoded
+from ciel.python.calls import (
+    AS_VALUE,
+    INLINE_MAX_BYTES,
+    VERSION,
+    Bundle,
+    Call,
+    Function,
+    Use,
+    function_of,
+    pack_bundle,
+)
+from ciel.python.contents import ERROR, VALUE, Outcome, encode
+from ciel.python.inside import (
+    AWAY,
+    DONE,
+    HELD,
+    PLAIN,
+    RUNNING,
+    Result,
+    TaskFuture,
+    Work,
+    packed_of,
+    result_from,
+)
+from ciel.python.packing import PROTOCOL, Packed, pack_with_futures
+
+if TYPE_CHECKING:
+    from ciel.executors.programs.python_channel import Channel
+    from ciel.executors.programs.python_evaluator import Evaluator
+    from ciel.executors.programs.python_inputs import Inputs
+    from ciel.executors.programs.python_outputs import Outputs
+
+SHARE_AFTER_S = 0.01
+"""So long a task runs before it shares, and so often it does."""
+GIVEN_AT_ONCE_MAX = 64
+ALONE_MIN_BYTES = 64 << 10
+"""Arguments of this size become an object of their own."""
+HOMES_MAX = 1000
+
+Home = dict[int, "weakref.ref[Work]"]
+
+
+class Functions:
+    """Functions as they travel: packed once."""
+
+    def __init__(self) -> None:
+        self._packed: dict[int, tuple[Any, Function]] = {}
+
+    def note(self, function: Any, travelled: Function) -> None:
+        """Learn how a function has come."""
+        self._packed[id(function)] = (function, travelled)
+
+    def packed(self, function: Any) -> Function:
+        """Return a function as it travels; raises whatever its parts raise."""
+        known = self._packed.get(id(function))
+        if known is not None:
+            return known[1]
+        import cloudpickle
+
+        travels = function_of(cloudpickle.dumps(function, PROTOCOL))
+        if getattr(function, "__closure__", None) is None:  # others are made anew each time
+            self._packed[id(function)] = (function, travels)
+        return travels
+
+
+class Sharing:
+    """What one task shares."""
+
+    evaluator: Evaluator
+
+    def __init__(
+        self, channel: Channel, inputs: Inputs, outputs: Outputs, functions: Functions, clock: Clock
+    ) -> None:
+        self.lock = channel.lock
+        self.places: tuple[str, ...] = ()
+        self.is_armed = False
+        self.lots: Any = None  # who has lots that were not begun
+        self._channel = channel
+        self._inputs = inputs
+        self._outputs = outputs
+        self._functions = functions
+        self._clock = clock
+        self._homes: list[Home] = []  # of works that nobody has begun, the oldest body's first
+        self._away: dict[Work, None] = {}
+        self._stored: dict[tuple[Work, int], int] = {}
+        self._given_at_once = 1
+        self.done_count = 0  # works that were done here since the last look
+
+    # --- what is held -----------------------------------------------------------------------------
+
+    def new_home(self) -> Home:
+        """Make a place for the works of a body; the lock is held."""
+        if len(self._homes) >= HOMES_MAX:
+            self._homes = [home for home in self._homes if home]
+        home: Home = {}
+        self._homes.append(home)
+        return home
+
+    def forget(self, work: Work) -> None:
+        """Take a work from where it waits; the lock is held."""
+        home, work.home = work.home, None
+        if home is not None:
+            home.pop(id(work), None)
+            self.done_count += 1
+            if not home and self._homes and self._homes[-1] is home:
+                self._homes.pop()  # its body makes another one when it needs it
+
+    @property
+    def has_works(self) -> bool:
+        """Whether something may be held that nobody needs any more."""
+        return bool(self._homes)
+
+    def drop_all(self) -> None:
+        """Forget what nobody has needed."""
+        with self.lock:
+            self._homes.clear()
+
+    # --- now and then -----------------------------------------------------------------------------
+
+    def arm(self) -> None:
+        """Have the thread look on."""
+        self.is_armed = True
+        self._clock.watch(self)
+
+    def share(self) -> bool:
+        """Give something away; return whether there may be more. The lock is held."""
+        if self.lots is not None:
+            self.lots.hand_over()
+        if self.done_count:
+            self._given_at_once = 1
+        else:  # what runs takes long, and so may the rest
+            self._given_at_once = min(2 * self._given_at_once, GIVEN_AT_ONCE_MAX)
+        self.done_count = 0
+        left = self._given_at_once
+        while left and (work := self._next_held()) is not None:
+            left -= self.give(work, wanted=True)
+        self._channel.flush()
+        return bool(self._homes)
+
+    def _next_held(self) -> Work | None:
+        """Take the work that its body will come to last, of the oldest body that has any."""
+        while self._homes:
+            home = self._homes[0]
+            while home:
+                work = home.popitem()[1]()
+                if work is not None and work.state is HELD:
+                    work.home = None
+                    return work
+            del self._homes[0]
+        return None
+
+    # --- works become tasks -----------------------------------------------------------------------
+
+    def give(self, work: Work, *, wanted: bool) -> bool:
+        """Make a task of a work, and of those that it takes; the lock is held. False if that cannot
+        be done (now): it is run here.
+        """
+        pending = [work]
+        while pending:
+            top = pending[-1]
+            if top.state is not HELD:
+                pending.pop()
+                continue
+            held = [f.found().work for f in top.taken if f.found().work.state in (HELD, RUNNING)]
+            if any(other.state is RUNNING for other in held):
+                return False
+            if held:
+                pending += held
+                continue
+            pending.pop()
+            if not self._create(top, wanted):
+                return False
+        return True
+
+    def _create(self, work: Work, wanted: bool) -> bool:
+        for future in work.taken:
+            outcome = future.outcome()
+            if outcome is not None and outcome.kind == ERROR:
+                self.evaluator.settle_away(work, [outcome] * work.options.returns)
+                return True
+        try:
+            told = self._told(work)
+        except Exception:  # of anybody's __reduce__: whoever needs it learns of that
+            return False
+        if wanted:
+            told["wanted"] = True
+        self._take_number(work)
+        self._channel.tell("spawn", told)
+        work.state = AWAY
+        work.args, work.kwargs, work.packed, work.taken = (), {}, None, ()
+        self._away[work] = None
+        return True
+
+    def _take_number(self, work: Work) -> None:
+        work.child = self._outputs.made_count
+        self._outputs.made_count += 1
+
+    def _told(self, work: Work) -> dict[str, Any]:
+        """Return what a task is spawned with."""
+        function = self._functions.packed(work.function)
+        packed, taken = work.packed, work.taken
+        if packed is None:
+            packed, taken = pack_with_futures((work.args, work.kwargs))
+        inputs: list[Any] = []
+        uses = tuple([self._use(future, inputs) for future in taken])
+        with_object = -1
+        if packed.size_bytes > ALONE_MIN_BYTES:
+            with_object = len(inputs)
+            inputs.append(self._store([Outcome(VALUE, packed)]))
+            packed = Packed(b"")
+        returns = work.options.returns
+        call = Call(0, packed, uses, with_object, False, work.name, returns)
+        bundle = Bundle(VERSION, self.places, (function,), ((call,),))
+        bundle = bundle._replace(locals_wanted=self.evaluator.locals_wanted)
+        content = pack_bundle(bundle)
+        told: dict[str, Any] = {"name": work.name}
+        if len(content) <= INLINE_MAX_BYTES:
+            told["calls"] = encoded(content)
+        else:
+            inputs.append(self._store_pieces([content]))
+        if inputs:
+            told["inputs"] = inputs
+        if work.options.python:
+            told["python"] = work.options.python
+        needs = work.options.needs
+        usual = Needs()
+        told |= {
+            name: value for name, value in needs._asdict().items() if value != getattr(usual, name)
+        }
+        return told
+
+    def _use(self, future: TaskFuture[Any], inputs: list[Any]) -> Use:
+        found = future.found()
+        if found.work.state is DONE:
+            item, place = self._stored_number(found), 0
+        else:
+            item, place = self._item(found.work), found.place
+        if item not in inputs:
+            inputs.append(item)
+        return Use(inputs.index(item), 0, place, found.work.is_raw, AS_VALUE)
+
+    def _stored_number(self, found: TaskFuture[Any]) -> int:
+        """Return the number of the object that holds what became of a work here."""
+        key = (found.work, found.place)
+        number = self._stored.get(key)
+        if number is None:
+            result = found.work.results[found.place]
+            number = self._stored[key] = self._store([self.outcome_of(result)])
+        return number
+
+    def _item(self, work: Work) -> Any:
+        return work.child if work.array is None else {"__ref__": work.array}
+
+    def _store(self, outcomes: Sequence[Outcome]) -> int:
+        return self._store_pieces(encode(outcomes))
+
+    def _store_pieces(self, pieces: Sequence[Any]) -> int:
+        number = self._outputs.made_count
+        self._outputs.made_count += 1
+        self._outputs.create(pieces)
+        return number
+
+    def outcome_of(self, result: Result) -> Outcome:
+        """Return an outcome as it is written; the futures in it become tasks."""
+        if result.kind == ERROR:
+            return Outcome(ERROR, Packed(result.payload))
+        packed = packed_of(result)
+        if not result.futures:
+            return Outcome(VALUE, packed)
+        with self.lock:
+            return Outcome(VALUE, packed, tuple(self._addresses(result.futures)))
+
+    def _addresses(self, futures: Sequence[TaskFuture[Any]]) -> Iterable[Any]:
+        """Return where whoever reads a value finds the futures in it; the lock is held."""
+        items, places = [], []
+        for future in futures:
+            found = future.found()
+            if found.work.state is HELD and not self.give(found.work, wanted=False):
+                self.evaluator.evaluate(found.work)  # it has no bytes, or is needed here
+            found = found.found()
+            if found.work.state is DONE:
+                items.append(self._stored_number(found))
+                places.append((0, False))
+            else:
+                items.append(self._item(found.work))
+                places.append((found.place, found.work.is_raw))
+        reply = self._channel.reply("made", {"items": items})
+        arrays = [ref["__ref__"] for ref in reply["refs"]]
+        return [(array, *place) for array, place in zip(arrays, places, strict=True)]
+
+    # --- waiting ----------------------------------------------------------------------------------
+
+    def look(self, works: Sequence[Work]) -> bool:
+        """Find out, without waiting, whether all of these are done that others do."""
+        away = [work for work in works if work.state is AWAY]
+        with self.lock:
+            reply = self._channel.reply("look", {"items": [self._item(work) for work in away]})
+            for work, ref in zip(away, reply["refs"], strict=True):
+                self._learn(work, ref["__ref__"])
+        return all(work.state is DONE for work in works)
+
+    def wait(self, works: Sequence[Work], *, any_one: bool = False) -> None:
+        """Wait, in no slot, until all works are done that cannot be done here; or one of them."""
+        with self.lock:
+            works = [self._others_work(work) for work in works if work.state is not DONE]
+            works = [work for work in works if work.state is not DONE]
+            if not works:
+                return
+            if self.look(works) or (any_one and any(work.state is DONE for work in works)):
+                return
+            works = [work for work in works if work.state is not DONE]
+            while (held := self._next_held()) is not None:
+                if not self.give(held, wanted=True):
+                    break
+            self._park(works, any_one)
+
+    def _others_work(self, work: Work) -> Work:
+        """Have others do a work that cannot be done here; the lock is held."""
+        if work.state is RUNNING:  # below us, so that it cannot go on before we do
+            work = work.copy(self.evaluator)
+        if work.state is HELD and not self.give(work, wanted=True):
+            self.evaluator.fail_to_give(work)
+        return work
+
+    def _park(self, works: Sequence[Work], any_one: bool) -> None:
+        """Have this process go on when works are done; what else is away goes on meanwhile."""
+        listed = list(dict.fromkeys([*works, *self._away]))
+        count = 0 if any_one else len(set(works))
+        items = [self._item(work) for work in listed]
+        told = {"is_fixed": True, "needed": items[:count], "others": items[count:]}
+        self._channel.tell("tail_spawn", told)
+        self._channel.tell("exit", {"keep_process": "must_keep"})
+        started = self._channel.next_start()
+        if started is None:
+            os._exit(0)  # nobody needs what is waited for
+        told, paths = started
+        self._inputs.add_paths(paths)
+        self._outputs.begin_anew()
+        self._stored.clear()
+        arrays = [item["__ref__"] for item in told["inputs"]]
+        for work, array in zip(listed, arrays, strict=False):
+            work.child, work.array = -1, array
+            self._learn(work, array)
+
+    def _learn(self, work: Work, array: list[Any]) -> None:
+        """Take in what became of a work that others do, if that is known."""
+        if array[0] == "err":
+            from ciel.executors.programs.python_inputs import failed
+
+            results = [Result(ERROR, failed(array).packed.head)] * work.options.returns
+        elif array[0] in ("val", "c2", "<3"):
+            if work.is_raw:
+                results = [Result(PLAIN, bytes(self._inputs.content(array)))]
+            else:
+                outcomes = self._inputs.outcomes(array)
+                results = [result_from(outcome, self.evaluator) for outcome in outcomes]
+        else:
+            return
+        self._away.pop(work, None)
+        self.evaluator.settle_away(work, results)
+
+
+class Clock:
+    """The thread that has tasks share; it sleeps while there is nothing to share."""
+
+    def __init__(self) -> None:
+        self._wake = threading.Event()
+        self._watched: Sharing | None = None
+        self._since_s = 0.0
+        self._thread: threading.Thread | None = None
+
+    def begin(self) -> None:
+        """A task begins."""
+        self._since_s = time.monotonic()
+
+    def watch(self, sharing: Sharing) -> None:
+        """Have a task share, from when it has run for a while."""
+        self._watched = sharing
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="ciel-sharing", daemon=True)
+            self._thread.start()
+        self._wake.set()
+
+    def end(self) -> None:
+        """The task is over."""
+        self._watched = None
+
+    def _run(self) -> None:
+        while True:
+            self._wake.wait()
+            watched = self._watched
+            if watched is None:
+                self._wake.clear()
+                if self._watched is not None:
+                    self._wake.set()
+                continue
+            left_s = self._since_s + SHARE_AFTER_S - time.monotonic()
+            time.sleep(left_s if 0 < left_s < SHARE_AFTER_S else SHARE_AFTER_S)
+            if watched is self._watched and time.monotonic() >= self._since_s + SHARE_AFTER_S:
+                self._share(watched)
+
+    def _share(self, watched: Sharing) -> None:
+        with watched.lock:
+            if watched is self._watched and not watched.share():
+                watched.is_armed = False
+                self._watched = None

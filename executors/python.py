@@ -1,0 +1,274 @@
+"""`python`: calls of functions (see `ciel.python.calls`), run by a warm program for each interpreter.
+
+Arguments: `calls`, a bundle as base64 text, or it is the last of the inputs; `inputs`, a list of
+references; `python`, the interpreter, by default that of the worker. Or `forward`, a reference: the
+only output is what that holds, see `_forward`.
+
+The conversation is that of every program that talks, with these calls besides:
+
+- `input` comes from the worker, before `start_task`: the path of an input that is in the store.
+- `spawn` and `tail_spawn` are of calls. An input may be the number of what this task has made so
+  far, by `spawn`, `put` and `create`, in that order, or `{"output": n}`, one of its own. Nobody is
+  answered. `takes`: the outputs of this task that the child makes in its place. `wanted`: it is
+  needed before the end of this task.
+- `put` makes an object of some bytes; `create` opens one, of a known size, to be written.
+- `made` is answered with references to what is meant by `items`, `look` with what became of it,
+  as far as that is known here.
+- `tail_spawn` with `is_fixed`: this program goes on once all that is `needed` is there; `others` are
+  wanted as long. If nothing is needed, it goes on once one of these is there.
+- `exit` with `values`: the contents of outputs, each with its number.
+- `error` ends the task with the `exit` that follows; its report may be an object.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from base64 import b64decode
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+from ciel import __version__
+from ciel.core.ids import ObjectId
+from ciel.core.refs import (
+    REFERENCE_TYPES,
+    Concrete,
+    Failure,
+    Fixed,
+    Future,
+    Reference,
+    Sweetheart,
+    Value,
+)
+from ciel.execution.attempt import Attempt
+from ciel.execution.executor import (
+    Action,
+    BadArgumentsError,
+    ChildForm,
+    Executor,
+    Fail,
+    Finish,
+    Program,
+    Talk,
+    Task,
+    output_count,
+)
+from ciel.execution.outputs import BadCallError
+from ciel.executors import programs
+from ciel.executors.proc import Conversation, Over, read_spawn, take_name
+from ciel.python.contents import MOVED, Outcome, encode
+from ciel.python.packing import pack
+from ciel.wire.references import to_array
+
+START = os.path.join(next(iter(programs.__path__)), "python_start.py")
+_ENVIRONMENT = {"PYTHONHASHSEED": "0"}  # what runs again packs the same bytes
+
+
+class PythonExecutor(Executor):
+    """Has a program run calls of functions."""
+
+    name = "python"
+    talks: ClassVar[bool] = True
+
+    def begin(self, task: Task) -> Action:
+        arguments = task.arguments
+        inputs = _references(arguments)
+        if "forward" in arguments:
+            return _forward(task)
+        python = arguments.get("python") or sys.executable
+        if not isinstance(python, str):
+            raise BadArgumentsError("'python' must name an interpreter")
+        if not os.path.isabs(python) and "/" in python:
+            raise BadArgumentsError(f"'python' must be a name or an absolute path, not {python!r}")
+        kind = f"python\0{python}"
+        program = Program((python, START, __version__), env=_ENVIRONMENT)
+        fixed = arguments.get("fixed")
+        if isinstance(fixed, Fixed):
+            waited = [*arguments.get("extra_dependencies", ()), *arguments.get("any_dependencies", ())]
+            return Talk(program, {"inputs": _known(waited, task)}, kind, fixed.id)
+        if "calls" not in arguments and not inputs:
+            raise BadArgumentsError("python needs 'calls'")
+        if not inputs and task.attempt <= 1:
+            return Talk(program, arguments, kind, encoded=task.spec.payload)
+        said: dict[str, Any] = {"inputs": _known(inputs, task), "attempt": task.attempt}
+        if "calls" in arguments:
+            said["calls"] = arguments["calls"]
+        return Talk(program, said, kind)
+
+    def converse(self, attempt: Attempt, say: Callable[[str, Any], None]) -> PythonConversation:
+        """Begin to answer the calls of a program that is about to be told `start_task`."""
+        return PythonConversation(attempt, say)
+
+    def child_form(self, keywords: dict[str, Any]) -> ChildForm:
+        names = ("inputs", "calls", "python", "forward", "place")
+        arguments = {name: keywords[name] for name in names if keywords.get(name) is not None}
+        _references(arguments)
+        n_outputs = output_count(keywords.get("n_outputs", 1))
+        sees_errors = keywords.get("sees_errors") is True
+        return ChildForm(arguments, n_outputs, False, True, sees_errors=sees_errors)
+
+
+def _references(arguments: dict[str, Any]) -> list[Reference]:
+    inputs = arguments.get("inputs", [])
+    if not isinstance(inputs, list) or not all(isinstance(ref, REFERENCE_TYPES) for ref in inputs):
+        raise BadArgumentsError("'inputs' must be a list of references")
+    if not isinstance(arguments.get("calls", ""), str):
+        raise BadArgumentsError("'calls' must be a text")
+    return inputs
+
+
+def _known(refs: list[Reference], task: Task) -> list[Reference]:
+    return [task.inputs.get(ref.id, ref) for ref in refs]
+
+
+def _forward(task: Task) -> Action:
+    """Make an output of what an input holds: the same content if that is small and nothing else is
+    in it (`place` is null), otherwise where to find it.
+    """
+    ref = task.arguments["forward"]
+    ref = task.inputs.get(ref.id, ref)
+    place = task.arguments.get("place")
+    if isinstance(ref, Failure):
+        return Fail(*ref.passed_on())  # type: ignore[arg-type]  # a text, or what becomes one
+    if isinstance(ref, Value) and place is None:
+        return Finish({0: ref.content})
+    moved = Outcome(MOVED, pack((to_array(ref), place or 0, False)))
+    return Finish({0: b"".join(map(bytes, encode([moved])))})
+
+
+class PythonConversation(Conversation):
+    """One task's calls; see above."""
+
+    METHODS: ClassVar[dict[str, Callable[[Any, dict[str, Any]], None]]] = {}
+
+    def __init__(self, attempt: Attempt, say: Callable[[str, Any], None]) -> None:
+        super().__init__(attempt, say)
+        self._made: list[ObjectId] = []
+        self._fault: tuple[str, Any] | None = None
+        for ref in attempt.task.inputs.values():
+            if isinstance(ref, Concrete | Sweetheart) and ref.id not in attempt.at_hand:
+                attempt.open_whole(ref, self._opened(ref.id))
+
+    def _opened(self, object_id: ObjectId) -> Callable[[str], None]:
+        return lambda path: self._say("input", {"id": object_id, "filename": path})
+
+    # --- objects ----------------------------------------------------------------------------------
+
+    def _put(self, args: dict[str, Any]) -> None:
+        outputs = self._attempt.outputs
+        ref = outputs.publish(outputs.allocate("put"), _content(args["value"]))
+        self._made.append(ref.id)
+
+    def _create(self, args: dict[str, Any]) -> None:
+        outputs = self._attempt.outputs
+        index = outputs.allocate("put")
+        path = self._attempt.open_output(index, False, _size(args))
+        self._made.append(outputs.ids[index])
+        self._say("create", {"index": index, "filename": path})
+
+    def _open_output(self, args: dict[str, Any]) -> None:
+        index = self._attempt.outputs.index(args.get("index"))
+        path = self._attempt.open_output(index, args.get("may_stream") is True, _size(args))
+        self._say("open_output", {"filename": path})
+
+    def _tell_made(self, args: dict[str, Any]) -> None:
+        self._say("made", {"refs": [self._ref(item) for item in args["items"]]})
+
+    def _look(self, args: dict[str, Any]) -> None:
+        resolve = self._attempt.resolve
+        self._say("look", {"refs": [resolve(self._ref(item)) for item in args["items"]]})
+
+    def _ref(self, item: Any) -> Reference:
+        """Return what a program means by an input."""
+        if isinstance(item, REFERENCE_TYPES):
+            return item
+        outputs = self._attempt.outputs
+        if isinstance(item, dict):
+            object_id = outputs.ids[outputs.index(item.get("output"))]
+        elif type(item) is int and 0 <= item < len(self._made):
+            object_id = self._made[item]
+        else:
+            raise BadCallError(f"{item!r:.60} is no reference and nothing that was made")
+        return outputs.reference(object_id) or Future(object_id)
+
+    # --- children and the end ---------------------------------------------------------------------
+
+    def _spawn(self, args: dict[str, Any]) -> None:
+        executor, needs, keywords = read_spawn({**args, "executor_name": "python"})
+        name = take_name(keywords)
+        takes = keywords.pop("takes", None)
+        wanted = True if keywords.pop("wanted", False) is True else None
+        self._read_inputs(keywords)
+        python = self._attempt.task.arguments.get("python")
+        if python is not None:
+            keywords.setdefault("python", python)
+        if takes is not None:
+            keywords["n_outputs"] = len(takes)
+        outputs, _ = self._attempt.spawn(
+            executor, keywords, needs, wanted=wanted, name=name, takes=takes
+        )
+        if takes is None:
+            self._made += outputs
+
+    def _read_inputs(self, keywords: dict[str, Any]) -> None:
+        keywords["inputs"] = [self._ref(item) for item in keywords.get("inputs", ())]
+        if "forward" in keywords:
+            keywords["forward"] = self._ref(keywords["forward"])
+
+    def _tail_spawn(self, args: dict[str, Any]) -> None:
+        attempt = self._attempt
+        if args.get("is_fixed") is True:
+            needed = [self._ref(item) for item in args.get("needed", ())]
+            others = [self._ref(item) for item in args.get("others", ())]
+            if needed and others:  # these are wanted, too; one of them is there, as it were
+                others.append(attempt.outputs.publish(attempt.outputs.allocate("there"), b""))
+            attempt.go_on_later("python", needed, others, sees_errors=True)
+            return
+        executor, needs, keywords = read_spawn({**args, "executor_name": "python"})
+        self._read_inputs(keywords)
+        name = take_name(keywords) or attempt.task.spec.name
+        attempt.spawn(executor, keywords, needs, delegates=True, name=name)
+
+    def _error(self, args: dict[str, Any]) -> None:
+        report = args["report"]
+        if isinstance(report, dict):
+            report = {**report, "where": self._attempt.where}
+        else:
+            report = str(report)
+        self._fault = (str(args.get("reason") or "RUNTIME_ERROR"), report)
+
+    def _exit(self, args: dict[str, Any]) -> None:
+        if self._fault is None:
+            outputs = self._attempt.outputs
+            for index, text in args.get("values", ()):
+                outputs.publish(outputs.index(index), _content(text))
+        super()._exit(args)
+        if self._fault is not None and self.over is not None:
+            self.over = Over(self._fault, self.over.keep, self.over.soft_keys)
+
+
+def _content(text: Any) -> bytes:
+    try:
+        return b64decode(text, validate=True)
+    except (TypeError, ValueError):
+        raise BadCallError("what it publishes is not base64") from None
+
+
+def _size(args: dict[str, Any]) -> int | None:
+    size_bytes = args.get("size")
+    if size_bytes is not None and (type(size_bytes) is not int or size_bytes < 0):
+        raise BadCallError(f"'size' must be a number of bytes, not {size_bytes!r:.40}")
+    return size_bytes
+
+
+PythonConversation.METHODS = Conversation.METHODS | {
+    "put": PythonConversation._put,
+    "create": PythonConversation._create,
+    "open_output": PythonConversation._open_output,
+    "made": PythonConversation._tell_made,
+    "look": PythonConversation._look,
+    "spawn": PythonConversation._spawn,
+    "tail_spawn": PythonConversation._tail_spawn,
+    "error": PythonConversation._error,
+    "exit": PythonConversation._exit,
+}

@@ -1,0 +1,121 @@
+"""Which calls travel together."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import hypothesis.strategies as st
+from hypothesis import given
+
+from ciel.client import bundling
+
+
+class Call:
+    def __init__(
+        self,
+        *,
+        usual: bool = True,
+        call_s: float | None = None,
+        local: Sequence[Any] = (),
+        outside: frozenset[str] = frozenset(),
+        size_bytes: int = 10,
+    ) -> None:
+        self.is_usual = usual
+        self.call_s = call_s
+        self.local = list(local)
+        self.outside = outside
+        self.size_bytes = size_bytes
+
+
+def sizes(waiting: Sequence[Call], slots: int = 2) -> list[int]:
+    return [len(bundle) for bundle in bundling.form(waiting, slots)]
+
+
+def test_few_calls_travel_alone() -> None:
+    assert sizes([Call() for _ in range(16)]) == [1] * 16
+
+
+def test_many_calls_of_which_nothing_is_known_share_two_bundles_a_slot() -> None:
+    assert sizes([Call() for _ in range(100)]) == [25] * 4
+
+
+def test_quick_calls_travel_together_as_soon_as_there_are_two_for_a_bundle() -> None:
+    assert sizes([Call(call_s=1e-5) for _ in range(8)]) == [2] * 4
+
+
+def test_slow_calls_travel_alone_however_many() -> None:
+    assert sizes([Call(call_s=1.0) for _ in range(100)]) == [1] * 100
+
+
+def test_a_bundle_takes_no_longer_than_it_should() -> None:
+    assert max(sizes([Call(call_s=0.004) for _ in range(1000)])) == 12
+
+
+def test_what_has_options_of_its_own_travels_alone() -> None:
+    assert sizes([Call(usual=False, call_s=1e-6) for _ in range(100)]) == [1] * 100
+
+
+def test_large_arguments_keep_a_bundle_small() -> None:
+    assert max(sizes([Call(call_s=1e-6, size_bytes=1 << 19) for _ in range(100)])) <= 3
+
+
+def test_a_chain_is_one_bundle_even_if_nothing_is_known() -> None:
+    chain = [Call()]
+    for _ in range(50):
+        chain.append(Call(local=chain[-1:]))
+    assert sizes(chain) == [51]
+
+
+def test_two_that_take_the_same_result_may_run_side_by_side() -> None:
+    first = Call()
+    assert sizes([first, Call(local=[first]), Call(local=[first])]) == [2, 1]
+
+
+def test_who_takes_results_of_two_bundles_is_in_neither() -> None:
+    one, other = Call(), Call()
+    assert sizes([one, other, Call(local=[one, other])]) == [1, 1, 1]
+
+
+def test_calls_that_wait_for_different_things_do_not_wait_for_each_other() -> None:
+    waiting = [Call(call_s=1e-5, outside=frozenset(str(n % 2))) for n in range(100)]
+    for bundle in bundling.form(waiting, 2):
+        assert len({call.outside for call in bundle}) == 1
+
+
+@st.composite
+def _waiting(draw: st.DrawFn) -> list[Call]:
+    calls: list[Call] = []
+    for _ in range(draw(st.integers(0, 60))):
+        local = draw(st.lists(st.sampled_from(calls), max_size=3, unique=True)) if calls else []
+        calls.append(
+            Call(
+                usual=draw(st.booleans()),
+                call_s=draw(st.sampled_from([None, 1e-5, 0.004, 1.0])),
+                local=local,
+                outside=draw(st.sampled_from([frozenset(), frozenset("a"), frozenset("b")])),
+            )
+        )
+    return calls
+
+
+@given(_waiting(), st.integers(1, 8))
+def test_every_call_is_sent_once_and_behind_what_it_takes(waiting: list[Call], slots: int) -> None:
+    bundles = bundling.form(waiting, slots)
+    sent = [call for bundle in bundles for call in bundle]
+    assert sorted(map(id, sent)) == sorted(map(id, waiting))
+    home = {id(call): number for number, bundle in enumerate(bundles) for call in bundle}
+    for bundle in bundles:
+        assert bundle
+        for place, call in enumerate(bundle):
+            for other in call.local:
+                assert home[id(other)] <= home[id(call)]
+                if other in bundle:
+                    assert bundle.index(other) < place
+
+
+@given(_waiting(), st.integers(1, 8))
+def test_no_bundle_takes_of_a_bundle_that_takes_of_it(waiting: list[Call], slots: int) -> None:
+    bundles = bundling.form(waiting, slots)
+    home = {id(call): number for number, bundle in enumerate(bundles) for call in bundle}
+    for bundle in bundles:
+        for call in bundle:
+            assert all(home[id(other)] <= home[id(call)] for other in call.local)

@@ -1,0 +1,236 @@
+"""A connection that is lost and comes back: what was said is said again, once."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import ciel.client.connection as connection_module
+from ciel.client.connection import Connection, open_connection
+from ciel.client.errors import ClientClosedError, ClientError, ConnectionLostError
+from ciel.core.events import Answer, Ask, Heartbeat, Message, Received, WatchJob
+from ciel.core.ids import JobId
+
+
+class Caller:
+    """Someone with a connection, who keeps what it delivers."""
+
+    def __init__(self, acceptor: Any) -> None:
+        self.messages: list[Message] = []
+        self.lost: list[ClientError] = []
+        self.delivered = threading.Condition()
+        self.is_hopeless = False
+        self.connection: Connection = open_connection(
+            acceptor.address, acceptor.key, self.deliver, self.take_loss,
+            is_hopeless=lambda: self.is_hopeless,
+        )  # fmt: skip
+
+    def deliver(self, messages: list[Message]) -> None:
+        with self.delivered:
+            self.messages += messages
+            self.delivered.notify_all()
+
+    def take_loss(self, error: ClientError) -> None:
+        with self.delivered:
+            self.lost.append(error)
+            self.delivered.notify_all()
+
+    def wait_for(self, condition: Any) -> None:
+        with self.delivered:
+            assert self.delivered.wait_for(condition, 10)
+
+
+@pytest.fixture
+def caller(acceptor: Any) -> Iterator[Caller]:
+    caller = Caller(acceptor)
+    yield caller
+    caller.is_hopeless = True
+    caller.connection.close()
+
+
+def heard(acceptor: Any) -> list[str]:
+    return [message.job for message in acceptor.heard if isinstance(message, WatchJob)]
+
+
+def say(caller: Caller, *numbers: int) -> None:
+    caller.connection.send(*(WatchJob(JobId(f"j{number}")) for number in numbers))
+
+
+def eventually(condition: Any) -> None:
+    until_s = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < until_s
+        time.sleep(0.005)
+
+
+@pytest.mark.parametrize("forgotten", [0, 2, 5])
+def test_what_did_not_arrive_is_said_again_and_nothing_else(
+    acceptor: Any, caller: Caller, forgotten: int
+) -> None:
+    say(caller, 0, 1, 2, 3, 4)
+    eventually(lambda: len(heard(acceptor)) == 5)
+    acceptor.forgets = forgotten
+    acceptor.drop()
+    eventually(lambda: len(acceptor.hellos) == 2)
+    say(caller, 5)
+    eventually(lambda: "j5" in heard(acceptor))
+    assert heard(acceptor) == [f"j{number}" for number in range(6)]
+    assert caller.lost == []
+
+
+def test_what_was_said_while_it_was_away_is_said_then(
+    acceptor: Any, caller: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection_module, "_PAUSE_MIN_S", 0.0)
+    dial = connection_module.Dialer.dial
+    is_away = threading.Event()
+    is_back = threading.Event()
+
+    def dial_later(*arguments: Any) -> Any:
+        is_away.set()
+        assert is_back.wait(10)
+        return dial(*arguments)
+
+    monkeypatch.setattr(connection_module.Dialer, "dial", dial_later)
+    say(caller, 0)
+    eventually(lambda: heard(acceptor))
+    acceptor.drop()
+    assert is_away.wait(10)
+    say(caller, *range(1, 1000))
+    is_back.set()
+    eventually(lambda: len(heard(acceptor)) >= 1000)
+    assert heard(acceptor) == [f"j{number}" for number in range(1000)]
+
+
+def test_what_came_is_not_asked_for_again(acceptor: Any, caller: Caller) -> None:
+    acceptor.reply = lambda m: [Answer(m.number, m.number, "")] if isinstance(m, Ask) else []
+    for number in range(3):
+        caller.connection.send(Ask(number, "x", None))
+    caller.wait_for(lambda: len(caller.messages) == 3)
+    acceptor.drop()
+    eventually(lambda: len(acceptor.hellos) == 2)
+    assert acceptor.hellos[1]["received"] == 3
+    assert acceptor.hellos[1]["session"] == acceptor.hellos[0]["session"]
+    caller.connection.send(Ask(3, "x", None))
+    caller.wait_for(lambda: len(caller.messages) == 4)
+
+
+def test_what_the_other_side_says_it_received_is_kept_no_longer(
+    acceptor: Any, caller: Caller
+) -> None:
+    say(caller, *range(300))
+    eventually(lambda: len(heard(acceptor)) == 300)
+    assert len(caller.connection._kept) == 300
+    acceptor.say(Received(299))
+    eventually(lambda: len(caller.connection._kept) == 1)
+
+
+def test_what_came_is_confirmed_now_and_then(
+    acceptor: Any, caller: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    acceptor.say(*(Answer(number, None, "") for number in range(600)))
+    eventually(lambda: any(isinstance(m, Received) and m.count >= 256 for m in acceptor.heard))
+    monkeypatch.setattr(connection_module, "HEARTBEAT_INTERVAL_S", 0.05)
+    acceptor.say(Answer(600, None, ""))
+    eventually(lambda: Received(601) in acceptor.heard)
+    eventually(lambda: acceptor.heard[-1] == Heartbeat())
+
+
+def test_what_cannot_have_been_received_ends_the_connection(acceptor: Any, caller: Caller) -> None:
+    acceptor.say(Received(1))
+    caller.wait_for(lambda: caller.lost)
+    assert "received 1 messages, which cannot be" in str(caller.lost[0])
+
+
+def test_a_master_that_knows_us_no_longer_is_asked_once(acceptor: Any, caller: Caller) -> None:
+    acceptor.takes_back = False
+    acceptor.drop()
+    caller.wait_for(lambda: caller.lost)
+    assert str(caller.lost[0]).endswith(
+        "it closed the connection; it does not take us back: refused: nobody knows you"
+    )
+    assert len(acceptor.hellos) == 2
+
+
+def test_a_master_that_does_not_come_back_is_given_up_in_time(
+    acceptor: Any, caller: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection_module, "RECONNECT_S", 0.2)
+    acceptor.close()
+    caller.wait_for(lambda: caller.lost)
+    assert isinstance(caller.lost[0], ConnectionLostError)
+    assert str(caller.lost[0]).endswith(
+        "it could not be reached again within 0.2 s: nothing listens there"
+    )
+    with pytest.raises(ConnectionLostError):
+        say(caller, 1)
+
+
+def test_one_that_is_known_to_be_dead_is_not_sought(acceptor: Any, caller: Caller) -> None:
+    caller.is_hopeless = True
+    acceptor.drop()
+    caller.wait_for(lambda: caller.lost)
+    assert str(caller.lost[0]).endswith("it closed the connection")
+    assert len(acceptor.hellos) == 1
+
+
+def test_a_close_does_not_wait_for_a_master_that_is_away(acceptor: Any, caller: Caller) -> None:
+    say(caller, 0)
+    eventually(lambda: heard(acceptor))
+    acceptor.say(Received(1))
+    eventually(lambda: not caller.connection._kept)
+    acceptor.close()
+    caller.connection.close()
+    assert caller.lost == []
+    with pytest.raises(ClientClosedError):
+        say(caller, 1)
+
+
+def test_who_is_interrupted_while_he_sends_tears_nothing(acceptor: Any, caller: Caller) -> None:
+    """By a real signal, at whatever moment it comes."""
+    said, count = 0, 0
+    done = threading.Event()
+
+    def interrupt() -> None:
+        for _ in range(150):
+            time.sleep(0.003)
+            os.kill(os.getpid(), signal.SIGUSR1)
+        done.set()
+
+    def stop(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    former = signal.signal(signal.SIGUSR1, stop)
+    thread = threading.Thread(target=interrupt)
+    try:
+        thread.start()
+        while not done.is_set():
+            try:
+                while not done.is_set():
+                    batch = range(said, said + 200)
+                    say(caller, *batch)
+                    said += 200
+            except KeyboardInterrupt:
+                count += 1
+    finally:
+        while thread.is_alive():
+            try:
+                thread.join()
+            except KeyboardInterrupt:
+                continue
+        signal.signal(signal.SIGUSR1, former)
+    caller.connection.send(WatchJob(JobId("end")))
+    eventually(lambda: "end" in heard(acceptor))
+    assert count > 10
+    numbers = [int(job[1:]) for job in heard(acceptor)[:-1]]
+    doubled = sum(a >= b for a, b in itertools.pairwise(numbers))
+    assert doubled <= count  # a batch that was queued, though its sender did not learn of it
+    assert {*numbers} >= {*range(said)}
+    assert caller.lost == []

@@ -1,0 +1,138 @@
+"""dask's own tests of schedulers, from its package, on `ciel.dask.get`; and what is ours alone."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+from unittest import mock
+
+import cloudpickle
+import dask
+import dask.array
+import dask.tests.test_callbacks
+import dask.tests.test_multiprocessing
+import dask.tests.test_threaded
+import numpy as np
+import pytest
+from dask.diagnostics import ProgressBar
+from dask.utils_test import GetFunctionTestMixin
+
+import ciel.dask
+from ciel import Client
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+pytestmark = pytest.mark.usefixtures("client")
+
+MODULES: tuple[ModuleType, ...] = (
+    dask.tests.test_callbacks, dask.tests.test_multiprocessing, dask.tests.test_threaded,
+)  # fmt: skip
+GETS = ("get", "get_sync", "get_threaded")
+"""What a scheduler is called in those."""
+
+OWN = "of that scheduler's own parts: no `get` of ours is asked"
+POOLS = "of pools that are handed to a scheduler"
+CONTEXTS = "of how multiprocessing starts processes"
+THREADS = "of threads in one process"
+LEFT_OUT = {
+    "test_callbacks.test_add_remove_mutates_not_replaces": OWN,
+    "test_callbacks.test_nested_schedulers": THREADS,
+    "test_callbacks.test_finish_always_called": "raises KeyboardInterrupt within a task; see below",
+    "test_multiprocessing.test_pickle_globals": OWN,
+    "test_multiprocessing.test_pickle_locals": OWN,
+    "test_multiprocessing.test_out_of_band_pickling": OWN,
+    "test_multiprocessing.test_remote_exception": OWN,
+    "test_multiprocessing.test_reuse_pool": POOLS,
+    "test_multiprocessing.test_optimize_graph_false": "counts a task for each key of data, too",
+    "test_multiprocessing.test_random_seeds": "names the scheduler; see below",
+    "test_multiprocessing.test_process_initializer": POOLS,
+    "test_multiprocessing.test_custom_context_used_python3_posix": CONTEXTS,
+    "test_multiprocessing.test_get_context_using_python3_posix": CONTEXTS,
+    "test_multiprocessing.test_custom_context_ignored_elsewhere": CONTEXTS,
+    "test_multiprocessing.test_get_context_always_default": CONTEXTS,
+    "test_threaded.test_reuse_pool": POOLS,
+    "test_threaded.test_pool_kwarg": POOLS,
+    "test_threaded.test_interrupt": THREADS,
+    "test_threaded.test_contextvars": THREADS,
+    "test_threaded.test_context_aware_warnings": THREADS,
+}
+
+
+class TestGet(GetFunctionTestMixin):  # type: ignore[misc]  # dask's tests are not typed
+    get = staticmethod(ciel.dask.get)
+
+
+def theirs() -> Iterator[str]:
+    for module in MODULES:
+        for name, function in vars(module).items():
+            if name.startswith("test_") and inspect.isfunction(function):
+                yield f"{module.__name__.rpartition('.')[2]}.{name}"
+
+
+@pytest.mark.parametrize("name", [name for name in theirs() if name not in LEFT_OUT])
+def test_of_dask(name: str) -> None:
+    file, _, function = name.partition(".")
+    module: Any = next(m for m in MODULES if m.__name__.endswith(file))
+    with mock.patch.multiple(
+        module, **{get: ciel.dask.get for get in GETS if hasattr(module, get)}
+    ):
+        getattr(module, function)()
+
+
+@pytest.mark.parametrize("name", LEFT_OUT)
+def test_what_is_left_out_is_still_there(name: str) -> None:
+    assert name in set(theirs())
+
+
+# --- ours -----------------------------------------------------------------------------------------
+
+
+def test_an_array_is_computed_from_its_blocks() -> None:
+    array = dask.array.arange(1_000_000, chunks=250_000).reshape(1000, 1000)
+    found = (array + array.T).sum().compute(scheduler=ciel.dask.get)
+    assert found == 2 * sum(range(1_000_000))
+
+
+def test_only_what_is_wanted_is_computed() -> None:
+    graph = {"good": (abs, -1), "bad": (divmod, 1, 0), "none": (abs, "bad")}
+    assert ciel.dask.get(graph, "good") == 1
+
+
+def test_what_a_task_raises_is_raised_for_what_needs_it() -> None:
+    graph = {"bad": (divmod, 1, 0), "left": (abs, "bad"), "both": (max, "left", "bad")}
+    with pytest.raises(ZeroDivisionError):
+        ciel.dask.get(graph, "both")
+
+
+def test_data_are_stored_once_however_many_read_them(client: Client) -> None:
+    data = np.ones(1 << 20)
+    graph: dict[str, Any] = {"data": data} | {f"sum{n}": (np.sum, "data") for n in range(4)}
+    with mock.patch.object(client, "put", wraps=client.put) as put:
+        assert ciel.dask.get(graph, [f"sum{n}" for n in range(4)]) == (float(1 << 20),) * 4
+    assert put.call_count == 1
+
+
+def draw() -> int:
+    return int(np.random.randint(1 << 60))
+
+
+def test_random_numbers_differ_from_task_to_task() -> None:
+    drawn = [dask.delayed(draw, pure=False)() for _ in range(8)]
+    assert len(set(dask.compute(*drawn, scheduler=ciel.dask.get))) == 8
+
+
+def test_dasks_progress_bar_shows_it(capsys: pytest.CaptureFixture[str]) -> None:
+    with ProgressBar():
+        assert dask.delayed(abs)(-2).compute(scheduler=ciel.dask.get) == 2
+    assert "100% Completed" in capsys.readouterr().out
+
+
+def nested() -> int:
+    total = dask.delayed(sum)([dask.delayed(abs)(-n) for n in range(4)])
+    return int(total.compute(scheduler=ciel.dask.get))
+
+
+def test_a_graph_is_computed_within_a_task(client: Client) -> None:
+    assert client.submit(nested).result(60) == 6

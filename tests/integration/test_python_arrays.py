@@ -1,0 +1,188 @@
+"""An array that one task makes and four read, on one host with a store in memory: stored once,
+copied once by whoever makes it (not at all with `ciel.empty`), and by no reader.
+
+Shown by what the kernel counts of the programs and daemons: bytes that were read and written by
+system calls, and the peaks of memory. The array has 64 MiB; with CIEL_LONG=1 it has 1 GiB, and
+`make arrays` prints what was counted.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import cloudpickle
+import numpy as np
+import pytest
+
+import ciel
+
+IS_LONG = os.environ.get("CIEL_LONG") == "1"
+ARRAY_BYTES = (1 << 30) if IS_LONG else (64 << 20)
+READERS = 4
+SMALL_BYTES = 16 << 20
+"""Buffers, pickles, modules: anything but a copy."""
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+
+class Use(NamedTuple):
+    """What a process has read and written by system calls, what it has of its own, and the most
+    that it ever had in memory, what it maps of the store included.
+    """
+
+    read_bytes: int
+    written_bytes: int
+    own_bytes: int
+    peak_bytes: int
+
+
+def use_of(pid: int) -> Use:
+    counted = Path(f"/proc/{pid}/io").read_text()
+    status = Path(f"/proc/{pid}/status").read_text()
+    io = [int(re.findall(rf"{name}: (\d+)", counted)[0]) for name in ("rchar", "wchar")]
+    memory = [int(re.findall(rf"{name}:\s+(\d+) kB", status)[0]) for name in ("RssAnon", "VmHWM")]
+    return Use(*io, *(kib << 10 for kib in memory))
+
+
+class Watch:
+    """Counts what processes use from now on."""
+
+    def __init__(self, pids: dict[str, int]) -> None:
+        self._pids = pids
+        for pid in pids.values():
+            Path(f"/proc/{pid}/clear_refs").write_text("5")  # the peak begins here
+        self._before = {name: use_of(pid) for name, pid in pids.items()}
+
+    def used(self) -> dict[str, Use]:
+        """How much more it is than at first; the peak: above what it had of its own."""
+        found = {}
+        for name, pid in self._pids.items():
+            before, now = self._before[name], use_of(pid)
+            found[name] = Use(
+                now.read_bytes - before.read_bytes, now.written_bytes - before.written_bytes,
+                now.own_bytes - before.own_bytes, now.peak_bytes - before.own_bytes,
+            )  # fmt: skip
+        return found
+
+
+def processes_below(pid: int) -> dict[int, str]:
+    """Every process that this one started, and those that they did, with their commands."""
+    parents, commands = {}, {}
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            parents[int(entry.name)] = int(
+                (entry / "stat").read_text().rpartition(")")[2].split()[1]
+            )
+            commands[int(entry.name)] = (entry / "cmdline").read_bytes().decode()
+        except OSError:
+            continue
+    found, ours = {}, {pid}
+    while more := {child for child, parent in parents.items() if parent in ours} - ours:
+        ours |= more
+        found.update({child: commands[child] for child in more})
+    return found
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ciel.Client]:
+    store = f"shm:capacity={4 * ARRAY_BYTES >> 20}MiB"
+    directory = tmp_path_factory.mktemp("arrays")
+    with (
+        ciel.LocalCluster(workers=1, slots=2, store=store, directory=directory) as cluster,
+        ciel.Client(cluster) as client,
+    ):
+        yield client
+
+
+def segments() -> dict[str, int]:
+    """Large files of stores in memory, by place, with the bytes that they really take."""
+    found = {}
+    for path in Path("/dev/shm").glob("ciel-*/**/*"):
+        try:
+            size_bytes = path.stat().st_blocks * 512
+        except OSError:
+            continue  # it has just gone
+        if size_bytes > SMALL_BYTES and path.is_file():
+            found[str(path.stat().st_ino)] = size_bytes
+    return found
+
+
+def make_in_store(count: int) -> Any:
+    made = ciel.empty(count, "float64")
+    made.fill(1)
+    return made
+
+
+def make_plainly(count: int) -> Any:
+    return np.ones(count)
+
+
+def add_up(array: Any) -> tuple[float, int]:
+    return float(array.sum()), os.getpid()
+
+
+def meet() -> int:
+    """Be in both programs at a time."""
+    import time
+
+    time.sleep(0.2)
+    return os.getpid()
+
+
+def pid_of(_: Any) -> int:
+    return os.getpid()
+
+
+@pytest.mark.parametrize("make, copies", [(make_plainly, 1), (make_in_store, 0)])
+def test_an_array_is_copied_by_its_maker_at_most(
+    client: ciel.Client, make: Any, copies: int
+) -> None:
+    count = ARRAY_BYTES // 8
+    programs = set(client.gather([client.submit(meet) for _ in range(2)]))
+    client.gather([client.submit(add_up, np.ones(10)) for _ in range(8)])  # numpy is loaded
+    daemons = {
+        pid: command
+        for pid, command in processes_below(os.getpid()).items()
+        if "ciel.cli" in command
+    }
+    named = {f"program {n}": pid for n, pid in enumerate(sorted(programs))}
+    named |= {re.findall(r"ciel\.cli\.(\w+)", line)[0]: pid for pid, line in daemons.items()}
+    before = segments()
+    watch = Watch(named)
+    array = client.submit(make, count)
+    ciel.wait([array])
+    made = watch.used()
+    watch = Watch(named)
+    found = client.gather([client.submit(add_up, array) for _ in range(READERS)])
+    read = watch.used()
+    stored = [size for name, size in segments().items() if name not in before]
+    tell(make.__name__, made, read, stored)
+    assert [total for total, _ in found] == [count] * READERS
+    assert {pid for _, pid in found} <= programs  # which were watched
+
+    written = [use.written_bytes for use in made.values() if use.written_bytes > SMALL_BYTES]
+    assert len(written) == copies
+    assert sum(written) < copies * ARRAY_BYTES + SMALL_BYTES
+    assert max(use.read_bytes for use in made.values()) < SMALL_BYTES
+    # No process ever had two of them, of its own and mapped together.
+    assert max(use.peak_bytes for use in made.values()) < ARRAY_BYTES + SMALL_BYTES
+    for name, use in read.items():
+        assert use.read_bytes + use.written_bytes < SMALL_BYTES, name
+        assert use.own_bytes < SMALL_BYTES, name
+        assert use.peak_bytes < ARRAY_BYTES + SMALL_BYTES, name
+    assert len(stored) <= 1
+    assert sum(stored) <= ARRAY_BYTES + SMALL_BYTES
+
+
+def tell(name: str, made: dict[str, Use], read: dict[str, Use], stored: list[int]) -> None:
+    print(f"\n{name}: {ARRAY_BYTES >> 20} MiB; stored: {[size >> 20 for size in stored]} MiB")
+    print(f"{'MiB':>22} {'read':>6} {'written':>8} {'own':>6} {'peak':>6}")
+    for what, uses in (("made", made), ("read 4 times", read)):
+        for process, use in uses.items():
+            r, w, own, peak = (size >> 20 for size in use)
+            print(f"{what:>12} {process:>9} {r:6} {w:8} {own:6} {peak:6}")

@@ -1,0 +1,249 @@
+"""The Python API from outside: calls, futures, programs, values, on a cluster of its own."""
+
+import asyncio
+import concurrent.futures
+import gc
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ciel
+from ciel.client.errors import ClientClosedError
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[ciel.Client]:
+    with ciel.Client(cluster_options={"workers": 1, "slots": 2}, environ={}) as found:
+        yield found
+
+
+def add(one: Any, other: Any) -> Any:
+    return one + other
+
+
+def increment(number: int) -> int:
+    return number + 1
+
+
+def total(numbers: list[int]) -> int:
+    return sum(numbers)
+
+
+def fail(text: str) -> None:
+    raise LookupError(text)
+
+
+def test_a_call_gives_its_value(client: ciel.Client) -> None:
+    assert client.submit(add, 2, other=3).result(20) == 5
+
+
+def test_two_thousand_calls_give_their_values_each_its_own(client: ciel.Client) -> None:
+    futures = [client.submit(increment, n) for n in range(2000)]
+    assert [future.result(60) for future in futures] == list(range(1, 2001))
+
+
+def test_a_chain_of_three_hundred_calls_ends_where_it_should(client: ciel.Client) -> None:
+    future = client.submit(increment, 0)
+    for _ in range(299):
+        future = client.submit(increment, future)
+    assert future.result(60) == 300
+
+
+def test_futures_in_lists_are_arguments(client: ciel.Client) -> None:
+    parts = [client.submit(increment, n) for n in range(200)]
+    assert client.submit(total, parts).result(60) == sum(range(1, 201))
+    nested = client.submit(dict, a=[parts[0], {"b": (parts[1],)}])
+    assert nested.result(20) == {"a": [1, {"b": (2,)}]}
+
+
+def test_what_is_done_already_is_an_argument_like_any_other(client: ciel.Client) -> None:
+    first = client.submit(bytes, 5000)
+    assert len(first.result(20)) == 5000
+    assert client.submit(len, first).result(20) == 5000
+
+
+def test_an_exception_is_what_it_was_alone_and_among_many(client: ciel.Client) -> None:
+    with pytest.raises(LookupError, match="alone") as caught:
+        client.submit(fail, "alone").result(20)
+    assert "in fail" in str(caught.value.__cause__)
+    good = [client.submit(increment, n) for n in range(200)]
+    bad = [client.submit(fail, f"number {n}") for n in range(50)]
+    more = [client.submit(increment, n) for n in range(200)]
+    for number, future in enumerate(bad):
+        with pytest.raises(LookupError, match=f"number {number}"):
+            future.result(60)
+    assert [future.result(60) for future in good + more] == [*range(1, 201)] * 2
+
+
+def test_who_takes_the_result_of_what_failed_fails_alike(client: ciel.Client) -> None:
+    failed = client.submit(fail, "the first")
+    last = client.submit(add, client.submit(increment, failed), 1)
+    assert isinstance(last.exception(20), LookupError)
+
+
+def test_several_values_are_futures_of_their_own(client: ciel.Client) -> None:
+    quotient, rest = client.call(divmod, (17, 5), {}, ciel.task(returns=2)(divmod).task_options)
+    assert client.submit(add, quotient, rest).result(20) == 5
+
+
+def test_map_keeps_the_order_and_raises_in_its_place(client: ciel.Client) -> None:
+    assert list(client.map(add, range(1000), range(1000, 2000))) == [
+        n + n + 1000 for n in range(1000)
+    ]
+    results = client.map(lambda n: 1 // n, [1, 1, 0, 1], chunksize=2)
+    assert [next(results), next(results)] == [1, 1]
+    with pytest.raises(ZeroDivisionError):
+        next(results)
+    assert list(client.map(increment, [])) == []
+
+
+def test_waiting_and_completing_are_those_of_the_standard_library(client: ciel.Client) -> None:
+    futures = [client.submit(increment, n) for n in range(20)]
+    assert {future.result() for future in client.as_completed(futures, 60)} == set(range(1, 21))
+    done, others = client.wait(futures, 60)
+    assert (len(done), others) == (20, set())
+    assert set(concurrent.futures.as_completed(futures)) == set(futures)
+    assert client.gather(futures[0], futures[1]) == [1, 2]
+    assert client.get({"x": futures[2]}) == {"x": 3}
+
+
+def test_a_future_can_be_awaited(client: ciel.Client) -> None:
+    async def both() -> list[int]:
+        return await asyncio.gather(
+            *[_value(client.submit(increment, n)) for n in range(3)],
+            _value(client.submit(add, 1, 1)),
+        )
+
+    assert asyncio.run(both()) == [1, 2, 3, 2]
+
+
+async def _value(future: ciel.Future[int]) -> int:
+    return await future
+
+
+def test_a_callback_may_submit(client: ciel.Client) -> None:
+    seen: list[Any] = []
+    told = threading.Event()
+
+    def go_on(future: Any) -> None:
+        seen.append(client.submit(increment, future.result()))
+        told.set()
+
+    client.submit(increment, 1).add_done_callback(go_on)
+    assert told.wait(20)
+    assert seen[0].result(20) == 3
+
+
+def test_what_is_called_off_stops(client: ciel.Client, tmp_path: Path) -> None:
+    sign = tmp_path / "sign"
+
+    def wait_long(path: str) -> None:
+        Path(path).touch()
+        time.sleep(600)
+
+    futures = [client.submit(wait_long, str(sign)) for _ in range(2)]
+    while not sign.exists():
+        time.sleep(0.01)
+    client.cancel(futures)
+    assert all(future.cancelled() for future in futures)
+    with pytest.raises(concurrent.futures.CancelledError):
+        futures[0].result()
+    assert client.submit(increment, 1).result(30) == 2  # in the slots of those
+
+
+def test_a_program_reads_what_a_function_made_and_the_other_way_round(client: ciel.Client) -> None:
+    text = client.submit("\n".join, ["pear", "apple", "pear"])
+    out = client.run(["sort", "-u"], stdin=text, outputs=1)
+    assert out.result(20) == b"apple\npear\n"
+    assert client.submit(len, out).result(20) == 11
+    assert client.run(["cat", "-", client.submit(str, 7)], stdin=b"is ").result(20) == b"is 7"
+
+
+def test_a_program_may_have_several_outputs(client: ciel.Client) -> None:
+    script = 'read first < "$OUTPUT_FILES"; second=$(tail -n 1 "$OUTPUT_FILES"); echo a > "$first"; echo b > "$second"'
+    one, other = client.run(["sh", "-c", script], outputs=2)
+    assert (one.result(20), other.result(20)) == (b"a\n", b"b\n")
+
+
+def test_a_value_is_put_once_and_read_by_many(client: ciel.Client) -> None:
+    array = np.arange(200_000)
+    there = client.put(array)
+    assert client.gather(*[client.submit(np.sum, there) for _ in range(4)]) == [array.sum()] * 4
+    assert (there.result() == array).all()
+
+
+def test_a_large_argument_travels_beside_its_call(client: ciel.Client) -> None:
+    array = np.ones(1 << 20)
+    assert client.submit(np.sum, array).result(20) == 1 << 20
+
+
+def test_a_large_result_can_be_written_to(client: ciel.Client) -> None:
+    array = client.submit(np.zeros, 100_000).result(20)
+    array[3] = 1.0
+    assert array.sum() == 1.0
+
+
+def test_threads_may_share_a_client(client: ciel.Client) -> None:
+    found: list[list[int]] = []
+
+    def work(start: int) -> None:
+        futures = [client.submit(increment, n) for n in range(start, start + 100)]
+        found.append([future.result(60) for future in futures])
+
+    threads = [threading.Thread(target=work, args=(n * 100,)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(n for part in found for n in part) == list(range(1, 401))
+
+
+def test_what_nobody_can_ask_for_any_more_is_not_kept(client: ciel.Client) -> None:
+    def held() -> int:
+        job = client.calls.job
+        assert job is not None
+        return int(client.ask("job", {"job": job.id})["summary"][8])  # wanted
+
+    futures = [client.submit(bytes, 2000 + n) for n in range(40)]
+    for future in futures:
+        future.result(60)
+    before = held()
+    del futures, future
+    gc.collect()
+    client.submit(increment, 1).result(20)
+    assert held() < before - 5
+
+
+def test_what_cannot_be_sent_is_named(client: ciel.Client) -> None:
+    with pytest.raises(
+        ciel.PackingError, match=r"arguments of add: \[0\]\[1\] _thread.lock cannot"
+    ):
+        client.submit(add, 1, threading.Lock())
+    lock = threading.Lock()
+    with pytest.raises(ciel.PackingError, match=r"function .*<lambda>: lock _thread.lock cannot"):
+        client.submit(lambda: lock)
+
+
+def test_a_task_is_spawned_at_the_innermost_client(client: ciel.Client) -> None:
+    @ciel.task(name="twice")
+    def twice(n: int) -> int:
+        return 2 * n
+
+    assert twice(4) == 8
+    assert ciel.gather([twice.spawn(n) for n in range(5)]) == [0, 2, 4, 6, 8]
+    assert ciel.spawn(increment, ciel.put(1)).result(20) == 2
+
+
+def test_what_is_not_done_when_a_client_closes_says_so() -> None:
+    client = ciel.Client(cluster_options={"slots": 1}, environ={})
+    future = client.submit(time.sleep, 600)
+    client.close()
+    with pytest.raises(ClientClosedError):
+        future.result(20)
+    with pytest.raises(ClientClosedError):
+        client.submit(increment, 1)
