@@ -14,7 +14,7 @@ from multiprocessing import TimeoutError as TimeoutError
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from ciel.client.executor import Executor, chunks_of, slots_of, when_done
+from ciel.client.executor import Executor, chunks_of, failed, slots_of, when_done
 from ciel.client.shared import session_here
 from ciel.python.calls import Mapped
 from ciel.python.failures import unpack_error
@@ -87,7 +87,7 @@ class Pool:
         """
         self._require_running()
         result = AsyncResult(1, callback, error_callback, lambda values: values[0])
-        result._expect(self._begin(func, *args, **kwds), 0)
+        result._expect(self._executor.submit(func, *args, **kwds), 0)
         return result
 
     def map(
@@ -158,7 +158,7 @@ class Pool:
         except RuntimeError:
             raise
         except Exception as error:  # of anybody's __reduce__
-            parts = [_failed(error)]
+            parts = [failed(error)]
         result = AsyncResult(len(parts), callback, error_callback, _joined)
         for number, part in enumerate(parts):
             result._expect(part, number)
@@ -184,15 +184,6 @@ class Pool:
         self._feeders = [thread for thread in self._feeders if thread.is_alive()] + [feeder]
         feeder.start()
         return results
-
-    def _begin(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Future[Any]:
-        """Begin a call; one that cannot be sent fails as any other."""
-        try:
-            return self._executor.submit(function, *args, **kwargs)
-        except RuntimeError:
-            raise
-        except Exception as error:  # of anybody's __reduce__
-            return _failed(error)
 
     # --- the end ----------------------------------------------------------------------------------
 
@@ -249,12 +240,6 @@ class Pool:
             raise ValueError("Pool not running")
 
 
-def _failed(error: BaseException) -> Future[Any]:
-    failed: Future[Any] = Future()
-    failed.set_exception(error)
-    return failed
-
-
 def _joined(parts: list[Mapped]) -> list[Any]:
     """Return the results of all parts; raises what the first raised that did."""
     joined: list[Any] = []
@@ -280,7 +265,7 @@ class AsyncResult:
         self._join = join
         self._lock = threading.Lock()
         self._is_over = threading.Event()
-        self._of_task: list[Any] = []  # they run when somebody waits for them
+        self._of_task: list[tuple[Any, Any]] = []  # they run when somebody waits for them
         self._parts: list[Any] = [None] * count
         self._missing = count
         self._value: Any = None
@@ -304,8 +289,10 @@ class AsyncResult:
         until_s = None if timeout is None else time.monotonic() + timeout
         try:
             while self._of_task:
-                self._of_task[-1].exception(_left_s(until_s))
+                future, take = self._of_task[-1]
+                future.exception(_left_s(until_s))
                 self._of_task.pop()
+                take(future)
         except builtins.TimeoutError:
             return
         self._is_over.wait(_left_s(until_s))
@@ -332,9 +319,10 @@ class AsyncResult:
             if is_last:
                 self._settle(self._error)
 
-        if not isinstance(future, Future):
-            self._of_task.append(future)
-        when_done(future, take)
+        if isinstance(future, Future):
+            when_done(future, take)
+        else:
+            self._of_task.append((future, take))
 
     def _settle(self, error: BaseException | None) -> None:
         parts, self._parts = self._parts, []
@@ -380,7 +368,7 @@ class _Results(Iterator[Any]):
                 self._expect(begin(chunk), count)
                 count += 1
         except Exception as error:
-            self._expect(_failed(error), count)
+            self._expect(failed(error), count)
             count += 1
         self._coming.put((-1, count))
 

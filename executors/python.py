@@ -14,6 +14,7 @@ The conversation is that of every program that talks, with these calls besides:
 - `put` makes an object of some bytes; `create` opens one, of a known size, to be written.
 - `made` is answered with references to what is meant by `items`, `look` with what became of it,
   as far as that is known here.
+- `room` is answered with the number of slots that wait for work, or null if nobody here knows.
 - `tail_spawn` with `is_fixed`: this program goes on once all that is `needed` is there; `others` are
   wanted as long. If nothing is needed, it goes on once one of these is there.
 - `exit` with `values`: the contents of outputs, each with its number.
@@ -191,6 +192,9 @@ class PythonConversation(Conversation):
             raise BadCallError(f"{item!r:.60} is no reference and nothing that was made")
         return outputs.reference(object_id) or Future(object_id)
 
+    def _tell_room(self, args: dict[str, Any]) -> None:
+        self._say("room", {"slots": self._attempt.room()})
+
     # --- children and the end ---------------------------------------------------------------------
 
     def _spawn(self, args: dict[str, Any]) -> None:
@@ -267,6 +271,7 @@ PythonConversation.METHODS = Conversation.METHODS | {
     "open_output": PythonConversation._open_output,
     "made": PythonConversation._tell_made,
     "look": PythonConversation._look,
+    "room": PythonConversation._tell_room,
     "spawn": PythonConversation._spawn,
     "tail_spawn": PythonConversation._tail_spawn,
     "error": PythonConversation._error,

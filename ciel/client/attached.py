@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Final
 
 from ciel.client.jobs import Job
+from ciel.core.events import Message, ObjectSettled
 from ciel.core.jobs import JobSpec, JobSummary
 from ciel.core.refs import Reference
 from ciel.wire.references import from_json
@@ -37,7 +38,6 @@ class AttachedJob(Job):
         super().__init__(client, spec, changed)
         # Tasks are named by their numbers, and those of others count from 0.
         self._ordinals = itertools.count(secrets.randbelow(_ORDINALS))
-        self._summary = summary
 
     def __exit__(
         self,
@@ -46,6 +46,12 @@ class AttachedJob(Job):
         traceback: TracebackType | None,
     ) -> None:
         """Leave it to others."""
+
+    def take(self, message: Message) -> None:
+        """Take in what the job wanted before we came, too."""
+        if isinstance(message, ObjectSettled):
+            self._wanted.setdefault(message.ref.id, None)
+        super().take(message)
 
     def wanted(self) -> list[tuple[str, Reference]]:
         """Return what the job wants as it is now, in the order in which it was wanted: names of

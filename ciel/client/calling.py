@@ -9,44 +9,25 @@ ride along is read by whoever asks for it, or by a few threads where the outcome
 from __future__ import annotations
 
 import concurrent.futures
-import io
-import mmap
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from ciel.client import bundling
-from ciel.client.errors import (
-    ClientClosedError,
-    ClientError,
-    JobEndedError,
-    ObjectUnreadableError,
-    RequestRefusedError,
-)
+from ciel.client.errors import ClientClosedError, ClientError
 from ciel.client.functions import Functions
-from ciel.client.futures import ClientFuture, Lot, WaitingCall, read_value
-from ciel.core.ids import ObjectId
-from ciel.core.refs import INLINE_MAX_BYTES, Failure, Reference, Value
+from ciel.client.futures import ClientFuture, Lot, WaitingCall
+from ciel.client.results import Results
+from ciel.core.refs import INLINE_MAX_BYTES, Reference
 from ciel.core.refs import Future as Unmade
 from ciel.python import calls
-from ciel.python.contents import (
-    ERROR,
-    ITEM,
-    MOVED,
-    RETURNED,
-    VALUE,
-    Outcome,
-    decode,
-    encode,
-    read_stream,
-)
-from ciel.python.failures import error_of, packing_error, unpack_error
-from ciel.python.packing import UnpackedError, pack_with_futures, unpack
+from ciel.python.contents import VALUE, Outcome, encode
+from ciel.python.failures import packing_error
+from ciel.python.packing import UnpackedError, pack_with_futures
 from ciel.python.tasks import USUAL, Options
-from ciel.wire.references import from_array
+from ciel.wire.references import to_array
 
 if TYPE_CHECKING:
     from ciel.client.api import Client
@@ -56,36 +37,24 @@ GATHERING_S: Final = 0.001
 """So long calls may pile up while others are under way."""
 ALONE_MIN_BYTES: Final = 64 << 10
 """Arguments of this size become an object of their own."""
-EAGER_MAX_BYTES: Final = 64 << 10
-MAPPED_MIN_BYTES: Final = 256 << 10
-"""What is larger is not read but mapped, if it is on this host."""
 LOT_S: Final = 0.01
 """What a lot is to take, where that is known."""
 SLOTS_KNOWN_S: Final = 5.0
-_READERS = 2
-_DROPPED_AT_ONCE = 256
 
 
-class Calls:
+class Calls(Results):
     """The calls of one client: all are tasks of one job. Usable from any thread."""
 
     def __init__(self, client: Client, *, locals_wanted: bool = False) -> None:
-        self.dropped: deque[Reference] = deque()
-        """Objects that nobody here can ask for any more."""
+        super().__init__(client)
         self.functions = Functions(client.upload_content)
-        self._client = client
         self._locals_wanted = locals_wanted
-        self._lock = threading.Lock()
         self._sending = threading.RLock()  # what is sent goes in the order in which it was called
         self._waiting: list[WaitingCall] = []
-        self._lots: dict[ObjectId, Lot] = {}  # that are to come
-        self._news: deque[Reference] = deque()
-        self._job: Job | None = None
         self._slots = (0, 0.0)  # how many, and when that was so
         self._due = threading.Event()
+        self._over = threading.Event()
         self._thread: threading.Thread | None = None
-        self._readers: concurrent.futures.ThreadPoolExecutor | None = None
-        self._ended: BaseException | None = None
         self._places: tuple[tuple[str, ...], list[str]] = ((), [])  # and for which sys.path
 
     # --- calls go in ------------------------------------------------------------------------------
@@ -194,7 +163,7 @@ class Calls:
         with self._sending:
             with self._lock:
                 waiting, self._waiting = self._waiting, []
-            waiting = [call for call in waiting if not all(f.cancelled() for f in call.futures)]
+            waiting = [call for call in waiting if not (call.has_cancelled and call.is_off())]
             try:
                 self._release_dropped()
                 if waiting:
@@ -251,8 +220,8 @@ class Calls:
             written.append(tuple(row))
         first = bundle[0]
         sent = calls.Bundle(
-            calls.VERSION, self._module_places(), tuple(table), tuple(written), first.function.streams,
-            first.raw, self._locals_wanted,
+            calls.VERSION, self._module_places(), tuple(table), tuple(written),
+            first.function.streams, first.raw, self._locals_wanted,
         )  # fmt: skip
         packed: bytes | None = calls.pack_bundle(sent)
         if len(packed or b"") > calls.INLINE_MAX_BYTES:
@@ -331,17 +300,6 @@ class Calls:
             self._places = (places, list(sys.path))
         return places
 
-    def _open_job(self) -> Job:
-        if self._job is None:
-            self._job = self._client.job(self._client.name)
-            self._client.follow_prints(self._job)
-        return self._job
-
-    @property
-    def job(self) -> Job | None:
-        """The job of all calls; None before the first."""
-        return self._job
-
     def _start_thread(self) -> None:
         with self._lock:
             if self._thread is not None or self._ended is not None:
@@ -354,173 +312,12 @@ class Calls:
             self._due.wait()
             if self._ended is not None:
                 return
-            time.sleep(GATHERING_S)
+            self._over.wait(GATHERING_S)
             self._due.clear()
             try:
                 self.flush()
             except Exception:  # whoever waits for these calls has it
                 continue
-
-    # --- results come out -------------------------------------------------------------------------
-
-    def take_news(self) -> None:
-        """Take in what the connection has brought; no lock of the client is held."""
-        while self._news:
-            try:
-                ref = self._news.popleft()
-            except IndexError:  # another thread, which had printed something first, has it
-                break
-            with self._lock:
-                lot = self._lots.pop(ref.id, None)
-            if lot is not None:
-                self._settle(lot, ref)
-        job = self._job
-        if job is not None and self._lots and (job.has_ended or job.refusal):
-            self._lose(_end_of(job))
-        if len(self.dropped) >= _DROPPED_AT_ONCE and not self._due.is_set() and self._thread:
-            self._due.set()
-
-    def _settle(self, lot: Lot, ref: Reference) -> None:
-        lot.ref = ref
-        futures, lot.futures = lot.futures, []
-        if isinstance(ref, Failure):
-            lot.count(failed=True)
-            for future in futures:
-                future.fail(error_of(ref))
-        elif lot.raw or lot.is_stream:
-            lot.count()
-            for future in futures:
-                future.settle(None)
-        elif isinstance(ref, Value):
-            self._take(lot, futures, bytearray(ref.content))
-        elif len(lot.functions) == 1 and (getattr(ref, "size_bytes", 0) or 0) > EAGER_MAX_BYTES:
-            lot.count()
-            for future in futures:
-                future.settle(None)
-        else:
-            if self._readers is None:
-                self._readers = concurrent.futures.ThreadPoolExecutor(_READERS, "ciel-results")
-            self._readers.submit(self._fetch, lot, futures)
-
-    def _fetch(self, lot: Lot, futures: list[ClientFuture[Any]]) -> None:
-        try:
-            self._take(lot, futures, self.read(lot.ref))
-        except BaseException as error:
-            for future in futures:
-                future.fail(error)
-
-    def _take(self, lot: Lot, futures: list[ClientFuture[Any]], content: Any) -> None:
-        """Have the futures of a lot be done with what it holds."""
-        try:
-            found = decode(content)
-        except UnpackedError as error:
-            for future in futures:
-                future.fail(packing_error(f"the result of {future.name}", error))
-            return
-        outcomes = found.outcomes
-        if lot.functions:
-            each_s = found.took_s / len(lot.functions)
-            lot.count(outcomes)
-            for function in set(lot.functions):
-                function.note(each_s)
-        for future in futures:
-            outcome = outcomes[future.place]
-            if outcome.kind == VALUE:
-                future.settle(outcome)
-            elif outcome.kind == ERROR:
-                future.fail(unpack_error(outcome.packed.head))
-            else:
-                self._follow(future, outcome)
-
-    def _follow(self, future: ClientFuture[Any], outcome: Outcome) -> None:
-        """Have a future wait for another object, which a task handed its result on to."""
-        assert outcome.kind == MOVED
-        array, place, raw = unpack(outcome.packed.head)
-        future.sent_as(self._lot(from_array(array), raw), place)
-        self._seek(future)
-
-    def _lot(self, ref: Reference, raw: bool) -> Lot:
-        with self._lock:
-            known = self._lots.get(ref.id)
-        return known or Lot(self, ref, raw=raw)
-
-    def _expect(self, lot: Lot, name: str, place: int = 0) -> ClientFuture[Any]:
-        """Return a future of something that is to come."""
-        future: ClientFuture[Any] = ClientFuture(self, name)
-        future.sent_as(lot, place)
-        lot.futures.append(future)
-        with self._lock:
-            self._lots[lot.id] = lot
-        return future
-
-    def _seek(self, future: ClientFuture[Any]) -> None:
-        """Want the object of a future that came within a value, or was handed on."""
-        lot = future.lot
-        assert lot is not None
-        with self._lock:
-            ended = self._ended
-            lot = future.lot = self._lots.setdefault(lot.id, lot)
-            if future not in lot.futures:
-                lot.futures.append(future)
-        if ended is not None:
-            self._lose(ended)
-            return
-        self._open_job().want((lot.ref,), self._news)
-
-    def value_of(self, outcome: Outcome, name: str) -> Any:
-        """Return the value of an outcome; raises UnpackedError."""
-        given = []
-        for array, place, raw in outcome.refs:
-            future: ClientFuture[Any] = ClientFuture(self, name)
-            future.sent_as(self._lot(from_array(array), raw), place)
-            given.append(future)
-        return read_value(outcome, given)
-
-    def outcomes(self, lot: Lot) -> list[Outcome]:
-        """Return what a lot holds, read once; raises UnpackedError and as `Job.read`."""
-        with lot.lock:
-            if lot.content is None:
-                lot.content = decode(self.read(lot.ref)).outcomes
-            return lot.content
-
-    def read_items(self, lot: Lot) -> Any:
-        """Return what a task that yields has made: the list of its items, or what it returned if it
-        yielded none.
-        """
-        items: list[Any] = []
-        for kind, head in read_stream(io.BytesIO(self.read_bytes(lot.ref)).read):
-            if kind == ITEM:
-                items.append(unpack(head))
-            elif kind == RETURNED:
-                return items or unpack(head)
-            else:
-                raise unpack_error(head)
-        return items
-
-    def read_bytes(self, ref: Reference) -> bytes:
-        """Return the content of an object; raises as `Job.read`."""
-        return self._client.read(ref) if self._job is None else self._job.read(ref)
-
-    def read(self, ref: Reference) -> Any:
-        """Return the content of an object in memory of its own, which may be written to; raises as
-        `Job.read`.
-        """
-        size_bytes = getattr(ref, "size_bytes", None)
-        if size_bytes is None or size_bytes < ALONE_MIN_BYTES or self._job is None:
-            return bytearray(self.read_bytes(ref))
-        while True:
-            mapped = self._client.map_object(ref) if size_bytes >= MAPPED_MIN_BYTES else None
-            if mapped is not None and len(mapped) == size_bytes:
-                return mapped
-            memory = mmap.mmap(-1, size_bytes)
-            try:
-                at = 0
-                for chunk in self._client.read_chunks(ref):
-                    memory[at : at + len(chunk)] = chunk
-                    at += len(chunk)
-                return memory
-            except ObjectUnreadableError as error:
-                ref = self._job.await_copy(error, ref)
 
     # --- the end ----------------------------------------------------------------------------------
 
@@ -529,44 +326,40 @@ class Calls:
         lot = future.lot
         if (call := future.waiting_call) is not None:
             call.function.tally.submitted -= call.rows
+            call.has_cancelled = True
         if lot is None or self._job is None:
             return  # it will not be sent
         with self._lock:
-            if len(lot.functions) != 1 or any(not other.cancelled() for other in lot.futures):
+            if len(lot.functions) > 1 or any(not other.cancelled() for other in lot.futures):
                 return
             if self._lots.pop(lot.id, None) is not None:
-                lot.functions[0].tally.submitted -= lot.rows
+                for function in lot.functions:
+                    function.tally.submitted -= lot.rows
         self._job.release((lot.ref,))
-
-    def _release_dropped(self) -> None:
-        if self.dropped and self._job is not None:
-            refs = [self.dropped.popleft() for _ in range(len(self.dropped))]
-            self._job.release(refs, for_good=True)
 
     def _placed(self, future: Any) -> Any:
         """Return where a future's value is, for what is put with it inside."""
         self.expedite(future)
         lot = future.lot
-        return (_array(lot.ref), future.place, lot.raw)
+        return (to_array(lot.ref), future.place, lot.raw)
+
+    def _remind(self) -> None:
+        if self._thread is not None:
+            self._due.set()
 
     def lose(self, error: BaseException) -> None:
         """The connection is gone for good: nothing more will come."""
         with self._lock:
             self._ended = self._ended or error
+        self._over.set()
         self._due.set()
         self._lose(error)
 
     def _lose(self, error: BaseException) -> None:
+        super()._lose(error)
         with self._lock:
-            lots, self._lots = list(self._lots.values()), {}
             waiting, self._waiting = self._waiting, []
-        for lot in lots:
-            futures, lot.futures = lot.futures, []
-            for future in futures:
-                future.fail(error)
-        for call in waiting:
-            for future in call.futures:
-                future.fail(error)
+        _fail(waiting, error)
 
     def close(self) -> None:
         """End: what is not done by now will not be. The job ends well if all is done."""
@@ -577,8 +370,7 @@ class Calls:
             except ClientError:
                 pass  # then it has ended otherwise
         self.lose(ClientClosedError())
-        if self._readers is not None:
-            self._readers.shutdown(wait=False, cancel_futures=True)
+        self._close_readers()
 
     # --- as a session -----------------------------------------------------------------------------
 
@@ -587,15 +379,13 @@ class Calls:
     ) -> tuple[set[Any], set[Any]]:
         listed = set(futures)
         for future in listed:
-            if not future.done():
-                self.expedite(future)
+            self.expedite(future)
         return tuple(concurrent.futures.wait(listed, timeout, return_when))  # type: ignore[return-value]  # two
 
     def as_completed(self, futures: Iterable[Any], timeout: float | None) -> Iterator[Any]:
         listed = list(futures)
         for future in listed:
-            if not future.done():
-                self.expedite(future)
+            self.expedite(future)
         return concurrent.futures.as_completed(listed, timeout)
 
 
@@ -632,21 +422,6 @@ def _lots_of(bundle: list[WaitingCall]) -> list[list[WaitingCall]]:
         count = min(calls.LOTS_MAX, len(bundle))
     size = -(-len(bundle) // count)
     return [bundle[start : start + size] for start in range(0, len(bundle), size)]
-
-
-def _end_of(job: Job) -> ClientError:
-    """Say why nothing more comes of a job."""
-    if job.refusal:
-        return RequestRefusedError(job.id, job.refusal)
-    summary = job.summary
-    assert summary is not None  # by which it has ended
-    return JobEndedError(summary.number, summary.state, summary.reason)
-
-
-def _array(ref: Reference) -> Any:
-    from ciel.wire.references import to_array
-
-    return to_array(ref)
 
 
 def _itself(value: Any) -> Any:

@@ -12,34 +12,9 @@ import os
 import time
 from _thread import LockType, RLock, allocate_lock
 from collections.abc import Callable
-from typing import Protocol
-from weakref import WeakSet
 
 from ciel.client.errors import ForkedError
-
-
-class Inherited(Protocol):
-    """What a forked child gets a copy of, and must leave to its parent."""
-
-    def forked(self) -> None:
-        """Be told in the child that this is a copy: let go of it, and disturb nobody."""
-
-
-_inherited: WeakSet[Inherited] = WeakSet()
-
-
-def tell_of_forks(owner: Inherited) -> None:
-    """Have `forked` of an object called in every child that is forked from now on."""
-    _inherited.add(owner)
-
-
-def _forked() -> None:
-    for owner in list(_inherited):
-        owner.forked()
-    _inherited.clear()
-
-
-os.register_at_fork(after_in_child=_forked)
+from ciel.client.forks import tell_of_forks
 
 
 class Changes(RLock):  # type: ignore[misc]  # it is final in its stub alone

@@ -27,6 +27,7 @@ from ciel.client.errors import (
     QueryError,
     WaitTimeoutError,
 )
+from ciel.client.forks import forbid, tell_of_forks
 from ciel.client.jobs import Job
 from ciel.core.events import (
     Answer,
@@ -92,6 +93,11 @@ class Client:
         except BaseException:
             self._close_cluster()
             raise
+        tell_of_forks(self)
+
+    def forked(self) -> None:
+        """Be a copy in a forked child."""
+        forbid(self, silent=("close",), kept=("cluster", "location", "name"))
 
     def __enter__(self) -> Self:
         return self
@@ -144,6 +150,8 @@ class Client:
             attached = known or AttachedJob(self, summary, self._changed)
             self._jobs[attached.id] = attached
         self.send(WatchJob(attached.id))
+        what = f"job {summary.number}"
+        attached.wait_until(lambda: attached.summary is not None, ANSWER_TIMEOUT_S, what)
         return attached
 
     @property

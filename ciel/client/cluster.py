@@ -22,9 +22,10 @@ from typing import Any, Self
 
 from ciel.access.keys import Key
 from ciel.access.settings import MasterLocation
-from ciel.client.changes import Flag, tell_of_forks
+from ciel.client.changes import Flag
 from ciel.client.daemons import Daemon, LocalDaemon, end_in_words, failure
 from ciel.client.errors import ClientError, ClusterError, ForkedError
+from ciel.client.forks import tell_of_forks
 from ciel.client.runs import RunDirectory, Sweeper
 from ciel.client.watching import Watcher
 from ciel.core.tasks import SLOTS_MAX
@@ -151,6 +152,7 @@ class LocalCluster(Shown):
 
     @property
     def worker_count(self) -> int:
+        """How many workers there are."""
         return len(self._workers)
 
     def restart(self, number: int, timeout_s: float = START_TIMEOUT_S) -> None:
@@ -198,6 +200,7 @@ class LocalCluster(Shown):
 
     @property
     def location(self) -> MasterLocation:
+        """Where its master is, and the key to it: an `address` for clients."""
         ready = self._master.ready or {}
         return MasterLocation(
             ready["url"],

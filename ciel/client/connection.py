@@ -25,7 +25,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from ciel.access.keys import Key, Role
-from ciel.client.changes import Changes, tell_of_forks
+from ciel.client.changes import Changes
 from ciel.client.dialing import READ_BYTES, Dialer, Line
 from ciel.client.errors import (
     AccessRefusedError,
@@ -35,6 +35,7 @@ from ciel.client.errors import (
     ForkedError,
     NoMasterError,
 )
+from ciel.client.forks import tell_of_forks
 from ciel.core.events import (
     CLIENT_GRACE_S,
     HEARTBEAT_INTERVAL_S,

@@ -15,7 +15,7 @@ from concurrent import futures
 from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
 
 from ciel.python.calls import Mapped
-from ciel.python.failures import pack_error, unpack_error
+from ciel.python.failures import PackingError, pack_error, unpack_error
 from ciel.python.sessions import NoClientError, Session, current, leave
 from ciel.python.tasks import USUAL, Options, Task, read_options, split_task
 
@@ -158,32 +158,35 @@ class _Line:
 
     def __init__(self, session: Session, owned: Client | None, limit: int | None) -> None:
         self.broken: BaseException | None = None
-        self._session = session
+        self._session: Any = session
+        self._is_task = not hasattr(session, "map_parts")
         self._owned = owned
         self._limit = limit
         self._changed = threading.Condition()
-        self._waiting: deque[tuple[futures.Future[Any], tuple[Any, ...]]] = deque()
-        self._begun: dict[Any, futures.Future[Any] | None] = {}
+        self._waiting: deque[tuple[_Outer, tuple[Any, ...]]] = deque()
+        self._begun: dict[Any, _Outer | None] = {}
         self._begin_count = 0
         self._is_closed = False
         _open_lines.add(self)
 
     def add(self, *call: Any) -> Any:
         """Begin a call (see `Session.call`), or keep it for later; return its future."""
-        with self._changed:
-            self._require_open()
-            if self._limit is None:
-                self._begin_count += 1
-            else:
-                outer: futures.Future[Any] = futures.Future()
-                self._waiting.append((outer, call))
         if self._limit is not None:
+            outer = _Outer()
+            with self._changed:
+                self._require_open()
+                self._waiting.append((outer, call))
             self._begin_next()
             return outer
+        with self._changed:
+            self._require_open()
+            self._begin_count += 1
         try:
             future = self._session.call(*call)
-        except BaseException:
+        except BaseException as error:
             self._one_less()
+            if isinstance(error, PackingError):
+                return failed(error)  # as with other executors, whoever waits is told
             raise
         self._watch(future, None)
         return future
@@ -192,7 +195,7 @@ class _Line:
         self, function: Any, rows: list[tuple[Any, ...]], options: Options, size: int | None
     ) -> list[Any]:
         """Begin a call with each row, `size` of them in a task; return futures of `Mapped`."""
-        if self._limit is not None or not hasattr(self._session, "map_parts"):
+        if self._limit is not None or self._is_task:
             return [
                 self.add(call_each, (function, chunk), {}, options)
                 for chunk in chunks_of(rows, size or 1)
@@ -250,10 +253,11 @@ class _Line:
         if owned is not None:
             owned.close()
 
-    def _watch(self, future: Any, outer: futures.Future[Any] | None) -> None:
+    def _watch(self, future: Any, outer: _Outer | None) -> None:
         with self._changed:
             self._begun[future] = outer
-        when_done(future, self._ended)
+        if not self._is_task:
+            when_done(future, self._ended)
 
     def _ended(self, future: Any) -> None:
         with self._changed:
@@ -262,7 +266,7 @@ class _Line:
         if isinstance(error, InitializerError):
             self._break(error)
         if outer is not None:
-            _pass_on(future, error, outer)
+            outer.settle(future, error)
         self._one_less()
         self._begin_next()
 
@@ -301,22 +305,40 @@ class _Line:
                 outer.set_exception(InitializerError(str(error)))
 
 
-def _pass_on(future: Any, error: BaseException | None, outer: futures.Future[Any]) -> None:
-    if future.cancelled():
-        outer.set_exception(futures.CancelledError())
-    elif error is not None:
-        outer.set_exception(error)
-    else:
-        outer.set_result(future.result())
+class _Outer(futures.Future[Any]):
+    """The future of a call that may still have to wait here. Its value is read by who asks."""
+
+    inner: Any = None
+
+    def result(self, timeout: float | None = None) -> Any:
+        found = super().result(timeout)
+        return self.inner.result() if found is _LATER else found
+
+    def settle(self, future: Any, error: BaseException | None) -> None:
+        """Be done, as the future is that the call got when it was begun."""
+        if future.cancelled():
+            self.set_exception(futures.CancelledError())
+        elif error is not None:
+            self.set_exception(error)
+        else:
+            self.inner = future
+            self.set_result(_LATER)
 
 
-def when_done(future: Any, function: Callable[[Any], object]) -> None:
+_LATER = object()
+
+
+def failed(error: BaseException) -> futures.Future[Any]:
+    """Return a future of a call that could not be made."""
+    future: futures.Future[Any] = futures.Future()
+    future.set_exception(error)
+    return future
+
+
+def when_done(future: futures.Future[Any], function: Callable[[Any], object]) -> None:
     """Have a function called with a future that is done."""
-    if isinstance(future, futures.Future):
-        # Not its own method: that is for whoever waits, and has the call sent at once and alone.
-        futures.Future.add_done_callback(future, function)
-    else:
-        future.add_done_callback(function)
+    # Not its own method: that is for whoever waits, and has the call sent at once and alone.
+    futures.Future.add_done_callback(future, function)
 
 
 def slots_of(session: Session, otherwise: int) -> int:

@@ -77,7 +77,7 @@ class Functions:
 
 
 def _see_to_module(function: Callable[..., Any]) -> None:
-    """Have a module travel with its functions that cannot be found by its name, here or elsewhere."""
+    """Have a module travel with its functions that cannot be found by its name."""
     name = getattr(function, "__module__", None) or ""
     module = sys.modules.get(name)
     if module is None or name == "__main__" or name in _seen:

@@ -22,7 +22,7 @@ from ciel.python.showing import Shown, size_text
 from ciel.python.tasks import USUAL, Options
 
 if TYPE_CHECKING:
-    from ciel.client.calling import Calls
+    from ciel.client.results import Results
 
 T = TypeVar("T")
 
@@ -65,7 +65,7 @@ class WaitingCall:
     """A call that is to be sent. `taken`: the futures in its arguments."""
 
     __slots__ = (
-        "arguments", "call_s", "function", "futures", "is_map", "is_usual", "local", "lot",
+        "arguments", "call_s", "function", "futures", "has_cancelled", "is_map", "is_usual", "local", "lot",
         "options", "outside", "place", "raw", "rows", "size_bytes", "taken",
     )  # fmt: skip
 
@@ -76,7 +76,7 @@ class WaitingCall:
         self.options = options
         self.arguments = arguments
         self.taken = taken
-        self.is_map = self.raw = False
+        self.is_map = self.raw = self.has_cancelled = False
         self.rows = 1  # how many calls it stands for
         self.futures: list[ClientFuture[Any]] = []
         self.size_bytes = len(arguments.head)
@@ -85,6 +85,10 @@ class WaitingCall:
         self.local: list[WaitingCall] = []
         self.outside: frozenset[str] = frozenset()
         self.lot = self.place = -1
+
+    def is_off(self) -> bool:
+        """Tell whether nobody waits for it any more."""
+        return all(future.cancelled() for future in self.futures)
 
 
 class Lot:
@@ -98,7 +102,7 @@ class Lot:
     )  # fmt: skip
 
     def __init__(
-        self, calls: Calls, ref: Reference, *, raw: bool = False, is_stream: bool = False
+        self, calls: Results, ref: Reference, *, raw: bool = False, is_stream: bool = False
     ) -> None:
         self.calls = calls
         self.ref = ref
@@ -151,7 +155,7 @@ _STATES = {
 class ClientFuture(Shown, concurrent.futures.Future[T], Future[T]):
     """A future of a client. `lot` and `place`: where its value will be; None before it is sent."""
 
-    def __init__(self, calls: Calls, name: str, call: WaitingCall | None = None) -> None:
+    def __init__(self, calls: Results, name: str, call: WaitingCall | None = None) -> None:
         super().__init__()
         self.name = name
         self._calls = calls
@@ -161,14 +165,12 @@ class ClientFuture(Shown, concurrent.futures.Future[T], Future[T]):
         self._outcome: Outcome | None = None
 
     def result(self, timeout: float | None = None) -> T:
-        if not self.done():
-            self._calls.expedite(self)
+        self._calls.expedite(self)
         found = super().result(timeout)
         return self._value() if found is LATER else found
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        if not self.done():
-            self._calls.expedite(self)
+        self._calls.expedite(self)
         return super().exception(timeout)
 
     def cancel(self) -> bool:
@@ -187,8 +189,7 @@ class ClientFuture(Shown, concurrent.futures.Future[T], Future[T]):
     def __await__(self) -> Generator[Any, Any, T]:
         import asyncio
 
-        if not self.done():
-            self._calls.expedite(self)
+        self._calls.expedite(self)
         return asyncio.wrap_future(self).__await__()
 
     def __iter__(self) -> Iterator[Any]:

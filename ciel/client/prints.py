@@ -18,6 +18,7 @@ import os
 import signal
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, Protocol
 
@@ -115,7 +116,10 @@ class Prints:
                 if printed:
                     self._write("".join([self._text_of(message) for message in printed]))
                 if behind:
-                    self._deliver(behind)
+                    try:
+                        self._deliver(behind)
+                    except BaseException:  # of anybody's callback; others wait for what follows
+                        traceback.print_exc()
 
     def _text_of(self, printed: JobPrinted) -> str:
         text = printed.text or self._fetched(printed)

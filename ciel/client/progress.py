@@ -167,12 +167,14 @@ class Progress:
             Progress._shown = None
         self._thread = None
 
-    def views(self) -> list[View]:
-        """Say how far everything is; asks masters of what has changed, and may wait for them."""
+    def views(self, *, afresh: bool = False) -> list[View]:
+        """Say how far everything is; asks masters of what has changed (`afresh`: of everything),
+        and may wait for them.
+        """
         self._find_clients()
         rows: dict[str, Row] = {}
         for client, before in self._clients.values():
-            for row in self._rows(client):
+            for row in self._rows(client, afresh=afresh):
                 then = before.get(row.name, Row(row.name))
                 done, failed = row.done - then.done, row.failed - then.failed
                 total = row.total - then.done - then.failed
@@ -197,12 +199,12 @@ class Progress:
                 self._has_news = True
                 self._changed.notify_all()
 
-    def _rows(self, client: Client) -> list[Row]:
+    def _rows(self, client: Client, *, afresh: bool = False) -> list[Row]:
         kinds: list[dict[str, Any]] = []
         name = ""
         for job in client.jobs:
             known = self._kinds.get(job.id, (None, []))
-            if job.summary is not None and job.summary is not known[0]:
+            if job.summary is not None and (afresh or job.summary is not known[0]):
                 try:
                     summary = job.summary
                     known = self._kinds[job.id] = summary, client.ask("progress", {"job": job.id})
@@ -233,7 +235,7 @@ class Progress:
             self._has_news = False
             self._display.show(self.views(), is_last=False)
             self._changed.wait_for(lambda: self._is_over, REDRAWN_S)
-        self._display.show(self.views(), is_last=True)
+        self._display.show(self.views(afresh=True), is_last=True)
 
 
 # --- displays -------------------------------------------------------------------------------------

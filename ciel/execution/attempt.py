@@ -128,6 +128,10 @@ class Attempt(ABC):
         """Add a line to the log of the job."""
 
     @abstractmethod
+    def room(self) -> int | None:
+        """Say how many slots wait for work here; None: others, elsewhere, may have some."""
+
+    @abstractmethod
     def add_child(self, child: Child, *, wanted: bool | None = None) -> None:
         """Have a task created. `wanted`: whether this one needs its outputs before its own end;
         None: nobody knows, so it may begin and be called off.

@@ -50,8 +50,8 @@ class Work:
     """
 
     __slots__ = (
-        "__weakref__", "args", "array", "child", "forward", "function", "home", "is_raw", "kwargs",
-        "options", "packed", "results", "state", "step", "taken",
+        "__weakref__", "args", "array", "child", "forward", "function", "home", "is_raw",
+        "is_stream", "kwargs", "options", "packed", "results", "state", "step", "taken",
     )  # fmt: skip
 
     def __init__(
@@ -72,7 +72,7 @@ class Work:
         self.home: Any = None
         self.child = -1
         self.array: list[Any] | None = None
-        self.is_raw = False
+        self.is_raw = self.is_stream = False
         self.forward: TaskFuture[Any] | None = None  # to whom it has handed its result
         self.step: Any = None  # where its function stands, if that can be left
 
@@ -209,6 +209,10 @@ class TaskFuture(Future[T]):
 
 
 _UNREAD: Final = object()
+
+
+class Items(list[Any]):
+    """What a task has yielded; whoever takes it as an argument gets an iterator."""
 
 
 def is_plain(value: Any, depth: int = 4) -> bool:

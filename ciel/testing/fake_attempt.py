@@ -31,6 +31,7 @@ class FakeAttempt(Attempt):
         self.within: list[FakeAttempt] = []  # at those that run within
         self.ended: list[tuple[str, str] | None] = []  # how this one did, that runs within another
         self.logged: list[str] = []
+        self.slots_free: int | None = 1
         self.sent: list[tuple[str, str, bool]] = []  # descriptors: to where, of what, to write
         self.socket_error: OSError | None = None
         self.streamed: list[int] = []
@@ -122,6 +123,9 @@ class FakeAttempt(Attempt):
 
     def log(self, text: str) -> None:
         self.logged.append(text)
+
+    def room(self) -> int | None:
+        return self.slots_free
 
     def add_child(self, child: Child, *, wanted: bool | None = None) -> None:
         self.children.append(child)

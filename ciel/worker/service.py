@@ -192,6 +192,9 @@ class WorkerService:
         self.machine.ended(key, published, fault, run_s, self._reactor.seconds())
         self._act_soon()
 
+    def room(self) -> int | None:
+        return self.machine.room
+
     def streams_opened(self, key: Key, objects: tuple[ObjectId, ...]) -> None:
         self.machine.streams_opened(key, objects, self._reactor.seconds())
         self._act_soon()

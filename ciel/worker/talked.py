@@ -346,6 +346,9 @@ class Talked(Attempt):
     def log(self, text: str) -> None:
         self._place.log(self.task.spec, self.key[1], text)
 
+    def room(self) -> int | None:
+        return self._place.owner.room()
+
     def add_child(self, child: Child, *, wanted: bool | None = None) -> None:
         self._place.owner.attempt_spawned(self.key, child, wanted=wanted)
 

@@ -49,6 +49,9 @@ class AttemptsOwner(Protocol):
         self, key: Key, published: tuple[Reference, ...], fault: TaskFault | None, run_s: float
     ) -> None: ...
 
+    def room(self) -> int | None:
+        """Say how many slots wait for work; None: other workers may have some."""
+
     def streams_opened(self, key: Key, objects: tuple[ObjectId, ...]) -> None: ...
 
     def made_in_vain(self, objects: tuple[ObjectId, ...]) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Generator, Sequence
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
-from ciel.python.inside import AWAY, DONE, HELD, RUNNING, TaskFuture, Work
+from ciel.python.inside import AWAY, DONE, HELD, RUNNING, Items, TaskFuture, Work
 
 if TYPE_CHECKING:
     from ciel.executors.programs.python_evaluator import Evaluator
@@ -230,7 +230,7 @@ class Asynchronous:
 
 
 async def _items_of(body: Any, put: Callable[[Any], None] | None) -> Any:
-    items: list[Any] = []
+    items = Items()
     keep = items.append if put is None else put
     async for item in body:
         keep(item)

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from ciel.executors.programs.python_evaluator import Evaluator
 from ciel.executors.programs.python_inputs import Inputs
+from ciel.executors.programs.python_lots import told_of
 from ciel.executors.programs.python_outputs import Outputs
 from ciel.executors.programs.python_sharing import Sharing
 from ciel.python import sessions
-from ciel.python.calls import AS_PATH, Bundle, Call, Function, Mapped, Use, unpack_bundle
+from ciel.python.calls import AS_PATH, AS_STREAM, Bundle, Call, Function, Mapped, Use, unpack_bundle
 from ciel.python.contents import ERROR, MOVED, VALUE, Outcome
 from ciel.python.inside import (
     _PLAIN_TYPES,
@@ -59,7 +60,8 @@ class Run:
         self._session = TaskSession(self._evaluator)
         self._bundle = self._read_bundle(told)
         self._made: list[list[Outcome]] = [[] for _ in self._bundle.lots]
-        self._next_lot = 0
+        self._next_lot, self._end_lot = 0, len(self._bundle.lots)
+        self._is_again = told.get("attempt", 1) > 1
         self._functions: dict[int, Any] = {}
 
     def _read_bundle(self, told: dict[str, Any]) -> Bundle:
@@ -90,8 +92,16 @@ class Run:
 
     def _run_lots(self) -> bytes | None:
         """Run all lots that are ours; return the error of the only call, if it raised one."""
+        if self._bundle.streams:
+            return self._run_stream(self._bundle.lots[0][0])
         lots = self._bundle.lots
         is_alone = len(lots) == 1 and len(lots[0]) == 1
+        if self._is_again and not is_alone:
+            self._run_each_alone()
+            return None
+        if len(lots) > 1:
+            self._sharing.lots = self
+            self._sharing.arm()
         while (number := self._take_lot()) is not None:
             begun_s = time.perf_counter()
             outcomes = self._made[number]
@@ -108,12 +118,95 @@ class Run:
                 self._outputs.publish(number, outcomes, took_s)
         return None
 
+    def _run_stream(self, call: Call) -> bytes | None:
+        """Run a call whose items are read meanwhile; return what it raised."""
+        from ciel.executors.programs.python_streams import Writing
+
+        writing = Writing(self._channel, self._outputs)
+        work = self._work(call)
+
+        def put(item: Any) -> None:
+            if not writing.is_open:
+                self._sharing.close()
+            writing.put(item)
+
+        try:
+            function = self._function(call)
+            args, kwargs = self._arguments(call)
+            self._evaluator.take(work, function(*args, **kwargs), put)
+            self._evaluator.evaluate(work)
+            writing.finish(TaskFuture(self._evaluator, work).result())
+        except _InputFailedError as failed:
+            return bytes(failed.outcome.packed.head)
+        except BaseException as error:  # whatever a function raises is its outcome
+            if work.state is DONE and work.results[0].kind == ERROR:
+                return bytes(work.results[0].payload)
+            return self._evaluator.packed_error(error, 1)
+        finally:
+            writing.close()
+        return None
+
     def _take_lot(self) -> int | None:
-        number = self._next_lot
-        if number >= len(self._bundle.lots):
-            return None
-        self._next_lot = number + 1
-        return number
+        with self._channel.lock:
+            number = self._next_lot
+            if number >= self._end_lot:
+                return None
+            self._next_lot = number + 1
+            return number
+
+    # --- lots that others take --------------------------------------------------------------------
+
+    @property
+    def may_be_shared(self) -> bool:
+        """Whether there are lots that were not begun."""
+        return self._next_lot < self._end_lot
+
+    def hand_over(self, most: int) -> int:
+        """Have others make some of the lots that were not begun; return how many. The channel's
+        lock is held.
+        """
+        count = 0
+        while count < most and self.may_be_shared:
+            lot = self._end_lot - 1
+            calls = self._bundle.lots[lot]
+            uses = [use for call in calls for use in call.uses]
+            if any(use.input < 0 and use.lot >= self._next_lot - 1 for use in uses):
+                break  # it takes what is still to be made here
+            told = told_of(self._bundle, calls, self._inputs.arrays, self._stored)
+            told["takes"] = self._outputs.give_up((lot,))
+            self._channel.tell("spawn", told)
+            self._end_lot = lot
+            count += 1
+        return count
+
+    def _stored(self, use: Use) -> tuple[int, int]:
+        return self._sharing.store_outcome(self._made[use.lot][use.place]), 0
+
+    def _run_each_alone(self) -> None:
+        """Have each call be a task of its own: the program has died of one of them."""
+        works: list[list[Work]] = []
+        found: dict[tuple[int, int], tuple[Work, int]] = {}
+        for lot, calls in enumerate(self._bundle.lots):
+            works.append([])
+            for call in calls:
+                told = told_of(
+                    self._bundle,
+                    (call,),
+                    self._inputs.arrays,
+                    lambda use: (found[use.lot, use.place][0].child, found[use.lot, use.place][1]),
+                )
+                work = self._work(call)
+                self._sharing.create(work, {**told, "wanted": True})
+                for place in range(call.returns):
+                    found[lot, len(works[lot]) + place] = (work, place)
+                works[lot] += [work] * call.returns
+        self._evaluator.settle([work for row in works for work in row])
+        for lot, row in enumerate(works):
+            places = [found[lot, place] for place in range(len(row))]
+            outcomes = [self._outcome(work, place) for work, place in places]
+            self._outputs.publish(lot, outcomes, 0.0)
+
+    # --- calls ------------------------------------------------------------------------------------
 
     def _run_call(self, call: Call) -> Sequence[Outcome]:
         """Return what becomes of a call."""
@@ -221,6 +314,12 @@ class Run:
 
     def _given(self, use: Use, call: Call) -> Any:
         """Return what a function is given for a future."""
+        if use.how == AS_STREAM and use.input >= 0:
+            array = self._inputs.arrays[use.input]
+            if array[0] != "err":
+                from ciel.executors.programs.python_streams import items_of
+
+                return items_of(self._channel, array)
         if use.input < 0:
             outcome = self._made[use.lot][use.place]
         else:

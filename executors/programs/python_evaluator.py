@@ -21,6 +21,7 @@ from ciel.python.inside import (
     HELD,
     PLAIN,
     RUNNING,
+    Items,
     Result,
     TaskFuture,
     Work,
@@ -103,17 +104,15 @@ class Evaluator:
         """Return the loop in which a coroutine is to run that begins now."""
         from ciel.executors.programs.python_async import Looping
 
-        if not self._loopings or (self._loopings[-1].is_running and self._home_is_of_a_function):
+        if self._home is not None and type(self._home) is not dict:
+            return self.looping_now()
+        if not self._loopings or self._loopings[-1].is_running:
             self._loopings.append(Looping(self))
         return self._loopings[-1]
 
     def looping_now(self) -> Looping:
-        """Return the loop that runs."""
+        """Return the loop that runs, and in which we are."""
         return next(looping for looping in reversed(self._loopings) if looping.is_running)
-
-    @property
-    def _home_is_of_a_function(self) -> bool:
-        return self._home is None or type(self._home) is dict
 
     def _home_of_coroutine(self) -> Any:
         from ciel.executors.programs.python_async import home
@@ -231,8 +230,10 @@ class Evaluator:
 
     # --- what comes of it -------------------------------------------------------------------------
 
-    def take(self, work: Work, value: Any) -> None:
-        """Make of what a function has returned what becomes of its work."""
+    def take(self, work: Work, value: Any, put: Any = None) -> None:
+        """Make of what a function has returned what becomes of its work. `put`: where items go that
+        it yields.
+        """
         returns = work.options.returns
         kind = type(value)
         if kind is TaskFuture and returns == 1:
@@ -240,11 +241,11 @@ class Evaluator:
         elif kind is types.GeneratorType:
             from ciel.executors.programs.python_generators import Generating
 
-            work.step = Generating(value)
+            work.step = Generating(value, put)
         elif kind is types.CoroutineType or kind is types.AsyncGeneratorType:
             from ciel.executors.programs.python_async import Asynchronous
 
-            work.step = Asynchronous(self, work, value)
+            work.step = Asynchronous(self, work, value, put)
         else:
             self._end(work, self._results(work, value))
 
@@ -312,7 +313,10 @@ def arguments_of(work: Work) -> tuple[Sequence[Any], dict[str, Any]]:
 def _value(future: TaskFuture[Any]) -> Any:
     """Return a copy of a value, for whoever may change it."""
     outcome = future.wait()
-    return outcome.payload if outcome.kind == PLAIN else opened(outcome)
+    if outcome.kind == PLAIN:
+        return outcome.payload
+    value = opened(outcome)
+    return iter(value) if type(value) is Items else value
 
 
 def unpackable(work: Work, error: BaseException) -> BaseException:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ciel.python.inside import TaskFuture, Work
+from ciel.python.inside import Items, TaskFuture, Work
 
 if TYPE_CHECKING:
     from ciel.executors.programs.python_evaluator import Evaluator
@@ -19,7 +19,7 @@ class Generating:
     ) -> None:
         self._generator = generator
         self._put = put
-        self._items: list[Any] | None = None
+        self._items: Items | None = None
         self._awaited: TaskFuture[Any] | None = None
         self._home: Any = None
 
@@ -48,12 +48,19 @@ class Generating:
             if type(given) is TaskFuture:
                 self._awaited = given
             elif self._put is not None:
-                self._put(given)
+                self._give(evaluator, work, given)
             elif self._items is None:
-                self._items = [given]
+                self._items = Items([given])
             else:
                 self._items.append(given)
         return ()
+
+    def _give(self, evaluator: Evaluator, work: Work, item: Any) -> None:
+        assert self._put is not None
+        try:
+            self._put(item)
+        except Exception as error:  # it has no bytes
+            evaluator.fail(work, error)
 
     def _finish(self, evaluator: Evaluator, work: Work, value: Any) -> None:
         work.step = None

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from ciel.core.tasks import Needs
 from ciel.executors.programs.python_outputs import encoded
 from ciel.python.calls import (
+    AS_STREAM,
     AS_VALUE,
     INLINE_MAX_BYTES,
     VERSION,
@@ -39,8 +40,10 @@ from ciel.python.inside import (
     Work,
     packed_of,
     result_from,
+    result_of,
 )
 from ciel.python.packing import PROTOCOL, Packed, pack_with_futures
+from ciel.python.tasks import Task
 
 if TYPE_CHECKING:
     from ciel.executors.programs.python_channel import Channel
@@ -50,10 +53,13 @@ if TYPE_CHECKING:
 
 SHARE_AFTER_S = 0.01
 """So long a task runs before it shares, and so often it does."""
-GIVEN_AT_ONCE_MAX = 64
+AWAY_MAX = 64
+"""So many works of a task are given away at a time, as far as it knows."""
 ALONE_MIN_BYTES = 64 << 10
 """Arguments of this size become an object of their own."""
 HOMES_MAX = 1000
+CO_GENERATOR = 0x20
+"""Of the flags of a function's code; `inspect` takes long to load."""
 
 Home = dict[int, "weakref.ref[Work]"]
 
@@ -92,6 +98,7 @@ class Sharing:
         self.lock = channel.lock
         self.places: tuple[str, ...] = ()
         self.is_armed = False
+        self.is_closed = False  # an output is open: the task cannot wait for others any more
         self.lots: Any = None  # who has lots that were not begun
         self._channel = channel
         self._inputs = inputs
@@ -123,6 +130,11 @@ class Sharing:
             if not home and self._homes and self._homes[-1] is home:
                 self._homes.pop()  # its body makes another one when it needs it
 
+    def close(self) -> None:
+        """Share nothing any more: an output is open, and so the task must end here."""
+        with self.lock:
+            self.is_closed = True
+
     @property
     def has_works(self) -> bool:
         """Whether something may be held that nobody needs any more."""
@@ -142,18 +154,31 @@ class Sharing:
 
     def share(self) -> bool:
         """Give something away; return whether there may be more. The lock is held."""
+        if self.is_closed:
+            return False
+        room = self._channel.reply("room", {})["slots"]
+        if room == 0:
+            return self._has_any
+        left = self._give_now() if room is None else room
         if self.lots is not None:
-            self.lots.hand_over()
-        if self.done_count:
-            self._given_at_once = 1
-        else:  # what runs takes long, and so may the rest
-            self._given_at_once = min(2 * self._given_at_once, GIVEN_AT_ONCE_MAX)
-        self.done_count = 0
-        left = self._given_at_once
+            left -= self.lots.hand_over(left)
         while left and (work := self._next_held()) is not None:
             left -= self.give(work, wanted=True)
         self._channel.flush()
-        return bool(self._homes)
+        return self._has_any
+
+    @property
+    def _has_any(self) -> bool:
+        return bool(self._homes) or (self.lots is not None and self.lots.may_be_shared)
+
+    def _give_now(self) -> int:
+        """Say how much is given away where nobody knows who has room."""
+        if self.done_count:
+            self._given_at_once = 1
+        else:  # what runs takes long, and so may the rest
+            self._given_at_once = 2 * self._given_at_once
+        self.done_count = 0
+        return max(0, min(self._given_at_once, AWAY_MAX - len(self._away)))
 
     def _next_held(self) -> Work | None:
         """Take the work that its body will come to last, of the oldest body that has any."""
@@ -202,16 +227,18 @@ class Sharing:
             return False
         if wanted:
             told["wanted"] = True
-        self._take_number(work)
-        self._channel.tell("spawn", told)
-        work.state = AWAY
-        work.args, work.kwargs, work.packed, work.taken = (), {}, None, ()
-        self._away[work] = None
+        self.create(work, told)
         return True
 
-    def _take_number(self, work: Work) -> None:
-        work.child = self._outputs.made_count
-        self._outputs.made_count += 1
+    def create(self, work: Work, told: dict[str, Any]) -> None:
+        """Have others do a work: it is spawned as `told`."""
+        with self.lock:
+            work.child = self._outputs.made_count
+            self._outputs.made_count += 1
+            self._channel.tell("spawn", told)
+            work.state = AWAY
+            work.args, work.kwargs, work.packed, work.taken = (), {}, None, ()
+            self._away[work] = None
 
     def _told(self, work: Work) -> dict[str, Any]:
         """Return what a task is spawned with."""
@@ -228,7 +255,8 @@ class Sharing:
             packed = Packed(b"")
         returns = work.options.returns
         call = Call(0, packed, uses, with_object, False, work.name, returns)
-        bundle = Bundle(VERSION, self.places, (function,), ((call,),))
+        work.is_stream = _yields(work.function)
+        bundle = Bundle(VERSION, self.places, (function,), ((call,),), work.is_stream)
         bundle = bundle._replace(locals_wanted=self.evaluator.locals_wanted)
         content = pack_bundle(bundle)
         told: dict[str, Any] = {"name": work.name}
@@ -255,7 +283,8 @@ class Sharing:
             item, place = self._item(found.work), found.place
         if item not in inputs:
             inputs.append(item)
-        return Use(inputs.index(item), 0, place, found.work.is_raw, AS_VALUE)
+        how = AS_STREAM if found.work.is_stream and found.work.state is AWAY else AS_VALUE
+        return Use(inputs.index(item), 0, place, found.work.is_raw, how)
 
     def _stored_number(self, found: TaskFuture[Any]) -> int:
         """Return the number of the object that holds what became of a work here."""
@@ -277,6 +306,10 @@ class Sharing:
         self._outputs.made_count += 1
         self._outputs.create(pieces)
         return number
+
+    def store_outcome(self, outcome: Outcome) -> int:
+        """Return the number of an object that is made of an outcome; the lock is held."""
+        return self._store([outcome])
 
     def outcome_of(self, result: Result) -> Outcome:
         """Return an outcome as it is written; the futures in it become tasks."""
@@ -319,6 +352,10 @@ class Sharing:
 
     def wait(self, works: Sequence[Work], *, any_one: bool = False) -> None:
         """Wait, in no slot, until all works are done that cannot be done here; or one of them."""
+        if self.is_closed and not self.look([work for work in works if work.state is AWAY]):
+            raise RuntimeError(
+                "a task that has yielded an item cannot wait for what runs elsewhere: await that first"
+            )
         with self.lock:
             works = [self._others_work(work) for work in works if work.state is not DONE]
             works = [work for work in works if work.state is not DONE]
@@ -358,6 +395,8 @@ class Sharing:
         arrays = [item["__ref__"] for item in told["inputs"]]
         for work, array in zip(listed, arrays, strict=False):
             work.child, work.array = -1, array
+            if array[0] == "s2":
+                array = ["c2", *array[1:]]  # it is read as it grows: to its end
             self._learn(work, array)
 
     def _learn(self, work: Work, array: list[Any]) -> None:
@@ -367,7 +406,11 @@ class Sharing:
 
             results = [Result(ERROR, failed(array).packed.head)] * work.options.returns
         elif array[0] in ("val", "c2", "<3"):
-            if work.is_raw:
+            if work.is_stream:
+                from ciel.executors.programs.python_streams import all_items
+
+                results = [result_of(all_items(self._channel, work.array or array))]
+            elif work.is_raw:
                 results = [Result(PLAIN, bytes(self._inputs.content(array)))]
             else:
                 outcomes = self._inputs.outcomes(array)
@@ -376,6 +419,11 @@ class Sharing:
             return
         self._away.pop(work, None)
         self.evaluator.settle_away(work, results)
+
+
+def _yields(function: Any) -> bool:
+    inner = function.function if type(function) is Task else function
+    return bool(getattr(getattr(inner, "__code__", None), "co_flags", 0) & CO_GENERATOR)
 
 
 class Clock:

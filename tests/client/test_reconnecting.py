@@ -199,7 +199,7 @@ def test_who_is_interrupted_while_he_sends_tears_nothing(acceptor: Any, caller: 
     done = threading.Event()
 
     def interrupt() -> None:
-        for _ in range(150):
+        for _ in range(60):
             time.sleep(0.003)
             os.kill(os.getpid(), signal.SIGUSR1)
         done.set()
@@ -228,7 +228,7 @@ def test_who_is_interrupted_while_he_sends_tears_nothing(acceptor: Any, caller: 
         signal.signal(signal.SIGUSR1, former)
     caller.connection.send(WatchJob(JobId("end")))
     eventually(lambda: "end" in heard(acceptor))
-    assert count > 10
+    assert count > 5
     numbers = [int(job[1:]) for job in heard(acceptor)[:-1]]
     doubled = sum(a >= b for a, b in itertools.pairwise(numbers))
     assert doubled <= count  # a batch that was queued, though its sender did not learn of it

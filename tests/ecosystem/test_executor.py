@@ -16,9 +16,11 @@ import pytest
 import ciel
 from ciel import Client, Executor
 from ciel.testing import borrowed
+from ciel.testing.homes import HandCluster
 
 AT_ONCE = 12
 """So many of their tests run beside each other: nearly all sleep."""
+SLOTS = 16
 
 # Those that say what every executor does, and those of process pools that are not about processes.
 CLASSES = (
@@ -30,7 +32,7 @@ LIVES_ON = "expects that the whole pool is broken by a call that kills its proce
 LEFT_OUT = {
     "ProcessPoolExecutorTest.test_max_workers_too_large": "of Windows",
     "ProcessPoolExecutorTest.test_killed_child": LIVES_ON,
-    "ProcessPoolExecutorTest.test_traceback": "wants multiprocessing's class as the cause; see below",
+    "ProcessPoolExecutorTest.test_traceback": "the cause is a class of ours; see below",
     "ProcessPoolExecutorTest.test_ressources_gced_in_workers": "of multiprocessing's managers",
     "ProcessPoolExecutorTest.test_saturation": PROCESSES,
     "ProcessPoolExecutorTest.test_idle_process_reuse_one": PROCESSES,
@@ -68,7 +70,17 @@ test_case.__test__ = False  # type: ignore[attr-defined]  # it makes them
 
 
 @pytest.fixture(scope="module")
-def outcomes(client: Client) -> Iterator[dict[str, Future[str]]]:
+def large_worker(cluster: HandCluster) -> Iterator[None]:
+    """A worker on which much may sleep."""
+    worker = cluster.start_worker("--slots", str(SLOTS))
+    yield
+    worker.terminate()
+    worker.communicate(timeout=20)
+    cluster.workers.remove(worker)
+
+
+@pytest.fixture(scope="module")
+def outcomes(client: Client, large_worker: None) -> Iterator[dict[str, Future[str]]]:
     """What came of each of their tests, which run beside each other."""
     theirs = importlib.import_module("test.test_concurrent_futures")
 

@@ -25,8 +25,9 @@ CLASSES = ("_TestPool", "_TestPoolWorkerErrors", "_TestPoolWorkerLifetime")
 PROCESSES = "looks at a pool's own processes; here they are the cluster's"
 LEFT_OUT = {
     "_TestPool.test_make_pool": PROCESSES,
-    "_TestPool.test_traceback": "wants multiprocessing's class as the cause; see test_executor.py",
-    "_TestPool.test_map_no_failfast": "raises an error of a MiB; of more than 64 KiB the text is kept",
+    "_TestPool.test_traceback": "the cause is a class of ours; see test_executor.py",
+    "_TestPool.test_wrapped_exception": "sends the class of these tests, which holds a pool",
+    "_TestPool.test_map_no_failfast": "of an error of a MiB only the text survives",
     "_TestPool.test_map_unplicklable": "what cannot be sent raises PackingError, which names it",
     "_TestPoolWorkerErrors.test_unpickleable_result": "a lambda can be returned here",
     "_TestPoolWorkerLifetime.test_pool_worker_lifetime": PROCESSES,

@@ -1,5 +1,5 @@
-"""Clients of the Python API whose connection breaks, that share a job, fork, are interrupted, or are
-killed in the middle.
+"""Clients of the Python API whose connection breaks, that share a job, fork, are interrupted, or
+are killed in the middle.
 """
 
 from __future__ import annotations
@@ -7,23 +7,27 @@ from __future__ import annotations
 import contextlib
 import os
 import random
-import re
 import select
 import signal
 import socket
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
+from ciel.access.access_file import AccessFile
 from ciel.access.settings import MasterLocation
 from ciel.client import LocalCluster
 from ciel.client.client import Client
 from ciel.client.errors import ConnectionLostError, JobEndedError
-from ciel.core.refs import Value
-from ciel.testing.homes import Home, wait_for
+from ciel.client.jobs import Job
+from ciel.core.refs import Future, Value
+from ciel.testing.homes import wait_for
 
 TASKS = 1500
 
@@ -96,8 +100,68 @@ class Proxy:
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     environ = {**os.environ, "XDG_STATE_HOME": str(tmp_path_factory.mktemp("state"))}
-    with LocalCluster(workers=2, slots=1, environ=environ) as cluster:
+    with LocalCluster(workers=2, slots=2, environ=environ) as cluster:
         yield cluster
+
+
+KILLED = """
+import ciel
+client = ciel.Client()
+job = client.job("killed")
+job.want([job.run(["sh", "-c", "setsid sleep 777 & sleep 777"])])
+print(job.id, flush=True)
+job.wait()
+"""
+
+
+class Forsaken(NamedTuple):
+    """Jobs whose clients went away when the tests of this file began."""
+
+    client: Client
+    job: Job
+    ref: Future
+    id_of_killed: str
+
+
+@pytest.fixture(scope="module", autouse=True)
+def forsaken(cluster: LocalCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forsaken]:
+    """One client is cut off, another killed; the tests go by while they are waited for."""
+    path = tmp_path_factory.mktemp("access") / "access.json"
+    found = cluster.location
+    AccessFile(found.url, found.control, found.cluster_id, found.key, os.getpid(), 1).write(path)
+    environ = {**os.environ, "CIEL_ACCESS": str(path)}
+    command = [sys.executable, "-c", KILLED]
+    with Proxy(found.url.partition("://")[2]) as proxy:
+        client = Client(through(cluster, proxy))
+        job = client.job("cut off")
+        ref = job.run(["sleep", "777"])
+        job.want([ref])
+        wait_for(lambda: job.summary and job.summary.counts.get("assigned"), "a program to run")
+        with subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            id_of_killed = process.stdout.readline().strip()
+            wait_for(lambda: len(sleepers(cluster)) == 3, "its programs")
+            process.kill()
+        proxy.is_down = True
+        proxy.cut()
+        yield Forsaken(client, job, ref, id_of_killed)
+    client.close()
+
+
+def sleepers(cluster: LocalCluster) -> list[str]:
+    """List what sleeps here for 777 s."""
+    return [
+        entry.name
+        for entry in Path("/proc").glob("[0-9]*")
+        if command_of(entry).startswith(b"sleep\x00777")
+    ]
+
+
+def command_of(process: Path) -> bytes:
+    try:
+        return (process / "cmdline").read_bytes()
+    except OSError:
+        return b""
 
 
 @pytest.fixture
@@ -138,3 +202,66 @@ def test_a_connection_that_breaks_again_and_again_loses_nothing_and_doubles_noth
         assert proxy.accepted > 5
         summary = client.ask("job", {"job": job.id})["summary"]
         assert summary[5] == {"done": TASKS}
+
+
+def test_a_master_that_stands_still_for_a_while_loses_nothing(
+    cluster: LocalCluster,
+) -> None:
+    with Client(cluster) as client, client.job("paused") as job:
+        refs = [job.run(["echo", number]) for number in range(100)]
+        job.want(refs)
+        os.kill(cluster.master.pid, signal.SIGSTOP)
+        try:
+            time.sleep(3.5)  # workers take a master that says nothing for 3 s for lost
+        finally:
+            os.kill(cluster.master.pid, signal.SIGCONT)
+        made = [ref.content for ref in job.results(refs, 60) if isinstance(ref, Value)]
+    assert made == [b"%d\n" % number for number in range(100)]
+
+
+def test_clients_share_the_results_of_a_job(cluster: LocalCluster) -> None:
+    with Client(cluster) as first, Client(cluster) as second:
+        job = first.job("shared")
+        made, unmade = job.run(["echo", "made"], name="early"), job.run(["echo", "later"])
+        assert job.read(made) == b"made\n"
+        attached = second.attach(job.id)
+        assert attached is second.attach(first.ask("jobs", {"job": job.id})[0][1])
+        assert [name for name, _ in attached.wanted()] == ["early"]
+        assert attached.read(made) == b"made\n"
+        assert attached.read(unmade) == b"later\n"
+        assert job.read(unmade) == b"later\n"
+        first.close()  # the job is not over: it is now that of who is attached
+        own = attached.run(["cat"], inputs=[made])
+        assert attached.read(own) == b"made\n"
+        attached.close()
+        assert attached.wait(30).state == "completed"
+    with Client(cluster) as third, third.attach(job.id) as ended:
+        assert ended.read(own) == b"made\n"
+        with pytest.raises(JobEndedError):
+            ended.result(ended.run(["echo", "too late"]))
+
+
+def test_a_client_that_was_away_for_too_long_is_told_so(
+    cluster: LocalCluster, forsaken: Forsaken
+) -> None:
+    with pytest.raises(ConnectionLostError) as caught:
+        forsaken.job.result(forsaken.ref, 60)
+    assert str(caught.value).endswith(
+        "it closed the connection; it could not be reached again within 5 s: "
+        "it hung up; it is about to end, or no master"
+    )
+    with pytest.raises(ConnectionLostError):
+        forsaken.client.ask("status")
+    with Client(cluster) as client:
+        job = client.attach(forsaken.job.id)
+        assert job.wait(30).state == "cancelled"
+        with pytest.raises(JobEndedError, match="is cancelled: its client is gone"):
+            job.result(job.run(["true"]))
+
+
+def test_the_job_of_a_killed_client_is_cancelled_with_all_that_it_runs(
+    cluster: LocalCluster, forsaken: Forsaken
+) -> None:
+    with Client(cluster) as client:
+        assert client.attach(forsaken.id_of_killed).wait(30).state == "cancelled"
+    wait_for(lambda: not sleepers(cluster), "the end of its programs")

@@ -119,6 +119,11 @@ class WorkerMachine:
         """How many slots nobody holds; fewer than none while programs are prepared ahead."""
         return self._slots.free
 
+    @property
+    def room(self) -> int | None:
+        """How many slots wait for work; None: other workers may have some."""
+        return None if self.hosts else max(0, self.slots_free - len(self._queue))
+
     def keep(self, objects: Mapping[ObjectId, int]) -> None:
         """Note what the own store has from an earlier life; only before a master is reached."""
         self.stored.update(objects)

@@ -1,0 +1,264 @@
+"""What became of calls: lots that are to come, and the values in them.
+
+News come on the connection's thread. Outcomes that ride along are known at once; what is too large
+is read by whoever asks for it, or by a few threads where the outcome itself must be known.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import io
+import mmap
+import threading
+from abc import ABC, abstractmethod
+from collections import deque
+from typing import TYPE_CHECKING, Any, Final
+
+from ciel.client.errors import (
+    ClientError,
+    JobEndedError,
+    ObjectUnreadableError,
+    RequestRefusedError,
+)
+from ciel.client.futures import ClientFuture, Lot, read_value
+from ciel.core.ids import ObjectId
+from ciel.core.refs import Failure, Reference, Value
+from ciel.python.contents import ERROR, ITEM, MOVED, RETURNED, VALUE, Outcome, decode, read_stream
+from ciel.python.failures import error_of, packing_error, unpack_error
+from ciel.python.packing import UnpackedError, unpack
+from ciel.wire.references import from_array
+
+if TYPE_CHECKING:
+    from ciel.client.api import Client
+    from ciel.client.jobs import Job
+
+EAGER_MAX_BYTES: Final = 64 << 10
+"""What a single call has made, and is larger, is read when it is asked for."""
+MAPPED_MIN_BYTES: Final = 256 << 10
+"""What is larger is not read but mapped, if it is on this host."""
+DROPPED_AT_ONCE: Final = 256
+_READERS = 2
+
+
+class Results(ABC):
+    """The results of one client's calls. Usable from any thread."""
+
+    def __init__(self, client: Client) -> None:
+        self.dropped: deque[Reference] = deque()
+        """Objects that nobody here can ask for any more."""
+        self._client = client
+        self._lock = threading.Lock()
+        self._lots: dict[ObjectId, Lot] = {}  # that are to come
+        self._news: deque[Reference] = deque()
+        self._job: Job | None = None
+        self._readers: concurrent.futures.ThreadPoolExecutor | None = None
+        self._ended: BaseException | None = None
+
+    def _open_job(self) -> Job:
+        if self._job is None:
+            self._job = self._client.job(self._client.name)
+            self._client.follow_prints(self._job)
+        return self._job
+
+    @property
+    def job(self) -> Job | None:
+        """The job of all calls; None before the first."""
+        return self._job
+
+    def take_news(self) -> None:
+        """Take in what the connection has brought; no lock of the client is held."""
+        while self._news:
+            try:
+                ref = self._news.popleft()
+            except IndexError:  # another thread, which had printed something first, has it
+                break
+            with self._lock:
+                lot = self._lots.pop(ref.id, None)
+            if lot is not None:
+                self._settle(lot, ref)
+        job = self._job
+        if job is not None and self._lots and (job.has_ended or job.refusal):
+            self._lose(_end_of(job))
+        if len(self.dropped) >= DROPPED_AT_ONCE:
+            self._remind()
+
+    @abstractmethod
+    def expedite(self, future: ClientFuture[Any]) -> None:
+        """Somebody waits for a future: send what it needs, if that was not sent."""
+
+    @abstractmethod
+    def call_off(self, future: ClientFuture[Any]) -> None:
+        """A future was cancelled: stop what runs for it alone."""
+
+    @abstractmethod
+    def _remind(self) -> None:
+        """There is something to be told to the master; this thread must not wait for that."""
+
+    def _settle(self, lot: Lot, ref: Reference) -> None:
+        lot.ref = ref
+        futures, lot.futures = lot.futures, []
+        if isinstance(ref, Failure):
+            lot.count(failed=True)
+            for future in futures:
+                future.fail(error_of(ref))
+        elif lot.raw or lot.is_stream:
+            lot.count()
+            for future in futures:
+                future.settle(None)
+        elif isinstance(ref, Value):
+            self._take(lot, futures, bytearray(ref.content))
+        elif len(lot.functions) == 1 and (getattr(ref, "size_bytes", 0) or 0) > EAGER_MAX_BYTES:
+            lot.count()
+            for future in futures:
+                future.settle(None)
+        else:
+            if self._readers is None:
+                self._readers = concurrent.futures.ThreadPoolExecutor(_READERS, "ciel-results")
+            self._readers.submit(self._fetch, lot, futures)
+
+    def _fetch(self, lot: Lot, futures: list[ClientFuture[Any]]) -> None:
+        try:
+            self._take(lot, futures, self.read(lot.ref))
+        except BaseException as error:
+            for future in futures:
+                future.fail(error)
+
+    def _take(self, lot: Lot, futures: list[ClientFuture[Any]], content: Any) -> None:
+        """Have the futures of a lot be done with what it holds."""
+        try:
+            found = decode(content)
+        except UnpackedError as error:
+            for future in futures:
+                future.fail(packing_error(f"the result of {future.name}", error))
+            return
+        outcomes = found.outcomes
+        if lot.functions:
+            each_s = found.took_s / len(lot.functions)
+            lot.count(outcomes)
+            for function in set(lot.functions):
+                function.note(each_s)
+        for future in futures:
+            outcome = outcomes[future.place]
+            if outcome.kind == VALUE:
+                future.settle(outcome)
+            elif outcome.kind == ERROR:
+                future.fail(unpack_error(outcome.packed.head))
+            else:
+                self._follow(future, outcome)
+
+    def _follow(self, future: ClientFuture[Any], outcome: Outcome) -> None:
+        """Have a future wait for another object, which a task handed its result on to."""
+        assert outcome.kind == MOVED
+        array, place, raw = unpack(outcome.packed.head)
+        future.sent_as(self._lot(from_array(array), raw), place)
+        self._seek(future)
+
+    def _lot(self, ref: Reference, raw: bool) -> Lot:
+        with self._lock:
+            known = self._lots.get(ref.id)
+        return known or Lot(self, ref, raw=raw)
+
+    def _expect(self, lot: Lot, name: str, place: int = 0) -> ClientFuture[Any]:
+        """Return a future of something that is to come."""
+        future: ClientFuture[Any] = ClientFuture(self, name)
+        future.sent_as(lot, place)
+        lot.futures.append(future)
+        with self._lock:
+            self._lots[lot.id] = lot
+        return future
+
+    def _seek(self, future: ClientFuture[Any]) -> None:
+        """Want the object of a future that came within a value, or was handed on."""
+        lot = future.lot
+        assert lot is not None
+        with self._lock:
+            ended = self._ended
+            lot = future.lot = self._lots.setdefault(lot.id, lot)
+            if future not in lot.futures:
+                lot.futures.append(future)
+        if ended is not None:
+            self._lose(ended)
+            return
+        self._open_job().want((lot.ref,), self._news)
+
+    def value_of(self, outcome: Outcome, name: str) -> Any:
+        """Return the value of an outcome; raises UnpackedError."""
+        given = []
+        for array, place, raw in outcome.refs:
+            future: ClientFuture[Any] = ClientFuture(self, name)
+            future.sent_as(self._lot(from_array(array), raw), place)
+            given.append(future)
+        return read_value(outcome, given)
+
+    def outcomes(self, lot: Lot) -> list[Outcome]:
+        """Return what a lot holds, read once; raises UnpackedError and as `Job.read`."""
+        with lot.lock:
+            if lot.content is None:
+                lot.content = decode(self.read(lot.ref)).outcomes
+            return lot.content
+
+    def read_items(self, lot: Lot) -> Any:
+        """Return what a task that yields has made: the list of its items, or what it returned if it
+        yielded none.
+        """
+        items: list[Any] = []
+        for kind, head in read_stream(io.BytesIO(self.read_bytes(lot.ref)).read):
+            if kind == ITEM:
+                items.append(unpack(head))
+            elif kind == RETURNED:
+                return items or unpack(head)
+            else:
+                raise unpack_error(head)
+        return items
+
+    def read_bytes(self, ref: Reference) -> bytes:
+        """Return the content of an object; raises as `Job.read`."""
+        return self._client.read(ref) if self._job is None else self._job.read(ref)
+
+    def read(self, ref: Reference) -> Any:
+        """Return the content of an object in memory of its own, which may be written to; raises as
+        `Job.read`.
+        """
+        size_bytes = getattr(ref, "size_bytes", None)
+        if size_bytes is None or size_bytes <= EAGER_MAX_BYTES or self._job is None:
+            return bytearray(self.read_bytes(ref))
+        while True:
+            mapped = self._client.map_object(ref) if size_bytes >= MAPPED_MIN_BYTES else None
+            if mapped is not None and len(mapped) == size_bytes:
+                return mapped
+            memory = mmap.mmap(-1, size_bytes)
+            try:
+                at = 0
+                for chunk in self._client.read_chunks(ref):
+                    memory[at : at + len(chunk)] = chunk
+                    at += len(chunk)
+                return memory
+            except ObjectUnreadableError as error:
+                ref = self._job.await_copy(error, ref)
+
+    def _release_dropped(self) -> None:
+        if self.dropped and self._job is not None:
+            refs = [self.dropped.popleft() for _ in range(len(self.dropped))]
+            self._job.release(refs, for_good=True)
+
+    def _lose(self, error: BaseException) -> None:
+        """Nothing more will come."""
+        with self._lock:
+            lots, self._lots = list(self._lots.values()), {}
+        for lot in lots:
+            futures, lot.futures = lot.futures, []
+            for future in futures:
+                future.fail(error)
+
+    def _close_readers(self) -> None:
+        if self._readers is not None:
+            self._readers.shutdown(wait=False, cancel_futures=True)
+
+
+def _end_of(job: Job) -> ClientError:
+    """Say why nothing more comes of a job."""
+    if job.refusal:
+        return RequestRefusedError(job.id, job.refusal)
+    summary = job.summary
+    assert summary is not None  # by which it has ended
+    return JobEndedError(summary.number, summary.state, summary.reason)

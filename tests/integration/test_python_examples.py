@@ -1,0 +1,58 @@
+"""The examples in Python: each gives what is computed here in another way."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from ciel.testing.homes import Home
+from ciel.testing.two_slots import TwoSlots
+
+EXAMPLES = Path(__file__).parents[2] / "examples" / "python"
+
+
+def printed(home: Home, name: str, *words: object) -> str:
+    done = home.run(sys.executable, str(EXAMPLES / f"{name}.py"), *map(str, words))
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_fib(cluster: TwoSlots) -> None:
+    assert printed(cluster.home, "fib", 18) == "2584\n"
+
+
+@pytest.mark.parametrize("size, ways", [(1, 1), (3, 0), (6, 4), (9, 352)])
+def test_queens(cluster: TwoSlots, size: int, ways: int) -> None:
+    assert printed(cluster.home, "queens", size) == f"{ways}\n"
+
+
+def test_words(cluster: TwoSlots) -> None:
+    files = sorted(EXAMPLES.glob("*.py"))
+    counts = Counter(re.findall("[a-z]+", "".join(file.read_text() for file in files).lower()))
+    most = sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))[:10]
+    lines = printed(cluster.home, "words", *files).splitlines()
+    assert [(word, int(count)) for count, word in map(str.split, lines)] == most
+
+
+def test_arrays(home: Home) -> None:
+    """On a cluster of its own, which it wants in memory."""
+    mebibytes, readers = 64, 4
+    means, sizes = printed(home, "arrays", mebibytes).splitlines()
+    part = (mebibytes << 17) // readers
+    expected = [(2 * number + 1) * part / 2 + 0.5 for number in range(readers)]
+    assert means.split()[1:] == [f"{mean:.6g}" for mean in expected]
+    own = re.fullmatch(r"the array has 64 MiB; a reader had at most (\d+) MiB", sizes)
+    assert own is not None
+    assert int(own[1]) < mebibytes  # no copy
+    home.expect_nothing_left()
+
+
+def test_every_example_is_tested_and_listed() -> None:
+    listed = (EXAMPLES.parent / "README.md").read_text()
+    for example in EXAMPLES.glob("*.py"):
+        assert f"test_{example.stem}" in globals()
+        assert f"examples/python/{example.name}" in listed
