@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from ciel.python.failures import TaskMemoryError as TaskMemoryError
     from ciel.python.failures import TaskTimeoutError as TaskTimeoutError
     from ciel.python.futures import Future as Future
+    from ciel.python.inside import empty as empty
     from ciel.python.sessions import as_completed as as_completed
     from ciel.python.sessions import call as call
     from ciel.python.sessions import gather as gather
@@ -38,6 +39,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "Client": "ciel.client",
     "LocalCluster": "ciel.client",
+    "empty": "ciel.python.inside",
     "Executor": "ciel.client.executor",
     "Future": "ciel.python.futures",
     "Task": "ciel.python.tasks",

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar, NamedTuple
 
 from ciel.core.errors import CielError
+from ciel.core.events import TaskFault
 from ciel.core.refs import (
     CONSUMABLE,
     REFERENCE_TYPES,
@@ -184,6 +185,15 @@ class Conversation:
         if len(self._backlog) > BACKLOG_MAX:
             self._fail(f"it made {BACKLOG_MAX} calls without waiting for a reply")
         self._go_on()
+
+    @property
+    def subject(self) -> str:
+        """What people are told has failed; nothing: the program, by its command."""
+        return ""
+
+    def died(self, fault: TaskFault, how: str) -> TaskFault:
+        """Say why the task has failed whose program has ended in its middle; `how`, in words."""
+        return fault
 
     def _go_on(self) -> None:
         if self._is_answering:  # what takes time was there at once

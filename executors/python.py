@@ -1,4 +1,5 @@
-"""`python`: calls of functions (see `ciel.python.calls`), run by a warm program for each interpreter.
+"""`python`: calls of functions (see `ciel.python.calls`), run by warm programs, of one kind for each
+interpreter.
 
 Arguments: `calls`, a bundle as base64 text, or it is the last of the inputs; `inputs`, a list of
 references; `python`, the interpreter, by default that of the worker. Or `forward`, a reference: the
@@ -14,9 +15,11 @@ The conversation is that of every program that talks, with these calls besides:
 - `put` makes an object of some bytes; `create` opens one, of a known size, to be written.
 - `made` is answered with references to what is meant by `items`, `look` with what became of it,
   as far as that is known here.
+- `within`: from now on it may run what others could. If it dies in its first attempt it runs again,
+  and is told that this is another one; then it should not.
 - `room` is answered with the number of slots that wait for work, or null if nobody here knows.
-- `tail_spawn` with `is_fixed`: this program goes on once all that is `needed` is there; `others` are
-  wanted as long. If nothing is needed, it goes on once one of these is there.
+- `tail_spawn` with `is_fixed`: this program goes on once all that is `needed` is there; `others`
+  are wanted as long. If nothing is needed, it goes on once one of these is there.
 - `exit` with `values`: the contents of outputs, each with its number.
 - `error` ends the task with the `exit` that follows; its report may be an object.
 """
@@ -30,6 +33,7 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 from ciel import __version__
+from ciel.core.events import RECALLED, TaskFault
 from ciel.core.ids import ObjectId
 from ciel.core.refs import (
     REFERENCE_TYPES,
@@ -85,7 +89,10 @@ class PythonExecutor(Executor):
         program = Program((python, START, __version__), env=_ENVIRONMENT)
         fixed = arguments.get("fixed")
         if isinstance(fixed, Fixed):
-            waited = [*arguments.get("extra_dependencies", ()), *arguments.get("any_dependencies", ())]
+            waited = [
+                *arguments.get("extra_dependencies", ()),
+                *arguments.get("any_dependencies", ()),
+            ]
             return Talk(program, {"inputs": _known(waited, task)}, kind, fixed.id)
         if "calls" not in arguments and not inputs:
             raise BadArgumentsError("python needs 'calls'")
@@ -130,7 +137,7 @@ def _forward(task: Task) -> Action:
     ref = task.inputs.get(ref.id, ref)
     place = task.arguments.get("place")
     if isinstance(ref, Failure):
-        return Fail(*ref.passed_on())  # type: ignore[arg-type]  # a text, or what becomes one
+        return Fail(*ref.passed_on())
     if isinstance(ref, Value) and place is None:
         return Finish({0: ref.content})
     moved = Outcome(MOVED, pack((to_array(ref), place or 0, False)))
@@ -146,6 +153,7 @@ class PythonConversation(Conversation):
         super().__init__(attempt, say)
         self._made: list[ObjectId] = []
         self._fault: tuple[str, Any] | None = None
+        self._runs_others = False
         for ref in attempt.task.inputs.values():
             if isinstance(ref, Concrete | Sweetheart) and ref.id not in attempt.at_hand:
                 attempt.open_whole(ref, self._opened(ref.id))
@@ -191,6 +199,19 @@ class PythonConversation(Conversation):
         else:
             raise BadCallError(f"{item!r:.60} is no reference and nothing that was made")
         return outputs.reference(object_id) or Future(object_id)
+
+    def _note_within(self, args: dict[str, Any]) -> None:
+        self._runs_others = True
+
+    @property
+    def subject(self) -> str:
+        return self._attempt.where
+
+    def died(self, fault: TaskFault, how: str) -> TaskFault:
+        if not self._runs_others or self._attempt.task.attempt > 1:
+            return TaskFault(fault.reason, f"its process {how}") if how else fault
+        text = "its program ended, maybe of another call than its own: that will run elsewhere"
+        return TaskFault(RECALLED, text)
 
     def _tell_room(self, args: dict[str, Any]) -> None:
         self._say("room", {"slots": self._attempt.room()})
@@ -272,6 +293,7 @@ PythonConversation.METHODS = Conversation.METHODS | {
     "made": PythonConversation._tell_made,
     "look": PythonConversation._look,
     "room": PythonConversation._tell_room,
+    "within": PythonConversation._note_within,
     "spawn": PythonConversation._spawn,
     "tail_spawn": PythonConversation._tail_spawn,
     "error": PythonConversation._error,

@@ -318,6 +318,8 @@ class Client(Shown, JobClient):
         ):
             future.cancel()
 
+    # --- for people -------------------------------------------------------------------------------
+
     def _facts(self) -> Iterator[tuple[str, Any]]:
         yield "", self.location.url
         if self.cluster is not None:
@@ -328,8 +330,6 @@ class Client(Shown, JobClient):
             yield "calls", sum(tally.submitted for tally in tallies)
             yield "done", sum(tally.done for tally in tallies)
             yield "failed", sum(tally.failed for tally in tallies) or None
-
-    # --- for people -------------------------------------------------------------------------------
 
     def explain(self, future: Any) -> Explanation:
         """Say why a future's task runs, waits, or does not run; see `Explanation`. Asks the master;

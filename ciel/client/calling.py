@@ -12,6 +12,7 @@ import concurrent.futures
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -50,6 +51,7 @@ class Calls(Results):
         self.functions = Functions(client.upload_content)
         self._locals_wanted = locals_wanted
         self._sending = threading.RLock()  # what is sent goes in the order in which it was called
+        self._called_off: deque[Reference] = deque()
         self._waiting: list[WaitingCall] = []
         self._slots = (0, 0.0)  # how many, and when that was so
         self._due = threading.Event()
@@ -160,6 +162,12 @@ class Calls(Results):
 
     def flush(self) -> None:
         """Send all calls that wait."""
+        try:
+            self._flush()
+        finally:
+            self._stop_called_off()
+
+    def _flush(self) -> None:
         with self._sending:
             with self._lock:
                 waiting, self._waiting = self._waiting, []
@@ -238,6 +246,10 @@ class Calls(Results):
         for ref, calls_of_lot in zip(outputs, lots, strict=True):
             self._await_lot(ref, calls_of_lot)
         job.want(outputs, self._news)
+        for call in bundle:
+            for future in call.futures:
+                if future.cancelled():  # while it was sent: it could not know what to stop
+                    self.call_off(future)
 
     def _await_lot(self, ref: Unmade, calls_of_lot: Sequence[WaitingCall]) -> None:
         first = calls_of_lot[0]
@@ -335,7 +347,20 @@ class Calls(Results):
             if self._lots.pop(lot.id, None) is not None:
                 for function in lot.functions:
                     function.tally.submitted -= lot.rows
-        self._job.release((lot.ref,))
+        self._called_off.append(lot.ref)
+        self._stop_called_off()
+
+    def _stop_called_off(self) -> None:
+        """Want no longer what was called off; unless something is being sent, then whoever sends
+        does it, as it might be just that.
+        """
+        while self._called_off and self._sending.acquire(blocking=False):
+            try:
+                found = [self._called_off.popleft() for _ in range(len(self._called_off))]
+                if self._job is not None:
+                    self._job.release({ref.id: ref for ref in found}.values())
+            finally:
+                self._sending.release()
 
     def _placed(self, future: Any) -> Any:
         """Return where a future's value is, for what is put with it inside."""

@@ -9,12 +9,15 @@ its result is known. What is promised:
 - All that a task's program had written out when its task ended, well or badly, is written before
   its future is done, unless the worker is lost, or cannot be asked within some seconds, or has more
   than 64 MiB of this job in its log: then a line on standard error says so (not of the last).
-- A task that runs again prints again. Of more than 1 MiB in 0.1 s the end is shown.
+- A task that runs again prints again. What a program has written over 1 MiB ahead of its worker's
+  looks (2.5 MB/s are kept up with) is left out, with a line that says so. Lines of over 64 KiB are
+  broken up.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 import threading
@@ -29,6 +32,8 @@ from ciel.client.errors import LogUnreadableError
 from ciel.core.events import JobChanged, JobPrinted, Message, ObjectSettled
 from ciel.execution.report import visible
 
+BUNDLE: Final = re.compile(r"\d+ calls of ")
+"""How the name of a task begins that has several calls."""
 FETCH_S: Final = 3.0
 """So long a worker has to answer; results wait meanwhile."""
 _LAST_S = 3.0  # at the end, for what is still to be written
@@ -165,7 +170,7 @@ class Prints:
 def label_of(printed: JobPrinted) -> str:
     """Name a task to people: what it is called, and which of the client's tasks it is."""
     number = str(printed.number) if printed.number else printed.task[:6]
-    name = visible(printed.name)
+    name = visible(BUNDLE.sub("", printed.name))
     return f"{name} {number}" if name and name != number else number
 
 

@@ -120,22 +120,21 @@ class Job:
 
     def count(self, spec: TaskSpec, before: TaskState | None, state: TaskState) -> None:
         """Count a task of it that is in another state now; `before` is None if it is new."""
-        self._count_in(self.counts, before, state)
+        counts = self.counts
+        if before is not None:
+            counts[before] -= 1
+        counts[state] += 1
         if self.by_kind is not None:
-            self._count_in(self._counts_of(self.by_kind, spec), before, state)
+            counts = self._counts_of(self.by_kind, spec)
+            if before is not None:
+                counts[before] -= 1
+            counts[state] += 1
 
     def count_by_kind(self, tasks: Iterable[tuple[TaskSpec, TaskState]]) -> None:
         """Count by kind from now on, beginning with all these tasks."""
         by_kind = self.by_kind = {}
         for spec, state in tasks:
-            self._count_in(self._counts_of(by_kind, spec), None, state)
-
-    def _count_in(
-        self, counts: dict[TaskState, int], before: TaskState | None, state: TaskState
-    ) -> None:
-        if before is not None:
-            counts[before] -= 1
-        counts[state] += 1
+            self._counts_of(by_kind, spec)[state] += 1
 
     def _counts_of(
         self, by_kind: dict[Kind, dict[TaskState, int]], spec: TaskSpec

@@ -1,21 +1,29 @@
 """What a task's own code meets: futures of what it spawns, `put`, `wait` and the like.
 
-A call that is spawned is a `Work`, whoever runs it: the program itself, when its value is needed, or
-another program, if that came to be asked first. The program's evaluator does either.
+A call that is spawned is a `Work`, whoever runs it: the program itself, when its value is needed,
+or another program, if that came to be asked first. The program's evaluator does either.
 """
 
 from __future__ import annotations
 
 import types
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from typing import Any, Final, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar
 
 from ciel.core.tasks import USUAL_NEEDS
 from ciel.python.contents import ERROR, MOVED, VALUE, Outcome
 from ciel.python.futures import Future
 from ciel.python.packing import PROTOCOL, Buffer, Packed, UnpackedError, pack_with_futures, unpack
-from ciel.python.sessions import ALL_COMPLETED, FIRST_COMPLETED, FIRST_EXCEPTION
+from ciel.python.sessions import (
+    ALL_COMPLETED,
+    FIRST_COMPLETED,
+    FIRST_EXCEPTION,
+    current_or_none,
+)
 from ciel.python.tasks import Options, Task, name_of
+
+if TYPE_CHECKING:
+    import numpy
 
 T = TypeVar("T")
 
@@ -149,7 +157,8 @@ class TaskFuture(Future[T]):
         """
         if timeout is not None and timeout <= 0 and not self.done():
             raise TimeoutError("it is not done")
-        return self.value_of(self.wait())
+        value: T = self.value_of(self.wait())
+        return value
 
     def value_of(self, outcome: Result) -> Any:
         """Return the value of an outcome of this future, or raise it."""
@@ -220,7 +229,7 @@ def is_plain(value: Any, depth: int = 4) -> bool:
     kind = type(value)
     if kind in _PLAIN_TYPES:
         return True
-    return kind is tuple and depth > 0 and all([is_plain(item, depth - 1) for item in value])
+    return kind is tuple and depth > 0 and all(is_plain(item, depth - 1) for item in value)
 
 
 def opened(outcome: Result) -> Any:
@@ -291,11 +300,29 @@ def steady(function: Callable[..., Any]) -> Callable[..., Any] | None:
     return found
 
 
+def empty(shape: int | Sequence[int], dtype: Any = float) -> numpy.ndarray[Any, Any]:
+    """Return a new array of numpy's, of arbitrary content, which a task is to fill and return: it
+    lies in the store already, and is not copied. Elsewhere it is an ordinary array.
+    """
+    import numpy
+
+    session = current_or_none()
+    array = session.array(shape, dtype) if isinstance(session, TaskSession) else None
+    return numpy.empty(shape, dtype) if array is None else array
+
+
 class TaskSession:
-    """What `ciel.spawn`, `ciel.wait` and the like do within a task."""
+    """What `ciel.spawn`, `ciel.wait` and the like do within a task. `drafts` says where arrays of
+    `empty` lie; None: nowhere.
+    """
 
     def __init__(self, host: Host) -> None:
         self._host = host
+        self.drafts: Callable[[Any, Any], Any] | None = None
+
+    def array(self, shape: Any, dtype: Any) -> Any:
+        """Return an array that lies in the store; None if that cannot be."""
+        return None if self.drafts is None else self.drafts(shape, dtype)
 
     def call(
         self,

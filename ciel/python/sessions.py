@@ -67,6 +67,11 @@ def leave(session: Session) -> None:
             _open.remove(session)
 
 
+def current_or_none() -> Session | None:
+    """Return the innermost session, if there is any."""
+    return _open[-1] if _open else None
+
+
 def current() -> Session:
     """Return the innermost session; raises NoClientError."""
     try:

@@ -140,7 +140,7 @@ class Task(Shown, Generic[P, R]):
     def __reduce_ex__(self, protocol: Any) -> Any:
         name = getattr(self, "__qualname__", "")
         module = sys.modules.get(getattr(self, "__module__", None) or "")
-        if module is not None and module.__name__ != "__main__" and _found(module, name) is self:
+        if module is not None and _is_elsewhere(module.__name__) and _found(module, name) is self:
             return name
         return object.__reduce_ex__(self, protocol)
 
@@ -168,6 +168,15 @@ class _Bound:
 
     def options(self, **options: Any) -> _Bound:
         return _Bound(self._task.options(**options), self._instance)
+
+
+def _is_elsewhere(module_name: str) -> bool:
+    """Whether others have a module by its name, as far as cloudpickle was told."""
+    if module_name == "__main__":
+        return False
+    pickling = sys.modules.get("cloudpickle")
+    travelling = () if pickling is None else pickling.list_registry_pickle_by_value()
+    return not any(f"{module_name}.".startswith(f"{name}.") for name in travelling)
 
 
 def _found(module: Any, qualified_name: str) -> Any:

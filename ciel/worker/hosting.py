@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -507,12 +508,11 @@ class Hosting:
 
     def _log_stderr(self, hosted: Hosted, *, to_the_end: bool = False) -> None:
         """Append what a program has complained meanwhile to its job's log."""
-        if hosted.scratch is not None and hosted.scratch.stderr_bytes_now() > hosted.logged_bytes:
-            text, hosted.logged_bytes = hosted.scratch.lines_from(
-                hosted.logged_bytes, to_the_end=to_the_end
+        if hosted.scratch is not None:
+            log_text = partial(self._place.log, hosted.task.spec, hosted.key[1])
+            hosted.logged_bytes = hosted.scratch.log_lines(
+                hosted.logged_bytes, log_text, to_the_end=to_the_end
             )
-            if text:
-                self._place.log(hosted.task.spec, hosted.key[1], text)
 
     def close(self) -> None:
         """Forget all attempts; their programs end with the launcher."""

@@ -51,6 +51,7 @@ class Process:
         self.stack: list[Talked] = []  # the attempt that it serves, and those within it
         self.aside: list[Talked] = []  # of these, when it has ended: they are given back
         self.conversation: Any = None  # about these
+        self.subject = ""  # what people are told has failed, if not its command
         self.has_begun = False  # it has said something about them
         self.is_warm = False  # it has served before
         self.holds: frozenset[str] = frozenset()  # objects that it has at hand since then
@@ -94,11 +95,9 @@ class Process:
         self.stderr_start = self.logged_bytes
 
     def _log(self, talked: Talked, *, to_the_end: bool) -> None:
-        if self.scratch.stderr_bytes_now() <= self.logged_bytes:
-            return
-        text, self.logged_bytes = self.scratch.lines_from(self.logged_bytes, to_the_end=to_the_end)
-        if text:
-            talked.log(text)
+        self.logged_bytes = self.scratch.log_lines(
+            self.logged_bytes, talked.log, to_the_end=to_the_end
+        )
 
     def lost_fault(self) -> TaskFault:
         """Say that it has left the conversation, and nothing is known of its end."""
@@ -110,17 +109,24 @@ class Process:
         if isinstance(event, ProgramFailed):
             return start_fault(worker, self.argv, event, self.scratch.path, self.search_path)
         assert event is not None
-        number = None if event.exit_status is not None else os.WTERMSIG(event.status)
-        program_exit = ProgramExit(event.exit_status, number, event.wall_s, "")
         said = "before it had said 'exit'"
         if "in the middle" in self.broke:
             said = f"in the middle of a call: {self.broke.partition(': ')[2]}"
-        return TaskFault("RUNTIME_ERROR", f"it {program_exit.describe()} {said}")
+        return TaskFault("RUNTIME_ERROR", f"it {self.how_it_ended} {said}")
+
+    @property
+    def how_it_ended(self) -> str:
+        """How its process has ended, in words; nothing if it was never started."""
+        event = self.end
+        if event is None or isinstance(event, ProgramFailed):
+            return ""
+        number = None if event.exit_status is not None else os.WTERMSIG(event.status)
+        return ProgramExit(event.exit_status, number, event.wall_s, "").describe()
 
     def failure_text(self, worker: str, details: str, tail: str) -> str:
         """Compose the message for a task that it failed."""
         command = command_text(self.argv[: -len(self.channel.arguments)])
-        lines = [f"{command} on worker {worker}: {details}"]
+        lines = [f"{self.subject or f'{command} on worker {worker}'}: {details}"]
         if tail:
             lines += ["its output ends:", *[f"  {line}" for line in tail.splitlines()]]
         return "\n".join(lines)

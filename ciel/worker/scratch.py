@@ -12,10 +12,12 @@ killed one left is removed by the next that starts on the same spool.
 
 from __future__ import annotations
 
+import itertools
 import os
 import secrets
 import shutil
 import stat
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -24,8 +26,12 @@ from ciel.storage import leases
 
 _PRIVATE_DIRECTORY = stat.S_IFDIR | 0o700
 _SPARE_MAX = 64
-PRINTED_MAX_BYTES = 1 << 20
-"""More than that between two looks is not read: it would hold up all else."""
+PIECE_BYTES = 64 << 10
+"""So much of what was printed is taken at once; longer lines are broken up."""
+PIECES_AT_A_LOOK = 4
+"""So many while a program runs: several may print, and all else waits."""
+BEHIND_MAX_BYTES = 1 << 20
+"""What was printed so long before the end of what there is is not read."""
 
 
 class ScratchPool:
@@ -154,27 +160,48 @@ class Scratch:
             return ""
 
     def lines_from(self, start_bytes: int, *, to_the_end: bool = False) -> tuple[str, int]:
-        """Return the whole lines that the program printed from `start_bytes` on, and where they
-        end; `to_the_end`: with one that is not whole. Of very much there is the end only.
+        """Return the next whole lines that the program printed, from `start_bytes` on, and where
+        they end; `to_the_end`: also one that is not whole. What is too far behind is left out.
         """
         try:
             if not stat.S_ISREG(os.lstat(self.stderr_path).st_mode):
                 return "", start_bytes
             with open(self.stderr_path, "rb") as file:
-                first = max(start_bytes, os.fstat(file.fileno()).st_size - PRINTED_MAX_BYTES)
+                size_bytes = os.fstat(file.fileno()).st_size
+                first = max(start_bytes, size_bytes - BEHIND_MAX_BYTES)
                 file.seek(first)
-                said = file.read(PRINTED_MAX_BYTES)
+                said = file.read(PIECE_BYTES)
         except OSError:
             return "", start_bytes
-        left_out = first - start_bytes
-        if left_out:
-            said_lines = said.partition(b"\n")[2] or said
-            left_out += len(said) - len(said_lines)
-            said = b"(%d bytes before)\n%s" % (left_out, said_lines)
-            return printed_text(said), start_bytes + left_out + len(said_lines)
-        if not to_the_end:
-            said = said[: said.rfind(b"\n") + 1]
-        return printed_text(said), first + len(said)
+        left_out = ""
+        if first > start_bytes:
+            skipped = said.find(b"\n") + 1
+            said = said[skipped:]
+            first += skipped
+            left_out = f"({first - start_bytes} bytes before)\n"
+        is_last = first + len(said) >= size_bytes
+        whole = said.rfind(b"\n") + 1
+        if not (is_last and to_the_end) and (whole or is_last):  # else the line is broken up
+            said = said[:whole]
+        return left_out + printed_text(said), first + len(said)
+
+    def log_lines(
+        self, start_bytes: int, log: Callable[[str], None], *, to_the_end: bool = False
+    ) -> int:
+        """Log what the program printed from `start_bytes` on; return how far that goes now. While
+        it runs (not `to_the_end`) that is not all of it, if it is much.
+        """
+        for count in itertools.count():
+            if self.stderr_bytes_now() <= start_bytes:
+                break
+            if count == PIECES_AT_A_LOOK and not to_the_end:
+                break
+            text, end_bytes = self.lines_from(start_bytes, to_the_end=to_the_end)
+            if end_bytes <= start_bytes:
+                break
+            start_bytes = end_bytes
+            log(text)
+        return start_bytes
 
     def is_untouched(self) -> bool:
         """Whether everything is as it was made, so that another attempt may use it."""

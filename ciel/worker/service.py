@@ -192,6 +192,9 @@ class WorkerService:
         self.machine.ended(key, published, fault, run_s, self._reactor.seconds())
         self._act_soon()
 
+    def recent(self, object_id: ObjectId) -> Reference | None:
+        return self.machine.recent_value(object_id)
+
     def room(self) -> int | None:
         return self.machine.room
 

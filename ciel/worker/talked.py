@@ -136,6 +136,8 @@ class Talked(Attempt):
             return known  # others were enough; what is not whole cannot be relied on
         if known is None:
             known = ref if self._outer is None else self._outer.resolve(ref)
+        if isinstance(known, Future):
+            known = self._place.owner.recent(known.id) or known
         if isinstance(known, Future | Stream):
             growing = self._place.streams.get(known.id)
             if growing is None and self._place.store.stat(known.id) is not None:

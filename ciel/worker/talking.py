@@ -108,6 +108,7 @@ class Talking:
         talked.scratch, talked.at_hand = process.scratch, process.holds
         try:
             process.conversation = executor.converse(talked, partial(self._say, process))
+            process.subject = process.conversation.subject
             if talk.encoded is None:
                 frame = encode_call("start_task", talk.arguments)
             else:
@@ -386,6 +387,8 @@ class Talking:
         if fault is None:
             talked.roll_back_outputs()
             fault = process.end_fault(self._place.worker)
+            if process.conversation is not None:
+                fault = process.conversation.died(fault, process.how_it_ended)
         tail = process.scratch.stderr_tail(process.stderr_start)
         self._let_go(process, talked)
         if talked.lost is not None:

@@ -49,6 +49,9 @@ class AttemptsOwner(Protocol):
         self, key: Key, published: tuple[Reference, ...], fault: TaskFault | None, run_s: float
     ) -> None: ...
 
+    def recent(self, object_id: ObjectId) -> Reference | None:
+        """Return a small result that was made here of late."""
+
     def room(self) -> int | None:
         """Say how many slots wait for work; None: other workers may have some."""
 

@@ -1,4 +1,4 @@
-"""The program behind `python`: runs calls of functions, one task after the other, and stays warm."""
+"""The program behind `python`: runs calls of functions, a task after the other, and stays warm."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from ciel.executors.programs.python_bundle import Run
 from ciel.executors.programs.python_channel import Channel, connect
 from ciel.executors.programs.python_inputs import Kept, LostInputError
 from ciel.executors.programs.python_sharing import Clock, Functions
+from ciel.executors.programs.python_traces import Modules, Traces
 from ciel.python.calls import Function
 from ciel.python.packing import UnpackedError
 
@@ -28,12 +29,15 @@ class Program:
         self.functions = Functions()
         self.clock = Clock()
         self.loaded: dict[bytes, Any] = {}
-        self._places: tuple[str, ...] = ()
+        self._traces = Traces()
+        self._modules = Modules()
         self._is_forked = False
         os.register_at_fork(after_in_child=self._forked)
 
     def _forked(self) -> None:
+        """In a child that a function has forked: it is none of ours."""
         self._is_forked = True
+        self.channel.cut()
 
     def serve(self) -> None:
         """Run tasks until there are no more."""
@@ -47,10 +51,10 @@ class Program:
                 self.fail("MISSING_INPUT", str(error))
 
     def add_places(self, places: tuple[str, ...]) -> None:
-        """Have modules be found where the caller has found them."""
-        if places != self._places:
-            self._places = places
-            sys.path += [place for place in places if place not in sys.path]
+        """Have modules be found where the caller has found them, as they are there now."""
+        if self._modules.refresh(places):
+            self.loaded.clear()
+            self.functions.clear()
 
     def keep_function(self, travelled: Function, loaded: Any) -> None:
         """Keep a function ready."""
@@ -61,37 +65,49 @@ class Program:
 
     # --- the end of a task ------------------------------------------------------------------------
 
-    def end(self, values: list[tuple[int, str]]) -> None:
-        """Say that a task is done, and what its outputs hold."""
-        self._close()
-        told: dict[str, Any] = {"keep_process": "may_keep"}
+    def end(self, values: list[tuple[int, str]], left: str = "") -> None:
+        """Say that a task is done, and what its outputs hold. `left`: what cannot be undone of what
+        it has left behind.
+        """
+        left = self._close() or left
+        told: dict[str, Any] = {"keep_process": "no" if left else "may_keep"}
         if values:
             told["values"] = values
         if held := self.kept.keys():
             told["soft_cache_keys"] = held
         self.channel.tell("exit", told)
+        self._leave(left)
 
     def fail(self, reason: str, report: Any) -> None:
         """Say that a task has failed."""
-        self._close()
+        left = self._close()
         self.channel.tell("error", {"report": report, "reason": reason})
         self.channel.tell("exit", {"keep_process": "may_keep"})
+        self._leave(left)
 
-    def _close(self) -> None:
+    def _close(self) -> str:
+        """End what was there for the task; return what it has left behind."""
         self.clock.end()
         if self._is_forked:
             os._exit(0)  # what forked us goes on by itself
-        for file in (sys.stdout, sys.stderr):
-            try:
-                file.flush()
-            except (OSError, ValueError, AttributeError):
-                continue  # a function has closed or replaced it
+        self._traces.own_threads = self.clock.thread_count
+        left = self._traces.clear()
+        if left:
+            os.write(2, f"ciel: the task has left {left}: its program ends\n".encode())
+        return left
+
+    def _leave(self, left: str) -> None:
+        if left:
+            self.channel.flush()
+            os._exit(0)  # whatever still runs here
 
 
 def main() -> None:
     """Run calls, as a worker tells."""
     import resource
 
+    for name in ("CIEL_JOB", "CIEL_TASK", "CIEL_ATTEMPT"):
+        os.environ.pop(name, None)  # it serves others, too
     soft, hard = resource.getrlimit(resource.RLIMIT_STACK)
     wanted = STACK_BYTES if hard == resource.RLIM_INFINITY else min(STACK_BYTES, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:

@@ -269,7 +269,7 @@ def _settled(evaluator: Evaluator, goal: Work) -> Generator[Any, Any, None]:
             waiter = step.wait(looping)
             yield from waiter or looping.request(work)
             continue
-        if work.state is AWAY or (work.state is HELD and not work.is_usual):
+        if work.state is AWAY or (work.state is HELD and not evaluator.may_run(work)):
             yield from looping.request(work)
             continue
         for need in evaluator.advance(work):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import pickle
 import sys
 import time
@@ -34,6 +33,7 @@ if TYPE_CHECKING:
     from ciel.executors.programs.python import Program
 
 _NO_OPTIONS = Options()
+_UNCHANGING = frozenset((bytes, str))
 
 
 class _InputFailedError(Exception):
@@ -63,6 +63,8 @@ class Run:
         self._next_lot, self._end_lot = 0, len(self._bundle.lots)
         self._is_again = told.get("attempt", 1) > 1
         self._functions: dict[int, Any] = {}
+        self._is_alone = [len(lot) for lot in self._bundle.lots] == [1]
+        self._heir: TaskFuture[Any] | None = None  # who makes our result
 
     def _read_bundle(self, told: dict[str, Any]) -> Bundle:
         encoded = told.get("calls")
@@ -77,6 +79,7 @@ class Run:
         bundle = self._bundle
         self._sharing.places = bundle.places
         self._evaluator.locals_wanted = bundle.locals_wanted
+        self._evaluator.is_careful = self._is_again
         self._program.add_places(bundle.places)
         self._outputs.expect(len(bundle.lots))
         sessions.enter(self._session)
@@ -88,14 +91,18 @@ class Run:
         if error is not None:
             self._fail(error)
         else:
-            self._program.end(self._outputs.values())
+            values = self._outputs.values()
+            self._made.clear()
+            self._program.end(values, self._survivors())
 
     def _run_lots(self) -> bytes | None:
         """Run all lots that are ours; return the error of the only call, if it raised one."""
         if self._bundle.streams:
             return self._run_stream(self._bundle.lots[0][0])
         lots = self._bundle.lots
-        is_alone = len(lots) == 1 and len(lots[0]) == 1
+        is_alone = self._is_alone
+        if is_alone and not self._bundle.raw:
+            self._session.drafts = self._outputs.array
         if self._is_again and not is_alone:
             self._run_each_alone()
             return None
@@ -109,6 +116,9 @@ class Run:
                 outcomes += self._run_call(call)
                 if self._sharing.has_works:
                     self._sharing.drop_all()
+            if self._heir is not None:
+                self._sharing.hand_on(self._heir)
+                return None
             if is_alone and outcomes[0].kind == ERROR:
                 return bytes(outcomes[0].packed.head)
             took_s = time.perf_counter() - begun_s
@@ -227,7 +237,9 @@ class Run:
             return (Outcome(VALUE, Packed(pickle.dumps(value, PROTOCOL))),)
         return self._outcomes(call, value)
 
-    def _run_map(self, call: Call, function: Any, rows: Sequence[Sequence[Any]]) -> Sequence[Outcome]:
+    def _run_map(
+        self, call: Call, function: Any, rows: Sequence[Sequence[Any]]
+    ) -> Sequence[Outcome]:
         values: list[Any] = []
         error: bytes | None = None
         try:
@@ -254,7 +266,11 @@ class Run:
         work = self._work(call)
         self._evaluator.take(work, value)
         if work.state is not DONE:
-            self._evaluator.evaluate(work)
+            may_hand_on = self._is_alone and call.returns == 1 and not self._bundle.raw
+            self._heir = self._evaluator.evaluate(work, may_hand_on=may_hand_on)
+            if self._heir is not None:
+                self._outputs.give_up_drafts()
+                return ()
         return [self._outcome(work, place) for place in range(call.returns)]
 
     def _work(self, call: Call) -> Work:
@@ -328,9 +344,15 @@ class Run:
                 return self._raw(array, use.how)
             outcome = self._inputs.outcome(array, use.place)
         if outcome.kind == VALUE and not outcome.refs:
+            known = self._inputs.unchanging.get((use.input, use.place))
+            if known is not None and use.input >= 0:
+                return known
             buffers = [memoryview(buffer).toreadonly() for buffer in outcome.packed.buffers]
             try:
-                return unpack(outcome.packed.head, buffers)
+                value = unpack(outcome.packed.head, buffers)
+                if type(value) in _UNCHANGING:
+                    self._inputs.unchanging[use.input, use.place] = value
+                return value
             except BaseException as error:  # of anybody's class
                 raise _not_here(f"an argument of {call.name}", error) from error
         if outcome.kind == ERROR:
@@ -352,6 +374,12 @@ class Run:
         return bytes(self._inputs.content(array))
 
     # --- the end ----------------------------------------------------------------------------------
+
+    def _survivors(self) -> str:
+        drafts = self._outputs.drafts
+        if drafts is None or not drafts.has_survivors:
+            return ""
+        return "an array that lies in the store, and could still change it"
 
     def _publish_raw(self, outcome: Outcome) -> None:
         value = unpack(outcome.packed.head, outcome.packed.buffers)

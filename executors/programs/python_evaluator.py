@@ -1,5 +1,5 @@
-"""Runs calls, and what they spawn: in this very program, when somebody needs it; elsewhere, what was
-given away before (see docs/adr/0032).
+"""Runs calls, and what they spawn: in this very program, when somebody needs it; elsewhere, what
+was given away before (see docs/adr/0032).
 
 Functions that hand their result on, generators and coroutines leave Python's stack while they wait;
 what runs for them lies on a list. `result()` within a function does not: whatever that needs runs
@@ -52,6 +52,8 @@ class Evaluator:
         self._depth = 0
         self._loopings: list[Looping] = []
         self.locals_wanted = False
+        self.is_careful = False  # the program has died of this task: what it spawns runs elsewhere
+        self._runs_others = False
         self._frames = sys.getrecursionlimit()
 
     # --- as the host of futures -------------------------------------------------------------------
@@ -71,7 +73,7 @@ class Evaluator:
 
     def settle(self, works: Sequence[Work], *, any_one: bool = False) -> None:
         for work in works:
-            if work.state is HELD and work.is_usual:
+            if work.state is HELD and self.may_run(work):
                 self._drive(work)
                 if any_one:
                     return
@@ -94,7 +96,9 @@ class Evaluator:
             if work.state is DONE or work.state is RUNNING:
                 return False
             self.sharing.forget(work)
-            error = TaskCancelledError("it was called off by the task that had spawned it", "CANCELLED")
+            error = TaskCancelledError(
+                "it was called off by the task that had spawned it", "CANCELLED"
+            )
             self._end(work, [Result(ERROR, self.packed_error(error))] * work.options.returns)
         return True
 
@@ -131,14 +135,26 @@ class Evaluator:
 
     # --- running ----------------------------------------------------------------------------------
 
-    def evaluate(self, work: Work) -> None:
-        """Run a work until it is done, with all that it needs."""
-        self._drive(work)
+    def may_run(self, work: Work) -> bool:
+        """Whether we may run a work that others could run."""
+        if self.is_careful or not work.is_usual:
+            return False
+        if not self._runs_others:
+            self._runs_others = True
+            self.sharing.note_within()
+        return True
 
-    def _drive(self, goal: Work) -> None:
+    def evaluate(self, work: Work, *, may_hand_on: bool = False) -> TaskFuture[Any] | None:
+        """Run a work until it is done, with all that it needs. If it `may_hand_on` its result to
+        what others do, return the future of that instead of waiting for it.
+        """
+        return self._drive(work, may_hand_on)
+
+    def _drive(self, goal: Work, may_hand_on: bool = False) -> TaskFuture[Any] | None:
         if self._depth >= NESTED_MAX:
             self.sharing.wait([goal])
-            return
+            return None
+        outer, self._home = self._home, None
         self._depth += 1
         sys.setrecursionlimit(self._frames + self._depth * FRAMES)
         stack = [goal]
@@ -152,14 +168,32 @@ class Evaluator:
                 if not needed:
                     continue
                 for need in needed:
-                    if need.state is HELD and need.is_usual:
+                    if need.state is HELD and self.may_run(need):
                         stack.append(need)
                         break
                 else:
+                    if may_hand_on and (heir := self._heir_of(stack)) is not None:
+                        return heir
                     self._wait_for(work, needed, stack)
+            return None
         finally:
+            self._home = outer
             self._depth -= 1
             sys.setrecursionlimit(self._frames + self._depth * FRAMES)
+
+    def _heir_of(self, stack: Sequence[Work]) -> TaskFuture[Any] | None:
+        """Return the future to which a work has handed its result on, through all those on a list;
+        None if somebody has to wait for it.
+        """
+        for work, need in zip(stack, [*stack[1:], None], strict=True):
+            if work.forward is None:
+                return None
+            found = work.forward.found()
+            if need is None:
+                return self.sharing.handed_on(found)
+            if found.work is not need or need.options.returns != 1:
+                return None
+        return None
 
     def _wait_for(self, work: Work, needed: Sequence[Work], stack: Sequence[Work]) -> None:
         if any(need.state is RUNNING and need in stack for need in needed):
@@ -288,7 +322,7 @@ class Evaluator:
         """End a work that others should do, and that cannot be sent to them."""
         from ciel.python.failures import PackingError
 
-        text = f"{work.name} cannot be sent to another program: it has no bytes, or takes what waits for it"
+        text = f"{work.name} cannot be sent elsewhere: it has no bytes, or takes what waits for it"
         self.fail(work, PackingError(text, "UNPACKED"))
 
     def settle_away(self, work: Work, results: list[Result]) -> None:

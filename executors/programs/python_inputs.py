@@ -69,6 +69,8 @@ class Inputs:
         self._channel = channel
         self._kept = kept
         self._outcomes: dict[str, list[Outcome]] = {}
+        self.unchanging: dict[tuple[int, int], Any] = {}
+        """Values that no function can change, by input and place: unpacked once for all calls."""
 
     def outcome(self, array: list[Any], place: int) -> Outcome:
         """Return what an object that is there holds at some place; of one that failed, an error.

@@ -13,6 +13,7 @@ from ciel.python.contents import Outcome, encode
 
 if TYPE_CHECKING:
     from ciel.executors.programs.python_channel import Channel
+    from ciel.executors.programs.python_drafts import Drafts
     from ciel.python.packing import Buffer
 
 TOLD_MAX_BYTES = 64 << 10
@@ -25,6 +26,7 @@ class Outputs:
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
+        self.drafts: Drafts | None = None  # what lies in a file of the store already
         self._values: dict[int, str] = {}  # what is to be told of lots in the end
         self._numbers: dict[int, int] = {}  # of lots, as outputs
         self.made_count = 0  # since the worker was told to go on last
@@ -46,13 +48,30 @@ class Outputs:
         """Return number and content of outputs, to be told with `exit`."""
         return [(self._numbers[lot], value) for lot, value in self._values.items()]
 
+    def array(self, shape: Any, dtype: Any) -> Any:
+        """Return an array that lies where the only lot is to be written."""
+        from ciel.executors.programs.python_drafts import Drafts
+
+        if self.drafts is None:
+            self.drafts = Drafts(self._channel, self._numbers[0])
+        return self.drafts.array(shape, dtype)
+
+    def give_up_drafts(self) -> None:
+        """Have arrays that lie in a file be ordinary ones."""
+        if self.drafts is not None:
+            self.drafts.give_up()
+            self.drafts = None
+
     def publish(self, lot: int, outcomes: Sequence[Outcome], took_s: float) -> None:
         """Make an output of what became of some calls."""
+        if self.drafts is not None and self.drafts.publish(outcomes, took_s):
+            del self._numbers[lot]
+            return
         self.publish_pieces(lot, encode(outcomes, took_s))
 
     def publish_pieces(self, lot: int, pieces: Sequence[Buffer]) -> None:
         """Make an output of some bytes."""
-        size_bytes = sum([len(piece) for piece in pieces])  # type: ignore[arg-type]  # bytes, or views of bytes
+        size_bytes = sum(map(_length, pieces))
         if size_bytes <= TOLD_MAX_BYTES:
             self._values[lot] = encoded(b"".join(pieces))
             return
@@ -63,13 +82,17 @@ class Outputs:
 
     def create(self, pieces: Sequence[Buffer]) -> None:
         """Make an object of its own; it is numbered among what the task has made."""
-        size_bytes = sum([len(piece) for piece in pieces])  # type: ignore[arg-type]  # as above
+        size_bytes = sum(map(_length, pieces))
         if size_bytes <= TOLD_MAX_BYTES:
             self._channel.tell("put", {"value": encoded(b"".join(pieces))})
             return
         reply = self._channel.reply("create", {"size": size_bytes})
         write(reply["filename"], pieces)
         self._channel.ask("close_output", {"index": reply["index"], "size": size_bytes})
+
+
+def _length(piece: Any) -> int:
+    return len(piece)  # bytes, or views of bytes
 
 
 def encoded(content: bytes) -> str:
@@ -81,7 +104,7 @@ def write(path: str, pieces: Sequence[Buffer]) -> None:
     """Write the pieces of an object to the file that is to hold it."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
     try:
-        waiting: list[Any] = [memoryview(piece) for piece in pieces if len(piece)]  # type: ignore[arg-type]  # as above
+        waiting: list[Any] = [memoryview(piece) for piece in pieces if _length(piece)]
         waiting.reverse()
         while waiting:
             batch = waiting[: -_PIECES_MAX - 1 : -1]

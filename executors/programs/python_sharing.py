@@ -11,7 +11,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ciel.core.tasks import Needs
@@ -69,6 +69,10 @@ class Functions:
 
     def __init__(self) -> None:
         self._packed: dict[int, tuple[Any, Function]] = {}
+
+    def clear(self) -> None:
+        """Forget them all."""
+        self._packed.clear()
 
     def note(self, function: Any, travelled: Function) -> None:
         """Learn how a function has come."""
@@ -144,6 +148,12 @@ class Sharing:
         """Forget what nobody has needed."""
         with self.lock:
             self._homes.clear()
+
+    def note_within(self) -> None:
+        """Have the worker know that we run what others could."""
+        with self.lock:
+            self._channel.tell("within", {})
+            self._channel.flush()
 
     # --- now and then -----------------------------------------------------------------------------
 
@@ -321,7 +331,7 @@ class Sharing:
         with self.lock:
             return Outcome(VALUE, packed, tuple(self._addresses(result.futures)))
 
-    def _addresses(self, futures: Sequence[TaskFuture[Any]]) -> Iterable[Any]:
+    def _addresses(self, futures: Sequence[TaskFuture[Any]]) -> list[Any]:
         """Return where whoever reads a value finds the futures in it; the lock is held."""
         items, places = [], []
         for future in futures:
@@ -339,6 +349,23 @@ class Sharing:
         arrays = [ref["__ref__"] for ref in reply["refs"]]
         return [(array, *place) for array, place in zip(arrays, places, strict=True)]
 
+    def handed_on(self, future: TaskFuture[Any]) -> TaskFuture[Any] | None:
+        """See to it that others make what a future stands for; None if they cannot, or if whoever
+        takes it over would have to know more of it.
+        """
+        work = future.work
+        with self.lock:
+            if work.state is HELD:
+                self.give(work, wanted=False)
+            return future if work.state is AWAY and not work.is_stream and not work.is_raw else None
+
+    def hand_on(self, future: TaskFuture[Any]) -> None:
+        """Have the result of the task be what others make."""
+        work = future.work
+        is_all = work.function is not None and work.options.returns == 1
+        told = {"forward": self._item(work), "place": None if is_all else future.place}
+        self._channel.tell("tail_spawn", told)
+
     # --- waiting ----------------------------------------------------------------------------------
 
     def look(self, works: Sequence[Work]) -> bool:
@@ -354,7 +381,7 @@ class Sharing:
         """Wait, in no slot, until all works are done that cannot be done here; or one of them."""
         if self.is_closed and not self.look([work for work in works if work.state is AWAY]):
             raise RuntimeError(
-                "a task that has yielded an item cannot wait for what runs elsewhere: await that first"
+                "a task that has yielded an item cannot wait for what runs elsewhere: do so before"
             )
         with self.lock:
             works = [self._others_work(work) for work in works if work.state is not DONE]
@@ -379,6 +406,7 @@ class Sharing:
 
     def _park(self, works: Sequence[Work], any_one: bool) -> None:
         """Have this process go on when works are done; what else is away goes on meanwhile."""
+        self._outputs.give_up_drafts()
         listed = list(dict.fromkeys([*works, *self._away]))
         count = 0 if any_one else len(set(works))
         items = [self._item(work) for work in listed]
@@ -388,11 +416,13 @@ class Sharing:
         started = self._channel.next_start()
         if started is None:
             os._exit(0)  # nobody needs what is waited for
-        told, paths = started
+        resumed, paths = started
         self._inputs.add_paths(paths)
         self._outputs.begin_anew()
+        if not self.evaluator.is_careful:
+            self._channel.tell("within", {})
         self._stored.clear()
-        arrays = [item["__ref__"] for item in told["inputs"]]
+        arrays = [item["__ref__"] for item in resumed["inputs"]]
         for work, array in zip(listed, arrays, strict=False):
             work.child, work.array = -1, array
             if array[0] == "s2":
@@ -434,6 +464,11 @@ class Clock:
         self._watched: Sharing | None = None
         self._since_s = 0.0
         self._thread: threading.Thread | None = None
+
+    @property
+    def thread_count(self) -> int:
+        """How many threads are ours."""
+        return int(self._thread is not None)
 
     def begin(self) -> None:
         """A task begins."""

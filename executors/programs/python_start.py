@@ -1,5 +1,5 @@
 """Starts the program behind `python`, in whatever interpreter a task names: one that cannot run
-tasks says why, in one line for each of them. Nothing here needs more than Python 3.
+tasks says why, in one line for each of them. Nothing here needs more than Python 3.6.
 """
 
 import sys
@@ -7,29 +7,28 @@ import sys
 _PROGRAM = "ciel.executors.programs.python"
 
 
-def _why_not(expected):  # type: ignore[no-untyped-def]  # older interpreters read this
+def _why_not(expected: str) -> "str | None":  # older interpreters read this
     """Say why this interpreter cannot run tasks of a worker of this version; None if it can."""
     try:
         import ciel
 
         found = ciel.__version__
         if found != expected:
-            return "it has ciel %s, the worker has ciel %s: both must be the same" % (found, expected)
+            return f"it has ciel {found}, the worker has ciel {expected}: both must be the same"
         __import__(_PROGRAM)
         __import__("cloudpickle")
     except Exception as error:  # of whatever is there under that name
-        return "%s: %s; install ciel %s there" % (type(error).__name__, error, expected)
+        return f"{type(error).__name__}: {error}; install ciel {expected} there"
     return None
 
 
-def _refuse(why):  # type: ignore[no-untyped-def]  # as above
+def _refuse(why: str) -> None:
     """Answer every task with the reason."""
     import json
     import struct
 
-    text = "%s (Python %d.%d) cannot run tasks: %s, or name another interpreter by 'python='" % (
-        sys.executable, sys.version_info[0], sys.version_info[1], why,
-    )  # fmt: skip
+    version = f"Python {sys.version_info[0]}.{sys.version_info[1]}"
+    text = f"{sys.executable} ({version}) cannot run tasks: {why}, or name another by 'python='"
     said = b""
     for call in (
         ["error", {"report": text, "reason": "BAD_ARGUMENTS"}],
@@ -49,7 +48,7 @@ def _refuse(why):  # type: ignore[no-untyped-def]  # as above
                 writes.write(said)
 
 
-def _start():  # type: ignore[no-untyped-def]  # as above
+def _start() -> None:
     if sys.path and sys.path[0] == __file__.rpartition("/")[0]:
         del sys.path[0]  # our neighbours are no modules of users
     why = _why_not(sys.argv[1])

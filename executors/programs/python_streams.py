@@ -135,7 +135,7 @@ def items_of(channel: Channel, array: list[Any]) -> Generator[Any, None, Any]:
 
 
 def all_items(channel: Channel, array: list[Any]) -> Any:
-    """Return the items of a stream, once they are all there; what was returned if there are none."""
+    """Return the items of a stream once all are there; what was returned if there are none."""
     items = Items()
     reading = items_of(channel, array)
     while True:

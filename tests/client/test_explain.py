@@ -201,8 +201,9 @@ def test_what_users_hold_says_what_it_is(client: ciel.Client) -> None:
     task = ciel.task(retries=2, name="half")(divide)
     assert repr(task) == "<ciel.Task half retries=2>"
     assert pretty_repr(task) == "Task('half', retries=2)"
-    for shown in (future, client, client.cluster, task):
-        assert shown._repr_html_().startswith("<table>")  # type: ignore[attr-defined]  # of each
+    everything: list[Any] = [future, client, client.cluster, task]
+    for shown in everything:
+        assert shown._repr_html_().startswith("<table>")
 
 
 def test_a_repr_never_raises_and_shows_no_markup() -> None:

@@ -239,7 +239,14 @@ def test_a_screen_of_few_characters_gets_the_others_escaped() -> None:
 
 @pytest.mark.parametrize(
     "name, number, label",
-    [("f", 3, "f 3"), ("", 3, "3"), ("3", 3, "3"), ("f", 0, "f t12345"), ("a\nb", 1, "a\\nb 1")],
+    [
+        ("f", 3, "f 3"),
+        ("", 3, "3"),
+        ("3", 3, "3"),
+        ("f", 0, "f t12345"),
+        ("a\nb", 1, "a\\nb 1"),
+        ("12 calls of f", 7, "f 7"),
+    ],
 )
 def test_a_task_is_called(name: str, number: int, label: str) -> None:
     assert label_of(printed("x\n", task="t123456789", name=name, number=number)) == label

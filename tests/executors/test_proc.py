@@ -75,7 +75,7 @@ class Dialogue(Transcript):
         assert self.over.fault is not None
         reason, text = self.over.fault
         assert reason == "RUNTIME_ERROR"
-        return text
+        return str(text)
 
     def wrong(self, method: str, **args: Any) -> str:
         """Call what ends the task without a reply; return what is said of it."""

@@ -134,3 +134,13 @@ def test_a_complaint_that_is_no_file_is_let_be(tmp_path: Path) -> None:
         assert not is_too_long(str(tmp_path / name))
         with pytest.raises(OSError, match=name):
             shorten(str(tmp_path / name))
+
+
+def test_who_wants_the_lines_is_called_at_each_look(watched: Watched) -> None:
+    calls: list[int] = []
+    watched.watch.add(KEY, Growing("", {}, lambda: calls.append(1)))
+    watched.clock.pump([LOOK_S] * 3)
+    assert len(calls) == 3
+    watched.watch.remove(KEY)
+    watched.clock.pump([LOOK_S] * 3)
+    assert len(calls) == 3

@@ -130,6 +130,12 @@ class Worker:
     def streams_opened(self, key: Key, objects: tuple[ObjectId, ...]) -> None:
         raise NotImplementedError
 
+    def recent(self, object_id: ObjectId) -> Reference | None:
+        raise NotImplementedError
+
+    def room(self) -> int | None:
+        raise NotImplementedError
+
     def printed(self, printed: TaskPrinted) -> None:
         assert printed.size_bytes
 

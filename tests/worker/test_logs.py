@@ -168,3 +168,15 @@ def test_a_log_is_bounded_and_says_so(
     lines = logs.read(JOB, 0).decode().splitlines()
     assert len(lines) == 4
     assert "left out" in lines[-1]
+
+
+def test_who_writes_learns_where_it_stands(
+    in_reactor: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "LOG_MAX_BYTES", 20)
+    logs = JobLogs(in_reactor.reactor, tmp_path)
+    start, size_bytes = logs.append(JOB, "a", "one\ntwo")
+    assert logs.read(JOB, start)[:size_bytes] == b"[a] one\n[a] two\n"
+    start, size_bytes = logs.append(JOB, "b", "three")
+    assert logs.read(JOB, start)[:size_bytes].startswith(b"[b] three\n(this log is full")
+    assert logs.append(JOB, "c", "four")[1] == 0

@@ -1,8 +1,10 @@
+import os
 from pathlib import Path
 
 import pytest
 
 from ciel.execution.report import STDERR_TAIL_BYTES
+from ciel.worker import scratch as module
 from ciel.worker.scratch import Scratch, ScratchPool
 
 
@@ -132,3 +134,46 @@ def test_a_closed_pool_leaves_nothing(spool: Path) -> None:
     assert pool.take_back(pool.take())
     pool.close()
     assert left(spool) == []
+
+
+def test_lines_are_told_once_each_and_only_whole_ones_while_a_program_runs(spool: Path) -> None:
+    scratch = Scratch(spool, "t.1")
+    assert scratch.lines_from(0) == ("", 0)
+    with open(scratch.stderr_path, "wb", buffering=0) as program:
+        program.write(b"one\n\ntw")
+        assert scratch.lines_from(0) == ("one\n\n", 5)
+        assert scratch.lines_from(5) == ("", 5)
+        program.write(b"o \x1b[1mbold\x1b[0m \x1b]8;;\n\nrest")
+        assert scratch.lines_from(5) == ("two bold \ufffd]8;;\n\n", 29)
+    assert scratch.lines_from(29, to_the_end=True) == ("rest", 33)
+
+
+def test_of_very_many_lines_the_last_are_told(spool: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "BEHIND_MAX_BYTES", 100)
+    monkeypatch.setattr(module, "PIECE_BYTES", 50)
+    scratch = Scratch(spool, "t.1")
+    lines = [b"line %d\n" % number for number in range(10, 99)]
+    Path(scratch.stderr_path).write_bytes(b"".join(lines))
+    text, end = scratch.lines_from(16)
+    assert (text, end) == ("(600 bytes before)\n" + b"".join(lines[-12:-7]).decode(), 8 * 82)
+    told: list[str] = []
+    assert scratch.log_lines(end, told.append, to_the_end=True) == 8 * 89
+    assert "".join(told) == b"".join(lines[-7:]).decode()
+
+
+def test_a_line_that_has_no_end_is_broken_up(spool: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "PIECE_BYTES", 10)
+    scratch = Scratch(spool, "t.1")
+    Path(scratch.stderr_path).write_bytes(b"x" * 75)
+    told: list[str] = []
+    assert scratch.log_lines(0, told.append) == 10 * module.PIECES_AT_A_LOOK
+    assert scratch.log_lines(40, told.append) == 70
+    assert scratch.log_lines(70, told.append) == 70  # there may be more of it
+    assert scratch.log_lines(70, told.append, to_the_end=True) == 75
+    assert told == ["x" * 10] * 7 + ["x" * 5]
+
+
+def test_what_is_no_file_has_no_lines(spool: Path) -> None:
+    scratch = Scratch(spool, "t.1")
+    os.mkfifo(scratch.stderr_path)
+    assert scratch.lines_from(0, to_the_end=True) == ("", 0)

@@ -119,6 +119,10 @@ class WorkerMachine:
         """How many slots nobody holds; fewer than none while programs are prepared ahead."""
         return self._slots.free
 
+    def recent_value(self, object_id: ObjectId) -> Value | None:
+        """Return a small result that was made here of late."""
+        return self._recent.get(object_id)
+
     @property
     def room(self) -> int | None:
         """How many slots wait for work; None: other workers may have some."""

@@ -1,0 +1,129 @@
+"""Arrays that lie in the store before they are filled (`ciel.empty`): the file of a task's output
+is mapped, and the arrays lie in it where they will be read. Only what refers to them is written
+later.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Sequence
+from mmap import MAP_SHARED, PROT_READ, PROT_WRITE, mmap
+from typing import TYPE_CHECKING, Any
+
+from ciel.python.contents import ALIGNMENT_BYTES, HEADER, MAGIC, Outcome, index_of
+
+if TYPE_CHECKING:
+    import numpy
+
+    from ciel.executors.programs.python_channel import Channel
+
+PAGE_BYTES = 4096
+
+
+class Drafts:
+    """The file of one output, and the arrays in it."""
+
+    def __init__(self, channel: Channel, number: int) -> None:
+        self._channel = channel
+        self._number = number
+        self._descriptor = -1
+        self._end_bytes = PAGE_BYTES  # the header lies before
+        self._arrays: list[tuple[int, int, int, weakref.ref[Any]]] = []  # address, size, offset
+
+    def array(self, shape: Any, dtype: Any) -> numpy.ndarray[Any, Any]:
+        """Return an array in the file; raises MemoryError."""
+        import numpy
+
+        kind = numpy.dtype(dtype)
+        if kind.hasobject:
+            raise TypeError(f"an array of {kind} holds references, which cannot lie in a store")
+        dimensions = (shape,) if isinstance(shape, int) else tuple(shape)
+        size_bytes = kind.itemsize
+        for length in dimensions:
+            size_bytes *= length
+        offset = self._end_bytes
+        room_bytes = -(-max(size_bytes, 1) // PAGE_BYTES) * PAGE_BYTES
+        if self._descriptor < 0:
+            call = {"index": self._number, "size": offset + room_bytes}
+            path = self._channel.reply("open_output", call)["filename"]
+            self._descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            os.posix_fallocate(self._descriptor, 0, offset + room_bytes)  # no page is missing later
+        except OSError as error:
+            text = f"the store has no room for an array of {size_bytes} bytes: {error.strerror}"
+            raise MemoryError(text) from None
+        prot = PROT_READ | PROT_WRITE
+        memory = mmap(self._descriptor, room_bytes, MAP_SHARED, prot, offset=offset)
+        self._end_bytes = offset + room_bytes
+        array: numpy.ndarray[Any, Any] = numpy.ndarray(dimensions, kind, memory)
+        address = array.__array_interface__["data"][0]
+        self._arrays.append((address, size_bytes, offset, weakref.ref(array)))
+        return array
+
+    def publish(self, outcomes: Sequence[Outcome], took_s: float) -> bool:
+        """Make the output of outcomes, if they have any of the arrays in them."""
+        places = [[self._place(buffer) for buffer in o.packed.buffers] for o in outcomes]
+        if not any(place is not None for row in places for place in row):
+            self.give_up()
+            return False
+        end_bytes = self._end_bytes
+        spans: list[list[tuple[int, int]]] = []
+        for outcome, row in zip(outcomes, places, strict=True):
+            spans.append([])
+            for buffer, place in zip(outcome.packed.buffers, row, strict=True):
+                view = _view(buffer)
+                if place is None:
+                    place = end_bytes + -end_bytes % ALIGNMENT_BYTES
+                    self._write(view, place)
+                    end_bytes = place + view.nbytes
+                spans[-1].append((place, view.nbytes))
+        index = index_of(outcomes, spans, took_s)
+        self._write(memoryview(index), end_bytes)
+        self._write(memoryview(HEADER.pack(MAGIC, end_bytes, len(index))), 0)
+        self._close()
+        size_bytes = end_bytes + len(index)
+        self._channel.ask("close_output", {"index": self._number, "size": size_bytes})
+        for *_, known in self._arrays:
+            if (array := known()) is not None:
+                array.flags.writeable = False
+        return True
+
+    def give_up(self) -> None:
+        """Forget the file; the arrays are ordinary ones from now on."""
+        if self._descriptor >= 0:
+            self._close()
+            self._channel.ask("rollback_output", {"index": self._number})
+
+    @property
+    def has_survivors(self) -> bool:
+        """Whether somebody still holds an array, and so could change what has been published."""
+        return any(known() is not None for *_, known in self._arrays)
+
+    def _place(self, buffer: Any) -> int | None:
+        """Return where in the file a buffer lies; None if it does not."""
+        import numpy
+
+        view = _view(buffer)
+        if not view.nbytes:
+            return None
+        address = numpy.frombuffer(view, numpy.uint8).__array_interface__["data"][0]
+        for start, size_bytes, offset, _ in self._arrays:
+            if start <= address and address + view.nbytes <= start + size_bytes:
+                return offset + int(address) - start
+        return None
+
+    def _write(self, content: memoryview, offset: int) -> None:
+        left = content.cast("B")
+        while left:
+            count = os.pwrite(self._descriptor, left, offset)
+            left, offset = left[count:], offset + count
+
+    def _close(self) -> None:
+        os.close(self._descriptor)
+        self._descriptor = -1
+
+
+def _view(buffer: Any) -> memoryview:
+    view: memoryview = buffer.raw() if hasattr(buffer, "raw") else memoryview(buffer)
+    return view
