@@ -1,4 +1,4 @@
-"""`python`: calls of functions (see `ciel.python.calls`), run by warm programs, of one kind for each
+"""`python`: calls of functions (see `ciel.python.calls`), run by a kind of warm programs for each
 interpreter.
 
 Arguments: `calls`, a bundle as base64 text, or it is the last of the inputs; `inputs`, a list of
@@ -45,6 +45,7 @@ from ciel.core.refs import (
     Sweetheart,
     Value,
 )
+from ciel.core.tasks import Mentions
 from ciel.execution.attempt import Attempt
 from ciel.execution.executor import (
     Action,
@@ -73,6 +74,7 @@ class PythonExecutor(Executor):
     """Has a program run calls of functions."""
 
     name = "python"
+    mentions: ClassVar[Mentions] = Mentions.OWN
     talks: ClassVar[bool] = True
 
     def begin(self, task: Task) -> Action:
@@ -85,7 +87,8 @@ class PythonExecutor(Executor):
             raise BadArgumentsError("'python' must name an interpreter")
         if not os.path.isabs(python) and "/" in python:
             raise BadArgumentsError(f"'python' must be a name or an absolute path, not {python!r}")
-        kind = f"python\0{python}"
+        slots = task.spec.needs.slots
+        kind = f"python\0{python}\0{slots}"  # libraries have as many threads
         program = Program((python, START, __version__), env=_ENVIRONMENT)
         fixed = arguments.get("fixed")
         if isinstance(fixed, Fixed):
@@ -154,6 +157,7 @@ class PythonConversation(Conversation):
         self._made: list[ObjectId] = []
         self._fault: tuple[str, Any] | None = None
         self._runs_others = False
+        attempt.maps_files = True
         for ref in attempt.task.inputs.values():
             if isinstance(ref, Concrete | Sweetheart) and ref.id not in attempt.at_hand:
                 attempt.open_whole(ref, self._opened(ref.id))

@@ -15,13 +15,8 @@ import ctypes
 import errno
 import fcntl
 import os
-import threading
-import time
 from contextlib import suppress
 from typing import NamedTuple
-
-from ciel.storage.errors import StorageError
-from ciel.storage.segments import Segments
 
 ROOT = "/dev/shm"
 NAME = "ciel-arena"
@@ -29,13 +24,6 @@ _OPTIONS = b"huge=within_size,mode=0700"
 _MS_NOSUID_NODEV = 2 | 4
 _MNT_DETACH, _UMOUNT_NOFOLLOW = 2, 8
 _HOLD_TRIES = 100
-PREFAULT_BYTES = 256 << 20
-SEGMENT_BYTES = 64 << 20
-PREFAULT_SHARE = 8
-"""Of the capacity at most; a small store is not filled with what nobody asked for."""
-IDLE_S = 30.0
-"""After which memory that belongs to no object is given back."""
-
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -151,39 +139,3 @@ def _stands_at(fd: int, path: str) -> bool:
         return os.path.samestat(os.fstat(fd), os.stat(path, follow_symlinks=False))
     except FileNotFoundError:
         return False
-
-
-class Prefault:
-    """Touches memory ahead, in the background, and gives back what was not wanted for a while."""
-
-    def __init__(self, segments: Segments, prefault_bytes: int, idle_s: float = IDLE_S) -> None:
-        self._segments = segments
-        self._prefault_bytes = prefault_bytes
-        self._idle_s = idle_s
-        self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="ciel-arena", daemon=True)
-        self._thread.start()
-
-    def close(self) -> None:
-        """End it; what it has made is its store's to give back."""
-        self._closed.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        try:
-            made_bytes = 0
-            while made_bytes < self._prefault_bytes and not self._closed.is_set():
-                size_bytes = min(SEGMENT_BYTES, self._prefault_bytes - made_bytes)
-                if not self._segments.make(size_bytes):
-                    break
-                made_bytes += size_bytes
-            while not self._closed.wait(self._idle_s):
-                if time.monotonic() - self._segments.used_s >= self._idle_s:
-                    self._segments.drop()
-        except (OSError, StorageError):
-            pass  # the store is being closed, or its directory is gone
-
-
-def prefault_bytes(capacity_bytes: int) -> int:
-    """Return how much to touch ahead for a store of that capacity."""
-    return min(PREFAULT_BYTES, capacity_bytes // PREFAULT_SHARE)

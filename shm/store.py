@@ -17,16 +17,8 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from ciel.shm.arena import (
-    ROOT,
-    Arena,
-    Prefault,
-    arena_path,
-    open_arena,
-    plain,
-    prefault_bytes,
-    remove_arena,
-)
+from ciel.shm.arena import ROOT, Arena, arena_path, open_arena, plain, remove_arena
+from ciel.shm.upkeep import Upkeep, prefault_bytes
 from ciel.storage import leases
 from ciel.storage.errors import StoreSpecError, StoreSystemError
 from ciel.storage.files import FileStore
@@ -47,8 +39,8 @@ def open_shm(options: Mapping[str, str], directory: Path) -> ObjectStore:
     Options: `capacity` (a size; half of what `/dev/shm` has free, when not given), `instance`
     (letters, digits, `_` and `-`; random when not given; a live one is joined), `spill`: where
     that disk is, `yes` (when not given) for the directory, `no` for nowhere, or a path; and
-    `arena`: `yes` for huge pages, where one may mount, and memory that is touched ahead and used
-    again (`arena`).
+    `arena`: `yes` for huge pages from the start, where one may mount (`arena`), and memory that is
+    touched ahead. Memory of deleted objects is used again in any case (`upkeep`).
     """
     check_options("shm", options, ("capacity", "instance", "spill", "arena"))
     uses_arena = parse_flag(options.get("arena", "no"))
@@ -77,7 +69,7 @@ class ShmStore(FileStore):
         self.instance = instance
         self.about = ""
         self._hold_fd = self._arena_fd = -1
-        self._prefault: Prefault | None = None
+        self._upkeep: Upkeep | None = None
         name = _directory_name(instance)
         try:
             _sweep()
@@ -91,16 +83,15 @@ class ShmStore(FileStore):
         capacity_bytes = capacity_bytes or free_bytes // 2
         options = ShelfOptions(
             capacity_bytes=capacity_bytes, whole=True, links_overrun=spills,
-            recycle_bytes=_recycled_bytes(capacity_bytes, free_bytes) if uses_arena else 0,
+            recycle_bytes=_recycled_bytes(capacity_bytes, free_bytes),
         )  # fmt: skip
         try:
             super().__init__(Path(root.path, name), options, may_block=False)
         except BaseException:
             self._let_go()
             raise
-        if uses_arena:
-            usual_bytes = prefault_bytes(min(capacity_bytes, free_bytes))
-            self._prefault = Prefault(self._shelf.segments, usual_bytes)
+        ahead_bytes = prefault_bytes(min(capacity_bytes, free_bytes)) if uses_arena else 0
+        self._upkeep = Upkeep(self._shelf.segments, ahead_bytes)
 
     def _open_root(self, uses_arena: bool) -> Arena:
         root = open_arena() if uses_arena else plain()
@@ -109,9 +100,9 @@ class ShmStore(FileStore):
         return root
 
     def close(self) -> None:
-        if self._prefault is not None:
-            self._prefault.close()
-            self._prefault = None
+        if self._upkeep is not None:
+            self._upkeep.close()
+            self._upkeep = None
         super().close()
         self._let_go()
 

@@ -18,11 +18,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ciel.client import bundling
 from ciel.client.errors import ClientClosedError, ClientError
+from ciel.client.forks import forbid, tell_of_forks
 from ciel.client.functions import Functions
 from ciel.client.futures import ClientFuture, Lot, WaitingCall
 from ciel.client.results import Results
 from ciel.core.refs import INLINE_MAX_BYTES, Reference
 from ciel.core.refs import Future as Unmade
+from ciel.core.tasks import Mentions
 from ciel.python import calls
 from ciel.python.contents import VALUE, Outcome, encode
 from ciel.python.failures import packing_error
@@ -58,6 +60,11 @@ class Calls(Results):
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
         self._places: tuple[tuple[str, ...], list[str]] = ((), [])  # and for which sys.path
+        tell_of_forks(self)
+
+    def forked(self) -> None:
+        """Be a copy in a forked child."""
+        forbid(self, silent=("close", "lose"), kept=("dropped",))
 
     # --- calls go in ------------------------------------------------------------------------------
 
@@ -155,7 +162,7 @@ class Calls(Results):
 
     def expedite(self, future: ClientFuture[Any]) -> None:
         """Somebody waits for a future: send what it needs, if that was not sent."""
-        if future.waiting_call is not None and not self._client.is_delivering:
+        if (future.waiting_call or self._to_want) and not self._client.is_delivering:
             self.flush()
         elif future.lot is not None and not future.lot.is_made and future.lot.id not in self._lots:
             self._seek(future)
@@ -168,21 +175,31 @@ class Calls(Results):
             self._stop_called_off()
 
     def _flush(self) -> None:
+        """Send all calls that wait. They leave the line only afterwards: who is interrupted here
+        leaves the rest to the next.
+        """
         with self._sending:
             with self._lock:
-                waiting, self._waiting = self._waiting, []
-            waiting = [call for call in waiting if not (call.has_cancelled and call.is_off())]
+                line = self._waiting[:]
+            waiting = [call for call in line if not (call.has_cancelled and call.is_off())]
             try:
+                self._want_all()
                 self._release_dropped()
                 if waiting:
                     for call in waiting:
                         self._look_around(call)
                     for bundle in bundling.form(waiting, self._slot_count()):
                         self._try_to_send(bundle)
-            except BaseException as error:
+            except Exception as error:
                 _fail(waiting, error)
                 if not isinstance(error, ClientError):
                     raise
+            except BaseException:
+                with self._lock:
+                    self._waiting = [call for call in self._waiting if not call.is_sent]
+                raise
+            with self._lock:
+                del self._waiting[: len(line)]
 
     def _try_to_send(self, bundle: list[WaitingCall]) -> None:
         try:
@@ -233,7 +250,7 @@ class Calls(Results):
         )  # fmt: skip
         packed: bytes | None = calls.pack_bundle(sent)
         if len(packed or b"") > calls.INLINE_MAX_BYTES:
-            inputs.number(self._client.upload_content(packed or b"", "calls"))
+            inputs.number(self._client.upload_content(packed or b"", "calls"), is_for_once=True)
             packed = None
         needs = first.options.needs if len(bundle) == 1 else first.options.needs._replace(retries=1)
         name = first.function.name
@@ -241,11 +258,14 @@ class Calls(Results):
             name = f"{len(bundle)} calls of {name}{'' if len(table) == 1 else ' and others'}"
         outputs = job.add(
             calls.EXECUTOR, calls.arguments_of(packed, inputs.refs, first.options.python),
-            n_outputs=len(lots), needs=needs, name=name,
+            n_outputs=len(lots), needs=needs, mentions=Mentions.OWN, name=name,
+            sees_errors=len(bundle) > 1 and bool(inputs.refs),
         )  # fmt: skip
+        self.dropped.extend(inputs.for_once)
+        self._to_want.extend(outputs)
         for ref, calls_of_lot in zip(outputs, lots, strict=True):
             self._await_lot(ref, calls_of_lot)
-        job.want(outputs, self._news)
+        self._want_all()
         for call in bundle:
             for future in call.futures:
                 if future.cancelled():  # while it was sent: it could not know what to stop
@@ -262,6 +282,8 @@ class Calls(Results):
                 lot.futures.append(future)
         with self._lock:
             self._lots[lot.id] = lot
+        for call in calls_of_lot:
+            call.is_sent = True
 
     def _written(
         self, call: WaitingCall, function: int, bundle: list[WaitingCall], inputs: _Inputs
@@ -272,7 +294,8 @@ class Calls(Results):
             arguments.buffers and arguments.size_bytes > ALONE_MIN_BYTES
         ):
             ref = self._store([Outcome(VALUE, arguments)], f"the arguments of {call.function.name}")
-            arguments, with_object = arguments._replace(head=b"", buffers=()), inputs.number(ref)
+            arguments = arguments._replace(head=b"", buffers=())
+            with_object = inputs.number(ref, is_for_once=True)
         name, returns = call.function.name, call.options.returns
         return calls.Call(function, arguments, uses, with_object, call.is_map, name, returns)
 
@@ -419,9 +442,13 @@ class _Inputs:
 
     def __init__(self) -> None:
         self.refs: list[Reference] = []
+        self.for_once: list[Reference] = []
+        """Those that no other task will take."""
         self._numbers: dict[str, int] = {}
 
-    def number(self, ref: Reference) -> int:
+    def number(self, ref: Reference, *, is_for_once: bool = False) -> int:
+        if is_for_once:
+            self.for_once.append(ref)
         number = self._numbers.setdefault(ref.id, len(self.refs))
         if number == len(self.refs):
             self.refs.append(ref)

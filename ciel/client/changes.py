@@ -11,20 +11,59 @@ from __future__ import annotations
 import os
 import time
 from _thread import LockType, RLock, allocate_lock
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from ciel.client.errors import ForkedError
 from ciel.client.forks import tell_of_forks
 
 
-class Changes(RLock):  # type: ignore[misc]  # it is final in its stub alone
+class Condition(RLock):  # type: ignore[misc]  # it is final in its stub alone
+    """Such a lock, with what `concurrent.futures` asks of a `threading.Condition`."""
+
+    _waiting: Sequence[LockType] = ()
+
+    def news(self) -> LockType:
+        """Return what can be acquired after the next change; the caller holds the lock."""
+        news = allocate_lock()
+        news.acquire()
+        self._waiting = [*self._waiting, news]
+        return news
+
+    def notify_all(self) -> None:
+        """Tell all who wait; the caller holds the lock."""
+        for news in self._waiting:
+            if news.locked():  # else we were interrupted here the last time
+                news.release()
+        self._waiting = ()
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait for the next change; False if the time is over before. The caller holds the lock,
+        once, and does again afterwards, whatever is raised.
+        """
+        news = self.news()
+        try:
+            self.release()
+            return news.acquire(timeout=-1.0 if timeout_s is None else max(0.0, timeout_s))
+        finally:
+            self._take_back()
+            self._waiting = [other for other in self._waiting if other is not news]
+
+    def _take_back(self) -> None:
+        try:
+            if not self._is_owned():
+                self.acquire()
+        except BaseException:
+            self._take_back()
+            raise
+
+
+class Changes(Condition):  # type: ignore[misc]  # as above
     """Guards what changes, and tells those who wait for it. In a forked child, taking it raises
     ForkedError: whoever held it there may be a thread that the child does not have.
     """
 
     def __init__(self) -> None:
         self.owner_pid = os.getpid()
-        self._waiting: list[LockType] = []
         tell_of_forks(self)
 
     def wait_for(self, condition: Callable[[], bool], timeout_s: float | None = None) -> bool:
@@ -40,23 +79,8 @@ class Changes(RLock):  # type: ignore[misc]  # it is final in its stub alone
             left_s = -1.0 if deadline_s is None else max(0.0, deadline_s - time.monotonic())
             if not news.acquire(timeout=left_s):
                 with self:
-                    if news in self._waiting:
-                        self._waiting.remove(news)
+                    self._waiting = [other for other in self._waiting if other is not news]
                     return condition()
-
-    def news(self) -> LockType:
-        """Return what can be acquired after the next change; the caller holds the lock."""
-        news = allocate_lock()
-        news.acquire()
-        self._waiting.append(news)
-        return news
-
-    def notify_all(self) -> None:
-        """Tell all who wait; the caller holds the lock."""
-        for news in self._waiting:
-            if news.locked():  # else we were interrupted here the last time
-                news.release()
-        self._waiting.clear()
 
     def forked(self) -> None:
         """Be a copy in a forked child."""

@@ -97,7 +97,7 @@ class Client:
 
     def forked(self) -> None:
         """Be a copy in a forked child."""
-        forbid(self, silent=("close",), kept=("cluster", "location", "name"))
+        forbid(self, silent=("close", "__exit__"), kept=("cluster", "location", "name"))
 
     def __enter__(self) -> Self:
         return self

@@ -28,7 +28,7 @@ from ciel.client.errors import (
     UploadError,
 )
 from ciel.core.errors import CielError
-from ciel.core.ids import ObjectId
+from ciel.core.ids import UPLOAD_PREFIX, ObjectId
 from ciel.core.refs import (
     INLINE_MAX_BYTES,
     Concrete,
@@ -116,7 +116,7 @@ def _identity(netloc: str, object_id: str, key: Key) -> str:
 
 def upload_id() -> ObjectId:
     """Name an object that no task makes."""
-    return ObjectId(f"upload:{secrets.token_hex(16)}")
+    return ObjectId(f"{UPLOAD_PREFIX}{secrets.token_hex(16)}")
 
 
 def upload_file(file: IO[bytes], name: str, netlocs: Sequence[str], key: Key) -> Reference:

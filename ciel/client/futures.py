@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from ciel.client.changes import Condition
 from ciel.core.ids import ObjectId
 from ciel.core.refs import Future as Unmade
 from ciel.core.refs import Reference, Value, locations_of
@@ -65,8 +66,9 @@ class WaitingCall:
     """A call that is to be sent. `taken`: the futures in its arguments."""
 
     __slots__ = (
-        "arguments", "call_s", "function", "futures", "has_cancelled", "is_map", "is_usual", "local", "lot",
-        "options", "outside", "place", "raw", "rows", "size_bytes", "taken",
+        "arguments", "call_s", "function", "futures", "has_cancelled", "is_map", "is_sent",
+        "is_usual", "local", "lot", "options", "outside", "place", "raw", "rows", "size_bytes",
+        "taken",
     )  # fmt: skip
 
     def __init__(
@@ -76,6 +78,7 @@ class WaitingCall:
         self.options = options
         self.arguments = arguments
         self.taken = taken
+        self.is_sent = False
         self.is_map = self.raw = self.has_cancelled = False
         self.rows = 1  # how many calls it stands for
         self.futures: list[ClientFuture[Any]] = []
@@ -157,6 +160,7 @@ class ClientFuture(Shown, concurrent.futures.Future[T], Future[T]):
 
     def __init__(self, calls: Results, name: str, call: WaitingCall | None = None) -> None:
         super().__init__()
+        self._condition = Condition()  # which Ctrl-C in a wait does not break
         self.name = name
         self._calls = calls
         self._call = call
@@ -284,6 +288,6 @@ def read_value(outcome: Outcome, given: list[Any]) -> Any:
         return unpack(outcome.packed.head, outcome.packed.buffers, given)
     except UnpackedError:
         raise
-    except Exception as error:  # of anybody's class
+    except (Exception, SystemExit) as error:  # of anybody's class
         text = f"it cannot be unpickled here: {type(error).__name__}: {error}"
         raise UnpackedError(text) from error

@@ -40,7 +40,7 @@ from ciel.core.events import (
     WantObjects,
     WatchJob,
 )
-from ciel.core.ids import JobId, ObjectId, job_output_id, root_task_id
+from ciel.core.ids import UPLOAD_PREFIX, JobId, ObjectId, is_output, job_output_id, root_task_id
 from ciel.core.jobs import ENDED, JobSpec, JobSummary
 from ciel.core.naming import all_references
 from ciel.core.refs import INLINE_MAX_BYTES, Failure, Future, Reference, Value
@@ -145,8 +145,10 @@ class Job(Shown):
         needs: Needs = USUAL_NEEDS,
         mentions: Mentions = Mentions.ANYTHING,
         name: str = "",
+        sees_errors: bool = False,
     ) -> list[Future]:
         """Add a task for any executor; references inside `arguments` become its inputs.
+        `sees_errors`: it runs even if one of them could not be made.
 
         It travels with the next want, or with enough others: until then nothing could run it.
         Raises TypeError, ValueError or EncodeError for arguments that have no JSON form.
@@ -154,6 +156,7 @@ class Job(Shown):
         spec, known = make_task(
             job=self.id, parent=self.id, ordinal=next(self._ordinals), executor=executor,
             arguments=arguments, n_outputs=n_outputs, needs=needs, mentions=mentions, name=name,
+            sees_errors=sees_errors,
         )  # fmt: skip
         with self._adding_lock:
             self._adding.append(AddTask(spec, known))
@@ -231,7 +234,10 @@ class Job(Shown):
         """Want these objects no longer. `for_good`: they will not be named again, so that neither
         we nor the master need to remember them, however many there are.
         """
+        refs = list(refs)
         objects = self.forget(refs)
+        if for_good:  # nobody ever wants what is there already
+            objects += [ref.id for ref in refs if ref.id.startswith(UPLOAD_PREFIX)]
         for start in range(0, len(objects), _WANTED_AT_ONCE):
             batch = tuple(objects[start : start + _WANTED_AT_ONCE])
             self._send(ReleaseObjects(self.id, batch, for_good))
@@ -286,12 +292,18 @@ class Job(Shown):
         """Return an object's content, even if it is lost meanwhile and has to be made again; raises
         as `result`, and ObjectUnreadableError.
         """
-        found = self.result(ref, timeout_s)
+        is_made = not isinstance(ref, Future) and ref.id not in self._wanted
+        found = ref if is_made else self.result(ref, timeout_s)
         while True:
             try:
                 return self._client.read(found)
             except ObjectUnreadableError as error:
-                found = self.await_copy(error, found)
+                if ref.id in self._wanted:
+                    found = self.await_copy(error, found)
+                elif is_output(ref.id):
+                    found = self.result(ref, timeout_s)
+                else:
+                    raise  # an upload, which no task can make again
 
     def await_copy(self, unreadable: ObjectUnreadableError, ref: Reference) -> Reference:
         """Return what became of an object that was settled as `ref` and could not be read, once its

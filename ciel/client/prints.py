@@ -12,6 +12,8 @@ its result is known. What is promised:
 - A task that runs again prints again. What a program has written over 1 MiB ahead of its worker's
   looks (2.5 MB/s are kept up with) is left out, with a line that says so. Lines of over 64 KiB are
   broken up.
+
+Results wait for whoever reads what is written: a pipe that nobody empties stops them.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ is read by whoever asks for it, or by a few threads where the outcome itself mus
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import io
 import mmap
 import threading
@@ -49,6 +50,7 @@ class Results(ABC):
         self._client = client
         self._lock = threading.Lock()
         self._lots: dict[ObjectId, Lot] = {}  # that are to come
+        self._to_want: deque[Reference] = deque()
         self._news: deque[Reference] = deque()
         self._job: Job | None = None
         self._readers: concurrent.futures.ThreadPoolExecutor | None = None
@@ -176,10 +178,19 @@ class Results(ABC):
             lot = future.lot = self._lots.setdefault(lot.id, lot)
             if future not in lot.futures:
                 lot.futures.append(future)
+            self._to_want.append(lot.ref)
         if ended is not None:
             self._lose(ended)
             return
-        self._open_job().want((lot.ref,), self._news)
+        self._want_all()
+
+    def _want_all(self) -> None:
+        """Want what is to be wanted, also by those who were interrupted before they had."""
+        if refs := list(self._to_want):
+            self._open_job().want(refs, self._news)
+            for ref in refs:
+                with contextlib.suppress(ValueError):  # another thread was as quick
+                    self._to_want.remove(ref)
 
     def value_of(self, outcome: Outcome, name: str) -> Any:
         """Return the value of an outcome; raises UnpackedError."""

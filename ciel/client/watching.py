@@ -82,11 +82,13 @@ class Watcher:
         self._stopping = True
         os.eventfd_write(self._wake_fd, 1)
         self._thread.join()
-        os.close(self._wake_fd)
+        self.let_go()
 
     def let_go(self) -> None:
-        """Be a copy in a forked child."""
-        os.close(self._wake_fd)
+        """Close what it is woken by; all that there is to do for a copy in a forked child."""
+        if self._wake_fd >= 0:
+            os.close(self._wake_fd)
+            self._wake_fd = -1
 
     def start(self, daemon: Daemon, timeout_s: float) -> None:
         """Start a worker, after ending it if it runs, and wait until it is up. Raises ClusterError.

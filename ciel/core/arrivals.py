@@ -24,7 +24,7 @@ def introduce(graph: TaskGraph, ref: Reference, job: Job) -> None:
     is_there = not isinstance(ref, Future) and type(ref) not in STREAMS
     if node.producer is None and node.ref is None and is_there:
         node.holds += 1
-        job.uploads.append(ref.id)
+        job.uploads[ref.id] = None
         graph.publish(ref)
 
 
@@ -78,8 +78,10 @@ def open_streams(graph: TaskGraph, task: TaskNode, refs: Iterable[Reference]) ->
 
 def _is_named_freely(graph: TaskGraph, task: TaskNode) -> bool:
     """Whether anything that a task made or saw may name its outputs."""
+    return task.mentions is Mentions.ANYTHING or is_named_by_others(graph, task)
+
+
+def is_named_by_others(graph: TaskGraph, task: TaskNode) -> bool:
+    """Whether what a task's parent made may name its outputs."""
     parent = graph.tasks.get(task.spec.parent)
-    anything = Mentions.ANYTHING
-    return task.spec.mentions is anything or (
-        parent is not None and parent.spec.mentions is anything
-    )
+    return parent is not None and parent.mentions is Mentions.ANYTHING

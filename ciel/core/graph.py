@@ -108,7 +108,7 @@ class TaskGraph:
             if source.producer is None or source.producer.job is not job:
                 job.foreign[object_id] = None
         anything = Mentions.ANYTHING
-        if spec.mentions is anything or (parent is not None and parent.spec.mentions is anything):
+        if node.mentions is anything or (parent is not None and parent.mentions is anything):
             for object_id in producing:
                 nodes[object_id].holds += 1
         if parent is not None:
@@ -246,6 +246,11 @@ class TaskGraph:
 
     def reopen(self, task: TaskNode) -> None:
         """Let a finished task be one that may run again."""
+        if task.is_bare:
+            task.is_bare = False
+            if not arrivals.is_named_by_others(self, task):
+                for object_id in task.outputs:
+                    self.objects.nodes[object_id].holds += 1
         self._hold_inputs(task)
         self._set_back(task, DORMANT)
 
@@ -359,6 +364,8 @@ class TaskGraph:
                 self.publish(Failure(object_id, "NO_OUTPUT", reason))
         if task.extras:
             heirs.miss(self, task)
+        if task.spec.mentions is Mentions.OWN:
+            self._look_at_own(task)
         self.let_inputs_go(task)
         if self.choosers.awaited and task.spec.any_count:
             choices.leave(self, task)
@@ -408,6 +415,8 @@ class TaskGraph:
                     if self.objects.update(output, failure):
                         pending.extend(self._spread(object_id, output))
             end_streams(self, task)
+            if task.spec.mentions is Mentions.OWN:
+                self._look_at_own(task)
             self.let_inputs_go(task)
             self.release_demand(list(task.spec.inputs))
 
@@ -480,11 +489,25 @@ class TaskGraph:
         if not node.holds and not node.wanters and isinstance(node.ref, Concrete | Value):
             self.droppable.append(object_id)
 
+    def _look_at_own(self, task: TaskNode) -> None:
+        """A task is finished that could name what it made besides what it promised. If it made
+        nothing, its outputs name nothing, and may be dropped when nobody wants them.
+        """
+        if task.children or task.extras or task.is_bare:
+            return
+        task.is_bare = True
+        if not arrivals.is_named_by_others(self, task):
+            for object_id in task.outputs:
+                node = self.objects.nodes[object_id]
+                if node.producer is task:
+                    node.holds -= 1
+                    self._drop_if_unused(object_id, node)
+
     def let_inputs_go(self, task: TaskNode) -> None:
         """A task is finished: what only it needed may be dropped, once its outputs cannot name it
         either.
         """
-        mentions = task.spec.mentions
+        mentions = task.mentions
         if mentions is Mentions.ANYTHING or not task.spec.inputs or task.state not in FINISHED:
             return
         if mentions is Mentions.INPUTS and task.live_outputs > 0:

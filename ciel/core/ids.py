@@ -19,6 +19,8 @@ TaskId = NewType("TaskId", str)
 ObjectId = NewType("ObjectId", str)
 
 ID_MAX_LENGTH = 128
+UPLOAD_PREFIX = "upload:"
+"""How the names of what clients bring begin."""
 _ID = re.compile(rf"[A-Za-z0-9_][A-Za-z0-9_:.\-]{{0,{ID_MAX_LENGTH - 1}}}", re.ASCII)
 _is_id = _ID.fullmatch
 _OUTPUT = re.compile(

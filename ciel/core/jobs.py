@@ -107,7 +107,7 @@ class Job:
         self.counts = dict.fromkeys(TaskState, 0)
         self.by_kind: dict[Kind, dict[TaskState, int]] | None = None  # once somebody has asked
         self.tasks: list[TaskId] = []
-        self.uploads: list[ObjectId] = []  # objects without a producer that its tasks read
+        self.uploads: dict[ObjectId, None] = {}  # without a producer; its tasks read them
         self.foreign: dict[ObjectId, None] = {}  # what its tasks read that may not be its own
         self.handed_over = 0  # how many of its tasks were forgotten, since its client has the rest
         self.promised: dict[ObjectId, None] = {}  # handed over too, but not to be forgotten yet

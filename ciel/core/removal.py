@@ -12,6 +12,7 @@ from ciel.core.graph import TaskGraph
 from ciel.core.ids import ObjectId
 from ciel.core.jobs import Job
 from ciel.core.losses import drop
+from ciel.core.objects import ObjectNode
 from ciel.core.refs import Failure
 from ciel.core.story import Story
 from ciel.core.tasks import DONE, Mentions, TaskNode
@@ -41,9 +42,12 @@ def hand_over(
         graph.unwant(object_id, job)
         job.promised[object_id] = None
     while pending:
-        node = graph.objects.get(pending.pop())
+        object_id = pending.pop()
+        node = graph.objects.get(object_id)
         task = None if node is None else node.producer
-        if task is not None and _is_over(graph, task, job):
+        if node is not None and task is None:
+            _forget_upload(graph, job, object_id, node, deletions)
+        elif task is not None and _is_over(graph, task, job):
             pending += _forget(graph, task, deletions)
             job.handed_over += 1
             if stories:
@@ -58,7 +62,7 @@ def _is_over(graph: TaskGraph, task: TaskNode, job: Job) -> bool:
     spec = task.spec
     if task.state is not DONE or task.job is not job or task.children or job.spec.keep:
         return False
-    if spec.mentions is Mentions.ANYTHING or spec.parent != job.spec.id:
+    if task.mentions is Mentions.ANYTHING or spec.parent != job.spec.id:
         return False
     for object_id in task.outputs:
         node = graph.objects.nodes[object_id]
@@ -67,6 +71,22 @@ def _is_over(graph: TaskGraph, task: TaskNode, job: Job) -> bool:
         if object_id not in job.promised or type(node.ref) is Failure:
             return False
     return True
+
+
+def _forget_upload(
+    graph: TaskGraph, job: Job, object_id: ObjectId, node: ObjectNode, deletions: Deletions
+) -> None:
+    """Forget an object that no task makes, if its client has released it and no task is left that
+    reads it.
+    """
+    if object_id not in job.promised or object_id not in job.uploads or job.spec.keep:
+        return
+    if node.others or node.wanters or node.holds != 1:  # the upload's own hold
+        return
+    del job.uploads[object_id], job.promised[object_id]
+    for place in graph.objects.forget(node, object_id):
+        deletions.setdefault(place, []).append(object_id)
+    graph.objects.remove(object_id)
 
 
 def _forget(graph: TaskGraph, task: TaskNode, deletions: Deletions) -> list[ObjectId]:
@@ -90,7 +110,7 @@ def remove(graph: TaskGraph, job: Job, others: Iterable[Job]) -> Deletions:
     """Forget an ended job with its tasks, none of which may be active, and objects, but for objects
     that `others` read: those stay as they are, and cannot be made again.
     """
-    doomed = dict.fromkeys(job.uploads) | job.wanted | job.foreign
+    doomed = job.uploads | job.wanted | job.foreign
     for object_id in job.wanted:
         node = graph.objects.nodes[object_id]
         node.wanters = tuple([other for other in node.wanters if other is not job])

@@ -49,7 +49,7 @@ def revive(graph: TaskGraph, job: Job) -> int:
             revived[task] = None
         elif nodes[object_id].ref is None:
             pass  # who needed it failed before, so it was not made: what it needs may have failed
-        elif failed or task.spec.sees_errors or task.spec.mentions is Mentions.NOTHING:
+        elif failed or task.spec.sees_errors or task.mentions is Mentions.NOTHING:
             continue
         pending += task.spec.inputs
     for task in revived:

@@ -37,6 +37,7 @@ class Mentions(Enum):
     NOTHING = 0  # its outputs are bytes of a program that never saw an id
     INPUTS = 1  # its outputs list its inputs
     ANYTHING = 2  # whatever it saw may stand in whatever it makes
+    OWN = 3  # what it spawned or made besides what it promised; nothing, if there is no such thing
 
     __hash__ = object.__hash__
 
@@ -123,6 +124,7 @@ class TaskNode:
         "extras",
         "heir",
         "holds_inputs",
+        "is_bare",
         "job",
         "live_outputs",
         "rank",
@@ -146,12 +148,21 @@ class TaskNode:
         self.heir: TaskNode | None = None  # to whom it handed outputs over again, and otherwise
         self.reason = ""  # why it was placed where it is, if there was a choice
         self.holds_inputs = True
+        self.is_bare = False  # it has ended, and made nothing but what it promised
         self.live_outputs = 0  # outputs that are there; only counted where outputs mention inputs
 
     @property
     def outputs(self) -> tuple[ObjectId, ...]:
         """All that it makes, as far as is known."""
         return self.spec.outputs + self.extras if self.extras else self.spec.outputs
+
+    @property
+    def mentions(self) -> Mentions:
+        """What its outputs may name, as far as is known."""
+        mentions = self.spec.mentions
+        if mentions is not Mentions.OWN:
+            return mentions
+        return Mentions.NOTHING if self.is_bare else Mentions.ANYTHING
 
     def __repr__(self) -> str:
         return f"<Task {self.spec.id} {self.state} attempt {self.attempt}>"

@@ -58,6 +58,10 @@ class Attempt(ABC):
         self.handed_over: set[int] = set()  # promised outputs that children have taken over
         self.at_hand: frozenset[str] = frozenset()  # objects that its program has from other tasks
 
+    maps_files = False
+    """Whether its program has files for nothing but to map, to read and to write them itself: see
+    `ObjectReader.mapped_path` and `ObjectWriter.mapped_path`."""
+
     @property
     def where(self) -> str:
         """Say which attempt this is, for people."""

@@ -53,7 +53,7 @@ class TaskLostError(TaskError):
     """Its result, or what it needs, is lost and cannot be made again; or workers died of it."""
 
 
-class PackingError(TaskError, TypeError):
+class PackingError(TaskError, TypeError, pickle.PicklingError):
     """A function, an argument or a result has no bytes; the text names it."""
 
 

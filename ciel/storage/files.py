@@ -40,7 +40,7 @@ from ciel.storage.interface import (
     StoreUsage,
 )
 from ciel.storage.shelf import Shelf, ShelfOptions, file_name
-from ciel.storage.space import occupied_bytes, reserve_blocks
+from ciel.storage.space import occupied_bytes
 from ciel.storage.specs import check_options, parse_flag, parse_size
 
 _ADOPT_REASONS = {
@@ -69,16 +69,25 @@ def open_disk(options: Mapping[str, str], directory: Path) -> FileStore:
 class FileReader(ObjectReader):
     """A committed file, open."""
 
-    def __init__(self, object_id: str, fd: int, path: str, reading: set[int]) -> None:
+    def __init__(self, object_id: str, fd: int, path: str, shelf: Shelf) -> None:
         self.object_id = object_id
         self.size_bytes = os.fstat(fd).st_size
         self._fd = fd
+        self._shelf = shelf
         self._path = path
-        self._reading = reading
-        reading.add(fd)
+        shelf.reading.add(fd)
 
     @property
     def path(self) -> str:
+        self._shelf.note_named(self.fileno(), self.size_bytes)
+        return self._path
+
+    @property
+    def mapped_path(self) -> str:
+        return self._path
+
+    @property
+    def source(self) -> str:
         return self._path
 
     def fileno(self) -> int:
@@ -114,7 +123,7 @@ class FileReader(ObjectReader):
 
     def close(self) -> None:
         if self._fd >= 0:
-            self._reading.discard(self._fd)  # before the number can be another's
+            self._shelf.reading.discard(self._fd)  # before the number can be another's
             os.close(self._fd)
             self._fd = -1
 
@@ -146,6 +155,7 @@ class FileWriter(ObjectWriter):
         self._written_bytes = 0
         self._digest = xxhash.xxh3_64()
         self._shared = False  # once a program may write too, only the file knows what was written
+        self._named = False  # whether it is known to programs that do what they like with files
         self._lent = False  # whether readers may have it open who are not done when we are
         shelf.writing.add(name)
 
@@ -153,14 +163,22 @@ class FileWriter(ObjectWriter):
     def path(self) -> str:
         self._require_open()
         self._cut()
-        self._shared = True
+        self._shared = self._named = True
+        return self._shelf.temporaries.path_of(self._name)
+
+    @property
+    def mapped_path(self) -> str:
+        self._require_open()
+        if self._written_bytes:
+            self._cut()
+        self._old_bytes, self._shared = 0, True
         return self._shelf.temporaries.path_of(self._name)
 
     def fileno(self, *, to_write: bool = True) -> int:
         self._require_open()
         self._cut()
         self._shared = self._shared or to_write
-        self._lent = True
+        self._lent = self._named = True
         return self._fd
 
     @property
@@ -178,7 +196,11 @@ class FileWriter(ObjectWriter):
         self._charge(self._written_bytes + length_bytes)
         try:
             while rest:
-                rest = rest[os.write(self._fd, rest) :]
+                try:
+                    rest = rest[os.write(self._fd, rest) :]
+                except OSError as error:
+                    if error.errno != errno.ENOSPC or not self._shelf.segments.drop():
+                        raise
         except OSError as error:
             raise self._shelf.translated(error, "write", length_bytes) from error
         self._digest.update(chunk)
@@ -189,7 +211,7 @@ class FileWriter(ObjectWriter):
         self._charge(size_bytes)
         try:
             os.ftruncate(self._fd, size_bytes)
-            reserve_blocks(self._fd, size_bytes, keep_size=False)
+            self._shelf.reserve(self._fd, size_bytes, keep_size=False)
             self._old_bytes, self._shared = 0, True
             if not size_bytes:
                 return memoryview(bytearray())
@@ -244,7 +266,7 @@ class FileWriter(ObjectWriter):
                     detail = f"it is {found}, and should be {checksum}"
                     raise CorruptObjectError(self.object_id, "checksum", detail)
             surplus_bytes = self._reserved_bytes - occupied_bytes(status.st_size)
-            self._shelf.seal(fd, status, surplus_bytes, found)
+            self._shelf.seal(fd, status, surplus_bytes, found, is_named=self._named)
             self._shelf.space.release(surplus_bytes)
             self._reserved_bytes -= surplus_bytes
             info = self._shelf.publish(self.object_id, self._name, fd, status.st_size, found)
@@ -337,23 +359,19 @@ class FileStore(ObjectStore):
         hint_bytes = size_hint_bytes or 0
         reserved_bytes = occupied_bytes(hint_bytes)
         self._shelf.space.reserve(reserved_bytes)
-        segments = self._shelf.segments
+        segments, old_bytes = self._shelf.segments, 0
         try:
-            name, fd, old_bytes = segments.take(hint_bytes) or (
-                *self._shelf.temporaries.create(), 0,
-            )  # fmt: skip
+            if (segment := segments.take(hint_bytes)) is not None:
+                name, fd, old_bytes = segment.name, segment.fd, segment.size_bytes
+            else:
+                name, fd = self._shelf.temporaries.create()
         except OSError as error:
             self._shelf.space.release(reserved_bytes)
             raise self._shelf.translated(error, "begin", hint_bytes) from error
         writer = FileWriter(self._shelf, object_id, name, fd, reserved_bytes, old_bytes)
         try:
             if hint_bytes:
-                try:
-                    reserve_blocks(fd, hint_bytes, keep_size=True)
-                except OSError:
-                    if not segments.drop():
-                        raise
-                    reserve_blocks(fd, hint_bytes, keep_size=True)
+                self._shelf.reserve(fd, hint_bytes, keep_size=True)
         except OSError as error:
             writer.abort()
             raise self._shelf.translated(error, "begin", hint_bytes) from error
@@ -369,7 +387,7 @@ class FileStore(ObjectStore):
         if fd is None:
             raise ObjectNotFoundError(object_id)
         path = f"{self._shelf.objects_path}/{name}"
-        return FileReader(object_id, fd, path, self._shelf.reading)
+        return FileReader(object_id, fd, path, self._shelf)
 
     def stat(self, object_id: str) -> ObjectInfo | None:
         try:

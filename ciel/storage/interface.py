@@ -136,6 +136,13 @@ class ObjectWriter(ABC):
     def path(self) -> str | None:
         """A name to open for writing, valid until commit or abort; None unless `nameable`."""
 
+    @property
+    def mapped_path(self) -> str | None:
+        """`path` for a program that has this file for nothing but to map and to write it. Up to the
+        size that was hinted it may hold anything; the program gives it its size in the end.
+        """
+        return self.path
+
     @abstractmethod
     def fileno(self, *, to_write: bool = True) -> int:
         """Return a descriptor open for reading and writing, owned by the writer. Who will not write
@@ -218,6 +225,13 @@ class ObjectReader(ABC):
     @abstractmethod
     def path(self) -> str | None:
         """A name to open for reading, valid until the object is deleted; None unless `nameable`."""
+
+    @property
+    def mapped_path(self) -> str | None:
+        """`path` for a program that maps or reads the file itself and hands it on to nobody: then
+        its memory may serve another object when this one is deleted, and all mappings are gone.
+        """
+        return self.path
 
     @property
     def piped_path(self) -> str | None:

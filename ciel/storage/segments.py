@@ -1,49 +1,59 @@
 """Files whose pages are kept when their object is deleted, to be written anew: memory that was
-touched before is taken several times as fast as fresh one.
+touched before is taken many times as fast as fresh one.
 
-Only a file that nobody else can ever see again is kept: it has no other name, and the kernel grants
-a lease on it, which it does when nobody has it open or mapped, in whatever process. All others are
-unlinked, as a reader may go on with them.
+A file is used again only when nobody can ever see it again: it has no other name, its pages were
+given to nobody but by mappings and copies (`shelf`), and the kernel grants a lease on it, which it
+does when nobody else has it open or mapped, in whatever process. That is asked when it is taken, so
+that who reads on may do so as long as it likes.
 """
 
 from __future__ import annotations
 
 import fcntl
 import os
+import signal
 import threading
 import time
-from typing import NamedTuple
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 from ciel.storage.space import reserve_blocks
 from ciel.storage.temporaries import Temporaries, open_regular
 
 SEGMENT_MIN_BYTES = 1 << 20
 """What is smaller is quicker made than found."""
+FIT_SHARE = 8
+"""By so much a file may differ in size from what it is to hold: the rest of it is lost, or has to
+be made."""
 
 
-class Segment(NamedTuple):
-    """A file of old content, open to read and write."""
+@dataclass(slots=True)
+class Segment:
+    """A file of old content, open to read and write. `is_settled`: it need not be looked after."""
 
     name: str
     fd: int
     size_bytes: int
+    is_settled: bool = False
 
 
 class Segments:
-    """The kept files of one open store, at most `limit_bytes` of them."""
+    """The kept files of one open store: no more of them once they have `limit_bytes`."""
 
     def __init__(self, temporaries: Temporaries, limit_bytes: int) -> None:
         self._temporaries = temporaries
         self._limit_bytes = limit_bytes
         self._lock = threading.Lock()
         self._kept: list[Segment] = []
+        self._pid = os.getpid()  # a forked copy has the same files open, and must leave them alone
+        self.when_kept: Callable[[], None] | None = None
         self.used_s = time.monotonic()
         self.recycled = 0
         """How many objects were begun in one."""
 
     @property
     def kept_bytes(self) -> int:
-        """How much memory they hold; it belongs to no object."""
+        """How much memory they hold; it belongs to no object, unless to one that is still read."""
         return sum(segment.size_bytes for segment in list(self._kept))
 
     def take(self, size_bytes: int) -> Segment | None:
@@ -51,31 +61,36 @@ class Segments:
 
         What it has beyond that size is given back.
         """
-        if size_bytes < SEGMENT_MIN_BYTES:
+        if size_bytes < SEGMENT_MIN_BYTES or self._pid != os.getpid():
             return None
         with self._lock:
-            if not self._kept:
+            one = next((one for one in self._fitting(size_bytes) if _is_free(one.fd)), None)
+            if one is None:
                 return None
-            enough = [segment for segment in self._kept if segment.size_bytes >= size_bytes]
-            one = min(enough or self._kept, key=lambda s: s.size_bytes if enough else -s.size_bytes)
             self._kept.remove(one)
             self.used_s = time.monotonic()
             self.recycled += 1
         if one.size_bytes > size_bytes:
             os.ftruncate(one.fd, size_bytes)
-        return one._replace(size_bytes=min(one.size_bytes, size_bytes))
+        return replace(one, size_bytes=min(one.size_bytes, size_bytes))
+
+    def _fitting(self, size_bytes: int) -> list[Segment]:
+        most, least = size_bytes * FIT_SHARE, size_bytes // FIT_SHARE
+        fitting = [segment for segment in self._kept if least <= segment.size_bytes <= most]
+        fitting.sort(key=lambda s: (s.size_bytes < size_bytes, abs(s.size_bytes - size_bytes)))
+        return fitting
 
     def offer(self, name: str) -> bool:
-        """Keep a temporary that was an object, if nobody else has it; otherwise it goes."""
+        """Keep a temporary that was an object, if no other has its file; otherwise it goes."""
         fd = None
         try:
             directory_fd = self._temporaries.directory_fd
-            os.chmod(name, 0o600, dir_fd=directory_fd)
+            os.chmod(name, 0o600, dir_fd=directory_fd)  # who links it from now on will not have it
             fd = open_regular(name, directory_fd, os.O_RDWR)
             if fd is not None and self._keep(name, fd):
                 return True
         except OSError:
-            pass  # it is gone, or the kernel grants no leases here
+            pass  # it is gone
         if fd is not None:
             os.close(fd)
         self._temporaries.discard(name)
@@ -83,13 +98,17 @@ class Segments:
 
     def _keep(self, name: str, fd: int) -> bool:
         status = os.fstat(fd)
-        if status.st_nlink != 1 or not _is_ours_alone(fd):
+        if status.st_nlink != 1 or self._pid != os.getpid():
             return False
         with self._lock:
-            if self.kept_bytes + status.st_size > self._limit_bytes:
-                return False
+            if self.kept_bytes >= self._limit_bytes:
+                self._discard([one for one in self._kept if not _is_free(one.fd)])
+                if self.kept_bytes >= self._limit_bytes:
+                    return False
             self._kept.append(Segment(name, fd, status.st_size))
             self.used_s = time.monotonic()
+        if self.when_kept is not None:
+            self.when_kept()
         return True
 
     def make(self, size_bytes: int) -> bool:
@@ -106,21 +125,44 @@ class Segments:
         self._temporaries.discard(name)
         return False
 
+    def settle(self, step: Callable[[int, int], object]) -> bool:
+        """Have a segment looked after that was not: `step` is told a descriptor and the size. It
+        may change nothing in the content, as somebody may take it meanwhile. False if there is
+        none.
+        """
+        with self._lock:
+            one = next((s for s in self._kept if not s.is_settled and _is_free(s.fd)), None)
+            if one is None:
+                return False
+            one.is_settled = True
+            fd = os.dup(one.fd)
+        try:
+            step(fd, one.size_bytes)
+        finally:
+            os.close(fd)
+        return True
+
     def drop(self) -> bool:
         """Give all of it back; False if there was nothing."""
         with self._lock:
-            kept, self._kept = self._kept, []
-        for segment in kept:
+            return self._discard(list(self._kept))
+
+    def _discard(self, segments: list[Segment]) -> bool:
+        for segment in segments:
+            self._kept.remove(segment)
             os.close(segment.fd)
-            self._temporaries.discard(segment.name)
-        return bool(kept)
+            if self._pid == os.getpid():
+                self._temporaries.discard(segment.name)
+        return bool(segments)
 
 
-def _is_ours_alone(fd: int) -> bool:
-    """Whether no other descriptor or mapping of a file is left; raises OSError."""
+def _is_free(fd: int) -> bool:
+    """Whether no other name, descriptor or mapping of a file is left, so that none can come."""
     try:
+        # Who opens it between these two calls has us told by a signal: by one that is ignored.
+        fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGURG)
         fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)
-    except BlockingIOError:
-        return False
-    fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
-    return True
+        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+        return os.fstat(fd).st_nlink == 1
+    except OSError:
+        return False  # somebody has it, or the kernel grants no leases here

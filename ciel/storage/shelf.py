@@ -39,6 +39,9 @@ from ciel.storage.space import Space, occupied_bytes, reserve_blocks
 from ciel.storage.temporaries import Temporaries, list_names, open_regular, regular_status
 
 _COMMITTED_MODE = 0o400
+# A bit that has no meaning for files: what a program has had as a file may lie in its pipes and
+# sockets for longer than the program runs, and its memory is never used again.
+NAMED_BIT = stat.S_ISVTX
 _WRITABLE_BITS = 0o222
 # Each try beyond the first means that another process deleted or planted something meanwhile.
 _PUBLISH_TRIES = 8
@@ -50,7 +53,8 @@ class ShelfOptions:
 
     `whole` files have no holes: in memory, reading a hole through a mapping takes a page, and the
     reader dies by SIGBUS when there is none. `sync` writes each commit through to the device.
-    `recycle_bytes`: so much memory of deleted objects is kept for others (`segments`).
+    `recycle_bytes`: so much memory of deleted objects is kept for others (`segments`), or until
+    the first that goes beyond.
     `links_overrun`: what is adopted is charged even beyond the capacity, as it lies there anyway.
     """
 
@@ -115,15 +119,35 @@ class Shelf:
         """Remove the name of an open committed file; return that of the temporary which it is now,
         if its memory may be worth keeping.
         """
-        name, size_bytes = file_name(object_id), os.fstat(fd).st_size
-        temporary = None
-        if self.options.recycle_bytes >= size_bytes >= SEGMENT_MIN_BYTES:
+        name, status = file_name(object_id), os.fstat(fd)
+        size_bytes, temporary = status.st_size, None
+        if self._may_recycle(size_bytes) and not status.st_mode & NAMED_BIT:
             temporary = self.temporaries.take_in(name, self._objects_fd)
         else:
             os.unlink(name, dir_fd=self._objects_fd)
         self._digests.forget(fd)
         self.space.forget(occupied_bytes(size_bytes))
         return temporary
+
+    def note_named(self, fd: int, size_bytes: int) -> None:
+        """Remember of an open committed file that a program is told its name."""
+        if self._may_recycle(size_bytes):
+            try:
+                os.fchmod(fd, _COMMITTED_MODE | NAMED_BIT)
+            except OSError as error:
+                raise self.translated(error, "name") from error
+
+    def reserve(self, fd: int, size_bytes: int, *, keep_size: bool) -> None:
+        """See `reserve_blocks`; rather than fail, it gives up what was kept of deleted objects."""
+        try:
+            reserve_blocks(fd, size_bytes, keep_size=keep_size)
+        except OSError:
+            if not self.segments.drop():
+                raise
+            reserve_blocks(fd, size_bytes, keep_size=keep_size)
+
+    def _may_recycle(self, size_bytes: int) -> bool:
+        return self.options.recycle_bytes >= size_bytes >= SEGMENT_MIN_BYTES
 
     def recorded(self, fd: int) -> str | None:
         """Return the checksum that lies beside an open file, None if nobody asked for one."""
@@ -158,18 +182,24 @@ class Shelf:
         return problems
 
     def seal(
-        self, fd: int, status: os.stat_result, surplus_bytes: int, checksum: str | None
+        self,
+        fd: int,
+        status: os.stat_result,
+        surplus_bytes: int,
+        checksum: str | None,
+        *,
+        is_named: bool,
     ) -> None:
-        """Give a temporary the shape of a committed file."""
+        """Give a temporary the shape of a committed file. `is_named`: see `note_named`."""
         if surplus_bytes:
             os.ftruncate(fd, status.st_size)  # frees what was reserved beyond the end
         if self.options.whole and status.st_blocks * 512 < status.st_size:
-            reserve_blocks(fd, status.st_size, keep_size=False)
+            self.reserve(fd, status.st_size, keep_size=False)
         if checksum is None:
             self._digests.clear(fd)
         else:
             self._digests.record(fd, checksum)
-        os.fchmod(fd, _COMMITTED_MODE)
+        os.fchmod(fd, _COMMITTED_MODE | (NAMED_BIT if is_named else 0))
         if self.options.sync:
             os.fsync(fd)
 

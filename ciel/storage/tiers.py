@@ -73,6 +73,10 @@ class TieredReader(ObjectReader):
         return self._reader.path
 
     @property
+    def mapped_path(self) -> str | None:
+        return self._reader.mapped_path
+
+    @property
     def piped_path(self) -> str | None:
         return self._reader.piped_path
 
@@ -118,6 +122,10 @@ class TieredWriter(ObjectWriter):
     @property
     def path(self) -> str | None:
         return self._writer.path
+
+    @property
+    def mapped_path(self) -> str | None:
+        return self._writer.mapped_path
 
     def fileno(self, *, to_write: bool = True) -> int:
         return self._writer.fileno(to_write=to_write)

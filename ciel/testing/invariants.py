@@ -104,7 +104,7 @@ def _books(master: MasterMachine) -> Problems:
     for task_id, task in master.graph.tasks.items():
         spec = task.spec
         parent = master.graph.tasks.get(spec.parent)
-        is_free = spec.mentions is Mentions.ANYTHING
+        is_free = task.mentions is Mentions.ANYTHING
         own = [o for o in task.outputs if master.graph.objects.nodes[o].producer is task]
         nodes = [master.graph.objects.nodes[o] for o in own]
         there = sum(node.is_settled and not isinstance(node.ref, Failure) for node in nodes)
@@ -112,10 +112,10 @@ def _books(master: MasterMachine) -> Problems:
             yield task_id, f"{there} of its outputs are there, it counts {task.live_outputs}"
         if is_free or task.state not in FINISHED or task.live_outputs:
             holds.update(spec.inputs)
-        if is_free or (parent is not None and parent.spec.mentions is Mentions.ANYTHING):
+        if is_free or (parent is not None and parent.mentions is Mentions.ANYTHING):
             holds.update(o for o in task.outputs if _made_or_delegated(master.graph, task, o))
     for job in master.jobs.values():
-        holds.update(job.uploads)
+        holds.update(iter(job.uploads))
     for object_id, node in master.graph.objects.nodes.items():
         if node.holds != holds[object_id]:
             yield object_id, f"it has {node.holds} holds, there are reasons for {holds[object_id]}"
@@ -221,6 +221,6 @@ def kept_after_all(master: MasterMachine, handed_over: Set[ObjectId]) -> Iterato
         spec = maker.spec
         if any(isinstance(graph.objects.reference(o), Failure) for o in spec.outputs):
             continue  # errors are never forgotten: they may be tried again
-        is_plain = spec.parent == spec.job and spec.mentions is not Mentions.ANYTHING
+        is_plain = spec.parent == spec.job and maker.mentions is not Mentions.ANYTHING
         if is_plain and handed_over >= set(spec.outputs) and named.isdisjoint(spec.outputs):
             yield object_id

@@ -116,7 +116,7 @@ def read_task(fields: list[Any], payload: bytes) -> TaskSpec:
         raise DecodeError(
             f"a task's executor must be a text of 1 to {_EXECUTOR_MAX_LENGTH} letters"
         )
-    if type(flags) is not int or flags < 0 or flags & 3 == 3:
+    if type(flags) is not int or flags < 0:
         raise DecodeError("a task's flags must be a number that is known here")
     if type(name) is not str or len(name) > _NAME_MAX_LENGTH:
         raise DecodeError(f"a task's name must be a text of at most {_NAME_MAX_LENGTH} characters")

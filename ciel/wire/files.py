@@ -31,8 +31,11 @@ def open_identified(identity: str) -> int | None:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
         return None
+    # Its memory may serve another object once nobody has it open. So it is looked for once more, by
+    # its name: if it is that now, it has been so ever since we had it open, and will be.
     found = os.fstat(fd)
-    if f"{found.st_dev}:{found.st_ino}:{found.st_mtime_ns}:{path}" != identity:
-        os.close(fd)
-        return None
-    return fd
+    is_it = f"{found.st_dev}:{found.st_ino}:{found.st_mtime_ns}:{path}" == identity
+    if is_it and file_identity(path) == identity:
+        return fd
+    os.close(fd)
+    return None

@@ -97,13 +97,17 @@ class Growing:
             return False
 
 
-def lasting_path(reader: ObjectReader, *, read_once: bool = False) -> str | None:
+def lasting_path(
+    reader: ObjectReader, *, read_once: bool = False, maps_files: bool = False
+) -> str | None:
     """Return a name in the store that opens for as long as a task needs the object, or, if it is to
     be read once, then; None if there is none. What is small lies in a store only as a copy of what
     grew elsewhere, and is deleted, whoever reads it, once the master has it in the reference.
     """
     if reader.size_bytes <= INLINE_MAX_BYTES:
         return None
+    if maps_files:
+        return reader.mapped_path
     return reader.piped_path if read_once else reader.path
 
 

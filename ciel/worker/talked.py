@@ -180,7 +180,8 @@ class Talked(Attempt):
                 self._fetch(ref, lambda: self._open(self.resolve(ref), then, looks - 1))
                 return
             self._readers[ref.id] = reader
-        then(lasting_path(reader) or self.scratch.write_input(reader.read(0, reader.size_bytes)))
+        path = lasting_path(reader, maps_files=self.maps_files)
+        then(path or self.scratch.write_input(reader.read(0, reader.size_bytes)))
 
     def _fetch(self, ref: Reference, again: Callable[[], None]) -> None:
         def fetched(losses: Losses | None, details: str) -> None:
@@ -275,7 +276,9 @@ class Talked(Attempt):
 
     def open_output(self, index: int, streams: bool, size_bytes: int | None = None) -> str:
         writer = self.outputs.open(index, size_bytes)
-        if writer.path is None:
+        is_mapped = self.maps_files and not streams
+        path = writer.mapped_path if is_mapped else writer.path
+        if path is None:
             raise OSError("this store cannot take the output of a program by name")
         if not self._has_written and self._place.store.capabilities.bounded:
             self._has_written = True
@@ -288,7 +291,7 @@ class Talked(Attempt):
             except ValueError as error:
                 raise BadCallError(str(error)) from None
             self._place.owner.streams_opened(self.key, (object_id,))
-        return writer.path
+        return path
 
     def close_output(self, index: int, size_bytes: int | None) -> Reference:
         growing = self._streams.get(index)

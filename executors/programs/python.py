@@ -8,8 +8,9 @@ from typing import Any
 
 from ciel.executors.programs.python_bundle import Run
 from ciel.executors.programs.python_channel import Channel, connect
+from ciel.executors.programs.python_clock import Clock
 from ciel.executors.programs.python_inputs import Kept, LostInputError
-from ciel.executors.programs.python_sharing import Clock, Functions
+from ciel.executors.programs.python_sending import Functions
 from ciel.executors.programs.python_traces import Modules, Traces
 from ciel.python.calls import Function
 from ciel.python.packing import UnpackedError
@@ -18,6 +19,9 @@ FUNCTIONS_MAX = 1000
 """Functions that are kept ready from task to task."""
 STACK_BYTES = 128 << 20
 """So much room there is for functions that wait above each other."""
+
+THREAD_COUNTS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+"""What says to libraries of numbers how many threads to have: as many as the task has slots."""
 
 
 class Program:
@@ -58,6 +62,7 @@ class Program:
 
     def keep_function(self, travelled: Function, loaded: Any) -> None:
         """Keep a function ready."""
+        self._modules.look()
         if len(self.loaded) >= FUNCTIONS_MAX:
             self.loaded.clear()
         self.loaded[travelled.digest] = loaded
@@ -108,6 +113,8 @@ def main() -> None:
 
     for name in ("CIEL_JOB", "CIEL_TASK", "CIEL_ATTEMPT"):
         os.environ.pop(name, None)  # it serves others, too
+    for name in THREAD_COUNTS:  # else each of them would take all cores
+        os.environ.setdefault(name, os.environ.get("CIEL_SLOTS", "1"))
     soft, hard = resource.getrlimit(resource.RLIMIT_STACK)
     wanted = STACK_BYTES if hard == resource.RLIM_INFINITY else min(STACK_BYTES, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 LOOK_FIRST_S, LOOK_MAX_S = 0.005, 0.25
 """How often it looks what others have done, while something else of the loop waits, too."""
 
+CANCEL_MAX_S = 1.0
+"""So long coroutines that were left behind may take to end."""
+
 home: ContextVar[Any] = ContextVar("home", default=None)
 """Where the works of a coroutine wait to be run."""
 
@@ -119,9 +122,6 @@ class Looping:
             self.loop.stop()
             return 0
         if not self._requests:
-            if timeout is None and not self._selector.has_files:
-                self._give_up(goal)
-                return 0
             return timeout
         if not self._is_busy_otherwise():
             self.loop.stop()
@@ -134,15 +134,6 @@ class Looping:
         self._look_s = min(2 * self._look_s, LOOK_MAX_S)
         return self._look_s if timeout is None else min(timeout, self._look_s)
 
-    def _give_up(self, goal: Work) -> None:
-        """Nothing can wake the loop any more, but a thread."""
-        if any(asyncio.all_tasks(self.loop)) and not self._may_be_woken():
-            self._evaluator.fail(goal, RuntimeError("it awaits what nothing will ever bring about"))
-            self.loop.stop()
-
-    def _may_be_woken(self) -> bool:
-        return True
-
     def close(self) -> None:
         """End what coroutines have left behind."""
         loop = self.loop
@@ -151,8 +142,10 @@ class Looping:
         if left:
             for task in left:
                 task.cancel()
-            self._run_to_end(asyncio.gather(*left, return_exceptions=True))
+            self._run_to_end(asyncio.wait(left, timeout=CANCEL_MAX_S))
         self._run_to_end(loop.shutdown_asyncgens())
+        if asyncio.all_tasks(loop):  # they will not go
+            return
         if loop._default_executor is None and not self._selector.has_files:  # type: ignore[attr-defined]  # there is no other way to ask
             _spare.append((loop, self._selector))
         else:

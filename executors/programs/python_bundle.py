@@ -77,7 +77,7 @@ class Run:
     def run(self) -> None:
         """Run it to its end."""
         bundle = self._bundle
-        self._sharing.places = bundle.places
+        self._sharing.sending.places = bundle.places
         self._evaluator.locals_wanted = bundle.locals_wanted
         self._evaluator.is_careful = self._is_again
         self._program.add_places(bundle.places)
@@ -123,9 +123,8 @@ class Run:
                 return bytes(outcomes[0].packed.head)
             took_s = time.perf_counter() - begun_s
             if self._bundle.raw:
-                self._publish_raw(outcomes[0])
-            else:
-                self._outputs.publish(number, outcomes, took_s)
+                return self._publish_raw(outcomes[0])
+            self._outputs.publish(number, outcomes, took_s)
         return None
 
     def _run_stream(self, call: Call) -> bytes | None:
@@ -190,7 +189,7 @@ class Run:
         return count
 
     def _stored(self, use: Use) -> tuple[int, int]:
-        return self._sharing.store_outcome(self._made[use.lot][use.place]), 0
+        return self._sharing.sending.store_outcome(self._made[use.lot][use.place]), 0
 
     def _run_each_alone(self) -> None:
         """Have each call be a task of its own: the program has died of one of them."""
@@ -281,7 +280,7 @@ class Run:
 
     def _outcome(self, work: Work, place: int) -> Outcome:
         result: Result = TaskFuture(self._evaluator, work, place).wait()
-        return self._sharing.outcome_of(result)
+        return self._sharing.sending.outcome_of(result)
 
     def _failed(self, call: Call, error: BaseException, skipped_frames: int) -> Sequence[Outcome]:
         packed = self._evaluator.packed_error(error, skipped_frames)
@@ -370,7 +369,7 @@ class Run:
         if array[0] == "err":
             raise _InputFailedError(self._inputs.outcome(array, 0))
         if how == AS_PATH:
-            return self._inputs.path(array)
+            return self._inputs.shown_path(array)
         return bytes(self._inputs.content(array))
 
     # --- the end ----------------------------------------------------------------------------------
@@ -381,7 +380,8 @@ class Run:
             return ""
         return "an array that lies in the store, and could still change it"
 
-    def _publish_raw(self, outcome: Outcome) -> None:
+    def _publish_raw(self, outcome: Outcome) -> bytes | None:
+        """Make the output of what a call has returned, as it is; return why that cannot be."""
         value = unpack(outcome.packed.head, outcome.packed.buffers)
         if isinstance(value, str):
             value = value.encode()
@@ -389,9 +389,9 @@ class Run:
             content = memoryview(value).cast("B")
         except TypeError:
             text = f"what programs are to read must be bytes or a text, not {type(value).__name__}"
-            self._fail(self._evaluator.packed_error(TypeError(text)))
-            return
+            return self._evaluator.packed_error(TypeError(text))
         self._outputs.publish_pieces(0, [content])
+        return None
 
     def _fail(self, error: bytes) -> None:
         from ciel.python.failures import RAISED, failure_details

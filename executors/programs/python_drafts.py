@@ -8,9 +8,9 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Sequence
-from mmap import MAP_SHARED, PROT_READ, PROT_WRITE, mmap
 from typing import TYPE_CHECKING, Any
 
+from ciel.executors.programs.python_maps import mapped
 from ciel.python.contents import ALIGNMENT_BYTES, HEADER, MAGIC, Outcome, index_of
 
 if TYPE_CHECKING:
@@ -49,17 +49,24 @@ class Drafts:
             path = self._channel.reply("open_output", call)["filename"]
             self._descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         try:
-            os.posix_fallocate(self._descriptor, 0, offset + room_bytes)  # no page is missing later
+            self._reserve(offset + room_bytes)
+            memory = mapped(self._descriptor, room_bytes, offset, writes=True)
         except OSError as error:
             text = f"the store has no room for an array of {size_bytes} bytes: {error.strerror}"
             raise MemoryError(text) from None
-        prot = PROT_READ | PROT_WRITE
-        memory = mmap(self._descriptor, room_bytes, MAP_SHARED, prot, offset=offset)
         self._end_bytes = offset + room_bytes
         array: numpy.ndarray[Any, Any] = numpy.ndarray(dimensions, kind, memory)
         address = array.__array_interface__["data"][0]
         self._arrays.append((address, size_bytes, offset, weakref.ref(array)))
         return array
+
+    def _reserve(self, size_bytes: int) -> None:
+        """Have no page missing later; the worker may have seen to that."""
+        status = os.fstat(self._descriptor)
+        if status.st_blocks * 512 < size_bytes:
+            os.posix_fallocate(self._descriptor, 0, size_bytes)
+        elif status.st_size < size_bytes:
+            os.ftruncate(self._descriptor, size_bytes)
 
     def publish(self, outcomes: Sequence[Outcome], took_s: float) -> bool:
         """Make the output of outcomes, if they have any of the arrays in them."""
@@ -81,8 +88,9 @@ class Drafts:
         index = index_of(outcomes, spans, took_s)
         self._write(memoryview(index), end_bytes)
         self._write(memoryview(HEADER.pack(MAGIC, end_bytes, len(index))), 0)
-        self._close()
         size_bytes = end_bytes + len(index)
+        os.ftruncate(self._descriptor, size_bytes)  # there may be more, from an object before
+        self._close()
         self._channel.ask("close_output", {"index": self._number, "size": size_bytes})
         for *_, known in self._arrays:
             if (array := known()) is not None:

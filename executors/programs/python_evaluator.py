@@ -12,6 +12,7 @@ import sys
 import types
 import weakref
 from collections.abc import Callable, Generator, Iterable, Sequence
+from threading import get_ident, local
 from typing import TYPE_CHECKING, Any
 
 from ciel.python.contents import ERROR, MOVED
@@ -48,6 +49,8 @@ class Evaluator:
     def __init__(self, sharing: Sharing) -> None:
         self.sharing = sharing
         self._lock = sharing.lock
+        self._thread = get_ident()
+        self._threads = local()
         self._home: Any = None  # of the body that runs now
         self._depth = 0
         self._loopings: list[Looping] = []
@@ -59,6 +62,9 @@ class Evaluator:
     # --- as the host of futures -------------------------------------------------------------------
 
     def spawn(self, work: Work) -> None:
+        if get_ident() != self._thread:
+            self._beside().spawn(work)
+            return
         sharing = self.sharing
         with self._lock:
             home = self._home
@@ -72,6 +78,9 @@ class Evaluator:
             sharing.arm()
 
     def settle(self, works: Sequence[Work], *, any_one: bool = False) -> None:
+        if get_ident() != self._thread:
+            self._beside().settle(works, any_one=any_one)
+            return
         for work in works:
             if work.state is HELD and self.may_run(work):
                 self._drive(work)
@@ -80,6 +89,14 @@ class Evaluator:
         missing = [work for work in works if work.state is not DONE]
         if missing:
             self.sharing.wait(missing, any_one=any_one)
+
+    def _beside(self) -> Evaluator:
+        """Return who evaluates in this thread, which a function has started."""
+        found: Evaluator | None = getattr(self._threads, "evaluator", None)
+        if found is None:
+            found = self._threads.evaluator = Evaluator(self.sharing)
+            found.is_careful, found.locals_wanted = self.is_careful, self.locals_wanted
+        return found
 
     def look(self, work: Work) -> bool:
         return work.state is DONE or (work.state is AWAY and self.sharing.look((work,)))

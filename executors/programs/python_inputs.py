@@ -5,13 +5,14 @@ from task to task.
 from __future__ import annotations
 
 import os
+import stat
 from binascii import a2b_base64
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import suppress
-from mmap import PROT_READ, mmap
 from typing import TYPE_CHECKING, Any
 
+from ciel.executors.programs.python_maps import mapped
 from ciel.python.contents import ERROR, MOVED, Outcome, decode
 from ciel.python.packing import Buffer
 
@@ -113,8 +114,16 @@ class Inputs:
             self._kept.keep(array[1], content)
         return content
 
+    def shown_path(self, array: list[Any]) -> str:
+        """Return the path of an object that is there, for a function of the user's. So its memory
+        must never be used again: the file may be linked or sent. The store is told by a bit.
+        """
+        path = self.path(array)
+        os.chmod(path, stat.S_IMODE(os.stat(path).st_mode) | stat.S_ISVTX)
+        return path
+
     def path(self, array: list[Any]) -> str:
-        """Return the path of an object that is there."""
+        """Return the path of an object that is there, to be read or mapped here."""
         path = self._paths.get(array[1])
         if path is None:
             ref = {"__ref__": array}
@@ -131,7 +140,7 @@ def _read(path: str) -> Buffer:
         size_bytes = os.fstat(descriptor).st_size
         if size_bytes < MAPPED_MIN_BYTES:
             return b"".join(_pieces(descriptor))
-        return memoryview(mmap(descriptor, size_bytes, prot=PROT_READ))
+        return mapped(descriptor, size_bytes)
     finally:
         os.close(descriptor)
 

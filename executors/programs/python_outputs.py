@@ -101,11 +101,12 @@ def encoded(content: bytes) -> str:
 
 
 def write(path: str, pieces: Sequence[Buffer]) -> None:
-    """Write the pieces of an object to the file that is to hold it."""
+    """Write the pieces of an object to the file that is to hold it, and nothing else."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
     try:
         waiting: list[Any] = [memoryview(piece) for piece in pieces if _length(piece)]
         waiting.reverse()
+        os.ftruncate(descriptor, sum(piece.nbytes for piece in waiting))
         while waiting:
             batch = waiting[: -_PIECES_MAX - 1 : -1]
             written = os.writev(descriptor, batch)

@@ -8,27 +8,13 @@ both of them change is guarded by the lock of the channel.
 from __future__ import annotations
 
 import os
-import threading
-import time
 import weakref
 from collections.abc import Sequence
+from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
-from ciel.core.tasks import Needs
-from ciel.executors.programs.python_outputs import encoded
-from ciel.python.calls import (
-    AS_STREAM,
-    AS_VALUE,
-    INLINE_MAX_BYTES,
-    VERSION,
-    Bundle,
-    Call,
-    Function,
-    Use,
-    function_of,
-    pack_bundle,
-)
-from ciel.python.contents import ERROR, VALUE, Outcome, encode
+from ciel.executors.programs.python_sending import Functions, Sending, item_of
+from ciel.python.contents import ERROR
 from ciel.python.inside import (
     AWAY,
     DONE,
@@ -38,57 +24,22 @@ from ciel.python.inside import (
     Result,
     TaskFuture,
     Work,
-    packed_of,
     result_from,
     result_of,
 )
-from ciel.python.packing import PROTOCOL, Packed, pack_with_futures
-from ciel.python.tasks import Task
 
 if TYPE_CHECKING:
     from ciel.executors.programs.python_channel import Channel
+    from ciel.executors.programs.python_clock import Clock
     from ciel.executors.programs.python_evaluator import Evaluator
     from ciel.executors.programs.python_inputs import Inputs
     from ciel.executors.programs.python_outputs import Outputs
 
-SHARE_AFTER_S = 0.01
-"""So long a task runs before it shares, and so often it does."""
 AWAY_MAX = 64
 """So many works of a task are given away at a time, as far as it knows."""
-ALONE_MIN_BYTES = 64 << 10
-"""Arguments of this size become an object of their own."""
 HOMES_MAX = 1000
-CO_GENERATOR = 0x20
-"""Of the flags of a function's code; `inspect` takes long to load."""
 
 Home = dict[int, "weakref.ref[Work]"]
-
-
-class Functions:
-    """Functions as they travel: packed once."""
-
-    def __init__(self) -> None:
-        self._packed: dict[int, tuple[Any, Function]] = {}
-
-    def clear(self) -> None:
-        """Forget them all."""
-        self._packed.clear()
-
-    def note(self, function: Any, travelled: Function) -> None:
-        """Learn how a function has come."""
-        self._packed[id(function)] = (function, travelled)
-
-    def packed(self, function: Any) -> Function:
-        """Return a function as it travels; raises whatever its parts raise."""
-        known = self._packed.get(id(function))
-        if known is not None:
-            return known[1]
-        import cloudpickle
-
-        travels = function_of(cloudpickle.dumps(function, PROTOCOL))
-        if getattr(function, "__closure__", None) is None:  # others are made anew each time
-            self._packed[id(function)] = (function, travels)
-        return travels
 
 
 class Sharing:
@@ -100,18 +51,17 @@ class Sharing:
         self, channel: Channel, inputs: Inputs, outputs: Outputs, functions: Functions, clock: Clock
     ) -> None:
         self.lock = channel.lock
-        self.places: tuple[str, ...] = ()
+        self._thread = get_ident()
         self.is_armed = False
         self.is_closed = False  # an output is open: the task cannot wait for others any more
         self.lots: Any = None  # who has lots that were not begun
         self._channel = channel
         self._inputs = inputs
         self._outputs = outputs
-        self._functions = functions
+        self.sending = Sending(self, channel, outputs, functions)
         self._clock = clock
         self._homes: list[Home] = []  # of works that nobody has begun, the oldest body's first
         self._away: dict[Work, None] = {}
-        self._stored: dict[tuple[Work, int], int] = {}
         self._given_at_once = 1
         self.done_count = 0  # works that were done here since the last look
 
@@ -232,7 +182,7 @@ class Sharing:
                 self.evaluator.settle_away(work, [outcome] * work.options.returns)
                 return True
         try:
-            told = self._told(work)
+            told = self.sending.told(work)
         except Exception:  # of anybody's __reduce__: whoever needs it learns of that
             return False
         if wanted:
@@ -250,105 +200,6 @@ class Sharing:
             work.args, work.kwargs, work.packed, work.taken = (), {}, None, ()
             self._away[work] = None
 
-    def _told(self, work: Work) -> dict[str, Any]:
-        """Return what a task is spawned with."""
-        function = self._functions.packed(work.function)
-        packed, taken = work.packed, work.taken
-        if packed is None:
-            packed, taken = pack_with_futures((work.args, work.kwargs))
-        inputs: list[Any] = []
-        uses = tuple([self._use(future, inputs) for future in taken])
-        with_object = -1
-        if packed.size_bytes > ALONE_MIN_BYTES:
-            with_object = len(inputs)
-            inputs.append(self._store([Outcome(VALUE, packed)]))
-            packed = Packed(b"")
-        returns = work.options.returns
-        call = Call(0, packed, uses, with_object, False, work.name, returns)
-        work.is_stream = _yields(work.function)
-        bundle = Bundle(VERSION, self.places, (function,), ((call,),), work.is_stream)
-        bundle = bundle._replace(locals_wanted=self.evaluator.locals_wanted)
-        content = pack_bundle(bundle)
-        told: dict[str, Any] = {"name": work.name}
-        if len(content) <= INLINE_MAX_BYTES:
-            told["calls"] = encoded(content)
-        else:
-            inputs.append(self._store_pieces([content]))
-        if inputs:
-            told["inputs"] = inputs
-        if work.options.python:
-            told["python"] = work.options.python
-        needs = work.options.needs
-        usual = Needs()
-        told |= {
-            name: value for name, value in needs._asdict().items() if value != getattr(usual, name)
-        }
-        return told
-
-    def _use(self, future: TaskFuture[Any], inputs: list[Any]) -> Use:
-        found = future.found()
-        if found.work.state is DONE:
-            item, place = self._stored_number(found), 0
-        else:
-            item, place = self._item(found.work), found.place
-        if item not in inputs:
-            inputs.append(item)
-        how = AS_STREAM if found.work.is_stream and found.work.state is AWAY else AS_VALUE
-        return Use(inputs.index(item), 0, place, found.work.is_raw, how)
-
-    def _stored_number(self, found: TaskFuture[Any]) -> int:
-        """Return the number of the object that holds what became of a work here."""
-        key = (found.work, found.place)
-        number = self._stored.get(key)
-        if number is None:
-            result = found.work.results[found.place]
-            number = self._stored[key] = self._store([self.outcome_of(result)])
-        return number
-
-    def _item(self, work: Work) -> Any:
-        return work.child if work.array is None else {"__ref__": work.array}
-
-    def _store(self, outcomes: Sequence[Outcome]) -> int:
-        return self._store_pieces(encode(outcomes))
-
-    def _store_pieces(self, pieces: Sequence[Any]) -> int:
-        number = self._outputs.made_count
-        self._outputs.made_count += 1
-        self._outputs.create(pieces)
-        return number
-
-    def store_outcome(self, outcome: Outcome) -> int:
-        """Return the number of an object that is made of an outcome; the lock is held."""
-        return self._store([outcome])
-
-    def outcome_of(self, result: Result) -> Outcome:
-        """Return an outcome as it is written; the futures in it become tasks."""
-        if result.kind == ERROR:
-            return Outcome(ERROR, Packed(result.payload))
-        packed = packed_of(result)
-        if not result.futures:
-            return Outcome(VALUE, packed)
-        with self.lock:
-            return Outcome(VALUE, packed, tuple(self._addresses(result.futures)))
-
-    def _addresses(self, futures: Sequence[TaskFuture[Any]]) -> list[Any]:
-        """Return where whoever reads a value finds the futures in it; the lock is held."""
-        items, places = [], []
-        for future in futures:
-            found = future.found()
-            if found.work.state is HELD and not self.give(found.work, wanted=False):
-                self.evaluator.evaluate(found.work)  # it has no bytes, or is needed here
-            found = found.found()
-            if found.work.state is DONE:
-                items.append(self._stored_number(found))
-                places.append((0, False))
-            else:
-                items.append(self._item(found.work))
-                places.append((found.place, found.work.is_raw))
-        reply = self._channel.reply("made", {"items": items})
-        arrays = [ref["__ref__"] for ref in reply["refs"]]
-        return [(array, *place) for array, place in zip(arrays, places, strict=True)]
-
     def handed_on(self, future: TaskFuture[Any]) -> TaskFuture[Any] | None:
         """See to it that others make what a future stands for; None if they cannot, or if whoever
         takes it over would have to know more of it.
@@ -363,7 +214,7 @@ class Sharing:
         """Have the result of the task be what others make."""
         work = future.work
         is_all = work.function is not None and work.options.returns == 1
-        told = {"forward": self._item(work), "place": None if is_all else future.place}
+        told = {"forward": item_of(work), "place": None if is_all else future.place}
         self._channel.tell("tail_spawn", told)
 
     # --- waiting ----------------------------------------------------------------------------------
@@ -372,13 +223,17 @@ class Sharing:
         """Find out, without waiting, whether all of these are done that others do."""
         away = [work for work in works if work.state is AWAY]
         with self.lock:
-            reply = self._channel.reply("look", {"items": [self._item(work) for work in away]})
+            reply = self._channel.reply("look", {"items": [item_of(work) for work in away]})
             for work, ref in zip(away, reply["refs"], strict=True):
                 self._learn(work, ref["__ref__"])
         return all(work.state is DONE for work in works)
 
     def wait(self, works: Sequence[Work], *, any_one: bool = False) -> None:
         """Wait, in no slot, until all works are done that cannot be done here; or one of them."""
+        if get_ident() != self._thread:
+            raise RuntimeError(
+                "what runs elsewhere can be waited for only in the thread in which a task began"
+            )
         if self.is_closed and not self.look([work for work in works if work.state is AWAY]):
             raise RuntimeError(
                 "a task that has yielded an item cannot wait for what runs elsewhere: do so before"
@@ -409,7 +264,7 @@ class Sharing:
         self._outputs.give_up_drafts()
         listed = list(dict.fromkeys([*works, *self._away]))
         count = 0 if any_one else len(set(works))
-        items = [self._item(work) for work in listed]
+        items = [item_of(work) for work in listed]
         told = {"is_fixed": True, "needed": items[:count], "others": items[count:]}
         self._channel.tell("tail_spawn", told)
         self._channel.tell("exit", {"keep_process": "must_keep"})
@@ -421,7 +276,7 @@ class Sharing:
         self._outputs.begin_anew()
         if not self.evaluator.is_careful:
             self._channel.tell("within", {})
-        self._stored.clear()
+        self.sending.begin_anew()
         arrays = [item["__ref__"] for item in resumed["inputs"]]
         for work, array in zip(listed, arrays, strict=False):
             work.child, work.array = -1, array
@@ -449,59 +304,3 @@ class Sharing:
             return
         self._away.pop(work, None)
         self.evaluator.settle_away(work, results)
-
-
-def _yields(function: Any) -> bool:
-    inner = function.function if type(function) is Task else function
-    return bool(getattr(getattr(inner, "__code__", None), "co_flags", 0) & CO_GENERATOR)
-
-
-class Clock:
-    """The thread that has tasks share; it sleeps while there is nothing to share."""
-
-    def __init__(self) -> None:
-        self._wake = threading.Event()
-        self._watched: Sharing | None = None
-        self._since_s = 0.0
-        self._thread: threading.Thread | None = None
-
-    @property
-    def thread_count(self) -> int:
-        """How many threads are ours."""
-        return int(self._thread is not None)
-
-    def begin(self) -> None:
-        """A task begins."""
-        self._since_s = time.monotonic()
-
-    def watch(self, sharing: Sharing) -> None:
-        """Have a task share, from when it has run for a while."""
-        self._watched = sharing
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="ciel-sharing", daemon=True)
-            self._thread.start()
-        self._wake.set()
-
-    def end(self) -> None:
-        """The task is over."""
-        self._watched = None
-
-    def _run(self) -> None:
-        while True:
-            self._wake.wait()
-            watched = self._watched
-            if watched is None:
-                self._wake.clear()
-                if self._watched is not None:
-                    self._wake.set()
-                continue
-            left_s = self._since_s + SHARE_AFTER_S - time.monotonic()
-            time.sleep(left_s if 0 < left_s < SHARE_AFTER_S else SHARE_AFTER_S)
-            if watched is self._watched and time.monotonic() >= self._since_s + SHARE_AFTER_S:
-                self._share(watched)
-
-    def _share(self, watched: Sharing) -> None:
-        with watched.lock:
-            if watched is self._watched and not watched.share():
-                watched.is_armed = False
-                self._watched = None

@@ -49,7 +49,9 @@ def _refuse(why: str) -> None:
 
 
 def _start() -> None:
-    if sys.path and sys.path[0] == __file__.rpartition("/")[0]:
+    import os
+
+    if sys.path and os.path.realpath(sys.path[0]) == os.path.dirname(os.path.realpath(__file__)):
         del sys.path[0]  # our neighbours are no modules of users
     why = _why_not(sys.argv[1])
     if why is None:

@@ -59,6 +59,7 @@ class Modules:
 
     def __init__(self) -> None:
         self._places: tuple[str, ...] = ()
+        self._added: list[str] = []  # of these, what was not in sys.path anyway
         self._known: dict[str, tuple[str, float]] = {}  # by name: file, time of its last change
         self._looked_s = 0.0
 
@@ -68,10 +69,10 @@ class Modules:
         """
         if places != self._places:
             self._forget()
-            sys.path[:] = [place for place in sys.path if place not in self._places]
-            sys.path += [place for place in places if place not in sys.path]
+            sys.path[:] = [place for place in sys.path if place not in self._added]
+            self._added = [place for place in places if place not in sys.path]
+            sys.path += self._added
             self._places = places
-            self._look()
             return True
         now_s = time.monotonic()
         if now_s - self._looked_s < LOOK_EVERY_S:
@@ -80,22 +81,22 @@ class Modules:
         if any(_changed_at(file) != at for file, at in self._known.values()):
             self._forget()
             return True
-        self._look()
+        self.look()
         return False
 
-    def _look(self) -> None:
-        """Note which modules there are."""
+    def look(self) -> None:
+        """Note which modules there are: some were loaded."""
         prefixes = tuple([f"{place}/" for place in self._places])
         if prefixes:
             for name, module in list(sys.modules.items()):
                 if name not in self._known and name != "__main__":
                     file: Any = getattr(module, "__file__", None)
                     if isinstance(file, str) and file.startswith(prefixes):
-                        if "/site-packages/" not in file and not name.startswith("ciel."):
+                        if "/site-packages/" not in file and name.partition(".")[0] != "ciel":
                             self._known[name] = (file, _changed_at(file))
 
     def _forget(self) -> None:
-        self._look()
+        self.look()
         for name in self._known:
             sys.modules.pop(name, None)
         self._known.clear()

@@ -52,7 +52,9 @@ def test_a_sweeper_removes_directories_when_asked(tmp_path: Path) -> None:
     paths = [_full_directory(tmp_path / name) for name in ("one two", "-rf", "$HOME")]
     launcher = subprocess.Popen(["true"])
     launcher.wait()
-    Sweeper(launcher.pid, paths).finish()
+    sweeper = Sweeper(launcher.pid)
+    sweeper.add(paths)
+    sweeper.finish()
     assert list(tmp_path.iterdir()) == []
 
 
@@ -61,8 +63,9 @@ def test_a_sweeper_waits_for_the_launcher(tmp_path: Path) -> None:
     launcher = subprocess.Popen(
         ["sh", "-c", 'sleep 0.3; mkdir -p "$1"; touch "$1/late"', "sh", str(path)]
     )
-    sweeper = Sweeper(launcher.pid, [path])
-    os.close(sweeper._write_fd)
+    sweeper = Sweeper(launcher.pid)
+    sweeper.add([path])
+    sweeper.let_go()
     launcher.wait()
     os.waitpid(sweeper._pid, 0)
     assert not path.exists()
@@ -72,7 +75,8 @@ def test_a_sweeper_outlives_whoever_is_killed(tmp_path: Path) -> None:
     path = _full_directory(tmp_path / "spool")
     code = (
         "import sys, time; from pathlib import Path; from ciel.client.runs import Sweeper\n"
-        "Sweeper(2**22 + 1, [Path(sys.argv[1])]); print('made', flush=True); time.sleep(60)"
+        "sweeper = Sweeper(2**22 + 1); sweeper.add([Path(sys.argv[1])])\n"
+        "print('made', flush=True); time.sleep(60)"
     )
     command = [sys.executable, "-c", code, str(path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True) as owner:

@@ -213,6 +213,47 @@ def test_a_child_may_take_over_its_parents_output() -> None:
     assert scene.state(parent) is TaskState.DONE
 
 
+def test_children_may_take_over_some_outputs_each() -> None:
+    parent = a_task("a", "b", "c", "d")
+    scene = Scene(parent, wanted=["a", "b", "c", "d"])
+    scene.said(runnable=["a"])
+    scene.start(parent)
+    one, two = a_task("b", parent=parent), a_task("d", "c", parent=parent, ordinal=1)
+    scene.add(one, two)
+    scene.said(runnable=["b", "d"])
+    scene.finish(parent, inline("a"))
+    scene.said(settled=["a"])  # and nothing is missing
+    scene.run(one)
+    scene.said(settled=["b"])
+    scene.run(two)
+    scene.said(settled=["d", "c"])
+
+
+def test_a_parent_that_runs_again_may_make_what_it_had_handed_over() -> None:
+    parent = a_task("a", "b")
+    scene = Scene(parent, wanted=["a", "b"])
+    scene.start(parent)
+    child = a_task("b", parent=parent)
+    scene.add(child)
+    scene.graph.requeue(scene.node(parent))
+    scene.start(parent)
+    scene.finish(parent, inline("a"), inline("b"))
+    assert scene.ref("b") == inline("b")
+    assert scene.state(child) is TaskState.DORMANT
+
+
+def test_a_parent_that_fails_keeps_those_outputs_alive_that_it_had_handed_over() -> None:
+    parent = a_task("a", "b")
+    scene = Scene(parent, wanted=["a", "b"])
+    scene.start(parent)
+    child = a_task("b", parent=parent)
+    scene.add(child)
+    scene.fail(parent, "exit status 3")
+    assert scene.error("a").details == "exit status 3"
+    scene.run(child)
+    assert not isinstance(scene.ref("b"), Failure)
+
+
 def test_an_output_neither_made_nor_delegated_is_an_error() -> None:
     task = a_task("a", "b")
     scene = Scene(task, wanted=["a", "b"])

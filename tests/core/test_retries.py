@@ -30,6 +30,13 @@ def test_a_failure_is_retried_as_often_as_was_asked_for() -> None:
     ]
 
 
+def test_what_programs_are_told_of_a_failure_stays_beside_its_text() -> None:
+    blame = Blame(failures=1)
+    verdict = after_failure(blame, 1, "RAISED", {"text": "no luck", "error": "packed"})
+    told = {"text": "no luck\n(attempt 2 of 2)", "error": "packed"}
+    assert verdict == GiveUp("RAISED", told)
+
+
 def test_the_delay_doubles_up_to_a_limit() -> None:
     blame = Blame()
     delays = []

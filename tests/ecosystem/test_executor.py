@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import importlib
 import os
+import sys
+import time
 import unittest
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import BrokenExecutor, Future, ThreadPoolExecutor
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 from unittest import mock
 
+import cloudpickle
 import pytest
 
 import ciel
 from ciel import Client, Executor
 from ciel.testing import borrowed
-from ciel.testing.homes import HandCluster
+from ciel.testing.homes import HandCluster, Home, wait_for
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 AT_ONCE = 12
 """So many of their tests run beside each other: nearly all sleep."""
@@ -28,7 +34,8 @@ CLASSES = (
     "FailingInitializerMixin", "ProcessPoolExecutorTest", "ExecutorDeadlockTest",
 )  # fmt: skip
 PROCESSES = "looks at a pool's own processes; here they are the cluster's"
-LIVES_ON = "expects that the whole pool is broken by a call that kills its process"
+ALONE = "the pool lives on"
+LIVES_ON = "a call that kills its process fails alone; " + ALONE
 LEFT_OUT = {
     "ProcessPoolExecutorTest.test_max_workers_too_large": "of Windows",
     "ProcessPoolExecutorTest.test_killed_child": LIVES_ON,
@@ -40,6 +47,11 @@ LEFT_OUT = {
     "ProcessPoolExecutorTest.test_max_tasks_per_child": PROCESSES,
     "ProcessPoolExecutorTest.test_max_tasks_per_child_defaults_to_spawn_context": PROCESSES,
     "ProcessPoolExecutorTest.test_max_tasks_early_shutdown": PROCESSES,
+    "ExecutorDeadlockTest.test_exit_at_task_unpickle": "SystemExit is raised for that call; "
+    + ALONE,
+    "ExecutorDeadlockTest.test_error_at_task_unpickle": "the error is raised for that call; "
+    + ALONE,
+    "ExecutorDeadlockTest.test_exit_during_result_pickle_on_worker": "PackingError names the result",
     "ExecutorDeadlockTest.test_shutdown_deadlock_pickle": "looks at a thread of a process pool",
 }
 THEIRS = borrowed.methods(borrowed.find("test_concurrent_futures.py"), CLASSES)
@@ -96,9 +108,10 @@ def outcomes(client: Client, large_worker: None) -> Iterator[dict[str, Future[st
         mock.patch.multiple(theirs, assert_python_ok=run_script, BrokenProcessPool=ciel.TaskError),
         ThreadPoolExecutor(AT_ONCE) as beside_each_other,
     ):
+        longest_first = sorted(THEIRS, key=lambda name: not name.startswith("WaitTests."))
         yield {
             name: beside_each_other.submit(borrowed.outcome, test_case(theirs, name))
-            for name in THEIRS
+            for name in longest_first
             if name not in LEFT_OUT
         }
 
@@ -112,3 +125,102 @@ def test_of_the_standard_library(name: str, outcomes: dict[str, Future[str]]) ->
 @pytest.mark.parametrize("name", LEFT_OUT)
 def test_what_is_left_out_is_still_there(name: str) -> None:
     assert name in THEIRS
+
+
+# --- ours -----------------------------------------------------------------------------------------
+
+
+def fail(text: str) -> None:
+    raise ValueError(text)  # some comment
+
+
+def process_id(_: object = None) -> int:
+    return os.getpid()
+
+
+def test_what_a_call_raises_has_the_remote_traceback_as_its_cause(client: Client) -> None:
+    with Executor() as executor, pytest.raises(ValueError, match="this") as found:
+        executor.submit(fail, "this").result()
+    assert isinstance(found.value.__cause__, ciel.RemoteTraceback)
+    assert "raise ValueError(text)  # some comment" in str(found.value.__cause__)
+
+
+def test_futures_may_be_arguments(client: Client) -> None:
+    with Executor() as executor:
+        assert (
+            executor.submit(sum, [executor.submit(abs, -1), executor.submit(abs, -2)]).result() == 3
+        )
+
+
+def test_no_more_calls_run_at_once_than_workers(client: Client, tmp_path: Path) -> None:
+    def run(number: int) -> int:
+        (tmp_path / str(number)).touch()
+        found = len(list(tmp_path.iterdir()))
+        time.sleep(0.02)
+        (tmp_path / str(number)).unlink()
+        return found
+
+    with Executor(2) as executor:
+        assert max(executor.map(run, range(12))) <= 2
+
+
+def test_the_iterables_of_a_map_are_read_ahead_so_far_only(client: Client) -> None:
+    read: list[int] = []
+
+    def numbers() -> Iterator[int]:
+        for number in range(10):
+            read.append(number)
+            yield number
+
+    with Executor() as executor:
+        results = executor.map(abs, numbers(), buffersize=3)
+        assert (next(results), len(read)) == (0, 4)
+        assert list(results) == list(range(1, 10))
+
+
+def test_a_map_in_chunks_goes_up_to_what_fails(client: Client) -> None:
+    with Executor() as executor:
+        results = executor.map(divmod, [1, 2, 3, 4], [1, 1, 0, 1], chunksize=4)
+        assert [next(results), next(results)] == [(1, 0), (2, 0)]
+        with pytest.raises(ZeroDivisionError):
+            next(results)
+
+
+def test_an_initializer_that_fails_breaks_it(client: Client) -> None:
+    executor = Executor(initializer=fail, initargs=("no",))
+    with pytest.raises(BrokenExecutor, match="initializer of the executor raised ValueError: no"):
+        executor.submit(abs, -1).result()
+    wait_for(lambda: executor._broken, "the end of the executor")
+    with pytest.raises(BrokenExecutor):
+        executor.submit(abs, -1)
+    executor.shutdown()
+
+
+def test_options_are_for_every_call(client: Client) -> None:
+    with pytest.raises(ValueError, match="slots"):
+        Executor(slots=0)
+    with Executor(timeout_s=0.5) as executor, pytest.raises(ciel.TaskTimeoutError):
+        executor.submit(time.sleep, 60).result()
+
+
+def in_a_task() -> list[int]:
+    with Executor(2) as executor:
+        found = executor.submit(abs, -3)
+        return [*executor.map(abs, [-1, -2]), found.result()]
+
+
+def test_a_task_has_executors_too(client: Client) -> None:
+    assert client.submit(in_a_task).result(60) == [1, 2, 3]
+
+
+def test_without_a_cluster_it_has_one_of_its_own(tmp_path: Path) -> None:
+    script = (
+        "import ciel\n"
+        "ex = ciel.Executor(2)\n"
+        "print(sum(ex.map(abs, range(-4, 0))), ciel.Executor.__module__, flush=True)\n"
+    )
+    home = Home(tmp_path)
+    ended = home.run(sys.executable, "-c", script)
+    assert (ended.stdout, ended.returncode) == ("10 ciel.client.executor\n", 0)
+    assert "one of our own: 1 worker with 2 slots" in ended.stderr
+    home.expect_nothing_left()

@@ -122,6 +122,31 @@ def test_delegated_outputs_are_the_parents(attempt: FakeAttempt) -> None:
     assert len(attempt.children) == 2
 
 
+def test_a_child_may_take_over_some_outputs(attempt: FakeAttempt) -> None:
+    outputs, _ = attempt.spawn("simple", {"args": {}}, USUAL, takes=[1])
+    assert outputs == ("b",)
+    attempt.go_on_later("talkative", [], [])
+    assert [child.spec.outputs for child in attempt.children] == [("b",), ("a",)]
+
+
+@pytest.mark.parametrize("takes", [[], [2], [0, 0], [1], ["0"], [-1]])
+def test_only_what_is_still_promised_can_be_taken_over(attempt: FakeAttempt, takes: Any) -> None:
+    attempt.outputs.publish(1, b"made")
+    with pytest.raises(BadCallError, match="cannot take over"):
+        attempt.spawn("simple", {"args": {}, "n_outputs": max(1, len(takes))}, USUAL, takes=takes)
+    assert attempt.children == []
+
+
+def test_a_child_takes_over_as_many_outputs_as_it_has(attempt: FakeAttempt) -> None:
+    with pytest.raises(BadCallError, match="2 outputs cannot take over 1"):
+        attempt.spawn("talkative", {}, USUAL, takes=[0])
+
+
+def test_who_goes_on_later_may_see_errors(attempt: FakeAttempt) -> None:
+    attempt.go_on_later("talkative", [Future(ObjectId("x"))], [], sees_errors=True)
+    assert attempt.children[0].spec.sees_errors
+
+
 def test_a_process_goes_on_under_a_name_that_only_it_has(attempt: FakeAttempt) -> None:
     attempt.go_on_later("talkative", [Future(ObjectId("x"))], [])
     fixed = Fixed(ObjectId(f"{attempt.task.spec.id}:fixed:0"), "here:1")

@@ -21,15 +21,17 @@ from typing import NamedTuple
 import pytest
 
 from ciel.access.access_file import AccessFile
+from ciel.access.keys import Role
 from ciel.access.settings import MasterLocation
 from ciel.client import LocalCluster
 from ciel.client.client import Client
-from ciel.client.errors import ConnectionLostError, JobEndedError
+from ciel.client.dialing import Dialer
+from ciel.client.errors import AccessRefusedError, ConnectionLostError, JobEndedError
 from ciel.client.jobs import Job
 from ciel.core.refs import Future, Value
-from ciel.testing.homes import wait_for
+from ciel.testing.homes import Home, wait_for
 
-TASKS = 1500
+TASKS = 800
 
 
 class Proxy:
@@ -219,6 +221,18 @@ def test_a_master_that_stands_still_for_a_while_loses_nothing(
     assert made == [b"%d\n" % number for number in range(100)]
 
 
+def test_a_master_takes_nobody_back_whom_it_does_not_know(cluster: LocalCluster) -> None:
+    """As one that was started anew, or after the grace period."""
+    found = cluster.location
+    dialer = Dialer(found.control, found.key, Role.SUBMIT, found.cluster_id, {})
+    with pytest.raises(AccessRefusedError, match="it does not know this client: that was away"):
+        dialer.dial(5.0, 0)
+    line = dialer.dial(5.0)
+    with pytest.raises(AccessRefusedError, match="goes on with a session otherwise than it was"):
+        dialer.dial(5.0, 10)
+    line.channel.close()
+
+
 def test_clients_share_the_results_of_a_job(cluster: LocalCluster) -> None:
     with Client(cluster) as first, Client(cluster) as second:
         job = first.job("shared")
@@ -239,6 +253,83 @@ def test_clients_share_the_results_of_a_job(cluster: LocalCluster) -> None:
         assert ended.read(own) == b"made\n"
         with pytest.raises(JobEndedError):
             ended.result(ended.run(["echo", "too late"]))
+
+
+INTERRUPTED = """
+import ciel, sys
+
+def double(number):
+    return 2 * number
+
+def use(client, futures):
+    futures += [client.submit(double, number) for number in range(30)]
+    assert [future.result() for future in futures[-30:]] == [2 * n for n in range(30)]
+    assert list(client.map(double, range(50))) == [2 * n for n in range(50)]
+    assert client.get(client.put([1, 2])) == [1, 2]
+    done, _ = ciel.wait([client.submit(double, 1), client.submit(double, 2)])
+    assert len(done) == 2
+    assert client.run(["echo", "x"]).result() == b"x\\n"
+    with client.job("programs") as job:
+        assert job.read(job.run(["echo", "y"])) == b"y\\n"
+
+with ciel.Client(cluster_options={"slots": 2}) as client:
+    use(client, [])
+    futures, interrupts = [], 0
+    print("ready", flush=True)
+    while interrupts < int(sys.argv[1]):
+        try:
+            while True:
+                use(client, futures)
+        except KeyboardInterrupt:
+            interrupts += 1
+            print("interrupted", flush=True)
+    use(client, futures)
+    assert [future.result(10) for future in futures[-30:]] == [2 * n for n in range(30)]
+    print("lost:", sum(not future.done() for future in futures), flush=True)
+print("closed", flush=True)
+"""
+
+
+def test_a_client_goes_on_after_ctrl_c_at_any_moment(home: Home) -> None:
+    chance = random.Random(3)
+    count = 25
+    process = home.start("python", "-c", INTERRUPTED, str(count))
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    for _ in range(count):
+        time.sleep(chance.uniform(0.0, 0.08))
+        process.send_signal(signal.SIGINT)
+        while not select.select([process.stdout], [], [], 5.0)[0]:
+            assert process.poll() is None
+            process.send_signal(signal.SIGINT)  # the last one fell into a `__del__`, and is lost
+        assert process.stdout.readline() == "interrupted\n"
+    said, complaints = process.communicate(timeout=30)
+    assert said == "lost: 0\nclosed\n", complaints
+    assert process.returncode == 0
+    home.expect_nothing_left()
+
+
+BRIEF = """
+import ciel
+with ciel.Client(cluster_options={"slots": 1}) as client:
+    print(client.submit(sum, [1, 2]).result())
+"""
+
+
+def test_ctrl_c_while_a_cluster_starts_or_ends_leaves_nothing(home: Home) -> None:
+    processes = []
+    for number in range(8):
+        process = home.start("python", "-c", BRIEF)
+        processes.append(process)
+        time.sleep(0.15 + 0.09 * number)
+        process.send_signal(signal.SIGINT)
+    for process in processes:
+        said, complaints = process.communicate(timeout=30)
+        assert process.returncode in (0, 130, -signal.SIGINT), complaints
+        assert said in ("", "3\n")
+        assert "RuntimeError" not in complaints
+        assert "Exception ignored" not in complaints
+    home.expect_nothing_left()
 
 
 def test_a_client_that_was_away_for_too_long_is_told_so(

@@ -21,20 +21,20 @@ def printed(home: Home, name: str, *words: object) -> str:
     return done.stdout
 
 
-def test_fib(cluster: TwoSlots) -> None:
-    assert printed(cluster.home, "fib", 18) == "2584\n"
+def test_fib(shared_cluster: TwoSlots) -> None:
+    assert printed(shared_cluster.home, "fib", 18) == "2584\n"
 
 
 @pytest.mark.parametrize("size, ways", [(1, 1), (3, 0), (6, 4), (9, 352)])
-def test_queens(cluster: TwoSlots, size: int, ways: int) -> None:
-    assert printed(cluster.home, "queens", size) == f"{ways}\n"
+def test_queens(shared_cluster: TwoSlots, size: int, ways: int) -> None:
+    assert printed(shared_cluster.home, "queens", size) == f"{ways}\n"
 
 
-def test_words(cluster: TwoSlots) -> None:
+def test_words(shared_cluster: TwoSlots) -> None:
     files = sorted(EXAMPLES.glob("*.py"))
     counts = Counter(re.findall("[a-z]+", "".join(file.read_text() for file in files).lower()))
     most = sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))[:10]
-    lines = printed(cluster.home, "words", *files).splitlines()
+    lines = printed(shared_cluster.home, "words", *files).splitlines()
     assert [(word, int(count)) for count, word in map(str.split, lines)] == most
 
 

@@ -218,3 +218,15 @@ def test_the_maker_of_an_object_is_told_of(scene: Scene) -> None:
     for unknown in ("b", None, 7):
         with pytest.raises(UnknownQuestionError, match="no task is known that makes"):
             answers.answer(scene.machine, "task", {"object": unknown}, scene.now_s)
+
+
+def test_what_needs_more_slots_than_are_left_waits_and_nothing_passes_it(scene: Scene) -> None:
+    scene.machine.worker_joined(a_worker("w1", slots=2), scene.now_s)
+    small, large, other = a_task("a"), a_task("b", slots=2), a_task("c")
+    scene.adds(small, large, other)
+    worker = scene.machine.workers["w1"]
+    assert len(worker.assigned) == 3
+    assert [task.spec.id for task in worker.at_work()] == [small.id]
+    told = scene.asks("task", task=large.id)
+    assert (told["state"], told["runs"]) == ("assigned", False)
+    assert told["why"][0].endswith("as attempt 1, and waits there for its turn")

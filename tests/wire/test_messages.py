@@ -172,6 +172,7 @@ def examples() -> list[tuple[Any, bytes]]:
         DropObjects(spec.outputs),
         MeetWorkers((Neighbour("w1:8001", "host"),)),
         TaskReported(spec.id, 1, (), TaskFault("RUNTIME_ERROR", "exit status 3"), 0.5),
+        TaskReported(spec.id, 1, (), TaskFault("RAISED", {"text": "no", "error": "e"}), 0.5),
         SpawnTask(spec, (), 1),
         ObjectsStored(()),
         TaskPrinted(spec.id, 1, 0, 10, "a line\n"),

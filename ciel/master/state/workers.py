@@ -107,8 +107,8 @@ class WorkerNode:
         slots = self.facts.slots
         for (_, attempt), task in self.assigned.items():
             needed = self.slots_of(task, attempt)
-            if needed and slots <= 0:
-                return
+            if needed > max(slots, 0):
+                return  # nor does anything pass it
             slots -= needed
             yield task
 

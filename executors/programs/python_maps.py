@@ -1,0 +1,57 @@
+"""Files of the store as memory: large ones lie there so that their huge pages can be mapped as such,
+in one step. A mapping ends with the last who sees it.
+"""
+
+from __future__ import annotations
+
+from mmap import MAP_ANONYMOUS, MAP_POPULATE, MAP_PRIVATE, MAP_SHARED, PROT_READ, PROT_WRITE, mmap
+
+HUGE_BYTES = 2 << 20
+_MAP_FIXED = 0x10
+_PROT_NONE = 0
+
+
+def mapped(
+    descriptor: int, size_bytes: int, offset: int = 0, *, writes: bool = False
+) -> memoryview:
+    """Map a part of a file. What is to be written is there at once: all of it will be."""
+    prot, flags = PROT_READ, MAP_SHARED
+    if writes:
+        prot, flags = prot | PROT_WRITE, flags | MAP_POPULATE
+    if size_bytes < 2 * HUGE_BYTES:
+        return memoryview(mmap(descriptor, size_bytes, flags, prot, offset=offset))
+    return _aligned(descriptor, size_bytes, offset, prot, flags)
+
+
+def _aligned(descriptor: int, size_bytes: int, offset: int, prot: int, flags: int) -> memoryview:
+    import ctypes
+    import weakref
+    from pickle import PickleBuffer
+
+    libc = ctypes.CDLL(None, use_errno=True)
+    map_ = libc.mmap
+    map_.restype = ctypes.c_void_p
+    map_.argtypes = (
+        ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int,
+        ctypes.c_longlong,
+    )  # fmt: skip
+    libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+
+    def checked(address: int) -> int:
+        if address == ctypes.c_void_p(-1).value:
+            number = ctypes.get_errno()
+            raise OSError(number, f"a mapping of {size_bytes} bytes cannot be made")
+        return address
+
+    room_bytes = size_bytes + HUGE_BYTES
+    room = checked(map_(None, room_bytes, _PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0))
+    start = room + (offset - room) % HUGE_BYTES
+    try:
+        checked(map_(start, size_bytes, prot, flags | _MAP_FIXED, descriptor, offset))
+    except OSError:
+        libc.munmap(room, room_bytes)
+        raise
+    memory = (ctypes.c_char * size_bytes).from_address(start)
+    weakref.finalize(memory, libc.munmap, room, room_bytes).atexit = False
+    view = PickleBuffer(memory).raw()  # of plain bytes
+    return view if prot & PROT_WRITE else view.toreadonly()

@@ -1,0 +1,81 @@
+"""Looks after memory that belongs to no object: some is touched ahead, what was kept of deleted
+objects gets huge pages, and what nobody wants for a while is given back.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+
+from ciel.shm.huge import make_huge
+from ciel.storage.errors import StorageError
+from ciel.storage.segments import Segments
+
+PREFAULT_BYTES = 256 << 20
+SEGMENT_BYTES = 64 << 20
+PREFAULT_SHARE = 8
+"""Of the capacity at most; a small store is not filled with what nobody asked for."""
+IDLE_S = 30.0
+"""After which memory that belongs to no object is given back."""
+_NICENESS = 5  # programs come first
+
+
+class Upkeep:
+    """A thread, from the first time that there is something to do."""
+
+    def __init__(self, segments: Segments, ahead_bytes: int, idle_s: float = IDLE_S) -> None:
+        """`ahead_bytes`: how much to touch now."""
+        self._segments = segments
+        self._ahead_bytes = ahead_bytes
+        self._idle_s = idle_s
+        self._lock = threading.Lock()
+        self._wanted = threading.Event()
+        self._is_closed = False
+        self._thread: threading.Thread | None = None
+        segments.when_kept = self._wake
+        if ahead_bytes:
+            self._wake()
+
+    def close(self) -> None:
+        """End it; what it has made is its store's to give back."""
+        with self._lock:
+            self._is_closed = True
+        self._wanted.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _wake(self) -> None:
+        with self._lock:
+            if self._thread is None and not self._is_closed:
+                self._thread = threading.Thread(target=self._run, name="ciel-shm", daemon=True)
+                self._thread.start()
+        self._wanted.set()
+
+    def _run(self) -> None:
+        try:
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
+            self._touch_ahead()
+            while not self._is_closed:
+                while not self._is_closed and self._segments.settle(make_huge):
+                    pass
+                has_some = self._segments.kept_bytes > 0
+                self._wanted.wait(self._idle_s if has_some else None)
+                self._wanted.clear()
+                if time.monotonic() - self._segments.used_s >= self._idle_s:
+                    self._segments.drop()
+        except (OSError, StorageError):
+            pass  # the store is being closed, or its directory is gone
+
+    def _touch_ahead(self) -> None:
+        made_bytes = 0
+        while made_bytes < self._ahead_bytes and not self._is_closed:
+            size_bytes = min(SEGMENT_BYTES, self._ahead_bytes - made_bytes)
+            if not self._segments.make(size_bytes):
+                break
+            made_bytes += size_bytes
+
+
+def prefault_bytes(capacity_bytes: int) -> int:
+    """Return how much to touch ahead for a store of that capacity."""
+    return min(PREFAULT_BYTES, capacity_bytes // PREFAULT_SHARE)

@@ -1,0 +1,234 @@
+"""Python tasks that do not wait on the stack: coroutines, and generators whose items others read.
+
+The functions here travel with their code: no program of a task can import this file.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import pytest
+
+import ciel
+from ciel.testing.homes import wait_for
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+WITHIN_S = 30
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ciel.Client]:
+    with (
+        ciel.LocalCluster(workers=1, slots=2, directory=tmp_path_factory.mktemp("two")) as cluster,
+        ciel.Client(cluster) as client,
+    ):
+        yield client
+
+
+@ciel.task
+def square(number: int) -> int:
+    return number * number
+
+
+@ciel.task
+def slow_square(number: int) -> int:
+    time.sleep(0.2)
+    return number * number
+
+
+@ciel.task
+def raises(kind: type[Exception]) -> None:
+    raise kind("as it is")
+
+
+def value_of(client: ciel.Client, function: Any) -> Any:
+    return client.submit(function).result(WITHIN_S)
+
+
+# --- coroutines -----------------------------------------------------------------------------------
+
+
+@ciel.task
+async def in_a_loop() -> Any:
+    async def late(number: int) -> int:
+        await asyncio.sleep(0.01 * number)
+        return await square.spawn(number)
+
+    beside = asyncio.create_task(late(3))
+    async with asyncio.timeout(10):
+        several = await asyncio.gather(
+            *[late(n) for n in range(3)], square.spawn(9), asyncio.to_thread(sum, [1, 2])
+        )
+    return several, await beside
+
+
+def test_asyncio_works_in_coroutines(client: ciel.Client) -> None:
+    assert value_of(client, in_a_loop) == ([0, 1, 4, 81, 3], 9)
+
+
+@ciel.task
+async def talks_to_itself() -> bytes:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(await reader.readline() + str(await square.spawn(4)).encode())
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    async with server:
+        reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+        writer.write(b"asked ")
+        writer.write_eof()
+        found = await reader.read()
+        writer.close()
+        await writer.wait_closed()
+    return found
+
+
+def test_a_coroutine_may_talk_over_sockets(client: ciel.Client) -> None:
+    assert value_of(client, talks_to_itself) == b"asked 16"
+
+
+@ciel.task
+async def waits_elsewhere() -> Any:
+    ticks: list[int] = []
+
+    async def tick() -> None:
+        while True:
+            await asyncio.sleep(0.01)
+            ticks.append(1)
+
+    ticking = asyncio.create_task(tick())
+    value = await slow_square.options(retries=1).spawn(3)
+    ticking.cancel()
+    return value, len(ticks) > 2
+
+
+def test_other_coroutines_go_on_while_one_waits_for_a_task(client: ciel.Client) -> None:
+    assert value_of(client, waits_elsewhere) == (9, True)
+
+
+@ciel.task
+async def tree(depth: int) -> int:
+    if not depth:
+        return 1
+    one: Any = tree.spawn(depth - 1)
+    other: Any = tree.spawn(depth - 1)
+    return int(await one + await other + 1)
+
+
+@ciel.task
+async def blocks_in_a_loop() -> Any:
+    def blocking() -> Any:
+        return tree.spawn(4).result()
+
+    return blocking(), await tree.spawn(4)
+
+
+def test_a_coroutine_may_wait_as_functions_do(client: ciel.Client) -> None:
+    assert value_of(client, blocks_in_a_loop) == (31, 31)
+
+
+@ciel.task
+async def leaves_coroutines() -> str:
+    async def stubborn() -> None:
+        while True:
+            try:
+                await asyncio.sleep(60)
+            except asyncio.CancelledError:
+                continue
+
+    kept = [asyncio.create_task(asyncio.sleep(60)), asyncio.create_task(stubborn())]
+    await asyncio.sleep(0)
+    return f"{len(kept)} left"
+
+
+def test_coroutines_that_are_left_behind_hold_nothing_up(client: ciel.Client) -> None:
+    assert value_of(client, leaves_coroutines) == "2 left"
+    assert value_of(client, awaits_failure) == "as it is"
+
+
+@ciel.task
+async def awaits_failure() -> str:
+    try:
+        await raises.spawn(LookupError)
+    except LookupError as error:
+        return str(error)
+    return ""
+
+
+def test_awaiting_raises_what_the_child_has_raised(client: ciel.Client) -> None:
+    assert value_of(client, awaits_failure) == "as it is"
+
+
+@ciel.task
+async def counts_up(count: int) -> Any:
+    for number in range(count):
+        await asyncio.sleep(0)
+        yield number
+
+
+def test_an_asynchronous_generator_yields_items(client: ciel.Client) -> None:
+    assert list(client.submit(counts_up, 3).result(WITHIN_S)) == [0, 1, 2]
+
+
+# --- streams --------------------------------------------------------------------------------------
+
+
+@ciel.task
+def items(count: int) -> Iterator[int]:
+    yield from range(count)
+
+
+@ciel.task
+def consume(stream: Iterator[int]) -> int:
+    return next(stream) * 1000 + sum(stream)
+
+
+@ciel.task
+def items_within(count: int) -> int:
+    return ciel.call(consume, items.spawn(count))
+
+
+def test_items_are_read_by_an_iterator(client: ciel.Client) -> None:
+    assert client.submit(consume, client.submit(items, 4)).result(WITHIN_S) == 6
+    assert client.submit(items_within, 4).result(WITHIN_S) == 6
+
+
+@ciel.task
+def items_when_told(paths: list[str]) -> Iterator[int]:
+    for number, path in enumerate(paths):
+        yield number
+        wait_for(Path(path).exists, path)
+
+
+@ciel.task
+def tells(stream: Iterator[int], paths: list[str]) -> list[int]:
+    seen = []
+    for number in stream:
+        seen.append(number)
+        Path(paths[number]).touch()
+    return seen
+
+
+def test_a_consumer_reads_items_while_they_are_made(client: ciel.Client, tmp_path: Path) -> None:
+    paths = [str(tmp_path / f"seen{n}") for n in range(3)]
+    made = client.submit(items_when_told, paths)  # goes on when what it has made was read
+    assert client.submit(tells, made, paths).result(WITHIN_S) == [0, 1, 2]
+
+
+@ciel.task
+def breaks_off() -> Iterator[int]:
+    yield 1
+    raise LookupError("in the middle")
+
+
+def test_a_stream_that_breaks_off_fails_its_readers(client: ciel.Client) -> None:
+    made = client.submit(breaks_off)
+    with pytest.raises(LookupError, match="in the middle"):
+        client.submit(consume, made).result(WITHIN_S)

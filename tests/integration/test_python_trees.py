@@ -1,0 +1,123 @@
+"""A tree of 32,767 tasks on a worker with one slot: it ends by blocking waits alone, by handing
+over alone, and by `await` alone. Such tasks mostly run where they were spawned, so there is also a
+smaller tree whose tasks have an option of their own, each with a process to itself: who blocks
+keeps it, but no slot. So there are never more of them than the tree is deep, and one for the slot.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import cloudpickle
+import pytest
+
+import ciel
+
+IS_LONG = os.environ.get("CIEL_LONG") == "1"
+DEPTH = 14
+DEPTH_APART = 14 if IS_LONG else 6
+LOOK_S = 0.005
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+Found = tuple[int, frozenset[int]]
+"""How many tasks a tree has, and the processes in which they ran."""
+
+
+def joined(*parts: Found) -> Found:
+    return 1 + sum(count for count, _ in parts), frozenset({os.getpid()}).union(
+        *(pids for _, pids in parts)
+    )
+
+
+@ciel.task
+def blocking(depth: int) -> Found:
+    if not depth:
+        return joined()
+    children = [blocking.spawn(depth - 1) for _ in range(2)]
+    return joined(*(child.result() for child in children))
+
+
+@ciel.task(retries=1)
+def blocking_apart(depth: int) -> Found:
+    if not depth:
+        return joined()
+    children = [blocking_apart.spawn(depth - 1) for _ in range(2)]
+    return joined(*(child.result() for child in children))
+
+
+@ciel.task
+def delegating(depth: int) -> Found:
+    if not depth:
+        return joined()
+    return ciel.call(joined, *(delegating.spawn(depth - 1) for _ in range(2)))
+
+
+@ciel.task
+async def awaiting(depth: int) -> Found:
+    if not depth:
+        return joined()
+    children = [awaiting.spawn(depth - 1) for _ in range(2)]
+    return joined(*[await child for child in children])
+
+
+class Census(threading.Thread):
+    """Counts the programs of tasks below a worker, again and again."""
+
+    def __init__(self, worker: int) -> None:
+        super().__init__(daemon=True)
+        self.most = 0
+        self._worker = worker
+        self._over = threading.Event()
+
+    def run(self) -> None:
+        while not self._over.wait(LOOK_S):
+            self.most = max(self.most, sum(self._below(pid) for pid in children_of(self._worker)))
+
+    @staticmethod
+    def _below(launcher: int) -> int:
+        return len(children_of(launcher))
+
+    def end(self) -> int:
+        self._over.set()
+        self.join()
+        return self.most
+
+
+def children_of(pid: int) -> list[int]:
+    try:
+        return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:
+        return []
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ciel.Client]:
+    directory = tmp_path_factory.mktemp("trees")
+    with (
+        ciel.LocalCluster(workers=1, slots=1, directory=directory) as cluster,
+        ciel.Client(cluster) as client,
+    ):
+        yield client
+
+
+@pytest.mark.parametrize(
+    "tree, depth",
+    [(blocking, DEPTH), (blocking_apart, DEPTH_APART), (delegating, DEPTH), (awaiting, DEPTH)],
+    ids=lambda value: getattr(value, "__name__", value),
+)
+def test_a_tree_of_many_tasks_ends_on_one_slot(
+    client: ciel.Client, tree: ciel.Task[[int], Found], depth: int
+) -> None:
+    assert client.cluster is not None
+    census = Census(client.cluster.workers[0].pid)
+    census.start()
+    count, pids = client.submit(tree, depth).result(300)
+    most = census.end()
+    print(f"\n{tree.__name__}: {count} tasks in {len(pids)} processes, at most {most} at a time")
+    assert count == (2 << depth) - 1
+    assert 1 <= most <= depth + 1
