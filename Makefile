@@ -5,7 +5,7 @@ STAMP := $(VENV)/.installed
 RUN := $(VENV)/bin
 C_OF_SCC := $(wildcard scc/include/*.h scc/src/*.[ch] scc/tools/*.[ch] scc/fuse/*.[ch])
 
-.PHONY: deps dev demo test check check-deep bench appendix check-fuse package clean format
+.PHONY: deps dev demo test check check-deep bench appendix arrays check-fuse package clean format
 
 # System packages are installed only on request, or for CI, where a missing one would be a skipped test.
 deps:
@@ -43,6 +43,10 @@ bench: dev
 # The scripts of the dissertation's appendices A, B and C at their own size: 5 GB of memory and disk, some minutes.
 appendix: dev
 	@CIEL_APPENDIX=full $(RUN)/pytest -v tests/scc/test_appendix.py
+
+# An array of 1 GiB that one task makes and four read: who copies it, counted.
+arrays: dev
+	@CIEL_LONG=1 $(RUN)/pytest -q -s tests/integration/test_python_arrays.py
 
 # Models of protocols, searched through by spin, and tests that take too long for every day; many minutes.
 check-deep: dev

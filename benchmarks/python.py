@@ -179,11 +179,21 @@ def library() -> str:
 
 
 def arrays() -> dict[str, float]:
-    """Return what it takes to make an array and to read it four times, and the floor."""
+    """Return what it takes to make an array and to read it four times, and the floor: in a store
+    with huge pages, where memory is used again, and in one of small pages.
+    """
+    with peers.standard() as pool:  # forks, so it comes first
+        found = {"pool_array_s": peers.array_s(pool, library(), 1.0)}
+    found |= arrays_in("shm:capacity=2GiB,arena=yes", "")
+    return found | arrays_in("shm:capacity=2GiB", "small_pages_")
+
+
+def arrays_in(store: str, prefix: str) -> dict[str, float]:
+    """Return all figures on arrays in one store."""
     program = [str(compiled("shared_map", SOURCE, (), ("-O3",))), str(peers.ARRAY_BYTES)]
     pairs: list[tuple[float, float]] = []
     with (
-        opened("shm:capacity=2GiB") as ours,
+        opened(store) as ours,
         subprocess.Popen(
             program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
         ) as floor,
@@ -196,20 +206,16 @@ def arrays() -> dict[str, float]:
             asked.write("\n")
             return float(answers.readline())
 
-        cold_s = peers.array_s(ours, library(), 1.0, calls.array_in_store)
         for number in range(2 + ARRAY_PAIRS):
             array_s = peers.array_s(ours, library(), number, calls.array_in_store)
             pairs.append((array_s, floor_s()))
         asked.close()
     warm = pairs[2:]
-    with peers.standard() as pool:
-        pool_array_s = peers.array_s(pool, library(), 1.0)
     return {
-        "array_to_floor": statistics.median(ours_s / bare_s for ours_s, bare_s in warm),
-        "array_s": statistics.median(ours_s for ours_s, _ in warm),
-        "cold_array_s": cold_s,
-        "floor_s": statistics.median(bare_s for _, bare_s in warm),
-        "pool_array_s": pool_array_s,
+        f"{prefix}array_to_floor": statistics.median(ours_s / bare_s for ours_s, bare_s in warm),
+        f"{prefix}array_s": statistics.median(ours_s for ours_s, _ in warm),
+        f"{prefix}cold_array_s": pairs[0][0],
+        f"{prefix}floor_s": statistics.median(bare_s for _, bare_s in warm),
     }
 
 

@@ -8,7 +8,7 @@ import os
 import threading
 import time
 
-from ciel.shm.huge import make_huge
+from ciel.shm.huge import STEP_BYTES, make_huge
 from ciel.storage.errors import StorageError
 from ciel.storage.segments import Segments
 
@@ -57,7 +57,7 @@ class Upkeep:
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
             self._touch_ahead()
             while not self._is_closed:
-                while not self._is_closed and self._segments.settle(make_huge):
+                while not self._is_closed and self._segments.settle(make_huge, STEP_BYTES):
                     pass
                 has_some = self._segments.kept_bytes > 0
                 self._wanted.wait(self._idle_s if has_some else None)

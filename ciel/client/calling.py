@@ -40,8 +40,8 @@ GATHERING_S: Final = 0.001
 """So long calls may pile up while others are under way."""
 ALONE_MIN_BYTES: Final = 64 << 10
 """Arguments of this size become an object of their own."""
-LOT_S: Final = 0.01
-"""What a lot is to take, where that is known."""
+QUICK_S: Final = 0.01
+QUICK_LOTS: Final = 4
 SLOTS_KNOWN_S: Final = 5.0
 
 
@@ -464,14 +464,12 @@ def _fail(waiting: Iterable[WaitingCall], error: BaseException) -> None:
 
 
 def _lots_of(bundle: list[WaitingCall]) -> list[list[WaitingCall]]:
-    """Part a bundle, in its order. One that is known to be quick has one lot: nothing of it will be
-    given away, and each lot is an object to be read.
+    """Part a bundle, in its order. One that should be quick has fewer lots: each is an object to be
+    read. But any call may take long after all, and what is behind it in its lot waits.
     """
     known_s = [call.call_s for call in bundle if call.call_s is not None]
-    if len(known_s) == len(bundle):
-        count = min(calls.LOTS_MAX, len(bundle), 1 + int(sum(known_s) / LOT_S))
-    else:
-        count = min(calls.LOTS_MAX, len(bundle))
+    is_quick = len(known_s) == len(bundle) and sum(known_s) < QUICK_S
+    count = min(QUICK_LOTS if is_quick else calls.LOTS_MAX, len(bundle))
     size = -(-len(bundle) // count)
     return [bundle[start : start + size] for start in range(0, len(bundle), size)]
 

@@ -50,7 +50,7 @@ class Condition(RLock):  # type: ignore[misc]  # it is final in its stub alone
 
     def _take_back(self) -> None:
         try:
-            if not self._is_owned():
+            if not self._is_owned():  # type: ignore[attr-defined]  # as above
                 self.acquire()
         except BaseException:
             self._take_back()

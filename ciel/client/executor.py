@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent import futures
 from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
 
+from ciel.client.changes import Condition
 from ciel.python.calls import Mapped
 from ciel.python.failures import PackingError, pack_error, unpack_error
 from ciel.python.sessions import NoClientError, Session, current, leave
@@ -162,7 +163,7 @@ class _Line:
         self._is_task = not hasattr(session, "map_parts")
         self._owned = owned
         self._limit = limit
-        self._changed = threading.Condition()
+        self._changed = Condition()
         self._waiting: deque[tuple[_Outer, tuple[Any, ...]]] = deque()
         self._begun: dict[Any, _Outer | None] = {}
         self._begin_count = 0
@@ -238,12 +239,10 @@ class _Line:
 
     def finish(self) -> None:
         """Wait until all calls are over, and end the client that is ours."""
-        with self._changed:
-            begun = list(self._begun)
-        if begun and not isinstance(begun[0], futures.Future):
-            self._session.wait(
-                begun, None, futures.ALL_COMPLETED
-            )  # a task's run when they are waited for
+        if self._is_task:
+            self._session.wait(list(self._begun), None, futures.ALL_COMPLETED)  # now they run
+            self._begun.clear()
+            self._begin_count = 0
         with self._changed:
             while self._begin_count or self._waiting:
                 self._changed.wait()

@@ -160,7 +160,8 @@ class ClientFuture(Shown, concurrent.futures.Future[T], Future[T]):
 
     def __init__(self, calls: Results, name: str, call: WaitingCall | None = None) -> None:
         super().__init__()
-        self._condition = Condition()  # which Ctrl-C in a wait does not break
+        # Not one of `threading`, which Ctrl-C may leave locked.
+        self._condition = Condition()  # type: ignore[assignment]  # has what is asked of it
         self.name = name
         self._calls = calls
         self._call = call

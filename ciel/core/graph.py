@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from ciel.core import arrivals, choices, fixed, heirs
+from ciel.core import arrivals, bare, choices, fixed, heirs
 from ciel.core.errands import Errands
 from ciel.core.errors import InvalidTaskError, InvalidTransitionError, InvariantError
 from ciel.core.ids import ObjectId, TaskId
@@ -194,7 +194,7 @@ class TaskGraph:
         if not node.is_settled:
             job.unsettled -= 1
             self.release_demand([object_id])
-        self._drop_if_unused(object_id, node)
+        self.drop_if_unused(object_id, node)
 
     def demand(self, object_ids: Iterable[ObjectId]) -> None:
         pending = list(object_ids)
@@ -246,11 +246,7 @@ class TaskGraph:
 
     def reopen(self, task: TaskNode) -> None:
         """Let a finished task be one that may run again."""
-        if task.is_bare:
-            task.is_bare = False
-            if not arrivals.is_named_by_others(self, task):
-                for object_id in task.outputs:
-                    self.objects.nodes[object_id].holds += 1
+        bare.leave(self, task)
         self._hold_inputs(task)
         self._set_back(task, DORMANT)
 
@@ -362,10 +358,8 @@ class TaskGraph:
             if output.ref is None and output.producer is task:
                 reason = f"task {task.spec.id} ended without making it"
                 self.publish(Failure(object_id, "NO_OUTPUT", reason))
-        if task.extras:
-            heirs.miss(self, task)
-        if task.spec.mentions is Mentions.OWN:
-            self._look_at_own(task)
+        heirs.miss(self, task)
+        bare.look(self, task)
         self.let_inputs_go(task)
         if self.choosers.awaited and task.spec.any_count:
             choices.leave(self, task)
@@ -415,8 +409,7 @@ class TaskGraph:
                     if self.objects.update(output, failure):
                         pending.extend(self._spread(object_id, output))
             end_streams(self, task)
-            if task.spec.mentions is Mentions.OWN:
-                self._look_at_own(task)
+            bare.look(self, task)
             self.let_inputs_go(task)
             self.release_demand(list(task.spec.inputs))
 
@@ -471,7 +464,7 @@ class TaskGraph:
             for job in node.wanters:
                 job.unsettled -= 1
         else:
-            self._drop_if_unused(object_id, node)
+            self.drop_if_unused(object_id, node)
         return failing
 
     def forget_object(self, object_id: ObjectId, node: ObjectNode) -> frozenset[str]:
@@ -485,23 +478,9 @@ class TaskGraph:
 
     # --- what is kept -----------------------------------------------------------------------------
 
-    def _drop_if_unused(self, object_id: ObjectId, node: ObjectNode) -> None:
+    def drop_if_unused(self, object_id: ObjectId, node: ObjectNode) -> None:
         if not node.holds and not node.wanters and isinstance(node.ref, Concrete | Value):
             self.droppable.append(object_id)
-
-    def _look_at_own(self, task: TaskNode) -> None:
-        """A task is finished that could name what it made besides what it promised. If it made
-        nothing, its outputs name nothing, and may be dropped when nobody wants them.
-        """
-        if task.children or task.extras or task.is_bare:
-            return
-        task.is_bare = True
-        if not arrivals.is_named_by_others(self, task):
-            for object_id in task.outputs:
-                node = self.objects.nodes[object_id]
-                if node.producer is task:
-                    node.holds -= 1
-                    self._drop_if_unused(object_id, node)
 
     def let_inputs_go(self, task: TaskNode) -> None:
         """A task is finished: what only it needed may be dropped, once its outputs cannot name it
@@ -520,7 +499,7 @@ class TaskGraph:
             node = nodes[object_id]
             node.holds -= 1
             if not node.holds:
-                self._drop_if_unused(object_id, node)
+                self.drop_if_unused(object_id, node)
 
     def _hold_inputs(self, task: TaskNode) -> None:
         """The opposite of `let_inputs_go`: a task is to run again, or an output mentions them."""

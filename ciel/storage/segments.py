@@ -29,12 +29,12 @@ be made."""
 
 @dataclass(slots=True)
 class Segment:
-    """A file of old content, open to read and write. `is_settled`: it need not be looked after."""
+    """A file of old content, open to read and write. `settled_bytes`: see `Segments.settle`."""
 
     name: str
     fd: int
     size_bytes: int
-    is_settled: bool = False
+    settled_bytes: int = 0
 
 
 class Segments:
@@ -125,19 +125,21 @@ class Segments:
         self._temporaries.discard(name)
         return False
 
-    def settle(self, step: Callable[[int, int], object]) -> bool:
-        """Have a segment looked after that was not: `step` is told a descriptor and the size. It
-        may change nothing in the content, as somebody may take it meanwhile. False if there is
-        none.
+    def settle(self, step: Callable[[int, int, int], object], step_bytes: int) -> bool:
+        """Have a part of a segment looked after that was not yet: `step` is told a descriptor, the
+        offset and the length. It may change nothing in the content, as somebody may take the file
+        meanwhile; nobody can take it again before the step is done. False if there is none.
         """
         with self._lock:
-            one = next((s for s in self._kept if not s.is_settled and _is_free(s.fd)), None)
+            unsettled = (one for one in self._kept if one.settled_bytes < one.size_bytes)
+            one = next((one for one in unsettled if _is_free(one.fd)), None)
             if one is None:
                 return False
-            one.is_settled = True
+            start = one.settled_bytes
+            one.settled_bytes += step_bytes
             fd = os.dup(one.fd)
         try:
-            step(fd, one.size_bytes)
+            step(fd, start, min(step_bytes, one.size_bytes - start))
         finally:
             os.close(fd)
         return True

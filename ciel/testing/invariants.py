@@ -181,7 +181,7 @@ def _unrest_of(worker: FakeWorker, master: MasterMachine, witness: Witness) -> P
         yield worker.facts.id, "the master does not know it"
     elif master.workers[worker.facts.id].assigned or witness.given[worker.facts.id]:
         yield worker.facts.id, "something is assigned to it"
-    if machine.attempts or worker.running or machine._fetching or machine._queue:
+    if machine.attempts or worker.running or machine._fetching or machine.queue:
         yield worker.facts.id, f"it has {machine.attempts or machine._fetching}"
     if worker.processes or machine.fixed:
         yield worker.facts.id, f"it still has {worker.processes or machine.fixed}"

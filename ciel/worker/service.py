@@ -193,10 +193,11 @@ class WorkerService:
         self._act_soon()
 
     def recent(self, object_id: ObjectId) -> Reference | None:
-        return self.machine.recent_value(object_id)
+        return self.machine.recent.get(object_id)
 
     def room(self) -> int | None:
-        return self.machine.room
+        machine = self.machine
+        return None if machine.hosts else max(0, machine.slots_free - len(machine.queue))
 
     def streams_opened(self, key: Key, objects: tuple[ObjectId, ...]) -> None:
         self.machine.streams_opened(key, objects, self._reactor.seconds())

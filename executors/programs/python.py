@@ -53,6 +53,7 @@ class Program:
                 self.fail("BAD_ARGUMENTS", str(error))
             except LostInputError as error:
                 self.fail("MISSING_INPUT", str(error))
+        self.clock.close()
 
     def add_places(self, places: tuple[str, ...]) -> None:
         """Have modules be found where the caller has found them, as they are there now."""

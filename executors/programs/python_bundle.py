@@ -88,6 +88,7 @@ class Run:
         finally:
             sessions.leave(self._session)
             self._evaluator.close()
+            self._inputs.close()
         if error is not None:
             self._fail(error)
         else:

@@ -18,6 +18,7 @@ class Clock:
 
     def __init__(self) -> None:
         self._wake = threading.Event()
+        self._is_closed = threading.Event()
         self._watched: Sharing | None = None
         self._since_s = 0.0
         self._thread: threading.Thread | None = None
@@ -43,9 +44,16 @@ class Clock:
         """The task is over."""
         self._watched = None
 
+    def close(self) -> None:
+        """No more tasks will come."""
+        self._is_closed.set()
+        self._wake.set()
+
     def _run(self) -> None:
         while True:
             self._wake.wait()
+            if self._is_closed.is_set():
+                return
             watched = self._watched
             if watched is None:
                 self._wake.clear()
@@ -53,7 +61,8 @@ class Clock:
                     self._wake.set()
                 continue
             left_s = self._since_s + SHARE_AFTER_S - time.monotonic()
-            time.sleep(left_s if 0 < left_s < SHARE_AFTER_S else SHARE_AFTER_S)
+            if self._is_closed.wait(left_s if 0 < left_s < SHARE_AFTER_S else SHARE_AFTER_S):
+                return
             if watched is self._watched and time.monotonic() >= self._since_s + SHARE_AFTER_S:
                 self._share(watched)
 

@@ -98,6 +98,13 @@ class Inputs:
             found = self._outcomes[array[1]] = decode(self.content(array)).outcomes
         return found
 
+    def close(self) -> None:
+        """Let go of what was read, without waiting for a collection of garbage: its memory is to
+        serve others as soon as nobody sees it.
+        """
+        self._outcomes.clear()
+        self.unchanging.clear()
+
     def add_paths(self, paths: dict[str, str]) -> None:
         """Learn where objects are that came to be meanwhile."""
         self._paths.update(paths)

@@ -1,5 +1,5 @@
-"""Files of the store as memory: large ones lie there so that their huge pages can be mapped as such,
-in one step. A mapping ends with the last who sees it.
+"""Files of the store as memory: large ones lie there so that a huge page can be mapped as such, in
+one step. A mapping ends with the last who sees it.
 """
 
 from __future__ import annotations

@@ -83,7 +83,7 @@ def uses(client: ciel.Client) -> dict[str, Callable[[], Any]]:
         "spawn": lambda: ciel.spawn(double, 1),
         "ciel.wait": lambda: ciel.wait([running]),
         "job": client.job,
-        "job.run": lambda: job.run(["true"]) and job.close(),
+        "job.results": lambda: list(job.results([job.run(["true"])])),
         "job.wait": job.wait,
         "attach": lambda: client.attach("last"),
         "ask": lambda: client.ask("status"),

@@ -14,6 +14,7 @@ import pytest
 
 import ciel.client.connection as connection_module
 from ciel.client.connection import Connection, open_connection
+from ciel.client.dialing import Dialer
 from ciel.client.errors import ClientClosedError, ClientError, ConnectionLostError
 from ciel.core.events import Answer, Ask, Heartbeat, Message, Received, WatchJob
 from ciel.core.ids import JobId
@@ -89,7 +90,7 @@ def test_what_was_said_while_it_was_away_is_said_then(
     acceptor: Any, caller: Caller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connection_module, "_PAUSE_MIN_S", 0.0)
-    dial = connection_module.Dialer.dial
+    dial = Dialer.dial
     is_away = threading.Event()
     is_back = threading.Event()
 
@@ -98,7 +99,7 @@ def test_what_was_said_while_it_was_away_is_said_then(
         assert is_back.wait(10)
         return dial(*arguments)
 
-    monkeypatch.setattr(connection_module.Dialer, "dial", dial_later)
+    monkeypatch.setattr(Dialer, "dial", dial_later)
     say(caller, 0)
     eventually(lambda: heard(acceptor))
     acceptor.drop()

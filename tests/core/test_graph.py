@@ -653,6 +653,63 @@ def test_what_children_of_a_free_task_make_stays_for_good() -> None:
     assert scene.drop_all() == {}
 
 
+def test_a_task_that_made_nothing_besides_names_nothing() -> None:
+    item = a_task("item", mentions=Mentions.OWN)
+    own = a_task("own", inputs=["item"], mentions=Mentions.OWN)
+    scene = Scene(item, own, wanted=["own"])
+    scene.run(item)
+    assert scene.drop_all() == {}
+    scene.run(own)
+    assert scene.drop_all() == {"item": [W1]}
+    scene.unwant("own")
+    assert scene.drop_all() == {"own": [W1]}
+
+
+def test_a_task_that_spawned_keeps_what_its_children_made() -> None:
+    own = a_task("own", mentions=Mentions.OWN)
+    child = a_task("part", parent=own, mentions=Mentions.OWN)
+    scene = Scene(own, wanted=["own"])
+    scene.start(own)
+    scene.add(child)
+    scene.want("part")
+    scene.finish(own)
+    scene.run(child)
+    scene.unwant("own", "part")
+    assert scene.drop_all() == {}
+
+
+def test_a_task_that_named_nothing_may_do_so_when_it_runs_again() -> None:
+    item = a_task("item", mentions=Mentions.NOTHING)
+    own = a_task("own", inputs=["item"], mentions=Mentions.OWN)
+    scene = Scene(item, own, wanted=["own"])
+    scene.run(item, own)
+    assert scene.drop_all() == {"item": [W1]}
+    scene.lose("own")
+    scene.run(item)
+    scene.start(own)
+    scene.add(a_task("part", parent=own))
+    scene.finish(own)
+    scene.unwant("own")
+    assert scene.drop_all() == {}
+
+
+def test_an_upload_that_is_handed_over_goes_with_the_last_task_that_read_it() -> None:
+    first = a_task("first", inputs=["up"], mentions=Mentions.OWN)
+    other = a_task("other", inputs=["up"], mentions=Mentions.OWN)
+    scene = Scene(wanted=[])
+    scene.upload(stored("up", W1))
+    scene.add(first, other)
+    scene.want("first", "other")
+    scene.run(first, other)
+    assert hand_over(scene.graph, scene.job, [ObjectId("up")]) == {}
+    assert hand_over(scene.graph, scene.job, [ObjectId("first")]) == {W1: ["first"]}
+    gone = hand_over(scene.graph, scene.job, [ObjectId("other")])
+    assert {name for names in gone.values() for name in names} == {"other", "up"}
+    assert scene.graph.objects.nodes == {}
+    assert scene.job.uploads == {}
+    scene.graph.validate()
+
+
 def test_a_dropped_object_is_made_again_when_a_lost_result_needs_it() -> None:
     first, second = a_chain(2)
     scene = Scene(first, second, wanted=["c1"])

@@ -51,7 +51,7 @@ LEFT_OUT = {
     + ALONE,
     "ExecutorDeadlockTest.test_error_at_task_unpickle": "the error is raised for that call; "
     + ALONE,
-    "ExecutorDeadlockTest.test_exit_during_result_pickle_on_worker": "PackingError names the result",
+    "ExecutorDeadlockTest.test_exit_during_result_pickle_on_worker": "raises PackingError",
     "ExecutorDeadlockTest.test_shutdown_deadlock_pickle": "looks at a thread of a process pool",
 }
 THEIRS = borrowed.methods(borrowed.find("test_concurrent_futures.py"), CLASSES)

@@ -105,12 +105,12 @@ class WorkerMachine:
         self._to_offer: deque[ObjectId] = deque()  # ...and it is still to be told
         self.growing: dict[ObjectId, None] = {}  # what is being made or copied, and may be read
         self.fixed: dict[ObjectId, None] = {}  # what processes wait under
-        self._recent: Recent[ObjectId, Value] = Recent()  # small results, for what was sent ahead
+        self.recent: Recent[ObjectId, Value] = Recent()  # small results, for what was sent ahead
         self._begun = Begun(begins)
         self.hosts: dict[str, str] = {}
         self._waiting: Waiting[Key] = Waiting()
         self._fetching: dict[ObjectId, Reference] = {}
-        self._queue: list[tuple[int, int, Key]] = []  # by priority, then order of arrival
+        self.queue: list[tuple[int, int, Key]] = []  # by priority, then order of arrival
         self._sequence = 0
         self._deadlines: list[tuple[float, Key]] = []
 
@@ -118,15 +118,6 @@ class WorkerMachine:
     def slots_free(self) -> int:
         """How many slots nobody holds; fewer than none while programs are prepared ahead."""
         return self._slots.free
-
-    def recent_value(self, object_id: ObjectId) -> Value | None:
-        """Return a small result that was made here of late."""
-        return self._recent.get(object_id)
-
-    @property
-    def room(self) -> int | None:
-        """How many slots wait for work; None: other workers may have some."""
-        return None if self.hosts else max(0, self.slots_free - len(self._queue))
 
     def keep(self, objects: Mapping[ObjectId, int]) -> None:
         """Note what the own store has from an earlier life; only before a master is reached."""
@@ -203,8 +194,8 @@ class WorkerMachine:
         for ref in attempt.inputs:
             if isinstance(ref, Value | Failure | Fixed) or self._has(ref) or attempt.is_spare(ref):
                 continue
-            if ref.id in self._recent:
-                self._give(attempt, self._recent[ref.id])
+            if ref.id in self.recent:
+                self._give(attempt, self.recent[ref.id])
             elif not isinstance(ref, Stream) or ref.id not in self.growing:
                 missing.append(ref)
         if not missing:
@@ -367,32 +358,32 @@ class WorkerMachine:
     # --- running ----------------------------------------------------------------------------------
 
     def _enqueue(self, attempt: Attempt, now_s: float) -> None:
-        if not self._queue and self._slots.fit(attempt):
+        if not self.queue and self._slots.fit(attempt):
             self._start(attempt, now_s)
             return
         attempt.phase = Phase.QUEUED
         self._sequence += 1
-        heappush(self._queue, (-attempt.spec.needs.priority, self._sequence, attempt.key))
+        heappush(self.queue, (-attempt.spec.needs.priority, self._sequence, attempt.key))
         self._start_next(now_s)
 
     def _start_next(self, now_s: float) -> None:
         """Start what fits, in order; a task of many slots is not overtaken by smaller ones."""
-        while self._queue and self._slots.has_room:
-            key = self._queue[0][2]
+        while self.queue and self._slots.has_room:
+            key = self.queue[0][2]
             attempt = self.attempts.get(key)
             if attempt is None or attempt.phase is not Phase.QUEUED:
-                heappop(self._queue)
+                heappop(self.queue)
                 continue
             if not self._slots.fit(attempt):
                 return
-            heappop(self._queue)
+            heappop(self.queue)
             self._start(attempt, now_s)
 
     def _start(self, attempt: Attempt, now_s: float) -> None:
         attempt.phase = Phase.RUNNING
         for ref in attempt.inputs:
-            if isinstance(ref, Stream) and ref.id in self._recent:
-                self._give(attempt, self._recent[ref.id])
+            if isinstance(ref, Stream) and ref.id in self.recent:
+                self._give(attempt, self.recent[ref.id])
         at_most = self._slots.take(attempt)
         if attempt.key[1] > 1:  # it may be what the last worker died of: let no other be blamed
             self._reports_are_urgent = True
@@ -413,9 +404,9 @@ class WorkerMachine:
             return
         inputs = None
         if wanted is None:
-            made = (known, self._recent, self.stored)
+            made = (known, self.recent, self.stored)
             inputs = self._begun.inputs_at_hand(spec, *made, self.netloc)
-        begins = inputs is not None and not self._queue and spec.needs.slots <= self.slots_free
+        begins = inputs is not None and not self.queue and spec.needs.slots <= self.slots_free
         self._report(SpawnTask(spec, known, key[1], begins, bool(wanted)))
         if begins and inputs is not None:
             self._begun.note(spec.id)
@@ -482,7 +473,7 @@ class WorkerMachine:
         for ref in published:
             self.growing.pop(ref.id, None)
             if isinstance(ref, Value):
-                self._recent.put(ref.id, ref)
+                self.recent.put(ref.id, ref)
                 if self._waiting.is_awaited(ref.id):
                     for key in self._waiting.waiters_of(ref.id):
                         self._give(self.attempts[key], ref)
@@ -558,7 +549,7 @@ class WorkerMachine:
 
     @property
     def _reports_can_wait(self) -> bool:
-        return bool(self._queue) and not self._reports_are_urgent
+        return bool(self.queue) and not self._reports_are_urgent
 
     # --- time -------------------------------------------------------------------------------------
 

@@ -1,0 +1,40 @@
+"""Tasks that could have named what they made besides what they promised, and made nothing besides.
+
+Most calls of functions are such: their outputs name nothing, and go when nobody wants them. One
+that spawned, or put something, keeps that and its inputs, as a task does that mentions anything
+(see ADR 12).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ciel.core.arrivals import is_named_by_others
+from ciel.core.tasks import Mentions, TaskNode
+
+if TYPE_CHECKING:
+    from ciel.core.graph import TaskGraph
+
+
+def look(graph: TaskGraph, task: TaskNode) -> None:
+    """A task has ended: see whether it is bare."""
+    if task.spec.mentions is not Mentions.OWN or task.children or task.extras or task.is_bare:
+        return
+    task.is_bare = True
+    if is_named_by_others(graph, task):
+        return
+    for object_id in task.outputs:
+        node = graph.objects.nodes[object_id]
+        if node.producer is task:
+            node.holds -= 1
+            graph.drop_if_unused(object_id, node)
+
+
+def leave(graph: TaskGraph, task: TaskNode) -> None:
+    """A task may run again, and otherwise: if it was bare, it is not now."""
+    if not task.is_bare:
+        return
+    task.is_bare = False
+    if not is_named_by_others(graph, task):
+        for object_id in task.outputs:
+            graph.objects.nodes[object_id].holds += 1
