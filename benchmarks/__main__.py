@@ -211,7 +211,6 @@ PARTS = (
     ("python", "ray_fan_in_s"),
     ("python", "ray_kibibytes_per_s"),
     ("python", "ray_array_s"),
-    ("python", "pool_array_s"),
     ("python", "array_s"),
     ("python", "cold_array_s"),
     ("python", "small_pages_array_to_floor"),

@@ -14,11 +14,11 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, overload
 
 from ciel.client.client import Client as JobClient
 from ciel.core.events import Message, WatchJob
@@ -135,7 +135,15 @@ class Client(Shown, JobClient):
 
     # --- functions --------------------------------------------------------------------------------
 
-    def submit(self, function: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
+    @overload
+    def submit(
+        self, function: Callable[..., Coroutine[Any, Any, T]], /, *args: Any, **kwargs: Any
+    ) -> Future[T]: ...
+
+    @overload
+    def submit(self, function: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]: ...
+
+    def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """Make a task of a call, and return what stands for its result. Arguments may be, or hold
         at any depth, futures: the task runs when they are there and gets their values.
 
@@ -143,8 +151,7 @@ class Client(Shown, JobClient):
         ClientClosedError, ForkedError. A function made by `ciel.task` runs as that says.
         """
         called, options = split_task(function)
-        found: Future[T] = self.call(called, args, kwargs, options)
-        return found
+        return self.call(called, args, kwargs, options)
 
     def call(
         self,

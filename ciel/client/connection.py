@@ -322,7 +322,7 @@ class Connection:
         for record in records:
             message = decode(record, TO_CLIENT)
             if type(message) is Received:
-                self._take_confirmation(message.count)
+                self._take_confirmation(message.total)
             elif type(message) is not Heartbeat:
                 messages.append(message)
         if messages:

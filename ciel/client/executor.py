@@ -12,7 +12,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent import futures
-from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from ciel.client.changes import Condition
 from ciel.python.calls import Mapped
@@ -23,7 +23,6 @@ from ciel.python.tasks import USUAL, Options, Task, read_options, split_task
 if TYPE_CHECKING:
     from ciel.client import Client
 
-P = ParamSpec("P")
 R = TypeVar("R")
 
 _log: Final = logging.getLogger("concurrent.futures")  # where its own executors complain
@@ -76,7 +75,7 @@ class Executor(futures.Executor):
     def _broken(self) -> bool:
         return self._line.broken is not None
 
-    def submit(self, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> futures.Future[R]:
+    def submit(self, fn: Callable[..., R], /, *args: Any, **kwargs: Any) -> futures.Future[R]:
         """Have `fn(*args, **kwargs)` called, and return the future of its result. Raises
         RuntimeError after `shutdown`, InitializerError, and PackingError for what has no bytes.
         """

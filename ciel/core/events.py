@@ -298,7 +298,7 @@ class Received(NamedTuple):
     client and master, now and then. `Heartbeat` and this are not counted.
     """
 
-    count: int
+    total: int
 
 
 FromClient = (

@@ -150,7 +150,7 @@ class MasterService:
             elif type(message) is Received:
                 counted -= 1
                 if isinstance(session, ClientSession):
-                    if not session.take_confirmation(message.count):
+                    if not session.take_confirmation(message.total):
                         peer.refuse("this client confirms what was not said")
                         return
             else:

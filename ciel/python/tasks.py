@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, Final, Generic, NamedTuple, ParamSpec, TypeVar, overload
 
 from ciel.core.errors import CielError
@@ -24,6 +24,7 @@ from ciel.python.showing import Shown
 
 P = ParamSpec("P")
 R = TypeVar("R")
+V = TypeVar("V")
 
 RETURNS_MAX: Final = 10_000
 NAME_MAX_LENGTH: Final = 200
@@ -119,15 +120,22 @@ class Task(Shown, Generic[P, R]):
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         return self.function(*args, **kwargs)
 
-    def spawn(self, *args: Any, **kwargs: Any) -> Future[R]:
+    @overload
+    def spawn(
+        self: Task[P, Coroutine[Any, Any, V]], *args: Any, **kwargs: Any
+    ) -> Future[V]: ...
+
+    @overload
+    def spawn(self, *args: Any, **kwargs: Any) -> Future[R]: ...
+
+    def spawn(self, *args: Any, **kwargs: Any) -> Any:
         """Make a task of a call, and return what stands for its result: any argument may be, or
         hold, a future. With `returns`, a tuple of futures.
 
         In a task it becomes a child of that; elsewhere the innermost active client submits it
         (NoClientError when there is none). Raises PackingError for arguments that have no bytes.
         """
-        found: Future[R] = current().call(self, args, kwargs, self.task_options)
-        return found
+        return current().call(self, args, kwargs, self.task_options)
 
     def options(self, **options: Any) -> Task[P, R]:
         """Return the same function with some options changed; raises OptionError."""

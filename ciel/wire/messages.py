@@ -311,7 +311,7 @@ _FORMS: dict[type, Form] = {
         lambda m: ([list(m.levels), m.disk_waiting], b""),
         lambda f, p: StoresReported(_read_levels(f[0]), _count(f[1])),
     ),
-    Received: Form("received", lambda m: ([m.count], b""), lambda f, p: Received(_count(f[0]))),
+    Received: Form("received", lambda m: ([m.total], b""), lambda f, p: Received(_count(f[0]))),
     Heartbeat: Form("alive", lambda m: ([], b""), lambda f, p: Heartbeat()),
 }
 _BY_KIND: dict[str, tuple[type, Callable[[Fields, bytes], Any]]] = {

@@ -14,6 +14,7 @@ from collections.abc import Callable, Generator, Sequence
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
+from ciel.executors.programs.python_evaluator import shorten
 from ciel.python.inside import AWAY, DONE, HELD, RUNNING, Items, TaskFuture, Work
 
 if TYPE_CHECKING:
@@ -265,7 +266,10 @@ def _settled(evaluator: Evaluator, goal: Work) -> Generator[Any, Any, None]:
         if work.state is AWAY or (work.state is HELD and not evaluator.may_run(work)):
             yield from looping.request(work)
             continue
-        for need in evaluator.advance(work):
+        needed = evaluator.advance(work)
+        if shorten(stack):
+            continue
+        for need in needed:
             if need in stack or (need.state is RUNNING and need.step is None and not need.forward):
                 yield from looping.request(need)  # whoever runs it is below us
             else:

@@ -182,10 +182,10 @@ class Evaluator:
                     stack.pop()
                     continue
                 needed = self.advance(work)
-                if not needed:
+                if not needed or shorten(stack):
                     continue
                 for need in needed:
-                    if need.state is HELD and self.may_run(need):
+                    if (need.state is HELD and self.may_run(need)) or is_handed_on(need, stack):
                         stack.append(need)
                         break
                 else:
@@ -345,6 +345,25 @@ class Evaluator:
     def settle_away(self, work: Work, results: list[Result]) -> None:
         """Learn what became of a work that others did."""
         self._end(work, results)
+
+
+def shorten(stack: list[Work]) -> bool:
+    """Take a work from a list that has handed on what another one had handed on to it: so a loop of
+    works that hand on takes no more room with each. Return whether there was one.
+    """
+    if len(stack) < 2 or stack[-1].forward is None or stack[-1].options.returns != 1:
+        return False
+    before = stack[-2].forward
+    if before is None or before.found().work is not stack[-1]:
+        return False
+    heir = stack.pop().forward
+    stack[-1].forward = heir
+    return True
+
+
+def is_handed_on(work: Work, stack: Sequence[Work]) -> bool:
+    """Whether a work waits for nothing but what it has handed its result on to."""
+    return work.state is RUNNING and work.forward is not None and work not in stack
 
 
 def arguments_of(work: Work) -> tuple[Sequence[Any], dict[str, Any]]:

@@ -22,6 +22,7 @@ class Generating:
         self._items: Items | None = None
         self._awaited: TaskFuture[Any] | None = None
         self._home: Any = None
+        self._has_yielded = False
 
     def advance(self, evaluator: Evaluator, work: Work) -> Sequence[Work]:
         """Take it as far as it goes; return what it needs now."""
@@ -45,6 +46,7 @@ class Generating:
         except BaseException as error:  # whatever a function raises is its result
             evaluator.fail(work, error, 2)
         else:
+            self._has_yielded = True
             if type(given) is TaskFuture:
                 self._awaited = given
             elif self._put is not None:
@@ -64,4 +66,8 @@ class Generating:
 
     def _finish(self, evaluator: Evaluator, work: Work, value: Any) -> None:
         work.step = None
-        evaluator.take(work, value if self._items is None else self._items)
+        if self._items is not None:
+            value = self._items
+        elif value is None and not self._has_yielded:
+            value = Items()
+        evaluator.take(work, value)

@@ -1,7 +1,10 @@
 """A master to talk to that is nothing but a session on a real socket, in a thread."""
 
 import contextlib
+import gc
+import os
 import secrets
+import signal
 import socket
 import threading
 import time
@@ -97,7 +100,6 @@ class Acceptor:
                     self.say(*answers)
             self.reads.wait()
 
-
     def _welcome(self, session: Session, about: Mapping[str, Any]) -> None:
         self.hellos.append(dict(about))
         if "received" not in about:
@@ -108,7 +110,7 @@ class Acceptor:
             self._channel.sendall(session.data_to_send())
             self._channel.shutdown(socket.SHUT_RDWR)
             return
-        counted = [m for m in self.heard if not isinstance(m, Heartbeat | Received)]
+        counted: list[Message] = [m for m in self.heard if not isinstance(m, Heartbeat | Received)]
         if self.forgets:
             self.heard = counted = counted[: -self.forgets]
         again, self.sent = self.sent[about["received"] :], self.sent[: about["received"]]
@@ -136,3 +138,49 @@ def listener() -> Iterator[tuple[socket.socket, str]]:
     """A TCP listener, and its address."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         yield listener, f"127.0.0.1:{listener.getsockname()[1]}"
+
+
+INTERRUPTS = 150
+
+
+@pytest.fixture
+def interrupted() -> Callable[[Callable[[], object], float], int]:
+    """Take a step again and again, while interrupts come as they do by Ctrl-C, one each so many
+    seconds; return how many of them ended a step.
+    """
+
+    def take(step: Callable[[], object], each_s: float) -> int:
+        done = threading.Event()
+        armed = False
+        count = 0
+
+        def interrupt() -> None:
+            for _ in range(INTERRUPTS):
+                time.sleep(each_s)
+                os.kill(os.getpid(), signal.SIGUSR1)
+            done.set()
+
+        def stop(number: int, frame: object) -> None:
+            nonlocal armed
+            if armed:  # not while the last one is dealt with
+                armed = False
+                raise KeyboardInterrupt
+
+        gc.collect()
+        gc.disable()  # an interrupt in a finalizer is lost, and pytest would complain of it
+        former = signal.signal(signal.SIGUSR1, stop)
+        thread = threading.Thread(target=interrupt)
+        thread.start()
+        while not done.is_set():
+            try:
+                armed = True
+                step()
+                armed = False
+            except KeyboardInterrupt:
+                count += 1
+        thread.join()
+        signal.signal(signal.SIGUSR1, former)
+        gc.enable()
+        return count
+
+    return take

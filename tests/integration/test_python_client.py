@@ -57,7 +57,7 @@ def test_a_chain_of_three_hundred_calls_ends_where_it_should(client: ciel.Client
 def test_futures_in_lists_are_arguments(client: ciel.Client) -> None:
     parts = [client.submit(increment, n) for n in range(200)]
     assert client.submit(total, parts).result(60) == sum(range(1, 201))
-    nested = client.submit(dict, a=[parts[0], {"b": (parts[1],)}])
+    nested: ciel.Future[Any] = client.submit(dict, a=[parts[0], {"b": (parts[1],)}])
     assert nested.result(20) == {"a": [1, {"b": (2,)}]}
 
 
@@ -103,7 +103,7 @@ def test_map_keeps_the_order_and_raises_in_its_place(client: ciel.Client) -> Non
 
 
 def test_waiting_and_completing_are_those_of_the_standard_library(client: ciel.Client) -> None:
-    futures = [client.submit(increment, n) for n in range(20)]
+    futures: list[Any] = [client.submit(increment, n) for n in range(20)]
     assert {future.result() for future in client.as_completed(futures, 60)} == set(range(1, 21))
     done, others = client.wait(futures, 60)
     assert (len(done), others) == (20, set())

@@ -148,7 +148,7 @@ class DropsTooMuch(MasterMachine):
 
     def __init__(self, *, delegates: bool = True) -> None:
         super().__init__(delegates=delegates)
-        self.graph._drop_if_unused = self._drop_always  # type: ignore[method-assign]  # on purpose
+        self.graph.drop_if_unused = self._drop_always  # type: ignore[method-assign]  # on purpose
 
     def _drop_always(self, object_id: ObjectId, node: ObjectNode) -> None:
         node.holds = 0

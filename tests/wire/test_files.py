@@ -45,6 +45,22 @@ def test_neither_a_link_nor_a_pipe_is_followed(path: Path) -> None:
     os.close(fd)
 
 
+def test_a_file_that_loses_its_name_while_it_is_opened_is_not_it(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its memory may be another object's from then on."""
+    identity, fstat = file_identity(str(path)), os.fstat
+
+    def rename(fd: int) -> os.stat_result:
+        path.rename(path.with_name("kept"))
+        return fstat(fd)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fstat", rename)
+        found = open_identified(identity)
+    assert found is None
+
+
 def test_a_file_that_is_gone_has_no_identity(path: Path) -> None:
     path.unlink()
     assert file_identity(str(path)) == ""

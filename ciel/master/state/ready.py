@@ -131,11 +131,11 @@ class ReadyQueue:
 
     def _rank_of(self, task: TaskNode) -> int:
         """Return how many tasks stand at most between this one and those that read nothing: one
-        more than those have whose objects it reads. Children begin where their parent stands.
+        more than those have whose objects it reads, and than its parent.
         """
         tasks, objects = self._graph.tasks, self._graph.objects
         parent = tasks.get(task.spec.parent)
-        rank = parent.rank if parent is not None else 0
+        rank = parent.rank + 1 if parent is not None else 0
         for object_id in task.spec.inputs:
             node = objects.get(object_id)
             maker = None if node is None else node.producer

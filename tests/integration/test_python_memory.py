@@ -1,0 +1,131 @@
+"""Memory of arrays that are gone serves new ones, but for those that somebody still sees, wherever:
+in the program's own variables, or in the client.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import numpy as np
+import pytest
+
+import ciel
+
+MIB = 1 << 20
+COUNT = 4 * MIB // 8
+ROUNDS = 4
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ciel.Client]:
+    directory = tmp_path_factory.mktemp("memory")
+    with (
+        ciel.LocalCluster(
+            workers=1, slots=1, store="shm:capacity=128MiB", directory=directory
+        ) as cluster,
+        ciel.Client(cluster) as client,
+    ):
+        yield client
+
+
+def made(value: float) -> Any:
+    array = ciel.empty(COUNT, "float64")
+    array.fill(value)
+    return array
+
+
+def plain(value: float) -> Any:
+    return np.full(COUNT, value)
+
+
+def hold(array: Any) -> int:
+    vars(sys.modules["json"])["held_by_test"] = array
+    return os.getpid()
+
+
+def look() -> tuple[int, float, float]:
+    held = vars(sys.modules["json"])["held_by_test"]
+    return os.getpid(), float(held.min()), float(held.max())
+
+
+def end() -> None:
+    if "held_by_test" in vars(sys.modules["json"]):
+        os._exit(1)
+
+
+def files() -> dict[int, str]:
+    """The files of stores in memory that an array fits in, by inode."""
+    found = {}
+    for path in Path("/dev/shm").glob("ciel-*/**/*"):
+        try:
+            status = path.stat()
+        except OSError:
+            continue  # it has just gone
+        if path.is_file() and status.st_size >= COUNT * 8:
+            found[status.st_ino] = path.parent.name
+    return found
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline_s, "it did not come to be"
+        time.sleep(0.01)
+
+
+def inodes_of(client: ciel.Client, make: Callable[[float], Any]) -> list[int]:
+    """Make arrays one after the other, each when the last is gone; return which files they had."""
+    found = []
+    for number in range(ROUNDS):
+        before = {inode for inode, place in files().items() if place == "objects"}
+        array = client.submit(make, float(number))
+        ciel.wait([array])
+        found += [i for i, place in files().items() if place == "objects" and i not in before]
+        del array
+        client.submit(abs, 1).result()  # with which it is told that nobody wants the array
+        until(lambda: found[-1] not in files() or files()[found[-1]] != "objects")
+    return found
+
+
+@pytest.mark.parametrize("make", [made, plain])
+def test_an_array_lies_where_one_was(client: ciel.Client, make: Callable[[float], Any]) -> None:
+    found = inodes_of(client, make)
+    assert len(found) == ROUNDS
+    assert len(set(found)) == 1
+
+
+@pytest.mark.parametrize("make", [made, plain])
+def test_what_a_program_holds_stays_as_it_is_until_it_ends(
+    client: ciel.Client, make: Callable[[float], Any]
+) -> None:
+    array = client.submit(make, 42.0)
+    pid = client.submit(hold, array).result()
+    (inode,) = [inode for inode, place in files().items() if place == "objects"]
+    del array
+    client.submit(abs, 1).result()
+    until(lambda: files().get(inode) != "objects")
+    others = inodes_of(client, make)
+    assert inode not in others
+    assert client.submit(look).result() == (pid, 42.0, 42.0)
+    with pytest.raises(ciel.TaskKilledError):
+        client.submit(end).result()
+    assert inode in inodes_of(client, make)[:1] + others
+
+
+def test_what_the_client_holds_stays_as_it_is(client: ciel.Client) -> None:
+    array = client.submit(made, 42.0)
+    value = array.result()
+    (inode,) = [inode for inode, place in files().items() if place == "objects"]
+    del array
+    client.submit(abs, 1).result()
+    until(lambda: files().get(inode) != "objects")
+    assert inode not in inodes_of(client, made)
+    assert (value.min(), value.max()) == (42.0, 42.0)
