@@ -195,6 +195,7 @@ PARTS = (
     ("locks", "engine_share"),
     ("python", "no_ops_per_s"),
     ("python", "pool_no_ops_per_s"),
+    ("python", "pool_cpu_us"),
     ("python", "pool_map_per_s"),
     ("python", "joblib_map_per_s"),
     ("python", "pool_hop_us"),

@@ -165,7 +165,8 @@ class Calls(Results):
         if (future.waiting_call or self._to_want) and not self._client.is_delivering:
             self.flush()
         elif future.lot is not None and not future.lot.is_made and future.lot.id not in self._lots:
-            self._seek(future)
+            if not future.done():  # it may have been called off
+                self._seek(future)
 
     def flush(self) -> None:
         """Send all calls that wait."""

@@ -332,8 +332,12 @@ class Client:
             self._changed.notify_all()
         if self.is_delivered is not None:
             self._delivering.add(threading.get_ident())
-            self.is_delivered()
-            self._delivering.discard(threading.get_ident())
+            try:
+                self.is_delivered()
+            except SystemExit:
+                pass  # of somebody's callback, which ends no thread but its own
+            finally:
+                self._delivering.discard(threading.get_ident())
 
     def _pass_on(self, job_id: str, message: Message) -> None:
         if job := self._jobs.get(job_id):

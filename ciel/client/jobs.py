@@ -247,7 +247,7 @@ class Job(Shown):
         those of which we did.
         """
         with self._changed:
-            objects = [ref.id for ref in refs if ref.id in self._wanted]
+            objects = list(dict.fromkeys(ref.id for ref in refs if ref.id in self._wanted))
             for object_id in objects:
                 del self._wanted[object_id]
                 self._settled.pop(object_id, None)

@@ -122,10 +122,10 @@ class Host(Protocol):
 class TaskFuture(Future[T]):
     """A future within a task: the `place`-th outcome of a work."""
 
-    __slots__ = ("_host", "_value", "place", "work")
+    __slots__ = ("_value", "host", "place", "work")
 
     def __init__(self, host: Host, work: Work, place: int = 0) -> None:
-        self._host = host
+        self.host = host
         self.work = work
         self.place = place
         self._value: Any = _UNREAD
@@ -148,7 +148,7 @@ class TaskFuture(Future[T]):
     def wait(self) -> Result:
         """Wait for what becomes of it."""
         while (outcome := self.outcome()) is None:
-            self._host.settle((self.found().work,))
+            self.host.settle((self.found().work,))
         return outcome
 
     def result(self, timeout: float | None = None) -> T:
@@ -183,13 +183,13 @@ class TaskFuture(Future[T]):
         return unpack_error(outcome.payload)
 
     def done(self) -> bool:
-        return self.outcome() is not None or self._host.look(self.found().work)
+        return self.outcome() is not None or self.host.look(self.found().work)
 
     def running(self) -> bool:
         return self.found().work.state in (RUNNING, AWAY)
 
     def cancel(self) -> bool:
-        return self._host.call_off(self.found().work)
+        return self.host.call_off(self.found().work)
 
     def cancelled(self) -> bool:
         outcome = self.outcome()
@@ -205,7 +205,7 @@ class TaskFuture(Future[T]):
         )
 
     def __await__(self) -> Generator[Any, Any, T]:
-        return self._host.awaited(self)
+        return self.host.awaited(self)
 
     def __iter__(self) -> Iterator[Any]:
         value: Any = self.result()

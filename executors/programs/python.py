@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from ciel.executors.programs.python_bundle import Run
@@ -17,6 +18,8 @@ from ciel.python.packing import UnpackedError
 
 FUNCTIONS_MAX = 1000
 """Functions that are kept ready from task to task."""
+FRAME_SLOTS = 270_000
+"""Of 8 bytes, a little more than 2 MiB: Python takes 4 MiB for that, and touches none of it."""
 STACK_BYTES = 128 << 20
 """So much room there is for functions that wait above each other."""
 
@@ -53,6 +56,8 @@ class Program:
                 self.fail("BAD_ARGUMENTS", str(error))
             except LostInputError as error:
                 self.fail("MISSING_INPUT", str(error))
+            except Exception as error:  # what functions raise is an outcome: this is ours
+                self._fail_badly(error)
         self.clock.close()
 
     def add_places(self, places: tuple[str, ...]) -> None:
@@ -91,6 +96,15 @@ class Program:
         self.channel.tell("exit", {"keep_process": "may_keep"})
         self._leave(left)
 
+    def _fail_badly(self, error: Exception) -> None:
+        import traceback
+
+        told = "".join(traceback.format_exception(error))
+        self.fail(
+            "RUNTIME_ERROR", f"the program that runs calls has failed, by a bug of ciel:\n{told}"
+        )
+        self._leave("a program that has failed")
+
     def _close(self) -> str:
         """End what was there for the task; return what it has left behind."""
         self.clock.end()
@@ -122,4 +136,15 @@ def main() -> None:
         resource.setrlimit(resource.RLIMIT_STACK, (wanted, hard))
     for file in (sys.stdout, sys.stderr):
         file.reconfigure(line_buffering=True, errors="backslashreplace")  # type: ignore[union-attr]  # both are files
-    Program(connect()).serve()
+    _with_room(Program(connect()).serve)
+
+
+def _with_room(call: Callable[[], None]) -> None:
+    """Call something from a frame that is very large, as far as Python knows: what is called lies
+    behind it in one piece of memory. Pieces are small otherwise, and each is given back and taken
+    anew when a recursion goes out and in; that costs more than all else that a small work does.
+    """
+    call()
+
+
+_with_room.__code__ = _with_room.__code__.replace(co_stacksize=FRAME_SLOTS)

@@ -69,8 +69,8 @@ class Looping:
         self._look_s = LOOK_FIRST_S
 
     def run(self, goal: Work) -> None:
-        """Run the loop until a work is done, waiting for others where nothing else is left."""
-        while goal.state is not DONE:
+        """Run the loop until a coroutine has ended; wait for others where nothing else is left."""
+        while not _has_ended(goal):
             self._goal = goal
             outer = events._get_running_loop()
             events._set_running_loop(None)
@@ -82,7 +82,7 @@ class Looping:
                 events._set_running_loop(outer)
             self._answer()
             waited = [work for work, _ in self._requests]
-            if goal.state is not DONE and waited and not self._is_busy_otherwise():
+            if not _has_ended(goal) and waited and not self._is_busy_otherwise():
                 self._evaluator.sharing.wait(waited, any_one=True)
                 self._answer()
 
@@ -94,8 +94,8 @@ class Looping:
         return future
 
     def stop(self) -> None:
-        """Leave the loop: what it was run for may be there."""
-        if self.is_running:
+        """Leave the loop if what it was run for has ended."""
+        if self.is_running and self._goal is not None and _has_ended(self._goal):
             self.loop.stop()
 
     def _answer(self) -> None:
@@ -119,7 +119,7 @@ class Looping:
         self._has_timers = timeout is not None
         self._answer()
         goal = self._goal
-        if goal is None or goal.state is DONE:
+        if goal is None or _has_ended(goal):
             self.loop.stop()
             return 0
         if not self._requests:
@@ -163,6 +163,11 @@ class Looping:
             events._set_running_loop(outer)
 
 
+def _has_ended(work: Work) -> bool:
+    """Whether the coroutine of a work has ended, be it by handing its result on."""
+    return work.state is DONE or work.step is None
+
+
 class _InLoop:
     """Stands for where the works of a coroutine wait: its context knows."""
 
@@ -202,8 +207,6 @@ class Asynchronous:
             if self._work.state is not DONE:
                 self._work.step = None
                 self._evaluator.take(self._work, value)
-                if self._work.state is not DONE:  # it returned what is to be waited for
-                    await _Settled(self._evaluator, self._work)
         for waiter in self._waiters:
             if not waiter.done():
                 waiter.set_result(None)
@@ -229,17 +232,6 @@ async def _items_of(body: Any, put: Callable[[Any], None] | None) -> Any:
     async for item in body:
         keep(item)
     return items if put is None else None
-
-
-class _Settled:
-    """To be awaited: a work that is under way in this loop."""
-
-    def __init__(self, evaluator: Evaluator, work: Work) -> None:
-        self._evaluator = evaluator
-        self._work = work
-
-    def __await__(self) -> Generator[Any, Any, None]:
-        return _settled(self._evaluator, self._work)
 
 
 def awaited(evaluator: Evaluator, future: TaskFuture[Any]) -> Generator[Any, Any, Any]:

@@ -356,8 +356,9 @@ def shorten(stack: list[Work]) -> bool:
     before = stack[-2].forward
     if before is None or before.found().work is not stack[-1]:
         return False
-    heir = stack.pop().forward
-    stack[-1].forward = heir
+    shortened = stack.pop()
+    first = stack[-1]
+    first.forward, shortened.forward = shortened.forward, TaskFuture(before.host, first)
     return True
 
 

@@ -135,7 +135,7 @@ def test_what_came_is_confirmed_now_and_then(
     acceptor: Any, caller: Caller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     acceptor.say(*(Answer(number, None, "") for number in range(600)))
-    eventually(lambda: any(isinstance(m, Received) and m.count >= 256 for m in acceptor.heard))
+    eventually(lambda: any(isinstance(m, Received) and m.total >= 256 for m in acceptor.heard))
     monkeypatch.setattr(connection_module, "HEARTBEAT_INTERVAL_S", 0.05)
     acceptor.say(Answer(600, None, ""))
     eventually(lambda: Received(601) in acceptor.heard)

@@ -6,6 +6,7 @@ The functions here travel with their code: no program of a task can import this 
 from __future__ import annotations
 
 import os
+import resource
 import sys
 import threading
 import time
@@ -189,6 +190,18 @@ def test_waiting_within_each_other_has_no_limit(narrow: ciel.Client) -> None:
     assert narrow.submit(down_by_result, 250).result(WITHIN_S) == 250  # more than fit in a program
     assert narrow.submit(down_by_delegation, 5000).result(WITHIN_S) == 0
     assert narrow.submit(down_by_tasks, 5).result(WITHIN_S) == 5  # each a program that waits
+
+
+@ciel.task
+def memory_after(count: int) -> int:
+    if not count:
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+    return ciel.call(memory_after, count - 1)
+
+
+def test_a_loop_of_tasks_that_hand_on_takes_no_more_memory_with_each(narrow: ciel.Client) -> None:
+    few = narrow.submit(memory_after, 10).result(WITHIN_S)
+    assert narrow.submit(memory_after, 60_000).result(WITHIN_S) < few + (16 << 20)
 
 
 def test_tasks_that_hand_on_their_result_leave_no_program_waiting(narrow: ciel.Client) -> None:

@@ -148,7 +148,7 @@ def test_arguments_are_taken_as_they_are_when_the_call_is_made(client: ciel.Clie
     @ciel.task
     def parent() -> list[list[int]]:
         given: list[int] = []
-        children = []
+        children: list[ciel.Future[list[int]]] = []
         for number in range(3):
             given.append(number)
             children.append(ciel.spawn(list, given))

@@ -146,9 +146,7 @@ def test_what_is_seen_is_not_used_again_before_it_is_no_longer(
     assert segments.recycled == 1
 
 
-def test_another_process_may_map_it_until_it_is_killed(
-    store: ShmStore, segments: Segments
-) -> None:
+def test_another_process_may_map_it_until_it_is_killed(store: ShmStore, segments: Segments) -> None:
     content = put(store, "a")
     with store.open("a") as reader:
         path = reader.mapped_path
@@ -156,6 +154,7 @@ def test_another_process_may_map_it_until_it_is_killed(
     asked, ask = os.pipe()
 
     def look() -> None:
+        os.close(ask)  # so that it ends with us
         with open(path, "rb") as file:
             seen = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
         os.write(answers, b"m")
@@ -164,14 +163,16 @@ def test_another_process_may_map_it_until_it_is_killed(
         os.read(asked, 1)
 
     child = start_child(look)
-    assert os.read(mapped, 1) == b"m"
-    store.delete("a")
-    put(store, "b")
-    os.write(ask, b"?")
-    assert os.read(mapped, 1) == b"s"
-    assert segments.recycled == 0
-    os.kill(child, signal.SIGKILL)
-    assert exit_code(child) == -signal.SIGKILL
+    try:
+        assert os.read(mapped, 1) == b"m"
+        store.delete("a")
+        put(store, "b")
+        os.write(ask, b"?")
+        assert os.read(mapped, 1) == b"s"
+        assert segments.recycled == 0
+    finally:
+        os.kill(child, signal.SIGKILL)
+        assert exit_code(child) == -signal.SIGKILL
     put(store, "c")
     assert segments.recycled == 1
     for fd in (mapped, answers, asked, ask):
@@ -311,7 +312,7 @@ def test_a_file_is_looked_after_in_parts_and_may_be_taken_meanwhile(
     segments.when_kept = None
     put(store, "a")
     store.delete("a")
-    parts: list[tuple[int, int]] = []
+    parts: list[tuple[int, ...]] = []
     assert segments.settle(lambda fd, *part: parts.append(part), MIB)
 
     def take(fd: int, *part: int) -> None:

@@ -30,7 +30,9 @@ def test_another_file_of_the_same_name_is_not_it(path: Path) -> None:
     assert open_identified(identity) is None
 
 
-@pytest.mark.parametrize("identity", ["", "nonsense", "1:2:3:relative", "1:2:3:/no/such/file", "::::"])
+@pytest.mark.parametrize(
+    "identity", ["", "nonsense", "1:2:3:relative", "1:2:3:/no/such/file", "::::"]
+)
 def test_what_names_no_file_here_is_none(identity: str) -> None:
     assert open_identified(identity) is None
 
