@@ -9,6 +9,7 @@ ride along is read by whoever asks for it, or by a few threads where the outcome
 from __future__ import annotations
 
 import concurrent.futures
+import re
 import sys
 import threading
 import time
@@ -141,7 +142,7 @@ class Calls(Results):
         try:
             packed, taken = pack_with_futures((args, kwargs))
         except UnpackedError as error:
-            raise packing_error(f"the arguments of {found.name}", error) from None
+            raise packing_error(f"the arguments of {found.name}", _in_words(error)) from None
         found.tally.submitted += 1
         return WaitingCall(found, options, packed, taken)
 
@@ -436,6 +437,12 @@ class Calls(Results):
         for future in listed:
             self.expedite(future)
         return concurrent.futures.as_completed(listed, timeout)
+
+
+def _in_words(error: UnpackedError) -> UnpackedError:
+    """Say which argument is at fault, where it says at which place of (args, kwargs)."""
+    text = re.sub(r"^\[0\]\[(\d+)\]", lambda found: f"argument {int(found[1]) + 1}", str(error))
+    return UnpackedError(re.sub(r"^\[1\]\['(\w+)'\]", r"argument \1", text))
 
 
 class _Inputs:

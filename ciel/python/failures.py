@@ -78,6 +78,12 @@ class RemoteTraceback(Exception):
         return f'\n"""\n{self.text.rstrip()}\n"""'
 
 
+for _public in (
+    TaskError, TaskKilledError, TaskMemoryError, TaskTimeoutError, TaskCancelledError,
+    TaskLostError, PackingError, RemoteError, RemoteTraceback,
+):  # fmt: skip
+    _public.__module__ = "ciel"  # where users know them from
+
 _KINDS: Final[dict[str, type[TaskError]]] = {
     "MEMORY_LIMIT": TaskMemoryError,
     "TIMED_OUT": TaskTimeoutError,

@@ -121,9 +121,7 @@ class Task(Shown, Generic[P, R]):
         return self.function(*args, **kwargs)
 
     @overload
-    def spawn(
-        self: Task[P, Coroutine[Any, Any, V]], *args: Any, **kwargs: Any
-    ) -> Future[V]: ...
+    def spawn(self: Task[P, Coroutine[Any, Any, V]], *args: Any, **kwargs: Any) -> Future[V]: ...
 
     @overload
     def spawn(self, *args: Any, **kwargs: Any) -> Future[R]: ...
