@@ -80,6 +80,7 @@ class Client:
         self._answers: dict[int, Answer | None] = {}
         self._ask_count = 0
         self._lost: ClientError | None = None
+        self._workers = data.Connections()
         self.name = name
         self.is_delivered: Callable[[], None] | None = None
         """Called by the connection's thread after each delivery, holding no lock."""
@@ -117,6 +118,7 @@ class Client:
         try:
             self._connection.close()
         finally:
+            self._workers.close()
             self._close_cluster()
 
     # --- jobs -------------------------------------------------------------------------------------
@@ -230,13 +232,13 @@ class Client:
 
     def read_chunks(self, ref: Reference) -> Iterator[bytes]:
         """Yield an object's content in chunks; raises as `read`."""
-        return data.read_object(ref, self.location.key)
+        return data.read_object(ref, self.location.key, self._workers)
 
     def map_object(self, ref: Reference) -> mmap.mmap | None:
         """Return an object in memory, without a copy, if a worker of this host holds it in a file;
         what is written there nobody else sees.
         """
-        return data.map_object(ref, self.location.key)
+        return data.map_object(ref, self.location.key, self._workers)
 
     def upload(self, path: Path | str) -> Reference:
         """Bring a file to the workers, to be given to tasks; raises OSError, UploadError."""

@@ -16,7 +16,7 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import IO, TYPE_CHECKING, Any, Final
 
 from ciel.access.keys import Key, Role
@@ -49,6 +49,7 @@ if TYPE_CHECKING:
 
 CHUNK_BYTES: Final = 1 << 20
 _STALLED_S = 30.0  # without a byte, a holder is given up
+_KEPT_MAX = 4  # for each worker
 _REPLICAS = 2  # of an upload, which has no lineage
 _ANSWER_MAX_BYTES = 64 << 10
 
@@ -57,7 +58,58 @@ class _BadAnswer(Exception):
     """A worker answered, but not with what was asked for."""
 
 
-def read_object(ref: Reference, key: Key) -> Iterator[bytes]:
+class Connections:
+    """Connections to workers that are kept from one request to the next: to open one costs more
+    than a small object does. Usable from any thread.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._idle: dict[str, list[HTTPConnection]] = {}
+        self._is_closed = False
+
+    def ask(
+        self, netloc: str, method: str, target: str, headers: Callable[[], dict[str, str]]
+    ) -> tuple[HTTPConnection, HTTPResponse]:
+        """Send a request; return the connection, and the answer, of which nothing was read. One
+        that was kept may be closed by now: then the next is tried, with new headers.
+        """
+        from http.client import HTTPException
+
+        while True:
+            with self._lock:
+                idle = self._idle.get(netloc)
+                kept = idle.pop() if idle else None
+            connection = kept or _connect(netloc)
+            try:
+                connection.request(method, target, headers=headers())
+                return connection, connection.getresponse()
+            except (OSError, HTTPException):
+                connection.close()
+                if kept is None:
+                    raise
+
+    def done(self, netloc: str, connection: HTTPConnection, answer: HTTPResponse) -> None:
+        """Keep a connection whose answer was read to its end; close any other."""
+        if answer.isclosed() and not answer.will_close:
+            with self._lock:
+                idle = self._idle.setdefault(netloc, [])
+                if not self._is_closed and len(idle) < _KEPT_MAX:
+                    idle.append(connection)
+                    return
+        answer.close()
+        connection.close()
+
+    def close(self) -> None:
+        with self._lock:
+            self._is_closed = True
+            idle, self._idle = self._idle, {}
+        for connections in idle.values():
+            for connection in connections:
+                connection.close()
+
+
+def read_object(ref: Reference, key: Key, connections: Connections) -> Iterator[bytes]:
     """Yield an object's content in chunks of at most 1 MiB.
 
     Holders are tried one after the other; the next goes on where the last one broke off. Raises
@@ -72,7 +124,7 @@ def read_object(ref: Reference, key: Key) -> Iterator[bytes]:
     reasons: list[tuple[str, str]] = []
     for location in _in_order(ref):
         try:
-            for chunk in _download(location, ref.id, start, key):
+            for chunk in _download(location, ref.id, start, key, connections):
                 start += len(chunk)
                 yield chunk
             return
@@ -83,13 +135,13 @@ def read_object(ref: Reference, key: Key) -> Iterator[bytes]:
     raise ObjectUnreadableError(ref.id, reasons)
 
 
-def map_object(ref: Reference, key: Key) -> mmap.mmap | None:
+def map_object(ref: Reference, key: Key, connections: Connections) -> mmap.mmap | None:
     """Return an object that a worker of this host holds, mapped: what is written to it nobody else
     sees. None if there is none, or it is no file.
     """
     for location in _in_order(ref):
         try:
-            found = open_identified(_identity(location, ref.id, key))
+            found = open_identified(_identity(location, ref.id, key, connections))
         except Exception as error:
             if not _is_remote(error):
                 raise
@@ -104,14 +156,16 @@ def map_object(ref: Reference, key: Key) -> mmap.mmap | None:
     return None
 
 
-def _identity(netloc: str, object_id: str, key: Key) -> str:
+def _identity(netloc: str, object_id: str, key: Key, connections: Connections) -> str:
     target = f"/data/{object_id}"
-    with contextlib.closing(_connect(netloc)) as connection:
-        headers = {"Authorization": _ticket(key, "HEAD", netloc, target)}
-        connection.request("HEAD", target, headers=headers)
-        answer = connection.getresponse()
-        answer.read()
-        return (answer.getheader(FILE_HEADER) or "") if answer.status == 200 else ""
+
+    def headers() -> dict[str, str]:
+        return {"Authorization": _ticket(key, "HEAD", netloc, target)}
+
+    connection, answer = connections.ask(netloc, "HEAD", target, headers)
+    answer.read()
+    connections.done(netloc, connection, answer)
+    return (answer.getheader(FILE_HEADER) or "") if answer.status == 200 else ""
 
 
 def upload_id() -> ObjectId:
@@ -257,14 +311,17 @@ def _in_order(ref: Reference) -> list[str]:
     return places
 
 
-def _download(netloc: str, object_id: str, start: int, key: Key) -> Iterator[bytes]:
+def _download(
+    netloc: str, object_id: str, start: int, key: Key, connections: Connections
+) -> Iterator[bytes]:
     target = f"/data/{object_id}"
-    headers = {"Authorization": _ticket(key, "GET", netloc, target)}
-    if start:
-        headers["Range"] = f"bytes={start}-"
-    with contextlib.closing(_connect(netloc)) as connection:
-        connection.request("GET", target, headers=headers)
-        answer = connection.getresponse()
+
+    def headers() -> dict[str, str]:
+        said = {"Authorization": _ticket(key, "GET", netloc, target)}
+        return said | {"Range": f"bytes={start}-"} if start else said
+
+    connection, answer = connections.ask(netloc, "GET", target, headers)
+    try:
         if answer.status != (206 if start else 200):
             raise _refusal(answer)
         missing_bytes = answer.length
@@ -274,6 +331,8 @@ def _download(netloc: str, object_id: str, start: int, key: Key) -> Iterator[byt
             yield chunk
         if missing_bytes:
             raise _BadAnswer(f"it broke off, {missing_bytes} bytes before the end")
+    finally:
+        connections.done(netloc, connection, answer)
 
 
 def _upload(netloc: str, object_id: str, file: IO[bytes], size_bytes: int, key: Key) -> Reference:

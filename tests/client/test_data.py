@@ -1,9 +1,10 @@
+import contextlib
 import io
 import socket
 import threading
 import time
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from http.server import BaseHTTPRequestHandler, HTTPServer, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from ciel.access.errors import AccessDeniedError
 from ciel.access.keys import Key, Role
 from ciel.access.tickets import TicketGate
-from ciel.client.data import LogReader, read_object, upload_file
+from ciel.client.data import Connections, LogReader, read_object, upload_file
 from ciel.client.errors import (
     LogUnreadableError,
     ObjectUnreadableError,
@@ -110,7 +111,8 @@ def held(holders: list[Holder], content: bytes) -> Concrete:
 
 
 def read(ref: Reference, key: Key) -> bytes:
-    return b"".join(read_object(ref, key))
+    with contextlib.closing(Connections()) as connections:
+        return b"".join(read_object(ref, key, connections))
 
 
 def test_what_rides_in_the_reference_is_read_from_it(key: Key) -> None:
@@ -244,3 +246,34 @@ def test_who_waits_for_a_log_can_be_interrupted(key: Key) -> None:
         assert heard == [b""]
         connection.close()
         assert reader.read(wait=True) == b""  # nor does one that comes later
+
+
+def test_a_connection_is_kept_and_one_that_was_closed_meanwhile_is_replaced() -> None:
+    served: list[int] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            served.append(self.client_address[1])
+            self.send_response(200)
+            self.send_header("Content-Length", "5")
+            self.end_headers()
+            self.wfile.write(b"hello")
+            self.close_connection = len(served) == 2  # which nobody is told
+
+        def log_message(self, *arguments: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        server.daemon_threads = True
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        ref = Concrete(ObjectId("x"), 5, frozenset((f"127.0.0.1:{server.server_port}",)))
+        with contextlib.closing(Connections()) as connections:
+            for _ in range(4):
+                assert b"".join(read_object(ref, Key.new(), connections)) == b"hello"
+        server.shutdown()
+        thread.join()
+    assert len(served) == 4
+    assert served[0] == served[1] != served[2] == served[3]
