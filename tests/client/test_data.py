@@ -251,7 +251,7 @@ def test_who_waits_for_a_log_can_be_interrupted(key: Key) -> None:
 def test_a_connection_is_kept_and_one_that_was_closed_meanwhile_is_replaced() -> None:
     served: list[int] = []
 
-    class Handler(BaseHTTPRequestHandler):
+    class Served(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
         def do_GET(self) -> None:
@@ -265,7 +265,7 @@ def test_a_connection_is_kept_and_one_that_was_closed_meanwhile_is_replaced() ->
         def log_message(self, *arguments: object) -> None:
             pass
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Served) as server:
         server.daemon_threads = True
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()

@@ -285,7 +285,7 @@ with ciel.Client(cluster_options={"slots": 2}) as client:
             print("interrupted", flush=True)
     use(client, futures)
     assert [future.result(10) for future in futures[-30:]] == [2 * n for n in range(30)]
-    print("lost:", sum(not future.done() for future in futures), flush=True)
+    print("lost:", len(ciel.wait(futures, 20)[1]), flush=True)
 print("closed", flush=True)
 """
 

@@ -283,13 +283,12 @@ def test_what_is_read_below_is_loaded_back_when_there_is_room(
 def test_the_first_one_wins_wherever_it_lies(tiers: TieredStore, tmp_path: Path) -> None:
     fill(tiers, 16)
     until(lambda: places(tmp_path, "o0") == "l")
-    before = tiers.usage().reserved_bytes
     assert tiers.put("o0", content(0)).size_bytes == UNIT
     with pytest.raises(ObjectConflictError) as caught:
         tiers.put("o0", content(99))
     assert caught.value.refused_checksum == digest(content(99))
     assert tiers.get("o0") == content(0)
-    assert tiers.usage().reserved_bytes == before
+    until(lambda: tiers.usage().reserved_bytes == 0)  # others are being moved meanwhile
     path = tmp_path / "lower" / "objects" / "o0"
     path.chmod(0o600)
     path.write_bytes(b"damaged")
