@@ -17,7 +17,6 @@ import time
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, overload
 
 from ciel.client.client import Client as JobClient
@@ -92,14 +91,6 @@ class Client(Shown, JobClient):
         sessions.leave(self)
         sessions.enter(self)
         return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """Cancel what is not done, hang up, and end the cluster if it was started for us."""
