@@ -3,6 +3,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 STAMP := $(VENV)/.installed
 RUN := $(VENV)/bin
+LOADERS := executors/sdk/c/cso.c executors/sdk/c/sw_task.h executors/sdk/java/TaskLoader.java
 C_OF_SCC := $(wildcard scc/include/*.h scc/src/*.[ch] scc/tools/*.[ch] scc/fuse/*.[ch])
 
 .PHONY: deps dev demo test check check-deep bench appendix arrays check-fuse package clean format
@@ -14,7 +15,7 @@ deps:
 ifeq ($(CIEL_CI),1)
 $(STAMP): deps
 endif
-$(STAMP): pyproject.toml setup.py ciel/launch/launcher.c scc/build_ffi.py $(C_OF_SCC)
+$(STAMP): pyproject.toml setup.py ciel/launch/launcher.c $(LOADERS) scc/build_ffi.py $(C_OF_SCC)
 	@.ci/packages report
 	@echo "ciel: installing into $(VENV) (Python packages of pyproject.toml, and what is in C)"
 	@$(PYTHON) -m venv $(VENV)
@@ -38,7 +39,7 @@ check: dev
 	.ci/analyze-c
 
 bench: dev
-	@ONLY="$(ONLY)" $(RUN)/python -m benchmarks
+	@ONLY="$(ONLY)" RECORD="$(RECORD)" $(RUN)/python -m benchmarks
 
 # The scripts of the dissertation's appendices A, B and C at their own size: 5 GB of memory and disk, some minutes.
 appendix: dev
@@ -67,4 +68,4 @@ format: dev
 	$(RUN)/ruff format .
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info ciel/launch/ciel-launcher scc/bin scc/*.so .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) build dist *.egg-info ciel/launch/ciel-launcher executors/programs/ciel-cso executors/programs/ciel-java.jar scc/bin scc/*.so .pytest_cache .mypy_cache .ruff_cache

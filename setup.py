@@ -8,8 +8,10 @@ import copy
 import os
 import runpy
 import shlex
+import shutil
 import subprocess
 import tempfile
+import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -56,7 +58,25 @@ class BuildWithPrograms(build_py):
         home = Path("." if self.editable_mode else self.build_lib, "ciel/launch")
         home.mkdir(parents=True, exist_ok=True)
         run_compiler("-o", home / "ciel-launcher", "ciel/launch/launcher.c")
+        rooms = Path(".") if self.editable_mode else Path(self.build_lib, "ciel")
+        self.build_loaders(rooms / "executors/programs")
         self.build_tools()
+
+    def build_loaders(self, home):
+        """Build what loads tasks in C, and those in Java where there is a compiler for it; else
+        workers compile that one each time.
+        """
+        home.mkdir(parents=True, exist_ok=True)
+        run_compiler("-o", home / "ciel-cso", "executors/sdk/c/cso.c", "-ldl")
+        javac = shutil.which("javac")
+        if javac is None:
+            return
+        with tempfile.TemporaryDirectory() as classes:
+            source = "executors/sdk/java/TaskLoader.java"
+            subprocess.run([javac, "--release", "11", "-d", classes, source], check=True)
+            with zipfile.ZipFile(home / "ciel-java.jar", "w", zipfile.ZIP_DEFLATED) as jar:
+                for path in sorted(Path(classes).rglob("*.class")):
+                    jar.write(path, path.relative_to(classes))
 
     def build_tools(self):
         TOOLS_HOME.mkdir(exist_ok=True)
@@ -100,7 +120,7 @@ setup(
     package_data={
         "ciel": ["py.typed"],
         "ciel.launch": ["launcher.c"],
-        "ciel.executors.sdk": ["c/*"],
+        "ciel.executors.sdk": ["c/*", "java/*"],
         "ciel.skywriting": ["grammar.txt", "library/*.sw"],
     },
     exclude_package_data={

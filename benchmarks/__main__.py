@@ -2,7 +2,8 @@
 
 A figure that misses its goal is marked and does not fail the command: speed is watched here, and
 never in a timed unit test. Nor does a benchmark that cannot run here, such as that of the mount
-without libfuse. Say `make bench ONLY=graph` for one of them, and so for those that take minutes.
+without libfuse. Say `make bench ONLY=graph` for one of them, and so for those that take minutes;
+`RECORD="2026-11-22 streams"` writes down what came of it (`record.py`).
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+
+from benchmarks.record import keys, record
 
 
 @dataclass(frozen=True)
@@ -29,6 +32,12 @@ class Figure:
 
     def is_met(self, value: float) -> bool:
         return value <= self.goal if self.at_most else value >= self.goal
+
+    def cells(self, value: float) -> list[str]:
+        """Return what stands in its row: the goal, the value, and whether that meets it."""
+        goal = f"{'≤' if self.at_most else '≥'} {self.goal:,g} {self.unit}".rstrip()
+        here = f"{value:,.{self.digits}f} {self.unit}".rstrip()
+        return [goal, here, "met" if self.is_met(value) else "missed"]
 
 
 FIGURES = (
@@ -48,6 +57,12 @@ FIGURES = (
     Figure(
         "- beyond that of a process with nothing to do", "many", "own_pause_s", "s", 0.05, True, 3
     ),
+    Figure("looking at 10^6 tasks: others wait", "looking", "longest_wait_s", "s", 0.05, True, 3),
+    Figure("- beyond what they wait otherwise", "looking", "own_wait_s", "s", 0.05, True, 3),
+    Figure(
+        "memory of a finished task, once released", "released", "released_bytes", "B", 300, True, 0
+    ),
+    Figure("- of one of a removed job", "released", "removed_bytes", "B", 300, True, 0),
     Figure("no-op tasks in warm programs", "talkers", "tasks_per_s", "/s", 12_000, False, 0),
     Figure("- CPU a task, all processes", "talkers", "cpu_us_total", "us", 90, True),
     Figure("chain of 1,000 of them, a hop, delegated", "talkers", "hop_us_on", "us", 120, True, 0),
@@ -145,6 +160,13 @@ PARTS = (
     ("many", "list_all_s"),
     ("many", "idle_pause_s"),
     ("many", "bare_s"),
+    ("looking", "idle_wait_s"),
+    ("looking", "metrics_s"),
+    ("looking", "filled_per_s"),
+    ("looking", "filled_pause_s"),
+    ("released", "ended_bytes"),
+    ("released", "removed_job_bytes"),
+    ("released", "left_mib"),
     ("talkers", "cpu_us_worker"),
     ("talkers", "cpu_us_master"),
     ("talkers", "cpu_us_programs"),
@@ -252,11 +274,8 @@ def table(results: dict[str, dict[str, float]], show: Callable[[str], object]) -
     show("|---|---|---|---|")
     for figure in FIGURES:
         if figure.key in results.get(figure.benchmark, {}):  # a peer may not be installed
-            value = results[figure.benchmark][figure.key]
-            sign = "≤" if figure.at_most else "≥"
-            here = f"{value:,.{figure.digits}f} {figure.unit}"
-            met = "met" if figure.is_met(value) else "missed"
-            show(f"| {figure.text} | {sign} {figure.goal:,g} {figure.unit} | {here} | {met} |")
+            cells = figure.cells(results[figure.benchmark][figure.key])
+            show(f"| {' | '.join([figure.text, *cells])} |")
     parts = [
         f"{key} {results[name][key]:,.4g}" for name, key in PARTS if key in results.get(name, {})
     ]
@@ -270,7 +289,16 @@ def main() -> None:
     known = {figure.benchmark for figure in FIGURES} | {name for name, _ in PARTS}
     wanted = os.environ.get("ONLY", "").split() or sorted(known - ON_REQUEST)
     found = {name: run(name) for name in wanted}
-    table({name: values for name, values in found.items() if values is not None}, print)
+    results = {name: values for name, values in found.items() if values is not None}
+    table(results, print)
+    if column := os.environ.get("RECORD", ""):
+        order = keys(figure.text for figure in FIGURES)
+        rows = {
+            key: figure.cells(results[figure.benchmark][figure.key])
+            for key, figure in zip(order, FIGURES, strict=True)
+            if figure.key in results.get(figure.benchmark, {})
+        }
+        record(order, rows, column)
     if missing := [name for name, values in found.items() if values is None]:
         print(f"Not measured: {', '.join(missing)}.")
 

@@ -1,20 +1,28 @@
 """Reading the arguments of a task, with errors that name the key and what was expected.
 
 What all executors share that run an ordinary program is read here, into a `Program`:
-`command_line`, `files`, `env` and the options of ciel-interfaces, 6.1. Of those, `stream_output`
-lets the outputs be read while they grow, and `eager_fetch` has inputs be whole before the program
-begins; `store`, beyond the original, says whether they begin in `memory` or on `disk`, on a worker
-that has both. The others are checked, and have no effect, since what they ask for is so anyway or
-is never so: `pipe_output` and `single_consumer` (every reader reads the file that grows, no two
-programs are joined by a pipe), `stream_chunk_size` (readers are told of growth as it happens),
-`make_sweetheart` (it had none in the original either) and `debug_options` (`go_slow` waited three
-seconds before the start, `trace_io` noted the times of reading). Unknown keys are ignored, as
-scripts use them to tell equal tasks apart.
+`command_line`, `files`, `env` and the options of ciel-interfaces, 6.1:
+
+- `stream_output`, `pipe_output`: the outputs may be read while they grow. The second allowed the
+  original to keep no copy; here there always is one, so that a second reader, or one that comes
+  back, finds all of it (docs/adr/0038).
+- `eager_fetch`: inputs are whole before the program begins; else those that are still being made
+  are pipes, fed as they grow.
+- `stream_chunk_size`: such pipes are fed in pieces of that size, not as soon as there is anything.
+- `make_sweetheart`: inputs (one or a list) that are better read where the program ran than
+  elsewhere from then on.
+- `debug_options`: `go_slow` waits three seconds before the start; `trace_io` writes into the job's
+  log when the program had to wait for an input that grows.
+- `single_consumer` has no effect, as in the original.
+- `store`, beyond the original: whether outputs begin in `memory` or on `disk`, on a worker that has
+  both.
+
+Unknown keys are ignored, as scripts use them to tell equal tasks apart.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeGuard
 
 from ciel.core.ids import ObjectId
@@ -28,6 +36,9 @@ from ciel.execution.executor import (
     Task,
     store_level,
 )
+
+SLOW_S = 3.0
+"""How long `go_slow` waits."""
 
 
 def args_of(task: Task) -> dict[str, Any]:
@@ -67,48 +78,82 @@ def _wrong_count(executor: str, count: int, number: Any) -> str:
 
 def program_of(
     args: dict[str, Any],
+    argv: Sequence[str | InputPath] | None = None,
     *,
     stdin: tuple[ObjectId, ...] = (),
     stdout: int | None = None,
     lists: Mapping[str, tuple[InputPath | OutputPath, ...]] | None = None,
+    names: Sequence[str | InputPath | OutputPath] = (),
+    files: Mapping[str, ObjectId] | None = None,
 ) -> Program:
-    """Read what programs are asked for with, whichever executor runs them."""
+    """Read what programs are asked for with, whichever executor runs them. `argv`: what it runs, if
+    that is not said by `command_line`; `files`: those it adds, of its own.
+    """
     _check_options(args)
+    debugging = args.get("debug_options", ())
     return Program(
-        argv=_command_line(args),
+        argv=tuple(argv) if argv is not None else _command_line(args),
         stdin=stdin,
         stdout=stdout,
-        files=_files(args),
+        files={**_files(args), **(files or {})},
         env=_env(args),
         lists=lists or {},
-        streams=args.get("stream_output") is True,
+        streams=args.get("stream_output") is True or args.get("pipe_output") is True,
         whole=args.get("eager_fetch") is True,
         store=store_level(args.get("store")),
+        names=tuple(names),
+        preferred=_sweethearts(args),
+        delay_s=SLOW_S if "go_slow" in debugging else 0.0,
+        chunk_bytes=args.get("stream_chunk_size", 1),
+        traces="trace_io" in debugging,
     )
+
+
+def words_of(args: dict[str, Any], key: str) -> list[str | InputPath]:
+    """Return the words of a command line under `key`; references stand for paths."""
+    line = args.get(key, [])
+    if not isinstance(line, list):
+        raise BadArgumentsError(f"{key!r} must be a list of texts, numbers and references")
+    words: list[str | InputPath] = []
+    for number, item in enumerate(line):
+        if isinstance(item, str):
+            if "\0" in item:
+                raise BadArgumentsError(f"element {number} of {key!r} contains a NUL character")
+            words.append(item)
+        elif isinstance(item, int | float):
+            words.append(str(item))
+        elif isinstance(item, REFERENCE_TYPES):
+            words.append(InputPath(item.id))
+        else:
+            raise BadArgumentsError(
+                f"element {number} of {key!r} must be text, a number or a reference"
+            )
+    return words
+
+
+def required_text(args: dict[str, Any], key: str) -> str:
+    """Return the text under `key`, which is one word of a command line."""
+    text = args.get(key)
+    if not isinstance(text, str) or not text or "\0" in text:
+        raise BadArgumentsError(f"{key!r} must be a text, not {text!r:.40}")
+    return text
 
 
 def _command_line(args: dict[str, Any]) -> tuple[str | InputPath, ...]:
     line = args.get("command_line")
     if not isinstance(line, list) or not line:
         raise BadArgumentsError("'command_line' must be a list of a program and its arguments")
-    argv: list[str | InputPath] = []
-    for number, item in enumerate(line):
-        if isinstance(item, str):
-            if "\0" in item:
-                what = f"element {number} of 'command_line'"
-                raise BadArgumentsError(f"{what} contains a NUL character")
-            argv.append(item)
-        elif isinstance(item, int | float):
-            argv.append(str(item))
-        elif isinstance(item, REFERENCE_TYPES):
-            argv.append(InputPath(item.id, executable=number == 0))
-        else:
-            raise BadArgumentsError(
-                f"element {number} of 'command_line' must be text, a number or a reference"
-            )
-    if argv[0] == "":
+    first, *others = words_of(args, "command_line")
+    if first == "":
         raise BadArgumentsError("the program's name in 'command_line' is empty")
-    return tuple(argv)
+    if isinstance(first, InputPath):
+        first = first._replace(executable=True)
+    return (first, *others)
+
+
+def _sweethearts(args: dict[str, Any]) -> tuple[ObjectId, ...]:
+    refs = args.get("make_sweetheart", [])
+    return tuple([ref.id for ref in (refs if isinstance(refs, list) else [refs])])
 
 
 def _files(args: dict[str, Any]) -> dict[str, Any]:

@@ -11,9 +11,7 @@ from __future__ import annotations
 
 import sys
 from typing import Any, ClassVar
-from urllib.parse import urlsplit
 
-from ciel.core.errors import CielError
 from ciel.core.refs import Reference
 from ciel.execution.executor import (
     Action,
@@ -28,10 +26,9 @@ from ciel.execution.executor import (
 from ciel.executors.arguments import args_of, require_form_count, require_output_count
 from ciel.executors.proc import ProcExecutor
 from ciel.wire import codec
-from ciel.wire.errors import WireError
-from ciel.wire.references import from_array, to_json
+from ciel.wire.references import to_json
+from ciel.wire.sources import read_source
 
-_FETCHED = ("http", "https", "ftp", "file")
 _PROGRAM = Program((sys.executable, "-P", "-m", "ciel.executors.programs.grab"))
 
 
@@ -70,16 +67,6 @@ def _source(url: Any) -> str | Reference:
     if not isinstance(url, str):
         raise BadArgumentsError(f"'urls' contains {url!r:.80}, which is no text")
     try:
-        parts = urlsplit(url)
-        if parts.scheme == "swbs":
-            if parts.query or parts.fragment:
-                raise ValueError("the name of an object ends in its id")
-            return from_array(["c2", parts.path.removeprefix("/"), None, [parts.netloc]])
-    except (ValueError, CielError, WireError) as error:
-        raise BadArgumentsError(f"{url!r:.200} in 'urls' is wrong: {error}") from None
-    if parts.scheme not in _FETCHED:
-        known = ", ".join((*_FETCHED, "swbs"))
-        raise BadArgumentsError(f"{url!r:.200} in 'urls' is none of {known}")
-    if not parts.netloc and parts.scheme != "file":
-        raise BadArgumentsError(f"{url!r:.200} in 'urls' names no host")
-    return url
+        return read_source(url)
+    except ValueError as error:
+        raise BadArgumentsError(f"{url!r:.200} in 'urls' {error}") from None

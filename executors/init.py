@@ -22,6 +22,7 @@ from ciel.execution.executor import (
     Finish,
     Task,
     mentions_of,
+    output_count,
     simple_form,
 )
 from ciel.wire.descriptors import make_task
@@ -62,16 +63,22 @@ class InitExecutor(Executor):
 
 
 def _start_form(task: Task, handler: str) -> ChildForm:
-    """Return the form of the first task; an executor that only other workers have is taken for one
-    of the simple kind, and one that nobody has is refused by the master.
+    """Return the form of the first task; an executor that only other workers know is taken for one
+    of the simple kind. One that nobody has is refused by the master, whatever its arguments.
     """
     start_args = task.arguments.get("start_args", {})
     if not isinstance(start_args, dict):
         raise BadArgumentsError("'start_args' must be an object")
     executor = task.executors.get(handler)
     if executor is None:
-        return simple_form(handler, start_args)
-    form = executor.child_form(start_args)
+        if isinstance(start_args.get("args", {}), dict):
+            return simple_form(handler, start_args)
+        n_outputs = output_count(start_args.get("n_outputs", 1))
+        return ChildForm(start_args, n_outputs, memoise=False, as_list=True)
+    try:
+        form = executor.child_form(start_args)
+    except BadArgumentsError as error:
+        raise BadArgumentsError(str(error), handler) from None
     package = task.arguments.get("package_ref")
     if package is None or not executor.wants_package:
         return form

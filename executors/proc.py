@@ -46,7 +46,8 @@ from ciel.execution.outputs import BadCallError
 from ciel.wire import codec
 from ciel.wire.calls import Call
 from ciel.wire.errors import WireError
-from ciel.wire.references import from_json, to_json
+from ciel.wire.packages import find_entry
+from ciel.wire.references import to_json
 
 BACKLOG_MAX = 100_000
 """Calls that may wait behind one that takes time."""
@@ -82,9 +83,8 @@ class ProcExecutor(Executor):
             raise BadArgumentsError("'proc_pargs' must be a list, 'proc_kwargs' an object")
         said: dict[str, Any] = {"proc_pargs": pargs, "proc_kwargs": kwargs}
         store_level(arguments.get("store"))
-        fixed = arguments.get("fixed")
-        if isinstance(fixed, Fixed):
-            return Talk(Program(()), {"id": fixed.id} | said, self.name, fixed.id)
+        if (going_on := self.going_on(arguments, said)) is not None:
+            return going_on
         command = arguments.get("command")
         argv = command_line(command)
         if command is not None:
@@ -92,6 +92,13 @@ class ProcExecutor(Executor):
         words = [item if isinstance(item, str) else f"\0{item.object_id}" for item in argv]
         encoded = task.spec.payload if arguments.keys() == said.keys() else None
         return Talk(Program(argv), said, "\0".join([self.name, *words]), encoded=encoded)
+
+    def going_on(self, arguments: Mapping[str, Any], said: dict[str, Any]) -> Talk | None:
+        """Return how a task goes on in the process that waits for it, if it is one that does."""
+        fixed = arguments.get("fixed")
+        if not isinstance(fixed, Fixed):
+            return None
+        return Talk(Program(()), {"id": fixed.id} | said, self.name, fixed.id)
 
     def converse(self, attempt: Attempt, say: Callable[[str, Any], None]) -> Conversation:
         """Begin to answer the calls of a program that was told `start_task`."""
@@ -104,13 +111,18 @@ class ProcExecutor(Executor):
         command_line(keywords.get("command"))
         store_level(keywords.get("store"))
         arguments = {key: keywords[key] for key in _FORM_KEYS if keywords.get(key) is not None}
-        dependencies = extra_dependencies(keywords)
-        if dependencies:
-            arguments["extra_dependencies"] = dependencies
-        choice = any_dependencies(keywords)
-        if choice:
-            arguments["any_dependencies"] = choice
-        return ChildForm(arguments, n_outputs, memoise=False, as_list=False, any_of=tuple(choice))
+        return waiting_form(ChildForm(arguments, n_outputs, memoise=False, as_list=False), keywords)
+
+
+def waiting_form(form: ChildForm, keywords: Mapping[str, Any]) -> ChildForm:
+    """Return a form with what its task is to wait for beyond the references in its arguments."""
+    arguments = dict(form.arguments)
+    if dependencies := extra_dependencies(keywords):
+        arguments["extra_dependencies"] = dependencies
+    choice = any_dependencies(keywords)
+    if choice:
+        arguments["any_dependencies"] = choice
+    return form._replace(arguments=arguments, any_of=tuple(choice))
 
 
 def command_line(command: Any) -> tuple[str | InputPath, ...]:
@@ -286,7 +298,11 @@ class Conversation:
             return None
         if isinstance(found, Fixed):
             raise BadCallError(f"{found.id} stands for a process and has no content")
-        return found if type(found) in CONSUMABLE else None
+        if type(found) not in CONSUMABLE:
+            return None
+        if args.get("make_sweetheart") is True:
+            self._attempt.prefer(found)
+        return found
 
     def _wait_stream(self, args: dict[str, Any]) -> None:
         object_id = _required_text(args, "id")
@@ -314,11 +330,11 @@ class Conversation:
 
         def read(content: bytes) -> None:
             try:
-                entries = from_json(codec.decode(content))
+                entry = find_entry(content, key)
             except (WireError, CielError) as error:
                 self._fail(f"the package of its job cannot be read: {error}")
                 return
-            reply({"value": entries.get(key) if isinstance(entries, dict) else None})
+            reply({"value": entry})
 
         self._attempt.read(self._attempt.resolve(package), read)
 
@@ -458,7 +474,11 @@ def read_spawn(args: dict[str, Any]) -> tuple[str, Needs, dict[str, Any]]:
     keywords = {key: value for key, value in args.items() if key not in _UNUSED_KEYS}
     asked = {key: keywords.pop(key) for key in Needs._fields if key in keywords}
     for key, value in asked.items():
-        if type(value) is not int and not (key == "timeout_s" and type(value) is float):
+        if key == "retry_on":
+            if not isinstance(value, list) or not all(isinstance(kind, str) for kind in value):
+                raise BadCallError(f"'retry_on' must be a list of texts, not {value!r:.40}")
+            asked[key] = tuple(value)
+        elif type(value) is not int and not (key.endswith("_s") and type(value) is float):
             raise BadCallError(f"{key!r} must be a number, not {value!r:.40}")
     return executor, Needs(**asked), keywords
 

@@ -4,6 +4,8 @@ and that nothing of ours is left when it ends.
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import tempfile
 import threading
@@ -12,6 +14,7 @@ import uuid
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -20,6 +23,7 @@ from twisted.internet.threads import blockingCallFromThread
 from twisted.logger import ILogObserver, LogEvent, globalLogPublisher
 from zope.interface import implementer
 
+from ciel.cli.main import main
 from ciel.net.turns import use_monotonic_clock
 
 IS_CI = os.environ.get("CIEL_CI") == "1"
@@ -106,6 +110,29 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             return str(Path(file).parent) if file.startswith(WITH_CLUSTERS) else file
 
     return ByFile(config, log)
+
+
+# --- commands -------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def typed() -> Callable[..., tuple[int, str, str]]:
+    """Run a command of a home in this process, which is quicker; return its status, its output and
+    what it said.
+    """
+
+    def run(home: Any, *words: str | bytes) -> tuple[int, str, str]:
+        out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8", "backslashreplace") for _ in range(2))
+        with (
+            mock.patch.dict(os.environ, home.environ, clear=True), contextlib.chdir(home.path),
+            contextlib.redirect_stdout(out), contextlib.redirect_stderr(err),
+        ):  # fmt: skip
+            status = main([os.fsdecode(word) for word in words])
+        for stream in (out, err):
+            stream.seek(0)
+        return status, out.read(), err.read()
+
+    return run
 
 
 # --- nothing is left behind -----------------------------------------------------------------------

@@ -6,6 +6,8 @@ from typing import Final
 from ciel.access.places import normalise_host
 
 DEFAULT_PORT: Final = 8000
+TAKEN: Final = "another program already listens there"
+"""What is said of an address; of a port that was chosen here, another is tried then."""
 _URL = re.compile(r"(?:(https?)://)?(\[[^\[\]]+\]|[^\[\]:/]+)(?::(\d{1,5}))?/?", re.ASCII)
 _NAME = re.compile(r"(?!-)[a-z0-9_-]{1,63}(?:\.(?!-)[a-z0-9_-]{1,63})*\.?", re.ASCII)
 _NAME_MAX_LENGTH = 253

@@ -7,7 +7,7 @@ the last place to look, the access file of `ciel up`, and brings the key along.
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from ciel.access import access_file
 from ciel.access.access_file import AccessFile
@@ -23,6 +23,8 @@ from ciel.access.places import access_path, config_directory, current_path, norm
 
 NAMES: Final = ("master", "access")
 """Every setting: a flag `--NAME`, a variable `CIEL_NAME`, a key `NAME` in the file."""
+EXECUTORS: Final = "executors"
+"""The table of the file with a table for each executor that is set up, or made, there."""
 
 
 class Setting(NamedTuple):
@@ -31,6 +33,13 @@ class Setting(NamedTuple):
     value: str
     origin: str
     rank: int
+
+
+class ExecutorSetting(NamedTuple):
+    """What the configuration says of one executor, and where."""
+
+    options: Mapping[str, Any]
+    origin: str
 
 
 class MasterLocation(NamedTuple):
@@ -69,6 +78,13 @@ def config_path(environ: Mapping[str, str]) -> tuple[Path, bool]:
     if named := environ.get("CIEL_CONFIG"):
         return Path(named), True
     return config_directory(environ) / "config.toml", False
+
+
+def executor_settings(environ: Mapping[str, str]) -> dict[str, ExecutorSetting]:
+    """Return what the configuration says of executors, by name; raises `SettingsError`."""
+    path, required = config_path(environ)
+    text, found = _parse_config(path, required)
+    return _executor_tables(path, text, found.get(EXECUTORS, {}))
 
 
 def find_master(
@@ -143,23 +159,44 @@ def _read_named(access: Setting) -> AccessFile:
         raise AccessDeniedError(f"{access.origin} names {error.path}: no such file") from None
 
 
-def _read_config(path: Path, required: bool) -> dict[str, Setting]:
+def _parse_config(path: Path, required: bool) -> tuple[str, dict[str, Any]]:
+    """Return the text of the file, and what it sets; nothing if there is none."""
     try:
         text = path.read_text(encoding="utf-8")
     except (FileNotFoundError, NotADirectoryError):
         if required:
             raise SettingsError("CIEL_CONFIG", f"{path}: no such file") from None
-        return {}
+        return "", {}
     except (OSError, ValueError) as error:  # UTF-8 faults are ValueErrors
         raise SettingsError(str(path), str(error)) from None
     import tomllib  # five milliseconds, and most have no such file
 
     try:
-        found = tomllib.loads(text)
+        return text, tomllib.loads(text)
     except (ValueError, RecursionError) as error:
         raise SettingsError(str(path), str(error)) from None
+
+
+def _executor_tables(path: Path, text: str, tables: Any) -> dict[str, ExecutorSetting]:
+    what = f"{EXECUTORS} are tables: [{EXECUTORS}.NAME], then what is set, a line each"
+    if not isinstance(tables, dict):
+        raise SettingsError(f"{path} line {_line_of(text, EXECUTORS)}", what)
+    settings = {}
+    for name, options in tables.items():
+        origin = f"{path} line {_line_of(text, f'{EXECUTORS}.{name}')}"
+        if not isinstance(options, dict):
+            raise SettingsError(origin, what)
+        settings[name] = ExecutorSetting(options, origin)
+    return settings
+
+
+def _read_config(path: Path, required: bool) -> dict[str, Setting]:
+    text, found = _parse_config(path, required)
     settings = {}
     for name, value in found.items():
+        if name == EXECUTORS:
+            _executor_tables(path, text, value)  # only workers look at what is in them
+            continue
         origin = f"{path} line {_line_of(text, name)}"
         if name not in NAMES:
             raise SettingsError(origin, f"unknown setting {name!a}; known: {', '.join(NAMES)}")

@@ -4,6 +4,7 @@ again, remove them.
 
 from __future__ import annotations
 
+import sys
 import time
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
@@ -12,7 +13,15 @@ from typing import Any
 from ciel.cli.asking import chosen_jobs, elapsed_s, has_ended, job_json, list_jobs, master_now_s
 from ciel.cli.options import count, seconds
 from ciel.cli.outcome import OF_JOB_STATE, Status, say
-from ciel.cli.printing import duration, print_json, print_text, screen_width, table
+from ciel.cli.printing import (
+    Counts,
+    Progress,
+    duration,
+    print_json,
+    print_text,
+    screen_width,
+    table,
+)
 from ciel.cli.verbs import Verb, run_verb
 from ciel.client.client import Client
 from ciel.client.errors import QueryError
@@ -33,7 +42,7 @@ what has ended.
 
 def main(prog: str, words: Sequence[str]) -> int:
     """Do what the first word says."""
-    return run_verb("ciel job", "Looks at jobs, and acts on them.", _VERBS, words)
+    return run_verb("ciel job", "Looks at jobs, and acts on them.", VERBS, words)
 
 
 # --- list, info -----------------------------------------------------------------------------------
@@ -80,7 +89,8 @@ def _info(client: Client, args: Namespace) -> int:
     for place, chosen in enumerate(jobs):
         answer = client.ask("job", {"job": chosen.id})
         job = read_summary(answer["summary"])
-        failures = [_failure(fields) for fields in answer["failures"]]
+        names = answer["failed_tasks"]
+        failures = [_failure(*found) for found in zip(answer["failures"], names, strict=True)]
         if args.json:
             print_json(job_json(job, now_s) | {"open": answer["open"], "failures": failures})
         else:
@@ -88,10 +98,10 @@ def _info(client: Client, args: Namespace) -> int:
     return Status.DONE
 
 
-def _failure(fields: Any) -> dict[str, Any]:
+def _failure(fields: Any, name: str | None) -> dict[str, Any]:
     object_id, reason, details = from_json(fields)
     return {
-        "object": object_id, "reason": reason, "story": details_text(details)
+        "object": object_id, "task": name, "reason": reason, "story": details_text(details)
     }  # fmt: skip
 
 
@@ -99,18 +109,21 @@ def render_info(job: JobSummary, failures: Sequence[dict[str, Any]], now_s: floa
     """Lay out what is known of one job, with the stories of what failed."""
     counts = ", ".join(f"{n} {state}" for state, n in job.counts.items()) or "none"
     age = duration(now_s - job.created_at_s)
+    told = [failure for failure in failures if failure["reason"] != "CANCELLED"]
+    is_new = job.reason and not (told and job.state == str(JobState.FAILED))  # else the first tells
     lines = [
         f"job {job.number} ({job.id})" + (f": {visible(job.name)}" if job.name else ""),
-        f"state: {job.state}" + (f" ({_first_line(job.reason)})" if job.reason else ""),
+        f"state: {job.state}" + (f" ({_first_line(job.reason)})" if is_new else ""),
         f"tasks: {counts}",
         f"results: {_results(job, ' of ')}",
         f"time: {duration(elapsed_s(job, now_s))}, submitted {age} ago",
     ]
     if job.handed_over:
         lines[3] += f", {job.handed_over} of them handed over to the client and no longer kept"
-    for failure in failures:
+    for failure in told:
         story = [f"  {line}" for line in visible_text(failure["story"]).split("\n")]
-        lines += ["", f"{failure['object']} failed ({visible(failure['reason'])}):", *story]
+        maker = f"task {visible(failure['task'])}: " if failure["task"] else ""
+        lines += ["", f"{maker}{failure['object']} failed ({visible(failure['reason'])}):", *story]
     return "\n".join(lines)
 
 
@@ -133,7 +146,8 @@ def _wait_for(client: Client, jobs: Sequence[JobSummary], args: Namespace) -> in
     ended = []
     for job in jobs:
         left_s = None if deadline_s is None else max(0.0, deadline_s - time.monotonic())
-        ended.append(client.wait_for_job(job.id, left_s))
+        with _progress(client, job):
+            ended.append(client.wait_for_job(job.id, left_s))
     if args.json:
         _print_jobs(client, ended)
     statuses = [OF_JOB_STATE[job.state] for job in ended]
@@ -141,6 +155,15 @@ def _wait_for(client: Client, jobs: Sequence[JobSummary], args: Namespace) -> in
         if status != Status.DONE:
             say(f"job {job.number} is {job.state}" + (f": {job.reason}" if job.reason else ""))
     return max(statuses, default=Status.DONE)
+
+
+def _progress(client: Client, job: JobSummary) -> Progress:
+    """Show somebody at a terminal how far a job is that is waited for."""
+
+    def counts() -> Counts:
+        return Counts.of_states((client.last_news(job.id) or job).counts)
+
+    return Progress(f"job {job.number}", counts, quiet=not sys.stderr.isatty())
 
 
 def _cancel(client: Client, args: Namespace) -> int:
@@ -278,7 +301,7 @@ def _add_graph(parser: ArgumentParser) -> None:
     )
 
 
-_VERBS = {
+VERBS = {
     "list": Verb("list the newest jobs", _add_list, _list),
     "info": Verb("show how jobs stand, and why tasks failed", _add_jobs, _info, _SELECTORS),
     "wait": Verb("wait until jobs have ended; exits as they did", _add_wait, _wait, _SELECTORS),

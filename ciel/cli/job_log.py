@@ -32,8 +32,15 @@ Write = Callable[[_Part, list[bytes]], None]
 
 def print_log(client: Client, args: Namespace) -> int:
     """Print the log of each job, or follow them until all have ended; return the exit status."""
-    jobs = chosen_jobs(client, args.jobs)
-    lines = _Lines(_writer(args.json, several=len(jobs) > 1))
+    return print_lines(client, chosen_jobs(client, args.jobs), args)
+
+
+def print_lines(
+    client: Client, jobs: list[JobSummary], args: Namespace, tasks: Iterable[str] | None = None
+) -> int:
+    """Print the log of each job; of these tasks only, if they are named."""
+    write = _writer(args.json, several=len(jobs) > 1)
+    lines = _Lines(write if tasks is None else _only(tasks, write))
     if args.follow:
         _Following(client, lines).follow([job for job in jobs if not has_ended(job)])
         jobs = [job for job in jobs if has_ended(job)]
@@ -51,6 +58,17 @@ def follow(client: Client, job: JobSummary, show: Callable[[list[bytes]], None])
 
 def _parts(client: Client, job: JobSummary) -> list[_Part]:
     return [_Part(job, reader) for reader in client.log_readers(job.id)]
+
+
+def _only(tasks: Iterable[str], write: Write) -> Write:
+    """Write nothing but what tasks of such names said."""
+    beginnings = tuple([f"[{task}] ".encode() for task in tasks])
+
+    def write_some(part: _Part, lines: list[bytes]) -> None:
+        if found := [line for line in lines if line.startswith(beginnings)]:
+            write(part, found)
+
+    return write_some
 
 
 def _writer(as_json: bool, several: bool) -> Write:

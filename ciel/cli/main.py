@@ -13,14 +13,21 @@ COMMANDS = {
     "submit": ("submit", "run one program, or an array of them, as a job"),
     "run": ("run", "run a package file and print its result"),
     "sw": ("sw", "run, check or format a Skywriting script; alone: a prompt"),
+    "java": ("java", "run a Java class as a job"),
     "up": ("up", "start a local cluster in the background"),
     "down": ("up", "end the local cluster"),
     "status": ("status", "show the cluster, its workers and jobs"),
     "job": ("job", "list jobs, their output and logs; wait for, cancel, retry, remove them"),
     "task": ("task", "list a job's tasks, look at them, ask why they stand as they do"),
+    "object": ("object", "put files into the cluster; list, look at, get, remove objects"),
     "worker": ("workers", "list the workers"),
     "store": ("store", "show what the workers' stores hold and do"),
     "shmfs": ("shmfs", "show shared memory as a directory"),
+    "config": ("config", "show what is set, and where"),
+    "key": ("key", "print the key of a role, for programs that ask over HTTP"),
+    "doctor": ("doctor", "find what is wrong with an installation, and say what to do"),
+    "completion": ("completion", "print what completes commands in bash, zsh or fish"),
+    "man": ("man", "write the manual pages"),
 }
 _USAGE = "usage: ciel COMMAND [OPTION…] [ARG…]"
 

@@ -83,6 +83,11 @@ def parser() -> argparse.ArgumentParser:
         help="the access file (default: below the user's state directory)",
     )
     add("--new-key", action="store_true", help="make a new key even if there is one")
+    add(
+        "--open-healthz",
+        action="store_true",
+        help="let anybody ask /healthz whether this daemon lives",
+    )
     add_channel_options(parse)
     add("--log", metavar="FILE", help="log there (default: standard error)")
     add("--embedded", action="store_true", help=argparse.SUPPRESS)
@@ -119,7 +124,9 @@ class Master:
                 lost_after_s=CLIENT_LOST_AFTER_S, channels=channels,
             )  # fmt: skip
 
-        site, gate = master_site(reactor, key, service)
+        site, gate = master_site(
+            reactor, key, service, self.stop, open_healthz=options.open_healthz
+        )
         front = listen(reactor, options.listen, FrontDoorFactory(reactor, build, site))
         self._listeners.append(front)
         side = listen(reactor, f"unix:@{name}", ControlFactory(build))

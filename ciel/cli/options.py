@@ -15,7 +15,6 @@ from ciel.cli.outcome import UsageError, say
 from ciel.cli.parser import Parser, whole_number
 from ciel.client.client import Client
 from ciel.client.errors import NoMasterError
-from ciel.core.tasks import MEMORY_MAX_BYTES
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)?")
 _HELP_WIDTH = 78  # where there is no terminal
@@ -105,22 +104,6 @@ def _crash() -> str:
         return ""
     logs = current_path(os.environ).resolve().parent
     return f"the cluster at {gone.url} has crashed (process {gone.pid} is gone; logs in {logs})"
-
-
-def memory_size(text: str) -> int:
-    """Read an amount of memory such as `512MiB` or `8GiB` (an argparse type)."""
-    from ciel.storage.errors import StorageError  # which few commands need
-    from ciel.storage.specs import parse_size
-
-    try:
-        size_bytes = parse_size(text)
-    except StorageError:
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is not a size; write 8GiB, 512MiB or 1000000"
-        ) from None
-    if size_bytes > MEMORY_MAX_BYTES:
-        raise argparse.ArgumentTypeError(f"{text!r} is more than can be counted")
-    return size_bytes
 
 
 def seconds(text: str) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 
@@ -14,25 +14,44 @@ from ciel.cli.options import (
     connect_or_start,
     make_parser,
 )
-from ciel.cli.outcome import Status, UsageError, cancelling, say
+from ciel.cli.outcome import Status, cancelling, say
 from ciel.cli.printing import Progress, print_json
 from ciel.client.client import Client
+from ciel.client.errors import TaskFailedError
 from ciel.client.jobs import Job
-from ciel.client.packages import FileEntry, Package, decode_result, parse
+from ciel.client.package_entries import (
+    Brought,
+    Ready,
+    fetch,
+    look,
+    open_package,
+    require_makers,
+    upload,
+)
+from ciel.client.packages import Package, parse
+from ciel.client.templates import decode_result
 from ciel.core.naming import all_references
-from ciel.core.refs import Failure, Reference, Value
+from ciel.core.refs import Failure, Reference
 from ciel.wire import codec
+from ciel.wire.errors import RecordTooLargeError
 from ciel.wire.references import from_json, to_json
 
 _EPILOG = """\
 The words after PACKAGE are what `__args__` in it counts from 0. The result is printed as JSON:
 with a `result` template what that decodes (`noop` items as text), else references.
+
+  ciel run wordcount.pack *.txt
+  ciel run --out results render.pack       the template's `handle` items as results/0, results/1, …
 """
 
 
 def main(prog: str, words: Sequence[str]) -> int:
     """Run a package, wait, and print its result."""
     parser = make_parser("ciel run", "Run a package file and print its result.", _EPILOG)
+    parser.add_argument(
+        "--out", type=Path, metavar="DIR",
+        help="where `handle` items of the result are saved; their paths stand in for them",
+    )  # fmt: skip
     parser.add_argument("--quiet", action="store_true", help="show no progress")
     add_own_cluster_options(parser)
     add_cluster_options(parser)
@@ -40,46 +59,76 @@ def main(prog: str, words: Sequence[str]) -> int:
     # What follows is the package's own, even where it looks like an option of ours.
     parser.add_argument("words", metavar="ARG", nargs=argparse.REMAINDER)
     args = parser.parse_args(words)
-    package = _read(args.package, args.words)
-    for option in package.options:
+    file = open_package(args.package)
+    package = parse(file, os.environ, args.words, can_save=args.out is not None)
+    entries = look(file, package.entries)
+    if args.out is not None:
+        args.out.mkdir(parents=True, exist_ok=True)
+    for option in package.options.idle:
         say(f"{args.package}: the option {option!r} has no effect here")
     with closing(connect_or_start(args, "ciel run")) as client:
-        references = {key: _bring(client, entry) for key, entry in package.entries.items()}
-        job = client.job(args.package.name)
-        with cancelling(client, job), Progress.of_job(job, quiet=args.quiet):
-            value = _run(job, package, references)
+        value = _run(client, package, entries, args)
         print_json(to_json(value))
     return Status.DONE
 
 
-def _read(path: Path, words: Sequence[str]) -> Package:
+def _run(
+    client: Client, package: Package, entries: Mapping[str, Ready], args: argparse.Namespace
+) -> object:
+    require_makers(client, package)
+    brought = upload(client, entries)
+    job = client.job(args.package.name, scheduling=package.options.scheduling)
+    with cancelling(client, job), Progress.of_job(job, quiet=args.quiet):
+        try:
+            brought = fetch(client, job, entries, brought)
+            output = _start(job, package, brought)
+            listing = from_json(codec.decode(job.read(output)))
+            _raise_failures(job, listing)
+            save = _Saved(client, job, args.out) if args.out is not None else None
+            value = decode_result(package.result, listing, job.read, save)
+            _raise_failures(job, value)
+        except TaskFailedError:
+            job.close()  # it ends as failed, and may be retried; nobody has cancelled it
+            job.wait()
+            raise
+        job.close()
+        job.wait()
+    return value
+
+
+def _start(job: Job, package: Package, brought: Brought) -> Reference:
+    start_args = package.start_args(brought.package)
     try:
-        text = path.read_text(encoding="utf-8")
-    except UnicodeDecodeError:
-        raise UsageError(f"{path}: not UTF-8") from None
-    except OSError as error:
-        raise UsageError(f"{path}: {error.strerror}") from None
-    package = parse(text, path, os.environ, words)
-    for key, entry in package.entries.items():
-        if isinstance(entry, FileEntry) and not entry.path.is_file():
-            raise UsageError(f"{path}: package.{key}: there is no file {entry.path}")
-    return package
+        return job.start_package(package.handler, start_args, brought.package, brought.pieces)
+    except RecordTooLargeError as error:
+        reason = f"too much for one task: {error}; name files by one index of them"
+        raise package.file.error(("start", "args"), reason) from None
 
 
-def _bring(client: Client, entry: FileEntry | Reference) -> Reference:
-    return client.upload(entry.path) if isinstance(entry, FileEntry) else entry
-
-
-def _run(job: Job, package: Package, references: dict[str, Reference]) -> object:
-    def fetch(ref: Reference) -> bytes:
-        return ref.content if isinstance(ref, Value) else job.read(ref)
-
-    output = job.start_package(package.handler, package.start_args(references), references)
-    listing = from_json(codec.decode(job.read(output)))
-    value = decode_result(package.result, listing, fetch)
+def _raise_failures(job: Job, value: object) -> None:
+    """Raise the story of the first failed reference: with one in its results, a job has failed."""
     for ref in all_references(value):
         if isinstance(ref, Failure):
-            job.result(ref)  # raises its story: a job with an error among its results has failed
-    job.close()
-    job.wait()
-    return value
+            job.result(ref)
+
+
+class _Saved:
+    """Saves objects as `DIR/0`, `DIR/1`, …, in the order in which they are asked for."""
+
+    def __init__(self, client: Client, job: Job, directory: Path) -> None:
+        self._client = client
+        self._job = job
+        self._directory = directory
+        self._count = 0
+
+    def __call__(self, ref: Reference) -> str:
+        path = self._directory / str(self._count)
+        self._count += 1
+
+        def write(found: Reference) -> None:
+            with path.open("wb") as file:
+                for chunk in self._client.read_chunks(found):
+                    file.write(chunk)
+
+        self._job.read_by(write, ref)
+        return str(path)

@@ -20,6 +20,7 @@ LAST: Final = "last"
 _NUMBERS = re.compile(r"(\d{1,9})(?:-(\d{1,9})(?::(\d{1,9}))?)?", re.ASCII)
 _LIKE_NUMBERS = re.compile(r"[\d:]*-[\d:-]*", re.ASCII)
 _ID = re.compile(r"\w[\w.-]{0,127}", re.ASCII)
+_SHOWN_MAX_LENGTH = 80
 
 
 class SelectorError(UsageError):
@@ -27,7 +28,7 @@ class SelectorError(UsageError):
 
     def __init__(self, text: str, reason: str) -> None:
         self.text = text
-        super().__init__(f"{text!r} {reason}")
+        super().__init__(f"{text[:_SHOWN_MAX_LENGTH]!r} {reason}")
 
 
 JobTerm = range | str

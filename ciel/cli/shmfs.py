@@ -25,14 +25,14 @@ _PACKAGES = "on Debian: apt install fuse3 libfuse3-dev pkg-config"
 def main(prog: str, words: Sequence[str]) -> int:
     """Do what the first word says."""
     verb = words[0] if words else ""
-    if verb in _VERBS:
-        summary, add_arguments, act = _VERBS[verb]
+    if verb in VERBS:
+        summary, add_arguments, act = VERBS[verb]
         parser = make_parser(f"ciel shmfs {verb}", f"{summary.capitalize()}.")
         add_arguments(parser)
         return act(parser.parse_args(words[1:]))
     if verb not in ("", "-h", "--help", "help"):
         raise UsageError(f"there is no ciel shmfs {verb}; ciel shmfs --help lists what there is")
-    rows = [f"  {name:9}{summary}" for name, (summary, _, _) in _VERBS.items()]
+    rows = [f"  {name:9}{summary}" for name, (summary, _, _) in VERBS.items()]
     text = ["usage: ciel shmfs VERB [OPTION…] DIR", "", _ABOUT, "", *rows]
     print("\n".join(text), file=sys.stdout if verb else sys.stderr)
     return Status.DONE if verb else Status.USAGE
@@ -102,7 +102,7 @@ def _program() -> str:
     return found
 
 
-_VERBS = {
+VERBS = {
     "mount": ("show shared memory as a directory", _add_mount, _mount),
     "unmount": ("take the directory away", _add_unmount, _unmount),
 }

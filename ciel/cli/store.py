@@ -23,7 +23,7 @@ wait for that worker's disks. --json has bytes as numbers.
 
 def main(prog: str, words: Sequence[str]) -> int:
     """Do what the first word says."""
-    return run_verb("ciel store", "Looks at the workers' stores.", _VERBS, words)
+    return run_verb("ciel store", "Looks at the workers' stores.", VERBS, words)
 
 
 def _stats(client: Client, args: Namespace) -> int:
@@ -72,4 +72,4 @@ def _add_nothing(parser: ArgumentParser) -> None:
     pass
 
 
-_VERBS = {"stats": Verb("show what stores hold and do", _add_nothing, _stats, _STATS)}
+VERBS = {"stats": Verb("show what stores hold and do", _add_nothing, _stats, _STATS)}

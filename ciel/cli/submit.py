@@ -19,13 +19,12 @@ from ciel.cli.options import (
     connect,
     connect_or_start,
     make_parser,
-    memory_size,
     require_text,
     seconds,
 )
 from ciel.cli.outcome import OF_JOB_STATE, Status, UsageError, cancelling
 from ciel.cli.outputs import Outputs
-from ciel.cli.parser import whole_number
+from ciel.cli.parser import memory_size, whole_number
 from ciel.cli.printing import Counts, Progress
 from ciel.client.arrays import Array
 from ciel.client.client import Client
@@ -33,11 +32,26 @@ from ciel.client.errors import JobEndedError
 from ciel.client.jobs import Job
 from ciel.core.jobs import JOB_NAME_MAX_LENGTH
 from ciel.core.refs import Future, Reference
-from ciel.core.tasks import RETRIES_MAX, SLOTS_MAX, TIMEOUT_MAX_S, Needs, TaskState
+from ciel.core.scheduling import LOCALITY, POLICIES, read_scheduling
+from ciel.core.tasks import (
+    PRIORITY_MAX,
+    PRIORITY_MIN,
+    RETRIES_MAX,
+    RETRY_DELAY_MAX_S,
+    SLOTS_MAX,
+    TIMEOUT_MAX_S,
+    Needs,
+    TaskState,
+)
 from ciel.storage.interface import LEVELS
 
 _RANGE = re.compile(r"(\d{1,18})(?:-(\d{1,18}))?(?::(\d{1,18}))?")
 ELEMENTS_MAX = 10_000_000
+_KINDS = (
+    "RUNTIME_EXCEPTION", "TIMED_OUT", "MEMORY_LIMIT", "NO_SPACE", "PROGRAM_NOT_STARTED",
+    "WORKER_FAULT",
+)  # fmt: skip
+"""The failures of an ordinary program that another attempt may mend."""
 
 _EPILOG = """\
 PROGRAM with a slash is a path from here; otherwise it is sought in the worker's PATH. There is no
@@ -67,8 +81,12 @@ def main(prog: str, words: Sequence[str]) -> int:
     name = args.name or os.path.basename(argv[0])
     client = connect(args, "ciel submit") if args.detach else connect_or_start(args, "ciel submit")
     with closing(client):
-        sent = {name: client.upload(path) for name, path in files.items()}
-        job = client.job(name[:JOB_NAME_MAX_LENGTH], detached=args.detach, store=args.store)
+        sent = _objects(client, args.objects, files)
+        sent |= {name: client.upload(path) for name, path in files.items()}
+        job = client.job(
+            name[:JOB_NAME_MAX_LENGTH], detached=args.detach, keep=args.keep, store=args.store,
+            scheduling=read_scheduling(args.policy),
+        )  # fmt: skip
         with cancelling(client, job):
             run = _adder(job, elements, args, Template(argv), sent, env)
             array = Array(client, job, elements, run, in_order=args.json or args.out is None)
@@ -111,8 +129,9 @@ def _adder(
 ) -> Callable[[Element], Future]:
     """Return how to add the task of an element."""
     needs = Needs(
-        slots=args.slots, memory_bytes=args.memory, timeout_s=args.timeout, retries=args.retries
-    )
+        slots=args.slots, memory_bytes=args.memory, priority=args.priority, timeout_s=args.timeout,
+        retries=args.retries, retry_on=args.retry_on, retry_delay_s=args.retry_delay,
+    )  # fmt: skip
 
     def run(element: Element) -> Future:
         try:
@@ -139,17 +158,7 @@ def _parse(words: Sequence[str]) -> argparse.Namespace:
     array.add_argument(
         "--each-line", metavar="FILE", help="one run for each line (- is standard input)"
     )
-    parser.add_argument(
-        "--in", dest="inputs", metavar="FILE", action="append", default=[], type=Path,
-        help="send a file along, into the directory where the program runs (repeat)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--out", metavar="DIR", type=Path, help="write outputs to DIR/N instead of printing them"
-    )
-    parser.add_argument(
-        "--env", metavar="NAME=VALUE", action="append", default=[],
-        help="set a variable; NAME alone takes ours (repeat)",
-    )  # fmt: skip
+    _add_surroundings(parser)
     parser.add_argument("--name", metavar="TEXT", help="what to call the job")
     parser.add_argument(
         "--slots", type=whole_number(1, SLOTS_MAX), default=1, metavar="N",
@@ -157,14 +166,33 @@ def _parse(words: Sequence[str]) -> argparse.Namespace:
     )  # fmt: skip
     parser.add_argument(
         "--memory", type=memory_size, default=0, metavar="SIZE",
-        help="end a run that takes more memory of its own than 512MiB, 8GiB",
+        help="have so much kept free for each run; end one that takes more of its own (512MiB)",
     )  # fmt: skip
+    parser.add_argument(
+        "--priority", type=_priority, default=0, metavar="N",
+        help="runs of a higher one start first, also before those of other jobs (-1000 to 1000)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--policy", choices=POLICIES, default=LOCALITY,
+        help="how runs are spread over workers (default %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--keep", action="store_true", help="keep all that is made until the job is removed"
+    )
     parser.add_argument(
         "--timeout", type=_timeout, default=0.0, metavar="TIME", help="end a run after 90s, 10m, 2h"
     )
     parser.add_argument(
         "--retries", type=whole_number(0, RETRIES_MAX), default=0, metavar="N",
         help="run a failed one again, so often",
+    )  # fmt: skip
+    parser.add_argument(
+        "--retry-on", type=_kinds, default=(), metavar="KIND,…",
+        help="only after such failures: " + ", ".join(_KINDS),
+    )  # fmt: skip
+    parser.add_argument(
+        "--retry-delay", type=_retry_delay, default=0.0, metavar="TIME",
+        help="before the first time; then twice as long each time, up to 30s",
     )  # fmt: skip
     parser.add_argument(
         "--store", choices=LEVELS, default="",
@@ -182,6 +210,53 @@ def _parse(words: Sequence[str]) -> argparse.Namespace:
     if args.detach and args.out is not None:
         parser.error("--out needs somebody who waits for the outputs; leave --detach away")
     return args
+
+
+def _add_surroundings(parser: argparse.ArgumentParser) -> None:
+    """Add what says which files and variables a program has, and where its output goes."""
+    parser.add_argument(
+        "--in", dest="inputs", metavar="FILE", action="append", default=[], type=Path,
+        help="send a file along, into the directory where the program runs (repeat)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--object", dest="objects", metavar="NAME=OBJECT", action="append", default=[],
+        help="have an object there as a file, see `ciel object` (repeat)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--out", metavar="DIR", type=Path, help="write outputs to DIR/N instead of printing them"
+    )
+    parser.add_argument(
+        "--env", metavar="NAME=VALUE", action="append", default=[],
+        help="set a variable; NAME alone takes ours (repeat)",
+    )  # fmt: skip
+
+
+def _priority(text: str) -> int:
+    try:
+        number = int(text)
+    except ValueError:
+        number = PRIORITY_MAX + 1
+    if not PRIORITY_MIN <= number <= PRIORITY_MAX:
+        raise argparse.ArgumentTypeError(
+            f"{text[:40]!r} is not a number from {PRIORITY_MIN} to {PRIORITY_MAX}"
+        )
+    return number
+
+
+def _kinds(text: str) -> tuple[str, ...]:
+    kinds = tuple(text.split(","))
+    for kind in kinds:
+        if kind not in _KINDS:
+            known = ", ".join(_KINDS)
+            raise argparse.ArgumentTypeError(f"{kind[:40]!r} is none of the kinds {known}")
+    return kinds
+
+
+def _retry_delay(text: str) -> float:
+    delay_s = seconds(text)
+    if delay_s > RETRY_DELAY_MAX_S:
+        raise argparse.ArgumentTypeError(f"{text!r} is more than a day")
+    return delay_s
 
 
 def number_range(text: str) -> range:
@@ -232,6 +307,23 @@ def _make_directory(out: Path) -> None:
     except OSError as error:
         reason = "it is no directory" if isinstance(error, FileExistsError) else error.strerror
         raise UsageError(f"--out {out}: {reason}") from None
+
+
+def _objects(
+    client: Client, given: Sequence[str], files: Mapping[str, Path]
+) -> dict[str, Reference]:
+    """Find what the workers have already, by the names that programs are to see."""
+    found: dict[str, Reference] = {}
+    for assignment in given:
+        from ciel.cli.object import content_of, find_object  # few ask for one
+
+        name, _, text = assignment.partition("=")
+        if not (name and text) or "/" in name or name in (".", ".."):
+            raise UsageError(f"--object {assignment}: expected NAME=OBJECT, NAME of a file")
+        if name in files or name in found:
+            raise UsageError(f"--object {assignment}: another file has that name")
+        found[name] = content_of(find_object(client, text))
+    return found
 
 
 def _files(paths: Sequence[Path]) -> dict[str, Path]:

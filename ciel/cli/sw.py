@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-_VERBS = ("check", "fmt")
+VERBS = ("check", "fmt")
 
 
 def main(prog: str, words: Sequence[str]) -> int:
     """Do what the first word says; a file of that name is `./check`."""
     verb = words[0] if words else ""
-    if verb in _VERBS:
+    if verb in VERBS:
         from ciel.cli.sw_check import main as look_through
 
         return look_through(f"ciel sw {verb}", words[1:])

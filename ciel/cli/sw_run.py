@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ciel.cli.detaching import tell_detached
 from ciel.cli.options import (
@@ -30,11 +31,14 @@ from ciel.client.jobs import Job
 from ciel.client.scripts import Scripts, Surroundings
 from ciel.core.errors import CielError
 from ciel.core.naming import all_references
-from ciel.core.refs import Failure, Reference
+from ciel.core.refs import Failure
 from ciel.execution.environment import inherited
 from ciel.wire import codec
 from ciel.wire.errors import WireError
 from ciel.wire.references import from_json
+
+if TYPE_CHECKING:
+    from ciel.client.package_entries import Ready
 
 _EPILOG = """\
 SCRIPT is a file, or - for standard input. Options come before it; all words after it are the
@@ -115,21 +119,26 @@ def surrounded(
     prog: str,
     name: str,
     argv: Sequence[str] = (),
-    entries: Mapping[str, Path | Reference] | None = None,
+    entries: Mapping[str, Ready] | None = None,
 ) -> Iterator[tuple[Client, Job, Surroundings]]:
     """Connect, or start a cluster; send `entries` and those of -p along, and begin a job."""
     env = variables(args.variables, os.environ, whole=args.env)
     for number, word in enumerate(argv, 1):
         require_text(f"argument {number}", word)
     require_text("--name", name)
-    brought = {**(entries or {}), **_package_files(args.package)}
+    entries = {**(entries or {}), **_package_files(args.package)}
     with closing((connect if args.detach else connect_or_start)(args, prog)) as client:
-        package = {
-            key: client.upload(entry) if isinstance(entry, Path) else entry
-            for key, entry in brought.items()
-        }
+        if not entries:
+            job = client.job(name, detached=args.detach)
+            yield client, job, Surroundings(env, argv)
+            return
+        from ciel.client.package_entries import fetch, upload
+
+        brought = upload(client, entries)
         job = client.job(name, detached=args.detach)
-        yield client, job, Surroundings(env, argv, package)
+        with cancelling(client, job):
+            brought = fetch(client, job, entries, brought)
+        yield client, job, Surroundings(env, argv, brought.package, brought.pieces)
 
 
 def variables(given: Sequence[str], ours: Mapping[str, str], *, whole: bool) -> dict[str, str]:
@@ -151,38 +160,38 @@ def _is_text(text: str) -> bool:
     return True
 
 
-def _package_files(given: Sequence[Sequence[str]]) -> dict[str, Path]:
-    files: dict[str, Path] = {}
+def _package_files(given: Sequence[Sequence[str]]) -> dict[str, Ready]:
+    if not given:
+        return {}
+    from ciel.client.package_specs import WholeFile
+
+    files: dict[str, WholeFile] = {}
     for key, name in given:
         path = Path(name)
         require_text("-p: a key", key)
         if key in files:
-            raise UsageError(f"-p {key} {name}: {files[key]} has the same key")
+            raise UsageError(f"-p {key} {name}: {files[key].path} has the same key")
         if not path.is_file():
             reason = "it is no regular file" if path.exists() else "there is no such file"
             raise UsageError(f"-p {key} {name}: {reason}")
-        files[key] = path
-    return files
+        files[key] = WholeFile(path)
+    return dict(files)
 
 
-def _entries_beside(script: str, given: set[str]) -> dict[str, Path | Reference]:
+def _entries_beside(script: str, given: set[str]) -> dict[str, Ready]:
     """Return what a package file beside the script, of the same name, sends along, but for what is
     `given` in its place: so that a script and its programs are run without saying where they are.
-    Raises UsageError, PackageError.
+    Raises PackageError.
     """
     path = Path(script).with_suffix(".pack")
     if script == STANDARD_INPUT or path == Path(script) or not path.is_file():
         return {}
-    from ciel.client.packages import FileEntry, parse_entries  # few have one
+    from ciel.client.package_entries import look, open_package  # few have one
+    from ciel.client.packages import parse_entries
 
-    found: dict[str, Path | Reference] = {}
-    for key, entry in parse_entries(read_source(str(path)).text, path, os.environ).items():
-        if key in given:
-            continue
-        found[key] = entry.path if isinstance(entry, FileEntry) else entry
-        if isinstance(entry, FileEntry) and not entry.path.is_file():
-            raise UsageError(f"{path}: package.{key}: there is no file {entry.path}")
-    return found
+    package = open_package(path)
+    entries = parse_entries(package, os.environ)
+    return look(package, {key: entry for key, entry in entries.items() if key not in given})
 
 
 def follow_log(client: Client, job: Job, aside: Callable[[Callable[[], None]], None]) -> None:

@@ -16,10 +16,11 @@ from ciel.cli.verbs import Verb, run_verb
 from ciel.client.client import Client
 from ciel.core.refs import Failure, Reference, Value, locations_of
 from ciel.core.tasks import TaskState
-from ciel.execution.report import visible, visible_text
+from ciel.execution.report import logged_name, visible, visible_text
 from ciel.wire.references import from_json
 
 _LISTED = 100
+_PLACE_MAX_DIGITS = 18
 _TOLD_AT_ONCE = 20
 _SELECTORS = """\
 TASK is JOB:TASK: a job's number, its id or last, and behind the colon an element's number, a name,
@@ -29,7 +30,7 @@ a task's id, or a range of numbers (last:1-20). A JOB alone means all its tasks.
 
 def main(prog: str, words: Sequence[str]) -> int:
     """Do what the first word says."""
-    return run_verb("ciel task", "Looks at the tasks of a job.", _VERBS, words)
+    return run_verb("ciel task", "Looks at the tasks of a job.", VERBS, words)
 
 
 def _rows(
@@ -52,8 +53,10 @@ def _list(client: Client, args: Namespace) -> int:
     selector = read_task(args.task)
     elements = selector.tasks
     if isinstance(elements, str):
-        if not elements.isdecimal():
-            raise UsageError(f"ciel task info {args.task} tells of one task; list takes a range")
+        if not (elements.isdecimal() and len(elements) <= _PLACE_MAX_DIGITS):
+            raise UsageError(
+                f"ciel task info {args.task[:80]} tells of one task; list takes a range"
+            )
         elements = range(int(elements), int(elements) + 1)
     (job,) = chosen_jobs(client, [selector.job])
     found = _rows(client, job.id, elements, args.state)
@@ -96,7 +99,7 @@ def _info(client: Client, args: Namespace) -> int:
 
 
 def _explain(client: Client, args: Namespace) -> int:
-    keys = ("job", "task", "name", "state", "why", "story", "inputs")
+    keys = ("job", "task", "name", "state", "runs", "why", "story", "inputs")
     return _tell(client, args, lambda task: {key: task[key] for key in keys}, render_explanation)
 
 
@@ -118,6 +121,24 @@ def _tell(
     if more:
         say(f"that is {len(tasks)} of them; name others as JOB:TASK")
     return Status.DONE
+
+
+def _log(client: Client, args: Namespace) -> int:
+    """Print what tasks complained: the lines of their job's log that bear their names."""
+    from ciel.cli.job_log import print_lines
+
+    selector = read_task(args.task)
+    (job,) = chosen_jobs(client, [selector.job])
+    if selector.tasks is None:
+        return print_lines(client, [job], args)
+    if isinstance(selector.tasks, str):
+        tasks = [client.ask("task", {"job": job.id, "task": selector.tasks})]
+    else:
+        tasks = list(_rows(client, job.id, selector.tasks))
+        if not tasks:
+            raise UsageError(f"job {job.number} has no task {describe(selector.tasks)}")
+    names = {logged_name(task["name"], task["task"]) for task in tasks}
+    return print_lines(client, [job], args, names)
 
 
 def _chosen(client: Client, text: str) -> tuple[list[dict[str, Any]], bool]:
@@ -181,7 +202,8 @@ def render_explanation(task: dict[str, Any]) -> str:
     """
     stored = [described for described in task["inputs"] if described.get("at")]
     inputs = ["what it reads:", *map(_object_line, stored)] if stored else []
-    return "\n".join([f"{_title(task)} is {task['state']}", *_reasons(task), *inputs])
+    state = "running" if task["runs"] else task["state"]
+    return "\n".join([f"{_title(task)} is {state}", *_reasons(task), *inputs])
 
 
 def _title(task: dict[str, Any]) -> str:
@@ -223,8 +245,14 @@ def _add_list(parser: ArgumentParser) -> None:
     )
 
 
-_VERBS = {
+def _add_log(parser: ArgumentParser) -> None:
+    _add_task(parser)
+    parser.add_argument("-f", "--follow", action="store_true", help="go on until the job has ended")
+
+
+VERBS = {
     "list": Verb("list the tasks of a job", _add_list, _list),
     "info": Verb("show all that is known of tasks", _add_task, _info, _SELECTORS),
     "explain": Verb("say why tasks run, wait or failed", _add_task, _explain, _SELECTORS),
+    "log": Verb("print what tasks complained", _add_log, _log, _SELECTORS),
 }

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from ciel.access import access_file
 from ciel.access.access_file import AccessFile, key_for_start, process_start
-from ciel.access.addresses import is_loopback, netloc, parse_url
+from ciel.access.addresses import TAKEN, is_loopback, netloc, parse_url
 from ciel.access.errors import AccessError, AccessFileMissingError
 from ciel.access.places import access_path, current_path, drop_current, point_current
 from ciel.cli.options import WORKERS_MAX, crashed, make_parser
@@ -101,16 +101,17 @@ def _start(args: argparse.Namespace) -> dict[str, Any]:
             "start ciel-master and ciel-worker for others"
         )
     for candidate in _PORTS if any_port else (port,):
-        if not _is_free(host, candidate):
+        if not is_free(host, candidate):
             continue
         try:
             return _start_at(host, candidate, args)
-        except ClusterError:
-            if not any_port or _is_free(host, candidate):
+        except ClusterError as error:
+            was_taken = TAKEN in error.reason or not is_free(host, candidate)
+            if not any_port or not was_taken:
                 raise  # else another program was quicker
     if any_port:
         raise NoMasterError("", f"no port of {host} from {_PORTS[0]} to {_PORTS[-1]} is free")
-    taken = f"{netloc(host, port)} is taken by {_who_listens(host, port)}"
+    taken = f"{netloc(host, port)} is taken by {who_listens(host, port)}"
     raise NoMasterError("", f"{taken}; name another address with --listen")
 
 
@@ -128,7 +129,8 @@ def _start_at(host: str, port: int, args: argparse.Namespace) -> dict[str, Any]:
     return _start_supervisor(config, path.parent / "up.log")
 
 
-def _is_free(host: str, port: int) -> bool:
+def is_free(host: str, port: int) -> bool:
+    """Whether one could listen there; raises UsageError if the address is none of ours."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -141,7 +143,8 @@ def _is_free(host: str, port: int) -> bool:
         return True
 
 
-def _who_listens(host: str, port: int) -> str:
+def who_listens(host: str, port: int) -> str:
+    """Say who has taken an address."""
     try:
         found = access_file.read(access_path(os.environ, host, port))
     except AccessError:

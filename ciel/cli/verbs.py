@@ -26,10 +26,8 @@ def run_verb(command: str, about: str, verbs: Mapping[str, Verb], words: Sequenc
     """Do what the first word says, on the cluster that is meant."""
     name = words[0] if words else ""
     if name not in verbs:
-        if name in ("", "-h", "--help", "help"):
-            print(_help(command, about, verbs), file=sys.stdout if name else sys.stderr)
-            return Status.DONE if name else Status.USAGE
-        raise UsageError(f"there is no {command} {name}; {command} --help lists what there is")
+        summaries = {name: verb.summary for name, verb in verbs.items()}
+        return show_verbs(command, about, summaries, words)
     verb = verbs[name]
     parser = make_parser(f"{command} {name}", verb.summary.capitalize() + ".", verb.more)
     verb.add_arguments(parser)
@@ -39,8 +37,17 @@ def run_verb(command: str, about: str, verbs: Mapping[str, Verb], words: Sequenc
         return verb.act(client, args)
 
 
-def _help(command: str, about: str, verbs: Mapping[str, Verb]) -> str:
+def show_verbs(command: str, about: str, verbs: Mapping[str, str], words: Sequence[str]) -> int:
+    """Tell which verbs there are, to who asks or names none; raises UsageError for another."""
+    name = words[0] if words else ""
+    if name not in ("", "-h", "--help", "help"):
+        raise UsageError(f"there is no {command} {name}; {command} --help lists what there is")
+    print(_help(command, about, verbs), file=sys.stdout if name else sys.stderr)
+    return Status.DONE if name else Status.USAGE
+
+
+def _help(command: str, about: str, verbs: Mapping[str, str]) -> str:
     width = max(map(len, verbs))
-    rows = [f"  {name:{width}}  {verb.summary}" for name, verb in verbs.items()]
+    rows = [f"  {name:{width}}  {summary}" for name, summary in verbs.items()]
     usage = f"usage: {command} VERB [OPTION…] [ARG…]"
     return "\n".join([usage, "", about, "", *rows, "", f"`{command} VERB --help` tells more."])

@@ -15,6 +15,7 @@ from typing import Any
 
 import ciel
 from ciel import plugins
+from ciel.access.addresses import netloc, parse_url
 from ciel.access.errors import AccessError
 from ciel.access.keys import Key, Role
 from ciel.access.settings import find_master
@@ -28,7 +29,8 @@ from ciel.cli.daemon import (
     settle_memory,
     start_failure,
 )
-from ciel.cli.parser import Parser, whole_number
+from ciel.cli.executors import Executors, load_executors
+from ciel.cli.parser import Parser, memory_size, whole_number
 from ciel.cli.reaching import (
     advertised,
     host_of_ours,
@@ -42,10 +44,11 @@ from ciel.core.errors import CielError
 from ciel.core.ids import ObjectId
 from ciel.core.tasks import SLOTS_MAX
 from ciel.execution.environment import inherited
-from ciel.execution.executor import Executor
 from ciel.launch import LaunchError, become_subreaper
+from ciel.launch.memory import memory_of_host
 from ciel.net.control import ControlPeer, Owner
 from ciel.net.errors import NetError
+from ciel.net.outside import Outside
 from ciel.net.transfers import Transfers
 from ciel.net.transports import Reconnector, listen
 from ciel.net.turns import Turns
@@ -60,11 +63,15 @@ from ciel.worker.host import host_identity
 from ciel.worker.hosting import Hosting
 from ciel.worker.launching import Launching
 from ciel.worker.logs import JobLogs
+from ciel.worker.metrics import WorkerMetrics
 from ciel.worker.neighbours import Neighbours
-from ciel.worker.resources import WorkerSite
+from ciel.worker.pins import Pins
+from ciel.worker.resources.control import Controls
+from ciel.worker.resources.root import WorkerSite
 from ciel.worker.service import WorkerService
 from ciel.worker.state.machine import WorkerMachine
 from ciel.worker.streaming import Streams
+from ciel.worker.url_fetching import UrlFetching
 
 DEFAULT_LISTEN = "127.0.0.1:0"
 
@@ -103,6 +110,12 @@ def parser() -> argparse.ArgumentParser:
         help="tasks at a time (default: the cores it may use)",
     )
     add(
+        "--memory",
+        type=memory_size,
+        metavar="SIZE",
+        help="of tasks that ask for memory, together (default: what the host or its group has)",
+    )
+    add(
         "--store",
         metavar="SPEC",
         default=os.environ.get("CIEL_STORE") or "disk",
@@ -121,6 +134,13 @@ def parser() -> argparse.ArgumentParser:
         action="store_true",
         help="leave every start to the master; a child does not begin where its parent runs",
     )
+    add(
+        "--fetch-urls",
+        choices=[which.value for which in Outside],
+        default=Outside.OFF.value,
+        help="what is fetched when asked over HTTP: nothing (default), https, or any",
+    )
+    add("--open-healthz", action="store_true", help="answer /healthz to those who show no key, too")
     add_channel_options(parse)
     add("--log", metavar="FILE", help="log there (default: standard error)")
     add("--embedded", action="store_true", help=argparse.SUPPRESS)
@@ -140,6 +160,7 @@ class Worker:
         self._spool = spool.absolute()  # programs have directories of their own
         self._closers: list[Any] = []
         self._has_joined = False
+        self._url = ""
         self.failure = ""
         self.status = 0
 
@@ -147,6 +168,7 @@ class Worker:
         """Open store, launcher and doors, and join the master. Raises what a start may raise."""
         reactor, options = self._reactor, self._options
         slots = options.slots or len(os.sched_getaffinity(0))
+        memory_bytes = options.memory or memory_of_host()
         told = advertised(options)
         turns = Turns(reactor)
         channels = open_channels(reactor, options)
@@ -156,15 +178,16 @@ class Worker:
         store = self._keep(self._open_store())
         launching = self._keep(Launching(reactor, turns, inherited(os.environ)))
         transfers = self._keep(Transfers(reactor))
-        executors = load_executors()
+        executors, lacking, known = _executors_here()
         host = host_identity()
         streams = self._keep(Streams(reactor))
         disk_jobs = self._keep(DiskJobs(reactor, options.io, lambda: service.disk_changed()))
         admit, queue = self._disk_of(store, disk_jobs)
         site = WorkerSite(
             reactor, key, store, lambda object_id: service.uploaded(object_id), logs, streams,
-            admit=admit, figures=lambda: fetcher.figures(),
+            admit=admit, figures=lambda: fetcher.figures(), open_healthz=options.open_healthz,
         )  # fmt: skip
+        self._closers.append(site.close)
         listener = listen(reactor, options.listen, site.site)
         own = with_port(told, listener.address)
         site.serve_as(own, self._id)
@@ -172,6 +195,7 @@ class Worker:
         machine = WorkerMachine(
             own, host, slots, talkative=talkative,
             begins=frozenset() if options.no_delegation else frozenset(executors),
+            memory_bytes=memory_bytes,
         )  # fmt: skip
         machine.keep(held_by(store))
         service = self._keep(
@@ -179,7 +203,7 @@ class Worker:
         )
         hosting = Hosting(
             reactor=reactor, turns=turns, owner=service, launching=launching, store=store,
-            streams=streams, executors=executors, worker=self._id, netloc=own, spool=self._spool,
+            streams=streams, executors=known, worker=self._id, netloc=own, spool=self._spool,
             kept=self._spool / "kept", logs=logs, channels=channels,
         )  # fmt: skip
         service.watch_disk(queue)
@@ -187,11 +211,13 @@ class Worker:
         fetcher = Fetcher(
             reactor, transfers, store, streams, key, service, admit=admit, enter=disk_jobs.enter,
             neighbours=self._open_neighbours(store, cluster_id, own, service, disk_jobs),
+            timed=service.copy_timed,
         )  # fmt: skip
         service.equip(self._keep(hosting), fetcher)
         about = {
             "kind": "worker", "worker": self._id, "netloc": own, "host": host, "slots": slots,
-            "executors": sorted(executors), "channels": channels.names if channels else [],
+            "memory_bytes": memory_bytes, "executors": sorted(executors), "lacking": lacking,
+            "channels": channels.names if channels else [],
         }  # fmt: skip
 
         def build(owner: Owner) -> ControlPeer:
@@ -203,15 +229,46 @@ class Worker:
 
         reconnector = Reconnector(reactor, control, build, service)
         self._closers.append(reconnector.stop)
-        if options.advertise:
-            wrong = partial(self.fail, status=2)
-            call_off = try_address(
-                own, self._id, transfers, worker_key(key), reconnector.start, wrong
-            )
-            self._closers.append(call_off)
-        else:
-            reconnector.start()
+        metrics = WorkerMetrics(service, store, disk_jobs, fetcher.figures)
+        site.control(self._controls(service, store, sorted(executors), reconnector), metrics)
+        self._join(reconnector, own, transfers, key)
         settle_memory()
+
+    def _join(self, reconnector: Reconnector, own: str, transfers: Transfers, key: Key) -> None:
+        """Join the master, once the own address is known to lead here if somebody named it."""
+        if not self._options.advertise:
+            reconnector.start()
+            return
+        wrong = partial(self.fail, status=2)
+        call_off = try_address(own, self._id, transfers, worker_key(key), reconnector.start, wrong)
+        self._closers.append(call_off)
+
+    def _controls(
+        self, service: WorkerService, store: ObjectStore, features: list[str],
+        reconnector: Reconnector,
+    ) -> Controls:  # fmt: skip
+        """Let people act on this worker over HTTP."""
+        machine = service.machine
+        pins = Pins(self._spool / "pins", machine.brought.pinned, machine.stored)
+        machine.brought.found(machine.stored, self._reactor.seconds())
+
+        def keep(object_id: ObjectId) -> None:
+            service.uploaded(object_id)
+            pins.add(object_id)
+
+        def rejoin(url: str) -> None:
+            url, host, port = parse_url(url)
+            require_neighbourly(advertised(self._options).host, url)
+            self._url, reconnector.address = url, netloc(host, port)
+            service.leave_master()
+
+        outside = Outside(self._options.fetch_urls)
+        urls = self._keep(UrlFetching(self._reactor, store, outside, machine.netloc, keep))
+        return Controls(
+            reactor=self._reactor, worker=self._id, netloc=machine.netloc, features=features,
+            service=service, store=store, pins=pins, urls=urls, master=lambda: self._url,
+            rejoin=rejoin, stop=self.stop,
+        )  # fmt: skip
 
     def _keep(self, thing: Any) -> Any:
         self._closers.append(thing.close)
@@ -261,13 +318,15 @@ class Worker:
             )
         require_neighbourly(advertised(options).host, found.url)
         log.info("master {url}, from {origin}", url=found.url, origin=found.origin)
+        self._url = found.url
         self.open(reachable(found.control, found.url), found.cluster_id, found.key)
 
     def told(self, line: dict[str, Any]) -> None:
         """Open as an embedded worker, with address and key from the parent."""
         try:
             key = Key.from_text(str(line["key"]))
-            control = reachable(str(line["control"]), str(line["url"]))
+            self._url = str(line["url"])
+            control = reachable(str(line["control"]), self._url)
             self.open(control, str(line["cluster_id"]), key)
         except START_ERRORS as error:
             self.fail(*start_failure(error))
@@ -365,20 +424,16 @@ def held_by(store: ObjectStore) -> dict[ObjectId, int]:
     return held
 
 
+def _executors_here() -> Executors:
+    found = load_executors(os.environ)
+    for name, why in found.lacking.items():
+        log.info("no executor {name}: {why}", name=name, why=why)
+    return found
+
+
 def worker_key(key: Key) -> Key:
     """Return the key with which a worker proves itself, derived from the one it was given."""
     return key.derive(Role.WORKER) or key
-
-
-def load_executors() -> dict[str, Executor]:
-    """Load every installed executor that can be loaded; one that cannot is logged and left out."""
-    executors: dict[str, Executor] = {}
-    for name in plugins.names("ciel.executors"):
-        try:
-            executors[name] = plugins.load("ciel.executors", name)()
-        except plugins.PluginError as error:
-            log.error("{error}", error=error)
-    return executors
 
 
 def main(argv: list[str] | None = None) -> int:

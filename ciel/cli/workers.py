@@ -8,13 +8,14 @@ from typing import Any
 
 from ciel.cli.outcome import Status
 from ciel.cli.printing import duration, print_json, print_text, screen_width, table
+from ciel.cli.store import size_text
 from ciel.cli.verbs import Verb, run_verb
 from ciel.client.client import Client
 
 
 def main(prog: str, words: Sequence[str]) -> int:
     """Do what the first word says."""
-    return run_verb("ciel worker", "Looks at the workers.", _VERBS, words)
+    return run_verb("ciel worker", "Looks at the workers.", VERBS, words)
 
 
 def _list(client: Client, args: Namespace) -> int:
@@ -31,14 +32,25 @@ def render_workers(workers: Sequence[dict[str, Any]], width: int | None = None) 
     if not workers:
         return "no workers: nothing can run"
     rows = [
-        (w["worker"], w["netloc"], w["slots"], w["running"], w["queued"], duration(w["silent_s"]))
+        (
+            w["worker"], w["netloc"], w["slots"], w["running"], w["queued"], _memory(w),
+            duration(w["silent_s"]),
+        )
         for w in workers
-    ]
-    return table(("WORKER", "ADDRESS", "SLOTS", "RUNNING", "QUEUED", "HEARD"), rows, width)
+    ]  # fmt: skip
+    headings = ("WORKER", "ADDRESS", "SLOTS", "RUNNING", "QUEUED", "MEMORY", "HEARD")
+    return table(headings, rows, width)
+
+
+def _memory(worker: dict[str, Any]) -> str:
+    """Say how much of a worker's memory its tasks have asked for."""
+    if not worker["memory_bytes"]:
+        return "-"
+    return f"{size_text(worker['memory_asked_bytes'])}/{size_text(worker['memory_bytes'])}"
 
 
 def _add_nothing(parser: ArgumentParser) -> None:
     pass
 
 
-_VERBS = {"list": Verb("list the workers, and what they do", _add_nothing, _list)}
+VERBS = {"list": Verb("list the workers, and what they do", _add_nothing, _list)}

@@ -44,6 +44,7 @@ from ciel.core.events import (
 from ciel.core.ids import JobId
 from ciel.core.jobs import JOB_NAME_MAX_LENGTH, JobSpec, JobSummary
 from ciel.core.refs import INLINE_MAX_BYTES, Failure, Reference, Value, with_text
+from ciel.core.scheduling import USUAL_SCHEDULING, Scheduling
 from ciel.wire.descriptors import read_summary
 
 if TYPE_CHECKING:
@@ -124,12 +125,14 @@ class Client:
     # --- jobs -------------------------------------------------------------------------------------
 
     def job(
-        self, name: str = "", *, detached: bool = False, keep: bool = False, store: str = ""
-    ) -> Job:
-        """Begin a job, which takes tasks until it is closed. `store`: see `Job.store`."""
-        spec = JobSpec(
-            JobId(secrets.token_hex(16)), name[:JOB_NAME_MAX_LENGTH], True, detached, keep
-        )
+        self, name: str = "", *, detached: bool = False, keep: bool = False, store: str = "",
+        scheduling: Scheduling = USUAL_SCHEDULING,
+    ) -> Job:  # fmt: skip
+        """Begin a job, which takes tasks until it is closed. `store`: see `Job.store`;
+        `scheduling`: see `core.scheduling`.
+        """
+        name = name[:JOB_NAME_MAX_LENGTH]
+        spec = JobSpec(JobId(secrets.token_hex(16)), name, True, detached, keep, scheduling)
         job = Job(self, spec, self._changed)
         job.store = store
         with self._changed:
@@ -188,6 +191,10 @@ class Client:
         self.wait_until(was_told, timeout_s, f"job {summary.number}")
         return self._watched[job_id] or summary
 
+    def last_news(self, job_id: str) -> JobSummary | None:
+        """Return what was told last of a job that is waited for, if anything was."""
+        return self._watched.get(job_id)
+
     def cancel_job(self, job_id: str, reason: str = "cancelled by its user") -> None:
         """Have a job cancelled that anybody submitted; see `wait_for_job` for when it is over."""
         self.send(CancelJob(JobId(job_id), reason))
@@ -205,6 +212,10 @@ class Client:
         QueryError.
         """
         return self._request(Ask, topic, argument)
+
+    def change(self, topic: str, argument: Any) -> Any:
+        """Have the master change something that is not this client's own; raises QueryError."""
+        return self._request(Change, topic, argument)
 
     def _request(self, kind: type[Ask | Change], topic: str, argument: Any) -> Any:
         with self._changed:
@@ -243,7 +254,7 @@ class Client:
     def upload(self, path: Path | str) -> Reference:
         """Bring a file to the workers, to be given to tasks; raises OSError, UploadError."""
         with open(path, "rb") as file:
-            return self._upload(file, str(path))
+            return self.upload_opened(file, str(path))
 
     def upload_content(self, content: bytes, name: str) -> Reference:
         """Bring content to the workers as `upload` does a file; errors call it by `name`. What is
@@ -251,11 +262,11 @@ class Client:
         """
         if len(content) <= INLINE_MAX_BYTES:
             return Value.of(data.upload_id(), content)
-        return self._upload(io.BytesIO(content), name)
+        return self.upload_opened(io.BytesIO(content), name)
 
     def upload_pieces(self, pieces: Sequence[Any], name: str) -> Reference:
         """Bring buffers, one after the other as one object; raises UploadError."""
-        return self._upload(io.BufferedReader(data.Pieces(pieces), data.CHUNK_BYTES), name)
+        return self.upload_opened(io.BufferedReader(data.Pieces(pieces), data.CHUNK_BYTES), name)
 
     def slot_count(self) -> int:
         """Return how many slots the workers have, all together; raises QueryError."""
@@ -266,10 +277,13 @@ class Client:
         """Whether the calling thread is the connection's, which cannot wait for what it brings."""
         return threading.get_ident() in self._delivering
 
-    def _upload(self, file: IO[bytes], name: str) -> Reference:
+    def upload_opened(self, file: IO[bytes], name: str) -> Reference:
+        """Bring what a file that is open holds, from where it stands, as `upload`; it must be
+        possible to read it twice.
+        """
         workers = self.ask("workers")
         netlocs = [worker["netloc"] for worker in sorted(workers, key=lambda w: w["queued"])]
-        return data.upload_file(file, name, netlocs, self.location.key)
+        return data.upload_file(file, name, netlocs, self.location.key, self._workers)
 
     def log_readers(self, job_id: str) -> list[data.LogReader]:
         """Return a reader of what a job's programs complained for every worker there is."""

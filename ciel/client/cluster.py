@@ -31,6 +31,7 @@ from ciel.client.watching import Watcher
 from ciel.core.tasks import SLOTS_MAX
 from ciel.execution.kept import KeptAttempts
 from ciel.launch import Launcher, LaunchError, ProgramExited, ProgramFailed, ProgramStarted
+from ciel.launch.memory import memory_of_host
 from ciel.python.showing import Shown
 
 START_TIMEOUT_S = 30.0
@@ -71,6 +72,7 @@ class LocalCluster(Shown):
         self._store = store or environ.get("CIEL_STORE") or None
         self._seats = _seats(self._store, workers)
         self.slots = slots or max(1, len(os.sched_getaffinity(0)) // workers)
+        self._memory_bytes = memory_of_host() // workers
         self._switches = [*switches, *([] if delegates else ["--no-delegation"])]
         self.died = ""
         """Why it is of no use any more; empty while it is."""
@@ -280,6 +282,8 @@ class LocalCluster(Shown):
     def _worker(self, number: int, slots: int) -> Daemon:
         arguments = ["--listen", "127.0.0.1:0", "--slots", str(slots), *self._switches]
         arguments += ["--spool", str(self._spools[number])]
+        if self._memory_bytes:
+            arguments += ["--memory", str(self._memory_bytes)]
         if self._store is not None:
             arguments += ["--store", self._store_of(self._store, number)]
         return self._daemon(f"worker-{number + 1}", "ciel.cli.worker", arguments)

@@ -42,20 +42,42 @@ from ciel.core.refs import (
 from ciel.wire import codec
 from ciel.wire.errors import WireError
 from ciel.wire.files import FILE_HEADER, open_identified
-from ciel.wire.references import from_array
+from ciel.wire.references import from_json
 
 if TYPE_CHECKING:
     from http.client import HTTPConnection, HTTPResponse
 
 CHUNK_BYTES: Final = 1 << 20
+REPLICAS: Final = 2
+"""Of an upload, which has no lineage: no task can make it again."""
 _STALLED_S = 30.0  # without a byte, a holder is given up
 _KEPT_MAX = 4  # for each worker
-_REPLICAS = 2  # of an upload, which has no lineage
 _ANSWER_MAX_BYTES = 64 << 10
 
 
 class _BadAnswer(Exception):
     """A worker answered, but not with what was asked for."""
+
+
+class _ShrunkError(OSError):
+    """A file ended before what was promised of it: no worker is to blame."""
+
+
+class Exactly:
+    """So many bytes of a file from `origin` on: it may grow, or become shorter, as it is sent."""
+
+    def __init__(self, file: IO[bytes], origin: int, size_bytes: int) -> None:
+        file.seek(origin)
+        self._file = file
+        self._missing_bytes = size_bytes
+
+    def read(self, size_bytes: int = CHUNK_BYTES, /) -> bytes:
+        """As of a file; raises _ShrunkError if it ends before."""
+        chunk = self._file.read(min(size_bytes, self._missing_bytes))
+        if not chunk and self._missing_bytes:
+            raise _ShrunkError("it became shorter while it was sent")
+        self._missing_bytes -= len(chunk)
+        return chunk
 
 
 class Connections:
@@ -69,10 +91,15 @@ class Connections:
         self._is_closed = False
 
     def ask(
-        self, netloc: str, method: str, target: str, headers: Callable[[], dict[str, str]]
+        self,
+        netloc: str,
+        method: str,
+        target: str,
+        headers: Callable[[], dict[str, str]],
+        body: Callable[[], Exactly | None] = lambda: None,
     ) -> tuple[HTTPConnection, HTTPResponse]:
         """Send a request; return the connection, and the answer, of which nothing was read. One
-        that was kept may be closed by now: then the next is tried, with new headers.
+        that was kept may be closed by now: then the next is tried, with new headers and body.
         """
         from http.client import HTTPException
 
@@ -82,7 +109,7 @@ class Connections:
                 kept = idle.pop() if idle else None
             connection = kept or _connect(netloc)
             try:
-                connection.request(method, target, headers=headers())
+                connection.request(method, target, body(), headers())
                 return connection, connection.getresponse()
             except (OSError, HTTPException):
                 connection.close()
@@ -173,8 +200,16 @@ def upload_id() -> ObjectId:
     return ObjectId(f"{UPLOAD_PREFIX}{secrets.token_hex(16)}")
 
 
-def upload_file(file: IO[bytes], name: str, netlocs: Sequence[str], key: Key) -> Reference:
-    """Bring what `file` holds from here on to two workers (one if there is one); return it.
+def upload_file(
+    file: IO[bytes],
+    name: str,
+    netlocs: Sequence[str],
+    key: Key,
+    connections: Connections,
+    copies: int = REPLICAS,
+) -> Reference:
+    """Bring what `file` holds from here on to the first workers that take it, so many as there
+    shall be `copies` (or all of them); return it.
 
     Content of less than 1,024 bytes goes nowhere, it rides in the reference. Raises UploadError.
     """
@@ -189,16 +224,17 @@ def upload_file(file: IO[bytes], name: str, netlocs: Sequence[str], key: Key) ->
     found: Reference | None = None
     reasons = []
     for netloc in netlocs:
-        file.seek(origin)
         try:
-            ref = _upload(netloc, object_id, file, size_bytes, key)
+            ref = _upload(netloc, object_id, (file, origin, size_bytes), key, connections)
+        except _ShrunkError as error:
+            raise UploadError(name, str(error)) from None
         except Exception as error:
             if not _is_remote(error):
                 raise
             reasons.append(f"{netloc}: {_text(error)}")
             continue
         found = ref if found is None else merge(found, ref)
-        if len(locations_of(found)) >= min(_REPLICAS, len(netlocs)):
+        if len(locations_of(found)) >= min(copies, len(netlocs)):
             break
     if found is None:
         raise UploadError(name, "; ".join(reasons) or "the cluster has no worker")
@@ -335,22 +371,31 @@ def _download(
         connections.done(netloc, connection, answer)
 
 
-def _upload(netloc: str, object_id: str, file: IO[bytes], size_bytes: int, key: Key) -> Reference:
+def _upload(
+    netloc: str,
+    object_id: str,
+    content: tuple[IO[bytes], int, int],
+    key: Key,
+    connections: Connections,
+) -> Reference:
     target = f"/control/data/{object_id}"
-    headers = {
-        "Authorization": _ticket(key, "POST", netloc, target),
-        "Content-Length": str(size_bytes),
-        "Content-Type": "application/octet-stream",
-    }
-    with contextlib.closing(_connect(netloc)) as connection:
-        connection.blocksize = CHUNK_BYTES
-        connection.request("POST", target, body=file, headers=headers)
-        answer = connection.getresponse()
+
+    def headers() -> dict[str, str]:
+        return {
+            "Authorization": _ticket(key, "POST", netloc, target),
+            "Content-Length": str(content[2]),
+            "Content-Type": "application/octet-stream",
+        }
+
+    connection, answer = connections.ask(netloc, "POST", target, headers, lambda: Exactly(*content))
+    try:
         if answer.status != 201:
             raise _refusal(answer)
         body = answer.read(_ANSWER_MAX_BYTES)
-    ref = from_array(codec.decode(body))
-    if ref.id != object_id or not isinstance(ref, Concrete | Sweetheart | Value):
+    finally:
+        connections.done(netloc, connection, answer)
+    ref = from_json(codec.decode(body))
+    if not isinstance(ref, Concrete | Sweetheart | Value) or ref.id != object_id:
         raise _BadAnswer("it answered with another object")
     return ref
 
@@ -367,7 +412,7 @@ def _refusal(answer: HTTPResponse) -> _BadAnswer:
 def _connect(netloc: str, timeout_s: float = _STALLED_S) -> HTTPConnection:
     from http.client import HTTPConnection
 
-    return HTTPConnection(netloc, timeout=timeout_s)
+    return HTTPConnection(netloc, timeout=timeout_s, blocksize=CHUNK_BYTES)
 
 
 def _ticket(key: Key, method: str, netloc: str, target: str) -> str:

@@ -152,11 +152,15 @@ class UploadError(ClientError):
 
 
 class PackageError(ClientError):
-    """A package file does not say what it must; `where` is the key, or the line where JSON ends."""
+    """A file of a package does not say what it must. `line` is 0 where the whole file is meant,
+    `where` the key, if there is one.
+    """
 
-    def __init__(self, path: str, where: str, reason: str) -> None:
-        super().__init__(f"{path}: {where}: {reason}" if where else f"{path}: {reason}")
+    def __init__(self, path: str, line: int, where: str, reason: str) -> None:
+        place = f"{path}:{line}" if line else path
+        super().__init__(f"{place}: {where}: {reason}" if where else f"{place}: {reason}")
         self.path = path
+        self.line = line
         self.where = where
         self.reason = reason
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ciel.client.changes import Condition
+from ciel.core.failures import size_text
 from ciel.core.ids import ObjectId
 from ciel.core.refs import Future as Unmade
 from ciel.core.refs import Reference, Value, locations_of
@@ -19,7 +20,7 @@ from ciel.python.contents import ERROR, Outcome
 from ciel.python.failures import packing_error, unpack_error
 from ciel.python.futures import Future
 from ciel.python.packing import Packed, UnpackedError, unpack
-from ciel.python.showing import Shown, size_text
+from ciel.python.showing import Shown
 from ciel.python.tasks import USUAL, Options
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 from ciel.client.errors import (
     ClientError,
@@ -48,15 +48,18 @@ from ciel.core.tasks import USUAL_NEEDS, Mentions, Needs, TaskSpec
 from ciel.python.showing import Shown
 from ciel.wire import codec
 from ciel.wire.descriptors import make_task, read_summary
+from ciel.wire.packages import encode_package
 from ciel.wire.references import to_json
 
 if TYPE_CHECKING:
     from ciel.client.changes import Changes
     from ciel.client.client import Client
 
+_T = TypeVar("_T")
 _ENDED: Final = frozenset(str(state) for state in ENDED)
 _ADDED_AT_ONCE = 256  # one frame of them; more would keep the master waiting
 _WANTED_AT_ONCE = 1000  # ids in one message
+_NAMED_BY_ONE_TASK = 1000  # some 100 KB of references
 LOSS_NOTICE_S: Final = 2 * LOST_AFTER_S
 """Within this time the master knows that a worker is lost, and says so."""
 
@@ -178,13 +181,18 @@ class Job(Shown):
             raise
 
     def start_package(
-        self, handler: str, start_args: Mapping[str, Any], package: Mapping[str, Reference]
+        self,
+        handler: str,
+        start_args: Mapping[str, Any],
+        package: Mapping[str, Reference],
+        pieces: Iterable[Reference] = (),
     ) -> Future:
         """Add the first task of a package. The object returned will be a JSON list of references,
-        one for each output of that task. Raises UploadError.
+        one for each output of that task. What is in the package is kept as long as the job, and so
+        are `pieces`, which are named in its objects. Raises UploadError.
         """
         arguments: dict[str, Any] = {
-            "package": dict(package),  # what is in it is kept as long as the job
+            "package": self.named([*package.values(), *pieces]),
             "start_handler": handler,
             "start_args": dict(start_args),
         }
@@ -201,11 +209,25 @@ class Job(Shown):
         self._send(AddTask(spec, known))
         return Future(output)
 
+    def named(self, refs: Iterable[Reference]) -> list[Reference]:
+        """Return what a task has to name among its arguments, so that these objects are kept for as
+        long as the job: none that is inline, which nobody can lose, and none at all if they are too
+        many for one task. Then tasks name them that nobody will want.
+        """
+        kept: dict[ObjectId, Reference] = {r.id: r for r in refs if not isinstance(r, Value)}
+        found = list(kept.values())
+        if len(found) <= _NAMED_BY_ONE_TASK:
+            return found
+        for start in range(0, len(found), _NAMED_BY_ONE_TASK):
+            some = found[start : start + _NAMED_BY_ONE_TASK]
+            self.add("sync", {"args": {"inputs": some}}, name="package")
+        return []
+
     def package_object(self, package: Mapping[str, Reference]) -> Reference:
         """Return an object that says what is in a package, for programs that look it up. Raises
         UploadError.
         """
-        content = codec.encode(to_json(dict(package)))
+        content = encode_package(package)
         if len(content) <= INLINE_MAX_BYTES:
             return Value.of(ObjectId(f"{self.id}:package"), content)
         return self._client.upload_content(content, "the list of the package")
@@ -292,11 +314,19 @@ class Job(Shown):
         """Return an object's content, even if it is lost meanwhile and has to be made again; raises
         as `result`, and ObjectUnreadableError.
         """
+        return self.read_by(self._client.read, ref, timeout_s)
+
+    def read_by(
+        self, read: Callable[[Reference], _T], ref: Reference, timeout_s: float | None = None
+    ) -> _T:
+        """Return what `read` makes of an object, as `read`; it is called again if its copies are
+        lost.
+        """
         is_made = not isinstance(ref, Future) and ref.id not in self._wanted
         found = ref if is_made else self.result(ref, timeout_s)
         while True:
             try:
-                return self._client.read(found)
+                return read(found)
             except ObjectUnreadableError as error:
                 if ref.id in self._wanted:
                     found = self.await_copy(error, found)

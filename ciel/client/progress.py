@@ -110,6 +110,15 @@ def rows_of(
     return list(rows.values())
 
 
+def _kinds_of(client: Client, job_id: str) -> list[dict[str, Any]]:
+    """Ask how the tasks of a job stand; raises ClientError."""
+    while True:  # of very many the master counts some for each answer
+        told = client.ask("progress", {"job": job_id})
+        if told["counted"]:
+            kinds: list[dict[str, Any]] = told["kinds"]
+            return kinds
+
+
 class Display(Protocol):
     """Where the picture is shown."""
 
@@ -207,7 +216,7 @@ class Progress:
             if job.summary is not None and (afresh or job.summary is not known[0]):
                 try:
                     summary = job.summary
-                    known = self._kinds[job.id] = summary, client.ask("progress", {"job": job.id})
+                    known = self._kinds[job.id] = summary, _kinds_of(client, job.id)
                 except ClientError:
                     pass  # it is gone, or cannot be reached now: what was known must do
             kinds += known[1]

@@ -144,7 +144,8 @@ class Results(ABC):
             if outcome.kind == VALUE:
                 future.settle(outcome)
             elif outcome.kind == ERROR:
-                future.fail(unpack_error(outcome.packed.head))
+                task = lot.id.partition(":")[0]
+                future.fail(unpack_error(outcome.packed.head, f"in task {future.name} ({task})"))
             else:
                 self._follow(future, outcome)
 

@@ -22,6 +22,7 @@ class Surroundings:
     env: Mapping[str, str] = field(default_factory=dict)
     argv: Sequence[str] = ()
     package: Mapping[str, Reference] = field(default_factory=dict)
+    pieces: Sequence[Reference] = ()  # what its objects name
 
 
 class Scripts:
@@ -36,8 +37,9 @@ class Scripts:
         }
         if surroundings.package:
             self._given["package_ref"] = job.package_object(surroundings.package)
-            # What is in the package is kept for as long as a task that reads it is known.
-            self._given["extra_dependencies"] = list(surroundings.package.values())
+            # What is in the package is kept for as long as a task that names it is known.
+            kept = job.named([*surroundings.package.values(), *surroundings.pieces])
+            self._given["extra_dependencies"] = kept
 
     def add(self, content: bytes, name: str) -> Future:
         """Add a script; what is returned will be its value as JSON. Raises UploadError."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ciel.core.failures import passed_on
 from ciel.core.ids import ObjectId
 from ciel.core.objects import ObjectNode, ObjectTable
 from ciel.core.refs import Failure, Future, Reference
@@ -58,7 +59,7 @@ def begin(graph: TaskGraph, task: TaskNode, missing: list[ObjectId]) -> list[Obj
     """
     spec = task.spec
     if (failure := last_failure(graph.objects, spec)) is not None:
-        graph.fail(task, *failure.passed_on())
+        graph.fail(task, *passed_on(graph.objects, failure))
         return []
     demanded = [*missing, *spec.alternatives]
     graph.choosers.wait(task, spec.alternatives)
@@ -88,7 +89,7 @@ def offer(graph: TaskGraph, object_id: ObjectId) -> list[tuple[TaskNode, str, ob
                 graph.make_runnable(ready)
         elif (failure := last_failure(graph.objects, task.spec)) is not None:
             graph.waiting.forget(task, waits_for(task.spec))
-            failing.append((task, *failure.passed_on()))
+            failing.append((task, *passed_on(graph.objects, failure)))
     return failing
 
 

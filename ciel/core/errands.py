@@ -28,9 +28,14 @@ class Errands:
             self.awaited[object_id] = owner
             mine.append(object_id)
 
+    def of(self, owner: TaskNode) -> list[ObjectId]:
+        """Name what a running task waits for."""
+        return [o for o in self._by_owner.get(owner, ()) if self.awaited.get(o) is owner]
+
     def end(self, owner: TaskNode) -> list[ObjectId]:
         """Take what a task waited for that runs no more."""
-        mine = [o for o in self._by_owner.pop(owner, ()) if self.awaited.get(o) is owner]
+        mine = self.of(owner)
+        self._by_owner.pop(owner, None)
         for object_id in mine:
             del self.awaited[object_id]
         return mine

@@ -43,6 +43,10 @@ class UnknownJobError(CielError):
         super().__init__(f"no job {job_id}")
 
 
+class InvalidSchedulingError(CielError):
+    """A job's policy, or an option of it, is not known or out of its limits."""
+
+
 class InvariantError(CielError):
     """A self-check found a broken invariant; `code` names it."""
 

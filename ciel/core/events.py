@@ -240,11 +240,14 @@ class StreamsOpened(NamedTuple):
 
 class ObjectsStored(NamedTuple):
     """This worker holds objects that it did not make just now: copies that it fetched, or what its
-    store `kept` from before it joined, which somebody else may have made otherwise since.
+    store `kept` from before it joined, which somebody else may have made otherwise since. `idle`:
+    somebody brought them, and has had the time to name them in a job; who has not needs them no
+    longer.
     """
 
     refs: tuple[Reference, ...]
     kept: bool = False
+    idle: bool = False
 
 
 class TaskPrinted(NamedTuple):
@@ -280,6 +283,14 @@ class DiskQueued(NamedTuple):
     wait_s: float
 
 
+class CopyTimed(NamedTuple):
+    """A copy of so many bytes came from another worker in so long: what placement reckons with."""
+
+    netloc: str
+    size_bytes: int
+    run_s: float
+
+
 class StoresReported(NamedTuple):
     """What each level of this worker's store holds, and what passed through it, by name, and how
     many disk jobs wait there; told when it has changed, for those who look on.
@@ -309,7 +320,7 @@ ToClient = ObjectSettled | JobChanged | RequestRefused | JobPrinted | Answer | R
 ToWorker = AssignTask | CancelTask | RecallTasks | DropObjects | MeetWorkers | Heartbeat
 FromWorker = (
     TaskReported | SpawnTask | StreamsOpened | ObjectsStored | TaskPrinted | InputsLost | DiskQueued
-    | StoresReported | Heartbeat
+    | CopyTimed | StoresReported | Heartbeat
 )  # fmt: skip
 Message = FromClient | ToClient | ToWorker | FromWorker
 

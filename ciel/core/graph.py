@@ -26,6 +26,7 @@ from collections.abc import Iterable, Sequence
 from ciel.core import arrivals, bare, choices, fixed, heirs
 from ciel.core.errands import Errands
 from ciel.core.errors import InvalidTaskError, InvalidTransitionError, InvariantError
+from ciel.core.failures import not_made, passed_on
 from ciel.core.ids import ObjectId, TaskId
 from ciel.core.jobs import Job
 from ciel.core.objects import NOBODY, ObjectNode, ObjectTable
@@ -226,7 +227,7 @@ class TaskGraph:
             if type(ref) not in CONSUMABLE:
                 missing.append(object_id)
             elif type(ref) is Failure and not spec.sees_errors:
-                self._fail([(task, *ref.passed_on())])
+                self._fail([(task, *passed_on(self.objects, ref))])
                 return []
         demanded = missing
         if chooses:
@@ -356,8 +357,7 @@ class TaskGraph:
         for object_id in task.spec.outputs:
             output = nodes[object_id]
             if output.ref is None and output.producer is task:
-                reason = f"task {task.spec.id} ended without making it"
-                self.publish(Failure(object_id, "NO_OUTPUT", reason))
+                self.publish(Failure(object_id, "NO_OUTPUT", not_made(task, object_id)))
         heirs.miss(self, task)
         bare.look(self, task)
         self.let_inputs_go(task)
@@ -431,7 +431,7 @@ class TaskGraph:
         failing: list[tuple[TaskNode, str, object]] = []
         ref = node.ref
         if type(ref) is Failure:
-            blame = ref.passed_on()
+            blame = passed_on(self.objects, ref)
             for task in self.waiting.waiters_of(object_id):
                 if not task.spec.sees_errors:
                     self.waiting.forget(task, choices.waits_for(task.spec))

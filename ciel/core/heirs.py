@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ciel.core.failures import label
 from ciel.core.refs import Failure
 from ciel.core.tasks import ACTIVE, TaskNode
 
@@ -34,7 +35,7 @@ def miss(graph: TaskGraph, task: TaskNode) -> None:
         if node.ref is None and node.producer is task and graph.is_awaited(object_id):
             _come_in(graph, task)
             if graph.is_awaited(object_id):
-                reason = f"task {task.spec.id} made it once, and ended without making it again"
+                reason = f"{label(task)} made it once, and ended without making it again"
                 graph.publish(Failure(object_id, "NO_OUTPUT", reason))
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterator, Mapping
 from enum import Enum
+from itertools import islice
 from typing import NamedTuple
 
 from ciel.core.ids import JobId, ObjectId, TaskId
-from ciel.core.tasks import TaskSpec, TaskState
+from ciel.core.scheduling import USUAL_SCHEDULING, Scheduling
+from ciel.core.tasks import TaskNode, TaskSpec, TaskState
 
 JOB_NAME_MAX_LENGTH = 200
 KINDS_MAX = 1000
@@ -53,6 +55,7 @@ class JobSpec(NamedTuple):
     open: bool
     detached: bool
     keep: bool
+    scheduling: Scheduling = USUAL_SCHEDULING
 
 
 class Kind(NamedTuple):
@@ -78,6 +81,7 @@ class Job:
         "as_wanter",
         "by_kind",
         "called_off",
+        "counted",
         "counts",
         "created_at_s",
         "ended_at_s",
@@ -90,12 +94,21 @@ class Job:
         "spec",
         "state",
         "tasks",
+        "totals",
+        "uncounted",
         "unsettled",
         "uploads",
         "wanted",
     )  # fmt: skip
 
-    def __init__(self, spec: JobSpec, number: int, now_s: float) -> None:
+    def __init__(
+        self,
+        spec: JobSpec,
+        number: int,
+        now_s: float,
+        totals: dict[TaskState, int] | None = None,
+    ) -> None:
+        """`totals`: of all jobs, in which its tasks are counted too."""
         self.spec = spec
         self.number = number
         self.open = spec.open
@@ -105,7 +118,10 @@ class Job:
         self.created_at_s = now_s
         self.ended_at_s: float | None = None
         self.counts = dict.fromkeys(TaskState, 0)
+        self.totals = dict.fromkeys(TaskState, 0) if totals is None else totals
         self.by_kind: dict[Kind, dict[TaskState, int]] | None = None  # once somebody has asked
+        self.counted: set[TaskId] = set()  # by kind, while there are others
+        self.uncounted: Iterator[TaskId] | None = None  # what is not counted by kind yet
         self.tasks: list[TaskId] = []
         self.uploads: dict[ObjectId, None] = {}  # without a producer; its tasks read them
         self.foreign: dict[ObjectId, None] = {}  # what its tasks read that may not be its own
@@ -120,21 +136,41 @@ class Job:
 
     def count(self, spec: TaskSpec, before: TaskState | None, state: TaskState) -> None:
         """Count a task of it that is in another state now; `before` is None if it is new."""
-        counts = self.counts
+        counts, totals = self.counts, self.totals
         if before is not None:
             counts[before] -= 1
+            totals[before] -= 1
         counts[state] += 1
+        totals[state] += 1
         if self.by_kind is not None:
+            if self.uncounted is not None:
+                if before is None:
+                    self.counted.add(spec.id)
+                elif spec.id not in self.counted:
+                    return
             counts = self._counts_of(self.by_kind, spec)
             if before is not None:
                 counts[before] -= 1
             counts[state] += 1
 
-    def count_by_kind(self, tasks: Iterable[tuple[TaskSpec, TaskState]]) -> None:
-        """Count by kind from now on, beginning with all these tasks."""
-        by_kind = self.by_kind = {}
-        for spec, state in tasks:
-            self._counts_of(by_kind, spec)[state] += 1
+    def count_by_kind(self, tasks: Mapping[str, TaskNode], limit: int) -> bool:
+        """Count by kind from now on, and so many of those that were there before, which are among
+        `tasks`; return whether all are counted.
+        """
+        if self.by_kind is None:
+            self.by_kind, self.uncounted = {}, iter(self.tasks[:])
+        if self.uncounted is None:
+            return True
+        some = list(islice(self.uncounted, limit))
+        for task_id in some:
+            if task_id not in self.counted and (task := tasks.get(task_id)) is not None:
+                self.counted.add(task_id)
+                self._counts_of(self.by_kind, task.spec)[task.state] += 1
+        if len(some) == limit:
+            return False
+        self.uncounted = None
+        self.counted = set()
+        return True
 
     def _counts_of(
         self, by_kind: dict[Kind, dict[TaskState, int]], spec: TaskSpec

@@ -77,7 +77,7 @@ def drop(graph: TaskGraph, object_id: ObjectId) -> frozenset[str]:
 def _why_never_again(producer: TaskNode | None) -> str:
     """Say why an object that is lost cannot be made again; empty if it can."""
     if producer is None:
-        return "no task makes it"
+        return "no task makes it (whoever sent it has to send it again)"
     if producer.job.called_off:
         return "its job was called off"
     if producer.state is FAILED or producer.state is CANCELLED:

@@ -2,12 +2,13 @@
 
 Cost = bytes that are not there ÷ bandwidth of the way by which they would come + the time until the
 disk has done what it has to do before, if they come from another host (CIB-42) + the time until a
-slot is free (CIB-53). Pure arithmetic over what is known; nothing here is a promise.
+slot is free (CIB-53). Bandwidths are those that were measured of late, between these two hosts;
+until there are any, a guess. Pure arithmetic over what is known; nothing here is a promise.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
 from ciel.core.refs import (
@@ -18,11 +19,56 @@ from ciel.core.refs import (
     Sweetheart,
     locations_of,
 )
+from ciel.core.scheduling import SWEETHEART_FACTOR, USUAL_SCHEDULING, Scheduling
 
-SAME_HOST_BYTES_PER_S = 5e9  # a link or a copy in memory
-OTHER_HOST_BYTES_PER_S = 1e8  # a gigabit link, until something is measured
-SWEETHEART_FACTOR = 1000  # as in the original: a strong preference
+SAME_HOST_BYTES_PER_S = 5e9  # a link or a copy in memory, until something is measured
+OTHER_HOST_BYTES_PER_S = 1e8  # a gigabit link, likewise
 STREAM_BYTES = 10_000_000  # as in the original: what a stream of unknown length counts for
+
+MEASURED_FROM_BYTES = 1_000_000
+"""Copies that are smaller say more about round trips than about bandwidth."""
+MEASURE_SHARE = 0.25
+"""How much the last copy counts against all before it."""
+PAIRS_MAX = 20_000
+"""Pairs of hosts whose bandwidth is kept: some 5 MB. Beyond that, no new ones."""
+
+
+class Bandwidths:
+    """What was measured, by host that has an object and host that copies it: seconds a byte, so
+    that the mean is that of the time which bytes take.
+    """
+
+    __slots__ = ("_s_per_byte",)
+
+    def __init__(self) -> None:
+        self._s_per_byte: dict[tuple[str, str], float] = {}
+
+    def learn(self, source: str, target: str, size_bytes: int, run_s: float) -> None:
+        """Take note of a copy, unless it was too small to tell anything."""
+        if size_bytes < MEASURED_FROM_BYTES:
+            return
+        pair, now = (source, target), max(run_s, 1e-6) / size_bytes
+        before = self._s_per_byte.get(pair)
+        if before is not None:
+            self._s_per_byte[pair] = before + MEASURE_SHARE * (now - before)
+        elif len(self._s_per_byte) < PAIRS_MAX:
+            self._s_per_byte[pair] = now
+
+    def s_per_byte(self, source: str | None, target: str) -> float | None:
+        """Return what was measured, if anything was."""
+        return self._s_per_byte.get((source or "", target))
+
+    def keep_only(self, hosts: Collection[str]) -> None:
+        """Forget the pairs of which one is not there any more."""
+        self._s_per_byte = {
+            pair: s for pair, s in self._s_per_byte.items() if pair[0] in hosts and pair[1] in hosts
+        }
+
+    def __len__(self) -> int:
+        return len(self._s_per_byte)
+
+
+NOTHING_MEASURED = Bandwidths()
 
 
 class Candidate(NamedTuple):
@@ -35,11 +81,27 @@ class Candidate(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """A ranked worker, with the reason for people."""
+    """A ranked worker, and of what its cost consists."""
 
     location: str
     cost_s: float
-    reason: str
+    missing_bytes: int
+    move_s: float
+    disk_s: float
+    wait_s: float
+    is_measured: bool  # at least one of the bandwidths
+
+    @property
+    def reason(self) -> str:
+        """Say for people what it costs."""
+        disk = f"a disk that is busy for about {self.disk_s:.3g} s, " if self.disk_s else ""
+        how = ""
+        if self.is_measured and self.move_s:
+            how = f", as measured {self.missing_bytes / self.move_s / 1e6:.3g} MB/s"
+        return (
+            f"{self.missing_bytes} bytes to fetch (about {self.move_s:.3g} s{how}), {disk}"
+            f"a slot in about {self.wait_s:.3g} s"
+        )
 
 
 class Load(NamedTuple):
@@ -49,14 +111,16 @@ class Load(NamedTuple):
     locations: frozenset[str]
 
 
-def loads_of(inputs: Iterable[Reference]) -> list[Load]:
+def loads_of(
+    inputs: Iterable[Reference], sweetheart_factor: float = SWEETHEART_FACTOR
+) -> list[Load]:
     """List the inputs that lie somewhere; what rides in its reference weighs nothing."""
     loads = []
     for ref in inputs:
         if isinstance(ref, Concrete):
             loads.append(Load(_weight(ref.size_bytes), ref.locations))
         elif isinstance(ref, Sweetheart):
-            weight = _weight(ref.size_bytes) * SWEETHEART_FACTOR
+            weight = int(_weight(ref.size_bytes) * sweetheart_factor)
             loads.append(Load(weight, frozenset((ref.preferred,))))
         elif isinstance(ref, Stream | SocketStream):
             loads.append(Load(STREAM_BYTES, locations_of(ref)))
@@ -68,28 +132,73 @@ def _weight(size_bytes: int | None) -> int:
 
 
 def rank(
-    loads: Sequence[Load], candidates: Sequence[Candidate], hosts: dict[str, str]
+    loads: Sequence[Load],
+    candidates: Sequence[Candidate],
+    hosts: dict[str, str],
+    measured: Bandwidths = NOTHING_MEASURED,
+    scheduling: Scheduling = USUAL_SCHEDULING,
 ) -> list[Choice]:
     """Rank candidates by cost, cheapest first; ties keep the candidates' order.
 
     `hosts` says on which host a location is; an unknown location counts as another host.
     """
-    choices = []
-    for candidate in candidates:
-        move_s, missing_bytes, disk_s = 0.0, 0, 0.0
-        for load in loads:
-            if candidate.location in load.locations:
-                continue
-            missing_bytes += load.size_bytes
-            near = any(hosts.get(place) == candidate.host for place in load.locations)
-            if not near:
-                disk_s = candidate.disk_s
-            move_s += load.size_bytes / (SAME_HOST_BYTES_PER_S if near else OTHER_HOST_BYTES_PER_S)
-        disk = f"a disk that is busy for about {disk_s:.3g} s, " if disk_s else ""
-        reason = (
-            f"{missing_bytes} bytes to fetch (about {move_s:.3g} s), {disk}"
-            f"a slot in about {candidate.wait_s:.3g} s"
-        )
-        choices.append(Choice(candidate.location, move_s + disk_s + candidate.wait_s, reason))
+    if scheduling.options:
+        loads, candidates = _as_asked(loads, candidates, scheduling)
+    choices = [_price(loads, candidate, hosts, measured) for candidate in candidates]
     choices.sort(key=lambda choice: choice.cost_s)
     return choices
+
+
+def _price(
+    loads: Sequence[Load], candidate: Candidate, hosts: dict[str, str], measured: Bandwidths
+) -> Choice:
+    location, host, wait_s, _ = candidate
+    move_s, missing_bytes, disk_s, is_measured = 0.0, 0, 0.0, False
+    for size_bytes, locations in loads:
+        if location in locations:
+            continue
+        missing_bytes += size_bytes
+        near = any(hosts.get(place) == host for place in locations)
+        if not near:
+            disk_s = candidate.disk_s
+        s_per_byte, is_known = _guess(near), False
+        if len(measured) and locations:
+            sources = [hosts.get(place) for place in locations]
+            s_per_byte, is_known = min([_way(source, host, measured) for source in sources])
+        move_s += size_bytes * s_per_byte
+        is_measured |= is_known
+    cost_s = move_s + disk_s + wait_s
+    return Choice(location, cost_s, missing_bytes, move_s, disk_s, wait_s, is_measured)
+
+
+def _guess(near: bool) -> float:
+    return 1 / (SAME_HOST_BYTES_PER_S if near else OTHER_HOST_BYTES_PER_S)
+
+
+def _way(source: str | None, host: str, measured: Bandwidths) -> tuple[float, bool]:
+    """Return how long a byte takes from a host to another one, and whether that was measured."""
+    known = measured.s_per_byte(source, host)
+    return (_guess(source == host), False) if known is None else (known, True)
+
+
+def _as_asked(
+    loads: Sequence[Load], candidates: Sequence[Candidate], scheduling: Scheduling
+) -> tuple[Sequence[Load], Sequence[Candidate]]:
+    """Apply the options of a job: leave aside what is too little to be a reason, and keep only
+    those candidates that hold about as much as the best one, all at the price of that.
+    """
+    threshold = scheduling.option("min_saving_threshold", 0.0)
+    margin = scheduling.option("equally_local_margin", 0.0)
+    held = {c.location: _held(loads, c.location) for c in candidates}
+    most = max(held.values())
+    if most < threshold:
+        return (), candidates
+    if margin and most:
+        local = [c for c in candidates if held[c.location] >= margin * most]
+        return (), local
+    poor = {place for place, size in held.items() if size < threshold}
+    return [Load(size, places - poor) for size, places in loads], candidates
+
+
+def _held(loads: Sequence[Load], location: str) -> int:
+    return sum([size_bytes for size_bytes, locations in loads if location in locations])

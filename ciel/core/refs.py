@@ -68,6 +68,11 @@ class Value(NamedTuple):
     def content(self) -> bytes:
         return b64decode(self.encoded, validate=True)
 
+    @property
+    def size_bytes(self) -> int:
+        """How long the content is; known without decoding it, and even if that cannot be done."""
+        return len(self.encoded) // 4 * 3 - self.encoded.endswith("=") - self.encoded.endswith("==")
+
     @classmethod
     def of(cls, object_id: ObjectId, content: bytes) -> Value:
         return cls(object_id, b2a_base64(content, newline=False).decode())
@@ -94,13 +99,14 @@ class Failure(NamedTuple):
         """The message for people."""
         return details_text(self.details)
 
-    def passed_on(self) -> tuple[str, Any]:
-        """Say why a task fails that never ran: by its input's failure, told once however long the
-        chain.
+    def passed_on(self, maker: str = "") -> tuple[str, Any]:
+        """Say why a task fails that never ran: by the failure of its input, which `maker` was to
+        make; told once however long the chain.
         """
         if self.reason in ("DEPENDENCY_FAILED", "CANCELLED"):
             return self.reason, self.details
-        text = f"its input {self.id} failed ({self.reason}): {self.text}"
+        whose = f"{self.id}, which {maker} was to make," if maker else self.id
+        text = f"its input {whose} failed ({self.reason}): {self.text}"
         return "DEPENDENCY_FAILED", with_text(self.details, text)
 
 

@@ -6,7 +6,7 @@ will not name an object any more, and when a job is removed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, MutableMapping
+from collections.abc import Container, Iterable, MutableMapping
 
 from ciel.core.graph import TaskGraph
 from ciel.core.ids import ObjectId
@@ -106,9 +106,11 @@ def _forget(graph: TaskGraph, task: TaskNode, deletions: Deletions) -> list[Obje
     return alone
 
 
-def remove(graph: TaskGraph, job: Job, others: Iterable[Job]) -> Deletions:
+def remove(
+    graph: TaskGraph, job: Job, others: Iterable[Job], kept: Container[str] = ()
+) -> Deletions:
     """Forget an ended job with its tasks, none of which may be active, and objects, but for objects
-    that `others` read: those stay as they are, and cannot be made again.
+    that `others` read, or that are `kept`: those stay as they are, and cannot be made again.
     """
     doomed = job.uploads | job.wanted | job.foreign
     for object_id in job.wanted:
@@ -134,7 +136,7 @@ def remove(graph: TaskGraph, job: Job, others: Iterable[Job]) -> Deletions:
         maker = doomed_node.producer
         if maker is not None and maker.job is not job:
             continue
-        if doomed_node.wanters or doomed_node.others or object_id in used:
+        if doomed_node.wanters or doomed_node.others or object_id in used or object_id in kept:
             doomed_node.producer = None
             continue
         for place in graph.objects.forget(doomed_node, object_id):

@@ -1,7 +1,8 @@
 """Whether a failed attempt is tried again: how often, for which failures, with what delay.
 
-A program's own failure counts against the task's `retries`. The loss of a worker is not the task's
-fault, until the same task has taken down three workers.
+A program's own failure counts against the task's `retries`, if it is of a kind after which that is
+to be tried again. The loss of a worker is not the task's fault, until the same task has taken down
+three workers.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from ciel.core.refs import details_text, with_text
+from ciel.core.tasks import NOT_RETRIED, Needs
 
 WORKER_LOSSES_MAX = 3
 INPUT_LOSSES_MAX = 10
@@ -18,9 +20,8 @@ cannot reach each other perhaps always where this task's cannot get at it.
 """
 BACK_OFF_FIRST_S = 0.2
 BACK_OFF_MAX_S = 30.0
-
-NOT_RETRIED = frozenset(("CANCELLED", "BAD_ARGUMENTS", "NO_EXECUTOR", "DEPENDENCY_FAILED"))
-"""Faults that another attempt cannot mend."""
+BACK_OFF_FIRST_BY_KIND_S = {"NO_SPACE": 2.0, "MEMORY_LIMIT": 1.0, "WORKER_FAULT": 1.0}
+"""Where what went wrong takes longer to pass than a program's bad luck: others must end first."""
 
 
 @dataclass(slots=True)
@@ -47,15 +48,18 @@ class GiveUp(NamedTuple):
     details: Any
 
 
-def after_failure(blame: Blame, retries: int, reason: str, details: Any) -> Again | GiveUp:
+def after_failure(blame: Blame, needs: Needs, reason: str, details: Any) -> Again | GiveUp:
     """Decide after a failed attempt; `blame` is updated."""
     blame.failures += 1
-    if reason in NOT_RETRIED or blame.failures > retries:
-        if retries and reason not in NOT_RETRIED:
-            text = f"{details_text(details)}\n(attempt {blame.failures} of {retries + 1})"
-            details = with_text(details, text)
+    if reason in NOT_RETRIED or not needs.retries:
         return GiveUp(reason, details)
-    return Again(min(BACK_OFF_FIRST_S * 2 ** (blame.failures - 1), BACK_OFF_MAX_S))
+    count = f"attempt {blame.failures} of {needs.retries + 1}"
+    if needs.retry_on and reason not in needs.retry_on:
+        count += f"; it is tried again only after {', '.join(needs.retry_on)}"
+    elif blame.failures <= needs.retries:
+        first_s = needs.retry_delay_s or BACK_OFF_FIRST_BY_KIND_S.get(reason, BACK_OFF_FIRST_S)
+        return Again(min(first_s * 2 ** (blame.failures - 1), max(first_s, BACK_OFF_MAX_S)))
+    return GiveUp(reason, with_text(details, f"{details_text(details)}\n({count})"))
 
 
 def after_worker_loss(blame: Blame, worker: str) -> Again | GiveUp:
@@ -63,7 +67,8 @@ def after_worker_loss(blame: Blame, worker: str) -> Again | GiveUp:
     blame.worker_losses += 1
     if blame.worker_losses >= WORKER_LOSSES_MAX:
         details = (
-            f"{blame.worker_losses} workers were lost while they ran it, the last was {worker}"
+            f"{blame.worker_losses} workers were lost while they ran it, the last was {worker}: "
+            "it seems to end them, or to take all memory of their hosts (their logs may say more)"
         )
         return GiveUp("WORKER_FAILED", details)
     return Again(0.0)

@@ -28,10 +28,17 @@ class Story:
         self._left_out = 0
 
     def tell(self, at_s: float, text: str) -> None:
-        self._chapters.append(Chapter(at_s, text[:TEXT_MAX_LENGTH]))
+        if len(text) > TEXT_MAX_LENGTH:
+            text = f"{text[: TEXT_MAX_LENGTH - 4]} ..."
+        self._chapters.append(Chapter(at_s, text))
         if len(self._chapters) > STORY_MAX_LENGTH:
             del self._chapters[STORY_MAX_LENGTH // 2]
             self._left_out += 1
+
+    @property
+    def chapters(self) -> tuple[Chapter, ...]:
+        """What is kept of it, oldest first."""
+        return tuple(self._chapters)
 
     def lines(self, now_s: float) -> list[str]:
         """Tell the story as lines, oldest first, with ages."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Collection
 from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -16,16 +18,28 @@ SLOTS_MAX = 1024
 RETRIES_MAX = 1000
 TIMEOUT_MAX_S = 1e9  # 30 years; more could not be added to a clock
 MEMORY_MAX_BYTES = 2**63 - 1  # what the kernel can count
+RETRY_DELAY_MAX_S = 86_400.0
+RETRY_KINDS_MAX = 20
+KIND_PATTERN = re.compile("[A-Z][A-Z0-9_]{0,63}")
+NOT_RETRIED = frozenset(("CANCELLED", "BAD_ARGUMENTS", "NO_EXECUTOR", "DEPENDENCY_FAILED"))
+"""Faults that another attempt cannot mend."""
 
 
 class Needs(NamedTuple):
-    """What a task asks for. Shared between the tasks of an array: one value, many tasks."""
+    """What a task asks for. Shared between the tasks of an array: one value, many tasks.
+
+    `memory_bytes` is a limit, and counts against what its worker offers. `retry_on`: the kinds of
+    failure (see `refs.Failure.reason`) after which it is tried again, if not all that this may
+    mend; `retry_delay_s`: before the first time, then twice as long each time (0: by kind).
+    """
 
     slots: int = 1
     memory_bytes: int = 0  # 0: no limit
     priority: int = 0  # higher runs first
     timeout_s: float = 0.0  # 0: no limit
     retries: int = 0
+    retry_on: tuple[str, ...] = ()
+    retry_delay_s: float = 0.0
 
 
 USUAL_NEEDS = Needs()
@@ -213,3 +227,21 @@ def _check_needs(spec: TaskSpec) -> None:
         raise InvalidTaskError(spec.id, f"timeout_s must be 0 to {TIMEOUT_MAX_S:g}")
     if not 0 <= needs.memory_bytes <= MEMORY_MAX_BYTES:
         raise InvalidTaskError(spec.id, f"memory_bytes must be 0 to {MEMORY_MAX_BYTES}")
+    if not 0 <= needs.retry_delay_s <= RETRY_DELAY_MAX_S:
+        raise InvalidTaskError(spec.id, f"retry_delay_s must be 0 to {RETRY_DELAY_MAX_S:g}")
+    if wrong := wrong_kinds(needs.retry_on):
+        raise InvalidTaskError(spec.id, f"retry_on: {wrong}")
+
+
+def wrong_kinds(kinds: Collection[str]) -> str:
+    """Say what is wrong with kinds of failure after which a task is to be tried again; empty if
+    nothing is. Programs may have kinds of their own, so it is not asked whether one is known.
+    """
+    if len(kinds) > RETRY_KINDS_MAX:
+        return f"{len(kinds)} kinds of failure; {RETRY_KINDS_MAX} are allowed"
+    for kind in kinds:
+        if kind in NOT_RETRIED:
+            return f"another attempt cannot mend {kind}"
+        if not KIND_PATTERN.fullmatch(kind):
+            return f"a kind of failure looks like TIMED_OUT, not {kind!r:.40}"
+    return ""

@@ -87,6 +87,9 @@ class Attempt(ABC):
     ) -> None:
         """Give a resolved input a path, even if it is still being made."""
 
+    def prefer(self, ref: Reference) -> None:
+        """Have a resolved input be read here rather than elsewhere from now on; only a hint."""
+
     @abstractmethod
     def read(self, ref: Reference, then: Callable[[bytes], None]) -> None:
         """Read a small input."""

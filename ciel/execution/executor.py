@@ -25,11 +25,19 @@ from ciel.storage.interface import LEVELS
 
 
 class BadArgumentsError(Exception):
-    """The arguments of a task are not what its executor takes; the text is for its author."""
+    """The arguments of a task are not what its executor takes; the text is for its author. If
+    another `executor` is named, it is that one's arguments, which stand in those of the task.
+    """
+
+    def __init__(self, text: str, executor: str = "") -> None:
+        super().__init__(text)
+        self.executor = executor
 
 
 class InputPath(NamedTuple):
-    """Stands for the path of an input, in a command line; `executable`: it is to be run."""
+    """Stands for the path of an input, in a command line; `executable`: it is to be run, or loaded
+    as a library.
+    """
 
     object_id: ObjectId
     executable: bool = False
@@ -51,6 +59,11 @@ class Program:
     `streams`: its outputs may be read while it writes them. `whole`: inputs that are still being
     made are waited for, not fed while they grow. `store`: where its outputs are to begin, of
     `storage.interface.LEVELS`; nothing: where that store begins them.
+
+    `names`: texts and paths that are its standard input instead, each ended by a NUL. `preferred`:
+    inputs that are better read where it runs than anywhere else, once it has. `delay_s`: how long
+    it waits before its start. `chunk_bytes`: what grows is fed in pieces of that size, but for the
+    last. `traces`: it is logged when it had to wait for what grows.
     """
 
     argv: tuple[str | InputPath, ...]
@@ -62,6 +75,11 @@ class Program:
     streams: bool = False
     whole: bool = False
     store: str = ""
+    names: tuple[str | InputPath | OutputPath, ...] = ()
+    preferred: tuple[ObjectId, ...] = ()
+    delay_s: float = 0.0
+    chunk_bytes: int = 1
+    traces: bool = False
 
 
 class ProgramExit(NamedTuple):
@@ -75,12 +93,20 @@ class ProgramExit(NamedTuple):
     def describe(self) -> str:
         """Say it in words, with the signal's name."""
         if self.signal_number is None:
-            return f"ended with exit status {self.status}"
+            return f"ended with exit status {self.status}{_in_shells(self.status or 0)}"
         try:
             name = signal.Signals(self.signal_number).name
         except ValueError:
             name = f"signal {self.signal_number}"
         return f"was killed by {name}"
+
+
+def _in_shells(status: int) -> str:
+    """Say what an exit status means that a shell has made of a signal."""
+    try:
+        return f" (in a shell: {signal.Signals(status - 128).name})" if status > 128 else ""
+    except ValueError:
+        return ""
 
 
 class Child(NamedTuple):
@@ -115,7 +141,8 @@ class Run:
 class Talk:
     """Have a program talk with this executor: it gets the names of two FIFOs as its last arguments,
     then `start_task` with `arguments`. A program that is kept warm serves every task of the same
-    `kind`; one that waits in the middle of a task (`fixed`) is gone on with instead.
+    `kind`; one that waits in the middle of a task (`fixed`) is gone on with instead. Its `files`
+    are copies, as it outlives its task.
     """
 
     program: Program
@@ -208,12 +235,19 @@ def simple_form(executor: str, keywords: dict[str, Any]) -> ChildForm:
 class Executor(ABC):
     """One kind of task."""
 
-    name: ClassVar[str]
+    name: str
     mentions: ClassVar[Mentions] = Mentions.ANYTHING
     talks: ClassVar[bool] = False
     """Its `begin` answers with `Talk`, and it has a method `converse`."""
     wants_package: ClassVar[bool] = False
     """Its tasks may look things up in the package of their job: they get its `package_ref`."""
+
+    def missing(self, environ: Mapping[str, str]) -> str:
+        """Say in a sentence what this host lacks to run its tasks, and what to do about it; nothing
+        if it can. Asked once, before any task, by a worker with its own environment; the only place
+        in which an executor may look at the host, and keep what it finds.
+        """
+        return ""
 
     @abstractmethod
     def begin(self, task: Task) -> Action:

@@ -8,13 +8,20 @@ import re
 import shlex
 from collections.abc import Sequence
 
+from ciel.core.failures import size_text
 from ciel.storage.errors import NoSpaceError
 
 STDERR_TAIL_BYTES = 4096
+STDERR_TAIL_LINES = 40
 COMMAND_MAX_LENGTH = 500
 # Whatever a program says, it must not reach into the reader's terminal.
 _CONTROLS = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+
+
+def logged_name(name: str, task_id: str) -> str:
+    """Return what stands before a task's lines in its job's log."""
+    return visible(name or task_id[:12])
 
 
 def command_text(argv: Sequence[str]) -> str:
@@ -37,12 +44,13 @@ def visible_text(text: str) -> str:
 
 def tail_text(tail: bytes, whole_size_bytes: int) -> str:
     """Return the end of standard error as text, from a whole line on; say what was left out."""
-    if whole_size_bytes <= len(tail):
-        return _text(tail)
-    _, _, lines = tail.partition(b"\n")
-    shown = lines or tail
+    lines = tail.splitlines(keepends=True)
+    if whole_size_bytes > len(tail):
+        lines = lines[1:] or lines
+    shown = b"".join(lines[-STDERR_TAIL_LINES:])
     left_out = whole_size_bytes - len(shown)
-    return f"({left_out} bytes before)\n{_text(shown)}"
+    before = f"({left_out} bytes before)\n" if left_out else ""
+    return f"{before}{_text(shown)}"
 
 
 def printed_text(said: bytes) -> str:
@@ -59,14 +67,16 @@ def no_room_text(worker: str, argv: Sequence[str], error: NoSpaceError) -> str:
     whose = command_text(argv) if argv else "it"
     return (
         f"{whose} made more than the store of worker {worker} has room for: "
-        f"wanted {error.wanted_bytes} bytes, {error.available_bytes} available; "
+        f"wanted {size_text(error.wanted_bytes)}, {size_text(error.available_bytes)} available; "
         "give the worker a larger store, or end jobs whose results it keeps"
     )
 
 
-def failure_text(what: str, worker: str, argv: Sequence[str], stderr_tail: str) -> str:
-    """Compose the message for a program that failed."""
-    lines = [f"{command_text(argv)} {what} on worker {worker}"]
+def failure_text(
+    what: str, worker: str, argv: Sequence[str], stderr_tail: str, why: str = ""
+) -> str:
+    """Compose the message for a program that failed; `why`, if it was not its own doing."""
+    lines = [f"{command_text(argv)} {what} on worker {worker}" + (why and f": {why}")]
     if stderr_tail:
         lines += ["its standard error ends:", *[f"  {line}" for line in stderr_tail.splitlines()]]
     return "\n".join(lines)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from twisted.internet.task import LoopingCall
 from twisted.logger import Logger
@@ -20,20 +20,25 @@ from ciel.access.keys import Role
 from ciel.core.errors import CielError
 from ciel.core.events import CLIENT_GRACE_S, Answer, Ask, Change, Heartbeat, Message, Received
 from ciel.core.ids import ID_MAX_LENGTH, check_id
-from ciel.core.tasks import SLOTS_MAX
+from ciel.core.tasks import MEMORY_MAX_BYTES, SLOTS_MAX
 from ciel.master.journal import Journal
 from ciel.master.sessions import ClientSession
 from ciel.master.state import answers
 from ciel.master.state.machine import MasterMachine
 from ciel.master.state.workers import WorkerFacts
+from ciel.master.waiters import Waiters
 from ciel.net.control import ControlPeer
 from ciel.net.turns import DelayedCall, Turns
-from ciel.wire.references import to_json
+from ciel.wire.errors import WireError
+from ciel.wire.references import from_json, to_json
 
 TICK_S = 0.5
 CLIENT_LOST_AFTER_S = 30.0
 FREEZE_EVERY_TASKS = 50_000
+WORKERS = ":workers"
+"""What waits for a worker to come or go waits for that; no id begins so."""
 
+T = TypeVar("T")
 log = Logger()
 
 
@@ -54,6 +59,10 @@ class MasterService:
         self._journal = journal
         self._about = about  # what status tells besides the machine's own facts
         self._started_at_s = time.time()
+        self.epoch_s = self._started_at_s - reactor.seconds()
+        """What makes a time of this master's clock one since the epoch."""
+        self.waiters = Waiters(reactor)  # for a job's end by its id, and for `WORKERS`
+        self._workers_version = 0
         self._names: dict[ControlPeer, str] = {}
         self._peers: dict[str, ControlPeer | ClientSession] = {}
         self._sessions: dict[str, ClientSession] = {}  # by the names that clients gave them
@@ -81,7 +90,7 @@ class MasterService:
         assert peer.hello is not None
         if peer.hello.role is Role.WORKER:
             try:
-                facts = worker_facts(peer.hello.about)
+                facts = worker_facts(peer.hello.about)._replace(software=peer.hello.software)
             except (CielError, ValueError) as error:
                 peer.refuse(f"this worker does not say who it is: {error}")
                 return
@@ -197,7 +206,35 @@ class MasterService:
 
     def change(self, topic: str, argument: Any) -> Any:
         """Change something and return what there is to say about it; raises CielError."""
-        return answers.change(self.machine, topic, argument, self._reactor.seconds())
+        try:
+            read = from_json(argument)  # with the references in it
+        except WireError as error:
+            raise answers.UnknownQuestionError(str(error)) from None
+        return answers.change(self.machine, topic, read, self._reactor.seconds())
+
+    # --- without a connection ---------------------------------------------------------------------
+
+    def now_s(self) -> float:
+        """Tell the time of the machine's clock."""
+        return float(self._reactor.seconds())
+
+    def netlocs(self) -> set[str]:
+        """Name where the workers that are there serve."""
+        return {node.facts.netloc for node in self.machine.workers.values()}
+
+    def act(self, do: Callable[[MasterMachine, float], T]) -> T:
+        """Have somebody who has no connection do something to the machine; raises what that does.
+        What follows from it leaves at the end of the turn.
+        """
+        self._turns.at_end(self._end_turn)
+        return do(self.machine, self.now_s())
+
+    def lose_workers(self, reason: str) -> None:
+        """Take all workers for lost. Those that live join anew."""
+        for worker in list(self.machine.workers):
+            self.machine.worker_lost(worker, reason, self.now_s())
+        self._turns.at_end(self._end_turn)
+        self._hang_up_on_lost(reason)
 
     # --- turns and time ---------------------------------------------------------------------------
 
@@ -214,6 +251,13 @@ class MasterService:
                 peer = peers.get(name)
                 if peer is not None:
                     peer.send(message)
+        if machine.ended:
+            ended, machine.ended = machine.ended, []
+            for job in ended:
+                self.waiters.tell(job.spec.id)
+        if self._workers_version != machine.workers_version:
+            self._workers_version = machine.workers_version
+            self.waiters.tell(WORKERS)
         self._schedule(machine.due_s())
 
     def _schedule(self, due_s: float | None) -> None:
@@ -234,7 +278,7 @@ class MasterService:
         self._tend_sessions(now_s)
         self._spare_collector()
         self.machine.tick(now_s)
-        self._hang_up_on_lost()
+        self._hang_up_on_lost("was silent for too long")
         self._end_turn()
 
     def _tend_sessions(self, now_s: float) -> None:
@@ -253,12 +297,12 @@ class MasterService:
             self._frozen_tasks = task_count
             gc.freeze()
 
-    def _hang_up_on_lost(self) -> None:
+    def _hang_up_on_lost(self, reason: str) -> None:
         """Close the connections of workers that were taken for lost: one that lives joins anew."""
         for peer, name in list(self._names.items()):
             is_worker = peer.hello is not None and peer.hello.role is Role.WORKER
             if is_worker and name not in self.machine.workers:
-                log.warn("worker {worker} was silent for too long", worker=name)
+                log.warn("worker {worker} {reason}", worker=name, reason=reason)
                 del self._names[peer], self._peers[name]
                 peer.close()
 
@@ -284,4 +328,12 @@ def worker_facts(about: Mapping[str, Any]) -> WorkerFacts:
         raise ValueError(f"its slots must be 1 to {SLOTS_MAX}")
     if not isinstance(executors, list) or not all(isinstance(item, str) for item in executors):
         raise ValueError("its executors must be a list of names")
-    return WorkerFacts(str(worker), netloc, host, slots, frozenset(executors))
+    lacking = about.get("lacking", {})
+    if not isinstance(lacking, dict) or not all(isinstance(why, str) for why in lacking.values()):
+        raise ValueError("what it lacks must be an object of executors and reasons")
+    memory_bytes = about.get("memory_bytes", 0)
+    if type(memory_bytes) is not int or not 0 <= memory_bytes <= MEMORY_MAX_BYTES:
+        raise ValueError(f"its memory_bytes must be 0 to {MEMORY_MAX_BYTES}")
+    return WorkerFacts(
+        str(worker), netloc, host, slots, frozenset(executors), lacking, memory_bytes=memory_bytes
+    )

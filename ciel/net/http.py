@@ -17,6 +17,7 @@ header. Every refusal and every failure is JSON, `{"error": "one line"}`; nothin
 
 from __future__ import annotations
 
+import resource
 from http import HTTPStatus
 from io import BytesIO
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol
@@ -55,8 +56,11 @@ the bytes drip."""
 IDLE_TIMEOUT_S: Final = 60.0
 """Without a byte, between two requests or within a body."""
 
-CONNECTIONS_MAX: Final = 256
-"""Of those who have shown a key; strangers come and go by a doorstep of their own."""
+CONNECTIONS_MAX: Final = 4096
+CONNECTIONS_SHARE: Final = 8
+"""Of those who have shown a key, so many, and for one in so many of the files that this process may
+open: each may have one or two more open for what it reads or brings. Thousands may wait, or be slow
+at a time; strangers come and go by a doorstep of their own."""
 
 LINGER_S: Final = 2.0
 LINGER_MAX_BYTES: Final = 16 * 1024 * 1024
@@ -102,6 +106,10 @@ class Route:
         """Say which role a method needs; for routes where reading takes less than writing."""
         return self.needs_role
 
+    def limit_for(self, method: str) -> int | None:
+        """Say how much body a method takes; for routes where only one of them takes bulk."""
+        return self.body_limit_bytes
+
     def body_sink(self, request: Request) -> BodySink | None:
         """Return where this request's body shall go; None to have it kept in `request.content`.
 
@@ -117,6 +125,23 @@ class Route:
             method = "GET"
         answer: Answer = getattr(self, _PREFIX + method)(request)
         return answer
+
+
+class Refusal(Route):
+    """A path of the original's at which nothing is done any more: the answer says what to do."""
+
+    needs_role = Role.READ
+
+    def __init__(self, status: int, reason: str, *methods: str) -> None:
+        self._status = status
+        self._reason = reason
+        self._methods = methods
+
+    def methods(self) -> tuple[str, ...]:
+        return self._methods
+
+    def render(self, request: Request) -> Answer:
+        raise HttpError(self._status, self._reason)
 
 
 Routes = PathTable[Route]
@@ -252,7 +277,8 @@ class Request(TwistedRequest):
             raise HttpError(404, "there is nothing here")
         route, self.params = found
         if not self.role.permits(needed := route.role_for(method)):
-            raise HttpError(403, f"a {self.role} key does not open this, it takes a {needed} key")
+            wanted = "the cluster's own" if needed is Role.ADMIN else f"a {needed} key"
+            raise HttpError(403, f"a {self.role} key does not open this, it takes {wanted}")
         if method not in (allowed := route.methods()):
             raise HttpError(405, f"only {', '.join(allowed)} here", Allow=", ".join(allowed))
         self._check_size(route, length or 0)
@@ -260,7 +286,7 @@ class Request(TwistedRequest):
         self._route = route
 
     def _check_size(self, route: Route, size_bytes: int) -> None:
-        limit_bytes = route.body_limit_bytes
+        limit_bytes = route.limit_for(self.method.decode("latin-1"))
         if limit_bytes is not None and size_bytes > limit_bytes:
             raise HttpError(413, f"the body may have {limit_bytes} bytes here")
 
@@ -321,8 +347,13 @@ class _Channel(HTTPChannel):
         self.is_unproven = True
         """Whether no request on this connection has shown a key yet."""
 
+    @property
+    def is_resting(self) -> bool:
+        """Whether it is between two requests, so that its end is no loss to anybody."""
+        return self._in_header and self._deadline is None
+
     def turn_away(self) -> None:
-        """Hang up at once: others wait, and this one has proved nothing yet."""
+        """Hang up at once: others wait, and this one has proved nothing yet, or asks nothing."""
         self.transport.abortConnection()
 
     def connectionMade(self) -> None:
@@ -401,6 +432,11 @@ class _Channel(HTTPChannel):
         self._deadline = None
 
 
+def _places() -> int:
+    open_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return min(CONNECTIONS_MAX, max(1, open_files // CONNECTIONS_SHARE))
+
+
 class SecureSite(Site):
     """Serves `routes` to whom `gate` admits. `open_healthz` lets anyone read `/healthz`."""
 
@@ -414,14 +450,14 @@ class SecureSite(Site):
         gate: Gate,
         *,
         open_healthz: bool = False,
-        connections_max: int = CONNECTIONS_MAX,
+        connections_max: int | None = None,
     ) -> None:
         super().__init__(None, Request, timeout=IDLE_TIMEOUT_S, reactor=reactor)
         self.routes = routes
         self.gate = gate
         self.open_healthz = open_healthz
         self.channels: set[_Channel] = set()
-        self._connections_max = connections_max
+        self._connections_max = connections_max or _places()
         self._doorstep = Doorstep()
 
     def startFactory(self) -> None:
@@ -431,9 +467,13 @@ class SecureSite(Site):
         """Nothing was started."""
 
     def buildProtocol(self, addr: Any) -> Any:
-        known = sum(not channel.is_unproven for channel in self.channels)
-        if known >= self._connections_max:
-            return None
+        if len(self.channels) >= self._connections_max:
+            known = [channel for channel in self.channels if not channel.is_unproven]
+            if len(known) >= self._connections_max:
+                resting = next((channel for channel in known if channel.is_resting), None)
+                if resting is None:
+                    return None
+                resting.turn_away()
         channel: _Channel = super().buildProtocol(addr)
         self._doorstep.let_in(channel)
         self.channels.add(channel)

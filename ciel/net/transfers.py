@@ -25,6 +25,7 @@ from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from ciel.net.errors import TransferError
+from ciel.net.outside import Outside
 from ciel.net.turns import DelayedCall
 from ciel.wire.codec import decode
 from ciel.wire.errors import DecodeError
@@ -80,10 +81,19 @@ Headers = Mapping[str, str] | Callable[[], Mapping[str, str]]
 
 
 class Transfers:
-    """Fetches over HTTP. `close` ends all of it."""
+    """Fetches over HTTP from other workers; or from hosts `outside`, by their rules, with
+    connections of their own. `close` ends all of it.
+    """
 
-    def __init__(self, reactor: Any, *, concurrent_max: int = CONCURRENT_MAX) -> None:
+    def __init__(
+        self,
+        reactor: Any,
+        *,
+        concurrent_max: int = CONCURRENT_MAX,
+        outside: Outside | None = None,
+    ) -> None:
         self._reactor = reactor
+        self._outside = outside
         self._concurrent_max = concurrent_max
         self._waiting: deque[_Transfer] = deque()
         self._running: dict[pycurl.Curl, _Transfer] = {}
@@ -122,6 +132,7 @@ class Transfers:
         """
         transfer = _Transfer(url, sink, headers or {}, offset_bytes, expected_size_bytes)
         transfer.begun = begun
+        transfer.may_be_endless = self._outside is None
         transfer.changed = self._changed.add
         transfer.connect_timeout_s = connect_timeout_s
         transfer.stall_timeout_s = stall_timeout_s
@@ -221,6 +232,8 @@ class Transfers:
         curl = self._spare.pop() if self._spare else pycurl.Curl()
         try:
             transfer.prepare(curl)
+            if self._outside is not None:
+                self._outside.prepare(curl, transfer.refuse)
         except Exception:
             self._spare.append(curl)
             transfer.fail(Failure())
@@ -247,6 +260,7 @@ class _Transfer:
     done: Deferred[TransferResult]
     curl: pycurl.Curl
     begun: Callable[[Begun], object] | None
+    may_be_endless: bool
     changed: Callable[[_Transfer], None]
     connect_timeout_s: float
     stall_timeout_s: int
@@ -299,6 +313,10 @@ class _Transfer:
             curl.setopt(option, value)
         if self._offset_bytes:
             curl.setopt(pycurl.RANGE, f"{self._offset_bytes}-")
+
+    def refuse(self, reason: str) -> None:
+        """Have it fail with a reason of ours."""
+        self.error = TransferError(self.url, reason)
 
     def judge(self, code: int, text: str) -> None:
         """Settle how it ended, while the handle still knows."""
@@ -397,8 +415,9 @@ class _Transfer:
         length = self._fields.get("content-length")
         if self._fields.get("transfer-encoding", "").lower() == "chunked":
             length = None
-            self.is_endless = True
-            self.changed(self)
+            if self.may_be_endless:
+                self.is_endless = True
+                self.changed(self)
         elif length is None:
             reason = "it does not say where the body will end, so its end proves nothing"
             raise TransferError(self.url, reason, self._status)

@@ -20,7 +20,7 @@ from twisted.internet.protocol import Protocol as TwistedProtocol
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
-from ciel.access.addresses import netloc
+from ciel.access.addresses import TAKEN, netloc
 from ciel.core.events import Message
 from ciel.net.control import ControlPeer, Owner
 from ciel.net.doorstep import Doorstep
@@ -33,8 +33,8 @@ from ciel.wire.limits import HELLO_TIMEOUT_S
 PORTS: Final = range(20000, 32768)
 """Where a free port is looked for."""
 
-BACKLOG: Final = 256
-"""Connections the kernel keeps while a turn lasts: twice as many as may be unproven."""
+BACKLOG: Final = 1024
+"""Connections the kernel keeps while a turn lasts; who finds no place tries again in a second."""
 
 CONNECT_TIMEOUT_S: Final = 5.0
 RETRY_MIN_S: Final = 0.1
@@ -136,7 +136,7 @@ def _bound(sock: socket.socket, place: Any, address: Address) -> socket.socket:
 def _why_not(error: OSError, address: Address) -> str:
     if error.errno == errno.EADDRINUSE:
         choice = "name" if address.name else "port (0 finds a free one)"
-        return f"another program already listens there; stop it, or choose another {choice}"
+        return f"{TAKEN}; stop it, or choose another {choice}"
     if error.errno == errno.EADDRNOTAVAIL:
         return f"{address.host} is no address of this machine"
     if error.errno == errno.EACCES:

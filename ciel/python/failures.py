@@ -98,9 +98,11 @@ _KINDS: Final[dict[str, type[TaskError]]] = {
 }
 
 
-def pack_error(error: BaseException, skipped_frames: int = 0, locals_wanted: bool = False) -> bytes:
-    """Pack an exception with its traceback, less the outermost frames, which are ours. Never
-    raises.
+def pack_error(
+    error: BaseException, skipped_frames: int = 0, locals_wanted: bool = False, worker: str = ""
+) -> bytes:
+    """Pack an exception with its traceback, less the outermost frames, which are ours, and the
+    worker on which it was raised. Never raises.
     """
     trace = error.__traceback__
     for _ in range(skipped_frames):
@@ -121,12 +123,13 @@ def pack_error(error: BaseException, skipped_frames: int = 0, locals_wanted: boo
         head = None
     finally:
         error.__traceback__ = trace
-    return pickle.dumps((head, text, kind, list(getattr(error, "__notes__", ()))), PROTOCOL)
+    notes = list(getattr(error, "__notes__", ()))
+    return pickle.dumps((head, text, kind, notes, worker), PROTOCOL)
 
 
 def unpack_error(packed: bytes, where: str = "") -> BaseException:
     """Return the exception, to be raised: `where` (task, worker, attempt) becomes a note of it."""
-    head, text, kind, notes = pickle.loads(packed)
+    head, text, kind, notes, worker = pickle.loads(packed)
     error: BaseException | None = None
     if head is not None:
         try:
@@ -139,7 +142,8 @@ def unpack_error(packed: bytes, where: str = "") -> BaseException:
         if note not in getattr(error, "__notes__", ()):
             error.add_note(note)
     if where:
-        error.add_note(where)
+        is_whole = not worker or " on worker " in where
+        error.add_note(where if is_whole else f"{where} on worker {worker}")
     if not isinstance(error, RemoteError):
         error.__cause__ = RemoteTraceback(text)
     return error

@@ -142,15 +142,3 @@ class Shown:
         ]
         title = f"<tr><th colspan=2>{html.escape(self._heading)}</th></tr>"
         return f"<table>{title}{''.join(rows)}</table>"
-
-
-def size_text(size_bytes: int | None) -> str:
-    """Write a size as people do; nothing if it is not known."""
-    if size_bytes is None:
-        return ""
-    size, unit = float(size_bytes), "B"
-    for larger in ("KiB", "MiB", "GiB", "TiB"):
-        if size < 1024:
-            break
-        size, unit = size / 1024, larger
-    return f"{size:.4g} {unit}"

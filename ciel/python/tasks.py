@@ -13,10 +13,12 @@ from ciel.core.tasks import (
     PRIORITY_MAX,
     PRIORITY_MIN,
     RETRIES_MAX,
+    RETRY_DELAY_MAX_S,
     SLOTS_MAX,
     TIMEOUT_MAX_S,
     USUAL_NEEDS,
     Needs,
+    wrong_kinds,
 )
 from ciel.python.futures import Future
 from ciel.python.sessions import current
@@ -78,10 +80,21 @@ def _whole(least: int, most: int) -> Callable[[str, Any], int]:
     return read
 
 
-def _seconds(option: str, value: Any) -> float:
-    if type(value) not in (int, float) or not 0 <= value <= TIMEOUT_MAX_S:
-        raise OptionError(option, f"it must be seconds, 0 to {TIMEOUT_MAX_S:g}, not {value!r:.40}")
-    return float(value)
+def _seconds(most: float) -> Callable[[str, Any], float]:
+    def read(option: str, value: Any) -> float:
+        if type(value) not in (int, float) or not 0 <= value <= most:
+            raise OptionError(option, f"it must be seconds, 0 to {most:g}, not {value!r:.40}")
+        return float(value)
+
+    return read
+
+
+def _kinds(option: str, value: Any) -> tuple[str, ...]:
+    if not isinstance(value, tuple | list) or not all(isinstance(kind, str) for kind in value):
+        raise OptionError(option, f"it must be kinds of failure, as RAISED, not {value!r:.40}")
+    if wrong := wrong_kinds(value):
+        raise OptionError(option, wrong)
+    return tuple(value)
 
 
 def _text(option: str, value: Any) -> str:
@@ -99,7 +112,9 @@ def _truth(option: str, value: Any) -> bool:
 _READERS: Final[dict[str, Callable[[str, Any], Any]]] = {
     "returns": _whole(1, RETURNS_MAX),
     "retries": _whole(0, RETRIES_MAX),
-    "timeout_s": _seconds,
+    "retry_on": _kinds,
+    "retry_delay_s": _seconds(RETRY_DELAY_MAX_S),
+    "timeout_s": _seconds(TIMEOUT_MAX_S),
     "memory_bytes": _whole(0, MEMORY_MAX_BYTES),
     "slots": _whole(1, SLOTS_MAX),
     "priority": _whole(PRIORITY_MIN, PRIORITY_MAX),
@@ -192,7 +207,7 @@ def _found(module: Any, qualified_name: str) -> Any:
 
 
 @overload
-def task(function: Callable[P, R], /) -> Task[P, R]: ...
+def task(function: Callable[P, R], /, **options: Any) -> Task[P, R]: ...
 
 
 @overload
@@ -200,6 +215,8 @@ def task(
     *,
     returns: int | None = None,
     retries: int | None = None,
+    retry_on: tuple[str, ...] | None = None,
+    retry_delay_s: float | None = None,
     timeout_s: float | None = None,
     memory_bytes: int | None = None,
     slots: int | None = None,
@@ -214,17 +231,19 @@ def task(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
     """Make a task of a function: `@ciel.task`, or `@ciel.task(retries=2, timeout_s=60)`.
 
     `returns`: the number of values it returns, each a future of its own. `retries`: how often it is
-    tried again. `timeout_s`: when it is killed. `memory_bytes`: of its own, not in stores; above
-    that it is killed. `slots`: how many it takes. `priority`: higher runs first. `memo`: its result
-    may be kept across jobs (of no effect yet). `name`: for people. `python`: the interpreter.
+    tried again; `retry_on`: only after these kinds of failure; `retry_delay_s`: how soon for the
+    first time. `timeout_s`: when it is killed. `memory_bytes`: of its own, not in stores; so much
+    is kept free for it, and above that it is killed. `slots`: how many it takes. `priority`: higher
+    runs first. `memo`: its result may be kept across jobs (of no effect yet). `name`: for people.
+    `python`: the interpreter.
     Raises OptionError.
     """
+    read = read_options(USUAL, options)
     if function is None:
-        read = read_options(USUAL, options)
         return lambda function: Task(function, read)
     if not callable(function):
         raise OptionError("task", f"it takes a function, not {function!r:.80}")
-    return Task(function)
+    return Task(function, read)
 
 
 def split_task(function: Any) -> tuple[Callable[..., Any], Options]:

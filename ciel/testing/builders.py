@@ -12,6 +12,7 @@ from ciel.core.ids import JobId, ObjectId, child_id, job_output_id, root_task_id
 from ciel.core.jobs import Job, JobSpec
 from ciel.core.naming import arguments_digest
 from ciel.core.refs import Concrete, Failure, Value
+from ciel.core.scheduling import USUAL_SCHEDULING, Scheduling
 from ciel.core.tasks import Mentions, Needs, TaskSpec
 from ciel.master.state.workers import WorkerFacts
 
@@ -23,15 +24,20 @@ EXECUTOR = "stdinout"
 
 
 def a_job_spec(
-    job: str = JOB, *, open: bool = True, detached: bool = False, keep: bool = False
-) -> JobSpec:
+    job: str = JOB, *, open: bool = True, detached: bool = False, keep: bool = False,
+    scheduling: Scheduling = USUAL_SCHEDULING,
+) -> JobSpec:  # fmt: skip
     """Describe a job; open unless told otherwise."""
-    return JobSpec(JobId(job), "", open, detached, keep)
+    return JobSpec(JobId(job), "", open, detached, keep, scheduling)
 
 
-def a_job(job: str = JOB, *, open: bool = True, detached: bool = False, keep: bool = False) -> Job:
+def a_job(
+    job: str = JOB, *, open: bool = True, detached: bool = False, keep: bool = False,
+    scheduling: Scheduling = USUAL_SCHEDULING,
+) -> Job:  # fmt: skip
     """Make a job as the master would have it."""
-    return Job(a_job_spec(job, open=open, detached=detached, keep=keep), 1, 0.0)
+    spec = a_job_spec(job, open=open, detached=detached, keep=keep, scheduling=scheduling)
+    return Job(spec, 1, 0.0)
 
 
 # --- tasks ----------------------------------------------------------------------------------------
@@ -50,6 +56,7 @@ def a_task(
     slots: int = 1,
     priority: int = 0,
     retries: int = 0,
+    memory_bytes: int = 0,
     name: str = "",
     salt: str = "",
 ) -> TaskSpec:
@@ -67,7 +74,7 @@ def a_task(
     digest = arguments_digest(executor, [*made, salt], read)
     return TaskSpec(
         child_id(parent_id, ordinal, digest), JobId(job_id), parent_id, ordinal, digest, executor,
-        read, made, Needs(slots=slots, priority=priority, retries=retries), sees_errors, mentions,
+        read, made, Needs(slots, memory_bytes, priority, retries=retries), sees_errors, mentions,
         name, b"{}", len(alternatives),
     )  # fmt: skip
 
@@ -124,11 +131,13 @@ def a_worker(
     executors: Iterable[str] = (EXECUTOR,),
     host: str = "",
     netloc: str = "",
+    memory_bytes: int = 0,
 ) -> WorkerFacts:
     """Describe a worker at `<worker>:8001`, on a host of its own unless told otherwise."""
     return WorkerFacts(
-        worker, netloc or place_of(worker), host or f"host of {worker}", slots, frozenset(executors)
-    )
+        worker, netloc or place_of(worker), host or f"host of {worker}", slots,
+        frozenset(executors), memory_bytes=memory_bytes,
+    )  # fmt: skip
 
 
 def place_of(worker: str) -> str:

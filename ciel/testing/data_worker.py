@@ -19,7 +19,7 @@ from ciel.testing.homes import wait_for
 from ciel.worker.disk_jobs import Admit, at_once
 from ciel.worker.fetching import Fetcher
 from ciel.worker.logs import JobLogs
-from ciel.worker.resources import WorkerSite
+from ciel.worker.resources.root import WorkerSite
 from ciel.worker.state.orders import FetchObject
 from ciel.worker.state.plans import Plan
 from ciel.worker.streaming import Growing, Streams
@@ -56,8 +56,9 @@ class DataWorker:
             self.serve_neighbours(spool)
         self.fetcher = Fetcher(
             reactor, self.transfers, store, self.streams, KEY, self, neighbours=self.neighbours,
-            admit=admit,
+            admit=admit, timed=lambda *words: self.timed.append(words),
         )  # fmt: skip
+        self.timed: list[tuple[str, int, float]] = []
         self.opened: list[ObjectId] = []
         self.told: list[tuple[Any, ...]] = []
         self._changed = threading.Event()

@@ -11,6 +11,7 @@ from ciel.core.events import (
     HEARTBEAT_INTERVAL_S,
     LOST_AFTER_S,
     RECALLED,
+    CopyTimed,
     Heartbeat,
     Message,
     TaskFault,
@@ -89,6 +90,7 @@ class FakeWorker:
             facts.host,
             facts.slots,
             begins=facts.executors if world.options.delegates else frozenset(),
+            memory_bytes=facts.memory_bytes,
         )
         self.machine.stored = dict.fromkeys(store)
         self.connection: Connection | None = None
@@ -243,6 +245,8 @@ class FakeWorker:
                     return
                 self.store[object_id] = holder.store[object_id]
                 size_bytes = size_of(object_id, self.world.options)
+                copied = CopyTimed(plan.netloc, size_bytes, size_bytes / BYTES_PER_S)
+                self.machine.reports.append(copied)
                 self.machine.fetched(object_id, self.world.timeline.now_s, size_bytes)
                 self._flush()
                 return

@@ -33,6 +33,9 @@ def check_worker(worker: FakeWorker) -> None:
     slots = sum(spec.needs.slots for spec in programs)
     if slots > worker.facts.slots:
         raise Violation(worker.facts.id, f"programs for {slots} slots run on it")
+    memory, total = sum(spec.needs.memory_bytes for spec in programs), worker.facts.memory_bytes
+    if total and memory > total:
+        raise Violation(worker.facts.id, f"programs that ask for {memory} bytes run on it")
 
 
 def check_master(master: MasterMachine, witness: Witness) -> None:
@@ -71,6 +74,13 @@ def _assignments(master: MasterMachine, witness: Witness) -> Problems:
         slots = sum(worker.slots_of(task, key[1]) for key, task in worker.assigned.items())
         if slots != worker.slots_used:
             yield worker_id, f"it is said to use {worker.slots_used} slots, it uses {slots}"
+        memory = sum(
+            task.spec.needs.memory_bytes
+            for key, task in worker.assigned.items()
+            if worker.slots_of(task, key[1])
+        )
+        if memory != worker.memory_used:
+            yield worker_id, f"it is said to use {worker.memory_used} bytes, it uses {memory}"
         if len(worker.assigned) + len(worker.ahead) != len(witness.given[worker_id]):
             has = f"{worker.assigned} and ahead {list(worker.ahead)}"
             yield worker_id, f"it was given {witness.given[worker_id]}, not {has}"
@@ -133,12 +143,17 @@ def _stalled(master: MasterMachine) -> Problems:
     """Find what nobody is going to look at again: a runnable task in no queue, a stuck job."""
     dispatcher = master.dispatcher
     queued = {task.spec.id for task in dispatcher.ready}
+    queued |= {task.spec.id for task in dispatcher.cramped}
     queued |= {task.spec.id for worker in master.workers.values() for task in worker.parked}
     queued |= {task.spec.id for worker in master.workers.values() for task in worker.bound}
     queued |= {task.spec.id for task in master.graph.runnable}
     for task_id, task in master.graph.tasks.items():
         if task.state is RUNNABLE and task_id not in queued:
             yield task_id, "it is runnable and stands in no queue"
+    if master.workers and not any(worker.assigned for worker in master.workers.values()):
+        for task in dispatcher.cramped:
+            if task.state is RUNNABLE:
+                yield task.spec.id, "it waits for memory, and nobody has anything to do"
     for job in master.jobs.values():
         if job.state is JobState.ACTIVE and not job.open and job.wanted:
             if not job.unsettled:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import subprocess
+import zipfile
 from functools import cache
+from pathlib import Path
 
 import pytest
 
@@ -26,3 +28,26 @@ def require_perl() -> None:
     """Skip a test if a task in Perl cannot run."""
     if not _works("perl", "-MJSON::PP", "-e", "1"):
         pytest.skip("perl with JSON::PP is missing (Debian: perl): 'make deps' installs it")
+
+
+def require_java() -> None:
+    """Skip a test if nothing in Java can be compiled and run."""
+    if not (_works("java", "-version") and _works("javac", "-version")):
+        pytest.skip("a JDK is missing (Debian: default-jdk-headless): 'make deps' installs it")
+
+
+def build_jars(sources: Path, target: Path) -> dict[str, Path]:
+    """Compile what lies in a directory, and pack each directory in it into a jar of its name."""
+    require_java()
+    classes = target / "classes"
+    command = ["javac", "--release", "11", "-Xlint:all,-serial", "-Werror", "-d", str(classes)]
+    command += map(str, sorted(sources.rglob("*.java")))
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    jars = {}
+    for top in sorted(classes.iterdir()):
+        jars[top.name] = target / f"{top.name}.jar"
+        with zipfile.ZipFile(jars[top.name], "w") as jar:
+            for path in sorted(top.rglob("*.class")):
+                jar.write(path, path.relative_to(classes))
+    return jars

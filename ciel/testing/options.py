@@ -11,6 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from random import Random
 
+MEMORY = 8 << 30
+
 
 @dataclass(frozen=True, slots=True)
 class Options:
@@ -20,6 +22,7 @@ class Options:
     workers: int = 3
     hosts: int = 2
     slots_per_worker: int = 2
+    memory_per_worker: int = 0  # bytes; 0: nobody knows
     latency_mean_s: float = 0.001
     spike_share: float = 0.01
     spike_mean_s: float = 0.3
@@ -45,6 +48,8 @@ class Options:
     wide_share: float = 0.2  # tasks with more than one output
     blocking_share: float = 0.0  # of tasks that grow: they publish more, and leave a process behind
     streaming_share: float = 0.0  # of tasks: what they make can be read meanwhile
+    hungry_share: float = 0.0  # of tasks: they ask for a quarter of a worker's memory, or more
+    policy_share: float = 0.0  # of jobs: a policy that is not the usual one, or with options
     choosing_share: float = 0.0  # of tasks with inputs: of some of these one is enough
     within_share: float = 0.0  # of children that may run within their parents' programs: they do
     uploads_per_job: int = 2
@@ -125,6 +130,11 @@ SCENARIOS: dict[str, Options] = {
         flaky_share=0.1, kill_interval_s=2.0, wipe_share=0.5, cut_interval_s=3.0, cancel_share=0.2,
         release_share=0.4, fetch_failure_share=0.05,
     ),
+    "memory": replace(
+        _CALM, jobs=3, workers=4, slots_per_worker=3, memory_per_worker=MEMORY, hungry_share=0.7,
+        policy_share=0.5, inline_share=0.2, kill_interval_s=5.0, cut_interval_s=6.0,
+        flaky_share=0.1, cancel_share=0.2, growing_share=0.3, fetch_failure_share=0.05,
+    ),
     "uploads": replace(
         _CALM, uploads_per_job=6, upload_inline_share=0.3, cut_interval_s=8.0,
         fetch_failure_share=0.2,
@@ -198,4 +208,7 @@ def options_for(scenario: str, seed: int) -> Options:
         # By a chance of its own, so that seeds which failed once do as they did.
         choosing_share=Random(f"select {seed}").choice((0.0, 0.0, 0.0, 0.3, 0.8)),
         within_share=Random(f"within {seed}").choice((0.0, 0.0, 0.0, 0.3, 0.8)),
+        hungry_share=Random(f"hungry {seed}").choice((0.0, 0.0, 0.3, 0.9)),
+        memory_per_worker=Random(f"memory {seed}").choice((0, MEMORY, MEMORY)),
+        policy_share=Random(f"policy {seed}").choice((0.0, 0.0, 0.5)),
     )

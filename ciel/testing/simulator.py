@@ -93,7 +93,10 @@ class Simulation:
         self._lives += 1
         host = f"host{place % self.options.hosts}"
         slots, executors = self.options.slots_per_worker, frozenset((EXECUTOR,))
-        facts = WorkerFacts(f"w{place}.{self._lives}", f"{host}:{port}", host, slots, executors)
+        facts = WorkerFacts(
+            f"w{place}.{self._lives}", f"{host}:{port}", host, slots, executors,
+            memory_bytes=self.options.memory_per_worker,
+        )  # fmt: skip
         return FakeWorker(self.world, facts, store, self._dial_as_worker)
 
     # --- faults -----------------------------------------------------------------------------------

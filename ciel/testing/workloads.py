@@ -26,8 +26,15 @@ from ciel.core.events import (
 from ciel.core.ids import JobId, ObjectId
 from ciel.core.jobs import JobSpec
 from ciel.core.refs import Fixed, Future, Reference, Value
+from ciel.core.scheduling import (
+    LOCALITY,
+    POLICIES,
+    USUAL_SCHEDULING,
+    Scheduling,
+    read_scheduling,
+)
 from ciel.core.tasks import Mentions, Needs, TaskSpec
-from ciel.testing.options import Options
+from ciel.testing.options import MEMORY, Options
 from ciel.wire.descriptors import make_task, read_arguments
 
 EXECUTOR = "pretend"
@@ -264,14 +271,25 @@ def draw_plan(options: Options, chance: Random, number: int) -> Plan:
     if is_cancelled:
         cancel = Step(chance.expovariate(1.0), CancelJob(job, "I changed my mind"))
         steps.insert(chance.randint(1, len(steps)), cancel)
+    how = _draw_scheduling(options, Random(f"{job} {chance.getstate()[1][3]}"))
     spec_of_job = JobSpec(
         job, "", phases > 1 or chance.random() < 0.7, chance.random() < options.detached_share,
-        chance.random() < 0.1,
+        chance.random() < 0.1, how,
     )  # fmt: skip
     if spec_of_job.open:
         steps.append(Step(chance.choice((0.0, 1.0)), CloseJob(job)))
     steps.insert(0, Step(chance.uniform(0, 1), SubmitJob(spec_of_job)))
     return Plan(spec_of_job, tuple(steps), uploads, tuple(wanted), is_cancelled, heals, truth)
+
+
+def _draw_scheduling(options: Options, chance: Random) -> Scheduling:
+    if chance.random() >= options.policy_share:
+        return USUAL_SCHEDULING
+    policy = chance.choice(POLICIES)
+    if policy != LOCALITY:
+        return read_scheduling(policy)
+    names = {"min_saving_threshold": 1e6, "equally_local_margin": 0.9, "sweetheart_factor": 2}
+    return read_scheduling(policy, {name: names[name] for name in names if chance.random() < 0.5})
 
 
 def _draw_task(
@@ -323,6 +341,13 @@ def _draw_task(
         timeout_s=TIME_LIMIT_S if hangs else 0.0,
         retries=flaky + chance.randint(0, 1),
     )
+    hungry = Random(f"{job} {ordinal} {chance.getstate()[1][2]}")
+    if hungry.random() < options.hungry_share:
+        needs = needs._replace(memory_bytes=MEMORY // hungry.choice((1, 2, 4)))
+    if flaky and hungry.random() < 0.5:
+        needs = needs._replace(
+            retry_on=("RUNTIME_EXCEPTION", "SIGNAL"), retry_delay_s=hungry.random()
+        )
     n_outputs = chance.randint(2, 3) if chance.random() < options.wide_share else 1
     sees_errors = chance.random() < options.sees_errors_share and not heals
     mentions = _mentions(chance.choice(tuple(Mentions)), any_of)

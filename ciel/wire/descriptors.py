@@ -11,10 +11,12 @@ from collections.abc import Iterable
 from sys import intern
 from typing import Any
 
+from ciel.core.errors import InvalidSchedulingError
 from ciel.core.ids import ID_MAX_LENGTH, JobId, ObjectId, check_id, child_id, output_ids
 from ciel.core.jobs import JOB_NAME_MAX_LENGTH, JobSpec, JobState, JobSummary
 from ciel.core.naming import memo_output_ids, name_arguments
 from ciel.core.refs import Future, Reference
+from ciel.core.scheduling import USUAL_SCHEDULING, Scheduling, read_scheduling
 from ciel.core.tasks import USUAL_NEEDS, Mentions, Needs, TaskSpec
 from ciel.wire import codec
 from ciel.wire.errors import DecodeError
@@ -91,12 +93,19 @@ def task_fields(spec: TaskSpec) -> list[Any]:
         outputs = len(spec.outputs)
     flags = spec.mentions.value | (_SEES_ERRORS if spec.sees_errors else 0)
     flags |= spec.any_count << _ANY_COUNT_SHIFT
-    needs = 0 if spec.needs is USUAL_NEEDS or spec.needs == USUAL_NEEDS else list(spec.needs)
+    needs = 0 if spec.needs is USUAL_NEEDS else _needs_fields(spec.needs)
     parent = 0 if spec.parent == spec.job else spec.parent
     return [
         spec.id, spec.job, parent, spec.ordinal, spec.digest, spec.executor, spec.inputs,
         outputs, needs, flags, spec.name,
     ]  # fmt: skip
+
+
+def _needs_fields(needs: Needs) -> int | list[Any]:
+    if needs == USUAL_NEEDS:
+        return 0
+    is_plain = not needs.retry_on and not needs.retry_delay_s
+    return list(needs[:_NUMBERS] if is_plain else needs)
 
 
 TASK_FIELD_COUNT = 11
@@ -169,16 +178,25 @@ def _read_shared_id(value: Any) -> Any:
 
 
 _needs_seen: dict[tuple[Any, ...], Needs] = {}
+_NUMBERS = Needs._fields.index("retry_on")  # stand first; alone, as a rule
 
 
 def _read_needs(value: Any) -> Needs:
     if type(value) is int and value == 0:
         return USUAL_NEEDS
-    if not isinstance(value, list) or len(value) != 5:
+    if not isinstance(value, list) or len(value) not in (_NUMBERS, len(Needs._fields)):
+        raise DecodeError("what a task needs must be five numbers, and how it is tried again")
+    numbers = value[:_NUMBERS]
+    if not all(type(i) is int for i in (*numbers[:3], numbers[4])) or not _is_number(numbers[3]):
         raise DecodeError("what a task needs must be five numbers")
-    key = tuple(value)
-    if not all(type(item) is int or (type(item) is float and i == 3) for i, item in enumerate(key)):
-        raise DecodeError("what a task needs must be five numbers")
+    key: tuple[Any, ...] = tuple(numbers)
+    if len(value) > _NUMBERS:
+        kinds, delay_s = value[_NUMBERS:]
+        if not isinstance(kinds, list) or not all(type(kind) is str for kind in kinds):
+            raise DecodeError("the failures after which a task is tried again must be texts")
+        if not _is_number(delay_s):
+            raise DecodeError("the delay before a task is tried again must be a number")
+        key = (*key, tuple(kinds), delay_s)
     known = _needs_seen.get(key)
     if known is None:
         if len(_needs_seen) > 1000:
@@ -187,14 +205,20 @@ def _read_needs(value: Any) -> Needs:
     return known
 
 
+def _is_number(value: Any) -> bool:
+    return type(value) is int or type(value) is float
+
+
 def job_fields(spec: JobSpec) -> list[Any]:
     """Give a job its fields in a record."""
-    return [spec.id, spec.name, spec.open, spec.detached, spec.keep]
+    how = spec.scheduling
+    scheduling = 0 if how == USUAL_SCHEDULING else [how.policy, dict(how.options)]
+    return [spec.id, spec.name, spec.open, spec.detached, spec.keep, scheduling]
 
 
 def read_job(fields: list[Any]) -> JobSpec:
     """Read a job from the fields of a record; raises DecodeError or InvalidIdError."""
-    job_id, name, is_open, detached, keep = fields
+    job_id, name, is_open, detached, keep, scheduling = fields
     check_id(job_id)
     if type(name) is not str or len(name) > JOB_NAME_MAX_LENGTH:
         raise DecodeError(
@@ -202,7 +226,18 @@ def read_job(fields: list[Any]) -> JobSpec:
         )
     if not all(type(flag) is bool for flag in (is_open, detached, keep)):
         raise DecodeError("a job's options must be true or false")
-    return JobSpec(job_id, name, is_open, detached, keep)
+    return JobSpec(job_id, name, is_open, detached, keep, _read_scheduling(scheduling))
+
+
+def _read_scheduling(value: Any) -> Scheduling:
+    if type(value) is int and value == 0:
+        return USUAL_SCHEDULING
+    if not isinstance(value, list) or len(value) != 2 or not isinstance(value[1], dict):
+        raise DecodeError("how a job is scheduled must be a policy and its options")
+    try:
+        return read_scheduling(*value)
+    except InvalidSchedulingError as error:
+        raise DecodeError(str(error)) from None
 
 
 def read_summary(fields: Any) -> JobSummary:

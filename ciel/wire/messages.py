@@ -20,6 +20,7 @@ from ciel.core.events import (
     CancelTask,
     Change,
     CloseJob,
+    CopyTimed,
     DiskQueued,
     DropObjects,
     Heartbeat,
@@ -288,8 +289,8 @@ _FORMS: dict[type, Form] = {
     ),
     ObjectsStored: Form(
         "stored",
-        lambda m: ([_arrays(m.refs), int(m.kept)], b""),
-        lambda f, p: ObjectsStored(_refs(f[0]), bool(_count(f[1]))),
+        lambda m: ([_arrays(m.refs), m.kept + 2 * m.idle], b""),
+        lambda f, p: ObjectsStored(_refs(f[0]), bool(_count(f[1]) & 1), bool(f[1] & 2)),
     ),
     TaskPrinted: Form(
         "prints",
@@ -305,6 +306,11 @@ _FORMS: dict[type, Form] = {
         "disk",
         lambda m: ([m.pending_bytes, round(m.wait_s, 6)], b""),
         lambda f, p: DiskQueued(_count(f[0]), _seconds(f[1])),
+    ),
+    CopyTimed: Form(
+        "copied",
+        lambda m: ([m.netloc, m.size_bytes, round(m.run_s, 6)], b""),
+        lambda f, p: CopyTimed(_text(f[0]), _count(f[1]), _seconds(f[2])),
     ),
     StoresReported: Form(
         "stores",
@@ -336,6 +342,7 @@ FROM_WORKER: frozenset[type] = frozenset(
         TaskPrinted,
         InputsLost,
         DiskQueued,
+        CopyTimed,
         StoresReported,
         Heartbeat,
     )

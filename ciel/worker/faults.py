@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 from collections.abc import Sequence
 
 from twisted.logger import Logger
 
 from ciel.core.events import RECALLED, TaskFault
+from ciel.core.failures import size_text
 from ciel.execution.executor import Executor
 from ciel.execution.report import command_text, no_room_text
 from ciel.launch import Stage, why_refused
@@ -70,6 +72,23 @@ def storing_fault(worker: str, argv: Sequence[str], error: StorageError) -> Task
 
 
 def memory_fault(used_bytes: int, limit_bytes: int) -> TaskFault:
-    """A program was killed for the memory it took."""
-    text = f"it took {used_bytes} bytes of memory of its own, its limit is {limit_bytes}"
-    return TaskFault("MEMORY_LIMIT", f"{text}; it was killed")
+    """A program is killed for the memory it took."""
+    used, limit = size_text(used_bytes), size_text(limit_bytes)
+    return TaskFault("MEMORY_LIMIT", f"it took {used} of memory of its own, its limit is {limit}")
+
+
+def arguments_fault(executor: str, error: Exception) -> TaskFault:
+    """Whoever created a task gave its executor what it cannot use."""
+    name = getattr(error, "executor", "") or executor
+    text = f"the arguments of executor {name} are wrong: {error}"
+    return TaskFault("BAD_ARGUMENTS", text)
+
+
+def whose_signal(signal_number: int | None) -> str:
+    """Say who may have ended a program, if that was not its worker."""
+    if signal_number != signal.SIGKILL:
+        return ""
+    return (
+        "ciel did not do that; the kernel does when the memory of a host or container is used up "
+        "(dmesg tells of it), else it was another program, or a person"
+    )

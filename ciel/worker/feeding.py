@@ -12,7 +12,7 @@ from __future__ import annotations
 import errno
 import os
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from twisted.internet.interfaces import IWriteDescriptor
@@ -25,11 +25,38 @@ if TYPE_CHECKING:
 CHUNK_BYTES = 64 * 1024
 
 
+class Trace:
+    """When a program had to wait for what grows, and when it could compute, in seconds since its
+    start, in the words of the original (ciel-interfaces, 6.4): `C0.000,I1|0.020,C1.310,`.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._begun_s = clock()
+        self._waited_for: int | None = None
+        self._words = ["C0.000,"]
+
+    @property
+    def text(self) -> str:
+        """All of it, up to now."""
+        return "".join(self._words)
+
+    def note(self, number: int | None) -> None:
+        """Note that it waits for an input of this number, or, None, has something of one."""
+        if number != self._waited_for:
+            self._waited_for = number
+            what = "C" if number is None else f"I{number}|"
+            self._words.append(f"{what}{self._clock() - self._begun_s:.3f},")
+
+
 @implementer(IWriteDescriptor)
 class Feeder:
     """Feeds one pipe; `descriptor` is its read end, for the program (owned by the caller until it
     closed it). Sources are the paths of files, and objects that grow.
     """
+
+    chunk_bytes = 1
+    """So much more of what grows is to be there before it is fed, or the end of it."""
 
     def __init__(
         self, reactor: Any, sources: Sequence[str | Growing], streams: Streams | None = None
@@ -39,14 +66,21 @@ class Feeder:
         self._sources = deque(sources)
         self._holds: dict[Growing, Hold] = {}
         self._source: int | None = None
-        self._offset_bytes = 0  # in what grows
+        self._offset_bytes = 0  # in what grows, ...
+        self._due_bytes = 0  # ...and how far it may be fed where it is fed in large pieces
         self._waiter: Waiter | None = None
+        self._trace: Trace | None = None
+        self._number = 0  # of the source that is fed now
         self.error: OSError | None = None  # why the program did not get everything
         self.descriptor, self._pipe = os.pipe2(os.O_CLOEXEC)
         os.set_blocking(self._pipe, False)
         for source in sources:
             if streams is not None and not isinstance(source, str):
                 self._holds[source] = streams.hold(source)
+
+    def trace_as(self, trace: Trace | None, number: int) -> None:
+        """Have it noted when there is nothing to feed; the first source has this number."""
+        self._trace, self._number = trace, number
 
     def start(self) -> None:
         """Begin to feed, once the program has its end of the pipe."""
@@ -101,6 +135,7 @@ class Feeder:
             os.close(self._source)
             self._source = None
             self._sources.popleft()
+            self._number += 1
 
     def _feed_growing(self, growing: Growing) -> None:
         if growing.broken:
@@ -110,6 +145,8 @@ class Feeder:
         wanted_bytes = CHUNK_BYTES
         if growing.is_whole:
             wanted_bytes = min(CHUNK_BYTES, growing.size_bytes - self._offset_bytes)
+        elif self.chunk_bytes > 1:
+            wanted_bytes = min(CHUNK_BYTES, self._due_bytes - self._offset_bytes)
         if wanted_bytes:
             fd, offset_bytes = growing.fileno(), self._offset_bytes
             moved_bytes = os.splice(fd, self._pipe, wanted_bytes, offset_src=offset_bytes)
@@ -119,13 +156,20 @@ class Feeder:
                 return
         if growing.is_whole:
             self._sources.popleft()
-            self._offset_bytes = 0
+            self._offset_bytes = self._due_bytes = 0
+            self._number += 1
         elif self._streams is not None:
             self._reactor.removeWriter(self)
-            self._waiter = self._streams.when(growing, self._offset_bytes + 1, self._go_on)
+            least_bytes = self._offset_bytes + self.chunk_bytes
+            self._waiter = self._streams.when(growing, least_bytes, self._go_on)
+            if self._trace is not None:
+                self._trace.note(self._number)
 
     def _go_on(self, growing: Growing) -> None:
         self._waiter = None
+        self._due_bytes = growing.size_bytes
+        if self._trace is not None:
+            self._trace.note(None)
         self._reactor.addWriter(self)
 
     def connectionLost(self, reason: TwistedFailure) -> None:

@@ -78,8 +78,11 @@ class Fetcher:
         admit: Admit = at_once,
         enter: Enter | None = None,
         neighbours: Neighbours | None = None,
+        timed: Callable[[str, int, float], None] = lambda netloc, size_bytes, run_s: None,
     ) -> None:
-        """`admit`: has a copy wait until the disk of the store is free; `enter`: that of a file."""
+        """`admit`: has a copy wait until the disk of the store is free; `enter`: that of a file.
+        `timed`: is told how long each copy took, from where, of how many bytes.
+        """
         self.counts = FetchCounts()
         self.reactor = reactor
         self.streams = streams
@@ -90,6 +93,7 @@ class Fetcher:
         self._admit = admit
         self._enter = enter
         self._neighbours = neighbours
+        self._timed = timed
         self._followed: dict[ObjectId, _Copy] = {}  # copies under way
 
     def fetch(self, order: FetchObject) -> None:
@@ -175,6 +179,7 @@ class Fetcher:
         if self._neighbours is None:
             raise PlanFailedError("this worker knows no neighbours")
         self.counts.asked += 1
+        begun_s = time.monotonic()
         try:
             found = yield self._neighbours.ask(netloc, ref.id)
             expected = ref.size_bytes if isinstance(ref, Concrete | Sweetheart) else None
@@ -187,6 +192,7 @@ class Fetcher:
         except (StorageError, CancelledError, PlanFailedError) as error:
             self.counts.link_failed += 1
             raise PlanFailedError(str(error) or "this worker ends") from None
+        self._timed(netloc, found.size_bytes, time.monotonic() - begun_s)
         return found.size_bytes
 
     @inlineCallbacks
@@ -224,6 +230,7 @@ class Fetcher:
             writer = self._store.begin(ref.id, size_hint_bytes=size_bytes)
         except StorageError as error:
             raise PlanFailedError(str(error)) from None
+        begun_s = time.monotonic()
         with writer, _Copy(self, netloc, ref.id, writer) as copy:
             self._followed[ref.id] = copy
             target = f"/data/{ref.id}"
@@ -233,6 +240,8 @@ class Fetcher:
             result = yield copy.done
             info = yield deferToThread(writer.commit, checksum=result.checksum)
         self.counts.http += 1
+        if size_bytes is not None:  # else it may have waited for its maker
+            self._timed(netloc, info.size_bytes, time.monotonic() - begun_s)
         return info.size_bytes
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from ciel.core.events import TaskFault
 from ciel.execution.executor import Executor, Task
+from ciel.net.turns import DelayedCall
 from ciel.storage.interface import ObjectReader, ObjectWriter
-from ciel.worker.feeding import Feeder, Piping
+from ciel.worker.feeding import Feeder, Piping, Trace
 from ciel.worker.scratch import Scratch
 from ciel.worker.state.orders import Key, StartAttempt
 from ciel.worker.streaming import Growing, Hold
@@ -30,9 +31,12 @@ class Hosted:
         self.streams: dict[int, Growing] = {}
         self.stdout: int | None = None
         self.feeder: Feeder | None = None
+        self.trace: Trace | None = None
+        self.due: DelayedCall | None = None  # its start, if that is to wait
         self.launch_id: int | None = None
         self.logged_bytes = 0  # how much of what it complained is in its job's log
         self.killed: TaskFault | None = None  # why its program was
+        self.is_called_off = False  # signals that its program got were ours
 
     @property
     def input_error(self) -> OSError | None:
@@ -41,6 +45,8 @@ class Hosted:
         return next((feeder.error for feeder in feeders if feeder.error is not None), None)
 
     def close_inputs(self) -> None:
+        if self.due is not None and self.due.active():
+            self.due.cancel()
         if self.feeder is not None:
             self.feeder.close()
         for piping in self.pipings:

@@ -23,13 +23,12 @@ from ciel.core.errors import CielError
 from ciel.core.events import TaskFault
 from ciel.core.ids import ObjectId
 from ciel.core.refs import INLINE_MAX_BYTES, Reference, Stream, Value
-from ciel.execution.environment import task_environment
 from ciel.execution.executor import (
+    Action,
     BadArgumentsError,
     Executor,
     Fail,
     Finish,
-    OutputPath,
     Program,
     ProgramExit,
     Run,
@@ -38,16 +37,11 @@ from ciel.execution.executor import (
 )
 from ciel.execution.kept import KeptAttempts
 from ciel.execution.outputs import commit_output
-from ciel.execution.report import command_text, failure_text
+from ciel.execution.report import failure_text
 from ciel.launch import LaunchSpecError
 from ciel.launch.messages import (
-    DEV_NULL,
-    Descriptor,
-    File,
-    LaunchSpec,
     ProgramExited,
     ProgramFailed,
-    Standard,
 )
 from ciel.net.channels import Channels
 from ciel.net.turns import Turns
@@ -61,13 +55,14 @@ from ciel.storage.interface import ObjectStore
 from ciel.wire.descriptors import read_arguments
 from ciel.wire.errors import WireError
 from ciel.worker.faults import (
+    arguments_fault,
     executor_fault,
     memory_fault,
     preparation_fault,
     start_fault,
     storing_fault,
+    whose_signal,
 )
-from ciel.worker.feeding import Feeder
 from ciel.worker.growth import Growing as GrowingFiles
 from ciel.worker.growth import GrowthWatch
 from ciel.worker.hosted import Hosted
@@ -75,14 +70,18 @@ from ciel.worker.keeping import keep_files
 from ciel.worker.launching import Launching
 from ciel.worker.logs import JobLogs
 from ciel.worker.memory import MemoryWatch
+from ciel.worker.preparing import Preparation
 from ciel.worker.process import USUAL_PATIENCE, Patience
 from ciel.worker.scratch import ScratchPool
 from ciel.worker.state.orders import Key, StartAttempt
-from ciel.worker.streaming import Growing, Streams, lasting_path
+from ciel.worker.streaming import Growing, Streams
 from ciel.worker.talking import Talking
 from ciel.worker.workplace import AttemptsOwner, Workplace
 
 log = Logger()
+
+_AT_ONCE_MAX_BYTES = 64 << 10
+"""Of arguments that are read on the reactor's thread; some 10 ms."""
 
 
 class Hosting:
@@ -116,42 +115,75 @@ class Hosting:
         self._owner = owner
         self._is_bounded = store.capabilities.bounded
         self._hosted: dict[Key, Hosted] = {}
+        self._translating: set[Key] = set()  # in a thread
         self._talking = Talking(place, self._tell_fault, patience)
 
     # --- starting ---------------------------------------------------------------------------------
 
     def start(self, order: StartAttempt) -> None:
         """Start an attempt; whatever goes wrong is told as its fault."""
-        key = (order.spec.id, order.attempt)
-        executor = self._place.executors.get(order.spec.executor)
+        key, place = (order.spec.id, order.attempt), self._place
+        executor = place.executors.get(order.spec.executor)
         if executor is None:  # the master knows better, unless something is wrong with it
-            text = f"worker {self._place.worker} has no executor {order.spec.executor!r}"
+            text = f"worker {place.worker} has no executor {order.spec.executor!r}"
             self._owner.attempt_ended(key, (), TaskFault("WORKER_FAULT", text), 0.0)
             return
+        if len(order.spec.payload) <= _AT_ONCE_MAX_BYTES:
+            self._carry_out(order, executor, self._translate(order, executor))
+            return
+        self._translating.add(key)
+
+        def translated(done: tuple[Task, Action] | TaskFault) -> None:
+            if key in self._translating:  # else it was called off
+                self._translating.remove(key)
+                self._carry_out(order, executor, done)
+
+        deferred = deferToThread(self._translate, order, executor)
+        deferred.addCallback(translated)
+        deferred.addErrback(lambda failure: log.failure("a task was not begun", failure))
+
+    def _translate(
+        self, order: StartAttempt, executor: Executor
+    ) -> tuple[Task, Action] | TaskFault:
+        """Ask the executor what to do; of what is large, in a thread."""
         try:
             arguments = read_arguments(order.spec.payload)
             inputs = {ref.id: ref for ref in order.inputs}
-            within = order.may_run_children
-            known = self._place.executors
-            task = Task(order.spec, arguments, inputs, known, within, order.attempt)
-            action = executor.begin(task)
+            executors, within = self._place.executors, order.may_run_children
+            task = Task(order.spec, arguments, inputs, executors, within, order.attempt)
+            return task, executor.begin(task)
         except (BadArgumentsError, CielError, WireError, TypeError, ValueError) as error:
-            self._owner.attempt_ended(key, (), TaskFault("BAD_ARGUMENTS", str(error)), 0.0)
-            return
+            return arguments_fault(executor.name, error)
         except Exception as error:  # an executor may be anybody's
-            self._owner.attempt_ended(key, (), executor_fault(executor, error), 0.0)
+            return executor_fault(executor, error)
+
+    def _carry_out(
+        self, order: StartAttempt, executor: Executor, done: tuple[Task, Action] | TaskFault
+    ) -> None:
+        key, place = (order.spec.id, order.attempt), self._place
+        if isinstance(done, TaskFault):
+            self._owner.attempt_ended(key, (), done, 0.0)
             return
+        task, action = done
         match action:
             case Run(program):
                 hosted = self._hosted[key] = Hosted(order, task, executor)
-                growing = self._unfinished(task) if program.whole else []
-                self._await_whole(hosted, program, growing)
+                if program.delay_s:
+                    hosted.due = place.reactor.callLater(
+                        program.delay_s, self._begin, hosted, program
+                    )
+                else:
+                    self._begin(hosted, program)
             case Talk():
                 self._talking.begin(order, task, executor, action)
             case Finish():
                 self._publish(Hosted(order, task, executor), action, 0.0)
             case Fail(reason, details):
                 self._owner.attempt_ended(key, (), TaskFault(reason, details), 0.0)
+
+    def _begin(self, hosted: Hosted, program: Program) -> None:
+        growing = self._unfinished(hosted.task) if program.whole else []
+        self._await_whole(hosted, program, growing)
 
     def _unfinished(self, task: Task) -> list[Growing]:
         streams = self._place.streams
@@ -181,7 +213,9 @@ class Hosting:
     def _run(self, hosted: Hosted, program: Program) -> None:
         place = self._place
         try:
-            spec = self._prepare(hosted, program)
+            # Programs that wait for a task count for the launcher, and take no slot.
+            at_most = hosted.at_most and hosted.at_most + self._talking.waiting_count
+            spec = Preparation(place, hosted, program).spec(at_most)
             limit_bytes = hosted.task.spec.needs.memory_bytes
             hosted.launch_id = place.launching.start(
                 spec,
@@ -233,108 +267,26 @@ class Hosting:
         if hosted.scratch is not None:
             hosted.scratch.remove()
 
-    def _prepare(self, hosted: Hosted, program: Program) -> LaunchSpec:
-        attempt = hosted.key[1]
-        hosted.search_path = program.env.get("PATH")
-        hosted.level = program.store
-        scratch = hosted.scratch = self._place.scratch.take()
-        for item in program.argv:
-            if isinstance(item, str):
-                hosted.argv.append(item)
-            else:
-                path = self._input_path(hosted, item.object_id)
-                hosted.argv.append(scratch.copy_executable(path) if item.executable else path)
-        for name, object_id in program.files.items():
-            scratch.place(name, self._input_path(hosted, object_id))
-        env = dict(program.env)
-        for name, items in program.lists.items():
-            paths = [
-                self._output_path(hosted, item.number)
-                if isinstance(item, OutputPath)
-                else self._input_path(hosted, item.object_id)
-                for item in items
-            ]
-            env[name] = scratch.write_input("".join([f"{path}\n" for path in paths]).encode())
-        stdin: File | Descriptor = DEV_NULL
-        if len(program.stdin) == 1 and self._growing(hosted, program.stdin[0]) is None:
-            stdin = File(self._input_path(hosted, program.stdin[0], read_once=True))
-        elif program.stdin:
-            stdin = self._joined(hosted, program.stdin)
-        stdout, stderr = File(scratch.stderr_path, append=True), File(scratch.stderr_path)
-        if program.stdout is not None:
-            hosted.stdout = program.stdout
-            stdout = File(self._output_path(hosted, program.stdout))
-        return LaunchSpec(
-            argv=hosted.argv,
-            cwd=scratch.path,
-            env=task_environment(hosted.task.spec, attempt, self._place.worker, scratch.path, env),
-            stdin=stdin,
-            stdout=stdout,
-            stderr=Standard.STDOUT if program.stdout is None else stderr,
-            # Programs that wait for a task count for the launcher, and take no slot.
-            at_most=hosted.at_most and hosted.at_most + self._talking.waiting_count,
-        )
-
-    def _output_path(self, hosted: Hosted, number: int) -> str:
-        writer = self._place.store.begin_in(hosted.level, hosted.task.spec.outputs[number])
-        hosted.writers[number] = writer
-        if writer.path is None:
-            raise OSError("this store cannot take the output of a program by name")
-        return writer.path
-
-    def _growing(self, hosted: Hosted, object_id: ObjectId) -> Growing | None:
-        """Return an input that is still being made, if it is."""
-        if not isinstance(hosted.task.inputs.get(object_id), Stream):
-            return None
-        growing = self._place.streams.get(object_id)
-        return None if growing is None or growing.is_whole else growing
-
-    def _input_path(self, hosted: Hosted, object_id: ObjectId, *, read_once: bool = False) -> str:
-        """Give an input a name that opens, for as long as the attempt runs, or once."""
-        assert hosted.scratch is not None
-        ref = hosted.task.inputs.get(object_id)
-        if isinstance(ref, Value):
-            return hosted.scratch.write_input(ref.content)
-        if isinstance(ref, Stream):
-            growing = self._place.streams.get(object_id)
-            if growing is not None and growing.is_whole:
-                hosted.holds.append(self._place.streams.hold(growing))
-                return growing.name()
-            if growing is not None:
-                piping = self._place.streams.pipe(growing)
-                hosted.pipings.append(piping)
-                return piping.name
-        reader = self._place.store.open(object_id)
-        hosted.readers.append(reader)
-        path = lasting_path(reader, read_once=read_once)
-        return path or hosted.scratch.write_input(reader.read(0, reader.size_bytes))
-
-    def _joined(self, hosted: Hosted, objects: tuple[ObjectId, ...]) -> File | Descriptor:
-        """Concatenate inputs: small ones, all inside their references, in a file; others through a
-        pipe.
-        """
-        assert hosted.scratch is not None
-        refs = [hosted.task.inputs.get(object_id) for object_id in objects]
-        values = [ref for ref in refs if isinstance(ref, Value)]
-        if len(values) == len(refs):
-            return File(hosted.scratch.write_input(b"".join([value.content for value in values])))
-        sources = [self._growing(hosted, o) or self._input_path(hosted, o) for o in objects]
-        hosted.feeder = Feeder(self._place.reactor, sources, self._place.streams)
-        return Descriptor(hosted.feeder.descriptor)
-
     # --- ending -----------------------------------------------------------------------------------
 
     def kill(self, key: Key, *, force: bool) -> None:
         """Send an attempt's programs the polite signal, or the one that cannot be ignored."""
         hosted = self._hosted.get(key)
-        if hosted is None:
+        if key in self._translating:
+            self._translating.remove(key)
+            self._call_off(key)
+        elif hosted is None:
             self._talking.kill(key, force=force)
         elif hosted.launch_id is not None:
+            hosted.is_called_off = True
             number = signal.SIGKILL if force else signal.SIGTERM
             self._place.launching.kill(hosted.launch_id, number)
-        elif hosted.scratch is None:  # it waits for an input
+        elif hosted.scratch is None:  # it waits for an input, or for its time
             self._discard(hosted)
-            self._owner.attempt_ended(key, (), TaskFault("CANCELLED", "it was called off"), 0.0)
+            self._call_off(key)
+
+    def _call_off(self, key: Key) -> None:
+        self._owner.attempt_ended(key, (), TaskFault("CANCELLED", "it was called off"), 0.0)
 
     def recall(self, key: Key) -> None:
         """Give an attempt up if its program still waits for others to end."""
@@ -355,12 +307,7 @@ class Hosting:
     def _exceeded(self, key: Key, used_bytes: int) -> None:
         """End an attempt that has taken more memory than it may."""
         hosted = self._hosted.get(key)
-        fault = memory_fault(used_bytes, self._limit_bytes(key, hosted))
-        if hosted is not None:
-            command = command_text(hosted.argv)
-            text = f"{command} on worker {self._place.worker}: {fault.details}"
-            fault = TaskFault(fault.reason, text)
-        self._end_with(key, fault)
+        self._end_with(key, memory_fault(used_bytes, self._limit_bytes(key, hosted)))
 
     def _limit_bytes(self, key: Key, hosted: Hosted | None) -> int:
         spec = hosted.task.spec if hosted is not None else self._talking.spec_of(key)
@@ -394,10 +341,11 @@ class Hosting:
             fault = start_fault(worker, hosted.argv, event, path, hosted.search_path)
             self._fail(hosted, fault, run_s, keep=False)
             return
-        if hosted.killed is not None:
-            self._fail(hosted, hosted.killed, run_s, keep=False)
+        killed = hosted.killed
+        if killed is not None and killed.reason == "NO_SPACE":  # what it left would not fit either
+            self._fail(hosted, killed, run_s, keep=False)
             return
-        if (unread := hosted.input_error) is not None:
+        if killed is None and (unread := hosted.input_error) is not None:
             text = f"an input of it could not be read to the end: {unread}"
             self._fail(hosted, TaskFault("WORKER_FAULT", text), run_s, keep=False)
             return
@@ -406,6 +354,13 @@ class Hosting:
         program_exit = ProgramExit(event.exit_status, signal_number, run_s, tail)
         if tail:
             self._log_stderr(hosted, to_the_end=True)
+        if hosted.trace is not None:
+            line = f"trace_io: {hosted.trace.text}"
+            self._place.log(hosted.task.spec, hosted.key[1], line)
+        if killed is not None:
+            text = failure_text(program_exit.describe(), worker, hosted.argv, tail, killed.details)
+            self._fail(hosted, TaskFault(killed.reason, text), run_s, keep=True)
+            return
         try:
             action = hosted.executor.ended(hosted.task, program_exit)
         except Exception as error:  # as above
@@ -414,7 +369,8 @@ class Hosting:
         if isinstance(action, Finish):
             self._publish(hosted, action, run_s)
         elif isinstance(action, Fail):
-            text = failure_text(action.details, worker, hosted.argv, tail)
+            why = "" if hosted.is_called_off else whose_signal(signal_number)
+            text = failure_text(action.details, worker, hosted.argv, tail, why)
             self._fail(hosted, TaskFault(action.reason, text), run_s, keep=True)
 
     def _publish(self, hosted: Hosted, finish: Finish, run_s: float) -> None:

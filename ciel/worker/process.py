@@ -6,7 +6,7 @@ import os
 from typing import Any, NamedTuple
 
 from ciel.core.events import TaskFault
-from ciel.core.ids import TaskId
+from ciel.core.ids import ObjectId, TaskId
 from ciel.core.refs import Reference
 from ciel.execution.environment import task_environment
 from ciel.execution.executor import ProgramExit, Talk
@@ -14,7 +14,7 @@ from ciel.execution.report import command_text
 from ciel.launch.messages import ProgramExited, ProgramFailed
 from ciel.net.turns import DelayedCall
 from ciel.storage.errors import ObjectNotFoundError
-from ciel.worker.faults import start_fault
+from ciel.worker.faults import start_fault, whose_signal
 from ciel.worker.programs import ProgramChannel, channel_environment
 from ciel.worker.scratch import Scratch
 from ciel.worker.state.pool import IDLE_MAX_S
@@ -112,7 +112,9 @@ class Process:
         said = "before it had said 'exit'"
         if "in the middle" in self.broke:
             said = f"in the middle of a call: {self.broke.partition(': ')[2]}"
-        return TaskFault("RUNTIME_ERROR", f"it {self.how_it_ended} {said}")
+        number = None if event.exit_status is not None else os.WTERMSIG(event.status)
+        why = "" if self.is_called_off else whose_signal(number)
+        return TaskFault("RUNTIME_ERROR", f"it {self.how_it_ended} {said}" + (why and f"; {why}"))
 
     @property
     def how_it_ended(self) -> str:
@@ -133,21 +135,27 @@ class Process:
 
 
 def arguments_of(talked: Talked, talk: Talk, scratch: Scratch) -> list[str]:
-    """Return the command line of a program that is to serve an attempt."""
+    """Return the command line of a program that is to serve an attempt, with its files copied."""
     argv = []
     for item in talk.program.argv:
         if isinstance(item, str):
             argv.append(item)
             continue
-        paths: list[str] = []
-        ref = talked.task.inputs.get(item.object_id)
-        if ref is None:
-            raise ObjectNotFoundError(item.object_id)
-        talked.open_whole(ref, paths.append)
-        if not paths:
-            raise ObjectNotFoundError(item.object_id)
-        argv.append(scratch.copy_executable(paths[0]) if item.executable else paths[0])
+        path = _path_of(talked, item.object_id)
+        argv.append(scratch.copy_executable(path) if item.executable else path)
+    for name, object_id in talk.program.files.items():
+        scratch.copy(name, _path_of(talked, object_id))
     return argv
+
+
+def _path_of(talked: Talked, object_id: ObjectId) -> str:
+    paths: list[str] = []
+    ref = talked.task.inputs.get(object_id)
+    if ref is not None:
+        talked.open_whole(ref, paths.append)
+    if not paths:
+        raise ObjectNotFoundError(object_id)
+    return paths[0]
 
 
 def environment_of(

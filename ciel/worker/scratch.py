@@ -119,6 +119,12 @@ class Scratch:
         os.makedirs(os.path.dirname(target), exist_ok=True)
         os.symlink(source, target)
 
+    def copy(self, name: str, source: str) -> None:
+        """Have a copy lie in the scratch directory, for a program that may outlive its source."""
+        target = self.path + name
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+        shutil.copyfile(source, target)
+
     def copy_executable(self, source: str) -> str:
         """Copy an input that is to be run; the store's own files are never made executable."""
         path = self.write_input(b"")

@@ -6,18 +6,26 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 from twisted.internet.interfaces import IPushProducer
 from twisted.logger import Logger
 from zope.interface import implementer
 
 from ciel.net.http import Request
+from ciel.net.turns import DelayedCall
 from ciel.storage.errors import StorageError
 from ciel.worker.streaming import Growing, Streams, Waiter
 
 CHUNK_BYTES = 256 * 1024
+CHUNK_MIN_BYTES = 16 * 1024
 """Read at a time; about twice that is held for a slow reader."""
+
+HELD_BYTES = 16 << 20
+"""For all readers together, about: when there are many, each is given less at a time."""
+
+STALLED_S = 600.0
+"""A reader that takes nothing for so long is gone, though its connection stands."""
 
 Read = Callable[[int, int], bytes]
 """Returns what is there from an offset, so many bytes at most."""
@@ -34,6 +42,8 @@ def read_file(fd: int, offset_bytes: int, length_bytes: int) -> bytes:
 class _Sending(ABC):
     """An answer's body. `close` is called when it is over, whichever way."""
 
+    under_way: ClassVar[int] = 0
+
     def __init__(
         self, request: Request, read: Read, start: int, close: Callable[[], object]
     ) -> None:
@@ -42,6 +52,8 @@ class _Sending(ABC):
         self.offset = start
         self.is_paused = False
         self.is_over = False
+        self._due: DelayedCall | None = None
+        _Sending.under_way += 1
         request.notifyFinish().addBoth(lambda _: self.ended(close))
         request.registerProducer(self, True)
         request.write(b"")
@@ -53,6 +65,16 @@ class _Sending(ABC):
 
     def pauseProducing(self) -> None:
         self.is_paused = True
+        if self._due is None:
+            self._due = self.request.channel.callLater(STALLED_S, self._look, self.offset)
+
+    def _look(self, offset: int) -> None:
+        """Cut it off if nothing was taken since it had come to an offset."""
+        self._due = None
+        if self.is_paused and self.offset == offset:
+            self.cut()
+        elif self.is_paused:
+            self.pauseProducing()
 
     def stopProducing(self) -> None:  # noqa: B027  # nothing is left to do
         """The other side is gone; `notifyFinish` tells of that."""
@@ -63,6 +85,10 @@ class _Sending(ABC):
 
     def ended(self, close: Callable[[], object]) -> None:
         self.is_over = True
+        _Sending.under_way -= 1
+        if self._due is not None:
+            self._due.cancel()
+            self._due = None
         close()
 
     def attempt(self, step: Callable[[], object]) -> None:
@@ -77,7 +103,8 @@ class _Sending(ABC):
 
     def write(self, end: int) -> None:
         """Write what comes next, up to an offset at most."""
-        chunk = self.read(self.offset, min(CHUNK_BYTES, end - self.offset))
+        share = max(CHUNK_MIN_BYTES, HELD_BYTES // _Sending.under_way)
+        chunk = self.read(self.offset, min(CHUNK_BYTES, share, end - self.offset))
         if not chunk:
             raise OSError(f"it ends after {self.offset} bytes, of {end}")
         self.offset += len(chunk)

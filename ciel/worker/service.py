@@ -16,9 +16,18 @@ from twisted.internet.threads import deferToThread
 from twisted.logger import Logger
 
 from ciel.core.admission import level_of
-from ciel.core.events import DiskQueued, Message, StoresReported, TaskFault, TaskPrinted
+from ciel.core.events import (
+    CopyTimed,
+    DiskQueued,
+    Message,
+    ObjectsStored,
+    StoresReported,
+    TaskFault,
+    TaskPrinted,
+)
 from ciel.core.ids import ObjectId
-from ciel.core.refs import Reference
+from ciel.core.placement import MEASURED_FROM_BYTES
+from ciel.core.refs import Concrete, Reference, Sweetheart
 from ciel.execution.executor import Child
 from ciel.net.control import ControlPeer
 from ciel.net.turns import DelayedCall, Turns
@@ -26,6 +35,7 @@ from ciel.storage.errors import StorageError
 from ciel.storage.interface import ObjectStore
 from ciel.wire.errors import RefusedError
 from ciel.worker.disk_jobs import DiskJobs
+from ciel.worker.events import Events
 from ciel.worker.fetching import Fetcher
 from ciel.worker.hosting import Hosting
 from ciel.worker.state.machine import WorkerMachine
@@ -77,6 +87,8 @@ class WorkerService:
         self._told_of_store: StoresReported | None = None
         self._store_looks = LoopingCall(self._tell_of_store)
         self._store_looks.clock = reactor
+        self.events = Events(reactor)
+        self.ended_counts: dict[str, int] = {}
         self._wanted: dict[ObjectId, list[Callable[[Losses | None, str], None]]] = {}
         self._hosting: Hosting
         self._fetcher: Fetcher
@@ -109,7 +121,8 @@ class WorkerService:
         machine = self.machine
 
         def can_be_had_again(object_id: str) -> bool:
-            return object_id in self._copied and bool(machine.hosts)
+            is_pinned = object_id in machine.brought.pinned
+            return object_id in self._copied and bool(machine.hosts) and not is_pinned
 
         def dropped(object_id: str) -> None:
             self._copied.discard(object_id)
@@ -143,6 +156,7 @@ class WorkerService:
         self._disk_level = 0
         self._told_of_store = None
         log.info("joined the master at {address}", address=peer.address)
+        self.events.note("joined", master=peer.address)
         self.machine.master_joined()
         self._joined()
         self._act()
@@ -161,6 +175,7 @@ class WorkerService:
         if peer is self._master:
             self._master = None
             log.warn("lost the master: {reason}", reason=reason)
+            self.events.note("lost_master", reason=reason)
             self.machine.master_lost(self._reactor.seconds())
             self._act()
 
@@ -169,12 +184,52 @@ class WorkerService:
         self._refused(error)
         return False
 
+    def leave_master(self) -> None:
+        """Hang up; whoever connects then does so again, perhaps elsewhere."""
+        if self._master is not None:
+            self._master.close()
+
+    # --- what people ask for ----------------------------------------------------------------------
+
+    @property
+    def has_master(self) -> bool:
+        return self._master is not None
+
+    def abort(self, job: str, task: str | None) -> int:
+        """End the attempts that are here at a job's task, or at all of them; return how many."""
+        fault = TaskFault("ABORTED", "somebody had it aborted on the worker where it was")
+        doomed = [
+            key
+            for key, attempt in self.machine.attempts.items()
+            if attempt.spec.job == job and task in (None, key[0])
+        ]
+        for key in doomed:
+            self.machine.call_off(key, fault, self._reactor.seconds())
+        self._act()
+        return len(doomed)
+
+    def unnamed(self, older_than_s: float) -> list[ObjectId]:
+        """List what was brought some time ago, and what no job may ever have named."""
+        return self.machine.brought.unnamed(self._reactor.seconds(), older_than_s)
+
+    def offer_brought(self, older_than_s: float) -> list[ObjectId]:
+        """Offer that to the master, which has those deleted that it does not know."""
+        offered, here = self.unnamed(older_than_s), frozenset((self.machine.netloc,))
+        refs = tuple([Concrete(each, self.machine.stored.get(each), here) for each in offered])
+        if refs:
+            self.machine.reports.append(ObjectsStored(refs, kept=True, idle=True))
+            self._act()
+        return offered
+
     # --- what came of orders ----------------------------------------------------------------------
 
     def attempt_ended(
         self, key: Key, published: tuple[Reference, ...], fault: TaskFault | None, run_s: float
     ) -> None:
         self.machine.ended(key, published, fault, run_s, self._reactor.seconds())
+        how = "done" if fault is None else fault.reason
+        self.ended_counts[how] = self.ended_counts.get(how, 0) + 1
+        self.events.note("ended", task=key[0], attempt=key[1], how=how, run_s=round(run_s, 6))
         self._act()
 
     def attempt_spawned(self, key: Key, child: Child, *, wanted: bool | None = None) -> None:
@@ -207,6 +262,11 @@ class WorkerService:
         self.machine.stream_broken(object_id, details, self._reactor.seconds())
         self._act_soon()
 
+    def preferred(self, ref: Sweetheart) -> None:
+        if ref.id in self.machine.stored:
+            self.machine.reports.append(ObjectsStored((ref,)))
+            self._act_soon()
+
     def printed(self, printed: TaskPrinted) -> None:
         self.machine.reports.append(printed)  # which can wait as long as the attempt's end
         self._act_soon()
@@ -231,9 +291,15 @@ class WorkerService:
 
     def fetched(self, object_id: ObjectId, size_bytes: int) -> None:
         self._copied.add(object_id)
+        self.events.note("fetched", object=object_id, size_bytes=size_bytes)
         self.machine.fetched(object_id, self._reactor.seconds(), size_bytes)
         self._answer_wanted(object_id, None, "")
         self._act()
+
+    def copy_timed(self, netloc: str, size_bytes: int, run_s: float) -> None:
+        """Take note of how long a copy took; told to the master with the copy itself."""
+        if size_bytes >= MEASURED_FROM_BYTES:
+            self.machine.reports.append(CopyTimed(netloc, size_bytes, run_s))
 
     def stream_opened(self, object_id: ObjectId) -> None:
         self.machine.stream_opened(object_id, self._reactor.seconds())
@@ -243,11 +309,13 @@ class WorkerService:
     def fetch_failed(self, object_id: ObjectId, losses: tuple[str, ...], details: str) -> None:
         self.machine.fetch_failed(object_id, losses, details, self._reactor.seconds())
         lost = tuple([(object_id, place) for place in losses])
+        self.events.note("fetch_failed", object=object_id, reason=details)
         self._answer_wanted(object_id, lost, details)
         self._act()
 
     def uploaded(self, object_id: ObjectId) -> None:
         """A client left an object in the store."""
+        self.events.note("brought", object=object_id)
         self.machine.uploaded(object_id, self._reactor.seconds())
         self._act()
 
@@ -269,7 +337,8 @@ class WorkerService:
                 orders, machine.outbox = machine.outbox, []
                 for order in orders:
                     match order:
-                        case StartAttempt():
+                        case StartAttempt(spec, attempt):
+                            self.events.note("began", job=spec.job, task=spec.id, attempt=attempt)
                             self._hosting.start(order)
                         case FetchObject():
                             self._fetcher.fetch(order)

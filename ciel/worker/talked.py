@@ -231,6 +231,10 @@ class Talked(Attempt):
         """Why the program may have taken a part of an input for all of it."""
         return next((piping.error for piping in self._pipings if piping.error is not None), None)
 
+    def prefer(self, ref: Reference) -> None:
+        if isinstance(ref, Concrete | Sweetheart):
+            self._place.prefer(ref)
+
     def read(self, ref: Reference, then: Callable[[bytes], None]) -> None:
         if isinstance(ref, Value):
             then(_content(ref))

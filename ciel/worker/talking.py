@@ -32,6 +32,7 @@ from ciel.storage.errors import ObjectNotFoundError, StorageError
 from ciel.wire.calls import Call, encode_call, frame_call
 from ciel.wire.errors import EncodeError, WireError
 from ciel.worker.faults import (
+    arguments_fault,
     executor_fault,
     preparation_fault,
     serving_fault,
@@ -115,7 +116,7 @@ class Talking:
                 frame = frame_call("start_task", talk.encoded)
             self._say_frame(process, frame)
         except EncodeError as error:
-            self._fail(process, TaskFault("BAD_ARGUMENTS", f"it cannot be told its task: {error}"))
+            self._fail(process, arguments_fault(executor.name, error))
         except Exception as error:  # an executor may be anybody's
             self._fail(process, executor_fault(talked.executor, error))
         limit_bytes = talked.task.spec.needs.memory_bytes

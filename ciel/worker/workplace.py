@@ -10,10 +10,11 @@ from twisted.logger import Logger
 
 from ciel.core.events import TaskFault, TaskPrinted
 from ciel.core.ids import ObjectId
-from ciel.core.refs import INLINE_MAX_BYTES, Reference
+from ciel.core.refs import INLINE_MAX_BYTES, Concrete, Reference, Sweetheart
 from ciel.core.tasks import TaskSpec
 from ciel.execution.executor import Child, Executor
 from ciel.execution.kept import KeptAttempts
+from ciel.execution.report import logged_name
 from ciel.net.channels import Channels
 from ciel.net.turns import Turns
 from ciel.storage.interface import ObjectStore
@@ -62,6 +63,9 @@ class AttemptsOwner(Protocol):
 
     def stream_broken(self, object_id: ObjectId, details: str) -> None: ...
 
+    def preferred(self, ref: Sweetheart) -> None:
+        """Learn that an object is better read here than anywhere else."""
+
     def printed(self, printed: TaskPrinted) -> None:
         """Learn that an attempt has printed something that is in its job's log now."""
 
@@ -95,10 +99,14 @@ class Workplace:
     def here(self) -> frozenset[str]:
         return frozenset((self.netloc,))
 
+    def prefer(self, ref: Concrete | Sweetheart) -> None:
+        """Have an input be read here rather than anywhere else from now on."""
+        self.owner.preferred(Sweetheart(ref.id, self.netloc, ref.size_bytes, self.here))
+
     def log(self, spec: TaskSpec, attempt: int, text: str) -> None:
         """Write lines that an attempt printed to its job's log, and have who listens know."""
         try:
-            start, size_bytes = self.logs.append(spec.job, spec.name or spec.id[:12], text)
+            start, size_bytes = self.logs.append(spec.job, logged_name(spec.name, spec.id), text)
         except OSError as error:
             log.warn("the log of job {job} cannot be written: {error}", job=spec.job, error=error)
             return

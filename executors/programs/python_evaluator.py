@@ -8,6 +8,7 @@ above it.
 
 from __future__ import annotations
 
+import os
 import sys
 import types
 import weakref
@@ -327,7 +328,8 @@ class Evaluator:
     def packed_error(self, error: BaseException, skipped_frames: int = 0) -> bytes:
         from ciel.python.failures import pack_error
 
-        return pack_error(error, skipped_frames, self.locals_wanted)
+        worker = os.environ.get("CIEL_WORKER", "")
+        return pack_error(error, skipped_frames, self.locals_wanted, worker)
 
     def _end(self, work: Work, results: list[Result]) -> None:
         work.results = results

@@ -269,10 +269,10 @@ def test_a_package_brings_files_and_takes_arguments(up: Shell) -> None:
     )
     assert up.run("run", "job.pack", "numbers") == (0, '[{"a": [1, 2.5]}]\n', "")
     status, _, err = up.run("run", "job.pack", "nothing")
-    assert (status, err) == (2, "ciel: job.pack: package.in: there is no file nothing\n")
+    assert (status, err) == (2, "ciel: job.pack:1: package.in: there is no file nothing\n")
     status, _, err = up.run("run", "job.pack")
     assert status == 2
-    assert "package.in.filename: argument 0 is missing" in err
+    assert "job.pack:1: package.in.filename: argument 0 is missing" in err
 
 
 @pytest.mark.parametrize("result", ['[{"__decode_ref__": "noop"}]', "null"])
@@ -286,11 +286,19 @@ def test_an_error_among_the_results_fails_the_job(up: Shell, result: str) -> Non
     assert "false ended with exit status 1" in err
 
 
+def test_more_arguments_than_a_task_can_have_are_refused(up: Shell) -> None:
+    args = {"command_line": ["echo", "x" * (17 << 20)]}
+    (up.home / "long.pack").write_text(json.dumps({"start": {"handler": "stdinout", "args": args}}))
+    status, out, err = up.run("run", "long.pack")
+    assert (status, out) == (2, "")
+    assert err.startswith("ciel: long.pack:1: start.args: too much for one task: ")
+
+
 def test_a_broken_package_is_refused_with_its_line(shell: Shell) -> None:
     (shell.home / "p").write_text('{"start":\n  {\n')
     status, _, err = shell.run("run", "p")
     assert status == 2
-    assert err.startswith("ciel: p: line 3: not JSON: ")
+    assert err == "ciel: p:2: not JSON: it ends, and the { of line 2 is not closed\n"
 
 
 # --- without a cluster ----------------------------------------------------------------------------

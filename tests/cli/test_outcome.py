@@ -48,7 +48,7 @@ from ciel.core.refs import Failure
         (FileNotFoundError(2, "No such file", "f"), 1),
         (UsageError("why"), 2),
         (SettingsError("--master", "why"), 2),
-        (PackageError("p", "start", "why"), 2),
+        (PackageError("p", 1, "start", "why"), 2),
         (QueryError("job", "no job 9"), 2),
         (NoMasterError("", "why"), 3),
         (NotAMasterError("a", "why"), 3),

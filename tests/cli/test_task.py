@@ -3,7 +3,7 @@ from typing import Any
 from ciel.cli.task import render_explanation
 
 TASK: dict[str, Any] = {
-    "job": 3, "task": "t", "name": "7", "state": "done", "story": [],
+    "job": 3, "task": "t", "name": "7", "state": "done", "runs": False, "story": [],
     "why": ["it ended well at attempt 1", "placed there since 0 bytes to fetch"],
 }  # fmt: skip
 

@@ -1,5 +1,6 @@
 import contextlib
 import io
+import os
 import socket
 import threading
 import time
@@ -22,7 +23,7 @@ from ciel.client.errors import (
 from ciel.core.ids import ObjectId
 from ciel.core.refs import Concrete, Failure, Future, Reference, Sweetheart, Value
 from ciel.wire import codec
-from ciel.wire.references import to_array
+from ciel.wire.references import to_json
 
 OBJECT = ObjectId("object")
 
@@ -78,7 +79,7 @@ class Holder:
         name = ObjectId(request.path.removeprefix("/control/data/"))
         self.objects[name] = body
         ref = Concrete(name, len(body), frozenset({self.netloc}))
-        status, answer = self.answer or (201, codec.encode(to_array(ref)))
+        status, answer = self.answer or (201, codec.encode(to_json(ref)))
         request.send_response(status)
         request.send_header("Content-Length", str(len(answer)))
         request.end_headers()
@@ -172,7 +173,7 @@ def test_a_future_is_held_by_nobody(key: Key) -> None:
 
 
 def test_a_small_upload_goes_nowhere(key: Key) -> None:
-    ref = upload_file(io.BytesIO(b"x" * 1023), "f", [], key)
+    ref = upload_file(io.BytesIO(b"x" * 1023), "f", [], key, Connections())
     assert isinstance(ref, Value)
     assert ref.content == b"x" * 1023
 
@@ -182,7 +183,7 @@ def test_an_upload_goes_to_two_workers(holders: list[Holder], key: Key, tmp_path
     path.write_bytes(b"y" * 3_000_000)
     netlocs = [holder.netloc for holder in holders]
     with path.open("rb") as file:
-        ref = upload_file(file, "file", netlocs, key)
+        ref = upload_file(file, "file", netlocs, key, Connections())
     assert isinstance(ref, Concrete)
     assert (ref.size_bytes, ref.locations) == (3_000_000, frozenset(netlocs[:2]))
     assert holders[0].objects[ref.id] == path.read_bytes() == holders[1].objects[ref.id]
@@ -191,17 +192,40 @@ def test_an_upload_goes_to_two_workers(holders: list[Holder], key: Key, tmp_path
 def test_an_upload_passes_over_a_worker_that_fails(holders: list[Holder], key: Key) -> None:
     holders[0].answer = (507, b"")
     holders[1].answer = (201, b"nonsense")
-    ref = upload_file(io.BytesIO(b"z" * 2000), "f", [h.netloc for h in holders], key)
+    ref = upload_file(io.BytesIO(b"z" * 2000), "f", [h.netloc for h in holders], key, Connections())
     assert isinstance(ref, Concrete)
     assert ref.locations == {holders[2].netloc}
+
+
+@pytest.mark.parametrize("is_growing", [True, False])
+def test_a_file_that_changes_as_it_is_sent_is_sent_as_it_was_or_not_at_all(
+    holders: list[Holder], key: Key, tmp_path: Path, is_growing: bool
+) -> None:
+    path = tmp_path / "log"
+    path.write_bytes(b"x" * 3_000_000)
+
+    class Changing(io.FileIO):
+        def seek(self, offset: int, whence: int = 0) -> int:
+            place = super().seek(offset, whence)
+            if whence == os.SEEK_END:  # its size was asked: now it changes
+                os.truncate(path, 4_000_000 if is_growing else 2_000_000)
+            return place
+
+    with Changing(path) as file, contextlib.closing(Connections()) as connections:
+        if is_growing:
+            ref = upload_file(file, "log", [holders[0].netloc], key, connections)
+            assert holders[0].objects[ref.id] == b"x" * 3_000_000
+        else:
+            with pytest.raises(UploadError, match="log: it became shorter while it was sent"):
+                upload_file(file, "log", [holders[0].netloc], key, connections)
 
 
 def test_an_upload_that_no_worker_takes_says_why(holders: list[Holder], key: Key) -> None:
     holders[0].answer = (507, b"")
     with pytest.raises(UploadError, match=r"cannot upload f: 127\.0\.0\.1:.*: it answered 507"):
-        upload_file(io.BytesIO(b"z" * 2000), "f", [holders[0].netloc], key)
+        upload_file(io.BytesIO(b"z" * 2000), "f", [holders[0].netloc], key, Connections())
     with pytest.raises(UploadError, match="the cluster has no worker"):
-        upload_file(io.BytesIO(b"z" * 2000), "f", [], key)
+        upload_file(io.BytesIO(b"z" * 2000), "f", [], key, Connections())
 
 
 # --- logs -----------------------------------------------------------------------------------------

@@ -12,8 +12,9 @@ from rich.pretty import pretty_repr
 import ciel
 from ciel.client.errors import QueryError
 from ciel.client.explaining import Explanation
+from ciel.core.failures import size_text
 from ciel.python.failures import TEXT_MAX_CHARACTERS, error_text, pack_error
-from ciel.python.showing import FRAMES_MAX, VALUE_MAX_CHARACTERS, Shown, short, size_text
+from ciel.python.showing import FRAMES_MAX, VALUE_MAX_CHARACTERS, Shown, short
 
 WAIT_S = 10.0
 
@@ -47,7 +48,7 @@ def test_a_future_is_explained_from_its_beginning_to_its_end(client: ciel.Client
     first = client.run(["sleep", "60"])
     running = explained(client, first, "running")
     assert running.attempt == 1
-    assert f"it was given to worker {running.worker} as attempt 1" in running.why[0]
+    assert running.why[0].startswith(f"it runs on worker {running.worker}, as attempt 1; ")
     reader = client.run(["cat"], stdin=first)
     waiting = client.explain(reader)
     assert (waiting.name, waiting.state) == ("cat", "waiting")
@@ -201,6 +202,7 @@ def test_what_users_hold_says_what_it_is(client: ciel.Client) -> None:
     task = ciel.task(retries=2, name="half")(divide)
     assert repr(task) == "<ciel.Task half retries=2>"
     assert pretty_repr(task) == "Task('half', retries=2)"
+    assert repr(ciel.task(divide, retries=2)) == "<ciel.Task divide retries=2>"
     everything: list[Any] = [future, client, client.cluster, task]
     for shown in everything:
         assert shown._repr_html_().startswith("<table>")

@@ -42,9 +42,8 @@ from ciel.core.ids import JobId, ObjectId
 from ciel.core.jobs import JobSummary
 from ciel.core.refs import Concrete, Failure, Future, Reference, Value
 from ciel.core.tasks import check_task
-from ciel.wire import codec
 from ciel.wire.descriptors import read_arguments
-from ciel.wire.references import to_json
+from ciel.wire.packages import encode_package
 
 
 class AcceptorLike(Protocol):
@@ -344,20 +343,37 @@ def test_threads_may_share_a_job(acceptor: AcceptorLike, client: Client) -> None
 def test_a_package_starts_with_init(acceptor: AcceptorLike, client: Client) -> None:
     job = client.job()
     script = Value.of(ObjectId("upload:1"), b"x")
-    output = job.start_package("h", {"script": script, "n": 1}, {"script": script})
+    words, piece = (Concrete(ObjectId(f"upload:{n}"), 2000, frozenset({"h:1"})) for n in (2, 3))
+    package: dict[str, Reference] = {"script": script, "words": words}
+    output = job.start_package("h", {"script": script, "n": 1}, package, [script, piece])
     client.close()
     (added,) = said(acceptor, AddTask)
     check_task(added.spec)
     assert output.id == f"{job.id}:job_output"
     assert added.spec.executor == "init"
-    listing = Value.of(ObjectId(f"{job.id}:package"), codec.encode(to_json({"script": script})))
-    assert added.known == (script, listing)
+    listing = Value.of(ObjectId(f"{job.id}:package"), encode_package(package))
+    assert added.known == (words, piece, script, listing)
     assert read_arguments(added.spec.payload) == {
-        "package": {"script": script},
+        "package": [words, piece],
         "package_ref": listing,
         "start_handler": "h",
         "start_args": {"script": script, "n": 1},
     }
+
+
+def test_many_objects_are_named_by_tasks_that_nobody_wants(
+    acceptor: AcceptorLike, client: Client
+) -> None:
+    job = client.job()
+    refs = [Concrete(ObjectId(f"upload:{n}"), 2000, frozenset({"h:1"})) for n in range(2500)]
+    assert job.named(refs[:1000]) == refs[:1000]
+    assert job.named([*refs, refs[0]]) == []
+    job.close()
+    client.close()
+    added = said(acceptor, AddTask)
+    assert [ref for task in added for ref in task.known] == refs
+    assert [len(task.spec.inputs) for task in added] == [1000, 1000, 500]
+    assert not said(acceptor, WantObjects)
 
 
 def test_a_package_without_anything_in_it_has_no_list(

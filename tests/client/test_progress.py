@@ -133,7 +133,8 @@ class StubClient:
         self.asked += 1
         if self.is_lost:
             raise ConnectionLostError("there", "for a moment")
-        return [kind("", "stdinout", False, done=self.done, waiting=10 - self.done)]
+        kinds = [kind("", "stdinout", False, done=self.done, waiting=10 - self.done)]
+        return {"kinds": kinds, "counted": self.asked % 2 == 0}
 
     def change(self, done: int) -> None:
         self.done = done

@@ -4,16 +4,18 @@ from hypothesis import strategies as st
 
 from ciel.core.ids import ObjectId
 from ciel.core.placement import (
+    MEASURED_FROM_BYTES,
     OTHER_HOST_BYTES_PER_S,
     SAME_HOST_BYTES_PER_S,
     STREAM_BYTES,
-    SWEETHEART_FACTOR,
+    Bandwidths,
     Candidate,
     Load,
     loads_of,
     rank,
 )
 from ciel.core.refs import SocketStream, Stream, Sweetheart
+from ciel.core.scheduling import SWEETHEART_FACTOR, read_scheduling
 from ciel.testing.builders import failed, inline, stored
 
 W1, W2, W3 = "w1:8001", "w2:8001", "w3:8001"
@@ -125,6 +127,78 @@ def test_the_reason_tells_of_a_busy_disk() -> None:
     )
 
 
+# --- what was measured ----------------------------------------------------------------------------
+
+S_OF_MIB = MIB / OTHER_HOST_BYTES_PER_S
+
+
+def test_a_bandwidth_that_was_measured_counts_instead_of_a_guess() -> None:
+    measured = Bandwidths()
+    measured.learn("h2", "h1", 10 * MIB, 20.0)
+    best = rank([Load(MIB, frozenset((W2,)))], [candidate(W1)], HOSTS, measured)[0]
+    assert best.cost_s == pytest.approx(2.0)
+    assert best.reason == (
+        "1048576 bytes to fetch (about 2 s, as measured 0.524 MB/s), a slot in about 0 s"
+    )
+
+
+def test_a_copy_comes_by_the_quickest_way_that_is_known() -> None:
+    measured = Bandwidths()
+    measured.learn("h2", "h1", 10 * MIB, 20.0)
+    held = Load(MIB, frozenset((W2, "h3:1")))
+    hosts = {**HOSTS, "h3:1": "h3"}
+    assert rank([held], [candidate(W1)], hosts, measured)[0].cost_s == pytest.approx(S_OF_MIB)
+    measured.learn("h3", "h1", 10 * MIB, 10.0)
+    assert rank([held], [candidate(W1)], hosts, measured)[0].cost_s == pytest.approx(1.0)
+
+
+def test_the_latest_copies_count_most_and_small_ones_not_at_all() -> None:
+    measured = Bandwidths()
+    for run_s in (1.0, 3.0):
+        measured.learn("a", "b", MEASURED_FROM_BYTES, run_s)
+    assert measured.s_per_byte("a", "b") == pytest.approx(1.5 / MEASURED_FROM_BYTES)
+    measured.learn("a", "b", MEASURED_FROM_BYTES - 1, 100.0)
+    assert measured.s_per_byte("a", "b") == pytest.approx(1.5 / MEASURED_FROM_BYTES)
+    assert measured.s_per_byte("b", "a") is None
+
+
+def test_hosts_that_are_gone_are_forgotten() -> None:
+    measured = Bandwidths()
+    for source, target in (("a", "b"), ("b", "a"), ("a", "c"), ("a", "a")):
+        measured.learn(source, target, MEASURED_FROM_BYTES, 1.0)
+    measured.keep_only({"a", "c"})
+    assert len(measured) == 2
+    assert measured.s_per_byte("a", "b") is None
+
+
+# --- options of a job -----------------------------------------------------------------------------
+
+
+def asked(loads: list[Load], *candidates: Candidate, **options: float) -> list[str]:
+    scheduling = read_scheduling("locality", options)
+    return [c.location for c in rank(loads, candidates, HOSTS, scheduling=scheduling)]
+
+
+def test_too_little_to_save_is_no_reason() -> None:
+    held = [Load(MIB, frozenset((W2,)))]
+    both = candidate(W1, 0.001), candidate(W2, 0.002)
+    assert asked(held, *both, min_saving_threshold=MIB) == [W2, W1]
+    assert asked(held, *both, min_saving_threshold=MIB + 1) == [W1, W2]
+
+
+def test_who_holds_about_as_much_as_the_best_is_as_good() -> None:
+    held = [Load(10 * MIB, frozenset((W1, W2))), Load(MIB, frozenset((W1,)))]
+    both = candidate(W1, 0.003), candidate(W2, 0.001)
+    assert asked(held, *both) == [W1, W2]
+    assert asked(held, *both, candidate(W3), equally_local_margin=0.9) == [W2, W1]
+    assert asked(held, *both, candidate(W3), equally_local_margin=1.0) == [W1]
+
+
+def test_a_preference_may_be_made_weaker() -> None:
+    ref = Sweetheart(ObjectId("a"), W1, 100, frozenset((W1,)))
+    assert loads_of([ref], 2.5) == [Load(250, frozenset((W1,)))]
+
+
 def test_what_lies_nowhere_weighs_nothing() -> None:
     assert loads_of([inline("a"), failed("b")]) == []
 
@@ -136,7 +210,7 @@ def test_what_lies_nowhere_weighs_nothing() -> None:
         (stored("a", W1)._replace(size_bytes=None), Load(STREAM_BYTES, frozenset((W1,)))),
         (
             Sweetheart(ObjectId("a"), W1, 7, frozenset((W1, W2))),
-            Load(7 * SWEETHEART_FACTOR, frozenset((W1,))),
+            Load(int(7 * SWEETHEART_FACTOR), frozenset((W1,))),
         ),
         (Stream(ObjectId("a"), frozenset((W2,))), Load(STREAM_BYTES, frozenset((W2,)))),
         (SocketStream(ObjectId("a"), W2, 9000), Load(STREAM_BYTES, frozenset((W2,)))),

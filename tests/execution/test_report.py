@@ -58,7 +58,7 @@ def test_a_silent_failure_tells_no_complaint() -> None:
 def test_an_output_without_room_tells_wanted_and_available() -> None:
     text = no_room_text("w1", ["seq", "9"], NoSpaceError(20, 10))
     assert text == (
-        "seq 9 made more than the store of worker w1 has room for: wanted 20 bytes, 10 available; "
+        "seq 9 made more than the store of worker w1 has room for: wanted 20 B, 10 B available; "
         "give the worker a larger store, or end jobs whose results it keeps"
     )
     assert no_room_text("w1", [], NoSpaceError(20, 10)).startswith("it made more")

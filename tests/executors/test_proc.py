@@ -250,6 +250,18 @@ def test_what_is_stored_is_a_file_for_everybody(talk: Begin) -> None:
         assert Path(reply["filename"]).read_bytes() == b"content"
 
 
+def test_an_input_may_be_preferred_where_it_is_opened(
+    talk: Begin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = talk(inline("x"))
+    preferred: list[Reference] = []
+    monkeypatch.setattr(one.attempt, "prefer", preferred.append)
+    one.call("open_ref", ref=future("x"), make_sweetheart=False)
+    assert preferred == []
+    one.call("open_ref", ref=future("x"), make_sweetheart=True)
+    assert preferred == [inline("x")]
+
+
 @pytest.mark.parametrize("method", ["open_ref", "open_ref_async"])
 def test_what_is_not_there_would_block(talk: Begin, method: str) -> None:
     one = talk()
@@ -558,6 +570,9 @@ WRONG: list[tuple[str, Any, str]] = [
     ("spawn", {"executor_name": "proc", "command": "x", "slots": -5}, "slots must be 1 to 1024"),
     ("spawn", {"executor_name": "proc", "command": "x", "timeout_s": -1}, "timeout_s must be"),
     ("spawn", {"executor_name": "proc", "command": "x", "retries": True}, "'retries' must be"),
+    ("spawn", {"executor_name": "proc", "command": "x", "retry_on": "A"}, "must be a list of text"),
+    ("spawn", {"executor_name": "proc", "command": "x", "retry_on": ["CANCELLED"]}, "cannot mend"),
+    ("spawn", {"executor_name": "proc", "command": "x", "retry_delay_s": -1}, "retry_delay_s must"),
     ("tail_spawn", {"executor_name": "proc", "command": "x", "proc_pargs": [future("out")]},
      "one of its outputs is also its input"),
     ("exit", {"keep_process": "maybe"}, "no, may_keep or must_keep, not 'maybe'"),
@@ -648,10 +663,13 @@ def test_hints_of_a_spawn_change_nothing(talk: Begin, key: str) -> None:
 
 def test_what_a_child_needs_is_asked_for_beside_its_arguments(talk: Begin) -> None:
     one = talk()
-    needs = {"slots": 2, "memory_bytes": 1 << 20, "priority": -1, "timeout_s": 1.5, "retries": 3}
+    needs = {
+        "slots": 2, "memory_bytes": 1 << 20, "priority": -1, "timeout_s": 1.5, "retries": 3,
+        "retry_on": ["TIMED_OUT"], "retry_delay_s": 2.5,
+    }  # fmt: skip
     one.call("spawn", executor_name="proc", command="x", **needs)
     spec = one.attempt.children[0].spec
-    assert spec.needs == Needs(**needs)  # type: ignore[arg-type]  # the values are of these types
+    assert spec.needs == Needs(**needs)._replace(retry_on=("TIMED_OUT",))  # type: ignore[arg-type]  # the values are of these types
     assert read_arguments(spec.payload) == {"command": "x"}
 
 

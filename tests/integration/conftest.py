@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from unittest import mock
 
 import pytest
 
-from ciel.cli.main import main
 from ciel.testing.homes import HandCluster, Home
+from ciel.testing.languages import build_jars
 from ciel.testing.two_slots import TwoSlots
 
 
@@ -23,26 +20,6 @@ def home(tmp_path: Path) -> Iterator[Home]:
     yield home
     for pid in home.processes():
         os.kill(pid, signal.SIGKILL)
-
-
-@pytest.fixture(scope="session")
-def typed() -> Callable[..., tuple[int, str, str]]:
-    """Run a command of a home in this process, which is quicker; return its status, its output and
-    what it said.
-    """
-
-    def run(home: Home, *words: str | bytes) -> tuple[int, str, str]:
-        out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8", "backslashreplace") for _ in range(2))
-        with (
-            mock.patch.dict(os.environ, home.environ, clear=True), contextlib.chdir(home.path),
-            contextlib.redirect_stdout(out), contextlib.redirect_stderr(err),
-        ):  # fmt: skip
-            status = main([os.fsdecode(word) for word in words])
-        for stream in (out, err):
-            stream.seek(0)
-        return status, out.read(), err.read()
-
-    return run
 
 
 @pytest.fixture
@@ -60,6 +37,12 @@ def lasting_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HandCl
     yield cluster
     cluster.stop()
     assert not cluster.home.processes()
+
+
+@pytest.fixture(scope="session")
+def jars(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Jars of what lies in `java`: `com`, the bindings' stand-in, and `apps`, what runs on it."""
+    return build_jars(Path(__file__).parent / "java", tmp_path_factory.mktemp("java"))
 
 
 @pytest.fixture(scope="module")

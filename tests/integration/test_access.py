@@ -1,71 +1,9 @@
-"""Who may come in: nothing is answered without a key, by any door of a running cluster."""
+"""Who may come in, and what becomes of keys (test_routes has who is answered over HTTP)."""
 
-import http.client
 import json
-from pathlib import Path
 
 from ciel.access.keys import Key
-from ciel.master.resources.root import master_routes
-from ciel.net.http import Routes
-from ciel.storage.files import open_disk
 from ciel.testing.homes import HandCluster, wait_for
-from ciel.worker.logs import JobLogs
-from ciel.worker.resources import WorkerSite
-from ciel.worker.streaming import Streams
-
-METHODS = ("GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "BREW")
-
-
-class _Answering:
-    def answer(self, topic: str, argument: object) -> object:
-        raise AssertionError("nobody without a key is answered")
-
-
-def paths_of(routes: Routes) -> list[str]:
-    """Enumerate a live resource tree, each name in a path standing for something."""
-    return [path.replace("{id}", "some:id").replace("{job}", "1") for path, _ in routes]
-
-
-def status(netloc: str, method: str, path: str, key: str | None = None) -> int:
-    connection = http.client.HTTPConnection(netloc, timeout=10)
-    headers = {} if key is None else {"Authorization": f"Bearer {key}"}
-    try:
-        connection.request(method, path, headers=headers)
-        return connection.getresponse().status
-    finally:
-        connection.close()
-
-
-def test_every_route_and_method_answers_401_without_a_key(
-    lasting_cluster: HandCluster, tmp_path: Path
-) -> None:
-    with open_disk({}, tmp_path / "a-store") as store:
-        logs = JobLogs(None, tmp_path / "logs")
-        worker = WorkerSite(None, Key.new(), store, lambda object_id: None, logs, Streams(None))
-        doors = [
-            (lasting_cluster.url.removeprefix("http://"), paths_of(master_routes(_Answering())))
-        ]
-        doors += [(netloc, paths_of(worker.routes)) for netloc in lasting_cluster.netlocs()]
-    wrong = Key.new().text()
-    asked = 0
-    for netloc, paths in doors:
-        assert len(paths) >= 4
-        for path in [*paths, "/", "/nothing/here", "/data/../x", "*"]:
-            for method in METHODS:
-                assert status(netloc, method, path) == 401, (netloc, method, path)
-                assert status(netloc, method, path, wrong) == 401, (netloc, method, path)
-                asked += 1
-    assert asked > 200
-
-
-def test_with_the_key_routes_answer(lasting_cluster: HandCluster) -> None:
-    netloc = lasting_cluster.url.removeprefix("http://")
-    assert status(netloc, "GET", "/healthz", lasting_cluster.key) == 200
-    assert status(netloc, "GET", "/api/v1/status", lasting_cluster.key) == 200
-    assert status(netloc, "GET", "/api/v1/jobs/77", lasting_cluster.key) == 404
-    assert status(netloc, "POST", "/api/v1/status", lasting_cluster.key) == 405
-    assert status(lasting_cluster.netlocs()[0], "GET", "/data/absent", lasting_cluster.key) == 404
-    assert status(lasting_cluster.netlocs()[0], "GET", "/data/%2e%2e", lasting_cluster.key) == 400
 
 
 def test_a_worker_with_a_wrong_key_is_refused_and_both_sides_say_so(

@@ -115,6 +115,10 @@ WORKERS: Final[dict[str, tuple[dict[str, object], str]]] = {
         {"executors": [1]},
         f"{NOBODY} its executors must be a list of names",
     ),
+    "a list of what it lacks": (
+        {"lacking": ["java"]},
+        f"{NOBODY} what it lacks must be an object of executors and reasons",
+    ),
 }
 
 

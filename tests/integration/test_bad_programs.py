@@ -77,8 +77,8 @@ def test_programs_are_killed_at_their_time_limit(cluster: TwoSlots) -> None:
     lines = submit_each(cluster, scripts, "sh", "-c", "eval $0", "{}", options=["--timeout", "0.7"])
     for (name, (script, signal_name)), line in zip(WITHOUT_END.items(), lines, strict=True):
         assert cluster.plain(line["story"]) == (
-            "it ran longer than its limit of 0.7 s and was killed\n"
-            f"sh -c 'eval $0' {shlex.quote(script)} was killed by {signal_name} on worker W\n"
+            f"sh -c 'eval $0' {shlex.quote(script)} was killed by {signal_name} on worker W: "
+            "it ran longer than its limit of 0.7 s\n"
             "its files are kept in SPOOL/kept/TASK.1"
         ), name
 

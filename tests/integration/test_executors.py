@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from typing import Any
 
+from ciel.client import Client
+from ciel.core.refs import locations_of
 from ciel.testing.two_slots import TwoSlots
 
 SIZES = """
@@ -96,3 +99,56 @@ def test_a_package_may_say_that_a_program_has_one_output(shared_cluster: TwoSlot
         "result": [{"__decode_ref__": "json"}],
     }
     assert run(shared_cluster, package) == [7]
+
+
+# --- options of programs --------------------------------------------------------------------------
+
+WRITER = 'echo first; until [ -e "$0" ]; do sleep 0.01; done; sleep 0.05; echo second'
+READER = 'read -r in <"$INPUT_FILES"; read -r out <"$OUTPUT_FILES"; exec <"$in" >"$out"; ' + (
+    'read -r line; : >"$0"; echo "$line"; cat'
+)
+ONE_PIECE = 'read -r in <"$INPUT_FILES"; read -r out <"$OUTPUT_FILES"; : >"$0"; ' + (
+    'exec dd bs=64k count=1 if="$in" of="$out" status=none'
+)
+
+
+def read_along(cluster: TwoSlots, script: str, **options: Any) -> tuple[bytes, str]:
+    """Have a program read what another writes that waits for it; return what it read, and the
+    job's log.
+    """
+    mark = str(cluster.home.path / f"{script[-5:].strip()}.mark")
+    with Client(environ=cluster.home.environ) as client, client.job(keep=True) as job:
+        line = ["sh", "-c", WRITER, mark]
+        (made,) = job.add("stdinout", {"args": {"command_line": line, "pipe_output": True}})
+        args = {"command_line": ["sh", "-c", script, mark], "inputs": [made], **options}
+        (read,) = job.add("env", {"args": args})
+        content = job.read(read, timeout_s=30)
+    return content, cluster.run("job", "log", "last").stdout
+
+
+def test_what_a_program_pipes_is_read_while_it_writes_and_the_waiting_is_traced(
+    shared_cluster: TwoSlots,
+) -> None:
+    content, log = read_along(shared_cluster, READER, debug_options=["trace_io"])
+    assert content == b"first\nsecond\n"
+    (traced,) = re.findall(r"trace_io: (\S+)", log)
+    assert re.fullmatch(r"C0\.000,(I0\|\d+\.\d{3},C\d+\.\d{3},)+", traced)
+
+
+def test_what_grows_is_fed_in_pieces_of_the_size_that_is_asked_for(
+    shared_cluster: TwoSlots,
+) -> None:
+    content, _ = read_along(shared_cluster, ONE_PIECE, stream_chunk_size=1 << 20)
+    assert content == b"first\nsecond\n", "in one piece, since it is smaller"
+
+
+def test_an_input_may_be_preferred_where_it_was_read(shared_cluster: TwoSlots) -> None:
+    with Client(environ=shared_cluster.home.environ) as client, client.job() as job:
+        sent = client.upload_content(b"x" * 5000, "what is sent")
+        args = {"command_line": ["wc", "-c"], "inputs": [sent], "make_sweetheart": sent}
+        (count,) = job.add("stdinout", {"args": args})
+        assert job.read(count, timeout_s=30) == b"5000\n"
+        (again,) = job.add("sync", {"args": {"inputs": [sent], "again": count}})
+        listed = json.loads(job.read(again, timeout_s=30))
+    (worker,) = locations_of(sent)
+    assert listed == [{"__ref__": ["<3", sent.id, worker, 5000, [worker]]}]

@@ -63,7 +63,7 @@ def test_a_gigabyte_of_complaints_fills_neither_disk_nor_memory(cluster: TwoSlot
     said = (
         "ciel: HOME/complain ended with exit status 1 on worker W\n"
         "its standard error ends:\n"
-        f"  ({GIB - 4080} bytes before)\n" + "  wrong!!\n" * 510 + "  the last words\n"
+        f"  ({GIB - 39 * 8} bytes before)\n" + "  wrong!!\n" * 39 + "  the last words\n"
         "its files are kept in SPOOL/kept/TASK.1\n"
     )
     assert cluster.ends(done) == Ends(1, "", said)
@@ -85,14 +85,14 @@ def test_an_output_that_outgrows_its_store_ends_its_program(tmp_path: Path, stor
             lambda: occupied_bytes(place),
             lambda: cluster.submit("--", "head", "-c", str(GIB), "/dev/zero"),
         )
-        wanted_bytes = int(re.findall(r"wanted (\d+) bytes", done.stderr)[0])
+        (wanted,) = re.findall(r"wanted ([\d.]+) MiB", done.stderr)
         said = (
             f"ciel: head -c {GIB} /dev/zero made more than the store of worker W has room for: "
-            f"wanted {wanted_bytes} bytes, {100 * MIB} available; "
+            f"wanted {wanted} MiB, 100 MiB available; "
             "give the worker a larger store, or end jobs whose results it keeps\n"
         )
         assert cluster.ends(done) == Ends(1, "", said)
-        assert 100 * MIB < wanted_bytes < GIB
+        assert 100 < float(wanted) < 1024
         assert most_bytes < GIB
         assert cluster.kept() == []
         whole = cluster.submit("--", "sh", "-c", f"head -c {100 * MIB} /dev/zero; exit 3")

@@ -8,6 +8,7 @@ import json
 import re
 import shutil
 import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
@@ -22,6 +23,13 @@ from ciel.testing.hosts import Host, Hosts
 
 ROOT: Final = Path(__file__).parents[2]
 MIB: Final = 1 << 20
+PROGRAMS: Final = ROOT / "tests" / "integration" / "programs"
+SETTINGS: Final = f"""
+[executors.where]
+command = ["{sys.executable}", "{PROGRAMS}/where.py"]
+[executors.skypy]
+command = ["{sys.executable}"]
+"""
 
 
 class Cluster:
@@ -81,6 +89,11 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Host]]:
 
 @pytest.fixture(scope="module")
 def shared_cluster(hosts: list[Host]) -> Cluster:
+    for host in hosts:
+        settings = host.path / "config" / "ciel" / "config.toml"
+        settings.parent.mkdir(parents=True)
+        settings.write_text(SETTINGS)
+        host.environ["CIEL_SKYPY_BASE"] = str(PROGRAMS / "skypy")
     return Cluster(*hosts)
 
 
@@ -294,6 +307,36 @@ def test_damage_is_found_when_an_object_crosses_and_it_is_made_again(cluster: Cl
     told = "".join((host.path / "worker.log").read_text() for host in hosts)
     (line,) = [line for line in told.splitlines() if f"cannot fetch {object_id}" in line]
     assert "checksum" in line
+
+
+# --- programs of every kind -----------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def brought(hosts: list[Host], jars: dict[str, Path]) -> Path:
+    """What programs are loaded from, on the second host, as it is called there."""
+    there = hosts[1]
+    (there.path / "brought").mkdir()
+    for jar in jars.values():
+        shutil.copy(jar, there.path / "brought")
+    sdk = ROOT / "executors" / "sdk" / "c"
+    target = there.path / "brought" / "where.so"
+    command = ["cc", "-shared", "-fPIC", f"-I{sdk}", "-o", str(target), str(PROGRAMS / "where.c")]
+    subprocess.run(command, check=True)
+    return there.inside / "brought"
+
+
+def test_every_executor_runs_its_programs_on_either_host(cluster: Cluster, brought: Path) -> None:
+    done = cluster.there.run("python", str(PROGRAMS / "everywhere.py"), str(brought), timeout_s=60)
+    assert (done.returncode, done.stdout) == (0, "wrong: {}\n"), done.stderr
+
+
+def test_a_job_in_java_spreads_over_both_hosts(cluster: Cluster, brought: Path) -> None:
+    (cluster.there.path / "word").write_text("hello")
+    command = ["ciel", "java", "-j", f"{brought}/com.jar", "-P", "words=word"]
+    done = cluster.there.run(*command, f"{brought}/apps.jar", "apps.Squares", "6", "300")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == "91" + " hello" * 6 + ", on hosts: 2"
 
 
 # --- a cable is pulled ----------------------------------------------------------------------------

@@ -12,7 +12,7 @@ import struct
 import subprocess
 import termios
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -125,6 +125,8 @@ def sleeper(up: Up, request: pytest.FixtureRequest) -> Iterator[str]:
         (["task", "list", "999"], "no job 999; "),
         (["task", "info", "last:999"], "has no task 999"),
         (["task", "explain", "last:90-99"], "has no task 90-99"),
+        (["task", "log", "last:90-99"], "has no task 90-99"),
+        (["task", "log", "last:nobody"], "has no task nobody"),
         (["task", "info", "1-2:3"], "more than one job"),
     ],
 )
@@ -171,15 +173,14 @@ def test_job_info(up: Up, array: str) -> None:
     head, _, failures = told.partition("\n\n")
     assert head == (
         f"job {array} (ID): thirty\n"
-        "state: failed (RUNTIME_EXCEPTION: sh -c 'echo 7; echo why 7 >&2; test $((7 % 7)) != 0' "
-        "ended with exit status 1 on worker WORKER …)\n"
+        "state: failed\n"
         "tasks: 26 done, 4 failed\n"
         "results: 30 of 30\n"
         "time: TIME, submitted TIME ago"
     )
     first, *others = failures.split("\n\n")
     assert first == (
-        "ID:out:0 failed (RUNTIME_EXCEPTION):\n"
+        "task 7: ID:out:0 failed (RUNTIME_EXCEPTION):\n"
         "  sh -c 'echo 7; echo why 7 >&2; test $((7 % 7)) != 0' ended with exit status 1 "
         "on worker WORKER\n"
         "  its standard error ends:\n"
@@ -197,7 +198,9 @@ def test_json_of_a_job_tells_times_as_spans(up: Up, array: str) -> None:
     ]  # fmt: skip
     assert job["counts"] == {"done": 26, "failed": 4}
     assert 0 <= job["elapsed_s"] <= job["age_s"] < 1000
-    assert [sorted(failure) for failure in job["failures"]] == [["object", "reason", "story"]] * 4
+    assert [sorted(failure) for failure in job["failures"]] == [
+        ["object", "reason", "story", "task"]
+    ] * 4
     jobs = up.facts("job", "list", "--all")
     assert set(jobs[0]) == set(job) - {"failures", "open"}
 
@@ -394,6 +397,18 @@ def test_logs_of_several_jobs_say_which(up: Up, array: str) -> None:
     assert f"job {other} [1] else\n" in out
 
 
+@pytest.mark.parametrize(
+    "task, numbers",
+    [("3", [3]), ("2-4", [2, 3, 4]), ("1-30:10", [1, 11, 21]), ("", range(1, 31))],
+)
+def test_the_log_of_tasks_has_their_lines_alone(
+    up: Up, array: str, task: str, numbers: Sequence[int]
+) -> None:
+    status, out, err = up.ciel("task", "log", f"{array}:{task}" if task else array)
+    assert (status, err) == (0, "")
+    assert sorted(out.splitlines()) == sorted(f"[{n}] why {n}" for n in numbers)
+
+
 def test_a_log_is_followed_until_the_job_has_ended(up: Up) -> None:
     gate = up.path / "gate"
     waits = f"while ! test -e {gate}; do sleep 0.05; done"
@@ -470,11 +485,12 @@ def test_a_task_is_told_of(up: Up, array: str) -> None:
 def test_why_tasks_run_and_wait(up: Up) -> None:
     number = up.submit("--array", "1-60", "--", "sleep", "1000")
     wait_for(
-        lambda: "is assigned" in up.ciel("task", "explain", f"{number}:1")[1], "the first to run"
+        lambda: "is running" in up.ciel("task", "explain", f"{number}:1")[1], "the first to run"
     )
     assert re.fullmatch(
-        rf"task 1 of job {number} is assigned\nwhy:\n"
-        r"  it was given to worker WORKER as attempt 1\n(  placed there since .*\n)?",
+        rf"task 1 of job {number} is running\nwhy:\n"
+        r"  it runs on worker WORKER, as attempt 1; given to it TIME ago\n"
+        r"(  placed there since .*\n)?",
         up.shown("task", "explain", f"{number}:1"),
     )
     last = up.facts("task", "explain", f"{number}:60")
@@ -488,10 +504,12 @@ def test_why_tasks_run_and_wait(up: Up) -> None:
 def test_the_workers_are_listed(up: Up) -> None:
     up.ciel("job", "cancel", "all")
     lines = up.shown("worker", "list").splitlines()
-    assert lines[0].split() == ["WORKER", "ADDRESS", "SLOTS", "RUNNING", "QUEUED", "HEARD"]
+    heading = ["WORKER", "ADDRESS", "SLOTS", "RUNNING", "QUEUED", "MEMORY", "HEARD"]
+    assert lines[0].split() == heading
     assert [line.split() for line in lines[1:]] == [
-        ["WORKER", "ADDRESS", "1", "0", "0", "TIME"]
+        ["WORKER", "ADDRESS", "1", "0", "0", lines[1].split()[5], "TIME"]
     ] * 2
+    assert re.fullmatch(r"0/\S+iB", lines[1].split()[5])
 
 
 # --- what a terminal is shown ---------------------------------------------------------------------
@@ -535,3 +553,23 @@ def test_a_table_fits_the_terminal(up: Up) -> None:
     assert "…" in lines[-1]
     assert "long long" in up.ciel("job", "list")[1]
     assert "…" not in up.ciel("job", "list")[1]
+
+
+def test_who_waits_at_a_terminal_sees_how_far_the_job_is(up: Up) -> None:
+    gate = up.path / "progress"
+    waits = f"test {{}} = 1 || while ! test -e {gate}; do sleep 0.05; done"
+    number = up.submit("--array", "1-2", "--", "sh", "-c", waits)
+    ours, theirs = pty.openpty()
+    with subprocess.Popen(
+        ["ciel", "job", "wait", number], env=up.environ, cwd=up.path, stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL, stderr=theirs,
+    ) as process:  # fmt: skip
+        os.close(theirs)
+        shown = b""
+        while f"job {number}: 1 done, 1 running, 2 so far".encode() not in shown:
+            data = os.read(ours, 4096)
+            assert data
+            shown += data
+        gate.touch()
+        assert process.wait(timeout=20) == 0
+    os.close(ours)

@@ -137,7 +137,7 @@ def test_a_package_file_beside_the_script_says_what_else_is_sent(cluster: Cluste
         entries["b"]["filename"] = "absent"
         pack.write_text(json.dumps({"package": entries}))
         assert cluster.run(script) == (
-            2, "", "ciel: script.pack: package.b: there is no file absent\n",
+            2, "", "ciel: script.pack:1: package.b: there is no file absent\n",
         )  # fmt: skip
     finally:
         pack.unlink()

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from ciel.core.arrivals import introduce
-from ciel.core.events import DiskQueued, Message, RecallTasks
+from ciel.core.events import CopyTimed, DiskQueued, Message, RecallTasks
 from ciel.core.graph import TaskGraph
 from ciel.core.ids import ObjectId
+from ciel.core.placement import MEASURED_FROM_BYTES
 from ciel.core.refs import Reference
+from ciel.core.scheduling import USUAL_SCHEDULING, Scheduling, read_scheduling
 from ciel.core.tasks import TaskNode, TaskSpec
 from ciel.master.state.dispatch import HELD_BACK_MAX, RECALL_AFTER_S, Dispatcher
 from ciel.master.state.workers import WorkerFacts, WorkerNode
@@ -18,9 +22,11 @@ BIG = 100 << 20  # a second on the way to another host
 class Floor:
     """Workers with a limit of their own, and every assignment in order."""
 
-    def __init__(self, *workers: WorkerFacts, limit: int = 1) -> None:
+    def __init__(
+        self, *workers: WorkerFacts, limit: int = 1, scheduling: Scheduling = USUAL_SCHEDULING
+    ) -> None:
         self.graph = TaskGraph()
-        self.job = a_job()
+        self.job = a_job(scheduling=scheduling)
         self.said: list[tuple[str, Message]] = []
         self.dispatcher = Dispatcher(
             self.graph, self._assign, self._refuse, lambda *said: self.said.append(said)
@@ -143,6 +149,20 @@ def test_a_task_goes_to_a_worker_that_offers_its_executor() -> None:
     assert floor.gives() == ["b to w2"]
 
 
+def test_workers_that_know_an_executor_say_why_they_do_not_offer_it() -> None:
+    lacking = {"cobol": "no compiler"}
+    workers = [a_worker(f"w{number}")._replace(lacking=lacking) for number in range(3)]
+    workers.append(a_worker("x")._replace(lacking={"cobol": "no cards", "lisp": "no"}))
+    floor = Floor(*workers)
+    floor.add(a_task("a", executor="cobol"))
+    floor.gives()
+    (refused,) = floor.refused
+    assert refused.splitlines()[1:] == [
+        "worker w0 and 2 more: no compiler",
+        "worker x: no cards",
+    ]
+
+
 def test_an_executor_that_nobody_offers_is_refused_with_what_there_is() -> None:
     floor = Floor(a_worker("w1", executors=["init", "stdinout"]), a_worker("w2"))
     floor.add(a_task("a", executor="cobol"), a_task("b"))
@@ -160,7 +180,8 @@ def test_a_task_too_wide_for_all_is_refused_with_what_there_is() -> None:
     floor = Floor(a_worker("w1"), a_worker("w2", slots=4))
     floor.add(a_task("wide", slots=5))
     assert floor.gives() == []
-    assert floor.refused == ["wide: it needs 5 slots, and no worker has more than 4"]
+    (refused,) = floor.refused
+    assert refused.startswith("wide: it needs 5 slots, and no worker has more than 4")
 
 
 def test_those_who_wait_for_a_special_worker_do_not_hold_up_the_others() -> None:
@@ -266,6 +287,184 @@ def test_a_parked_task_that_is_not_wanted_any_more_is_forgotten() -> None:
     assert floor.parked("w1") == []
 
 
+def test_what_is_parked_does_not_go_before_a_higher_priority() -> None:
+    floor = a_floor_with_parked("a")
+    floor.add(a_task("urgent", priority=5))
+    floor.add(a_task("low", inputs=["x"], priority=-1))
+    floor.add(a_task("high", inputs=["x"], priority=7))
+    floor.done("busy1")
+    assert floor.gives() == ["high to w1", "urgent to w2"]
+    floor.done("busy3")
+    assert floor.gives() == ["a to w1"]
+    floor.done("high")
+    assert floor.gives() == ["low to w1"]
+
+
+def test_a_free_slot_takes_what_is_parked_elsewhere_if_that_is_cheaper() -> None:
+    floor = Floor(a_worker("w1"), a_worker("w2", slots=2), limit=1)
+    floor.upload(*held_by("w1", "x"))
+    floor.add(a_task("busy1"), a_task("busy2"))
+    assert floor.gives() == ["busy1 to w1", "busy2 to w2"]
+    floor.dispatcher.workers["w2"].credit.limit = 2
+    floor.add(a_reader("a", "x"))
+    assert floor.gives() == []  # to fetch its input takes a second
+    floor.dispatcher.workers["w1"].credit.task_s = 3.0
+    assert floor.gives() == ["a to w2"]
+    assert floor.graph.tasks[a_reader("a", "x").id].reason == "it had room, and worker w1 none"
+
+
+def test_a_reader_goes_where_copies_are_quicker_as_measured() -> None:
+    holder = a_worker("w1", executors=("other",))
+    floor = Floor(holder, a_worker("w2"), a_worker("w3"))
+    floor.upload(*held_by("w1", "x", "y"))
+    slow = CopyTimed(place_of("w1"), MEASURED_FROM_BYTES, 1.0)
+    floor.dispatcher.learn_bandwidth(floor.dispatcher.workers["w2"], slow)
+    floor.add(a_reader("a", "x"))
+    assert floor.gives() == ["a to w3"]
+    unknown = CopyTimed("nobody:8001", MEASURED_FROM_BYTES, 1.0)
+    floor.dispatcher.learn_bandwidth(floor.dispatcher.workers["w2"], unknown)
+    assert len(floor.dispatcher.bandwidths) == 1
+    floor.dispatcher.remove_worker(floor.dispatcher.workers["w2"])
+    assert len(floor.dispatcher.bandwidths) == 0
+
+
+# --- policies of a job ----------------------------------------------------------------------------
+
+
+def reason_of(floor: Floor, name: str) -> str:
+    node = floor.graph.objects.nodes[name].producer
+    assert node is not None
+    return node.reason
+
+
+def test_tworandom_takes_the_less_loaded_of_two() -> None:
+    workers = [a_worker(f"w{number}") for number in range(2)]
+    floor = Floor(*workers, limit=4, scheduling=read_scheduling("tworandom"))
+    floor.upload(*held_by("w0", "x"))
+    floor.add(*[a_reader(f"t{number}", "x") for number in range(8)])
+    given = floor.gives()
+    assert [sum(f"to w{number}" in line for line in given) for number in range(2)] == [4, 4]
+    assert "the policy tworandom drew it and worker w" in reason_of(floor, "t7")
+
+
+def test_random_takes_workers_by_their_slots() -> None:
+    small, large = a_worker("small"), a_worker("large", slots=9)
+    floor = Floor(small, large, limit=1000, scheduling=read_scheduling("random"))
+    floor.add(*[a_task(f"t{number}", ordinal=number) for number in range(200)])
+    share = sum("to large" in line for line in floor.gives()) / 200
+    assert 0.8 < share < 1.0
+    assert reason_of(floor, "t0") == "the policy random drew it among 2"
+
+
+def test_whoever_is_drawn_and_has_no_room_has_the_task_parked_until_another_is_idle() -> None:
+    scheduling = read_scheduling("random")
+    workers = [f"w{number}" for number in range(4)]
+    floor = Floor(*map(a_worker, workers), scheduling=scheduling)
+    floor.add(*[a_task(f"t{number}", ordinal=number) for number in range(12)])
+    assert len(floor.gives()) == 4
+    assert any(floor.parked(worker) for worker in workers)
+    count = 4
+    for _ in range(4):
+        for node in floor.dispatcher.workers.values():
+            for task in list(node.assigned.values()):
+                floor.done(task.spec.outputs[0])
+        count += len(floor.gives())
+    assert count == 12
+
+
+# --- memory ---------------------------------------------------------------------------------------
+
+GIB = 1 << 30
+
+
+def hungry(name: str, gib: int, **others: Any) -> TaskSpec:
+    return a_task(name, memory_bytes=gib * GIB, **others)
+
+
+def test_no_more_is_given_than_there_is_memory_for() -> None:
+    floor = Floor(a_worker("w1", slots=4, memory_bytes=4 * GIB), limit=8)
+    floor.add(hungry("a", 2), hungry("b", 2), hungry("c", 2))
+    assert floor.gives() == ["a to w1", "b to w1"]
+    floor.done("a")
+    assert floor.gives() == ["c to w1"]
+
+
+def test_what_asks_for_no_memory_need_not_wait_for_those_who_do() -> None:
+    floor = Floor(a_worker("w1", slots=4, memory_bytes=4 * GIB), limit=8)
+    floor.add(hungry("a", 3), *[hungry(f"b{number}", 3) for number in range(100)], a_task("c"))
+    assert floor.gives() == ["a to w1", "c to w1"]
+
+
+def test_who_waits_for_memory_is_not_overtaken_by_those_who_want_less() -> None:
+    floor = Floor(a_worker("w1", slots=4, memory_bytes=4 * GIB), limit=8)
+    floor.add(hungry("a", 3), hungry("all", 4), hungry("b", 1))
+    assert floor.gives() == ["a to w1"]
+    floor.add(hungry("c", 1))
+    assert floor.gives() == []
+    floor.done("a")
+    assert floor.gives() == ["all to w1"]
+    floor.done("all")
+    assert floor.gives() == ["b to w1", "c to w1"]
+
+
+def test_who_waits_for_a_large_worker_does_not_hold_up_the_small_one() -> None:
+    large = a_worker("w1", slots=4, memory_bytes=8 * GIB)
+    floor = Floor(large, a_worker("w2", slots=4, memory_bytes=2 * GIB), limit=8)
+    floor.add(hungry("a", 8), hungry("b", 8), hungry("c", 1))
+    assert floor.gives() == ["a to w1", "c to w2"]
+
+
+def test_a_higher_priority_has_the_memory_first() -> None:
+    floor = Floor(a_worker("w1", slots=4, memory_bytes=4 * GIB), limit=2)
+    floor.add(hungry("a", 4), a_task("b"))
+    assert floor.gives() == ["a to w1", "b to w1"]
+    floor.add(hungry("c", 4), hungry("urgent", 4, priority=1), a_task("low", priority=-1))
+    floor.done("a")
+    assert floor.gives() == ["urgent to w1"]
+    floor.done("b")
+    assert floor.gives() == ["low to w1"]
+
+
+def test_a_reader_that_asks_for_memory_goes_where_there_is_some() -> None:
+    workers = [a_worker(f"w{number}", slots=2, memory_bytes=2 * GIB) for number in (1, 2)]
+    floor = Floor(*workers, limit=4)
+    floor.upload(*held_by("w1", "x"))
+    floor.add(*[hungry(name, 2, inputs=["x"]) for name in ("a", "b", "c")])
+    assert floor.gives() == ["a to w1", "b to w2"]
+    assert "0 bytes to fetch" in reason_of(floor, "a")
+
+
+def test_what_was_parked_waits_again_if_the_memory_was_taken_meanwhile() -> None:
+    floor = Floor(a_worker("w1", slots=2, memory_bytes=2 * GIB), limit=1)
+    floor.upload(*held_by("w1", "x"))
+    floor.add(a_task("busy"))
+    assert floor.gives() == ["busy to w1"]
+    floor.add(hungry("a", 2, inputs=["x"]))
+    assert floor.gives() == []
+    floor.dispatcher.workers["w1"].memory_used = GIB
+    floor.done("busy")
+    assert floor.gives() == []
+    floor.dispatcher.workers["w1"].memory_used = 0
+    assert floor.gives() == ["a to w1"]
+
+
+def test_a_task_that_asks_for_more_than_any_worker_offers_is_refused() -> None:
+    floor = Floor(a_worker("w1", slots=4, memory_bytes=GIB), a_worker("w2", memory_bytes=4 * GIB))
+    floor.add(hungry("a", 5), hungry("b", 4, slots=2), hungry("c", 4))
+    assert floor.gives() == ["c to w2"]
+    assert floor.refused == [
+        "a: it asks for 5 GiB of memory, and no worker offers more than 4 GiB: ask for less, or "
+        "start a worker on a larger host",
+        "b: it needs 2 slots and 4 GiB of memory, and no worker has both",
+    ]
+
+
+def test_where_nobody_knows_how_much_there_is_all_may_run() -> None:
+    floor = Floor(a_worker("w1", slots=2), limit=2)
+    floor.add(hungry("a", 1000), hungry("b", 1000))
+    assert floor.gives() == ["a to w1", "b to w1"]
+
+
 # --- what was given ahead is taken back -----------------------------------------------------------
 
 
@@ -318,6 +517,22 @@ def test_only_what_the_idle_can_run_is_asked_for() -> None:
     floor.gives()
     floor.join(a_worker("w2", slots=1))
     assert recalled(floor, 10.0) == []
+
+
+def test_those_who_wait_for_a_special_worker_do_not_keep_the_idle_from_asking() -> None:
+    floor = Floor(a_worker("w1", executors=["stdinout", "java"]), limit=4)
+    floor.add(*[a_task(f"t{number}", ordinal=number) for number in range(4)])
+    floor.gives()
+    floor.add(a_task("j", executor="java"))
+    floor.join(a_worker("w2"))
+    assert floor.gives() == []
+    assert recalled(floor, 10.0) == ["w1: t3", "w1: t2", "w1: t1"]
+
+
+def test_wide_tasks_go_where_their_slots_are_free() -> None:
+    floor = Floor(a_worker("w1", slots=4), a_worker("w2", slots=4), limit=5)
+    floor.add(a_task("a"), a_task("wide", slots=4), a_task("b"))
+    assert floor.gives() == ["a to w1", "wide to w2", "b to w1"]
 
 
 def test_alone_a_worker_keeps_everything() -> None:

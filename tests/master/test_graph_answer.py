@@ -106,7 +106,7 @@ def test_why_a_task_failed_is_told_once_and_what_came_before_too() -> None:
     report(machine, again)
     row = rows(machine)["again"]
     assert row["why"] == []
-    assert row["story"] == ["0.0 s ago: attempt 1 failed on w1: RUNTIME_EXCEPTION: no luck"]
+    assert row["story"] == ["0.0 s ago: attempt 1 failed on worker w1: RUNTIME_EXCEPTION: no luck"]
 
 
 def test_a_large_graph_comes_in_pages(monkeypatch: pytest.MonkeyPatch) -> None:

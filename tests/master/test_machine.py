@@ -401,7 +401,8 @@ def test_too_many_slots_fail_the_job_with_what_there_is() -> None:
     cluster.job(a_task("a", slots=3), want=["a"])
     cluster.said(
         "client: a is NO_WORKER_FITS",
-        "client: failed: NO_WORKER_FITS: it needs 3 slots, and no worker has more than 2",
+        "client: failed: NO_WORKER_FITS: it needs 3 slots, and no worker has more than 2: "
+        "ask for fewer, or start a worker with more (ciel-worker --slots)",
     )
 
 
@@ -499,7 +500,8 @@ def test_a_failed_task_is_tried_again_after_a_delay() -> None:
         "client: failed: RUNTIME_ERROR: exit status 3\n(attempt 3 of 3)",
     )
     assert [line.partition(": ")[2] for line in cluster.machine.stories[task.id].lines(0.0)] == [
-        f"attempt {number} failed on w1: RUNTIME_ERROR: exit status 3" for number in (1, 2, 3)
+        f"attempt {number} failed on worker w1: RUNTIME_ERROR: exit status 3"
+        for number in (1, 2, 3)
     ]
 
 
@@ -557,7 +559,8 @@ def test_a_task_that_takes_down_three_workers_is_poison() -> None:
     cluster.loses("w3")
     cluster.said(
         "client: a is WORKER_FAILED",
-        "client: failed: WORKER_FAILED: 3 workers were lost while they ran it, the last was w3",
+        "client: failed: WORKER_FAILED: 3 workers were lost while they ran it, the last was w3: "
+        "it seems to end them, or to take all memory of their hosts (their logs may say more)",
     )
 
 
@@ -706,7 +709,8 @@ def test_a_lost_upload_fails_the_job_and_says_so() -> None:
     cluster.says(WantObjects(JOB, reader.outputs), CloseJob(JOB))
     cluster.said("w1: run a")
     cluster.worker_says("w1", inputs_lost(reader, place_of("w1")))
-    why = "its input upload failed (OBJECT_LOST): no copy of it is left, and no task makes it"
+    why = "its input upload failed (OBJECT_LOST): no copy of it is left, and no task makes it "
+    why += "(whoever sent it has to send it again)"
     cluster.said(
         "w1: drop upload",
         "client: a is DEPENDENCY_FAILED",
@@ -769,6 +773,21 @@ def test_what_a_lost_worker_kept_counts_if_it_was_not_made_again() -> None:
     places = [cluster.machine.graph.objects.nodes[name].ref for name in "ab"]
     assert places == [stored("a", place_of("w1")), stored("b", place_of("w2"))]
     assert ("w2", DropObjects((ObjectId("a"),))) in cluster.machine.outbox
+
+
+def test_what_somebody_brought_long_ago_goes_if_no_job_names_it() -> None:
+    cluster = one()
+    here = place_of("w1")
+    reader = a_task("a", inputs=["named"])
+    spec = a_job_spec(JOB)
+    want = WantObjects(spec.id, (ObjectId("a"),))
+    cluster.says(SubmitJob(spec), AddTask(reader, (stored("named", here),)), want)
+    cluster.machine.outbox.clear()
+    brought = (stored("named", here), stored("alone", here))
+    cluster.worker_says("w1", ObjectsStored(brought, kept=True))
+    assert cluster.machine.outbox == []  # its client may be about to name it
+    cluster.worker_says("w1", ObjectsStored(brought, kept=True, idle=True))
+    assert cluster.machine.outbox == [("w1", DropObjects((ObjectId("alone"),)))]
 
 
 # --- growth ---------------------------------------------------------------------------------------
@@ -1171,7 +1190,7 @@ def test_a_task_says_why_it_does_not_run() -> None:
         "second waits for a, made by task first, which is runnable"
     )
     cluster.joins(a_worker("w1"))
-    assert why(cluster, "first") == "it was given to worker w1 as attempt 1"
+    assert why(cluster, "first") == "it runs on worker w1, as attempt 1; given to it 0.0 s ago"
     cluster.failed("w1", first)
     assert why(cluster, "first") == "RUNTIME_ERROR: exit status 3"
     assert why(cluster, "third").startswith("DEPENDENCY_FAILED")
@@ -1182,9 +1201,9 @@ def test_a_task_that_failed_says_when_it_is_tried_again() -> None:
     task = a_task("a", retries=1, name="again")
     cluster.job(task, want=["a"])
     cluster.failed("w1", task)
-    assert why(cluster, "again") == "it failed before, and is tried again in 0.2 s"
+    assert why(cluster, "again") == "attempt 1 came to nothing; it is tried again in 0.2 s"
     story = ask(cluster, "task", job=1, task="again")["story"]
-    assert story == ["0.0 s ago: attempt 1 failed on w1: RUNTIME_ERROR: exit status 3"]
+    assert story == ["0.0 s ago: attempt 1 failed on worker w1: RUNTIME_ERROR: exit status 3"]
 
 
 def test_a_task_for_which_there_is_no_room_says_who_has_it() -> None:
@@ -1192,7 +1211,7 @@ def test_a_task_for_which_there_is_no_room_says_who_has_it() -> None:
     tasks = [a_task(f"t{n}", name=f"n{n}", ordinal=n) for n in range(9)]
     cluster.job(*tasks, want=[f"t{n}" for n in range(9)])
     cluster.worker_says("w1", DiskQueued(2 * 10**9, 20.0))
-    assert ", 2000000000 bytes to pass through its disk (about 20 s)" in why(cluster, "n8")
+    assert ", 1.863 GiB to pass through its disk (about 20 s)" in why(cluster, "n8")
     cluster.worker_says("w1", DiskQueued(0, 0.0))
     assert why(cluster, "n8").splitlines() == [
         "it could run, but every worker has as much as it can take:",

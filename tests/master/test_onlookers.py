@@ -21,7 +21,7 @@ from ciel.core.events import (
 )
 from ciel.core.ids import JobId, ObjectId
 from ciel.core.jobs import Job, Kind
-from ciel.core.tasks import TaskSpec, TaskState
+from ciel.core.tasks import TaskNode, TaskSpec, TaskState
 from ciel.master.state import answers, timeline
 from ciel.master.state.answers import UnknownQuestionError
 from ciel.master.state.machine import MasterMachine
@@ -115,13 +115,15 @@ def test_tasks_are_counted_by_kind_from_the_first_question_on(scene: Scene) -> N
     f = {"name": "f", "executor": "stdinout", "spawned": False}
     elements = {**f, "name": ""}
     assigned = {"assigned": 2}
-    told = scene.asks("progress")
+    told = scene.asks("progress")["kinds"]
     assert told[0] | {"counts": assigned} == {**f, "counts": assigned, "running": 1}
     assert sum(sum(kind["counts"].values()) for kind in told) == 3
     assert sum(kind["running"] for kind in told) == 1  # there is one slot
     child = a_task("d", parent=first, name="g")
     scene.says(SpawnTask(child, (), 1), scene.done(first))
-    told = {(kind["name"], kind["spawned"]): kind["counts"] for kind in scene.asks("progress")}
+    told = {
+        (kind["name"], kind["spawned"]): kind["counts"] for kind in scene.asks("progress")["kinds"]
+    }
     assert told["f", False]["done"] == 1
     assert told["g", True] == {"dormant": 1}
     assert elements["name"] in {name for name, _ in told}
@@ -129,7 +131,7 @@ def test_tasks_are_counted_by_kind_from_the_first_question_on(scene: Scene) -> N
 
 def test_counts_by_kind_are_the_counts() -> None:
     job = Job(a_job_spec(), 1, 0.0)
-    job.count_by_kind([])
+    assert job.count_by_kind({}, 1)
     a, b = a_task("a", name="f"), a_task("b", name="g")
     for spec in (a, b):
         job.count(spec, None, TaskState.DORMANT)
@@ -140,13 +142,45 @@ def test_counts_by_kind_are_the_counts() -> None:
         assert sum(counts[state] for counts in job.by_kind.values()) == job.counts[state]
 
 
+def nodes_of(job: Job, specs: list[TaskSpec]) -> dict[str, TaskNode]:
+    """Give a job tasks that are counted, but by kind."""
+    job.tasks = [spec.id for spec in specs]
+    for spec in specs:
+        job.count(spec, None, TaskState.DORMANT)
+    return {spec.id: TaskNode(spec, job) for spec in specs}
+
+
+def test_counts_are_right_while_they_are_taken_in_parts() -> None:
+    job = Job(a_job_spec(), 1, 0.0)
+    specs = [a_task(f"t{n}", name="f") for n in range(5)]
+    tasks = nodes_of(job, specs)
+
+    def move(spec: TaskSpec) -> None:
+        job.count(spec, TaskState.DORMANT, TaskState.RUNNABLE)
+        tasks[spec.id].state = TaskState.RUNNABLE
+
+    assert not job.count_by_kind(tasks, 2)
+    move(specs[0])  # has been counted
+    move(specs[4])  # has not
+    new = a_task("new", name="f")
+    job.tasks.append(new.id)
+    job.count(new, None, TaskState.DORMANT)
+    tasks[new.id] = TaskNode(new, job)
+    assert not job.count_by_kind(tasks, 2)
+    assert job.count_by_kind(tasks, 2)
+    move(specs[1])
+    move(new)
+    assert job.by_kind == {Kind("f", "stdinout", False): job.counts}
+    assert job.count_by_kind(tasks, 2)
+
+
 def test_very_many_names_are_one_kind() -> None:
     job = Job(a_job_spec(), 1, 0.0)
     specs = [a_task(f"t{n}", name=f"name {n}") for n in range(5)]
     with mock.patch("ciel.core.jobs.KINDS_MAX", 3):
-        job.count_by_kind([(spec, TaskState.DONE) for spec in specs])
+        job.count_by_kind(nodes_of(job, specs), 10)
     assert job.by_kind is not None
-    assert {kind.name: counts[TaskState.DONE] for kind, counts in job.by_kind.items()} == {
+    assert {kind.name: counts[TaskState.DORMANT] for kind, counts in job.by_kind.items()} == {
         "name 0": 1, "name 1": 1, "name 2": 1, "": 2,
     }  # fmt: skip
     assert Kind.of(specs[0]) == Kind("name 0", "stdinout", False)

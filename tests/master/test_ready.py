@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from ciel.core.graph import TaskGraph
 from ciel.core.ids import ObjectId
 from ciel.core.jobs import Job
-from ciel.core.tasks import TaskNode, TaskSpec
+from ciel.core.tasks import PRIORITY_MIN, TaskNode, TaskSpec
 from ciel.master.state.ready import LOWEST_EVERY, ReadyQueue
 from ciel.testing.builders import a_chain, a_fan, a_job, a_task
 
@@ -113,6 +113,28 @@ def test_each_job_keeps_its_turns_whatever_takes_them() -> None:
     ready.add(*[a_task(f"other{number}", job="other") for number in range(2)], job=other)
     ready.push("leaf0", "other0", "leaf1", "other1", "total")
     assert drain(ready.queue) == ["total", "other0", "leaf0", "other1", "leaf1"]
+
+
+def test_a_short_job_need_not_wait_for_the_end_of_a_long_one() -> None:
+    queue = ReadyQueue(TaskGraph())
+    short, another = a_job("short"), a_job("another")
+    for number in range(4):
+        queue.push(a_node(f"long{number}"))
+    queue.push(a_node("short0", job=short))
+    queue.push(a_node("short1", job=short))
+    queue.push(a_node("urgent", 1, job=another))
+    came = drain(queue)
+    assert came == ["urgent", "long0", "short0", "long1", "short1", "long2", "long3"]
+
+
+def test_it_says_the_priority_of_the_next() -> None:
+    queue = ReadyQueue(TaskGraph())
+    assert queue.priority == PRIORITY_MIN
+    queue.push(a_node("low", -5))
+    queue.push(a_node("high", 5))
+    assert queue.priority == 5
+    queue.pop()
+    assert queue.priority == -5
 
 
 def test_nobody_waits_for_ever_behind_a_chain_without_end() -> None:

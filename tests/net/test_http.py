@@ -619,6 +619,19 @@ def test_connections_are_limited(in_reactor: Any) -> None:
         served.leave()
 
 
+def test_a_connection_that_asks_nothing_makes_room_for_one_that_does(in_reactor: Any) -> None:
+    served = Served(in_reactor, connections_max=1)
+    kept = HTTPConnection(served.netloc, timeout=10)
+    try:
+        assert ask_on(kept) == 200
+        assert served.ask("GET", "/echo")[0] == 200
+        with pytest.raises(ConnectionResetError):
+            kept.sock.recv(1)
+    finally:
+        kept.close()
+        served.leave()
+
+
 def test_a_flood_of_strangers_keeps_no_honest_client_out(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -132,6 +132,23 @@ class KeepsSlots(MasterMachine):
         pass
 
 
+class KeepsMemory(MasterMachine):
+    """Forgets now and then that what an attempt had asked for is free again."""
+
+    def _note_end(self, worker: WorkerNode, task: TaskNode, report: TaskReported) -> None:
+        super()._note_end(worker, task, report)
+        worker.memory_used += task.spec.needs.memory_bytes
+
+
+class LosesTheCramped(MasterMachine):
+    """Forgets who waits for memory."""
+
+    def end_turn(self, now_s: float) -> None:
+        super().end_turn(now_s)
+        if self.dispatcher.cramped:
+            self.dispatcher.cramped.pop()
+
+
 class HearsNoNews(MasterMachine):
     """Loses every tenth report."""
 
@@ -232,6 +249,8 @@ class GivesNoChoice(MasterMachine):
         (ForgetsReaders, "streams", 24),
         (ForgetsWhoWentAhead, "wavering", 1),
         (GivesNoChoice, "choices", 1),
+        (KeepsMemory, "memory", 1),
+        (LosesTheCramped, "memory", 1),
     ],
 )
 def test_a_wrong_machine_is_found_out(
@@ -247,7 +266,7 @@ def test_a_wrong_machine_is_found_out(
 
 def test_what_never_ends_is_found_without_a_look_at_the_books() -> None:
     options = replace(SCENARIOS["kills"], turns_per_check=10**9)
-    with pytest.raises(Violation, match=r"300 s after all faults, <Job \d job0 active>"):
+    with pytest.raises(Violation, match=r"300 s after all faults, <Job \d job\d active>"):
         Simulation(2, options, ForgetsTheLost).run()
 
 

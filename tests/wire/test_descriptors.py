@@ -143,6 +143,8 @@ SPECS = {
     "plain": a_task("a"),
     "several outputs": a_task("a", "b", inputs=["c", "d"], sees_errors=True),
     "needs": a_task("a")._replace(needs=Needs(2, 1 << 30, -7, 1.5, 3)),
+    "retries": a_task("a")._replace(needs=Needs(retries=3, retry_on=("NO_SPACE",))),
+    "a delay": a_task("a")._replace(needs=Needs(retries=3, retry_delay_s=5.5)),
     "mentions": a_task("a", mentions=Mentions.INPUTS, name="two of them"),
     "root": a_root_task(),
     "choice": a_task("a", inputs=["c"], any_of=["d", "e", "f"]),

@@ -13,6 +13,7 @@ from ciel.core.events import (
     CancelTask,
     Change,
     CloseJob,
+    CopyTimed,
     DiskQueued,
     DropObjects,
     Heartbeat,
@@ -40,6 +41,7 @@ from ciel.core.events import (
 )
 from ciel.core.ids import JobId, TaskId
 from ciel.core.jobs import JobSpec, JobState, JobSummary
+from ciel.core.scheduling import USUAL_SCHEDULING, read_scheduling
 from ciel.core.tasks import Mentions, Needs, TaskState
 from ciel.testing.builders import a_task
 from ciel.testing.strategies import ids, json_values, places, references
@@ -51,6 +53,11 @@ from ciel.wire.messages import FROM_CLIENT, FROM_WORKER, TO_CLIENT, TO_WORKER, d
 
 EVERYTHING = FROM_CLIENT | FROM_WORKER | TO_CLIENT | TO_WORKER
 
+SCHEDULED = (
+    USUAL_SCHEDULING,
+    read_scheduling("tworandom"),
+    read_scheduling("locality", {"equally_local_margin": 0.9}),
+)
 texts = st.text(st.characters(codec="utf-8"), max_size=20)
 flags, counts = st.booleans(), st.integers(0, 2**40)
 jobs, tasks = ids().map(JobId), ids().map(TaskId)
@@ -65,7 +72,10 @@ specs = st.builds(
     st.sampled_from([a_task("a"), a_task("b", parent=a_task("a"), ordinal=7)]),
     st.lists(ids(), min_size=1, max_size=3, unique=True).map(tuple),
     several_ids,
-    st.builds(Needs, st.integers(1, 9), counts, st.integers(-9, 9), seconds, st.integers(0, 9)),
+    st.builds(
+        Needs, st.integers(1, 9), counts, st.integers(-9, 9), seconds, st.integers(0, 9),
+        st.lists(texts, max_size=2).map(tuple), seconds,
+    ),
     flags,
     st.sampled_from(Mentions),
     texts,
@@ -78,7 +88,9 @@ summaries = st.builds(
 )  # fmt: skip
 levels = st.fixed_dictionaries({"name": texts, "used_bytes": counts, "capacity_bytes": st.none()})
 messages: dict[type, st.SearchStrategy[Message]] = {
-    SubmitJob: st.builds(SubmitJob, st.builds(JobSpec, jobs, texts, flags, flags, flags)),
+    SubmitJob: st.builds(
+        SubmitJob, st.builds(JobSpec, jobs, texts, flags, flags, flags, st.sampled_from(SCHEDULED))
+    ),
     AddTask: st.builds(AddTask, specs, refs),
     WantObjects: st.builds(WantObjects, jobs, several_ids),
     ReleaseObjects: st.builds(ReleaseObjects, jobs, several_ids, flags),
@@ -114,6 +126,7 @@ messages: dict[type, st.SearchStrategy[Message]] = {
         texts,
     ),
     DiskQueued: st.builds(DiskQueued, counts, seconds),
+    CopyTimed: st.builds(CopyTimed, texts, counts, seconds),
     StoresReported: st.builds(StoresReported, st.lists(levels, max_size=3).map(tuple), counts),
     Heartbeat: st.just(Heartbeat()),
     Received: st.builds(Received, st.integers(0, 1 << 60)),
@@ -178,6 +191,7 @@ def examples() -> list[tuple[Any, bytes]]:
         TaskPrinted(spec.id, 1, 0, 10, "a line\n"),
         InputsLost(spec.id, 1, ((spec.outputs[0], "w1:8001"),), "gone"),
         DiskQueued(1 << 30, 10.0),
+        CopyTimed("w1:8001", 1 << 30, 10.0),
     ]
     return [record for message in listed for record in through_the_wire([encode(message)])]
 

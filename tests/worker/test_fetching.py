@@ -37,6 +37,7 @@ class Parties:
         self.holders_daemon = self._holder.neighbours
         self.holder = self._holder.netloc
         self.told, self.fetcher = self._fetcher.told, self._fetcher.fetcher
+        self.timed = self._fetcher.timed
 
     def fetch(self, ref: Concrete, *plans: Plan) -> tuple[Any, ...]:
         """Fetch; what the owner is told, once."""
@@ -129,6 +130,23 @@ def test_from_another_host_the_object_is_copied(make: Make, size_bytes: int | No
     assert told == ("x", len(CONTENT))
     assert parties.own.get("x") == CONTENT
     assert parties.inode(parties.own) != parties.inode(parties.held)
+
+
+@pytest.mark.parametrize("plan", [LinkPlan, HttpPlan])
+def test_it_tells_how_long_a_copy_took_and_from_where(
+    make: Make, plan: Callable[..., Plan]
+) -> None:
+    parties = make()
+    parties.fetch(parties.ref(), plan(parties.holder))
+    ((netloc, size_bytes, run_s),) = parties.timed
+    assert (netloc, size_bytes) == (parties.holder, len(CONTENT))
+    assert 0 < run_s < 60
+
+
+def test_what_may_have_waited_for_its_maker_is_not_timed(make: Make) -> None:
+    parties = make()
+    parties.fetch(parties.ref(None), HttpPlan(parties.holder))
+    assert parties.timed == []
 
 
 def test_a_link_that_is_refused_is_no_loss_and_the_copy_follows(make: Make) -> None:

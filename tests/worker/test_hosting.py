@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 
 from ciel.core.events import TaskFault, TaskPrinted
 from ciel.core.ids import JobId, ObjectId
-from ciel.core.refs import Concrete, Reference, Value
+from ciel.core.refs import Concrete, Reference, Sweetheart, Value
 from ciel.core.tasks import Mentions
 from ciel.execution.executor import (
     Action,
@@ -59,6 +60,15 @@ class Broken(Executor):
         raise LookupError("late")
 
 
+class Slow(Executor):
+    """Has its program wait before it begins."""
+
+    name = "slow"
+
+    def begin(self, task: Task) -> Action:
+        return Run(Program(("date", "+%s.%N"), stdout=0, delay_s=task.arguments["delay_s"]))
+
+
 class Outcome:
     """What was told of one attempt."""
 
@@ -83,7 +93,7 @@ class Worker:
         reactor = in_reactor.reactor
         environ = {"PATH": os.environ["PATH"], "INHERITED": "yes"}
         self.launching = in_reactor(Launching, reactor, Turns(reactor), environ)
-        executors = (StdinoutExecutor(), SyncExecutor(), InitExecutor(), Broken())
+        executors = (StdinoutExecutor(), SyncExecutor(), InitExecutor(), Broken(), Slow())
         self.hosting = Hosting(
             reactor=reactor,
             turns=Turns(reactor),
@@ -134,6 +144,9 @@ class Worker:
         raise NotImplementedError
 
     def room(self) -> int | None:
+        raise NotImplementedError
+
+    def preferred(self, ref: Sweetheart) -> None:
         raise NotImplementedError
 
     def printed(self, printed: TaskPrinted) -> None:
@@ -476,6 +489,20 @@ def test_a_killed_attempt_ends_by_its_signal(worker: Worker, force: bool, signal
     assert fault is not None
     assert f"was killed by {signal_name}" in fault.details
     worker.in_reactor(worker.hosting.kill, key, force=force)
+
+
+def test_a_program_may_wait_before_its_start(worker: Worker) -> None:
+    begun_s = time.time()
+    outcome = worker.do("slow", {"delay_s": 0.2})
+    assert float(outcome.content) >= begun_s + 0.2
+
+
+def test_what_is_called_off_before_its_start_ends_at_once(worker: Worker) -> None:
+    key = worker.begin("slow", {"delay_s": 1000.0})
+    worker.in_reactor(worker.hosting.kill, key, force=False)
+    fault = worker.end(key).fault
+    assert fault is not None
+    assert fault.reason == "CANCELLED"
 
 
 def test_closing_lets_go_of_what_runs(worker: Worker, tmp_path: Path) -> None:

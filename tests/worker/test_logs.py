@@ -17,7 +17,7 @@ from ciel.storage.files import FileStore
 from ciel.testing.homes import wait_for
 from ciel.worker import logs as module
 from ciel.worker.logs import JobLogs
-from ciel.worker.resources import WorkerSite
+from ciel.worker.resources.root import WorkerSite
 from ciel.worker.streaming import Streams
 
 KEY = Key(bytes(range(32)))

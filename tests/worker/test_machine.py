@@ -47,8 +47,11 @@ CANCELLED = TaskFault("CANCELLED", "it was called off")
 class Played:
     """The machine, a clock, and what came of the last step."""
 
-    def __init__(self, slots: int = 1, begins: str = "") -> None:
-        self.machine = WorkerMachine(HERE, "this host", slots, begins=frozenset(begins.split()))
+    def __init__(self, slots: int = 1, begins: str = "", memory_bytes: int = 0) -> None:
+        begin = frozenset(begins.split())
+        self.machine = WorkerMachine(
+            HERE, "this host", slots, begins=begin, memory_bytes=memory_bytes
+        )
         self.now_s = 100.0
         self.machine.master_said(
             MeetWorkers((Neighbour(THERE, "that host"), Neighbour(BEYOND, "other host"))), 0.0
@@ -170,6 +173,39 @@ def test_the_queue_goes_by_priority_then_by_arrival(played: Played) -> None:
         played.ended(running)
         played.comes(start(queue[number]), report(running))
         running = queue[number]
+
+
+def test_programs_ask_for_no_more_memory_together_than_there_is() -> None:
+    played = Played(slots=4, memory_bytes=4)
+    first, large, small = (a_task(n, memory_bytes=m) for n, m in (("f", 2), ("l", 3), ("s", 1)))
+    played.assign(first)
+    played.comes(start(first))
+    played.assign(large)
+    played.assign(small)  # which does not overtake it
+    played.comes()
+    played.ended(first)
+    played.comes(start(large), start(small), report(first))
+
+
+def test_who_asks_for_more_memory_than_there_is_runs_alone_among_those_who_ask() -> None:
+    played = Played(slots=4, memory_bytes=4)
+    huge, small, modest = a_task("h", memory_bytes=9), a_task("s", memory_bytes=1), a_task("m")
+    played.assign(huge)
+    played.assign(modest)
+    played.assign(small)
+    played.comes(start(huge), start(modest))
+    played.ended(huge)
+    played.comes(start(small), report(huge))
+
+
+def test_a_child_that_asks_for_memory_begins_where_there_is_some() -> None:
+    played = Played(slots=3, begins="stdinout", memory_bytes=4)
+    played.run(A)
+    for name, begins in (("one", True), ("two", False)):
+        child = a_task(name, parent=A, memory_bytes=3)
+        spawn(played, child)
+        spawned = SpawnTask(child, (), 1, begun=begins)
+        played.comes(*[start(child, attempt=0)] * begins, spawned)
 
 
 def test_a_task_of_many_slots_is_not_overtaken() -> None:
@@ -389,7 +425,7 @@ def test_a_time_limit_kills_politely_then_by_force(played: Played) -> None:
     played.advance(KILL_GRACE_S)
     played.comes(KillAttempt(A.id, 1, force=True))
     played.ended(limited)
-    details = "it ran longer than its limit of 10 s and was killed"
+    details = "it ran longer than its limit of 10 s"
     played.comes(report(limited, fault=TaskFault("TIMED_OUT", details)))
     assert played.machine.due_s() is None
 

@@ -15,15 +15,18 @@ import pytest
 from ciel.access.keys import Key, Role
 from ciel.access.tickets import make_ticket
 from ciel.core.ids import ObjectId
-from ciel.core.refs import Concrete, Value
+from ciel.core.refs import Concrete, Reference, Value
 from ciel.net.errors import HttpError
 from ciel.net.transfers import CHECKSUM_HEADER
 from ciel.net.transports import FrontDoorFactory, listen
 from ciel.storage.files import FileStore, open_disk
 from ciel.testing.homes import wait_for
-from ciel.wire.references import from_array
+from ciel.wire.references import from_json
+from ciel.worker import sending
 from ciel.worker.logs import JobLogs
-from ciel.worker.resources import WorkerSite, byte_range
+from ciel.worker.resources import uploads
+from ciel.worker.resources.data import byte_range
+from ciel.worker.resources.root import WorkerSite
 from ciel.worker.streaming import Streams
 
 KEY = Key(bytes(range(32)))
@@ -93,6 +96,7 @@ class Served:
         return connection
 
     def leave(self) -> None:
+        self.run(self.site.close)
         self.run(self.listener.close)
         self.run(self.streams.close)
         wait_for(lambda: not self.site.site.channels, "the end of connections")
@@ -226,7 +230,7 @@ def test_a_small_upload_travels_in_its_reference(
 ) -> None:
     status, _, body = served.ask("POST", "/control/data/x", bytes(size_bytes))
     assert status == 201
-    assert from_array(json.loads(body)) == Value.of(ObjectId("x"), bytes(size_bytes))
+    assert from_json(json.loads(body)) == Value.of(ObjectId("x"), bytes(size_bytes))
     assert (list(served.store), served.uploaded, being_written(tmp_path)) == ([], [], [])
 
 
@@ -235,7 +239,7 @@ def test_a_larger_upload_is_stored(served: Served, tmp_path: Path, content: byte
     status, _, body = served.ask("POST", "/control/data/x", content)
     assert status == 201
     expected = Concrete(ObjectId("x"), len(content), frozenset((served.netloc,)))
-    assert from_array(json.loads(body)) == expected
+    assert from_json(json.loads(body)) == expected
     assert served.store.get("x") == content
     assert (served.uploaded, being_written(tmp_path)) == (["x"], [])
 
@@ -285,3 +289,204 @@ def test_only_clients_upload(served: Served, role: Role, expected: int) -> None:
 def test_what_was_counted_is_told_to_who_may_read(served: Served) -> None:
     status, _, body = served.ask("GET", "/api/v1/counters", role=Role.READ)
     assert (status, json.loads(body)) == (200, {"fetches": {"linked": 7}})
+
+
+# --- uploads in chunks ----------------------------------------------------------------------------
+
+
+def begin(served: Served, chunk: bytes = b"") -> None:
+    """Begin an upload of `x`, whose first chunk may be this."""
+    assert served.ask("POST", "/control/upload/x")[0] == 201
+    if chunk:
+        assert served.ask("POST", "/control/upload/x/0", chunk)[0] == 200
+
+
+def come(served: Served) -> int:
+    """Return how much of `x` has come."""
+    status, _, body = served.ask("GET", "/control/upload/x", role=Role.READ)
+    assert status == 200
+    return int(json.loads(body)["offset"])
+
+
+def finish(served: Served, rest: bytes, size_bytes: int) -> Reference:
+    assert served.ask("POST", f"/control/upload/x/{size_bytes - len(rest)}", rest)[0] == 200
+    status, _, body = served.ask("POST", "/control/upload/x/commit", b"%d" % size_bytes)
+    assert status == 201
+    ref: Reference = from_json(json.loads(body))
+    return ref
+
+
+@pytest.mark.parametrize("content", [CONTENT, CONTENT[:1000]], ids=["large", "small"])
+def test_an_upload_in_chunks_becomes_an_object(
+    served: Served, tmp_path: Path, content: bytes
+) -> None:
+    begin(served, content[:10])
+    assert json.loads(served.get("/control/upload")[2]) == [{"id": "x", "offset": 10}]
+    ref = finish(served, content[10:], len(content))
+    if len(content) < 1024:
+        assert ref == Value.of(ObjectId("x"), content)
+    else:
+        assert ref == Concrete(ObjectId("x"), len(content), frozenset((served.netloc,)))
+        assert (served.store.get("x"), served.uploaded) == (content, ["x"])
+    assert served.get("/control/upload/x")[0] == 404
+    assert being_written(tmp_path) == []
+
+
+STEPS = {
+    "a gap": ("/control/upload/x/4000", b"y", 409),
+    "an overlap": ("/control/upload/x/0", b"y", 409),
+    "no number": ("/control/upload/x/-1", b"y", 400),
+    "a number with an exponent": ("/control/upload/x/3e3", b"y", 400),
+    "too many digits": (f"/control/upload/x/{'9' * 19}", b"y", 400),
+    "a begin of what has begun": ("/control/upload/x", b"", 409),
+    "too small an end": ("/control/upload/x/commit", b"2999", 409),
+    "too large an end": ("/control/upload/x/commit", b"3001", 409),
+    "an end in words": ("/control/upload/x/commit", b'"3000"', 400),
+    "a fractional end": ("/control/upload/x/commit", b"3000.0", 400),
+    "an end below nothing": ("/control/upload/x/commit", b"-1", 400),
+    "what has not begun": ("/control/upload/z/0", b"y", 404),
+    "the end of what has not begun": ("/control/upload/z/commit", b"0", 404),
+    "no id": ("/control/upload/..%2fx/0", b"y", 400),
+}
+
+
+@pytest.mark.parametrize("target, body, expected", STEPS.values(), ids=STEPS)
+def test_a_wrong_step_leaves_an_upload_as_it_was(
+    served: Served, target: str, body: bytes, expected: int
+) -> None:
+    begin(served, CONTENT[:3000])
+    status, _, answer = served.ask("POST", target, body)
+    assert (status, len(json.loads(answer)["error"].splitlines())) == (expected, 1)
+    finish(served, CONTENT[3000:], len(CONTENT))
+    assert served.store.get("x") == CONTENT
+
+
+@pytest.mark.parametrize("body", [b"[]", b'{"size": 1}', b'{"size_bytes": true}', b"{"])
+def test_an_upload_begins_with_nothing_but_its_size(served: Served, body: bytes) -> None:
+    assert served.ask("POST", "/control/upload/x", body)[0] == 400
+    assert served.get("/control/upload")[2] == b"[]\n"
+
+
+def test_a_chunk_that_stops_half_way_is_gone_on_with_from_there(served: Served) -> None:
+    begin(served)
+    half = CONTENT[:1_000_000]
+    with served.open_halfway("/control/upload/x/0", half):
+        wait_for(lambda: come(served) == len(half), "the first half")
+        status, _, body = served.ask("POST", f"/control/upload/x/{len(half)}", b"y")
+        assert (status, json.loads(body)["error"]) == (409, "another chunk of x is on its way")
+        assert served.ask("DELETE", "/control/upload/x")[0] == 409
+        assert served.ask("POST", "/control/upload/x/commit", b"%d" % len(half))[0] == 409
+    wait_for(
+        lambda: served.ask("POST", f"/control/upload/x/{come(served)}", b"")[0] == 200, "its end"
+    )
+    finish(served, CONTENT[len(half) :], len(CONTENT))
+    assert served.store.get("x") == CONTENT
+
+
+def test_an_upload_in_chunks_that_finds_no_room_is_given_up(
+    in_reactor: Any, tmp_path: Path
+) -> None:
+    with open_disk({"capacity": "64KiB"}, tmp_path / "store") as store:
+        served = Served(in_reactor, store)
+        assert served.ask("POST", "/control/upload/x", b'{"size_bytes": 100000}')[0] == 507
+        begin(served, CONTENT[:30_000])
+        assert served.ask("POST", "/control/upload/x/30000", CONTENT)[0] == 507
+        assert served.get("/control/upload/x")[0] == 404
+        assert (store.usage().reserved_bytes, being_written(tmp_path)) == (0, [])
+        served.leave()
+
+
+def test_an_upload_can_be_given_up(served: Served, tmp_path: Path) -> None:
+    begin(served, CONTENT)
+    assert served.ask("DELETE", "/control/upload/x")[0] == 200
+    assert served.get("/control/upload/x")[0] == 404
+    assert being_written(tmp_path) == []
+
+
+def test_an_upload_that_nobody_goes_on_with_is_given_up(
+    served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(uploads, "IDLE_MAX_S", 0.05)
+    assert served.ask("POST", "/control/upload/x")[0] == 201
+    wait_for(lambda: served.get("/control/upload/x")[0] == 404, "its end")
+    assert being_written(tmp_path) == []
+
+
+def test_uploads_under_way_are_limited(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(uploads, "PENDING_MAX", 1)
+    begin(served)
+    assert served.ask("POST", "/control/upload/y")[0] == 503
+
+
+def test_an_upload_in_chunks_with_other_content_conflicts(served: Served, tmp_path: Path) -> None:
+    served.store.put("x", CONTENT)
+    begin(served, CONTENT[::-1])
+    assert served.ask("POST", "/control/upload/x/commit", b"%d" % len(CONTENT))[0] == 409
+    assert (served.store.get("x"), being_written(tmp_path)) == (CONTENT, [])
+
+
+# --- as the original has them ---------------------------------------------------------------------
+
+
+def test_an_upload_without_a_name_is_given_one(served: Served) -> None:
+    refs = []
+    for _ in range(2):
+        status, _, body = served.ask("POST", "/control/data/", CONTENT)
+        assert status == 201
+        refs.append(from_json(json.loads(body)))
+    assert refs[0].id != refs[1].id
+    assert served.get(f"/control/data/{refs[0].id}")[2] == CONTENT
+    status, headers, _ = served.ask("HEAD", f"/control/data/{refs[0].id}", role=Role.READ)
+    assert (status, headers["Content-Length"]) == (200, str(len(CONTENT)))
+
+
+def test_what_there_is_of_an_object_by_now(served: Served) -> None:
+    target = "/data/.producer:x"
+    assert served.get(target)[0] == 404
+    writer = served.store.begin("x")
+    growing = served.run(served.streams.open, "x", writer.fileno())
+    writer.write(CONTENT[:1000])
+    assert served.get(target)[2] == CONTENT[:1000]
+    status, headers, body = served.get(target, Range="bytes=600-")
+    assert (status, headers["Content-Range"], body) == (
+        206,
+        "bytes 600-999/1000",
+        CONTENT[600:1000],
+    )
+    assert served.get(target, Range="bytes=1000-")[0] == 416
+    writer.write(CONTENT[1000:])
+    assert served.get(target, Range="bytes=1000-")[2] == CONTENT[1000:]
+    writer.commit()
+    served.run(served.streams.finish, growing)
+    assert served.get(target)[2] == CONTENT
+    assert served.get("/data/.producer:..")[0] == 400
+
+
+def test_the_list_of_blocks_has_a_record_for_each(served: Served) -> None:
+    longest, too_long = "n" * 119, "n" * 120
+    for name, size_bytes in (("x", 5), (longest, 2**20), (too_long, 7)):
+        served.store.put(name, bytes(size_bytes))
+    status, headers, body = served.get("/control/data/")
+    assert (status, len(body), headers["Ciel-Left-Out"]) == (200, 2 * 128, "1")
+    records = {body[at : at + 128] for at in (0, 128)}
+    assert records == {
+        b"\x01x" + bytes(118) + (5).to_bytes(8, "big"),
+        b"\x77" + longest.encode() + (2**20).to_bytes(8, "big"),
+    }
+    status, headers, body = served.ask("HEAD", "/control/data/", role=Role.READ)
+    assert (status, headers["Content-Length"], body) == (200, "256", b"")
+
+
+def test_a_reader_that_takes_nothing_is_cut_off(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sending, "STALLED_S", 0.2)
+    served.store.put("x", bytes(30_000_000))
+    connection = http.client.HTTPConnection(served.netloc, timeout=20)
+    key = KEY.derive(Role.READ)
+    assert key is not None
+    ticket = make_ticket(key, "GET", served.netloc, "/data/x", time.time())
+    connection.request("GET", "/data/x", headers={"Authorization": ticket})
+    wait_for(lambda: bool(served.site.site.channels), "the request")
+    wait_for(lambda: not served.site.site.channels, "its end")
+    connection.close()

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from ciel.execution.report import STDERR_TAIL_BYTES
+from ciel.execution.report import STDERR_TAIL_BYTES, STDERR_TAIL_LINES
 from ciel.worker import scratch as module
 from ciel.worker.scratch import Scratch, ScratchPool
 
@@ -74,7 +74,8 @@ def test_of_a_long_standard_error_the_end_is_told(spool: Path) -> None:
     assert first == f"({len(lines) - len(text)} bytes before)"
     assert text.startswith("line ")
     assert lines.endswith(text.encode())
-    assert STDERR_TAIL_BYTES - 20 < len(text) <= STDERR_TAIL_BYTES
+    assert len(rest) == STDERR_TAIL_LINES
+    assert len(text) <= STDERR_TAIL_BYTES
 
 
 def test_remove_takes_all_of_it_whatever_the_program_did(spool: Path) -> None:

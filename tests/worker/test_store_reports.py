@@ -10,14 +10,15 @@ from typing import Any
 import pytest
 from twisted.internet.task import Clock
 
-from ciel.core.events import MeetWorkers, Neighbour, StoresReported
+from ciel.core.events import CopyTimed, MeetWorkers, Neighbour, StoresReported
 from ciel.core.ids import ObjectId
+from ciel.core.placement import MEASURED_FROM_BYTES
 from ciel.storage.files import FileStore
 from ciel.storage.shelf import ShelfOptions
 from ciel.worker.service import STORE_LOOK_S, WorkerService
 from ciel.worker.state.machine import WorkerMachine
 
-A = ObjectId("a")
+A, B = ObjectId("a"), ObjectId("b")
 
 
 class Advised(FileStore):
@@ -32,10 +33,13 @@ class Peer:
 
     def __init__(self) -> None:
         self.sent: list[StoresReported] = []
+        self.timed: list[CopyTimed] = []
 
     def send(self, message: object) -> None:
         if isinstance(message, StoresReported):
             self.sent.append(message)
+        elif isinstance(message, CopyTimed):
+            self.timed.append(message)
 
     def close(self) -> None:
         pass
@@ -92,6 +96,17 @@ def test_the_master_is_told_of_the_store_once_it_has_changed(store: Advised) -> 
     scene.service.peer_opened(scene.peer)  # a new one knows nothing
     scene.clock.advance(STORE_LOOK_S)
     assert scene.peer.sent[2] == second
+    scene.service.close()
+
+
+def test_the_master_is_told_how_long_large_copies_took(store: Advised) -> None:
+    scene = Scene(store)
+    scene.service.peer_opened(scene.peer)
+    scene.service.copy_timed("there:1", MEASURED_FROM_BYTES - 1, 0.5)
+    scene.service.fetched(A, MEASURED_FROM_BYTES - 1)
+    scene.service.copy_timed("there:1", MEASURED_FROM_BYTES, 0.25)
+    scene.service.fetched(B, MEASURED_FROM_BYTES)
+    assert scene.peer.timed == [CopyTimed("there:1", MEASURED_FROM_BYTES, 0.25)]
     scene.service.close()
 
 

@@ -1,22 +1,23 @@
-"""The master's HTTP side: health, and what there is to look at as JSON. It carries no object's
-bytes.
+"""The master's HTTP side: whether it lives, its figures, `/api/v1`, the original's routes, and
+pages for people. It carries no object's bytes.
 """
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any
 
 from ciel.access.keys import Key, Role
-from ciel.core.errors import CielError
-from ciel.net.errors import HttpError
+from ciel.master.resources.api import add_api
+from ciel.master.resources.contents import Contents
+from ciel.master.resources.original import add_original
+from ciel.master.resources.pages import add_pages
+from ciel.master.resources.shutdown import Shutdown
+from ciel.master.service import MasterService
+from ciel.master.state.figures import figures
+from ciel.net.exposition import Family, Metrics, gauge
 from ciel.net.gate import Gate
 from ciel.net.http import Request, Route, Routes, SecureSite
-
-
-class Answering(Protocol):
-    """Who knows the answers."""
-
-    def answer(self, topic: str, argument: Any) -> Any: ...
 
 
 class Health(Route):
@@ -28,46 +29,39 @@ class Health(Route):
         return request.reply({"status": "ok"})
 
 
-class Greeting(Route):
-    """Tells a person, or a worker of old, that this is a master."""
-
-    needs_role = Role.READ
-
-    def render_GET(self, request: Request) -> bytes:
-        request.setHeader("Content-Type", "text/plain; charset=utf-8")
-        return b"This is a ciel master.\n"
-
-
-class Listing(Route):
-    """One topic of `ciel.master.state.answers`."""
-
-    needs_role = Role.READ
-
-    def __init__(self, answering: Answering, topic: str) -> None:
-        self._answering = answering
-        self._topic = topic
-
-    def render_GET(self, request: Request) -> bytes:
-        try:
-            return request.reply(self._answering.answer(self._topic, dict(request.params)))
-        except CielError as error:
-            raise HttpError(404, str(error)) from None
+def master_families(service: MasterService) -> list[Family]:
+    """Tell what the master counts."""
+    found = [
+        Family(name, kind, text, [({label: at} if label else {}, value) for at, value in values])
+        for name, kind, text, label, values in figures(service.machine)
+    ]
+    text = "Requests that wait for a job to end, or a worker to come."
+    return [*found, gauge("ciel_http_waiting", text, len(service.waiters))]
 
 
-def master_routes(answering: Answering) -> Routes:
-    """List everything that a master serves."""
+def master_routes(
+    reactor: Any, key: Key, service: MasterService, stop: Callable[[], object]
+) -> Routes:
+    """List everything that a master serves. `stop` ends it."""
     routes = Routes()
     routes.add("/healthz", Health())
-    routes.add("/control", Greeting())
-    routes.add("/api/v1/status", Listing(answering, "status"))
-    routes.add("/api/v1/workers", Listing(answering, "workers"))
-    routes.add("/api/v1/stores", Listing(answering, "stores"))
-    routes.add("/api/v1/jobs", Listing(answering, "jobs"))
-    routes.add("/api/v1/jobs/{job}", Listing(answering, "job"))
+    routes.add("/metrics", Metrics(lambda: master_families(service)))
+    add_api(routes, service)
+    add_original(routes, service, Contents(reactor, key, service))
+    add_pages(routes, service)
+    routes.add("/control/shutdown", Shutdown(reactor, key, service, stop))
     return routes
 
 
-def master_site(reactor: Any, key: Key, answering: Answering) -> tuple[Any, Gate]:
+def master_site(
+    reactor: Any,
+    key: Key,
+    service: MasterService,
+    stop: Callable[[], object],
+    *,
+    open_healthz: bool = False,
+) -> tuple[Any, Gate]:
     """Make the site; the gate is to be told the master's own address once it is known."""
     gate = Gate(key.derive)
-    return SecureSite(reactor, master_routes(answering), gate), gate
+    routes = master_routes(reactor, key, service, stop)
+    return SecureSite(reactor, routes, gate, open_healthz=open_healthz), gate

@@ -126,7 +126,7 @@ class Ahead:
             return False
         if self._vain and self._vain.get(task, 0) >= VAIN_MAX:
             return False
-        if spec.executor not in facts.executors or spec.needs.slots > facts.slots:
+        if spec.executor not in facts.executors or not worker.can_hold(spec.needs):
             return False
         if self._graph.objects.fixed and place_of(self._graph, task) - {facts.netloc}:
             return False
@@ -199,6 +199,11 @@ class Ahead:
     def call_off_job(self, job: Job) -> set[Call]:
         """Call off all tasks of a job."""
         return {self.call_off(task) for task in list(self.tasks) if task.job is job}
+
+    def forget(self, job: Job) -> None:
+        """A job was removed."""
+        if self._vain:
+            self._vain = {task: n for task, n in self._vain.items() if task.job is not job}
 
     def settles_otherwise(self, object_id: ObjectId) -> None:
         """An object comes to be, but not where it was to be made."""

@@ -7,11 +7,13 @@
     results {job, first}        a page of what it wants, with the names of the tasks that make it
     tasks {job, first, state, elements}
                                 a page of its tasks; of a state, or of [first, last, step], only
-    progress {job}              how many of its tasks of each kind are done, run, and so on
+    progress {job}              how many of its tasks of each kind are done, run, and so on, as far
+                                as it has counted
     graph {job, first}          a page of its tasks with what they read and make
     task {job, task}, task {object}
                                 all that is known of one task, or of the one that makes an object
     trace {jobs, first}         a page of what their attempts did when
+    object, objects             see `holdings`
 
 A job is named by its number, its id, or `last`; a task by its name, its id, or its number. Only
 `change` changes anything.
@@ -20,22 +22,26 @@ A job is named by its number, its id, or `last`; a task by its name, its id, or 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from itertools import islice
 from typing import Any
 
 from ciel.core.errors import CielError
 from ciel.core.events import Change
-from ciel.core.jobs import Job, Kind, summarise
-from ciel.core.refs import Concrete, Failure, Reference, SocketStream, Stream, Value, locations_of
+from ciel.core.jobs import Job, JobState, Kind, summarise
+from ciel.core.refs import Concrete, Failure, Reference, Value, locations_of
 from ciel.core.tasks import TaskNode, TaskState
-from ciel.master.state import explain
+from ciel.master.state import explain, holdings
 from ciel.master.state.machine import MasterMachine
 
 RESULTS_MAX = 1000
 FAILURES_MAX = 100
-JOBS_LISTED_MAX = 10_000
+JOBS_LISTED_MAX = 1000  # in one answer; some 15 ms
 TASKS_LISTED_MAX = 1000
-TASKS_LOOKED_AT_MAX = 50_000  # for one page; some 10 ms
+TASKS_LOOKED_AT_MAX = 25_000  # for one page; some 10 ms
+TASKS_COUNTED_MAX = 5_000  # by kind, for one answer; some 10 ms
+RESULTS_LOOKED_AT_MAX = 100_000  # for errors; some 20 ms
+NAMES_LOOKED_AT_MAX = 50_000  # for a task that is called so; some 10 ms
 GRAPH_PAGE_MAX = 4000  # in the room that one object takes; some 10 ms
 _GRAPH_TEXT_MAX_LENGTH = 1000
 _SHOWN_MAX_LENGTH = 150  # of a selector; an id has 128
@@ -57,8 +63,12 @@ def workers(machine: MasterMachine, now_s: float) -> list[dict[str, Any]]:
             "queued": max(worker.slots_used - worker.facts.slots, 0)
             + len(worker.parked)
             + len(worker.bound),
+            "memory_bytes": worker.facts.memory_bytes,
+            "memory_asked_bytes": worker.memory_used,
             "silent_s": round(now_s - worker.heard_at_s, 3),
             "executors": sorted(worker.facts.executors),
+            "lacking": dict(worker.facts.lacking),
+            "software": worker.facts.software,
         }
         for worker in machine.workers.values()
     ]
@@ -76,15 +86,10 @@ def stores(machine: MasterMachine) -> list[dict[str, Any]]:
 
 def status(machine: MasterMachine, now_s: float) -> dict[str, Any]:
     """Describe the cluster as a whole."""
-    tasks: Counter[str] = Counter()
-    for job in machine.jobs.values():
-        for state, count in job.counts.items():
-            if count:
-                tasks[str(state)] += count
     return {
         "workers": workers(machine, now_s),
-        "jobs": dict(Counter(str(job.state) for job in machine.jobs.values())),
-        "tasks": dict(tasks),
+        "jobs": {str(state): count for state, count in machine.job_totals.items() if count},
+        "tasks": {str(state): count for state, count in machine.task_totals.items() if count},
         "objects": len(machine.graph.objects),
     }
 
@@ -115,7 +120,7 @@ def find(machine: MasterMachine, selector: Any) -> Job:
     for job in everyone.values():
         if job.number == number:
             return job
-    shown = str(selector)[:_SHOWN_MAX_LENGTH]
+    shown = holdings.shown_name(selector)
     raise UnknownQuestionError(f"there is no job {shown}; `ciel job list` lists those there are")
 
 
@@ -135,13 +140,16 @@ def find_task(machine: MasterMachine, job: Job, selector: Any) -> TaskNode:
     near = tasks.get(job.tasks[place - 1]) if 0 < place <= len(job.tasks) else None
     if near is not None and near.spec.name == selector:
         return near  # as in most arrays; else all of them have to be looked at
-    for task_id in job.tasks:
+    for task_id in islice(job.tasks, NAMES_LOOKED_AT_MAX):
         task = tasks.get(task_id)
         if task is not None and task.spec.name == selector:
             return task
     if near is not None:
         return near
-    shown = str(selector)[:_SHOWN_MAX_LENGTH]
+    shown = holdings.shown_name(selector)
+    if len(job.tasks) > NAMES_LOOKED_AT_MAX:
+        some = f"none of the first {NAMES_LOOKED_AT_MAX} tasks of job {job.number} is called"
+        raise UnknownQuestionError(f"{some} {shown}; name it by its id or its number")
     raise UnknownQuestionError(f"job {job.number} has no task {shown}{_gone(job)}")
 
 
@@ -149,7 +157,7 @@ def find_maker(machine: MasterMachine, object_id: Any) -> TaskNode:
     """Find the task that makes an object."""
     node = machine.graph.objects.get(object_id) if isinstance(object_id, str) else None
     if node is None or node.producer is None:
-        shown = str(object_id)[:_SHOWN_MAX_LENGTH]
+        shown = holdings.shown_name(object_id)
         raise UnknownQuestionError(f"no task is known that makes {shown}")
     return node.producer
 
@@ -168,14 +176,27 @@ def job(machine: MasterMachine, selector: Any) -> dict[str, Any]:
     """Describe one job: its summary, its results, and what failed with its story."""
     found = find(machine, selector)
     reference = machine.graph.objects.reference
-    results: list[Reference] = [reference(object_id) for object_id in found.wanted]
-    failures = [list(ref) for ref in results if isinstance(ref, Failure)]
+    results: list[Reference] = [reference(o) for o in islice(found.wanted, RESULTS_MAX)]
+    failures = list(islice(_failures(machine, found), FAILURES_MAX))
+    makers = [machine.graph.objects.nodes[fields[0]].producer for fields in failures]
     return {
         "summary": list(summarise(found)),
-        "results": results[:RESULTS_MAX],
-        "failures": failures[:FAILURES_MAX],
+        "results": results,
+        "failures": failures,
+        "failed_tasks": [None if maker is None else maker.spec.name for maker in makers],
         "open": found.open,
     }
+
+
+def _failures(machine: MasterMachine, job: Job) -> Iterator[list[Any]]:
+    """Yield which of a job's results are errors, as far as may be looked."""
+    counts = job.counts
+    may_have = counts[TaskState.FAILED] or counts[TaskState.CANCELLED]
+    if may_have or job.state is JobState.FAILED:
+        for object_id in islice(job.wanted, RESULTS_LOOKED_AT_MAX):
+            ref = machine.graph.objects.reference(object_id)
+            if isinstance(ref, Failure):
+                yield list(ref)
 
 
 def tasks(machine: MasterMachine, arguments: dict[str, Any]) -> dict[str, Any]:
@@ -243,9 +264,7 @@ def _facts(position: int, task: TaskNode) -> dict[str, Any]:
 def _result(ref: Reference) -> dict[str, Any]:
     if isinstance(ref, Failure):
         return {"failed": ref.reason}
-    if isinstance(ref, Value):
-        return {"size_bytes": len(ref.content)}
-    return {"size_bytes": ref.size_bytes} if isinstance(ref, Concrete) else {}
+    return {"size_bytes": ref.size_bytes} if isinstance(ref, Value | Concrete) else {}
 
 
 def graph(machine: MasterMachine, arguments: dict[str, Any], now_s: float) -> dict[str, Any]:
@@ -321,35 +340,22 @@ def _object_row(machine: MasterMachine, asked: Job, object_id: str) -> list[Any]
     node = machine.graph.objects.get(object_id)
     if node is None:
         return [object_id, "expected", None, None, False]
-    ref = node.ref
-    size_bytes = None
-    if ref is None or not node.is_consumable:
-        was_there = node.producer is not None and node.producer.state is TaskState.DONE
-        state = "gone" if was_there else "expected"
-    elif isinstance(ref, Failure):
-        state = "failed"
-    elif isinstance(ref, Stream | SocketStream):
-        state = "growing"
-    else:
-        state = "there"
-        size_bytes = (
-            len(ref.content) if isinstance(ref, Value) else getattr(ref, "size_bytes", None)
-        )
+    state, size_bytes = holdings.standing(node)
     maker = None if node.producer is None else node.producer.spec.id
     return [object_id, state, size_bytes, maker, asked in node.wanters]
 
 
-def progress(machine: MasterMachine, selector: Any) -> list[dict[str, Any]]:
-    """Count the tasks of a job by kind: in each state, and how many of those assigned run now."""
+def progress(machine: MasterMachine, selector: Any) -> dict[str, Any]:
+    """Count the tasks of a job by kind: in each state, and how many of those assigned run now.
+    Unless all are `counted`, there are more, and who asks again is told of more.
+    """
     found = find(machine, selector)
-    if found.by_kind is None:
-        nodes = [machine.graph.tasks.get(task_id) for task_id in found.tasks]
-        found.count_by_kind([(node.spec, node.state) for node in nodes if node is not None])
+    counted = found.count_by_kind(machine.graph.tasks, TASKS_COUNTED_MAX)
     running = Counter(
         Kind.of(task.spec) for worker in machine.workers.values() for task in worker.at_work()
         if task.job is found
     )  # fmt: skip
-    return [
+    kinds = [
         {
             **kind._asdict(),
             "counts": {str(state): count for state, count in counts.items() if count},
@@ -357,6 +363,7 @@ def progress(machine: MasterMachine, selector: Any) -> list[dict[str, Any]]:
         }
         for kind, counts in (found.by_kind or {}).items()
     ]
+    return {"kinds": kinds, "counted": counted}
 
 
 def results(machine: MasterMachine, arguments: dict[str, Any]) -> dict[str, Any]:
@@ -364,8 +371,7 @@ def results(machine: MasterMachine, arguments: dict[str, Any]) -> dict[str, Any]
     name of its task, and a reference. `next` is where to go on, None at the end.
     """
     found = find(machine, arguments.get("job"))
-    first = arguments.get("first")
-    start = first if isinstance(first, int) and first > 0 else 0
+    start = holdings.start_of(arguments.get("first"), len(found.wanted))
     objects = machine.graph.objects
     rows = []
     for object_id in islice(found.wanted, start, start + RESULTS_MAX):
@@ -383,7 +389,12 @@ def results(machine: MasterMachine, arguments: dict[str, Any]) -> dict[str, Any]
 
 def change(machine: MasterMachine, topic: str, argument: Any, now_s: float) -> Any:
     """Change what somebody asked to have changed; raises CielError, and then nothing was."""
-    found = find(machine, argument.get("job") if isinstance(argument, dict) else None)
+    arguments = argument if isinstance(argument, dict) else {}
+    if topic in holdings.CHANGES:
+        done = holdings.change(machine, topic, arguments, now_s)
+        machine.journal.append(Change(0, topic, arguments))
+        return done
+    found = find(machine, arguments.get("job"))
     match topic:
         case "remove":
             machine.remove_job(found)
@@ -415,6 +426,10 @@ def answer(machine: MasterMachine, topic: str, argument: Any, now_s: float) -> A
             return tasks(machine, arguments)
         case "graph":
             return graph(machine, arguments, now_s)
+        case "object":
+            return holdings.answer(machine, arguments.get("object"), now_s)
+        case "objects":
+            return holdings.listed(machine, arguments, now_s)
         case "progress":
             return progress(machine, arguments.get("job"))
         case "trace":

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from random import Random
 
 from ciel.core.choices import given
-from ciel.core.events import MeetWorkers, Message, Neighbour, RecallTasks
+from ciel.core.events import CopyTimed, MeetWorkers, Message, Neighbour, RecallTasks
+from ciel.core.failures import size_text
 from ciel.core.fixed import place_of
 from ciel.core.graph import TaskGraph
 from ciel.core.ids import TaskId
-from ciel.core.placement import Candidate, loads_of, rank
-from ciel.core.tasks import TaskNode
+from ciel.core.placement import Bandwidths, Candidate, loads_of, rank
+from ciel.core.scheduling import LOCALITY, SWEETHEART_FACTOR, USUAL_SCHEDULING
+from ciel.core.tasks import PRIORITY_MIN, USUAL_NEEDS, TaskNode
+from ciel.master.state.chance import draw
 from ciel.master.state.ready import ReadyQueue
 from ciel.master.state.workers import WorkerNode
 
@@ -19,6 +23,12 @@ HELD_BACK_MAX = 64
 """How many tasks that nobody can take now are looked past in a turn: order matters more than
 filling up.
 """
+
+PASSED_MAX = 16
+"""How many tasks that wait for memory are looked past in a turn."""
+
+LACKING_MAX = 5
+"""How many reasons are told for which workers that know an executor do not offer it."""
 
 Assign = Callable[[TaskNode, WorkerNode], None]
 Refuse = Callable[[TaskNode, str, str], None]
@@ -32,8 +42,11 @@ class Dispatcher:
     """Holds the runnable tasks and gives them to workers that have room.
 
     A task without inputs to move goes to any worker in turn. One with inputs goes where it costs
-    least; if that worker has no room now, the task is parked there, and taken from there by a
-    worker that has nothing else to do.
+    least, or as the policy of its job has it; if that worker has no room now, the task is parked
+    there, and taken from there by a worker that has nothing else to do.
+
+    Tasks that ask for memory stand in a line of their own. Who cannot have it yet is not overtaken
+    by others that want memory of the same workers; what asks for none need not wait for them.
     """
 
     def __init__(self, graph: TaskGraph, assign: Assign, refuse: Refuse, say: Say) -> None:
@@ -45,8 +58,13 @@ class Dispatcher:
         self._by_netloc: dict[str, WorkerNode] = {}
         self._hosts: dict[str, str] = {}
         self._everywhere: frozenset[str] = frozenset()  # executors that all workers offer
-        self._slots_min = 0
+        self.bandwidths = Bandwidths()
+        self._chance = Random(0)  # for policies: of equal events, equal decisions
         self.ready = ReadyQueue(graph)
+        self.cramped = ReadyQueue(graph)  # that ask for memory
+        self._passed: list[TaskNode] = []  # of those, in this turn
+        self._barred: set[WorkerNode] = set()  # whose memory one of these waits for
+        self._has_spare = False  # at the end of the turn a worker had room that nobody could take
         self.returned: set[TaskNode] = set()  # in this turn, for others to run at once
 
     # --- workers ----------------------------------------------------------------------------------
@@ -63,41 +81,61 @@ class Dispatcher:
         for task in (*reversed(worker.parked), *reversed(worker.bound)):
             self.ready.push_first(task)
         self._take_stock()
+        self.bandwidths.keep_only(frozenset(self._hosts.values()))
 
     def _take_stock(self) -> None:
         facts = [worker.facts for worker in self.workers.values()]
         self._hosts = {fact.netloc: fact.host for fact in facts}
-        self._slots_min = min((fact.slots for fact in facts), default=0)
         offers = [fact.executors for fact in facts]
         self._everywhere = frozenset.intersection(*offers) if offers else frozenset()
         for fact in facts:
             others = [Neighbour(other.netloc, other.host) for other in facts if other is not fact]
             self._say(fact.id, MeetWorkers(tuple(others)))
 
+    def learn_bandwidth(self, worker: WorkerNode, copied: CopyTimed) -> None:
+        """A worker says how long it took to copy something from another one that is still there."""
+        source = self._hosts.get(copied.netloc)
+        if source is not None:
+            self.bandwidths.learn(source, worker.facts.host, copied.size_bytes, copied.run_s)
+
     # --- dispatch ---------------------------------------------------------------------------------
 
     def dispatch(self) -> None:
         """Give out as much as there is room for; the order within a priority is kept."""
-        if not self.workers or not (self.ready or self._has_parked()):
+        ready, has_parked = self.ready, self._has_parked()
+        if not self.workers or not (ready or self.cramped or has_parked):
             return
-        self._serve_parked()
+        priority = ready.priority if has_parked or self.cramped else PRIORITY_MIN
+        if has_parked:
+            self._serve_parked(priority)
         having_room = [worker for worker in self.workers.values() if worker.has_room]
         roomy = deque(sorted(having_room, key=lambda worker: worker.load))
+        if self.cramped:
+            self._serve_cramped(roomy, priority)
         held_back: list[TaskNode] = []
-        while roomy and self.ready:
-            task = self.ready.pop()
+        while roomy and ready:
+            task = ready.pop()
             if not self._graph.is_ready(task):
                 continue
             if not self._place(task, roomy):
                 held_back.append(task)
                 if len(held_back) >= HELD_BACK_MAX:
                     break
-            elif not roomy[-1].has_room:
+            elif roomy and not roomy[-1].has_room:
                 roomy.pop()
         for task in reversed(held_back):
-            self.ready.push_first(task)
-        if roomy and not self.ready:
-            self._steal_parked(roomy)
+            ready.push_first(task)
+        if self.cramped or self._passed:
+            self._serve_cramped(roomy, PRIORITY_MIN)
+            for task in reversed(self._passed):
+                self.cramped.push_first(task)
+            self._passed.clear()
+            self._barred.clear()
+        if has_parked and priority > PRIORITY_MIN:
+            self._serve_parked(PRIORITY_MIN)
+        if roomy and not ready:
+            self._steal_parked([worker for worker in roomy if worker.has_room])
+        self._has_spare = bool(roomy)
         self.returned.clear()
 
     def _place(self, task: TaskNode, roomy: deque[WorkerNode]) -> bool:
@@ -107,37 +145,66 @@ class Dispatcher:
         Whoever was assigned it stands last in `roomy` afterwards.
         """
         spec = task.spec
-        anywhere = spec.executor in self._everywhere and spec.needs.slots <= self._slots_min
-        if anywhere and not spec.inputs:
-            roomy.rotate(-1)
-            self._assign(task, roomy[-1])
-            return True
+        needs = spec.needs
+        is_plain = needs is USUAL_NEEDS or (needs.slots == 1 and not needs.memory_bytes)
+        if is_plain and not spec.inputs and spec.executor in self._everywhere:
+            if task.job.spec.scheduling is USUAL_SCHEDULING:
+                roomy.rotate(-1)
+                self._assign(task, roomy[-1])
+                return True
         if self._graph.objects.fixed and (places := place_of(self._graph, task)):
             self._place_at(task, places, roomy)
             return True
-        able = list(self.workers.values()) if anywhere else self._able(task)
-        if not able:
+        if needs.memory_bytes:
+            self.cramped.push(task)
+            self._serve_cramped(roomy, needs.priority)
             return True
+        able = self._able(task)
+        return not able or self._place_among(task, able, roomy)
+
+    def _serve_cramped(self, roomy: deque[WorkerNode], priority: int) -> None:
+        """Place those that ask for memory, as far as it reaches, down to a priority."""
+        line, passed, barred = self.cramped, self._passed, self._barred
+        while line and roomy and len(passed) < PASSED_MAX and len(barred) < len(self.workers):
+            if line.priority < priority:
+                return
+            task = line.pop()
+            if not self._graph.is_ready(task) or not (able := self._able(task)):
+                continue
+            able = [worker for worker in able if worker not in barred]
+            having = [worker for worker in able if worker.has_memory(task.spec.needs)]
+            if not having or not self._place_among(task, having, roomy):
+                passed.append(task)
+                barred.update(able)
+            elif not roomy[-1].has_room:
+                roomy.pop()
+
+    def _place_among(
+        self, task: TaskNode, able: Sequence[WorkerNode], roomy: deque[WorkerNode]
+    ) -> bool:
+        """Assign or park a task, as its job's policy has it; False if there is no room for it."""
+        needs, how = task.spec.needs, task.job.spec.scheduling
         if task in self.returned:
-            able = [w for w in roomy if w in able and w.has_free(spec.needs.slots)] or able
-        loads = loads_of(given(self._graph.objects, spec))
-        if loads:
-            slots = spec.needs.slots
-            candidates = [
-                Candidate(w.facts.netloc, w.facts.host, w.wait_s(slots), w.disk.wait_s)
-                for w in able
-            ]
-            best = rank(loads, candidates, self._hosts)[0]
+            able = [w for w in roomy if w in able and w.has_free(needs)] or able
+        if how.policy != LOCALITY:
+            worker, task.reason = draw(how.policy, able, needs.slots, self._chance)
+        elif loads := loads_of(
+            given(self._graph.objects, task.spec),
+            how.option("sweetheart_factor", SWEETHEART_FACTOR),
+        ):
+            candidates = [_candidate(worker, needs.slots) for worker in able]
+            best = rank(loads, candidates, self._hosts, self.bandwidths, how)[0]
             task.reason = best.reason
             worker = self._by_netloc[best.location]
-            if not worker.has_room:
-                worker.parked.append(task)
-                return True
         else:
-            able = [worker for worker in roomy if worker in able]
-            if not able:
+            having_room = [worker for worker in roomy if worker in able]
+            if not having_room:
                 return False
-            worker = able[0]
+            free = [worker for worker in having_room if worker.has_free(needs)]
+            worker = (free or having_room)[0]
+        if not worker.has_room:
+            _park(worker, task)
+            return True
         roomy.remove(worker)
         roomy.append(worker)
         self._assign(task, worker)
@@ -149,7 +216,9 @@ class Dispatcher:
         if len(places) > 1 or worker is None:
             details = f"what it goes on with is at {', '.join(sorted(places))}"
             self._refuse(task, "NO_WORKER_FITS", details)
-        elif worker.has_room:
+        elif not worker.can_hold(task.spec.needs):
+            self._refuse_as_too_large(task, [worker])
+        elif worker.has_room and worker.has_memory(task.spec.needs):
             self._assign(task, worker)
             roomy.remove(worker)
             roomy.append(worker)
@@ -166,44 +235,95 @@ class Dispatcher:
             known = sorted(set().union(*[w.facts.executors for w in self.workers.values()]))
             details = (
                 f"no worker offers the executor {spec.executor!r} (there are: {', '.join(known)})"
-            )
+            ) + self._lacking(spec.executor)
             self._refuse(task, "NO_EXECUTOR", details)
             return []
-        able = [w for w in offering if spec.needs.slots <= w.facts.slots]
+        able = [worker for worker in offering if worker.can_hold(spec.needs)]
         if not able:
-            most = max(w.facts.slots for w in offering)
-            details = f"it needs {spec.needs.slots} slots, and no worker has more than {most}"
-            self._refuse(task, "NO_WORKER_FITS", details)
+            self._refuse_as_too_large(task, offering)
         return able
+
+    def _refuse_as_too_large(self, task: TaskNode, offering: Sequence[WorkerNode]) -> None:
+        needs = task.spec.needs
+        slots = max([worker.facts.slots for worker in offering])
+        memory = max([worker.facts.memory_bytes for worker in offering])
+        if needs.slots > slots:
+            details = (
+                f"it needs {needs.slots} slots, and no worker has more than {slots}: ask for fewer, "
+                "or start a worker with more (ciel-worker --slots)"
+            )
+        elif needs.memory_bytes > memory:
+            details = (
+                f"it asks for {size_text(needs.memory_bytes)} of memory, and no worker offers more "
+                f"than {size_text(memory)}: ask for less, or start a worker on a larger host"
+            )
+        else:
+            details = (
+                f"it needs {needs.slots} slots and {size_text(needs.memory_bytes)} of memory, and "
+                "no worker has both"
+            )
+        self._refuse(task, "NO_WORKER_FITS", details)
+
+    def _lacking(self, executor: str) -> str:
+        """Say why workers that know an executor do not offer it: each reason once."""
+        whose: dict[str, list[str]] = {}
+        for worker in self.workers.values():
+            if (why := worker.facts.lacking.get(executor)) is not None:
+                whose.setdefault(why, []).append(worker.facts.id)
+        lines = [
+            f"\nworker {ids[0]}{f' and {len(ids) - 1} more' if ids[1:] else ''}: {why}"
+            for why, ids in [*whose.items()][:LACKING_MAX]
+        ]
+        return "".join(lines)
 
     def _has_parked(self) -> bool:
         return any(worker.parked or worker.bound for worker in self.workers.values())
 
-    def _serve_parked(self) -> None:
+    def _serve_parked(self, priority: int) -> None:
+        """Assign what is parked where there is room now, down to a priority."""
         for worker in self.workers.values():
-            while (worker.parked or worker.bound) and worker.has_room:
-                task = (worker.bound or worker.parked).popleft()
-                if self._graph.is_ready(task):
+            while (line := worker.bound or worker.parked) and worker.has_room:
+                task = line[0]
+                if task.spec.needs.priority < priority:
+                    break
+                if line is worker.bound and not worker.has_memory(task.spec.needs):
+                    break  # it can run nowhere else
+                line.popleft()
+                if not self._graph.is_ready(task):
+                    continue
+                if worker.has_memory(task.spec.needs):
                     self._assign(task, worker)
+                else:
+                    self.cramped.push_first(task)
 
-    def _steal_parked(self, roomy: deque[WorkerNode]) -> None:
-        """Let workers with nothing to do take what is parked at others: work beats locality."""
+    def _steal_parked(self, roomy: Iterable[WorkerNode]) -> None:
+        """Let workers with nothing to do take what is parked at others: work beats locality. One
+        that has a slot free takes what is cheaper there than where it waits.
+        """
         for worker in roomy:
-            if worker.assigned:
-                continue
-            while worker.has_room:
+            is_idle = not worker.assigned
+            while worker.has_room and (is_idle or worker.slots_used < worker.facts.slots):
                 victim = max(self.workers.values(), key=lambda other: len(other.parked))
                 if not victim.parked:
                     return
                 task = victim.parked.pop()
-                if self._graph.is_ready(task):
-                    if task.spec.executor in worker.facts.executors and (
-                        task.spec.needs.slots <= worker.facts.slots
-                    ):
-                        self._assign(task, worker)
-                    else:
-                        victim.parked.append(task)
-                        break
+                if not self._graph.is_ready(task):
+                    continue
+                needs = task.spec.needs
+                able = task.spec.executor in worker.facts.executors and worker.can_hold(needs)
+                if not (able and worker.has_memory(needs)) or not (
+                    is_idle or (worker.has_free(needs) and self._is_cheaper(task, worker, victim))
+                ):
+                    victim.parked.append(task)
+                    break
+                task.reason = f"it had room, and worker {victim.facts.id} none"
+                self._assign(task, worker)
+
+    def _is_cheaper(self, task: TaskNode, worker: WorkerNode, victim: WorkerNode) -> bool:
+        loads = loads_of(given(self._graph.objects, task.spec))
+        candidates = [_candidate(other, task.spec.needs.slots) for other in (victim, worker)]
+        best = rank(loads, candidates, self._hosts, self.bandwidths)[0]
+        return best.location == worker.facts.netloc
 
     def recall(self, now_s: float) -> None:
         """Have workers give back what stands in line there for long, while others are idle.
@@ -211,7 +331,7 @@ class Dispatcher:
         What was given ahead may find itself behind a task that takes hours; only the worker knows
         what has begun, so the last that were given are asked for, and each asked for once.
         """
-        if self.ready or len(self.workers) < 2:
+        if (self.ready and not self._has_spare) or len(self.workers) < 2:
             return
         idle = [w for w in self.workers.values() if w.slots_used < w.facts.slots and not w.parked]
         room = sum(w.credit.limit - w.slots_used for w in idle)
@@ -241,7 +361,7 @@ class Dispatcher:
                 break
             spec = task.spec
             able = any(
-                spec.executor in taker.facts.executors and taker.has_free(spec.needs.slots)
+                spec.executor in taker.facts.executors and taker.has_free(spec.needs)
                 for taker in takers
             )
             if (fixed and place_of(self._graph, task)) or not worker.slots_of(task, key[1]):
@@ -249,3 +369,17 @@ class Dispatcher:
             if able and key not in worker.recalled and task.attempt == key[1]:
                 keys.append((spec.id, key[1]))
         return keys
+
+
+def _candidate(worker: WorkerNode, slots: int) -> Candidate:
+    facts = worker.facts
+    return Candidate(facts.netloc, facts.host, worker.wait_s(slots), worker.disk.wait_s)
+
+
+def _park(worker: WorkerNode, task: TaskNode) -> None:
+    """Have a task wait for room at a worker, behind those of its priority."""
+    line, priority = worker.parked, task.spec.needs.priority
+    place = len(line)
+    while place and line[place - 1].spec.needs.priority < priority:
+        place -= 1
+    line.insert(place, task)

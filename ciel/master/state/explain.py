@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ciel.core.choices import choice_of
+from ciel.core.failures import label, size_text
 from ciel.core.ids import ObjectId
-from ciel.core.refs import Failure
+from ciel.core.refs import Concrete, Failure, Sweetheart, locations_of
 from ciel.core.tasks import TaskNode, TaskState
 from ciel.master.state.machine import MasterMachine
 from ciel.master.state.workers import WorkerNode
 
 _INPUTS_MAX = 20
 _CHAIN_MAX = 20
+_FULL_SHARE = 0.95
 
 
 def describe(machine: MasterMachine, task: TaskNode, now_s: float) -> dict[str, Any]:
@@ -51,17 +53,35 @@ def why(machine: MasterMachine, task: TaskNode, now_s: float) -> list[str]:
         case TaskState.RUNNABLE:
             return _why_runnable(machine, task, now_s)
         case TaskState.ASSIGNED:
-            if task in machine.held:
-                return _why_held(machine, task)
-            where = f"it was given to worker {task.worker} as attempt {task.attempt}"
-            if not _runs(machine, task):
-                where += ", and waits there for its turn"
-            return [where, f"placed there since {task.reason}"] if task.reason else [where]
+            return _why_assigned(machine, task, now_s)
         case TaskState.DONE:
             ended = f"it ended well at attempt {task.attempt}"
-            return [ended, f"placed there since {task.reason}"] if task.reason else [ended]
-    outputs = [machine.graph.objects.reference(object_id) for object_id in task.spec.outputs]
-    return [f"{ref.reason}: {ref.text}" for ref in outputs if isinstance(ref, Failure)][:1]
+            if not task.attempt:
+                ended = "it ended well where its parent ran, whose worker began it by itself"
+            placed = _placed(task, "placed there")
+            return [ended, *placed, *_handed_over(machine, task), *_failures(machine, task)]
+    return _failures(machine, task) or ["its results, and with them why, are forgotten"]
+
+
+def _failures(machine: MasterMachine, task: TaskNode) -> list[str]:
+    """Say of the first output that is an error, and not another task's, why it is."""
+    nodes = machine.graph.objects.nodes
+    for object_id in task.spec.outputs:
+        node = nodes.get(object_id)
+        if node is not None and node.producer is task and isinstance(node.ref, Failure):
+            return [f"{node.ref.reason}: {node.ref.text}"]
+    return []
+
+
+def _handed_over(machine: MasterMachine, task: TaskNode) -> list[str]:
+    """Name the task that makes what a task was to make."""
+    nodes = machine.graph.objects.nodes
+    for object_id in task.spec.outputs:
+        node = nodes.get(object_id)
+        if node is not None and node.producer is not None and node.producer is not task:
+            heir = node.producer
+            return [f"{object_id} was left to {label(heir)}, which {_standing(machine, heir)}"]
+    return []
 
 
 def _runs(machine: MasterMachine, task: TaskNode) -> bool:
@@ -69,7 +89,62 @@ def _runs(machine: MasterMachine, task: TaskNode) -> bool:
     if task.state is not TaskState.ASSIGNED or task in machine.held:
         return False
     worker = machine.workers.get(task.worker or "")
-    return worker is not None and task in worker.at_work()
+    if worker is None or task not in worker.at_work():
+        return False
+    return not _away(machine, task, worker)
+
+
+def _why_assigned(machine: MasterMachine, task: TaskNode, now_s: float) -> list[str]:
+    if task in machine.held:
+        return _why_held(machine, task)
+    worker = machine.workers.get(task.worker or "")
+    if worker is None:
+        return [f"it was given to worker {task.worker}, which is gone"]
+    facts, key = worker.facts, (task.spec.id, task.attempt)
+    age_s = now_s - worker.given_at_s.get(key, now_s)
+    placed = _placed(task, "placed there")
+    which = f"as attempt {task.attempt}" if task.attempt else "begun there by its parent"
+    if _runs(machine, task):
+        lines = [f"it runs on worker {facts.id}, {which}; given to it {age_s:.1f} s ago", *placed]
+        for object_id in machine.graph.errands.of(task)[:_INPUTS_MAX]:
+            lines.append(f"it waits in its middle for {object_id}, {_maker(machine, object_id)}")
+        return lines + _full_store(worker)
+    lines = [f"it was given to worker {facts.id} {which}, and waits there for its turn", *placed]
+    if task not in worker.at_work():
+        lines.append(f"worker {facts.id}: {_load(worker)}")
+    if key in worker.recalled:
+        lines.append("it was asked back, since other workers have nothing to do")
+    away = _away(machine, task, worker)
+    for ref in away[:_INPUTS_MAX]:
+        size, places = size_text(ref.size_bytes), " ".join(sorted(ref.locations))
+        lines.append(f"{ref.id} is on its way to it{size and f', {size}'}, from {places}")
+    if len(away) > _INPUTS_MAX:
+        lines.append(f"and {len(away) - _INPUTS_MAX} more")
+    return lines
+
+
+def _away(
+    machine: MasterMachine, task: TaskNode, worker: WorkerNode
+) -> list[Concrete | Sweetheart]:
+    """List what a worker has to fetch before a task can begin there."""
+    refs = [machine.graph.objects.reference(object_id) for object_id in task.spec.inputs]
+    stored = [ref for ref in refs if isinstance(ref, Concrete | Sweetheart)]
+    return [ref for ref in stored if worker.facts.netloc not in locations_of(ref)]
+
+
+def _full_store(worker: WorkerNode) -> list[str]:
+    """Say which levels of a worker's store are full: writers wait, then fail."""
+    lines = []
+    for level in worker.stores.levels:
+        capacity_bytes = level.get("capacity_bytes")
+        used_bytes = level.get("used_bytes", 0) + level.get("reserved_bytes", 0)
+        if capacity_bytes and used_bytes >= capacity_bytes * _FULL_SHARE:
+            used, capacity = size_text(used_bytes), size_text(capacity_bytes)
+            lines.append(
+                f"the store of worker {worker.facts.id} is full ({used} of {capacity} in "
+                f"{level.get('name')}): who writes there waits till something goes, else fails"
+            )
+    return lines
 
 
 def _why_waiting(machine: MasterMachine, task: TaskNode) -> list[str]:
@@ -80,6 +155,8 @@ def _why_waiting(machine: MasterMachine, task: TaskNode) -> list[str]:
         lines.append(f"it waits for {object_id}, {_maker(machine, object_id)}")
     if len(missing) > _INPUTS_MAX:
         lines.append(f"and for {len(missing) - _INPUTS_MAX} more")
+    if (worker := machine.ahead.tasks.get(task)) is not None:
+        lines.append(f"it was sent ahead to worker {worker.facts.id}, and begins there at once")
     if machine.graph.waiting.is_awaited(choice_of(task.spec)):
         lines += _why_choosing(machine, task)
         missing += _missing(machine, task.spec.alternatives)
@@ -118,9 +195,13 @@ def _maker(machine: MasterMachine, object_id: str) -> str:
     node = machine.graph.objects.get(object_id)
     task = None if node is None else node.producer
     if task is None:
-        return "which no task makes"
+        return "which no task makes yet"
+    return f"made by {label(task)}, which {_standing(machine, task)}"
+
+
+def _standing(machine: MasterMachine, task: TaskNode) -> str:
     place = f" on worker {task.worker}" if task.worker else ""
-    return f"made by task {task.spec.name or task.spec.id}, which is {task.state}{place}"
+    return f"{'runs' if _runs(machine, task) else f'is {task.state}'}{place}"
 
 
 def _why_held(machine: MasterMachine, task: TaskNode) -> list[str]:
@@ -140,15 +221,41 @@ def _why_runnable(machine: MasterMachine, task: TaskNode, now_s: float) -> list[
     blame = machine.blame.get(task.spec.id)
     if blame is not None and blame.not_before_s > now_s:
         wait_s = blame.not_before_s - now_s
-        return [f"it failed before, and is tried again in {wait_s:.1f} s"]
+        return [f"attempt {task.attempt} came to nothing; it is tried again in {wait_s:.1f} s"]
     for worker in workers:
         if task in worker.parked or task in worker.bound:
             lines = [f"it waits for room on worker {worker.facts.id}: {_load(worker)}"]
-            return [*lines, f"it should run there since {task.reason}"] if task.reason else lines
+            return lines + _placed(task, "it should run there")
+    needs = task.spec.needs
+    if needs.memory_bytes:
+        return _why_cramped(machine, task, workers)
     lines = ["it could run, but every worker has as much as it can take:"]
     lines += [f"worker {worker.facts.id}: {_load(worker)}" for worker in workers[:_INPUTS_MAX]]
-    ahead = machine.dispatcher.ready.count_from(task.spec.needs.priority)
+    ahead = machine.dispatcher.ready.count_from(needs.priority)
     return [*lines, f"{ahead} tasks of its priority or a higher one are in line, itself included"]
+
+
+def _placed(task: TaskNode, where: str) -> list[str]:
+    """Say by which policy a task was placed, at what price; nothing if any worker was as good."""
+    if not task.reason:
+        return []
+    return [f"{where} since {task.reason} (policy {task.job.spec.scheduling.policy})"]
+
+
+def _why_cramped(
+    machine: MasterMachine, task: TaskNode, workers: Sequence[WorkerNode]
+) -> list[str]:
+    """Say how much memory is missing, where."""
+    asked = task.spec.needs.memory_bytes
+    able = [w for w in workers if task.spec.executor in w.facts.executors]
+    lines = [f"it asks for {size_text(asked)} of memory, which no worker has to spare now:"]
+    for worker in able[:_INPUTS_MAX]:
+        total = worker.facts.memory_bytes
+        spare = size_text(max(total - worker.memory_used, 0)) or "nothing"
+        has = f"{spare} of {size_text(total)} to spare" if total else "memory enough"
+        lines.append(f"worker {worker.facts.id}: {has}, {_load(worker)}")
+    ahead = machine.dispatcher.cramped.count_from(task.spec.needs.priority)
+    return [*lines, f"{ahead} tasks of its priority or a higher one wait so, itself included"]
 
 
 def _load(worker: WorkerNode) -> str:
@@ -158,5 +265,5 @@ def _load(worker: WorkerNode) -> str:
     text = f"{running} of {facts.slots} slots taken, {ahead} more given ahead"
     if worker.disk.wait_s:
         bytes_, wait_s = worker.disk
-        text += f", {bytes_} bytes to pass through its disk (about {wait_s:.3g} s)"
+        text += f", {size_text(bytes_)} to pass through its disk (about {wait_s:.3g} s)"
     return text

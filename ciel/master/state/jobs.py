@@ -7,6 +7,8 @@ Half of the master's machine (`machine` has the other: workers, and turns). Mess
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from ciel.core.arrivals import introduce
 from ciel.core.endings import failed_results, saw_error, stuck
@@ -15,6 +17,7 @@ from ciel.core.events import (
     CLIENT_GRACE_S,
     AddTask,
     CancelJob,
+    Change,
     CloseJob,
     DropObjects,
     JobChanged,
@@ -31,7 +34,7 @@ from ciel.core.events import (
 from ciel.core.fixed import let_all_go
 from ciel.core.graph import TaskGraph
 from ciel.core.ids import JobId, ObjectId
-from ciel.core.jobs import ENDED, JOB_TRANSITIONS, Job, JobState, summarise
+from ciel.core.jobs import ENDED, JOB_TRANSITIONS, Job, JobSpec, JobState, summarise
 from ciel.core.refs import Failure, Reference
 from ciel.core.removal import hand_over, remove
 from ciel.core.retries import (
@@ -39,9 +42,12 @@ from ciel.core.retries import (
 )
 from ciel.core.revival import cancel, revive
 from ciel.core.story import Story
-from ciel.core.tasks import ACTIVE, TaskNode, TaskSpec, check_task
+from ciel.core.tasks import ACTIVE, TaskNode, TaskSpec, TaskState, check_task
 from ciel.master.state.audience import Audience
 from ciel.master.state.workers import Call, WorkerNode
+
+if TYPE_CHECKING:
+    from ciel.master.state.holdings import Kept
 
 PROGRESS_INTERVAL_S = 0.2
 JOBS_MAX = 100_000
@@ -56,10 +62,14 @@ class JobDesk(ABC):
         self.workers: dict[str, WorkerNode] = {}
         self.outbox: list[tuple[str, Message]] = []
         self.journal: list[Message] = []  # what a journal has to keep, in order
+        self.kept: dict[ObjectId, Kept] = {}  # whatever becomes of jobs
         self.stories: dict[str, Story] = {}
         self.blame: dict[str, Blame] = {}
+        self.job_count = 0  # of all jobs there ever were
+        self.job_totals = dict.fromkeys(JobState, 0)
+        self.task_totals = dict.fromkeys(TaskState, 0)  # of all jobs that are there
+        self.ended: list[Job] = []  # jobs that ended, for those who wait for that
         self._audience = Audience()
-        self._job_count = 0  # of all jobs there ever were
         self._called_off: dict[str, set[Call]] = {}  # job: attempts that still run
         self._touched: dict[str, Job] = {}
         self._progress_due: dict[str, Job] = {}
@@ -132,17 +142,49 @@ class JobDesk(ABC):
                 self._cancel(self.find_job(job_id), reason)
 
     def _submit(self, client: str, message: SubmitJob) -> None:
-        spec = message.spec
-        job = self.jobs.get(spec.id)
-        if job is None:
-            if len(self.jobs) >= JOBS_MAX:
-                raise CielError(f"there are {JOBS_MAX} jobs already; remove some")
-            self._job_count += 1
-            job = self.jobs[spec.id] = Job(spec, self._job_count, self._now_s)
-            self.journal.append(message)
+        job = self.jobs.get(message.spec.id) or self._create(message.spec)
         self._audience.own(client, job)
         self._audience.watch(client, job)
         self._say(client, JobChanged(summarise(job)))
+
+    def _create(self, spec: JobSpec) -> Job:
+        if len(self.jobs) >= JOBS_MAX:
+            raise CielError(f"there are {JOBS_MAX} jobs already; remove some")
+        self.job_count += 1
+        job = Job(spec, self.job_count, self._now_s, self.task_totals)
+        self.jobs[spec.id] = job
+        self.job_totals[job.state] += 1
+        self.journal.append(SubmitJob(spec))
+        return job
+
+    def begin_job(
+        self, spec: JobSpec, tasks: Sequence[AddTask], wanted: tuple[ObjectId, ...], now_s: float
+    ) -> Job:
+        """Take a whole job from somebody who does not stay, and so is told nothing: its tasks, and
+        what it wants. Raises CielError, and then there is no such job.
+        """
+        self._now_s = now_s
+        if spec.id in self.jobs:
+            raise CielError(f"there is a job {spec.id} already")
+        for task, _ in tasks:
+            check_task(task)
+        job = self._create(spec)
+        try:
+            for task, known in tasks:
+                self._add_task(task, known, job)
+        except CielError:
+            self._cancel(job, "one of its tasks was refused")
+            self.remove_job(job)
+            self.journal.append(Change(0, "remove", {"job": spec.id}))
+            raise
+        self._want(job, wanted)
+        self.journal.append(WantObjects(spec.id, wanted))
+        return job
+
+    def cancel_job(self, job: Job, reason: str, now_s: float) -> None:
+        """End a job now; nothing happens if it has ended."""
+        self._now_s = now_s
+        self._cancel(job, reason)
 
     def _watch(self, client: str, job: Job, *, prints: bool) -> None:
         self._audience.watch(client, job, prints=prints)
@@ -191,8 +233,11 @@ class JobDesk(ABC):
             self.blame.pop(task_id, None)
         if any(job.counts[state] for state in ACTIVE):
             self._call_off(job, "its job was removed")  # what was lost is being made again
-        self._delete(remove(self.graph, job, self.jobs.values()))
+        self._delete(remove(self.graph, job, self.jobs.values(), self.kept))
         del self.jobs[job.spec.id]
+        self.job_totals[job.state] -= 1
+        for state, count in job.counts.items():
+            self.task_totals[state] -= count
         self._audience.disown(job.spec.id)
         self._audience.dismiss(job.spec.id)
         self._touched.pop(job.spec.id, None)
@@ -206,7 +251,7 @@ class JobDesk(ABC):
             raise CannotRetryError(job.number, f"its task {seer} made its result from an error")
         for task_id in job.tasks:
             if self.blame.pop(task_id, None) is not None:
-                self._tell(self.graph.tasks[task_id], "its user had it tried again")
+                self._tell_of_retry(self.graph.tasks[task_id])
         if not revive(self.graph, job):
             raise CannotRetryError(job.number, "nothing of it failed")
         self._move(job, JobState.ACTIVE)
@@ -317,11 +362,14 @@ class JobDesk(ABC):
         if self.graph.settled:
             self._announce_settled()
         self._tell_watchers(job)
+        self.ended.append(job)
         self.journal.append(JobChanged(summarise(job)))
 
     def _move(self, job: Job, state: JobState) -> None:
         if state not in JOB_TRANSITIONS[job.state]:
             raise CielError(f"job {job.spec.id} is {job.state}: cannot become {state}")
+        self.job_totals[job.state] -= 1
+        self.job_totals[state] += 1
         job.state = state
 
     def _tell_watchers(self, job: Job) -> None:
@@ -358,6 +406,13 @@ class JobDesk(ABC):
         for client in self._audience.listeners(spec.job):
             self._say(client, JobPrinted(*about, *printed[2:]))
 
+    def forget(self, object_id: ObjectId) -> None:
+        """Forget an object that nobody names, and have its copies deleted."""
+        objects = self.graph.objects
+        places = objects.forget(objects.nodes[object_id], object_id)
+        objects.remove(object_id)
+        self._delete({place: [object_id] for place in places})
+
     def _delete(self, by_place: dict[str, list[ObjectId]]) -> None:
         """Have what lies at these locations deleted."""
         if not by_place:
@@ -371,6 +426,14 @@ class JobDesk(ABC):
 
     def _say(self, peer: str, message: Message) -> None:
         self.outbox.append((peer, message))
+
+    def _tell_of_retry(self, task: TaskNode) -> None:
+        """Tell how a task failed, too: if it did so at once, nothing but its outputs says it."""
+        refs = [self.graph.objects.reference(object_id) for object_id in task.spec.outputs]
+        failure = next((ref for ref in refs if isinstance(ref, Failure)), None)
+        if failure is not None and task.spec.id not in self.stories:
+            self._tell(task, f"attempt {task.attempt} failed: {failure.reason}: {failure.text}")
+        self._tell(task, "its user had it tried again")
 
     def _tell(self, task: TaskNode, text: str) -> None:
         self.stories.setdefault(task.spec.id, Story()).tell(self._now_s, text)

@@ -38,11 +38,11 @@ def is_made_elsewhere(node: ObjectNode, place: str) -> bool:
 
 
 def unlisted(
-    graph: TaskGraph, worker: WorkerNode, refs: Iterable[Reference]
+    graph: TaskGraph, worker: WorkerNode, refs: Iterable[Reference], *, idle: bool = False
 ) -> tuple[ObjectId, ...]:
     """Name what a worker holds and the table does not list there: an error, the work of an attempt
     that counts no more, what was forgotten. Not what another attempt may be making there now: that
-    is spared till then. Nor what may be an upload that nobody has told of yet.
+    is spared till then. Nor what may be an upload that nobody has told of yet, unless it is `idle`.
     """
     doomed = []
     netloc = worker.facts.netloc
@@ -51,7 +51,7 @@ def unlisted(
             continue
         node = graph.objects.get(ref.id)
         if node is None:
-            if is_output(ref.id):
+            if idle or is_output(ref.id):
                 doomed.append(ref.id)
             continue
         maker = node.producer

@@ -17,6 +17,7 @@ from ciel.core.events import (
     RECALLED,
     AssignTask,
     CancelTask,
+    CopyTimed,
     DiskQueued,
     DropObjects,
     Heartbeat,
@@ -33,7 +34,7 @@ from ciel.core.fixed import forget_released
 from ciel.core.ids import ObjectId
 from ciel.core.jobs import Job
 from ciel.core.losses import lose, lose_location
-from ciel.core.refs import Fixed, Reference, locations_of
+from ciel.core.refs import Fixed, Reference, details_text, locations_of, with_text
 from ciel.core.retries import (
     BACK_OFF_FIRST_S,
     INPUT_LOSSES_MAX,
@@ -70,6 +71,8 @@ class MasterMachine(ChildDesk):
             TaskNode, tuple[WorkerNode, TaskReported]
         ] = {}  # till all they read is whole
         self.timeline = Timeline()
+        self.workers_joined = 0  # of all there ever were
+        self.workers_lost = 0
         self._delegates = delegates
         self._copies = EarlyCopies(self.graph)
         self._followers = Followers(self.graph)
@@ -78,12 +81,18 @@ class MasterMachine(ChildDesk):
 
     # --- workers ----------------------------------------------------------------------------------
 
+    @property
+    def workers_version(self) -> int:
+        """A number that grows when a worker comes or goes."""
+        return self.workers_joined + self.workers_lost
+
     def worker_joined(self, facts: WorkerFacts, now_s: float) -> None:
         """A worker is there; an earlier one of the same id or address is taken for lost."""
         self._now_s = now_s
         for other in list(self.workers.values()):
             if other.facts.id == facts.id or other.facts.netloc == facts.netloc:
                 self.worker_lost(other.facts.id, "another worker took its place", now_s)
+        self.workers_joined += 1
         self.dispatcher.add_worker(WorkerNode(facts, now_s))
 
     def worker_lost(self, worker_id: str, reason: str, now_s: float) -> None:
@@ -92,6 +101,7 @@ class MasterMachine(ChildDesk):
         worker = self.workers.get(worker_id)
         if worker is None:
             return
+        self.workers_lost += 1
         self.dispatcher.remove_worker(worker)
         self.ahead.lose(worker)
         slots_left = worker.facts.slots
@@ -154,8 +164,8 @@ class MasterMachine(ChildDesk):
                     self._call_off_begun(worker, spec)
             case InputsLost():
                 self._inputs_lost(worker, message)
-            case ObjectsStored(refs, kept):
-                self._stored(worker, refs, kept=kept)
+            case ObjectsStored(refs, kept, idle):
+                self._stored(worker, refs, kept=kept, idle=idle)
             case StreamsOpened(task_id, attempt, refs):
                 task = self._speaker(worker, task_id, attempt)
                 if task is not None:
@@ -164,6 +174,8 @@ class MasterMachine(ChildDesk):
                 self._pass_on_prints(worker, message)
             case DiskQueued():
                 worker.disk = message
+            case CopyTimed():
+                self.dispatcher.learn_bandwidth(worker, message)
             case StoresReported():
                 worker.stores = message
             case Heartbeat():
@@ -220,17 +232,20 @@ class MasterMachine(ChildDesk):
                 self._count(task, worker, report)
             return
         reason, details = report.fault
-        self._tell(
-            task,
-            f"attempt {task.attempt} failed on {worker.facts.id}: {reason}: {report.fault.text}",
-        )
+        where = f"attempt {task.attempt} failed on worker {worker.facts.id}"
         blame = self.blame.setdefault(task.spec.id, Blame())
-        verdict = after_failure(blame, task.spec.needs.retries, reason, details)
+        verdict = after_failure(blame, task.spec.needs, reason, details)
+        if isinstance(verdict, Again) or task.spec.id in self.stories:  # else the failure tells all
+            self._tell(task, f"{where}: {reason}: {report.fault.text}")
         if isinstance(verdict, Again):
             blame.not_before_s = self._now_s + verdict.delay_s
             self.graph.requeue(task)
         else:
-            self.graph.fail(task, verdict.reason, verdict.details)
+            details = verdict.details
+            if task.attempt > 1 and not task.spec.needs.retries:
+                count = f"(attempt {task.attempt}; `ciel task explain` tells of those before)"
+                details = with_text(details, f"{details_text(details)}\n{count}")
+            self.graph.fail(task, verdict.reason, details)
             self.journal.append(report)
 
     def _note_end(self, worker: WorkerNode, task: TaskNode, report: TaskReported) -> None:
@@ -269,12 +284,16 @@ class MasterMachine(ChildDesk):
         worker.give_back(task, attempt)  # also if the task was forgotten since
         self._forget_calls(task.spec.job, {(worker.facts.id, task_id, attempt)})
 
-    def _drop_unlisted(self, worker: WorkerNode, refs: Iterable[Reference]) -> None:
-        doomed = unlisted(self.graph, worker, refs)
+    def _drop_unlisted(
+        self, worker: WorkerNode, refs: Iterable[Reference], *, idle: bool = False
+    ) -> None:
+        doomed = unlisted(self.graph, worker, refs, idle=idle)
         if doomed:
             self._say(worker.facts.id, DropObjects(doomed))
 
-    def _stored(self, worker: WorkerNode, refs: Iterable[Reference], *, kept: bool) -> None:
+    def _stored(
+        self, worker: WorkerNode, refs: Iterable[Reference], *, kept: bool, idle: bool
+    ) -> None:
         """A worker holds objects; one that grows is not there before its maker says so."""
         known = self._copies.put_aside(worker, refs) if self.graph.objects.growing else refs
         if self.ahead.tasks:
@@ -283,7 +302,7 @@ class MasterMachine(ChildDesk):
             node = self.graph.objects.get(ref.id)
             if node is not None and not (kept and is_made_elsewhere(node, worker.facts.netloc)):
                 self.graph.publish(ref)
-        self._drop_unlisted(worker, known)
+        self._drop_unlisted(worker, known, idle=idle)
 
     # --- streams ----------------------------------------------------------------------------------
 
@@ -485,6 +504,11 @@ class MasterMachine(ChildDesk):
             self._delete(self.graph.objects.take_replaced())
         if self.graph.released:
             self._delete(forget_released(self.graph))
+
+    def remove_job(self, job: Job) -> None:
+        super().remove_job(job)
+        self.timeline.forget(job)
+        self.ahead.forget(job)
 
     # --- time -------------------------------------------------------------------------------------
 

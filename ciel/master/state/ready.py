@@ -1,11 +1,14 @@
-"""Runnable tasks that no worker has yet: highest priority first, jobs as their tasks came.
+"""Runnable tasks that no worker has yet: highest priority first, jobs in turn.
+
+Of one priority, each job that has tasks gets one turn after the other, however many it has and
+however early they came: a short job need not wait for the end of a long one.
 
 A job that goes on ends sooner, and needs less room, if what it has begun is brought to its end
 before anything is begun: otherwise a task that reads what others made would wait behind all that
-make something new, and what it reads would lie about meanwhile, to be lost with its worker. So the
-turns of a job are its tasks' in the order they came, but each turn is taken by a task of the
-highest *rank* that the job has: of those that are farthest down the graph. Every so often it is
-taken by one of the lowest rank, so that nobody waits for ever behind what goes on without end.
+make something new, and what it reads would lie about meanwhile, to be lost with its worker. So a
+job's turn is taken by a task of the highest *rank* that it has: of those that are farthest down the
+graph, in the order in which they came. Every so often it is taken by one of the lowest rank, so
+that nobody waits for ever behind what goes on without end.
 
 Those that are tried again after a failure come when their delay is over.
 """
@@ -20,7 +23,7 @@ from itertools import chain
 
 from ciel.core.graph import TaskGraph
 from ciel.core.jobs import Job
-from ciel.core.tasks import TaskNode
+from ciel.core.tasks import PRIORITY_MIN, TaskNode
 
 LOWEST_EVERY = 8
 """Of so many turns of a job, one is taken by a task of the lowest rank."""
@@ -66,31 +69,37 @@ class _JobLine:
 class _Line:
     """The tasks of one priority."""
 
-    __slots__ = ("first", "jobs", "turns")
+    __slots__ = ("count", "first", "jobs", "turns")
 
     def __init__(self) -> None:
         self.first: deque[TaskNode] = deque()  # that were put back
         self.jobs: dict[Job, _JobLine] = {}
-        self.turns: deque[Job] = deque()  # each job as often as it has tasks in its line
+        self.turns: deque[Job] = deque()  # each of them once, the next one first
+        self.count = 0
 
     def __len__(self) -> int:
-        return len(self.first) + len(self.turns)
+        return self.count + len(self.first)
 
     def push(self, task: TaskNode) -> None:
         own = self.jobs.get(task.job)
         if own is None:
             own = self.jobs[task.job] = _JobLine()
+            self.turns.append(task.job)
         own.push(task)
-        self.turns.append(task.job)
+        self.count += 1
 
     def pop(self) -> TaskNode:
         if self.first:
             return self.first.popleft()
-        job = self.turns.popleft()
+        job = self.turns[0]
         own = self.jobs[job]
         task = own.pop()
+        self.count -= 1
         if not own:
             del self.jobs[job]
+            self.turns.popleft()
+        elif len(self.turns) > 1:
+            self.turns.rotate(-1)
         return task
 
 
@@ -181,3 +190,8 @@ class ReadyQueue:
                 return line.pop()
             heappop(self._order)
             del self._lines[priority]
+
+    @property
+    def priority(self) -> int:
+        """That of the next task; the lowest there is when there is none."""
+        return max([p for p, line in self._lines.items() if len(line)], default=PRIORITY_MIN)

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from itertools import islice
 from typing import Any, Final
 
+from ciel.core.jobs import Job
 from ciel.core.tasks import TaskNode
 from ciel.master.state.workers import WorkerNode
 
@@ -14,6 +15,8 @@ SPANS_MAX: Final = 100_000
 """Attempts that are remembered; some 250 bytes each."""
 PAGE_MAX: Final = 2000
 LOOKED_AT_MAX: Final = 50_000  # for one page; some 5 ms
+FORGOTTEN_SHARE: Final = 8
+"""When one in so many may be of a job that was removed, those are looked for; some 5 ms."""
 
 FIELDS: Final = (
     "job", "task", "name", "executor", "parent", "attempt", "worker", "slots",
@@ -33,8 +36,12 @@ class Timeline:
 
     def __init__(self) -> None:
         self.slots: dict[str, int] = {}  # of each worker that is named
-        self._spans: deque[Span] = deque(maxlen=SPANS_MAX)
+        self._spans: deque[Span | None] = deque(maxlen=SPANS_MAX)  # None: of a removed job
+        self._removed: set[str] = set()  # jobs whose spans are still there
+        self._removed_spans = 0  # about how many these are
         self._count = 0
+        self.totals = {"done": 0, "failed": 0, "lost": 0}  # attempts that ended so, of all ever
+        self.run_s = 0.0  # how long the programs of those took
 
     def note(
         self, worker: WorkerNode, task: TaskNode, attempt: int, given_at_s: float | None,
@@ -45,6 +52,23 @@ class Timeline:
         slots = worker.slots_of(task, attempt)
         self._spans.append(_span(worker, task, attempt, slots, given_at_s, now_s, run_s, fault))
         self._count += 1
+        ending = "lost" if fault == "WORKER_LOST" else "failed" if fault else "done"
+        self.totals[ending] += 1
+        self.run_s += run_s
+
+    def forget(self, job: Job) -> None:
+        """A job was removed: what it did goes, soon."""
+        self._removed.add(job.spec.id)
+        self._removed_spans += max(sum(job.counts.values()), 1)
+        if self._removed_spans * FORGOTTEN_SHARE < len(self._spans):
+            return
+        removed, self._removed, self._removed_spans = self._removed, set(), 0
+        spans = [None if span is None or span[0] in removed else span for span in self._spans]
+        self._spans.clear()
+        if any(spans):
+            self._spans.extend(spans)  # so that those that stay keep their numbers
+            return
+        self.slots.clear()
 
     def page(
         self, jobs: Iterable[Any], first: Any, workers: Iterable[WorkerNode], now_s: float
@@ -61,7 +85,7 @@ class Timeline:
         spans: list[Span] = []
         for span in islice(self._spans, place - oldest, place - oldest + LOOKED_AT_MAX):
             place += 1
-            if span[0] in wanted:
+            if span is not None and span[0] in wanted:
                 spans.append(span)
                 if len(spans) == PAGE_MAX:
                     break

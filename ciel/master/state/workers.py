@@ -5,13 +5,14 @@ heard.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 from ciel.core.events import DiskQueued, StoresReported
 from ciel.core.ids import ObjectId
 from ciel.core.refs import Reference
-from ciel.core.tasks import TaskNode
+from ciel.core.tasks import Needs, TaskNode
 from ciel.master.state.credit import Credit
 
 Call = tuple[str, str, int]
@@ -19,13 +20,18 @@ Call = tuple[str, str, int]
 
 
 class WorkerFacts(NamedTuple):
-    """What a worker says of itself when it joins."""
+    """What a worker says of itself when it joins. `lacking`: executors that it knows and does not
+    offer, with what they miss there. `software` is its version.
+    """
 
     id: str
     netloc: str
     host: str
     slots: int
     executors: frozenset[str]
+    lacking: Mapping[str, str] = MappingProxyType({})
+    software: str = ""
+    memory_bytes: int = 0  # for the programs of tasks; 0: nobody knows
 
 
 class WorkerNode:
@@ -40,6 +46,7 @@ class WorkerNode:
         "facts",
         "given_at_s",
         "heard_at_s",
+        "memory_used",
         "parked",
         "recalled",
         "reported_at_s",
@@ -56,6 +63,7 @@ class WorkerNode:
         self.given_at_s: dict[tuple[str, int], float] = {}  # these
         self.ahead: dict[TaskNode, None] = {}  # sent before its inputs are there, and not counted
         self.slots_used = 0
+        self.memory_used = 0  # bytes
         self.parked: deque[TaskNode] = deque()  # waits for room here, since its inputs are here
         self.bound: deque[TaskNode] = deque()  # waits for room here, and can run nowhere else
         self.within: set[str] = set()  # tasks whose attempt 0, of `assigned`, takes no slot
@@ -73,9 +81,20 @@ class WorkerNode:
     def has_room(self) -> bool:
         return self.slots_used < self.credit.limit
 
-    def has_free(self, slots: int) -> bool:
-        """Whether a task of so many slots would run at once."""
-        return slots <= self.facts.slots - self.slots_used
+    def has_free(self, needs: Needs) -> bool:
+        """Whether a task that needs this would run at once."""
+        return needs.slots <= self.facts.slots - self.slots_used and self.has_memory(needs)
+
+    def has_memory(self, needs: Needs) -> bool:
+        """Whether it has the memory that a task needs, beside what it was given."""
+        total = self.facts.memory_bytes
+        return not total or needs.memory_bytes <= total - self.memory_used or not needs.memory_bytes
+
+    def can_hold(self, needs: Needs) -> bool:
+        """Whether a task that needs this could run here, if it were alone."""
+        facts = self.facts
+        has_memory = not facts.memory_bytes or needs.memory_bytes <= facts.memory_bytes
+        return needs.slots <= facts.slots and has_memory
 
     @property
     def load(self) -> float:
@@ -96,7 +115,10 @@ class WorkerNode:
         if within:
             self.within.add(task.spec.id)
         else:
-            self.slots_used += task.spec.needs.slots
+            needs = task.spec.needs
+            self.slots_used += needs.slots
+            if needs.memory_bytes:
+                self.memory_used += needs.memory_bytes
 
     def slots_of(self, task: TaskNode, attempt: int) -> int:
         """How many slots it has for an attempt."""
@@ -117,12 +139,17 @@ class WorkerNode:
         if (task.spec.id, attempt) not in self.assigned:
             self.assigned[task.spec.id, attempt] = task
             self.slots_used += task.spec.needs.slots
+            self.memory_used += task.spec.needs.memory_bytes
 
     def give_back(self, task: TaskNode, attempt: int) -> None:
         """Note that it does not have an attempt any more (it may not have had it)."""
         self.given_at_s.pop((task.spec.id, attempt), None)
         if self.assigned.pop((task.spec.id, attempt), None) is not None:
             self.recalled.discard((task.spec.id, attempt))
-            self.slots_used -= self.slots_of(task, attempt)
-            if attempt == 0:
+            if attempt == 0 and task.spec.id in self.within:
                 self.within.discard(task.spec.id)
+                return
+            needs = task.spec.needs
+            self.slots_used -= needs.slots
+            if needs.memory_bytes:
+                self.memory_used -= needs.memory_bytes

@@ -42,6 +42,7 @@ from ciel.core.refs import (
 from ciel.core.tasks import TaskSpec
 from ciel.core.waiting import Waiting
 from ciel.worker.state.begun import Begun
+from ciel.worker.state.brought import Brought
 from ciel.worker.state.orders import (
     AbandonFetch,
     Attempt,
@@ -60,6 +61,7 @@ from ciel.worker.state.orders import (
 from ciel.worker.state.plans import plans_for
 from ciel.worker.state.recent import Recent
 from ciel.worker.state.slots import Slots
+from ciel.worker.state.soundness import problems
 
 KILL_GRACE_S = 0.25
 """Between the polite signal and the one that cannot be ignored, when a time limit has passed."""
@@ -67,11 +69,9 @@ KILL_GRACE_S = 0.25
 OFFERED_AT_ONCE = 1000
 """Of what a store holds when a master is reached: some 5 ms of work for each of both."""
 
-
 REPORT_EVERY_S = 0.01
 """A worker that has work waiting reports successes no more often: each report wakes the master, and
-that its client, which together costs as much as a small program.
-"""
+that its client, which together costs as much as a small program."""
 
 _STORED = Concrete | Sweetheart
 
@@ -87,14 +87,17 @@ class WorkerMachine:
         *,
         talkative: frozenset[str] = frozenset(),
         begins: frozenset[str] = frozenset(),
+        memory_bytes: int = 0,
     ) -> None:
         """`talkative`: the executors whose programs are no matter of a moment, and not prepared
         ahead. `begins`: those whose tasks may begin where their parents run, without being sent.
+        `memory_bytes`: for programs; 0: nobody knows.
         """
         self.netloc = netloc
         self.host = host
         self.slots = slots
-        self._slots = Slots(slots, talkative)
+        self.memory_bytes = memory_bytes
+        self._slots = Slots(slots, talkative, memory_bytes)
         self.attempts: dict[Key, Attempt] = {}
         self.outbox: list[Order] = []
         self.reports: list[FromWorker] = []  # what programs printed is added from outside
@@ -107,6 +110,7 @@ class WorkerMachine:
         self.fixed: dict[ObjectId, None] = {}  # what processes wait under
         self.recent: Recent[ObjectId, Value] = Recent()  # small results, for what was sent ahead
         self._begun = Begun(begins)
+        self.brought = Brought()
         self.hosts: dict[str, str] = {}
         self._waiting: Waiting[Key] = Waiting()
         self._fetching: dict[ObjectId, Reference] = {}
@@ -137,6 +141,7 @@ class WorkerMachine:
                     self._recalled(key)
             case DropObjects(objects, unless_whole):
                 held = () if unless_whole else tuple([o for o in objects if o in self.stored])
+                held = self.brought.without_pinned(held, self._kept, now_s)
                 for object_id in held:
                     del self.stored[object_id]
                 if held:
@@ -255,10 +260,13 @@ class WorkerMachine:
             self.outbox.append(FetchObject(ref, plans))
 
     def _cancelled(self, key: Key, now_s: float) -> None:
+        self.call_off(key, TaskFault("CANCELLED", "it was called off"), now_s)
+
+    def call_off(self, key: Key, fault: TaskFault, now_s: float) -> None:
+        """End an attempt, whatever it is doing; that is why it has failed."""
         attempt = self.attempts.get(key)
         if attempt is None:
             return  # its report crossed the cancellation
-        fault = TaskFault("CANCELLED", "it was called off")
         if attempt.phase is Phase.RUNNING:
             self._kill(attempt, fault, now_s)
         elif attempt.phase is not Phase.ENDING:
@@ -298,9 +306,7 @@ class WorkerMachine:
     def fetch_failed(
         self, object_id: ObjectId, losses: tuple[str, ...], details: str, now_s: float
     ) -> None:
-        """No plan worked: whoever waits for the object comes to nothing, and the master hears where
-        not.
-        """
+        """No plan worked: its waiters come to nothing, and the master hears where it is not."""
         self._fetching.pop(object_id, None)
         lost = tuple([(object_id, place) for place in losses])
         for key in self._waiting.waiters_of(object_id):
@@ -353,6 +359,7 @@ class WorkerMachine:
 
     def uploaded(self, object_id: ObjectId, now_s: float) -> None:
         """A client left an object in the own store."""
+        self.brought.came(object_id, now_s)
         self._hold(object_id, now_s)
 
     # --- running ----------------------------------------------------------------------------------
@@ -407,6 +414,7 @@ class WorkerMachine:
             made = (known, self.recent, self.stored)
             inputs = self._begun.inputs_at_hand(spec, *made, self.netloc)
         begins = inputs is not None and not self.queue and spec.needs.slots <= self.slots_free
+        begins = begins and self._slots.has_memory(spec.needs.memory_bytes)
         self._report(SpawnTask(spec, known, key[1], begins, bool(wanted)))
         if begins and inputs is not None:
             self._begun.note(spec.id)
@@ -422,7 +430,7 @@ class WorkerMachine:
         if self._hears(key, known, now_s):
             self._report(SpawnTask(spec, known, key[1], True, True))
             child = Attempt(AssignTask(spec, 0, known))
-            child.slots, child.phase = 0, Phase.RUNNING
+            child.slots, child.memory_bytes, child.phase = 0, 0, Phase.RUNNING
             self.attempts[child.key] = child
 
     def _hears(self, key: Key, known: tuple[Reference, ...], now_s: float) -> bool:
@@ -504,9 +512,7 @@ class WorkerMachine:
     def inputs_gone(
         self, key: Key, losses: tuple[tuple[ObjectId, str], ...], details: str, now_s: float
     ) -> None:
-        """An attempt that was started found inputs missing where they were said to be; nothing of
-        it runs.
-        """
+        """Inputs of a started attempt were not where they were said to be; nothing of it runs."""
         attempt = self.attempts.get(key)
         if attempt is None:
             return
@@ -570,13 +576,11 @@ class WorkerMachine:
                 self.outbox.append(KillAttempt(*key, force=True))
             elif attempt.phase is Phase.RUNNING:
                 limit_s = attempt.spec.needs.timeout_s
-                details = f"it ran longer than its limit of {limit_s:g} s and was killed"
+                details = f"it ran longer than its limit of {limit_s:g} s"
                 self._kill(attempt, TaskFault("TIMED_OUT", details), now_s)
 
     def due_s(self) -> float | None:
-        """When `tick`, and then `take_reports`, has to be called next; None if there is no such
-        time.
-        """
+        """When `tick`, and then `take_reports`, is due next; None if there is no such time."""
         while self._deadlines and self._deadlines[0][1] not in self.attempts:
             heappop(self._deadlines)
         due_s = self._deadlines[0][0] if self._deadlines else None
@@ -586,14 +590,4 @@ class WorkerMachine:
 
     def problems(self) -> list[str]:
         """Name every broken invariant; for tests, after each step."""
-        found = []
-        running = [a for a in self.attempts.values() if a.phase in (Phase.RUNNING, Phase.ENDING)]
-        if self.slots_free + sum(a.slots for a in running) != self.slots:
-            found.append(f"W1 {self.slots_free} slots are free of {self.slots}, {len(running)} run")
-        for key, attempt in self.attempts.items():
-            if (attempt.phase is Phase.FETCHING) != (key in self._waiting):
-                found.append(f"W2 {key} is {attempt.phase.value}, its waiting disagrees")
-        for object_id in self.stored:
-            if object_id not in self._kept and self._waiting.is_awaited(object_id):
-                found.append(f"W3 {object_id} is awaited and is there")
-        return found
+        return [*problems(self)]

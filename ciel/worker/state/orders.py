@@ -88,13 +88,15 @@ Key = tuple[TaskId, int]
 class Attempt:
     """One attempt at a task on this worker."""
 
-    __slots__ = ("ending", "inputs", "key", "phase", "slots", "spec", "streams")
+    __slots__ = ("ending", "inputs", "key", "memory_bytes", "phase", "slots", "spec", "streams")
 
     def __init__(self, message: AssignTask) -> None:
         self.spec = message.spec
         self.key: Key = (message.spec.id, message.attempt)
         self.inputs = message.inputs
-        self.slots = message.spec.needs.slots
+        needs = message.spec.needs
+        self.slots = needs.slots
+        self.memory_bytes = needs.memory_bytes
         self.phase = Phase.FETCHING
         self.ending: TaskFault | InputsLost | None = None  # why it is being killed
         self.streams: tuple[ObjectId, ...] = ()  # its outputs that others read meanwhile
@@ -120,4 +122,5 @@ def ending_of(cause: TaskFault, fault: TaskFault | None) -> TaskFault:
     """Say why an attempt was ended; of one that ran too long also what became of its program."""
     if cause.reason != "TIMED_OUT" or fault is None:
         return cause
-    return TaskFault(cause.reason, f"{cause.text}\n{fault.text}")
+    how, end, more = fault.text.partition("\n")
+    return TaskFault(cause.reason, f"{how}: {cause.text}{end}{more}")

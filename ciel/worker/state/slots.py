@@ -1,4 +1,4 @@
-"""A worker's slots, and how many brief programs are prepared ahead of a free one."""
+"""A worker's slots and memory, and how many brief programs are prepared ahead of a free slot."""
 
 from __future__ import annotations
 
@@ -12,14 +12,17 @@ AHEAD_MAX = 16
 
 
 class Slots:
-    """So many slots; `free` is negative while programs are prepared ahead.
+    """So many slots; `free` is negative while programs are prepared ahead. And so many bytes of
+    memory for those who ask for some; 0: nobody knows how many there are.
 
     `talkative`: the executors whose programs are no matter of a moment, and not prepared ahead.
     """
 
-    def __init__(self, count: int, talkative: frozenset[str]) -> None:
+    def __init__(self, count: int, talkative: frozenset[str], memory_bytes: int = 0) -> None:
         self.count = count
         self.free = count
+        self.memory_free = memory_bytes
+        self._memory_bytes = memory_bytes
         self._talkative = talkative
         self._run_s = 2 * BRIEF_S  # what programs take here, about
         self._ahead = 0  # how many may be prepared
@@ -34,6 +37,8 @@ class Slots:
         """Whether there are slots for an attempt, or it may be prepared ahead: then nothing of it
         is on the way in, and no time limit runs.
         """
+        if attempt.memory_bytes and not self.has_memory(attempt.memory_bytes):
+            return False
         if attempt.slots <= self.free:
             return True
         spec = attempt.spec
@@ -41,6 +46,10 @@ class Slots:
         is_plain = is_plain and attempt.key[1] <= 1
         is_plain = is_plain and spec.executor not in self._talkative
         return is_plain and self.has_room
+
+    def has_memory(self, memory_bytes: int) -> bool:
+        """Whether so much is free, or all of it if there is less."""
+        return self._counted(memory_bytes) <= self.memory_free
 
     def take(self, attempt: Attempt) -> int:
         """Give an attempt its slots; return `at_most` for its program (see `StartAttempt`)."""
@@ -50,13 +59,21 @@ class Slots:
         if attempt.slots > 1:
             self._wide.append(attempt.slots)
         self.free -= attempt.slots
+        if attempt.memory_bytes:
+            self.memory_free -= self._counted(attempt.memory_bytes)
         return at_most
 
     def give_back(self, attempt: Attempt) -> None:
         """Take an attempt's slots back."""
         self.free += attempt.slots
+        if attempt.memory_bytes:
+            self.memory_free += self._counted(attempt.memory_bytes)
         if attempt.slots > 1:
             self._wide.remove(attempt.slots)
+
+    def _counted(self, memory_bytes: int) -> int:
+        """Return what counts against our memory: who asks for more than all of it runs alone."""
+        return min(memory_bytes, self._memory_bytes)
 
     def learn(self, attempt: Attempt, run_s: float) -> None:
         """Note how long the program of an attempt took that ended well."""

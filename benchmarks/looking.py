@@ -1,0 +1,238 @@
+"""How long others wait for a master while somebody looks at it: every page, list and metric.
+
+The master has 10,000 jobs and a million tasks, nearly all of which wait for one that takes a day,
+if it has a slot at all. One process asks it for everything there is to look at, over HTTP and as
+commands do, one after the other; this one asks it all the while whether it serves, and takes the
+times. The longest that it was kept waiting during a request is what that request did to everybody,
+at most; the longest that it was kept waiting while nobody looked is the machine's share.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from benchmarks.many import longest_pause_s
+from benchmarks.programs import scene
+from ciel.access.addresses import parse_url
+from ciel.access.settings import MasterLocation
+from ciel.client.client import Client
+from ciel.client.errors import QueryError
+from ciel.core.refs import Reference
+from ciel.core.tasks import Mentions
+from ciel.net.turns import PAUSE_NOTED_S
+
+JOBS = 10_000
+TASKS_EACH = 90
+TASKS_OF_ONE = 100_000
+ROUNDS = 5
+PROBED_EVERY_S = 0.002
+QUIET_S = 1.0  # of each round, while nobody looks
+PATHS = (
+    "/metrics",
+    "/api/v1/status",
+    "/api/v1/workers",
+    "/api/v1/stores",
+    "/api/v1/jobs",
+    "/api/v1/jobs?limit=1000",
+    "/api/v1/jobs/{job}",
+    "/api/v1/jobs/{job}/tasks",
+    "/api/v1/jobs/{job}/results",
+    "/api/v1/objects",
+    "/control/job/",
+    "/control/worker/",
+    "/control/browse/job/",
+    "/control/browse/job/{job}",
+)
+QUESTIONS: tuple[tuple[str, Any], ...] = (
+    ("status", None),
+    ("jobs", {}),
+    ("jobs", {"job": "{job}"}),
+    ("job", {"job": "{job}"}),
+    ("tasks", {"job": "{job}"}),
+    ("tasks", {"job": "{job}", "state": "failed"}),
+    ("tasks", {"job": "{job}", "elements": [1, 1_000_000_000, 7]}),
+    ("task", {"job": "{job}", "task": "no such name"}),
+    ("task", {"job": "{job}", "task": "77"}),
+    ("graph", {"job": "{job}"}),
+    ("results", {"job": "{job}"}),
+    ("progress", {"job": "{job}"}),
+    ("objects", {}),
+)
+
+
+def crowd(client: Client, jobs: int, each: int, of_one: int) -> str:
+    """Fill a master, and return the id of the job that has the most tasks."""
+
+    def begin(name: str, count: int) -> str:
+        job = client.job(name, detached=True)
+        gate = job.run(["sleep", "86400"])
+        waits: dict[str, Any] = {"args": {"inputs": [gate]}}
+        refs: list[Reference] = [gate]
+        for number in range(count - 1):
+            refs += job.add("sync", waits, mentions=Mentions.INPUTS, name=str(number))
+        job.want(refs)
+        job.close()
+        return job.id
+
+    largest = begin("large", of_one)
+    for number in range(jobs - 1):
+        begin(f"job {number}", each)
+        if number % 100 == 0:
+            client.ask("workers")  # the master has taken all that was sent
+    client.ask("workers")
+    return largest
+
+
+class Door:
+    """A connection to a master's HTTP side, which stays open."""
+
+    def __init__(self, location: MasterLocation) -> None:
+        _, host, port = parse_url(location.url)
+        self._connection = http.client.HTTPConnection(host, port, timeout=60)
+        self._headers = {"Authorization": f"Bearer {location.key.text()}"}
+
+    def get(self, path: str) -> tuple[int, int]:
+        """Return the status and the size of the answer."""
+        self._connection.request("GET", path, headers=self._headers)
+        reply = self._connection.getresponse()
+        return reply.status, len(reply.read())
+
+
+def everything(client: Client, job: str) -> Iterator[tuple[str, Callable[[], int]]]:
+    """Name all that can be looked at, with what returns its size; 0 if it is not served."""
+    door = Door(client.location)
+
+    def page(path: str) -> int:
+        status, size_bytes = door.get(path)
+        if status >= 500:
+            raise RuntimeError(f"{path} was answered by {status}")
+        return size_bytes if status < 400 else 0
+
+    def answer(topic: str, argument: Any) -> int:
+        try:
+            return len(json.dumps(client.ask(topic, argument)))
+        except QueryError:
+            return 1  # that there is none such was told, after a search
+
+    for path in PATHS:
+        yield path, lambda path=path: page(path.format(job=job))  # type: ignore[misc]  # a default binds it now
+    for topic, pattern in QUESTIONS:
+        asked = json.loads(json.dumps(pattern).replace("{job}", job))
+        yield (
+            f"{topic} {json.dumps(pattern)}",
+            lambda topic=topic, asked=asked: answer(topic, asked),  # type: ignore[misc]  # likewise
+        )
+
+
+def look(access: str, job: str, rounds: int) -> None:
+    """Look at everything, and print when; the other process is this function."""
+    with Client(access=access) as client:
+        things = list(everything(client, job))
+        nothing = threading.Event()
+        for _ in range(rounds):
+            nothing.wait(QUIET_S)
+            for name, ask in things:
+                begun_s = time.monotonic()
+                size_bytes = ask()
+                print(json.dumps([name, begun_s, time.monotonic(), size_bytes]), flush=True)
+
+
+def probe(location: MasterLocation, is_over: Callable[[], bool]) -> list[tuple[float, float]]:
+    """Ask whether the master serves until it is over; return when each was asked and answered."""
+    door = Door(location)
+    nothing = threading.Event()
+    times_s = []
+    while not is_over():
+        begun_s = time.monotonic()
+        if door.get("/healthz")[0] != 200:
+            raise RuntimeError("the master does not serve")
+        times_s.append((begun_s, time.monotonic()))
+        nothing.wait(PROBED_EVERY_S)
+    return times_s
+
+
+def waits(
+    probed: list[tuple[float, float]], looked: list[tuple[str, float, float, int]]
+) -> tuple[dict[str, float], float]:
+    """Return how long others waited at the worst during each kind of look, and during none."""
+    worst = dict.fromkeys((name for name, *_ in looked), 0.0)
+    idle = 0.0
+    place = 0
+    for begun_s, ended_s in probed:
+        while place < len(looked) and looked[place][2] < begun_s:
+            place += 1
+        met = place
+        while met < len(looked) and looked[met][1] < ended_s:
+            name = looked[met][0]
+            worst[name] = max(worst[name], ended_s - begun_s)
+            met += 1
+        if met == place:
+            idle = max(idle, ended_s - begun_s)
+    return worst, idle
+
+
+def measure(
+    jobs: int = JOBS, each: int = TASKS_EACH, of_one: int = TASKS_OF_ONE, rounds: int = ROUNDS
+) -> dict[str, float]:
+    """Fill a master, look at it, and return the worst waits; tell of each kind of look."""
+    with scene() as made:
+        access = str(made.access_file)
+        with Client(access=access, environ=made.environ) as client:
+            begun_s = time.monotonic()
+            job = crowd(client, jobs, each, of_one)
+            fill_s = time.monotonic() - begun_s
+            location = client.location
+        filled_pause_s = longest_pause_s(made.directory)
+        command = [sys.executable, "-m", "benchmarks.looking", access, job, str(rounds)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, env=made.environ) as looker:
+            assert looker.stdout is not None
+            reading = ThreadPoolExecutor(1).submit(looker.stdout.read)
+            probed = probe(location, reading.done)
+        looked = [tuple(json.loads(line)) for line in reading.result().splitlines()]
+        if looker.returncode:
+            raise RuntimeError("whoever looked has failed")
+        made.down()
+        pause_s = longest_pause_s(made.directory)
+    worst, idle_s = waits(probed, looked)
+    _tell(worst, looked)
+    longest_s = max(worst.values())
+    took = {
+        name: statistics.median(end - begin for what, begin, end, _ in looked if what == name)
+        for name in worst
+    }
+    return {
+        "longest_wait_s": longest_s,
+        "idle_wait_s": idle_s,
+        "own_wait_s": max(0.0, longest_s - idle_s),
+        "metrics_s": took["/metrics"],
+        "pause_s": pause_s if pause_s > max(filled_pause_s, PAUSE_NOTED_S) else 0.0,
+        "filled_pause_s": filled_pause_s,
+        "filled_per_s": ((jobs - 1) * each + of_one) / fill_s,
+    }
+
+
+def _tell(worst: dict[str, float], looked: list[Any]) -> None:
+    sizes = {name: size for name, _, _, size in looked}
+    took = {name: max(end - begin for what, begin, end, _ in looked if what == name)
+            for name in worst}  # fmt: skip
+    for name in sorted(worst, key=lambda name: -worst[name]):
+        served = f"{sizes[name]:>10,} bytes" if sizes[name] else "not served"
+        text = f"{name:58} others waited {worst[name] * 1e3:7.1f} ms, it took {took[name]:6.3f} s"
+        print(text, served, file=sys.stderr)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] and not sys.argv[1].isdecimal():
+        look(sys.argv[1], sys.argv[2], int(sys.argv[3]))
+    else:
+        for key, value in measure(*map(int, sys.argv[1:])).items():
+            print(f"{key:16} {value:12.4f}")

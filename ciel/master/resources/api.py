@@ -1,0 +1,164 @@
+"""`/api/v1`: what people's programs need to look at a cluster and to give it work, as JSON; see
+docs/http.md, and docs/schemas for the shapes. Lists come in pages.
+"""
+
+from __future__ import annotations
+
+import secrets
+from typing import Any, Final
+
+from ciel.core.ids import JobId
+from ciel.core.jobs import ENDED, Job, JobState
+from ciel.core.tasks import TaskState
+from ciel.master.resources import submissions
+from ciel.master.resources.resource import (
+    Resource,
+    body_object,
+    number_asked,
+    read_aside,
+    seconds_asked,
+    text_asked,
+)
+from ciel.master.resources.submissions import Submission
+from ciel.master.service import MasterService
+from ciel.master.state import faces
+from ciel.net.http import Answer, Request, Routes
+
+JOBS_USUAL: Final = 100
+PAGE_MAX: Final = 1000
+_JOB_STATES: Final = {str(state): state for state in JobState}
+_TASK_STATES: Final = {str(state): state for state in TaskState}
+
+
+class Listing(Resource):
+    """One topic of `ciel.master.state.answers`, with what the path names as its arguments."""
+
+    def __init__(self, service: MasterService, topic: str, **names: str) -> None:
+        super().__init__(service)
+        self._topic = topic
+        self._names = names
+
+    def render_GET(self, request: Request) -> Answer:
+        arguments: dict[str, Any] = {
+            self._names.get(name, name): value for name, value in request.params.items()
+        }
+        arguments |= self.asked(request)
+        return request.reply(self.service.answer(self._topic, arguments))
+
+    def asked(self, request: Request) -> dict[str, Any]:
+        """Return what the query says."""
+        return {}
+
+
+class Page(Listing):
+    """A topic that comes in pages, `?first=`; its `next` is where the next begins."""
+
+    def asked(self, request: Request) -> dict[str, Any]:
+        return {"first": number_asked(request, "first", 0)}
+
+
+class Tasks(Page):
+    """A job's tasks; `?state=` for some of them."""
+
+    def asked(self, request: Request) -> dict[str, Any]:
+        return super().asked(request) | {"state": text_asked(request, "state", _TASK_STATES)}
+
+
+class Results(Resource):
+    """What a job wants, in that order, and what became of it."""
+
+    def render_GET(self, request: Request) -> Answer:
+        first = number_asked(request, "first", 0)
+        told = self.service.answer("results", {"job": request.params["job"], "first": first})
+        rows = [{"name": name, "reference": ref} for name, ref in told["results"]]
+        return request.reply({**told, "results": rows})
+
+
+class Jobs(Resource):
+    """All jobs, the newest first; and new ones."""
+
+    def render_GET(self, request: Request) -> Answer:
+        before = number_asked(request, "before", 0)
+        limit = number_asked(request, "limit", JOBS_USUAL, PAGE_MAX) or JOBS_USUAL
+        state = text_asked(request, "state", _JOB_STATES)
+        page = faces.jobs(
+            self.machine, self.service.epoch_s, before=before or None, limit=limit, state=state
+        )
+        return request.reply(page)
+
+    def render_POST(self, request: Request) -> Answer:
+        size_bytes = len(request.content.getbuffer())
+        return read_aside(size_bytes, lambda: _read(request), lambda job: self._begin(request, job))
+
+    def _begin(self, request: Request, begun: Submission) -> bytes:
+        found = self.begin(begun)
+        request.setHeader("Location", f"/api/v1/jobs/{found.spec.id}")
+        told = {"job": faces.job(found, self.service.epoch_s), "outputs": begun.outputs}
+        return request.reply(told, 201)
+
+
+def _read(request: Request) -> Submission:
+    body = body_object(request, *submissions.JOB_KEYS)
+    return submissions.read_job(body, JobId(secrets.token_hex(16)))
+
+
+class JobResource(Resource):
+    """What is about one job."""
+
+    def told(self, request: Request, found: Job) -> bytes:
+        return request.reply(faces.job(found, self.service.epoch_s))
+
+
+class OneJob(JobResource):
+    """How a job stands; `?wait_s=` waits so long for its end. `DELETE` removes it."""
+
+    def render_GET(self, request: Request) -> Answer:
+        found = self.job(request)
+        asked = request.args.get(b"wait_s", [b""])[0].decode("latin-1")
+        if not asked or found.state in ENDED:
+            return self.told(request, found)
+        waiting = self.service.waiters.wait(found.spec.id, seconds_asked(asked, "wait_s"))
+        return waiting.addCallback(lambda _: self.told(request, found))
+
+    def render_DELETE(self, request: Request) -> Answer:
+        found = self.job(request)
+        self.service.act(lambda machine, now_s: self.service.change("remove", _named(found)))
+        return self.told(request, found)
+
+
+class Cancelled(JobResource):
+    """Ends a job; its state is `cancelling` until its programs are gone."""
+
+    def render_POST(self, request: Request) -> Answer:
+        found = self.job(request)
+        reason = "cancelled by HTTP"
+        self.service.act(lambda machine, now_s: machine.cancel_job(found, reason, now_s))
+        return self.told(request, found)
+
+
+class Retried(JobResource):
+    """Has what failed of a job tried again."""
+
+    def render_POST(self, request: Request) -> Answer:
+        found = self.job(request)
+        self.service.act(lambda machine, now_s: self.service.change("retry", _named(found)))
+        return self.told(request, found)
+
+
+def _named(found: Job) -> dict[str, str]:
+    return {"job": found.spec.id}
+
+
+def add_api(routes: Routes, service: MasterService) -> None:
+    """Add all of these to what is served."""
+    for name in ("status", "workers", "stores"):
+        routes.add(f"/api/v1/{name}", Listing(service, name))
+    routes.add("/api/v1/jobs", Jobs(service))
+    routes.add("/api/v1/jobs/{job}", OneJob(service))
+    routes.add("/api/v1/jobs/{job}/cancel", Cancelled(service))
+    routes.add("/api/v1/jobs/{job}/retry", Retried(service))
+    routes.add("/api/v1/jobs/{job}/tasks", Tasks(service, "tasks"))
+    routes.add("/api/v1/jobs/{job}/tasks/{task}", Listing(service, "task"))
+    routes.add("/api/v1/jobs/{job}/results", Results(service))
+    routes.add("/api/v1/objects", Page(service, "objects"))
+    routes.add("/api/v1/objects/{id}", Listing(service, "object", id="object"))

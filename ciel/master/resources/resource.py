@@ -1,0 +1,145 @@
+"""What the master's resources have in common: reading takes a read-only key, all else one that may
+submit; what the engine refuses is said with the status that fits.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, Final, TypeVar
+
+from twisted.internet.defer import Deferred, execute
+from twisted.internet.threads import deferToThread
+
+from ciel.access.keys import Role
+from ciel.core.errors import CannotRetryError, CielError, JobNotEndedError, UnknownJobError
+from ciel.core.ids import ObjectId, check_id
+from ciel.core.jobs import Job
+from ciel.core.refs import Reference
+from ciel.core.tasks import TaskNode
+from ciel.master.resources.submissions import Submission
+from ciel.master.service import MasterService
+from ciel.master.state import answers
+from ciel.master.state.answers import UnknownQuestionError
+from ciel.master.state.holdings import UnknownObjectError
+from ciel.master.state.machine import MasterMachine
+from ciel.net.errors import HttpError
+from ciel.net.http import Answer, Request, Route
+from ciel.wire.errors import WireError
+from ciel.wire.references import from_json, to_json
+
+T = TypeVar("T")
+
+READ_AT_ONCE_MAX_BYTES: Final = 16 * 1024
+"""To make tasks of 1 MiB of JSON takes half a second, in which others are to be served."""
+_UNKNOWN = (UnknownQuestionError, UnknownJobError, UnknownObjectError)
+_NOT_NOW = (CannotRetryError, JobNotEndedError)
+_NUMBER_MAX = 10**12
+
+
+class Resource(Route):
+    """Something of the master."""
+
+    def __init__(self, service: MasterService) -> None:
+        self.service = service
+
+    @property
+    def machine(self) -> MasterMachine:
+        return self.service.machine
+
+    def role_for(self, method: str) -> Role:
+        return Role.READ if method in ("GET", "HEAD") else self.needs_role
+
+    def render(self, request: Request) -> Answer:
+        return refusing(lambda: super(Resource, self).render(request))
+
+    def job(self, request: Request) -> Job:
+        """Find the job that the path names, or answer 404."""
+        return answers.find(self.machine, request.params["job"])
+
+    def task(self, request: Request) -> TaskNode:
+        """Find the task that the path names, or answer 404."""
+        return answers.find_task(self.machine, self.job(request), request.params["task"])
+
+    def reference(self, request: Request) -> Reference:
+        """Find out what is known of the object that the path names, or answer 404."""
+        object_id = ObjectId(check_id(request.params["id"]))
+        node = self.machine.graph.objects.get(object_id)
+        if node is None:
+            raise HttpError(404, f"no object {object_id} is known")
+        return self.machine.graph.objects.reference(object_id)
+
+    def begin(self, job: Submission) -> Job:
+        """Begin a job; raises CielError."""
+        return self.service.act(
+            lambda machine, now_s: machine.begin_job(job.spec, job.tasks, job.wanted, now_s)
+        )
+
+    def say(self, request: Request, value: object, status: int = 200) -> bytes:
+        """Answer with a value that may have references in it."""
+        return request.reply(to_json(value), status)
+
+
+def refusing(do: Callable[[], T]) -> T:
+    """Do something; what the engine refuses becomes an answer."""
+    try:
+        return do()
+    except _UNKNOWN as error:
+        raise HttpError(404, str(error)) from None
+    except _NOT_NOW as error:
+        raise HttpError(409, str(error)) from None
+    except (CielError, WireError) as error:
+        raise HttpError(400, str(error)) from None
+
+
+def read_aside(
+    size_bytes: int, read: Callable[[], T], then: Callable[[T], Answer]
+) -> Deferred[bytes]:
+    """Read something of so many bytes, on a thread if it is long, and go on with it. What either
+    refuses becomes an answer.
+    """
+    begin = deferToThread if size_bytes > READ_AT_ONCE_MAX_BYTES else execute
+    done: Deferred[Any] = begin(refusing, read)
+    return done.addCallback(lambda value: refusing(lambda: then(value)))
+
+
+def body_object(request: Request, *known: str) -> dict[str, Any]:
+    """Return the body, a JSON object with these keys at most, references in it read."""
+    body = from_json(request.json())
+    if not isinstance(body, dict):
+        raise HttpError(400, "the body must be a JSON object")
+    for key in body:
+        if key not in known:
+            raise HttpError(400, f"{key!r:.40} is unknown here; known are {', '.join(known)}")
+    return body
+
+
+def number_asked(request: Request, name: str, usual: int, most: int = _NUMBER_MAX) -> int:
+    """Return a whole number from the query."""
+    text = request.args.get(name.encode(), [b""])[0]
+    if not text:
+        return usual
+    if not text.isdigit() or len(text) > 12 or int(text) > most:
+        raise HttpError(400, f"{name} must be a whole number, at most {most}")
+    return int(text)
+
+
+def seconds_asked(value: Any, name: str) -> float:
+    """Return a time from a body or a query."""
+    try:
+        seconds = float(value) if isinstance(value, int | float | str) else math.nan
+    except (ValueError, OverflowError):
+        seconds = math.nan
+    if isinstance(value, bool) or not 0 <= seconds < math.inf:
+        raise HttpError(400, f"{name} must be a number of seconds")
+    return seconds
+
+
+def text_asked(request: Request, name: str, known: Mapping[str, object]) -> str | None:
+    """Return a word from the query, None if it is not there."""
+    if name.encode() not in request.args:
+        return None
+    text = str(request.args[name.encode()][0].decode("utf-8", "replace"))
+    if text not in known:
+        raise HttpError(400, f"{name} must be one of {', '.join(known)}")
+    return text

@@ -1,0 +1,312 @@
+"""Jobs that come by HTTP, whole in one body: read, checked, and made tasks of.
+
+Two forms: the original's (a root task with its private data, ciel-interfaces section 4.2), with
+JSON where it had pickle; and ours, a list of tasks that may read each other's outputs. Nothing here
+acts: a body becomes a `Submission`, or an `InvalidSubmissionError`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
+
+from ciel.core.errors import CielError
+from ciel.core.events import AddTask
+from ciel.core.ids import JobId, ObjectId, check_id, job_output_id, root_task_id
+from ciel.core.jobs import JOB_NAME_MAX_LENGTH, JobSpec
+from ciel.core.naming import all_references
+from ciel.core.refs import REFERENCE_TYPES, Future, Reference, Value
+from ciel.core.scheduling import Scheduling, read_scheduling
+from ciel.core.tasks import USUAL_NEEDS, Mentions, Needs, TaskSpec
+from ciel.wire import codec
+from ciel.wire.descriptors import OUTPUTS_MAX, make_task, read_ids
+from ciel.wire.references import from_json, to_json
+
+TASKS_MAX: Final = 1000
+"""In one body: adding so many takes the master some 30 ms."""
+NAMES_MAX: Final = 5000
+"""Objects that the tasks of one body read and make; so many take as long again."""
+EXECUTOR_MAX_LENGTH: Final = 64
+NAME_MAX_LENGTH: Final = 300
+
+_PLAIN_PROGRAMS: Final = frozenset(("stdinout", "env", "environ", "java", "cso", "grab"))
+"""Executors whose programs never see an id, so that nothing they write can name an object."""
+
+_ROOT_KEYS: Final = frozenset(("handler", "dependencies", "task_private", "expected_outputs"))
+_VESTIGES: Final = frozenset(
+    ("event_index", "parent", "scheduling_class", "scheduling_type", "worker_private", "workers")
+)  # of the original's descriptors; they mean nothing here
+_JOURNAL_OPTIONS: Final = frozenset(("journal", "journal_sync_buffer"))  # as those
+_TASK_KEYS: Final = frozenset(("name", "executor", "arguments", "outputs", "needs", "sees_errors"))
+_OUTPUT: Final = "__output__"
+
+
+class InvalidSubmissionError(CielError):
+    """A job cannot be begun as its body says; `where` is the key that is wrong."""
+
+    def __init__(self, where: str, reason: str) -> None:
+        self.where = where
+        self.reason = reason
+        super().__init__(f"{where}: {reason}")
+
+
+class Submission(NamedTuple):
+    """A whole job. `outputs`: what each of its named tasks makes."""
+
+    spec: JobSpec
+    tasks: tuple[AddTask, ...]
+    wanted: tuple[ObjectId, ...]
+    outputs: dict[str, list[ObjectId]]
+
+
+# --- the original's form --------------------------------------------------------------------------
+
+
+class Root(NamedTuple):
+    """A root task as the original's clients describe it; `private` may have to be fetched."""
+
+    handler: str
+    dependencies: list[Reference]
+    expected_outputs: tuple[ObjectId, ...]
+    private: dict[str, Any] | Reference
+    scheduling: Scheduling
+
+
+def read_root(body: Mapping[str, Any]) -> Root:
+    """Read the body of a job in the original's form, references in it read already."""
+    root = body.get("root_task")
+    if not isinstance(root, dict):
+        raise InvalidSubmissionError("root_task", "it must be an object that says what to run")
+    for key in root:
+        if key not in _ROOT_KEYS | _VESTIGES:
+            raise InvalidSubmissionError(f"root_task.{key:.40}", "unknown")
+    handler = _executor(root.get("handler"), "root_task.handler")
+    dependencies = root.get("dependencies", [])
+    if not isinstance(dependencies, list):
+        raise InvalidSubmissionError("root_task.dependencies", "it must be a list of references")
+    if not all(isinstance(item, REFERENCE_TYPES) for item in dependencies):
+        raise InvalidSubmissionError("root_task.dependencies", "one of them is no reference")
+    private = root.get("task_private")
+    if not isinstance(private, (dict, *REFERENCE_TYPES)):
+        text = "it must be an object, or a reference to one in JSON"
+        raise InvalidSubmissionError("root_task.task_private", text)
+    expected = root.get("expected_outputs") or []
+    if not isinstance(expected, list) or len(expected) > OUTPUTS_MAX:
+        raise InvalidSubmissionError("root_task.expected_outputs", "it must be a list of ids")
+    scheduling = _read_options(body.get("job_options"))
+    return Root(handler, dependencies, read_ids(expected), private, scheduling)
+
+
+def begin_root(root: Root, job: JobId, private: Any) -> Submission:
+    """Make a job of its root task, now that its private data is there."""
+    if not isinstance(private, dict):
+        raise InvalidSubmissionError("root_task.task_private", "it must be an object in JSON")
+    outputs = root.expected_outputs or (job_output_id(job),)
+    arguments = dict(private)
+    if root.handler == "init":
+        if not isinstance(arguments.get("start_handler"), str):
+            text = "it must have 'start_handler', the name of an executor"
+            raise InvalidSubmissionError("root_task.task_private", text)
+        if arguments.get("package_ref") is None:
+            arguments.pop("package_ref", None)
+    inputs = all_references([arguments, root.dependencies])
+    if isinstance(root.private, REFERENCE_TYPES):  # it is in the arguments now
+        inputs = [ref for ref in inputs if ref.id != root.private.id]
+    _check_names(len(inputs) + len(outputs), "root_task")
+    task = TaskSpec(
+        root_task_id(job), job, job, -1, "", root.handler, tuple([ref.id for ref in inputs]),
+        outputs, USUAL_NEEDS, False, _mentions(root.handler), "", codec.encode(to_json(arguments)),
+    )  # fmt: skip
+    check_id(task.id)
+    check_id(outputs[0])
+    known = tuple([ref for ref in inputs if not isinstance(ref, Future)])
+    spec = JobSpec(job, "", False, True, False, root.scheduling)
+    return Submission(spec, (AddTask(task, known),), outputs, {})
+
+
+def read_content(content: bytes) -> Any:
+    """Read private data: JSON, with references."""
+    return from_json(codec.decode(content))
+
+
+def inline_private(root: Root) -> Any:
+    """Return private data that came with the body; None if it lies on a worker."""
+    if not isinstance(root.private, Value):
+        return root.private if isinstance(root.private, dict) else None
+    try:
+        return read_content(root.private.content)
+    except ValueError:
+        raise InvalidSubmissionError("root_task.task_private", "it is not base64") from None
+
+
+def _read_options(options: Any) -> Scheduling:
+    if options is None:
+        options = {}
+    if not isinstance(options, dict):
+        raise InvalidSubmissionError("job_options", "it must be an object")
+    for key in options:
+        if key not in _JOURNAL_OPTIONS | {"scheduler", "sched_opts"}:
+            raise InvalidSubmissionError(f"job_options.{key:.40}", "unknown")
+    return _scheduling(options.get("scheduler"), options.get("sched_opts"), "job_options")
+
+
+def _scheduling(policy: Any, options: Any, where: str) -> Scheduling:
+    if not (policy is None or isinstance(policy, str)):
+        raise InvalidSubmissionError(where, "a policy is named by a text")
+    if not (options is None or isinstance(options, dict)):
+        raise InvalidSubmissionError(where, "the options of a policy are an object")
+    return read_scheduling(policy, options) if policy else read_scheduling(options=options)
+
+
+# --- ours -----------------------------------------------------------------------------------------
+
+JOB_KEYS: Final = ("name", "keep", "tasks", "want", "scheduling")
+
+
+def read_job(body: Mapping[str, Any], job: JobId) -> Submission:
+    """Read a job in our form, references in it read already."""
+    name, keep = body.get("name", ""), body.get("keep", False)
+    if not isinstance(name, str) or len(name) > JOB_NAME_MAX_LENGTH:
+        text = f"it must be a text of at most {JOB_NAME_MAX_LENGTH} characters"
+        raise InvalidSubmissionError("name", text)
+    if not isinstance(keep, bool):
+        raise InvalidSubmissionError("keep", "it must be true or false")
+    scheduling = body.get("scheduling") or {}
+    if not isinstance(scheduling, dict) or not scheduling.keys() <= {"policy", "options"}:
+        raise InvalidSubmissionError("scheduling", "it must be an object of policy and options")
+    policy = _scheduling(scheduling.get("policy"), scheduling.get("options"), "scheduling")
+    tasks = body.get("tasks")
+    if not isinstance(tasks, list) or not 0 < len(tasks) <= TASKS_MAX:
+        raise InvalidSubmissionError("tasks", f"it must be a list of 1 to {TASKS_MAX} tasks")
+    outputs: dict[str, list[ObjectId]] = {}
+    added = []
+    names = 0
+    for ordinal, task in enumerate(tasks):
+        where = f"tasks[{ordinal}]"
+        names += _output_count(task, where)
+        _check_names(names, where)
+        added.append(_read_task(task, job, ordinal, outputs))
+        names += len(added[-1].spec.inputs)
+        _check_names(names, where)
+    wanted = _wanted(body.get("want"), added, outputs)
+    spec = JobSpec(job, name, False, True, keep, policy)
+    return Submission(spec, tuple(added), wanted, outputs)
+
+
+def _read_task(
+    task: dict[str, Any], job: JobId, ordinal: int, outputs: dict[str, list[ObjectId]]
+) -> AddTask:
+    where = f"tasks[{ordinal}]"
+    for key in task:
+        if key not in _TASK_KEYS:
+            known = ", ".join(sorted(_TASK_KEYS))
+            raise InvalidSubmissionError(f"{where}.{key:.40}", f"unknown; a task has {known}")
+    executor = _executor(task.get("executor"), f"{where}.executor")
+    name = task.get("name", "")
+    if not isinstance(name, str) or len(name) > NAME_MAX_LENGTH:
+        text = f"it must be a text of at most {NAME_MAX_LENGTH} characters"
+        raise InvalidSubmissionError(f"{where}.name", text)
+    if name in outputs:
+        raise InvalidSubmissionError(f"{where}.name", "another task has it")
+    arguments = task.get("arguments")
+    if not isinstance(arguments, dict):
+        raise InvalidSubmissionError(f"{where}.arguments", "it must be an object")
+    sees_errors = task.get("sees_errors", False)
+    if not isinstance(sees_errors, bool):
+        raise InvalidSubmissionError(f"{where}.sees_errors", "it must be true or false")
+    filled = _with_outputs(arguments, outputs, f"{where}.arguments")
+    try:
+        made = make_task(
+            job=job, parent=job, ordinal=ordinal, executor=executor, arguments=filled,
+            n_outputs=task.get("outputs", 1), needs=_needs(task.get("needs"), f"{where}.needs"),
+            mentions=_mentions(executor), name=name, sees_errors=sees_errors,
+        )  # fmt: skip
+    except (TypeError, ValueError) as error:
+        raise InvalidSubmissionError(f"{where}.arguments", str(error)) from None
+    if name:
+        outputs[name] = list(made[0].outputs)
+    return AddTask(*made)
+
+
+def _output_count(task: Any, where: str) -> int:
+    if not isinstance(task, dict):
+        raise InvalidSubmissionError(where, "a task is an object")
+    count = task.get("outputs", 1)
+    if type(count) is not int or not 0 < count <= OUTPUTS_MAX:
+        raise InvalidSubmissionError(f"{where}.outputs", f"it must be 1 to {OUTPUTS_MAX}")
+    return count
+
+
+def _check_names(count: int, where: str) -> None:
+    if count > NAMES_MAX:
+        text = f"more than {NAMES_MAX} objects are read and made up to here: begin several jobs"
+        raise InvalidSubmissionError(where, text)
+
+
+def _with_outputs(value: Any, outputs: Mapping[str, list[ObjectId]], where: str) -> Any:
+    """Replace `{"__output__": TASK}`, or `[TASK, NUMBER]`, by what that earlier task makes."""
+    if isinstance(value, list):
+        return [_with_outputs(item, outputs, where) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if _OUTPUT not in value:
+        return {key: _with_outputs(item, outputs, where) for key, item in value.items()}
+    return Future(_output(value[_OUTPUT], outputs, f"{where}: {_OUTPUT}"))
+
+
+def _output(named: Any, outputs: Mapping[str, list[ObjectId]], where: str) -> ObjectId:
+    match named:
+        case str(task):
+            number = 0
+        case [str(task), int(number)]:
+            pass
+        case _:
+            raise InvalidSubmissionError(where, "it is a task's name, or [name, number]")
+    made = outputs.get(task)
+    if made is None:
+        raise InvalidSubmissionError(where, f"no earlier task is called {task!r:.40}")
+    if not 0 <= number < len(made):
+        raise InvalidSubmissionError(where, f"{task:.40} has {len(made)} outputs, from 0")
+    return made[number]
+
+
+def _wanted(
+    want: Any, added: list[AddTask], outputs: Mapping[str, list[ObjectId]]
+) -> tuple[ObjectId, ...]:
+    if want is None:  # all that none of the tasks reads
+        read = {object_id for task, _ in added for object_id in task.inputs}
+        made = [object_id for task, _ in added for object_id in task.outputs]
+        return tuple([object_id for object_id in made if object_id not in read])
+    if not isinstance(want, list) or not want:
+        raise InvalidSubmissionError("want", "it must be a list of tasks' names")
+    wanted = [_output(named, outputs, "want") for named in want]
+    return tuple(dict.fromkeys(wanted))
+
+
+def _needs(value: Any, where: str) -> Needs:
+    if value is None:
+        return USUAL_NEEDS
+    known = Needs._field_defaults
+    if not isinstance(value, dict):
+        raise InvalidSubmissionError(where, "it must be an object")
+    needs = dict(value)
+    for key, item in value.items():
+        if key not in known:
+            raise InvalidSubmissionError(f"{where}.{key:.40}", f"known are {', '.join(known)}")
+        if isinstance(known[key], tuple):
+            if not isinstance(item, list) or not all(isinstance(text, str) for text in item):
+                raise InvalidSubmissionError(f"{where}.{key}", "it must be a list of texts")
+            needs[key] = tuple(item)
+        elif type(item) is not int and not (type(item) is float and type(known[key]) is float):
+            raise InvalidSubmissionError(f"{where}.{key}", "it must be a number")
+    return Needs(**needs)
+
+
+def _executor(value: Any, where: str) -> str:
+    if not isinstance(value, str) or not 0 < len(value) <= EXECUTOR_MAX_LENGTH:
+        raise InvalidSubmissionError(where, "it must be the name of an executor")
+    return value
+
+
+def _mentions(executor: str) -> Mentions:
+    return Mentions.NOTHING if executor in _PLAIN_PROGRAMS else Mentions.ANYTHING

@@ -1,0 +1,144 @@
+"""What HTTP shows of jobs, tasks and workers: as JSON of ours, and as the original described them.
+
+The original's names of states are kept, though it had others: a job that is being cancelled is
+still ACTIVE, and one with an error among its results has FAILED. `epoch_s` is what makes a time of
+the master's clock one since the epoch.
+"""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import Any, Final
+
+from ciel.core.ids import ObjectId, root_task_id
+from ciel.core.jobs import Job, JobState, summarise
+from ciel.core.refs import Reference
+from ciel.core.tasks import TaskNode, TaskState
+from ciel.master.state.machine import MasterMachine
+from ciel.master.state.workers import WorkerNode
+
+LISTED_MAX: Final = 1000
+"""Of what a description has a list of; pages tell the rest."""
+
+ORIGINAL_JOB_STATES: Final = {
+    JobState.ACTIVE: "ACTIVE",
+    JobState.COMPLETED: "COMPLETED",
+    JobState.FAILED: "FAILED",
+    JobState.CANCELLING: "ACTIVE",
+    JobState.CANCELLED: "CANCELLED",
+}
+ORIGINAL_TASK_STATES: Final = {
+    TaskState.DORMANT: "CREATED",
+    TaskState.WAITING: "BLOCKING",
+    TaskState.RUNNABLE: "RUNNABLE",
+    TaskState.ASSIGNED: "ASSIGNED",
+    TaskState.DONE: "COMMITTED",
+    TaskState.FAILED: "FAILED",
+    TaskState.CANCELLED: "ABORTED",
+}
+
+
+# --- ours -----------------------------------------------------------------------------------------
+
+
+def job(found: Job, epoch_s: float) -> dict[str, Any]:
+    """Tell how a job stands."""
+    told = summarise(found)
+    ended_at_s = None if told.ended_at_s is None else round(told.ended_at_s + epoch_s, 3)
+    return {
+        "id": told.id,
+        "number": told.number,
+        "name": told.name,
+        "state": told.state,
+        "reason": told.reason,
+        "counts": told.counts,
+        "created_at_s": round(told.created_at_s + epoch_s, 3),
+        "ended_at_s": ended_at_s,
+        "wanted": told.wanted,
+        "unsettled": told.unsettled,
+        "handed_over": told.handed_over,
+        "open": found.open,
+        "detached": found.spec.detached,
+        "keep": found.spec.keep,
+    }
+
+
+def jobs(
+    machine: MasterMachine, epoch_s: float, *, before: int | None, limit: int, state: str | None
+) -> dict[str, Any]:
+    """List jobs, the newest first, a page at a time: those with numbers below `before`. `next` is
+    the `before` of the next page, None at the end.
+    """
+    rows: list[dict[str, Any]] = []
+    last = None
+    for found in reversed(machine.jobs.values()):
+        if before is not None and found.number >= before:
+            continue
+        if len(rows) == limit:
+            return {"jobs": rows, "next": last, "total": len(machine.jobs)}
+        if state is None or found.state.value == state:
+            rows.append(job(found, epoch_s))
+            last = found.number
+    return {"jobs": rows, "next": None, "total": len(machine.jobs)}
+
+
+# --- the original's -------------------------------------------------------------------------------
+
+
+def original_job(machine: MasterMachine, found: Job) -> dict[str, Any]:
+    """Describe a job as the original did; references not encoded yet."""
+    root = root_task_id(found.spec.id)
+    first = root if root in machine.graph.tasks else next(iter(found.tasks), None)
+    outputs = list(islice(found.wanted, LISTED_MAX))
+    policy, options = found.spec.scheduling
+    return {
+        "job_id": found.spec.id,
+        "task_counts": {name: found.counts[state] for state, name in ORIGINAL_TASK_STATES.items()},
+        "state": ORIGINAL_JOB_STATES[found.state],
+        "root_task": first,
+        "expected_outputs": outputs,
+        "result_ref": _settled(machine, outputs[0]) if outputs else None,
+        "job_options": {"scheduler": policy, "sched_opts": dict(options)},
+    }
+
+
+def _settled(machine: MasterMachine, object_id: ObjectId) -> Reference | None:
+    node = machine.graph.objects.get(object_id)
+    return node.ref if node is not None and node.is_settled else None
+
+
+def original_task(machine: MasterMachine, task: TaskNode, epoch_s: float) -> dict[str, Any]:
+    """Describe a task as the original's long form did. Its arguments are nobody's but its
+    executor's, so `task_private` is None.
+    """
+    spec = task.spec
+    reference = machine.graph.objects.reference
+    story = machine.stories.get(spec.id)
+    return {
+        "task_id": spec.id,
+        "job": spec.job,
+        "handler": spec.executor,
+        "dependencies": [reference(object_id) for object_id in spec.inputs[:LISTED_MAX]],
+        "expected_outputs": list(spec.outputs[:LISTED_MAX]),
+        "task_private": None,
+        "inputs": [],
+        "parent": None if spec.parent == spec.job else spec.parent,
+        "event_index": 0,
+        "state": ORIGINAL_TASK_STATES[task.state],
+        "children": list(islice((task.children or {}).values(), LISTED_MAX)),
+        "worker": task.worker,
+        "history": [[at_s + epoch_s, text] for at_s, text in story.chapters] if story else [],
+        "profiling": {},
+    }
+
+
+def original_worker(node: WorkerNode, epoch_s: float) -> dict[str, Any]:
+    """Describe a worker as the original did. One that failed is not there any more."""
+    facts = node.facts
+    return {
+        "worker_id": facts.id,
+        "netloc": facts.netloc,
+        "features": sorted(facts.executors),
+        "last_ping": round(node.heard_at_s + epoch_s, 3),
+        "failed": False,
+    }

@@ -1,0 +1,58 @@
+"""The master's figures: all of them are kept, so that to tell them takes no time, however many jobs
+and tasks there are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Literal, NamedTuple
+
+from ciel.master.state.machine import MasterMachine
+
+
+class Figure(NamedTuple):
+    """A figure; several of one name differ by the value of their one label."""
+
+    name: str
+    kind: Literal["counter", "gauge"]
+    help: str
+    label: str
+    values: Iterable[tuple[str, float]]
+
+
+def figures(machine: MasterMachine) -> list[Figure]:
+    """Tell all there are."""
+    workers = machine.workers.values()
+    slots = sum(node.facts.slots for node in workers)
+    busy = sum(min(node.slots_used, node.facts.slots) for node in workers)
+    ahead = sum(max(node.slots_used - node.facts.slots, 0) for node in workers)
+    jobs = [(str(state), count) for state, count in machine.job_totals.items()]
+    tasks = [(str(state), count) for state, count in machine.task_totals.items()]
+    attempts = machine.timeline.totals
+    return [
+        _gauge("ciel_workers", "Workers that are there.", len(machine.workers)),
+        _counter("ciel_workers_joined_total", "Workers that joined.", machine.workers_joined),
+        _counter("ciel_workers_lost_total", "Workers that were lost.", machine.workers_lost),
+        _gauge("ciel_slots", "Slots of all workers.", slots),
+        _gauge("ciel_slots_busy", "Slots for which there is a task.", busy),
+        _gauge("ciel_slots_ahead", "Slots' worth of tasks that workers have in line.", ahead),
+        Figure("ciel_jobs", "gauge", "Jobs that are there, by state.", "state", jobs),
+        _counter("ciel_jobs_total", "Jobs that were begun.", machine.job_count),
+        Figure("ciel_tasks", "gauge", "Tasks of these jobs, by state.", "state", tasks),
+        Figure(
+            "ciel_attempts_total", "counter", "Attempts that ended, by how they did.", "ending",
+            attempts.items(),
+        ),
+        _counter(
+            "ciel_program_seconds_total", "How long their programs took.", machine.timeline.run_s
+        ),
+        _gauge("ciel_objects", "Objects that are known.", len(machine.graph.objects)),
+    ]  # fmt: skip
+
+
+def _gauge(name: str, text: str, value: float) -> Figure:
+    return Figure(name, "gauge", text, "", [("", value)])
+
+
+def _counter(name: str, text: str, value: float) -> Figure:
+    return Figure(name, "counter", text, "", [("", value)])

@@ -1,0 +1,193 @@
+"""What the master tells of objects, and those that it keeps whatever becomes of jobs.
+
+    object {object}             all that is known of one object, with its reference
+    objects {first, kept}       a page of all objects, or of those that are kept
+
+An object is named by its id; one that is kept also by the name it was put under, if no other has
+that, or by `last`. `keep {name, reference}` and `discard {object}` change which are kept.
+"""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import Any, Final, NamedTuple
+
+from ciel.core.errors import CielError
+from ciel.core.ids import UPLOAD_PREFIX, ObjectId
+from ciel.core.objects import ObjectNode
+from ciel.core.refs import (
+    INLINE_MAX_BYTES,
+    Concrete,
+    Failure,
+    Reference,
+    SocketStream,
+    Stream,
+    Sweetheart,
+    Value,
+    locations_of,
+)
+from ciel.core.tasks import TaskState
+from ciel.master.state.jobs import JobDesk
+
+LISTED_MAX: Final = 1000
+KEPT_MAX: Final = 100_000
+NAME_MAX_LENGTH: Final = 200
+NEWEST: Final = "last"
+_MEANT_OTHERWISE = frozenset((NEWEST, "all"))
+_SHOWN_MAX_LENGTH = 150
+_CANDIDATES_MAX = 5
+
+
+class UnknownObjectError(CielError):
+    """No object, or more than one, is meant by what was asked."""
+
+
+class CannotKeepError(CielError):
+    """An object cannot be kept, or let go, as it was asked."""
+
+
+class Kept(NamedTuple):
+    """Who put an object called it `name`, at this time of the master's clock."""
+
+    name: str
+    since_s: float
+
+
+# --- changes --------------------------------------------------------------------------------------
+
+
+def keep(machine: JobDesk, name: Any, ref: Any, now_s: float) -> dict[str, Any]:
+    """Keep an upload that no job has: until it is discarded, with or without jobs that read it."""
+    if not isinstance(name, str) or len(name) > NAME_MAX_LENGTH:
+        raise CannotKeepError(f"a name is a text of at most {NAME_MAX_LENGTH} characters")
+    if name in _MEANT_OTHERWISE:
+        raise CannotKeepError(f"an object cannot be called {name}")
+    if not isinstance(ref, Value | Concrete | Sweetheart) or not ref.id.startswith(UPLOAD_PREFIX):
+        raise CannotKeepError("only what was uploaded to workers can be kept")
+    node = machine.graph.objects.get(ref.id)
+    if node is not None and (node.ref is not None or node.producer is not None):
+        raise CannotKeepError(f"{ref.id} is known already")
+    if len(machine.kept) >= KEPT_MAX:
+        raise CannotKeepError(f"{KEPT_MAX} objects are kept already; ciel object rm lets some go")
+    if not isinstance(ref, Value):
+        there = {worker.facts.netloc for worker in machine.workers.values()} & locations_of(ref)
+        if not there:
+            raise CannotKeepError("the workers that took it are gone; put it again")
+        ref = Concrete(ref.id, ref.size_bytes, frozenset(there))
+    elif len(ref.content) > INLINE_MAX_BYTES:
+        raise CannotKeepError(f"more than {INLINE_MAX_BYTES} bytes lie with workers, not here")
+    machine.kept[ref.id] = Kept(name, now_s)
+    machine.graph.objects.ensure(ref.id).holds += 1
+    machine.graph.publish(ref)
+    return describe(machine, ref.id, now_s)
+
+
+def discard(machine: JobDesk, object_id: ObjectId) -> dict[str, Any]:
+    """Let an object go that is kept. Jobs that read it have it until they are removed; without any
+    it is deleted now.
+    """
+    if object_id not in machine.kept:
+        shown = shown_name(object_id)
+        raise CannotKeepError(f"{shown} was not put by anybody: it goes with the job that made it")
+    del machine.kept[object_id]
+    node = machine.graph.objects.nodes[object_id]
+    node.holds -= 1
+    readers = [job.number for job in machine.jobs.values() if object_id in job.foreign]
+    if not (readers or node.holds or node.others or node.wanters):
+        machine.forget(object_id)
+    return {"object": object_id, "read_by": readers}
+
+
+# --- questions ------------------------------------------------------------------------------------
+
+
+def shown_name(name: Any) -> str:
+    """Return what somebody asked for, as one line of an error quotes it."""
+    text = str(name)[:_SHOWN_MAX_LENGTH]
+    return text if text.isprintable() else ascii(text)
+
+
+def find(machine: JobDesk, selector: Any) -> ObjectId:
+    """Return the id of the object that is meant; raises UnknownObjectError."""
+    if isinstance(selector, str):
+        if selector in machine.graph.objects.nodes:
+            return ObjectId(selector)
+        if selector == NEWEST and machine.kept:
+            return next(reversed(machine.kept))
+        named = [object_id for object_id, kept in machine.kept.items() if kept.name == selector]
+        if len(named) == 1:
+            return named[0]
+        if named:
+            shown = ", ".join(named[-_CANDIDATES_MAX:])
+            raise UnknownObjectError(
+                f"{len(named)} objects are called {selector}; name one by its id: {shown}"
+            )
+    shown = shown_name(selector)
+    raise UnknownObjectError(f"no object {shown} is known; `ciel object list` lists what was put")
+
+
+def describe(machine: JobDesk, object_id: ObjectId, now_s: float) -> dict[str, Any]:
+    """Tell of an object: what became of it, where it lies, who makes and who wants it."""
+    node = machine.graph.objects.nodes[object_id]
+    kept = machine.kept.get(object_id)
+    maker = node.producer
+    state, size_bytes = standing(node)
+    return {
+        "object": object_id,
+        "state": state,
+        "size_bytes": size_bytes,
+        "at": [] if node.ref is None else sorted(locations_of(node.ref)),
+        "made_by": None if maker is None else maker.spec.id,
+        "job": None if maker is None else maker.job.number,
+        "wanted_by": [job.number for job in node.wanters],
+        "name": None if kept is None else kept.name,
+        "age_s": None if kept is None else round(now_s - kept.since_s, 3),
+    }
+
+
+def standing(node: ObjectNode) -> tuple[str, int | None]:
+    """Return how an object stands, in a word, and its size if that is known."""
+    ref = node.ref
+    if ref is None or not node.is_consumable:
+        was_there = node.producer is not None and node.producer.state is TaskState.DONE
+        return "gone" if was_there else "expected", None
+    if isinstance(ref, Failure):
+        return "failed", None
+    if isinstance(ref, Stream | SocketStream):
+        return "growing", None
+    return "there", getattr(ref, "size_bytes", None)
+
+
+def listed(machine: JobDesk, arguments: dict[str, Any], now_s: float) -> dict[str, Any]:
+    """List objects in the order in which they were heard of first, a page at a time; only those
+    that are kept if that is asked. `next` is where to go on, None at the end. What is forgotten
+    meanwhile may have the next page begin a little later.
+    """
+    everything = machine.kept if arguments.get("kept") else machine.graph.objects.nodes
+    start = start_of(arguments.get("first"), len(everything))
+    ids = islice(everything, start, start + LISTED_MAX)
+    rows = [describe(machine, ObjectId(object_id), now_s) for object_id in ids]
+    end = start + len(rows)
+    return {"objects": rows, "next": end if end < len(everything) else None}
+
+
+def start_of(first: Any, total: int) -> int:
+    """Return where a page begins that is asked for from `first` on."""
+    return min(first, total) if isinstance(first, int) and first > 0 else 0
+
+
+def answer(machine: JobDesk, selector: Any, now_s: float) -> dict[str, Any]:
+    """Tell all that is known of an object, with its reference."""
+    object_id = find(machine, selector)
+    reference: Reference = machine.graph.objects.reference(object_id)
+    return {**describe(machine, object_id, now_s), "reference": reference}
+
+
+def change(machine: JobDesk, topic: str, arguments: dict[str, Any], now_s: float) -> dict[str, Any]:
+    """Carry out `keep` or `discard`."""
+    if topic == "keep":
+        return keep(machine, arguments.get("name"), arguments.get("reference"), now_s)
+    return discard(machine, find(machine, arguments.get("object")))
+
+
+CHANGES: Final = frozenset(("keep", "discard"))

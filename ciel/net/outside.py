@@ -1,0 +1,116 @@
+"""URLs outside the cluster: which of them a daemon fetches for others, and how that is enforced.
+
+A name is judged by the address that it leads to, when libcurl connects, and after each redirect:
+what a name means may change between a look and a connection. So whoever may have URLs fetched
+cannot see through them what only this host can reach.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from collections.abc import Callable
+from enum import StrEnum
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+import pycurl
+
+from ciel.net.errors import NetError
+
+REDIRECTS_MAX: Final = 5
+URL_MAX_LENGTH: Final = 2000
+_REACHED_BY_ALL_V6: Final = ipaddress.IPv6Network("2000::/3")
+_WRAPPING_V6: Final = (  # an address of IPv4 stands in these
+    ipaddress.IPv6Network("2001::/32"),
+    ipaddress.IPv6Network("2002::/16"),
+)
+
+
+class UrlRefusedError(NetError):
+    """A URL is none that is fetched here; the text says why."""
+
+    def __init__(self, url: str, reason: str) -> None:
+        self.url = url
+        super().__init__(f"{url[:200]!a} is not fetched: {reason}")
+
+
+class Outside(StrEnum):
+    """Which URLs are fetched. `HTTPS`: of hosts that everybody can reach; `ANY`: also by plain
+    HTTP, and of any host that this one can reach.
+    """
+
+    OFF = "off"
+    HTTPS = "https"
+    ANY = "any"
+
+    @property
+    def schemes(self) -> tuple[str, ...]:
+        return {"off": (), "https": ("https",), "any": ("http", "https")}[self.value]
+
+    def check(self, url: str) -> None:
+        """Raise `UrlRefusedError` for a URL that is not fetched whatever its name leads to."""
+        if len(url) > URL_MAX_LENGTH:
+            raise UrlRefusedError(url, f"it has more than {URL_MAX_LENGTH} characters")
+        if not url.isascii() or not url.isprintable() or " " in url:
+            raise UrlRefusedError(url, "it contains characters that no URL has")
+        try:
+            parts = urlsplit(url)
+            host, _ = parts.hostname, parts.port
+        except ValueError as error:
+            raise UrlRefusedError(url, str(error)) from None
+        if parts.scheme not in self.schemes:
+            raise UrlRefusedError(url, f"its scheme is none of {', '.join(self.schemes) or '-'}")
+        if not host:
+            raise UrlRefusedError(url, "it names no host")
+        if parts.username is not None or parts.password is not None:
+            raise UrlRefusedError(url, "it contains a user's name, which would stand in logs")
+
+    def reaches(self, address: str) -> bool:
+        """Say whether an IP address is one to connect to."""
+        return self is Outside.ANY or (self is Outside.HTTPS and _is_reached_by_all(address))
+
+    def prepare(self, curl: pycurl.Curl, refused: Callable[[str], object]) -> None:
+        """Have a handle fetch by these rules; `refused` is told why a connection was not made."""
+        protocols = {"http": pycurl.PROTO_HTTP, "https": pycurl.PROTO_HTTPS}
+        allowed = sum(protocols[scheme] for scheme in self.schemes)
+
+        def open_socket(purpose: int, to: Any) -> Any:
+            family, kind, protocol, where = to
+            if not self.reaches(where[0]):
+                refused(f"it leads to {where[0]}, which is no address that everybody can reach")
+                return pycurl.SOCKET_BAD
+            return _Lent(socket.socket(family, kind, protocol))
+
+        for option, value in (
+            (pycurl.PROTOCOLS, allowed),
+            (pycurl.REDIR_PROTOCOLS, allowed),
+            (pycurl.FOLLOWLOCATION, 1),
+            (pycurl.MAXREDIRS, REDIRECTS_MAX),
+            (pycurl.OPENSOCKETFUNCTION, open_socket),
+        ):
+            curl.setopt(option, value)
+
+
+class _Lent:
+    """A socket of which libcurl makes a duplicate, and nobody needs it afterwards."""
+
+    def __init__(self, lent: socket.socket) -> None:
+        self._lent = lent
+
+    def fileno(self) -> int:
+        return self._lent.fileno()
+
+    def __del__(self) -> None:
+        self._lent.close()
+
+
+def _is_reached_by_all(address: str) -> bool:
+    try:
+        found = ipaddress.ip_address(address)
+    except ValueError:
+        return False
+    if isinstance(found, ipaddress.IPv6Address):
+        if found not in _REACHED_BY_ALL_V6 or any(found in net for net in _WRAPPING_V6):
+            return False
+    return found.is_global and not found.is_multicast

@@ -1,0 +1,119 @@
+"""Planted failures: what a user is told of each is compared with a text that was read and judged.
+
+A story is told on a cluster that is there for many. What differs from run to run is replaced by
+names, in the order in which they occur. `CIEL_STORIES=write` writes the texts anew: they are to be
+read like any other change, as whoever meets the failure would.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from ciel.testing.homes import BIN, HandCluster
+
+GOLDEN = Path(__file__).parents[2] / "tests" / "stories" / "golden"
+IS_WRITING = os.environ.get("CIEL_STORIES") == "write"
+
+_NAMED: Sequence[tuple[str, str]] = (
+    ("cluster C", r"\bcluster [0-9a-f]{16}\b"),
+    ("@ciel-NAME", r"@ciel-[0-9a-f]{8}-[0-9a-f]{16}\b"),
+    ("W", r"\b[0-9a-f]{16}\b"),
+    ("ID", r"\b[0-9a-f]{32}\b"),
+    ("HOST:", r"\b127\.0\.0\.1:\d{4,5}\b"),
+)
+_ALIKE: Sequence[tuple[str, str]] = (
+    (r"\bjob (wait )?\d+\b", r"job \1N"),
+    (r"\b[\d.]+ s ago", "T s ago"),
+    (r"\btried again in [\d.]+ s", "tried again in T s"),
+    (r"\b(took|wanted) [\d.]+ MiB", r"\1 N MiB"),
+    (r"\b0x[0-9a-f]+\b", "0xADDRESS"),
+    (r"\(there are: .*\)", "(there are: …)"),
+    (r"\b\d+ more given ahead", "N more given ahead"),
+    (r"\b\d+ tasks of its priority", "N tasks of its priority"),
+    (r"\b(time:|up for) .*", r"\1 T"),
+    (r"\bwas lost \(.*?\)", "was lost (WHY)"),
+    # Of a Python traceback only the user's part: ours, and where Python marks the line, may change.
+    (r'  File "(?!HOME).*\n(    .*\n)*', ""),
+    (r" +[~^]+\n", ""),
+)
+
+
+class Transcript:
+    """What was typed in a home, and what came of it."""
+
+    def __init__(self, places: Mapping[str, str]) -> None:
+        self._places = places
+        self.told: list[str] = []
+
+    def note(self, command: str, status: int, output: str, said: str) -> None:
+        """Tell of a command that has ended."""
+        ending = f"(exit status {status})\n" if status else ""
+        self.told.append(f"$ {command}\n{output}{said}{ending}")
+
+    @property
+    def text(self) -> str:
+        """All of it, with names for what differs: the longest path is replaced first."""
+        text = "\n".join(self.told)
+        for place in sorted(self._places, key=len, reverse=True):
+            text = text.replace(place, self._places[place])
+        for prefix, pattern in _NAMED:
+            seen: dict[str, str] = {}
+            for found in re.findall(pattern, text):
+                seen.setdefault(found, f"{prefix}{len(seen) + 1}")
+            for found, name in seen.items():
+                text = text.replace(found, name)
+        for pattern, what in _ALIKE:
+            text = re.sub(pattern, what, text)
+        return text
+
+    def expect(self, name: str) -> None:
+        """Compare with the golden text of that name."""
+        golden = GOLDEN / f"{name}.txt"
+        if IS_WRITING:
+            golden.write_text(self.text)
+        expected = golden.read_text() if golden.exists() else ""
+        changes = difflib.unified_diff(expected.splitlines(), self.text.splitlines(), lineterm="")
+        assert self.text == expected, "\n".join(["it is told otherwise now:", *changes])
+
+
+class Stage:
+    """A cluster on which stories are told, in a home of its own."""
+
+    def __init__(self, cluster: HandCluster, typed: Callable[..., tuple[int, str, str]]) -> None:
+        """`typed` runs a `ciel` command of a home: its exit status, its output, what it said."""
+        self.cluster = cluster
+        self.home = cluster.home
+        self._typed = typed
+
+    def run(self, *words: str) -> tuple[int, str, str]:
+        """Run a `ciel` command in this process."""
+        return self._typed(self.home, *words)
+
+    def add(self, files: Mapping[str, str]) -> None:
+        """Write programs and other files into the home; HOME in them is where it is."""
+        for name, content in files.items():
+            path = self.home.path / name
+            path.write_text(content.replace("HOME", str(self.home.path)))
+            path.chmod(0o755 if content.startswith("#!") or name == "script" else 0o644)
+
+    def places(self) -> dict[str, str]:
+        """Name the paths that differ from run to run."""
+        found = {str(self.home.path): "HOME", str(BIN): "BIN"}
+        return found | {str(spool): "SPOOL" for spool in self.home.tmp.iterdir()}
+
+    def tell(self, *commands: str) -> Transcript:
+        """Run commands one after the other; those of `ciel` in this process."""
+        told = Transcript(self.places())
+        for command in commands:
+            program, *words = shlex.split(command)
+            if program == "ciel":
+                told.note(command, *self.run(*words))
+            else:
+                done = self.home.run(program, *words)
+                told.note(command, done.returncode, done.stdout, done.stderr)
+        return told

@@ -1,0 +1,37 @@
+"""URLs that name content for tasks: what `grab` takes, and what packages list."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+from urllib.parse import urlsplit
+
+from ciel.core.errors import CielError
+from ciel.core.refs import Reference
+from ciel.wire.errors import WireError
+from ciel.wire.references import from_array
+
+_FETCHED: Final = ("http", "https", "ftp", "file")
+_OBJECT: Final = "swbs"
+_has_gap = re.compile(r"[\x00-\x20\x7f]").search
+
+
+def read_source(url: str) -> str | Reference:
+    """Return a URL that can be fetched, or the reference that `swbs://HOST:PORT/ID` stands for.
+    Raises ValueError, whose text goes on from the URL: `is none of …`.
+    """
+    try:
+        parts = urlsplit(url)
+        if parts.scheme == _OBJECT:
+            if parts.query or parts.fragment:
+                raise ValueError("the name of an object ends in its id")
+            return from_array(["c2", parts.path.removeprefix("/"), None, [parts.netloc]])
+    except (ValueError, CielError, WireError) as error:
+        raise ValueError(f"is wrong: {error}") from None
+    if parts.scheme not in _FETCHED:
+        raise ValueError(f"is none of {', '.join((*_FETCHED, _OBJECT))}")
+    if not parts.netloc and parts.scheme != "file":
+        raise ValueError("names no host")
+    if _has_gap(url):
+        raise ValueError("is wrong: a blank in a URL is written %20")
+    return url

@@ -1,0 +1,104 @@
+"""What a worker counts, for Prometheus. Kept or quick to ask for: a scraper costs it nothing."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+from ciel.net.exposition import Family, counter, gauge
+from ciel.storage.interface import ObjectStore
+from ciel.worker.disk_jobs import DiskJobs
+from ciel.worker.service import WorkerService
+from ciel.worker.state.orders import Phase
+
+Figures = Callable[[], dict[str, dict[str, int]]]
+
+_LEVEL_GAUGES = {
+    "used_bytes": "Bytes of committed objects.",
+    "reserved_bytes": "Bytes promised to writers.",
+    "objects": "Objects that are there.",
+    "readers": "Readers that are open.",
+    "writers": "Writers that are open.",
+}
+_LEVEL_COUNTERS = {
+    "evicted": "Objects moved down from here.",
+    "dropped": "Objects deleted for want of room, as they can be had again.",
+    "promoted": "Objects loaded up to here.",
+    "spilled": "Objects begun here, as there was no room above.",
+    "waited": "Steps of writers that found it full.",
+}
+
+_FIGURES = {"fetches": "How inputs came here.", "shmd": "What the daemon of its store does."}
+_OPEN_NOW = frozenset(("connections", "requests_under_way", "open_writes"))
+
+
+class WorkerMetrics:
+    """Asks all parts of a worker."""
+
+    def __init__(
+        self, service: WorkerService, store: ObjectStore, disk_jobs: DiskJobs, figures: Figures
+    ) -> None:
+        self._service = service
+        self._store = store
+        self._disk_jobs = disk_jobs
+        self._figures = figures
+
+    def families(self) -> list[Family]:
+        machine, service = self._service.machine, self._service
+        phases = Counter(attempt.phase for attempt in machine.attempts.values())
+        return [
+            gauge("ciel_worker_connected", "Whether its master is there.", service.has_master),
+            gauge("ciel_worker_slots", "Slots that it offers.", machine.slots),
+            gauge("ciel_worker_slots_free", "Slots that nobody holds.", max(0, machine.slots_free)),
+            Family(
+                "ciel_worker_attempts", "gauge", "Attempts that are here, by what they do.",
+                [({"phase": phase.value}, phases[phase]) for phase in Phase],
+            ),
+            Family(
+                "ciel_worker_attempts_ended_total", "counter", "Attempts that have ended.",
+                [({"how": how}, count) for how, count in sorted(service.ended_counts.items())],
+            ),
+            counter(
+                "ciel_worker_events_total", "Events in the log of this worker.",
+                service.events.count,
+            ),
+            gauge("ciel_worker_pinned_objects", "Objects pinned.", len(machine.brought.pinned)),
+            gauge("ciel_disk_jobs_waiting", "Disk jobs that wait.", self._disk_jobs.waiting_count),
+            gauge(
+                "ciel_disk_pending_bytes", "Bytes of disk jobs that wait or run.",
+                self._disk_jobs.pending_bytes,
+            ),
+            *self._store_families(),
+            *self._fetch_families(),
+        ]  # fmt: skip
+
+    def _store_families(self) -> list[Family]:
+        levels = self._store.levels()
+
+        def samples(field: str) -> list[tuple[dict[str, str], float]]:
+            return [({"level": level.name}, getattr(level, field)) for level in levels]
+
+        bounded = [level for level in levels if level.capacity_bytes is not None]
+        capacity = [({"level": level.name}, level.capacity_bytes or 0) for level in bounded]
+        return [
+            Family("ciel_store_capacity_bytes", "gauge", "Bytes that it may hold.", capacity),
+            *[
+                Family(f"ciel_store_{field}", "gauge", text, samples(field))
+                for field, text in _LEVEL_GAUGES.items()
+            ],
+            *[
+                Family(f"ciel_store_{field}_total", "counter", text, samples(field))
+                for field, text in _LEVEL_COUNTERS.items()
+            ],
+        ]
+
+    def _fetch_families(self) -> list[Family]:
+        families = []
+        for about, counts in self._figures().items():
+            now = [({"what": what}, count) for what, count in counts.items() if what in _OPEN_NOW]
+            ever = [({"what": w}, count) for w, count in counts.items() if w not in _OPEN_NOW]
+            text = _FIGURES.get(about, "")
+            families.append(Family(f"ciel_{about}_total", "counter", text, ever))
+            if now:
+                families.append(Family(f"ciel_{about}_open", "gauge", text, now))
+        return families

@@ -1,0 +1,299 @@
+"""What people and programs ask a worker to do, and what it is: `/control/` as the original had it,
+with JSON for pickle, and POST for what a GET changed there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from twisted.internet.threads import deferToThread
+
+from ciel.access.keys import Role
+from ciel.core.errors import CielError, InvalidIdError
+from ciel.core.ids import ObjectId, check_id
+from ciel.core.refs import Concrete, Fetch
+from ciel.net.errors import HttpError
+from ciel.net.http import Answer, Refusal, Request, Route, Routes
+from ciel.storage.interface import ObjectStore
+from ciel.wire.errors import WireError
+from ciel.wire.references import from_json, to_json
+from ciel.worker.pins import Pins
+from ciel.worker.resources.data import answering
+from ciel.worker.service import WorkerService
+from ciel.worker.state.brought import NEW_FOR_S
+from ciel.worker.url_fetching import SessionRefusedError, UrlFetching
+
+LISTED_MAX = 1000
+_SECONDS_LATER = 0.1  # an answer is on its way by then
+
+MASTER_TELLS = (
+    "tasks come to a worker from its master, over a connection of their own; submit a job: "
+    "POST /api/v1/jobs at the master, or `ciel submit`"
+)
+STREAMS_TELL = (
+    "nobody subscribes to growth any more: GET /data/ID goes on until the object is whole, and "
+    "GET /data/.producer:ID with a Range has what there is by now"
+)
+NO_STOPWATCH = "this worker keeps no stopwatch; see /metrics and `ciel job info`"
+NO_ATTACHING = (
+    "a process cannot be attached to a worker: start it as a task of executor `proc`, or use the "
+    "Python API from it"
+)
+
+
+class Controls(NamedTuple):
+    """What of a worker the routes act on. `rejoin` raises CielError or ValueError for a URL that
+    cannot be the master's.
+    """
+
+    reactor: Any
+    worker: str
+    netloc: str
+    features: list[str]
+    service: WorkerService
+    store: ObjectStore
+    pins: Pins
+    urls: UrlFetching
+    master: Callable[[], str]
+    rejoin: Callable[[str], None]
+    stop: Callable[[], None]
+
+
+class _Control(Route):
+    """Something of the worker; reading takes a key for reading, and all else what is said here."""
+
+    def __init__(self, controls: Controls) -> None:
+        self.controls = controls
+
+    def role_for(self, method: str) -> Role:
+        return Role.READ if method in ("GET", "HEAD") else self.needs_role
+
+
+def _id(request: Request, name: str) -> str:
+    try:
+        return check_id(request.params[name])
+    except InvalidIdError as error:
+        raise HttpError(400, str(error)) from None
+
+
+def _number(request: Request, name: bytes, usual: int) -> int:
+    text = request.args.get(name, [b""])[0]
+    if not text:
+        return usual
+    if not text.isdigit() or len(text) > 18:
+        raise HttpError(400, f"{name.decode()} must be a whole number")
+    return int(text)
+
+
+class Greeting(_Control):
+    """Tells which worker this is."""
+
+    def render_GET(self, request: Request) -> Answer:
+        return request.reply(self.controls.worker)
+
+
+class Master(_Control):
+    """Where the master is; and where it is from now on, for those who move it."""
+
+    needs_role = Role.ADMIN
+
+    def render_GET(self, request: Request) -> Answer:
+        return request.reply({"netloc": self.controls.master(), "id": self.controls.worker})
+
+    def render_POST(self, request: Request) -> Answer:
+        said = request.json()
+        url = said.get("master") if isinstance(said, dict) and len(said) == 1 else None
+        if not isinstance(url, str):
+            raise HttpError(400, 'the body: expected {"master": URL}')
+        try:
+            self.controls.rejoin(url)
+        except (ValueError, CielError) as error:
+            raise HttpError(400, f"{url[:200]!a} cannot be the master: {error}") from None
+        return request.reply({"netloc": self.controls.master(), "id": self.controls.worker})
+
+
+class Features(_Control):
+    """The executors whose tasks run here."""
+
+    def render_GET(self, request: Request) -> Answer:
+        return request.reply(self.controls.features)
+
+
+class Abort(_Control):
+    """Ends attempts of a job, or of one task, as failures of their own."""
+
+    def render_POST(self, request: Request) -> Answer:
+        task = _id(request, "task") if "task" in request.params else None
+        return request.reply({"aborted": self.controls.service.abort(_id(request, "job"), task)})
+
+
+class Kill(_Control):
+    """Ends the worker, in order, once this was answered."""
+
+    needs_role = Role.ADMIN
+
+    def render_POST(self, request: Request) -> Answer:
+        self.controls.reactor.callLater(_SECONDS_LATER, self.controls.stop)
+        return request.reply({"worker": self.controls.worker}, 202)
+
+
+class EventLog(_Control):
+    """What has happened here of late; numbers count from 0."""
+
+    def render_GET(self, request: Request) -> Answer:
+        events = self.controls.service.events
+        first = _number(request, b"first_event", 0)
+        last = _number(request, b"last_event", events.count)
+        return request.reply(events.between(first, min(last, first + LISTED_MAX)))
+
+
+class EventWait(_Control):
+    """Answers once more has happened than its caller knows of, or after some 20 s."""
+
+    needs_role = Role.READ
+
+    def render_POST(self, request: Request) -> Answer:
+        events = self.controls.service.events
+        waiting = events.more_than(_number(request, b"event_count", 0))
+        return waiting.addCallback(lambda _: request.reply({"event_count": events.count}))
+
+
+# --- what stays and what goes ---------------------------------------------------------------------
+
+
+class PinList(_Control):
+    """References to what is pinned."""
+
+    def render_GET(self, request: Request) -> Any:
+        return deferToThread(self._references).addCallback(request.reply)
+
+    def _references(self) -> list[Any]:
+        controls = self.controls
+        here = frozenset((controls.netloc,))
+        with answering():
+            found = [(each, controls.store.stat(each)) for each in controls.pins.ids]
+        return [to_json(Concrete(each, info.size_bytes, here)) for each, info in found if info]
+
+
+class Pin(_Control):
+    """Has an object stay, whatever becomes of jobs, until it is let go."""
+
+    def render_POST(self, request: Request) -> Answer:
+        object_id, controls = ObjectId(_id(request, "id")), self.controls
+        with answering():
+            info = controls.store.stat(object_id)
+        if info is None:
+            raise HttpError(404, f"no object {object_id} is here")
+        self._change(controls.pins.add, object_id)
+        here = frozenset((controls.netloc,))
+        return request.reply(to_json(Concrete(object_id, info.size_bytes, here)))
+
+    def render_DELETE(self, request: Request) -> Answer:
+        object_id = ObjectId(_id(request, "id"))
+        if not self._change(self.controls.pins.remove, object_id):
+            raise HttpError(404, f"{object_id} is not pinned here")
+        return request.reply({"id": object_id})
+
+    def _change(self, change: Callable[[ObjectId], Any], object_id: ObjectId) -> Any:
+        try:
+            return change(object_id)
+        except OSError as error:
+            raise HttpError(500, f"pins cannot be written: {error.strerror}") from None
+
+
+class Flush(_Control):
+    """Tells what could go; and, `really`, has it go."""
+
+    def __init__(self, controls: Controls, *, really: bool) -> None:
+        super().__init__(controls)
+        self._really = really
+
+    def render_POST(self, request: Request) -> Answer:
+        service = self.controls.service
+        if self._really and not service.has_master:
+            raise HttpError(503, "the master cannot be asked now what is needed: it is not there")
+        older_than_s = _number(request, b"older_than_s", int(NEW_FOR_S))
+        choose = service.offer_brought if self._really else service.unnamed
+        lines = self._report(choose(older_than_s), older_than_s)
+        request.setHeader("Content-Type", "text/plain; charset=utf-8")
+        return "".join(f"{line}\n" for line in lines).encode()
+
+    def _report(self, unnamed: list[ObjectId], older_than_s: int) -> list[str]:
+        usage, pinned = self.controls.store.usage(), self.controls.pins.ids
+        goes = "go" if self._really else "would go"
+        lines = [
+            f"{usage.object_count} objects, {usage.used_bytes} bytes",
+            f"{len(pinned)} are pinned, and stay",
+            f"{len(unnamed)} were brought here over {older_than_s} s ago; those {goes} that no job "
+            "names",
+        ]
+        lines += [f"  {object_id}" for object_id in unnamed[:LISTED_MAX]]
+        if len(unnamed) > LISTED_MAX:
+            lines.append(f"  and {len(unnamed) - LISTED_MAX} more")
+        return [*lines, "all others are results and intermediates of jobs: see `ciel job rm`"]
+
+
+# --- URLs -----------------------------------------------------------------------------------------
+
+
+class FetchTable(_Control):
+    """The sessions in which URLs are fetched, or were."""
+
+    def render_GET(self, request: Request) -> Answer:
+        return request.reply(self.controls.urls.rows())
+
+
+class FetchSession(_Control):
+    """URLs to be fetched, each into an object that is pinned; and how far that is, by the status:
+    200 all is there, 408 not yet, 500 some cannot be had.
+    """
+
+    def render_POST(self, request: Request) -> Answer:
+        name = _id(request, "session")
+        try:
+            refs = from_json(request.json())
+        except (CielError, WireError) as error:
+            raise HttpError(400, f"the body: {error}") from None
+        if not isinstance(refs, list) or not all(isinstance(ref, Fetch) for ref in refs):
+            raise HttpError(400, "the body: expected a list of fetch2 references")
+        try:
+            self.controls.urls.begin(name, refs)
+        except SessionRefusedError as error:
+            raise HttpError(error.status, str(error)) from None
+        return request.reply({"session": name, "urls": len(refs)}, 202)
+
+    def render_GET(self, request: Request) -> Answer:
+        facts = self.controls.urls.facts(_id(request, "session"))
+        if facts is None:
+            raise HttpError(404, "there is no such session")
+        status = {"done": 200, "running": 408, "failed": 500}[facts["state"]]
+        return request.reply(facts, status)
+
+
+def add_controls(routes: Routes, controls: Controls) -> None:
+    """Serve all of this."""
+    for path, kind in (
+        ("/control", Greeting),
+        ("/control/master", Master),
+        ("/control/features", Features),
+        ("/control/abort/{job}", Abort),
+        ("/control/abort/{job}/{task}", Abort),
+        ("/control/kill", Kill),
+        ("/control/log", EventLog),
+        ("/control/log/wait_after", EventWait),
+        ("/control/admin/pin", PinList),
+        ("/control/admin/pin/{id}", Pin),
+        ("/control/fetch", FetchTable),
+        ("/control/fetch/{session}", FetchSession),
+    ):
+        routes.add(path, kind(controls))
+    routes.add("/control/admin/flush", Flush(controls, really=False))
+    routes.add("/control/admin/flush/really", Flush(controls, really=True))
+    routes.add("/control/task", Refusal(410, MASTER_TELLS, "POST"))
+    for step in ("subscribe", "unsubscribe", "advert"):
+        routes.add(f"/control/streamstat/{{id}}/{step}", Refusal(410, STREAMS_TELL, "POST"))
+    for path in ("/control/stopwatch", "/control/stopwatch/{name}"):
+        routes.add(path, Refusal(403, NO_STOPWATCH, "GET"))
+    routes.add("/control/process", Refusal(410, NO_ATTACHING, "GET", "POST"))
+    routes.add("/control/process/{id}", Refusal(410, NO_ATTACHING, "GET"))

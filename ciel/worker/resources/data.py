@@ -1,0 +1,257 @@
+"""The worker's HTTP side: objects out, with ranges or while they grow; uploads in, straight to the
+store.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, BinaryIO, Final, NamedTuple
+
+from twisted.internet.threads import deferToThread
+from twisted.logger import Logger
+from twisted.web.server import NOT_DONE_YET
+
+from ciel.access.keys import Role
+from ciel.core.errors import InvalidIdError
+from ciel.core.ids import check_id
+from ciel.launch.limits import open_files_advice
+from ciel.net.errors import HttpError
+from ciel.net.http import Answer, Request, Route
+from ciel.net.transfers import CHECKSUM_HEADER
+from ciel.storage.digests import digest_of
+from ciel.storage.errors import (
+    NoSpaceError,
+    ObjectConflictError,
+    ObjectNotFoundError,
+    StorageError,
+)
+from ciel.storage.interface import ObjectReader, ObjectStore
+from ciel.wire.files import FILE_HEADER, file_identity
+from ciel.worker.sending import GrowingSending, Read, Sending, read_file
+from ciel.worker.streaming import Growing, Streams
+
+log = Logger()
+
+PRODUCER_PREFIX: Final = ".producer:"
+"""How the original calls the file of an object that is still being made."""
+
+LEFT_OUT_HEADER: Final = "Ciel-Left-Out"
+
+_BLOCK = struct.Struct(">120pQ")
+_BLOCK_NAME_MAX_BYTES = 119
+
+_RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})")  # more digits than that are no offset
+
+
+def byte_range(header: str, size_bytes: int) -> tuple[int, int] | None:
+    """Return the half-open range that a `Range` header asks for; None for the whole object.
+
+    Several ranges, and what is no range, count as none (RFC 9110, 14.2). Raises HttpError 416 for
+    one that lies outside.
+    """
+    match = _RANGE.fullmatch(header.strip())
+    if match is None or match.groups() == ("", ""):
+        return None
+    first, last = match.groups()
+    if not first:
+        start, end = max(size_bytes - int(last), 0), size_bytes
+    elif last and int(last) < int(first):
+        return None
+    else:
+        start = int(first)
+        end = min(int(last) + 1, size_bytes) if last else size_bytes
+    if start >= size_bytes or end <= start:
+        raise HttpError(
+            416, "the range is not within the object", Content_Range=f"bytes */{size_bytes}"
+        )
+    return start, end
+
+
+@contextmanager
+def answering() -> Iterator[None]:
+    """Turn what a store raises into the answer to a request."""
+    try:
+        yield
+    except InvalidIdError as error:
+        raise HttpError(400, str(error)) from None
+    except ObjectNotFoundError:
+        raise HttpError(404, "no such object here") from None
+    except ObjectConflictError as error:
+        raise HttpError(409, str(error)) from None
+    except NoSpaceError as error:
+        raise HttpError(507, str(error)) from None
+    except StorageError as error:
+        reason = f"the store of this worker: {error}{open_files_advice(error)}"
+        log.error("{reason}", reason=reason)
+        raise HttpError(500, reason) from None
+
+
+def open_object(store: ObjectStore, request: Request) -> ObjectReader:
+    """Open the object that a request names; raises HttpError."""
+    with answering():
+        return store.open(check_id(request.params["id"]))
+
+
+class Data(Route):
+    """Objects, to be read: committed ones, and those that still grow, as they grow."""
+
+    needs_role = Role.READ
+
+    def __init__(self, store: ObjectStore, streams: Streams) -> None:
+        self._store = store
+        self._streams = streams
+
+    def render_GET(self, request: Request) -> Answer:
+        found = self._find(request)
+        if isinstance(found, Growing):
+            return self._follow(request, found)
+        try:
+            span = byte_range(request.getHeader("Range") or "", found.size_bytes)
+        except HttpError:
+            found.close()
+            raise
+        start, end = span or (0, found.size_bytes)
+        if span is not None:
+            request.setResponseCode(206)
+            request.setHeader("Content-Range", f"bytes {start}-{end - 1}/{found.size_bytes}")
+        self._describe(request, end - start)
+        if found.checksum is not None:
+            request.setHeader(CHECKSUM_HEADER, found.checksum)
+        if start == end:
+            found.close()
+            return b""
+        Sending(request, found.read, start, end, found.close)
+        return NOT_DONE_YET
+
+    def render_HEAD(self, request: Request) -> Answer:
+        found = self._find(request)
+        if isinstance(found, Growing):
+            self._describe(request, None)
+        else:
+            self._describe(request, found.size_bytes)
+            if found.source is not None:
+                request.setHeader(FILE_HEADER, file_identity(found.source))
+            found.close()
+        request.write(b"")
+        request.finish()
+        return NOT_DONE_YET
+
+    def _find(self, request: Request) -> _Whole | Growing:
+        object_id = request.params["id"]
+        if object_id.startswith(PRODUCER_PREFIX):
+            return self._so_far(request, object_id.removeprefix(PRODUCER_PREFIX))
+        growing = self._streams.get(object_id)
+        try:
+            reader = open_object(self._store, request)
+        except HttpError:
+            if growing is None or growing.broken:
+                raise
+            if not growing.is_whole:
+                return growing
+            hold, fd = self._streams.hold(growing), growing.fileno()
+            read = partial(read_file, fd)
+            return _Whole(read, growing.size_bytes, digest_of(fd), hold.close, None)
+        try:
+            with answering():
+                info = self._store.stat(object_id)
+        except HttpError:
+            reader.close()
+            raise
+        checksum = info.checksum if info is not None else None
+        return _Whole(reader.read, reader.size_bytes, checksum, reader.close, reader.source)
+
+    def _so_far(self, request: Request, object_id: str) -> _Whole | Growing:
+        """Find what there is of an object at this moment, as those expect it who ask again for the
+        rest.
+        """
+        request.params["id"] = object_id
+        growing = self._streams.get(object_id)
+        if growing is None or growing.is_over:
+            return self._find(request)
+        self._streams.measure(growing)
+        hold = self._streams.hold(growing)
+        read = partial(read_file, growing.fileno())
+        return _Whole(read, growing.size_bytes, None, hold.close, None)
+
+    def _follow(self, request: Request, growing: Growing) -> Answer:
+        if request.getHeader("Range"):
+            raise HttpError(409, "it is still being made: there is no part of it but the beginning")
+        if request.clientproto != b"HTTP/1.1":
+            raise HttpError(505, "it is still being made: its end can only be told in HTTP/1.1")
+        self._describe(request, None)
+        GrowingSending(request, growing, self._streams)
+        return NOT_DONE_YET
+
+    def _describe(self, request: Request, length_bytes: int | None) -> None:
+        request.setHeader("Content-Type", "application/octet-stream")
+        request.setHeader("Accept-Ranges", "none" if length_bytes is None else "bytes")
+        if length_bytes is not None:
+            request.setHeader("Content-Length", str(length_bytes))
+
+
+class BlockList(Route):
+    """The objects of this store, as the original lists them: 128 bytes for each, which are its name
+    behind a byte that says how long that is, filled up to 120, and its size (big-endian). A name
+    that is too long for that is left out; a header says how many were.
+    """
+
+    needs_role = Role.READ
+
+    def __init__(self, store: ObjectStore) -> None:
+        self._store = store
+
+    def render_GET(self, request: Request) -> Any:
+        return deferToThread(answering()(self._list)).addCallback(self._send, request)
+
+    def render_HEAD(self, request: Request) -> Any:
+        return self.render_GET(request)
+
+    def _list(self) -> tuple[BinaryIO, int]:
+        """Write the list to a file that nobody sees: it may be long."""
+        left_out = 0
+        file: Any = tempfile.TemporaryFile()  # noqa: SIM115  # closed when it was sent
+        try:
+            for object_id in self._store:
+                info = self._store.stat(object_id)
+                name = object_id.encode()
+                if len(name) > _BLOCK_NAME_MAX_BYTES:
+                    left_out += 1
+                elif info is not None:
+                    file.write(_BLOCK.pack(name, info.size_bytes))
+            file.flush()
+        except BaseException:
+            file.close()
+            raise
+        return file, left_out
+
+    def _send(self, found: tuple[BinaryIO, int], request: Request) -> Answer:
+        file, left_out = found
+        size_bytes = file.tell()
+        request.setHeader("Content-Type", "application/octet-stream")
+        request.setHeader("Content-Length", str(size_bytes))
+        request.setHeader(LEFT_OUT_HEADER, str(left_out))
+        if request.method == b"HEAD":
+            file.close()
+            request.write(b"")
+            request.finish()
+        elif not size_bytes:
+            file.close()
+            return b""
+        else:
+            Sending(request, partial(read_file, file.fileno()), 0, size_bytes, file.close)
+        return NOT_DONE_YET
+
+
+class _Whole(NamedTuple):
+    """An object that can be sent at once."""
+
+    read: Read
+    size_bytes: int
+    checksum: str | None
+    close: Callable[[], None]
+    source: str | None

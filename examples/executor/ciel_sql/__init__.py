@@ -1,0 +1,1 @@
+"""An executor for ciel: queries over tables of comma-separated values."""

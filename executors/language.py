@@ -1,0 +1,123 @@
+"""Languages whose programs talk as those of `proc` do, each an executor made of a few words:
+`ocaml`, `haskell`, and what a configuration or an entry point adds.
+
+    [executors.julia]                                 # in the configuration of each worker
+    command = ["julia", "/opt/ciel/task.jl"]
+
+A task's program is the command; `{binary}` in it stands for the words of the task's `binary`, as
+OCaml and Haskell have it (ciel-interfaces, 6.10). It is told in `start_task` all that its task was
+spawned with, and kept warm for others of the same command if it says so. A spawn is answered with a
+list of `n_outputs` references (one, if it does not say).
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ciel.execution.executor import (
+    Action,
+    BadArgumentsError,
+    ChildForm,
+    Program,
+    Talk,
+    Task,
+    output_count,
+)
+from ciel.executors.jvm import text_list
+from ciel.executors.proc import ProcExecutor, waiting_form
+
+BINARY = "{binary}"
+_NOT_TOLD = ("n_outputs", "extra_dependencies", "any_dependencies", "package_ref")
+
+
+class LanguageExecutor(ProcExecutor):
+    """Such an executor. `path`: directories in which its program is sought before those of the
+    worker's PATH; `~` is the home of the worker. `memoise`: equal tasks of a job are done once.
+    """
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        command: Sequence[str],
+        env: Mapping[str, str] | None = None,
+        path: Sequence[str] = (),
+        memoise: bool = False,
+    ) -> None:
+        self.name = name
+        self._command = text_list("command", command)
+        if not self._command:
+            raise TypeError("'command' must begin with a program's name")
+        self._env = dict(env or {})
+        if not all(isinstance(value, str) for value in self._env.values()):
+            raise TypeError("'env' must be a table of texts")
+        self._path = text_list("path", path)
+        self._memoise = memoise
+
+    def missing(self, environ: Mapping[str, str]) -> str:
+        home = environ.get("HOME", "")
+        places = [place.replace("~", home, 1) for place in self._path if home or place[:1] != "~"]
+        search = os.pathsep.join([*places, environ.get("PATH", os.defpath)])
+        if places:
+            self._env["PATH"] = search
+        program = self._command[0]
+        if program == BINARY or shutil.which(program, path=search) is not None:
+            return ""
+        return (
+            f"there is no program {program!r} on this host: install it, or say where it is under "
+            f"[executors.{self.name}] in the configuration"
+        )
+
+    def begin(self, task: Task) -> Action:
+        arguments = task.arguments
+        said: dict[str, Any] = {"proc_pargs": [], "proc_kwargs": {}}
+        if (going_on := self.going_on(arguments, said)) is not None:
+            return going_on
+        said |= {key: arguments[key] for key in arguments if key not in _NOT_TOLD}
+        return self.talk(self._argv(arguments), said)
+
+    def talk(self, argv: Sequence[str], said: Mapping[str, Any]) -> Talk:
+        """Have a program talk; it serves all tasks of the same command."""
+        kind = "\0".join([self.name, *argv])
+        return Talk(Program(tuple(argv), env=self._env), said, kind)
+
+    def child_form(self, keywords: dict[str, Any]) -> ChildForm:
+        n_outputs = output_count(keywords.get("n_outputs", 1))
+        arguments = {key: value for key, value in keywords.items() if value is not None}
+        if n_outputs == 1:
+            arguments.pop("n_outputs", None)
+        for reserved in ("fixed", "package_ref"):
+            if reserved in arguments:
+                raise BadArgumentsError(f"{reserved!r} cannot be given to a task of {self.name}")
+        self._argv(arguments)
+        return waiting_form(ChildForm(arguments, n_outputs, self._memoise, as_list=True), keywords)
+
+    def _argv(self, arguments: Mapping[str, Any]) -> list[str]:
+        if BINARY not in self._command:
+            return [*self._command]
+        binary = arguments.get("binary")
+        if not isinstance(binary, str) or not binary.split() or "\0" in binary:
+            raise BadArgumentsError(
+                f"{self.name} needs 'binary', a program and its arguments in one text"
+            )
+        start = self._command.index(BINARY)
+        return [*self._command[:start], *binary.split(), *self._command[start + 1 :]]
+
+
+def ocaml(
+    *, command: Sequence[str] = (BINARY,), env: Mapping[str, str] | None = None,
+    path: Sequence[str] = (), memoise: bool = True,
+) -> LanguageExecutor:  # fmt: skip
+    """Make the executor `ocaml`: `binary`, `fn_ref` (a closure), `args`."""
+    return LanguageExecutor(name="ocaml", command=command, env=env, path=path, memoise=memoise)
+
+
+def haskell(
+    *, command: Sequence[str] = (BINARY,), env: Mapping[str, str] | None = None,
+    path: Sequence[str] = ("~/.cabal/bin",), memoise: bool = True,
+) -> LanguageExecutor:  # fmt: skip
+    """Make the executor `haskell`, whose programs cabal has installed."""
+    return LanguageExecutor(name="haskell", command=command, env=env, path=path, memoise=memoise)

@@ -1,0 +1,48 @@
+"""`docs/executors.md`: what it quotes is what runs, and it leaves no executor out."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from ciel.client.package_entries import open_package
+from ciel.client.packages import parse
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "executors.md").read_text()
+EXAMPLES = ROOT / "examples"
+
+
+@pytest.mark.parametrize(
+    "language, name",
+    [
+        ("java", "loaders/Longest.java"),
+        ("json", "loaders/longest-java.pack"),
+        ("c", "loaders/longest.c"),
+        ("python", "executor/ciel_sql/executor.py"),
+    ],
+)
+def test_the_programs_on_the_page_are_the_examples(language: str, name: str) -> None:
+    quoted = re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)
+    assert quoted == [(EXAMPLES / name).read_text()]
+
+
+def test_every_executor_is_on_the_page() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    installed = project["entry-points"]["ciel.executors"].keys() - {"language"}
+    assert installed <= set(re.findall(r"`(\w+)`", PAGE))
+
+
+def test_the_tables_on_the_page_can_be_read() -> None:
+    first, second = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
+    assert tomllib.loads(first)["executors"].keys() == {"julia"}
+    project = tomllib.loads((EXAMPLES / "executor" / "pyproject.toml").read_text())["project"]
+    assert tomllib.loads(second)["project"]["entry-points"] == project["entry-points"]
+
+
+@pytest.mark.parametrize("name", ["loaders/longest-c.pack", "executor/rainfall.pack"])
+def test_the_packages_can_be_read(name: str) -> None:
+    assert parse(open_package(EXAMPLES / name), {}, ["LICENSE"]).handler in ("cso", "sql")

@@ -1,0 +1,72 @@
+"""`docs/http.md`: its Python runs, in order and as one script, and prints what is shown; its tables
+name every route of the master.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ciel.testing.homes import HandCluster, Home
+from ciel.testing.master_rows import master_table
+from ciel.testing.worker_rows import worker_table
+
+PAGE = Path(__file__).parents[2] / "docs" / "http.md"
+SPOKEN_OF = frozenset(
+    ("ping", "stopping", "report", "failed", "publish", "log", "abort", "unsubscribe", "advert")
+)
+"""The last words of paths that are only listed in a sentence."""
+
+
+def blocks(kind: str) -> list[str]:
+    return re.findall(rf"^```{kind}\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[HandCluster]:
+    cluster = HandCluster.start(Home(tmp_path), 1)
+    yield cluster
+    cluster.stop()
+
+
+def test_the_page_runs_and_prints_what_it_shows(cluster: HandCluster) -> None:
+    script = cluster.home.path / "page.py"
+    script.write_text("\n".join(blocks("python")))
+    done = cluster.home.run(sys.executable, str(script))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == "".join(blocks("output"))
+
+
+def test_a_key_of_a_role_can_be_had_by_its_owner_alone(cluster: HandCluster) -> None:
+    home, file = cluster.home, cluster.home.path / "read.key"
+    assert home.run("ciel", "key", "read", "-o", str(file)).stdout == ""
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert file.read_text() == home.run("ciel", "key", "read").stdout
+    done: subprocess.CompletedProcess[str] = home.run("ciel", "key", "admin")
+    assert done.returncode == 2
+    assert home.run("ciel", "key", "read", "-o", str(home.path)).returncode == 2
+
+
+def test_every_route_of_the_master_stands_on_the_page() -> None:
+    text = PAGE.read_text()
+    for path, route in master_table():
+        shown = re.sub(r"\{(\w+)\}", lambda name: name[1].upper(), path)
+        shown = shown.replace("stopwatch/NAME", "stopwatch/…").replace(
+            "/worker/WORKER", "/worker/ID"
+        )
+        last = path.rpartition("/")[2]
+        known = last in SPOKEN_OF or last in ("gethostname", "backup") or "browse" in path
+        assert known or shown in text, (path, type(route).__name__)
+        assert not known or last in text or "browse" in path
+
+
+def test_every_route_of_a_worker_stands_on_the_page() -> None:
+    text = PAGE.read_text().partition("## The worker")[2]
+    for path, _ in worker_table():
+        shown = re.sub(r"\{(\w+)\}", lambda name: name[1].upper(), path)
+        assert shown in text or shown.rpartition("/")[2] in SPOKEN_OF, path

@@ -1,0 +1,26 @@
+package apps;
+
+import java.io.BufferedReader;
+import java.io.IOException;
+import java.io.InputStream;
+import java.io.InputStreamReader;
+import java.io.OutputStream;
+import java.nio.charset.StandardCharsets;
+
+/** For the executor "java": sorts lines into those that contain a word and the others. */
+public class Lines {
+    public void invoke(InputStream[] in, OutputStream[] out, String[] args) throws IOException {
+        if (args.length == 0) {
+            throw new IllegalArgumentException("no word to look for");
+        }
+        for (InputStream input : in) {
+            BufferedReader lines =
+                    new BufferedReader(new InputStreamReader(input, StandardCharsets.UTF_8));
+            for (String line = lines.readLine(); line != null; line = lines.readLine()) {
+                int which = line.contains(args[0]) ? 0 : 1;
+                out[which].write((line + "\n").getBytes(StandardCharsets.UTF_8));
+            }
+        }
+        System.out.println("looked for " + args[0]);
+    }
+}

@@ -1,0 +1,422 @@
+"""Tasks in other languages than Python: loaders and what they load, programs that talk by their own
+executors, and executors that others bring. `test_hosts` has them on two hosts.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final
+
+import pytest
+
+from ciel.testing.homes import HandCluster, Home
+from ciel.testing.languages import require_perl
+from ciel.testing.two_slots import TwoSlots
+
+EXAMPLES: Final = Path(__file__).parents[2] / "examples"
+PROGRAMS: Final = Path(__file__).parent / "programs"
+
+SETTINGS: Final = f"""
+[executors.skypy]
+command = ["{sys.executable}"]
+
+[executors.perl]                              # a language of our own
+command = ["perl", "{EXAMPLES}/proc/wordcount.pl"]
+
+[executors.julia]                             # which is not on this host
+command = ["ciel-no-such-julia"]
+
+[executors.cobol]
+comand = ["cobol"]
+
+[executors.java]
+options = ["-Xmx64M"]
+
+[executors.sql]
+time_limit_s = 20.0
+"""
+
+Typed = Callable[..., tuple[int, str, str]]
+
+
+def add_example(target: Path) -> None:
+    """Bring the third-party example and what names it, as `pip install` would."""
+    shutil.copytree(EXAMPLES / "executor", target)
+    make = "from setuptools.build_meta import *; prepare_metadata_for_build_wheel('.')"
+    done = subprocess.run(
+        [sys.executable, "-c", make], cwd=target, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoSlots]:
+    path = tmp_path_factory.mktemp("languages")
+    (path / "config" / "ciel").mkdir(parents=True)
+    (path / "config" / "ciel" / "config.toml").write_text(SETTINGS)
+    add_example(path / "sql")
+    cluster = TwoSlots(path)
+    cluster.home.environ["CIEL_SKYPY_BASE"] = str(PROGRAMS / "skypy")
+    cluster.home.environ["PYTHONPATH"] = str(path / "sql")
+    with cluster:
+        yield cluster
+
+
+@pytest.fixture
+def run(cluster: TwoSlots, typed: Typed) -> Callable[..., Any]:
+    """Run the first task of a package; return what its outputs contain, as text."""
+
+    def run(
+        handler: str,
+        args: dict[str, Any],
+        *,
+        n_outputs: int = 1,
+        files: Mapping[str, Path] = MappingProxyType({}),
+    ) -> list[str]:
+        package = {
+            "package": {key: {"filename": str(path)} for key, path in files.items()},
+            "start": {"handler": handler, "args": args},
+            "result": [{"__decode_ref__": "noop"}] * n_outputs,
+        }
+        (cluster.home.path / "job.pack").write_text(json.dumps(package))
+        status, out, err = typed(cluster.home, "run", "--quiet", "job.pack")
+        if status:
+            raise JobFailedError(cluster.plain(err))
+        found: list[str] = json.loads(out)
+        return found
+
+    return run
+
+
+class JobFailedError(Exception):
+    """A job has failed; the text is what its user reads."""
+
+
+Run = Callable[..., list[str]]
+
+
+def part(key: str) -> dict[str, str]:
+    return {"__package__": key}
+
+
+# --- java -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def lines(cluster: TwoSlots) -> Path:
+    path = cluster.home.path / "lines"
+    path.write_text("apple\npear\nbanana\n")
+    return path
+
+
+def test_a_class_is_given_streams_and_arguments(
+    cluster: TwoSlots, run: Run, jars: dict[str, Path], lines: Path
+) -> None:
+    args = {"class": "apps.Lines", "lib": [part("jar")], "inputs": [part("in")] * 2, "argv": ["an"]}
+    found = run("java", {"args": args, "n_outputs": 2}, n_outputs=2,
+                files={"jar": jars["apps"], "in": lines})  # fmt: skip
+    assert found == ["banana\n" * 2, "apple\npear\n" * 2]
+    assert "looked for an\n" in cluster.run("job", "log", "last").stdout
+
+
+def test_an_exception_of_a_class_is_shown_as_its_author_knows_it(
+    run: Run, jars: dict[str, Path]
+) -> None:
+    args = {"class": "apps.Lines", "lib": [part("jar")]}
+    with pytest.raises(JobFailedError) as caught:
+        run("java", args, files={"jar": jars["apps"]})
+    shown = re.sub(r"\S*/(java|ciel-java\.jar)", r"\1", str(caught.value))
+    assert shown.splitlines()[:4] == [
+        "ciel: java -Xmx64M -cp ciel-java.jar ciel.TaskLoader apps.Lines .jars/0.jar ended with "
+        "exit status 1 on worker W",
+        "its standard error ends:",
+        "  java.lang.IllegalArgumentException: no word to look for",
+        "  \tat apps.Lines.invoke(Lines.java:14)",
+    ]
+    assert "\tat " not in "".join(shown.splitlines()[4:])
+
+
+@pytest.mark.parametrize(
+    "name, said",
+    [
+        ("apps.Absent", "ciel: there is no class apps.Absent in 'lib'"),
+        ("apps.Broken", "ciel: apps.Broken cannot be loaded: java.lang.NoClassDefFoundError: com"),
+        ("java.lang.String", "no public method invoke(InputStream[], OutputStream[], String[])"),
+    ],
+)
+def test_a_class_that_cannot_be_a_task_is_named(
+    run: Run, jars: dict[str, Path], name: str, said: str
+) -> None:
+    with pytest.raises(JobFailedError) as caught:
+        run("java", {"class": name, "lib": [part("jar")]}, files={"jar": jars["apps"]})
+    assert said in str(caught.value)
+
+
+# --- cso ------------------------------------------------------------------------------------------
+
+LIBRARY: Final = """
+#include <unistd.h>
+int power_of(int base, int exponent) { return exponent ? base * power_of(base, exponent - 1) : 1; }
+"""
+SHARED: Final = """
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+#include "sw_task.h"
+int power_of(int base, int exponent);
+sw_task copy, fail;
+int copy(int n_in, int *in_fds, int n_out, int *out_fds, int argc, char **argv)
+{
+    char bytes[65536];
+    for (int i = 0; i < n_in; i++)
+        for (ssize_t got; (got = read(in_fds[i], bytes, sizeof bytes)) > 0;)
+            for (int j = 0; j < n_out; j++)
+                if (write(out_fds[j], bytes, got) != got)
+                    return -1;
+    dprintf(out_fds[n_out - 1], "%d %d\\n", power_of(atoi(argv[0]), atoi(argv[1])), argc);
+    return 0;
+}
+int fail(int n_in, int *in_fds, int n_out, int *out_fds, int argc, char **argv) { return 256; }
+"""
+
+
+@pytest.fixture(scope="module")
+def libraries(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Two shared objects, of which the second needs the first."""
+    path = tmp_path_factory.mktemp("cso")
+    include = EXAMPLES.parent / "executors" / "sdk" / "c"
+    for name, source in (("powers", LIBRARY), ("copying", SHARED)):
+        (path / f"{name}.c").write_text(source)
+        command = ["cc", "-shared", "-fPIC", f"-I{include}", "-o", f"{name}.so", f"{name}.c"]
+        subprocess.run(command, cwd=path, check=True)
+    return {name: path / f"{name}.so" for name in ("powers", "copying")}
+
+
+def test_a_function_is_given_descriptors_and_arguments(
+    run: Run, libraries: dict[str, Path], lines: Path
+) -> None:
+    args = {
+        "lib": [part("powers"), part("copying")], "entry_point": "copy",
+        "inputs": [part("in"), part("in")], "argv": [2, 10], "n_outputs": 2,
+    }  # fmt: skip
+    found = run("cso", args, n_outputs=2, files={**libraries, "in": lines})
+    assert found == [lines.read_text() * 2, lines.read_text() * 2 + "1024 2\n"]
+
+
+@pytest.mark.parametrize(
+    "args, said",
+    [
+        ({"entry_point": "fail"}, "ciel: fail returned 256"),
+        ({"entry_point": "absent"}, "ciel: no library of 'lib' has a function absent"),
+        ({"lib": [part("copying")]}, "ciel: library 1 of 'lib' cannot be loaded: "),
+        ({"entry_point": ""}, "'entry_point' must be a text, not ''"),
+        ({"lib": []}, "cso needs a list 'lib' of at least one reference"),
+        ({"argv": [None]}, "element 0 of 'argv' must be text, a number or a reference"),
+    ],
+    ids=str,
+)
+def test_what_is_wrong_with_a_function_is_said(
+    run: Run, libraries: dict[str, Path], args: dict[str, Any], said: str
+) -> None:
+    whole = {"lib": [part("powers"), part("copying")], "entry_point": "copy"} | args
+    with pytest.raises(JobFailedError) as caught:
+        run("cso", whole, files=libraries)
+    assert said in str(caught.value)
+
+
+def test_the_examples_of_loaders_run_as_their_page_says(
+    cluster: TwoSlots, typed: Typed, jars: dict[str, Path]
+) -> None:
+    page = (EXAMPLES.parent / "docs" / "executors.md").read_text()
+    (commands,) = re.findall(r"```sh\n(make.*?)```", page, re.DOTALL)
+    home = cluster.home.path
+    shutil.copytree(EXAMPLES / "loaders", home / "examples" / "loaders")
+    shutil.copy(EXAMPLES.parent / "LICENSE", home)
+    make, *runs = commands.splitlines()
+    sdk = EXAMPLES.parent / "executors" / "sdk" / "c"
+    made = cluster.home.run(*make.split(), f"SDK={sdk}", "MAKEFLAGS=")
+    assert made.returncode == 0, made.stderr
+    longest = max((home / "LICENSE").read_text().splitlines(True), key=len)
+    for line in runs:
+        ciel, *words = line.split()
+        status, out, err = typed(cluster.home, *words)
+        assert (ciel, status, json.loads(out)) == ("ciel", 0, [longest]), err
+
+
+# --- java2 ----------------------------------------------------------------------------------------
+
+
+def test_java_spawns_waits_in_place_and_hands_over(
+    cluster: TwoSlots, jars: dict[str, Path], typed: Typed
+) -> None:
+    (cluster.home.path / "word").write_text("hello")
+    command = ["java", "--extra-jar", str(jars["com"]), "--package", "words=word"]
+    done = typed(cluster.home, *command, str(jars["apps"]), "apps.Squares", "4", "0")
+    assert done == (0, "30 hello hello hello hello, on hosts: 1", "")
+    log = cluster.run("job", "log", "last").stdout
+    assert log.endswith("a sum of 4\n")
+    jvms = [line for line in cluster.home.processes().values() if "Java2Executor" in line]
+    assert 1 <= len(jvms) <= 3, "they are kept, and used again"
+
+
+def test_an_exception_in_java_ends_the_job_with_its_trace(
+    cluster: TwoSlots, jars: dict[str, Path], typed: Typed
+) -> None:
+    cluster.home.environ["CIEL_JARS_DIR"] = str(jars["com"].parent)
+    status, out, err = typed(cluster.home, "java", str(jars["apps"]), "apps.Broken", "me")
+    del cluster.home.environ["CIEL_JARS_DIR"]
+    assert (status, out) == (1, "")
+    assert "on worker" in err
+    assert "java.lang.IllegalArgumentException: broken by me\n" in err
+    assert "\tat apps.Broken.invoke(Broken.java:" in err
+
+
+def test_a_jvm_without_bindings_says_what_is_missing(
+    cluster: TwoSlots, jars: dict[str, Path], typed: Typed
+) -> None:
+    status, out, err = typed(cluster.home, "java", str(jars["apps"]), "apps.Squares", "1", "0")
+    assert (status, out) == (1, "")
+    name = "com.asgow.ciel.executor.Java2Executor"
+    assert f"; are the bindings, with {name}, among its jars, or in CIEL_JARS_DIR there?\n" in err
+
+
+@pytest.mark.parametrize(
+    "words, said",
+    [
+        (["absent.jar", "X"], "JAR: absent.jar: there is no such file"),
+        (["-j", ".", "lines", "X"], "a jar: .: is no regular file"),
+        (["-L", "absent", "lines", "X"], "--jar-lib absent: there is no such directory"),
+        (["-P", "key", "lines", "X"], "--package key: expected KEY=FILE"),
+        (["-P", "key=absent", "lines", "X"], "--package key: absent: there is no such file"),
+    ],
+    ids=str,
+)
+def test_jars_that_are_not_there_are_missed_before_anything_is_sent(
+    cluster: TwoSlots, typed: Typed, lines: Path, words: list[str], said: str
+) -> None:
+    status, out, err = typed(cluster.home, "java", *words)
+    assert (status, out) == (2, "")
+    assert said in err
+
+
+# --- languages that are set up --------------------------------------------------------------------
+
+TELLER: Final = f"""#!{sys.executable}
+from ciel.executors.sdk import ciel_task
+import json, sys
+
+def run(task):
+    told = {{key: repr(value) for key, value in task.private.items()}}
+    task.publish(0, json.dumps([sys.argv[1], task.private["args"], sorted(told)]).encode())
+    if "fn_ref" in told:
+        task.publish(1, task.read(task.private["fn_ref"]))
+
+ciel_task.serve(run)
+"""
+
+
+@pytest.mark.parametrize("language", ["ocaml", "haskell"])
+def test_the_words_of_a_binary_are_run_and_told_their_task(
+    cluster: TwoSlots, run: Run, lines: Path, language: str
+) -> None:
+    if language == "haskell":  # where cabal puts it
+        (cluster.home.path / ".cabal" / "bin").mkdir(parents=True)
+        cluster.add_program(".cabal/bin/told", TELLER)
+        binary = "told first"
+    else:
+        binary = f"{cluster.add_program('told', TELLER)} first"
+    args = {"binary": binary, "fn_ref": part("fn"), "args": ["x", 1], "n_outputs": 2}
+    told, fn = run(language, args, n_outputs=2, files={"fn": lines})
+    keys = ["args", "binary", "fn_ref", "proc_kwargs", "proc_pargs"]
+    assert json.loads(told) == ["first", ["x", 1], keys]
+    assert fn == lines.read_text()
+
+
+def test_a_script_of_skypy_goes_on_as_a_continuation(
+    cluster: TwoSlots, run: Run, lines: Path
+) -> None:
+    script = cluster.home.path / "script.py"
+    script.write_text("def main(text): return text.upper()\n")
+    args = {"pyfile_ref": part("script"), "entry_point": "main", "entry_args": [part("in")],
+            "n_extra_outputs": 1, "export_json": True}  # fmt: skip
+    found = run("skypy", args, n_outputs=2, files={"script": script, "in": lines})
+    assert found == [json.dumps(lines.read_text().upper()), "continued: True, extra: [1]"]
+
+
+def test_a_further_language_is_a_table_of_the_configuration(
+    cluster: TwoSlots, run: Run, lines: Path
+) -> None:
+    require_perl()
+    args = {"proc_pargs": [part("in")]}
+    assert run("perl", args, files={"in": lines}) == ["3\n"]
+
+
+def test_an_executor_that_cannot_run_is_named_with_what_it_lacks(run: Run, lines: Path) -> None:
+    for handler, why in (
+        (
+            "julia",
+            "there is no program 'ciel-no-such-julia' on this host: install it, or say where it is "
+            "under [executors.julia] in the configuration",
+        ),
+        (
+            "cobol",
+            "it cannot be set up (HOME/config/ciel/config.toml line 11): 'comand' is not known; "
+            "there may be: command, env, path, memoise",
+        ),
+        (
+            "dotnet",
+            "ciel leaves dotnet out: run the program itself by stdinout, env or proc, or set an "
+            "executor up under a name of your own (docs/executors.md)",
+        ),
+    ):
+        with pytest.raises(JobFailedError) as caught:
+            run(handler, {"args": []})
+        assert f"no worker offers the executor '{handler}' (there are: " in str(caught.value)
+        assert f"\nworker W: {why}\n" in str(caught.value)
+
+
+def test_a_worker_creates_tasks_that_only_another_one_can_run(home: Home, typed: Typed) -> None:
+    (home.path / "config" / "ciel").mkdir(parents=True)
+    (home.path / "config" / "ciel" / "config.toml").write_text(SETTINGS)
+    cluster = HandCluster.start(home, workers=1)
+    home.environ["CIEL_SKYPY_BASE"] = str(PROGRAMS / "skypy")
+    cluster.start_worker()
+    (home.path / "script.py").write_text("def main(): return 7\n")
+    args = {"pyfile_ref": part("script"), "entry_point": "main", "entry_args": []}
+    package = {
+        "package": {"script": {"filename": "script.py"}},
+        "start": {"handler": "skypy", "args": {**args, "n_extra_outputs": 1}},
+        "result": [{"__decode_ref__": "json"}, None],
+    }
+    (home.path / "job.pack").write_text(json.dumps(package))
+    for _ in range(4):  # either of them begins a job
+        status, out, err = typed(home, "run", "--quiet", "job.pack")
+        assert (status, json.loads(out)[0]) == (0, 7), err
+    cluster.stop()
+
+
+# --- executors of others --------------------------------------------------------------------------
+
+
+def test_an_executor_of_another_package_is_found_and_set_up(
+    cluster: TwoSlots, typed: Typed
+) -> None:
+    package = str(EXAMPLES / "executor" / "rainfall.pack")
+    status, out, err = typed(cluster.home, "run", "--quiet", package)
+    assert (status, json.loads(out), err) == (0, ["place,mm\nBergen,445\nCairo,5\nLima,1\n"], "")
+
+
+def test_an_executor_of_another_package_says_in_its_words_what_failed(run: Run) -> None:
+    with pytest.raises(JobFailedError) as caught:
+        run("sql", {"query": "SELECT * FROM nowhere"})
+    assert "found something wrong with the query on worker W" in str(caught.value)
+    assert "sql: no such table: nowhere" in str(caught.value)
+    with pytest.raises(JobFailedError, match="'query' must be a text"):
+        run("sql", {"query": 7})

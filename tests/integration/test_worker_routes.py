@@ -1,0 +1,249 @@
+"""What a real worker does when it is asked over HTTP: pins, flushes, URLs, aborts, its log and
+figures; and that thousands of slow connections keep nobody out.
+"""
+
+from __future__ import annotations
+
+import resource
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, NamedTuple
+
+import pytest
+
+from ciel.access.keys import Role
+from ciel.testing.homes import HandCluster, Home, descriptors_of, private_bytes, wait_for
+from ciel.testing.routes import Door
+
+ADMIN, SUBMIT, READ = Role.ADMIN, Role.SUBMIT, Role.READ
+CONTENT = bytes(range(256)) * 100
+
+
+class Site(NamedTuple):
+    """A cluster of one worker, and the doors of both daemons."""
+
+    cluster: HandCluster
+    master: Door
+    worker: Door
+
+    def put(self, name: str) -> None:
+        told = self.worker.ask("POST", f"/control/data/{name}", self.worker.key_of(SUBMIT), CONTENT)
+        assert told.status == 201
+
+    def has(self, name: str) -> bool:
+        return self.worker.ask_as(READ, "HEAD", f"/data/{name}").status == 200
+
+    def submit(self, *inputs: str, command: str) -> str:
+        """Begin a job of one program that reads objects; return its id."""
+        refs: list[Any] = [["c2", each, len(CONTENT), [self.worker.netloc]] for each in inputs]
+        args = {"command_line": ["sh", "-c", command], "inputs": [{"__ref__": r} for r in refs]}
+        task = {"name": "it", "executor": "stdinout", "arguments": {"args": args}}
+        told = self.master.ask_as(SUBMIT, "POST", "/api/v1/jobs", {"tasks": [task]})
+        assert told.status == 201, told
+        return str(told.json()["job"]["id"])
+
+    def job(self, job: str) -> dict[str, Any]:
+        found: dict[str, Any] = self.master.ask_as(READ, "GET", f"/api/v1/jobs/{job}").json()
+        return found
+
+    def events(self) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = self.worker.ask_as(READ, "GET", "/control/log").json()
+        return found
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    cluster = HandCluster.start(Home(tmp_path_factory.mktemp("worker-routes")), workers=0)
+    cluster.start_worker("--fetch-urls", "any", "--open-healthz")
+    try:
+        master = Door(cluster.url.removeprefix("http://"), cluster.key)
+        yield Site(cluster, master, Door(cluster.netlocs()[0], cluster.key))
+        for name in ("master", "worker1"):
+            assert "Traceback" not in cluster.log(name)
+    finally:
+        cluster.stop()
+
+
+def test_a_worker_says_who_it_is_and_what_it_runs(site: Site) -> None:
+    (row,) = site.master.ask_as(READ, "GET", "/api/v1/workers").json()
+    worker = site.worker.ask_as(READ, "GET", "/control/").json()
+    assert row["worker"] == worker
+    assert site.worker.ask_as(READ, "GET", "/control/features/").json() == row["executors"]
+    told = site.worker.ask_as(READ, "GET", "/control/master/").json()
+    assert told == {"netloc": site.cluster.url, "id": worker}
+
+
+def test_health_is_told_to_strangers_where_that_is_wanted_and_nothing_else(site: Site) -> None:
+    assert site.worker.ask("GET", "/healthz", None).status == 200
+    assert site.worker.ask("GET", "/metrics", None).status == 401
+    assert site.master.ask("GET", "/healthz", None).status == 401
+
+
+def test_a_flush_spares_what_is_new_pinned_or_needed(site: Site) -> None:
+    for name in ("new", "pinned", "needed", "unneeded"):
+        site.put(name)
+    assert site.worker.ask_as(SUBMIT, "POST", "/control/admin/pin/pinned").status == 200
+    told = site.worker.ask_as(READ, "GET", "/control/admin/pin/").json()
+    assert told == [{"__ref__": ["c2", "pinned", len(CONTENT), [site.worker.netloc]]}]
+    job = site.submit("needed", command="sleep 1000")
+    site.worker.ask_as(SUBMIT, "POST", "/control/admin/flush/really")
+    dry = site.worker.ask_as(SUBMIT, "POST", "/control/admin/flush?older_than_s=0").body.decode()
+    assert "  unneeded\n" in dry
+    assert "  pinned\n" not in dry
+    assert all(map(site.has, ("new", "pinned", "needed", "unneeded")))
+    really = "/control/admin/flush/really?older_than_s=0"
+    assert "  unneeded\n" in site.worker.ask_as(SUBMIT, "POST", really).body.decode()
+    wait_for(lambda: not site.has("unneeded"), "the end of what nobody needs")
+    assert site.has("pinned")
+    assert site.has("needed")
+    assert site.master.ask_as(SUBMIT, "POST", f"/api/v1/jobs/{job}/cancel").status == 200
+    assert site.worker.ask_as(SUBMIT, "DELETE", "/control/admin/pin/pinned").status == 200
+
+
+def test_what_is_aborted_on_a_worker_fails_and_says_so(site: Site) -> None:
+    job = site.submit(command="echo begun >&2; sleep 1000")
+    wait_for(lambda: any(e.get("job") == job for e in site.events()), "its begin")
+    told = site.worker.ask_as(SUBMIT, "POST", f"/control/abort/{job}")
+    assert told.json() == {"aborted": 1}
+    told = site.master.ask_as(READ, "GET", f"/control/job/{job}/completion")
+    assert "somebody had it aborted on the worker where it was" in told.body.decode()
+    assert (
+        site.worker.ask_as(SUBMIT, "POST", f"/control/abort/{job}/no-task").json()["aborted"] == 0
+    )
+
+
+def test_the_log_tells_what_has_happened_and_is_waited_for(site: Site) -> None:
+    count = len(site.events())
+    job = site.submit(command="true")
+    target = f"/control/log/wait_after?event_count={count}"
+    assert site.worker.ask_as(READ, "POST", target).json()["event_count"] > count
+    wait_for(lambda: "ended" in [e["event"] for e in site.events()[count:]], "the end of a task")
+    began, ended = site.events()[count : count + 2]
+    assert (began["event"], began["job"]) == ("began", job)
+    assert (ended["event"], ended["task"], ended["how"]) == ("ended", began["task"], "done")
+    one = site.worker.ask_as(READ, "GET", f"/control/log?first_event={count}&last_event={count}")
+    assert one.json() == [began]
+
+
+def test_figures_are_what_prometheus_reads(site: Site) -> None:
+    def figures() -> dict[str, float]:
+        told = site.worker.ask_as(READ, "GET", "/metrics")
+        assert told.headers["content-type"].startswith("text/plain; version=0.0.4")
+        lines = [line for line in told.body.decode().splitlines() if not line.startswith("#")]
+        return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines)}
+
+    done = 'ciel_worker_attempts_ended_total{how="done"}'
+    before = figures().get(done, 0)
+    site.submit(command="true")
+    wait_for(lambda: figures().get(done, 0) == before + 1, "a figure that grows")
+    assert figures()["ciel_worker_slots"] == 1
+    assert figures()["ciel_worker_connected"] == 1
+
+
+class Answer(BaseHTTPRequestHandler):
+    """Has `/good` and nothing else."""
+
+    def do_GET(self) -> None:
+        self.send_response(200 if self.path == "/good" else 404)
+        self.send_header("Content-Length", str(len(CONTENT)))
+        self.end_headers()
+        self.wfile.write(CONTENT)
+
+    def log_message(self, *args: Any) -> None:
+        """Nobody reads it."""
+
+
+def test_urls_are_fetched_and_can_be_read_by_tasks(site: Site) -> None:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Answer)
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+    url = f"http://127.0.0.1:{server.server_port}"
+    try:
+        for session, path, expected in (("good", "good", 200), ("bad", "none", 500)):
+            refs = [{"__ref__": ["fetch2", f"from-{session}", f"{url}/{path}"]}]
+            told = site.worker.ask_as(SUBMIT, "POST", f"/control/fetch/{session}", refs)
+            assert told.status == 202
+            ask = ("GET", f"/control/fetch/{session}")
+            wait_for(lambda a=ask: site.worker.ask_as(READ, *a).status != 408, "a session")  # type: ignore[misc]  # the default binds now
+            assert site.worker.ask_as(READ, *ask).status == expected
+    finally:
+        server.shutdown()
+        server.server_close()
+    assert site.worker.ask_as(READ, "GET", "/data/from-good").body == CONTENT
+    assert site.worker.ask_as(SUBMIT, "DELETE", "/control/admin/pin/from-good").status == 200
+    job = site.submit("from-good", command="wc -c")
+    wait_for(lambda: site.job(job)["state"] == "completed", "the end of a job")
+
+
+def test_a_worker_that_is_sent_to_its_master_again_works_on(site: Site) -> None:
+    told = site.worker.ask_as(ADMIN, "POST", "/control/master/", {"master": site.cluster.url})
+    assert told.status == 200
+    done = site.cluster.home.run("ciel", "submit", "--", "echo", "hello")
+    assert (done.returncode, done.stdout) == (0, "hello\n")
+
+
+# --- slow connections -----------------------------------------------------------------------------
+
+SLOW = 2000
+GROWTH_MAX_BYTES = 200 << 20  # some 100 KiB for each
+
+
+@pytest.fixture
+def many_files() -> Iterator[None]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard < SLOW + 500:
+        pytest.fail(f"this needs {SLOW + 500} open files, and {hard} are allowed (ulimit -Hn)")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, SLOW + 500), hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def begun(door: Door, words: str) -> str:
+    return f"{words} HTTP/1.1\r\nHost: {door.netloc}\r\nAuthorization: Bearer {door.key_of(ADMIN)}"
+
+
+def slow_ways(site: Site) -> list[tuple[Door, str]]:
+    """List ways to be slow: strangers who say nothing, or never all of it; and those with a key who
+    send a body that does not come, take nothing of what they asked for, or wait.
+    """
+    master, worker = site.master, site.worker
+    ways = []
+    for door in (master, worker):
+        ways += [(door, ""), (door, "GET /healthz HTTP/1.1\r\nX-A: "), (door, begun(door, "GET /"))]
+    return [
+        *ways,
+        (worker, begun(worker, "POST /control/data") + "\r\nContent-Length: 5000\r\n\r\nabc"),
+        (worker, begun(worker, "GET /data/large") + "\r\n\r\n"),
+        (worker, begun(worker, "GET /log/none?wait=1") + "\r\n\r\n"),
+    ]
+
+
+def test_two_thousand_slow_connections_keep_nobody_out(site: Site, many_files: None) -> None:
+    large = bytes(20 << 20)
+    key = site.worker.key_of(SUBMIT)
+    assert site.worker.ask("POST", "/control/data/large", key, large).status == 201
+    pids = (site.cluster.master.pid, site.cluster.workers[0].pid)
+    before = [descriptors_of(pid) for pid in pids]
+    memory = [private_bytes(pid) for pid in pids]
+    ways = slow_ways(site)
+    slow = []
+    try:
+        for number in range(SLOW):
+            door, words = ways[number % len(ways)]
+            host, _, port = door.netloc.partition(":")
+            slow.append(socket.create_connection((host, int(port)), 20))
+            with suppress(OSError):  # hung up on already: others have come since
+                slow[-1].sendall(words.encode())
+        for door in (site.master, site.worker):
+            assert door.ask_as(READ, "GET", "/healthz").status == 200
+        done = site.cluster.home.run("ciel", "submit", "--", "echo", "hello")
+        assert (done.returncode, done.stdout) == (0, "hello\n")
+        growth = [private_bytes(pid) - size for pid, size in zip(pids, memory, strict=True)]
+        assert max(growth) < GROWTH_MAX_BYTES
+    finally:
+        for connection in slow:
+            connection.close()
+    for pid, count in zip(pids, before, strict=True):
+        wait_for(lambda p=pid, c=count: descriptors_of(p) <= c, "few descriptors")  # type: ignore[misc]  # the defaults bind now

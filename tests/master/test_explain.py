@@ -1,0 +1,209 @@
+"""Why a task runs, waits, or does not run, for every state and reason; the commands that show it
+are in tests/stories.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ciel.core.events import (
+    AddTask,
+    CloseJob,
+    DiskQueued,
+    InputsLost,
+    SpawnTask,
+    StoresReported,
+    StreamsOpened,
+    SubmitJob,
+    TaskFault,
+    TaskReported,
+    WantObjects,
+)
+from ciel.core.ids import JobId, ObjectId
+from ciel.core.refs import Reference, Stream
+from ciel.core.story import STORY_MAX_LENGTH, TEXT_MAX_LENGTH
+from ciel.core.tasks import RETRIES_MAX, TaskSpec
+from ciel.master.state import answers
+from ciel.master.state.machine import MasterMachine
+from ciel.testing.builders import JOB, a_job_spec, a_task, a_worker, inline, place_of, stored
+
+
+class Told:
+    """A machine with a job and workers, and what it tells of its tasks."""
+
+    def __init__(
+        self, *tasks: TaskSpec, want: str = "", known: tuple[Reference, ...] = (),
+        workers: int = 1, slots: int = 1, is_closed: bool = False,
+    ) -> None:  # fmt: skip
+        self.now_s = 100.0
+        self.machine = machine = MasterMachine()
+        for number in range(workers):
+            machine.worker_joined(a_worker(f"w{number + 1}", slots=slots), self.now_s)
+        machine.client_said("c", SubmitJob(a_job_spec()), self.now_s)
+        for task in tasks:
+            machine.client_said("c", AddTask(task, known), self.now_s)
+        wanted = tuple([ObjectId(name) for name in want.split()])
+        machine.client_said("c", WantObjects(JobId(JOB), wanted), self.now_s)
+        if is_closed:
+            machine.client_said("c", CloseJob(JobId(JOB)), self.now_s)
+        machine.end_turn(self.now_s)
+
+    def hears(self, *messages: Any, worker: str = "w1") -> None:
+        for message in messages:
+            self.machine.worker_said(worker, message, self.now_s)
+        self.machine.end_turn(self.now_s)
+
+    def reports(self, task: TaskSpec, *published: Reference, reason: str = "") -> None:
+        """Its worker reports the attempt that is out."""
+        node = self.machine.graph.tasks[task.id]
+        assert node.worker is not None
+        fault = TaskFault(reason, "no luck") if reason else None
+        self.hears(TaskReported(task.id, node.attempt, published, fault, 0.1), worker=node.worker)
+
+    def of(self, name: str) -> dict[str, Any]:
+        asked = {"job": "last", "task": name}
+        told: dict[str, Any] = answers.answer(self.machine, "task", asked, self.now_s)
+        return told
+
+    def why(self, name: str) -> list[str]:
+        told: list[str] = self.of(name)["why"]
+        return told
+
+
+def test_a_task_that_runs_says_where_and_since_when() -> None:
+    told = Told(a_task("a", name="first"), want="a")
+    told.now_s += 2.5
+    assert told.of("first")["runs"]
+    assert told.why("first") == ["it runs on worker w1, as attempt 1; given to it 2.5 s ago"]
+
+
+def test_a_task_in_a_workers_line_says_what_is_before_it() -> None:
+    tasks = [a_task(f"t{n}", name=f"n{n}", ordinal=n) for n in range(2)]
+    told = Told(*tasks, want="t0 t1")
+    assert told.why("n1") == [
+        "it was given to worker w1 as attempt 1, and waits there for its turn",
+        "worker w1: 1 of 1 slots taken, 1 more given ahead",
+    ]
+
+
+def test_a_task_whose_input_is_on_its_way_says_what_and_from_where() -> None:
+    away = stored("words", "w9:1", size_bytes=3 << 20)
+    told = Told(a_task("a", inputs=["words"], name="count"), want="a", known=(away,))
+    assert not told.of("count")["runs"]
+    first, *_, last = told.why("count")
+    assert first == "it was given to worker w1 as attempt 1, and waits there for its turn"
+    assert last == "words is on its way to it, 3 MiB, from w9:1"
+
+
+def test_a_task_that_waits_says_for_whom_and_whether_it_was_sent_ahead() -> None:
+    first = a_task("a", name="first")
+    told = Told(first, a_task("b", inputs=["a"], name="second"), want="b")
+    assert told.why("second") == [
+        "it waits for a, made by task first, which runs on worker w1",
+        "it was sent ahead to worker w1, and begins there at once",
+    ]
+
+
+def test_a_task_that_waits_for_what_nobody_makes_says_so() -> None:
+    told = Told(a_task("a", inputs=["words"], name="count"), want="a")
+    assert told.why("count") == ["it waits for words, which no task makes yet"]
+
+
+def test_a_task_whose_workers_store_is_full_says_so() -> None:
+    told = Told(a_task("a", name="large"), want="a")
+    level = {"name": "disk", "capacity_bytes": 100 << 20, "used_bytes": 99 << 20}
+    told.hears(StoresReported((level,), 0))
+    assert told.why("large")[1:] == [
+        "the store of worker w1 is full (99 MiB of 100 MiB in disk): who writes there waits till "
+        "something goes, else fails"
+    ]
+
+
+def test_a_task_that_waits_for_a_disk_says_for_how_much() -> None:
+    tasks = [a_task(f"t{n}", name=f"n{n}", ordinal=n) for n in range(2)]
+    told = Told(*tasks, want="t0 t1")
+    told.hears(DiskQueued(3 << 30, 20.0))
+    assert told.why("n1")[1].endswith("3 GiB to pass through its disk (about 20 s)")
+
+
+def test_a_task_that_is_held_says_what_it_read_and_who_makes_that() -> None:
+    maker, reader = a_task("a", name="maker"), a_task("b", inputs=["a"], name="reader")
+    told = Told(maker, reader, want="a b", slots=2)
+    told.hears(StreamsOpened(maker.id, 1, (Stream(ObjectId("a"), frozenset(("w1:1",))),)))
+    told.reports(reader, inline("b"))
+    assert told.of("reader")["state"] == "assigned"
+    assert told.why("reader")[0].endswith(
+        "ended well on worker w1; its report is held until a is whole, made by task maker, which "
+        "runs on worker w1"
+    )
+
+
+def test_a_task_that_handed_its_output_over_says_to_whom() -> None:
+    parent = a_task("result", name="parent")
+    told = Told(parent, want="result", slots=2)
+    child = a_task("result", parent=parent, name="child")
+    told.hears(SpawnTask(child, (), 1))
+    told.reports(parent)
+    assert told.why("parent") == [
+        "it ended well at attempt 1",
+        "result was left to task child, which runs on worker w1",
+    ]
+
+
+def test_a_task_that_left_out_an_output_says_so() -> None:
+    told = Told(a_task("a", "b", name="half"), want="a b")
+    told.reports(told.machine.graph.tasks[next(iter(told.machine.graph.tasks))].spec, inline("a"))
+    first, second = told.why("half")
+    assert first == "it ended well at attempt 1"
+    assert second.startswith("NO_OUTPUT: task half ended well, but without making output 1 of 2: ")
+
+
+def test_who_depends_on_a_task_that_failed_says_which_that_was() -> None:
+    first = a_task("a", name="fetch")
+    others = (a_task("b", inputs=["a"], name="sort"), a_task("c", inputs=["b"], name="count"))
+    told = Told(first, *others, want="c")
+    told.reports(first, reason="RUNTIME_EXCEPTION")
+    assert told.why("fetch") == ["RUNTIME_EXCEPTION: no luck"]
+    assert told.why("count") == [
+        "DEPENDENCY_FAILED: its input a, which task fetch was to make, failed (RUNTIME_EXCEPTION): "
+        "no luck"
+    ]
+
+
+def test_what_came_before_a_users_retry_is_told() -> None:
+    task = a_task("a", name="once")
+    told = Told(task, want="a", is_closed=True)
+    told.reports(task, reason="RUNTIME_EXCEPTION")
+    assert told.of("once")["story"] == []  # why it failed says it
+    told.machine.retry_job(next(iter(told.machine.jobs.values())), told.now_s)
+    told.machine.end_turn(told.now_s)
+    assert told.of("once")["story"] == [
+        "0.0 s ago: attempt 1 failed: RUNTIME_EXCEPTION: no luck",
+        "0.0 s ago: its user had it tried again",
+    ]
+
+
+def test_an_input_that_could_not_be_had_is_told() -> None:
+    made = stored("words", place_of("w1"), size_bytes=5000)
+    task = a_task("a", inputs=["words"], name="count")
+    told = Told(task, want="a", known=(made,))
+    told.hears(InputsLost(task.id, 1, ((ObjectId("words"), place_of("w1")),), "it is damaged"))
+    story = told.of("count")["story"]
+    assert story == ["0.0 s ago: attempt 1 could not get its inputs: it is damaged"]
+
+
+def test_a_task_tried_a_thousand_times_has_a_short_story() -> None:
+    task = a_task("a", name="stubborn", retries=RETRIES_MAX)
+    told = Told(task, want="a")
+    for attempt in range(1, RETRIES_MAX + 2):
+        fault = TaskFault("RUNTIME_EXCEPTION", f"attempt {attempt}: {'x' * 10_000}")
+        told.hears(TaskReported(task.id, attempt, (), fault, 0.1))
+        told.now_s += 60.0
+        told.machine.end_turn(told.now_s)
+    assert told.of("stubborn")["state"] == "failed"
+    story = told.of("stubborn")["story"]
+    assert len(story) == STORY_MAX_LENGTH + 1
+    assert "attempt 1 failed on worker w1" in story[0]
+    assert f"({RETRIES_MAX + 1 - STORY_MAX_LENGTH} more)" in story
+    assert f"attempt {RETRIES_MAX + 1} failed on worker w1" in story[-1]
+    assert max(map(len, story)) < TEXT_MAX_LENGTH + 40

@@ -1,0 +1,64 @@
+"""Who waits for something to happen in the master."""
+
+from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.task import Clock
+
+from ciel.master.waiters import Waiters
+
+
+def ends_of(*waits: Deferred[bool]) -> list[object]:
+    """Collect what became of each, None while nothing did."""
+    ends: list[object] = [None] * len(waits)
+    for place, wait in enumerate(waits):
+
+        def note(end: object, place: int = place) -> None:
+            ends[place] = end
+
+        wait.addBoth(note)
+    return ends
+
+
+def test_all_who_wait_for_it_are_told_once() -> None:
+    waiters = Waiters(Clock())
+    ends = ends_of(waiters.wait("a"), waiters.wait("a", 5.0), waiters.wait("b"))
+    waiters.tell("a")
+    waiters.tell("a")
+    waiters.tell("nobody waits for this")
+    assert ends == [True, True, None]
+    assert len(waiters) == 1
+
+
+def test_who_waits_long_enough_is_told_that_it_did_not_happen() -> None:
+    clock = Clock()
+    waiters = Waiters(clock)
+    ends = ends_of(waiters.wait("a", 5.0), waiters.wait("a", 1e300), waiters.wait("a", 0.0))
+    clock.advance(0)
+    assert ends == [None, None, False]
+    clock.advance(5)
+    assert ends == [False, None, False]
+    waiters.tell("a")
+    assert ends == [False, True, False]
+    assert not clock.getDelayedCalls()
+    assert len(waiters) == 0
+
+
+def test_who_hangs_up_is_forgotten() -> None:
+    clock = Clock()
+    waiters = Waiters(clock)
+    gone = waiters.wait("a", 5.0)
+    ends = ends_of(gone, waiters.wait("a"))
+    gone.cancel()
+    assert ends[0].check(CancelledError)  # type: ignore[attr-defined]  # it is a failure
+    assert not clock.getDelayedCalls()
+    waiters.tell("a")
+    assert ends[1] is True
+
+
+def test_who_is_told_may_wait_again() -> None:
+    waiters = Waiters(Clock())
+    again: list[Deferred[bool]] = []
+    waiters.wait("a").addCallback(lambda _: again.append(waiters.wait("a")))
+    waiters.tell("a")
+    assert len(waiters) == 1
+    waiters.tell("a")
+    assert again[0].called

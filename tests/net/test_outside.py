@@ -1,0 +1,248 @@
+"""Which URLs are fetched, and that nothing else is connected to, whatever a URL looks like."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+
+from ciel.net.errors import TransferError
+from ciel.net.outside import Outside, UrlRefusedError
+from ciel.net.transfers import Transfers
+
+REFUSED_BY_ALL = [
+    "",
+    "x",
+    "//example.org/x",
+    "file:///etc/passwd",
+    "ftp://example.org/x",
+    "gopher://example.org/x",
+    "dict://example.org:11211/stats",
+    "ldap://example.org/",
+    "scp://example.org/x",
+    "data:,x",
+    "javascript:1",
+    "https:///x",
+    "https://",
+    "https://user:word@example.org/",
+    "https://user@example.org/",
+    "https://example.org:99999/",
+    "https://example.org:port/",
+    "https://[::1/",
+    "https://example.org/a b",
+    "https://example.org/\r\nX-Y: z",
+    "https://example.org/\0",
+    "https://ex\u00e4mple.org/",
+    "https://example.org/" + "x" * 2000,
+]
+
+
+@pytest.mark.parametrize("url", REFUSED_BY_ALL, ids=range(len(REFUSED_BY_ALL)))
+@pytest.mark.parametrize("outside", Outside)
+def test_what_is_no_url_of_ours_is_refused(outside: Outside, url: str) -> None:
+    with pytest.raises(UrlRefusedError):
+        outside.check(url)
+
+
+@pytest.mark.parametrize(
+    "outside, url, is_fetched",
+    [
+        (Outside.OFF, "https://example.org/", False),
+        (Outside.HTTPS, "https://example.org/", True),
+        (Outside.HTTPS, "HTTPS://example.org:8443/a?b=c", True),
+        (Outside.HTTPS, "http://example.org/", False),
+        (Outside.ANY, "http://example.org/", True),
+        (Outside.ANY, "https://example.org/", True),
+    ],
+)
+def test_which_schemes_are_fetched(outside: Outside, url: str, is_fetched: bool) -> None:
+    if is_fetched:
+        outside.check(url)
+    else:
+        with pytest.raises(UrlRefusedError):
+            outside.check(url)
+
+
+ONLY_OURS = [
+    "0.0.0.0",
+    "10.1.2.3",
+    "100.64.0.1",
+    "127.0.0.1",
+    "127.255.255.254",
+    "169.254.169.254",
+    "172.16.0.1",
+    "192.0.0.1",
+    "192.168.1.1",
+    "198.18.0.1",
+    "203.0.113.1",
+    "224.0.0.1",
+    "240.0.0.1",
+    "255.255.255.255",
+    "::",
+    "::1",
+    "::ffff:127.0.0.1",
+    "::ffff:10.0.0.1",
+    "::ffff:93.184.216.34",
+    "64:ff9b::7f00:1",
+    "2001:0:7f00:1::",
+    "2001:db8::1",
+    "2002:7f00:1::",
+    "fc00::1",
+    "fe80::1",
+    "fe80::1%eth0",
+    "ff02::1",
+    "no address",
+]
+
+
+@pytest.mark.parametrize("address", ONLY_OURS)
+def test_an_address_that_not_everybody_reaches_is_connected_to_only_where_all_are(
+    address: str,
+) -> None:
+    assert not Outside.OFF.reaches(address)
+    assert not Outside.HTTPS.reaches(address)
+    assert Outside.ANY.reaches(address)
+
+
+@pytest.mark.parametrize("address", ["93.184.216.34", "8.8.8.8", "2606:4700::1111"])
+def test_an_address_that_everybody_reaches_is_connected_to(address: str) -> None:
+    assert Outside.HTTPS.reaches(address)
+    assert not Outside.OFF.reaches(address)
+
+
+# --- real connections -----------------------------------------------------------------------------
+
+
+class Counted:
+    """A listener that counts who connects, and answers nothing."""
+
+    def __init__(self, host: str) -> None:
+        self.socket = socket.create_server((host, 0))
+        self.socket.setblocking(False)
+        self.port = self.socket.getsockname()[1]
+
+    def count(self) -> int:
+        count = 0
+        while True:
+            try:
+                self.socket.accept()[0].close()
+            except BlockingIOError:
+                return count
+            count += 1
+
+
+@pytest.fixture
+def counted() -> Iterator[Counted]:
+    counted = Counted("127.0.0.1")
+    yield counted
+    counted.socket.close()
+
+
+class Redirecting:
+    """A site that redirects to where it is told, and to itself."""
+
+    def __init__(self) -> None:
+        site = self
+        self.to = ""
+        self.requests = 0
+
+        class Answer(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                site.requests += 1
+                self.send_response(302 if self.path == "/away" else 200)
+                self.send_header("Location", site.to)
+                self.send_header("Content-Length", "2")
+                self.end_headers()
+                self.wfile.write(b"ok")
+
+            def log_message(self, *args: Any) -> None:
+                """Nobody reads it."""
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Answer)
+        self.url = f"http://127.0.0.1:{self.server.server_port}"
+        threading.Thread(target=self.server.serve_forever, args=(0.01,), daemon=True).start()
+
+    def close(self) -> None:
+        self.server.shutdown()
+        self.server.server_close()
+
+
+@pytest.fixture
+def redirecting() -> Iterator[Redirecting]:
+    redirecting = Redirecting()
+    yield redirecting
+    redirecting.close()
+
+
+def fetch(in_reactor: Any, outside: Outside, url: str) -> bytes:
+    came: list[bytes] = []
+
+    class Sink:
+        write = staticmethod(came.append)
+
+    transfers = in_reactor(Transfers, in_reactor.reactor, outside=outside)
+    try:
+        in_reactor(transfers.fetch, url, Sink())
+    finally:
+        in_reactor(transfers.close)
+    return b"".join(came)
+
+
+SPELLINGS = [
+    "127.0.0.1",
+    "localhost",
+    "127.1",
+    "2130706433",
+    "0x7f000001",
+    "0177.0.0.1",
+    "[::ffff:127.0.0.1]",
+    "[::1]",
+    "0",
+]
+
+
+@pytest.mark.parametrize("host", SPELLINGS)
+def test_nothing_of_this_host_is_connected_to(in_reactor: Any, counted: Counted, host: str) -> None:
+    url = f"https://{host}:{counted.port}/"
+    Outside.HTTPS.check(url)
+    with pytest.raises(TransferError):
+        fetch(in_reactor, Outside.HTTPS, url)
+    assert counted.count() == 0
+
+
+def test_a_redirect_is_followed(in_reactor: Any, redirecting: Redirecting) -> None:
+    redirecting.to = "/"
+    assert fetch(in_reactor, Outside.ANY, f"{redirecting.url}/away") == b"ok"
+
+
+@pytest.mark.parametrize("scheme", ["file", "ftp", "gopher"])
+def test_a_redirect_leads_to_no_other_scheme(
+    in_reactor: Any, redirecting: Redirecting, counted: Counted, scheme: str
+) -> None:
+    redirecting.to = f"{scheme}://127.0.0.1:{counted.port}/etc/hostname"
+    with pytest.raises(TransferError):
+        fetch(in_reactor, Outside.ANY, f"{redirecting.url}/away")
+    assert (redirecting.requests, counted.count()) == (1, 0)
+
+
+def test_a_redirect_in_a_circle_ends(in_reactor: Any, redirecting: Redirecting) -> None:
+    redirecting.to = "/away"
+    with pytest.raises(TransferError):
+        fetch(in_reactor, Outside.ANY, f"{redirecting.url}/away")
+    assert redirecting.requests == 6
+
+
+def test_where_a_redirect_leads_is_judged_as_well(
+    in_reactor: Any, redirecting: Redirecting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Outside, "reaches", lambda self, address: address == "127.0.0.1")
+    counted = Counted("127.0.0.2")
+    redirecting.to = f"http://127.0.0.2:{counted.port}/"
+    with pytest.raises(TransferError, match=r"it leads to 127\.0\.0\.2, which is no address"):
+        fetch(in_reactor, Outside.ANY, f"{redirecting.url}/away")
+    assert counted.count() == 0
+    counted.socket.close()

@@ -1,0 +1,22 @@
+"""The stage on which failures are planted: a cluster that all stories share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from ciel.testing.homes import HandCluster, Home
+from ciel.testing.stories import Stage
+
+
+@pytest.fixture(scope="session")
+def stage(tmp_path_factory: pytest.TempPathFactory, typed: Any) -> Iterator[Stage]:
+    """A worker of four slots, with little room for objects and not much memory."""
+    home = Home(tmp_path_factory.mktemp("stage"))
+    options = ("--slots", "4", "--memory", "1GiB", "--store", "disk:capacity=16MiB")
+    cluster = HandCluster.start(home, 1, *options)
+    yield Stage(cluster, typed)
+    cluster.stop()
+    assert not home.processes()

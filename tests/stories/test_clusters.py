@@ -1,0 +1,170 @@
+"""What a user is told when workers go, when nobody can run a task, and when somebody ends a job;
+and why tasks are as they are, in every state.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import ciel
+from ciel.client.errors import TaskFailedError
+from ciel.testing.homes import HandCluster, Home, wait_for
+from ciel.testing.stories import Stage, Transcript
+
+POISON = """#!/bin/sh
+read -r _ _ _ launcher _ </proc/$$/stat
+read -r _ _ _ worker _ </proc/$launcher/stat
+kill -KILL $worker
+sleep 60
+"""
+
+
+@pytest.fixture(scope="module")
+def sparse(tmp_path_factory: pytest.TempPathFactory, typed: Any) -> Iterator[Stage]:
+    """A cluster whose workers of one slot come and go."""
+    stage = Stage(HandCluster.start(Home(tmp_path_factory.mktemp("sparse")), 0), typed)
+    stage.add({"poison": POISON, "words.txt": "a b c\n" * 1000})
+    yield stage
+    stage.cluster.stop()
+    assert not stage.home.processes()
+
+
+def have_worker(stage: Stage) -> None:
+    """Start a worker unless there is one."""
+    if all(worker.poll() is not None for worker in stage.cluster.workers):
+        stage.cluster.start_worker()
+
+
+def lose_worker(stage: Stage) -> None:
+    """Wait for the last worker to die, and for the master to know."""
+    stage.cluster.workers[-1].wait(timeout=20)
+    wait_for(lambda: "no workers" in stage.run("status")[1], "the loss to be known")
+
+
+def explained(stage: Stage, task: str, state: str) -> None:
+    """Wait until a task is in a state."""
+    wait_for(
+        lambda: f"is {state}\n" in stage.run("task", "explain", task)[1],
+        f"to be {state}",
+    )
+
+
+def test_a_task_that_loses_its_workers(sparse: Stage) -> None:
+    home, cluster = sparse.home, sparse.cluster
+    submitted = home.start("ciel", "submit", "--name", "poison", "--", "./poison")
+    wait_for(lambda: "poison" in sparse.run("job", "list")[1], "the job to be there")
+    sparse.tell("ciel task explain last").expect("explain-no-worker")
+    cluster.start_worker()
+    lose_worker(sparse)
+    sparse.tell("ciel status", "ciel task explain last").expect("explain-worker-lost")
+    for _ in range(2):
+        cluster.start_worker()
+        lose_worker(sparse)
+    told = Transcript(sparse.places())
+    output, said = submitted.communicate(timeout=20)
+    told.note("ciel submit --name poison -- ./poison", submitted.returncode, output, said)
+    told.expect("workers-lost")
+    sparse.tell("ciel task explain last").expect("explain-workers-lost")
+
+
+def test_what_was_sent_is_lost_with_its_only_worker(sparse: Stage) -> None:
+    home, cluster = sparse.home, sparse.cluster
+    cluster.start_worker()
+    with ciel.Client(environ=home.environ) as client, client.job("words") as job:
+        words = client.upload(home.path / "words.txt")
+        cluster.workers[-1].kill()
+        lose_worker(sparse)
+        cluster.start_worker()
+        count = job.run(["wc", "-w"], inputs=[words], name="count")
+        job.want([count])
+        with pytest.raises(TaskFailedError) as caught:
+            job.result(count)
+        told = Transcript(sparse.places())
+        told.note("job.result(count)", 0, "", f"{caught.value}\n")
+        told.expect("upload-lost")
+    cluster.workers[-1].kill()
+    lose_worker(sparse)
+
+
+def test_a_job_that_somebody_else_cancels(stage: Stage) -> None:
+    submitted = stage.home.start("ciel", "submit", "--name", "endless", "--", "sleep", "60")
+    wait_for(lambda: "endless" in stage.run("job", "list")[1], "the job to be there")
+    told = stage.tell("ciel job cancel last")
+    output, said = submitted.communicate(timeout=20)
+    told.note("ciel submit -- sleep 60", submitted.returncode, output, said)
+    told.expect("cancelled")
+    stage.tell("ciel job info last", "ciel task explain last").expect("explain-cancelled")
+    stage.tell("ciel task explain last:4711").expect("unknown-task")
+
+
+def test_a_key_that_is_another_clusters(stage: Stage) -> None:
+    known = json.loads(stage.cluster.access.read_text())
+    other = stage.home.path / "other.json"
+    other.write_text(json.dumps({**known, "key": "0" * len(known["key"])}))
+    other.chmod(0o600)
+    stage.tell("ciel status --access other.json").expect("wrong-key")
+
+
+# --- why ------------------------------------------------------------------------------------------
+
+
+def test_why_tasks_wait_and_run(sparse: Stage) -> None:
+    home = sparse.home
+    have_worker(sparse)
+    with ciel.Client(environ=home.environ) as client:
+        job = client.job("report", detached=True)
+        fetch = job.run(["sleep", "60"], name="fetch")
+        sort = job.run(["sort"], inputs=[fetch], name="sort")
+        count = job.run(["uniq", "-c"], inputs=[sort], name="count")
+        job.run(["uniq"], inputs=[sort], name="aside")
+        job.want([count])
+        job.close()
+    explained(sparse, "last:fetch", "running")
+    sparse.tell("ciel task explain last").expect("explain-a-chain")
+    sparse.run("submit", "--detach", "--array", "1-40", "--", "true")
+    explained(sparse, "last:40", "runnable")
+    sparse.tell("ciel task explain last:1", "ciel task explain last:40").expect("explain-no-room")
+    sparse.run("job", "cancel", "all")
+    sparse.run("job", "wait", "all")
+
+
+def test_why_tasks_ended(sparse: Stage) -> None:
+    home = sparse.home
+    have_worker(sparse)
+    sparse.run("submit", "--detach", "--", "echo", "done")
+    sparse.run("job", "wait", "last")
+    sparse.tell("ciel task explain last").expect("explain-done")
+    with ciel.Client(environ=home.environ) as client:
+        job = client.job("report", detached=True)
+        fetch = job.run(["cat", "/no/words"], name="fetch")
+        sort = job.run(["sort"], inputs=[fetch], name="sort")
+        count = job.run(["uniq", "-c"], inputs=[sort], name="count")
+        job.want([count])
+        job.close()
+    sparse.run("job", "wait", "last")
+    shown = (
+        "job info last",
+        "task list last",
+        "task explain last:fetch",
+        "task explain last:count",
+    )
+    sparse.tell(*[f"ciel {words}" for words in shown]).expect("explain-failed")
+    sparse.add(
+        {"my.sw": "x = spawn_exec('stdinout', {'command_line': ['echo', '7']}, 1);\nreturn *x[0];"}
+    )
+    sparse.run("sw", "my.sw")
+    sparse.tell("ciel task explain last:1").expect("explain-a-script")
+    sparse.run("submit", "--detach", "--retries", "9", "--", "sh", "-c", "exit 4")
+    told = Transcript(sparse.places())
+
+    def waits() -> bool:
+        told.told = [sparse.run("task", "explain", "last")[1]]
+        return "attempt 2 came to nothing; it is tried again in " in told.told[0]
+
+    wait_for(waits, "a second failure")
+    sparse.run("job", "cancel", "last")
+    told.expect("explain-back-off")
