@@ -9,7 +9,7 @@ from ciel.core.refs import REFERENCE_TYPES
 from ciel.skywriting.errors import ScriptError
 from ciel.skywriting.host import Host
 from ciel.skywriting.results import DEPTH_MAX, VALUES_MAX, extent
-from ciel.skywriting.values import Builtin, Closure, brief, is_reference
+from ciel.skywriting.values import Builtin, Closure, advice, brief
 
 
 class Kind(NamedTuple):
@@ -74,11 +74,6 @@ def _require_kinds(name: str, kinds: tuple[Kind, ...], arguments: list[Any]) -> 
         where = f" as its {_ORDINALS[number]} argument" if len(kinds) > 1 else ""
         more = "" if wanted is FUNCTION else advice(value)
         raise ScriptError(f"{name}() needs {wanted.words}{where}, not {brief(value)}{more}")
-
-
-def advice(value: Any) -> str:
-    """Say what to do about a value of the wrong kind, if it is likely enough."""
-    return "; * reads what it refers to" if is_reference(value) else ""
 
 
 def require_data(name: str, value: dict[str, Any]) -> None:

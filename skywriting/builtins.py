@@ -18,14 +18,13 @@ from ciel.skywriting.arguments import (
     SIZED,
     TEXT,
     Table,
-    advice,
     define,
     require_data,
 )
 from ciel.skywriting.errors import ScriptError
 from ciel.skywriting.host import Host, SpawnedCall
 from ciel.skywriting.modern import MODERN
-from ciel.skywriting.values import INTEGER_MAX_DIGITS, LIST_MAX_ITEMS, brief
+from ciel.skywriting.values import INTEGER_MAX_DIGITS, LIST_MAX_ITEMS, advice, brief
 
 __all__ = ["MODERN", "ORIGINAL", "VERSION_2"]
 

@@ -72,11 +72,7 @@ def _name(code: Code, start: int, name: str) -> Evaluation:
             return frame[name]
         except KeyError:
             pass
-        try:
-            return lookup(name, frame, unit.version)
-        except ScriptError as error:
-            error.place = (unit.source, start)
-            raise
+        return lookup(name, frame, unit.version, (unit.source, start))
 
     return run
 

@@ -1,10 +1,13 @@
-"""Words for syntax errors: what was found, what would have been right, and what was meant."""
+"""Words for errors: what was found, what would have been right, and what was meant."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Collection, Sequence
+from difflib import get_close_matches
 
 from ciel.skywriting.lexer import END, KEYWORDS, NAME, NUMBER, TEXT
+from ciel.skywriting.standard import NAMES
 
 _SHOWN_MAX = 30
 
@@ -58,6 +61,17 @@ _PAIRS = {
     "<<": "there is no such operator",
     ">>": "there is no such operator",
 }
+
+_ELSEWHERE = {
+    "True": "true", "False": "false", "None": "null", "nil": "null", "NULL": "null",
+    "undefined": "null", "not": "!", "and": "&&", "or": "||", "length": "len", "string": "str",
+    "print_r": "print", "echo": "print", "println": "print", "puts": "print", "parseInt": "int",
+}  # fmt: skip
+_INCLUDED = {
+    **{name: name for name in NAMES},
+    "stdinout_stream": "stdinout", "ref": "grab", "shuffle": "mapreduce",
+}  # fmt: skip
+_is_key = re.compile(r"[{,]\s*\w+\s*:").match
 
 
 def describe(kind: str, text: str) -> str:
@@ -117,6 +131,18 @@ def hint(
     if before in KEYWORDS and kind in ("=", ",", ")", ";", ".", "+="):
         return f'"{before}" is a word of the language and cannot be a name'
     return _hint_on_structure(kinds, at, first)
+
+
+def hint_on_name(
+    name: str, known: Collection[str], text: str, offset: int, likeness: float = 0.6
+) -> str:
+    """Say what was probably meant by a name that nothing binds."""
+    if _is_key(text, len(text[:offset].rstrip()) - 1):
+        return f'keys that are texts have quotes: "{name}"'
+    if name in _INCLUDED:
+        return f'include "{_INCLUDED[name]}"; gives it'
+    close = next(iter(get_close_matches(name, known, 1, likeness)), _ELSEWHERE.get(name))
+    return f'did you mean "{close}"?' if close else ""
 
 
 def _hint_on_structure(kinds: list[str], at: int, first: int) -> str:

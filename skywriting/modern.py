@@ -21,7 +21,6 @@ from ciel.skywriting.arguments import (
     SIZED,
     TEXT,
     Table,
-    advice,
     define,
 )
 from ciel.skywriting.errors import ScriptError
@@ -31,6 +30,7 @@ from ciel.skywriting.values import (
     Blocked,
     Builtin,
     Lazy,
+    advice,
     brief,
     force,
     is_reference,

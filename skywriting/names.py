@@ -4,7 +4,6 @@ later, which give way to whatever a script binds.
 
 from __future__ import annotations
 
-import difflib
 from functools import cache
 from typing import Any
 
@@ -12,6 +11,7 @@ from ciel.skywriting import builtins
 from ciel.skywriting.code import Unit
 from ciel.skywriting.errors import ScriptError, Source
 from ciel.skywriting.grammar import parse
+from ciel.skywriting.hints import hint_on_name
 from ciel.skywriting.resolver import resolve
 from ciel.skywriting.standard import PRELUDE, text_of
 from ciel.skywriting.values import RUN, Closure, Frame
@@ -46,22 +46,20 @@ def table(version: int) -> dict[str, Any]:
     return {**_prelude(), **builtins.MODERN, **builtins.ORIGINAL, **newer}
 
 
-def lookup(name: str, frame: Frame, version: int) -> Any:
+def lookup(name: str, frame: Frame, version: int, place: tuple[Source, int]) -> Any:
     """Return what a name stands for that is no variable; raises ScriptError."""
     known = table(version)
     try:
         return known[name]
     except KeyError:
         pass
-    raise ScriptError(
-        f'Tried to read identifier "{name}", not found{_suggestion(name, frame, known)}'
-    )
-
-
-def _suggestion(name: str, frame: Frame, known: dict[str, Any]) -> str:
+    source, offset = place
     bound = [each for each in frame if each != RUN]
-    close = difflib.get_close_matches(name, [*bound, *known, "true", "false"], 1)
-    return f' (did you mean "{close[0]}"?)' if close else ""
+    hint = hint_on_name(name, [*bound, *known, "true", "false"], source.text, offset)
+    message = f'Tried to read identifier "{name}", not found{f" ({hint})" if hint else ""}'
+    error = ScriptError(message)
+    error.place = place
+    raise error
 
 
 def is_bound(name: str, frame: Frame) -> bool:

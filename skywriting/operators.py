@@ -13,6 +13,7 @@ from ciel.skywriting.values import (
     LIST_MAX_ITEMS,
     TEXT_MAX_CHARACTERS,
     Lazy,
+    advice,
     brief,
     is_reference,
     kind,
@@ -33,8 +34,10 @@ def add(left: Any, right: Any) -> Any:
     if type(left) is type(right) is list:
         require_length(len(left) + len(right))
         return left + right
-    advice = "; str(…) makes a text of it" if str in (type(left), type(right)) else ""
-    raise ScriptError(f"cannot add {brief(left)} and {brief(right)}{advice}")
+    more = advice(left, right)
+    if not more and str in (type(left), type(right)):
+        more = "; str(…) makes a text of it"
+    raise ScriptError(f"cannot add {brief(left)} and {brief(right)}{more}")
 
 
 def require_length(count: int) -> None:
@@ -47,7 +50,9 @@ def _arithmetic(symbol: str, function: Callable[[Any, Any], Any]) -> Callable[[A
     def apply(left: Any, right: Any) -> Any:
         if isinstance(left, _NUMBERS) and isinstance(right, _NUMBERS):
             return _number(function, symbol, left, right)
-        raise ScriptError(f"{symbol} needs two numbers, not {brief(left)} and {brief(right)}")
+        raise ScriptError(
+            f"{symbol} needs two numbers, not {brief(left)} and {brief(right)}{advice(left, right)}"
+        )
 
     return apply
 
@@ -95,7 +100,8 @@ def _ordering(symbol: str, function: Callable[[Any, Any], Any]) -> Callable[[Any
                 raise ScriptError("these lists hold what has no order") from None
             except RecursionError:
                 raise ScriptError(_TOO_DEEP) from None
-        raise ScriptError(f"{brief(left)} and {brief(right)} have no order ({symbol})")
+        more = advice(left, right)
+        raise ScriptError(f"{brief(left)} and {brief(right)} have no order ({symbol}){more}")
 
     return apply
 
@@ -145,8 +151,7 @@ def item(target: Any, index: Any) -> Any:
             raise ScriptError(
                 f"index {index} is outside of a {kind(target)} of {len(target)}"
             ) from None
-    advice = "; * reads what it refers to" if is_reference(target) else ""
-    raise ScriptError(f"{brief(target)} cannot be indexed{advice}")
+    raise ScriptError(f"{brief(target)} cannot be indexed{advice(target)}")
 
 
 def set_item(target: Any, index: Any, value: Any) -> None:
@@ -169,11 +174,17 @@ def set_item(target: Any, index: Any, value: Any) -> None:
         raise ScriptError(f"index {index} is outside of a list of {len(target)}") from None
 
 
+_METHODS = {
+    list: "; there are no methods: write len(list), list += item",
+    str: "; there are no methods: write len(text), split(text)",
+}
+
+
 def field(target: Any, name: str) -> Any:
     """`target.name`, which is `target["name"]`."""
     if type(target) is not dict:
-        advice = "; * reads what it refers to" if is_reference(target) else ""
-        raise ScriptError(f"only dictionaries have fields, not {brief(target)}{advice}")
+        more = _METHODS.get(type(target)) or advice(target)
+        raise ScriptError(f"only dictionaries have fields, not {brief(target)}{more}")
     return item(target, name)
 
 

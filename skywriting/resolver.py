@@ -7,9 +7,9 @@ calls; what it reads beyond its own names is put together from the inside out af
 from __future__ import annotations
 
 from collections.abc import Collection
-from difflib import get_close_matches
 
 from ciel.skywriting.errors import Problem, Source
+from ciel.skywriting.hints import hint_on_name
 from ciel.skywriting.lexer import PROBLEMS_MAX
 from ciel.skywriting.tree import (
     Assign,
@@ -39,13 +39,8 @@ from ciel.skywriting.tree import (
 )
 from ciel.skywriting.walking import uncollected
 
+_NOTHING = ": nothing in this script binds it"
 WARNINGS_MAX = 20  # of names that nothing binds; each is compared with all that there are
-
-_MEANT = {
-    "True": "true", "False": "false", "None": "null", "nil": "null", "NULL": "null",
-    "undefined": "null", "not": "!", "and": "&&", "or": "||", "length": "len", "string": "str",
-    "print_r": "print", "echo": "print", "println": "print", "puts": "print", "parseInt": "int",
-}  # fmt: skip
 
 
 def resolve(
@@ -99,9 +94,8 @@ def _never_bound(script: Script, scopes: list[_Scope], known: Collection[str]) -
                 first[name] = min(offset, first.get(name, offset))
     problems = []
     for name, offset in sorted(first.items(), key=lambda item: item[1])[:WARNINGS_MAX]:
-        close = next(iter(get_close_matches(name, bound, 1, 0.75)), _MEANT.get(name))
-        hint = f', did you mean "{close}"?' if close else ""
-        message = f'unknown name "{name}"{hint or ": nothing in this script binds it"}'
+        hint = hint_on_name(name, bound, script.source.text, offset, 0.75)
+        message = f'unknown name "{name}"{f", {hint}" if hint else _NOTHING}'
         problems.append(Problem(script.source, offset, message, is_warning=True))
     return problems
 

@@ -14,7 +14,17 @@ from ciel.skywriting.expressions import compile_binary, compile_expression, stri
 from ciel.skywriting.host import ReferenceFailedError
 from ciel.skywriting.results import require_result
 from ciel.skywriting.running import define, enter
-from ciel.skywriting.values import RUN, Blocked, Frame, Lazy, Run, brief, force, is_reference
+from ciel.skywriting.values import (
+    RUN,
+    Blocked,
+    Frame,
+    Lazy,
+    Run,
+    advice,
+    brief,
+    force,
+    is_reference,
+)
 
 
 def compile_block(code: Code) -> Evaluation:
@@ -414,8 +424,9 @@ def _items(value: Any, count: int) -> list[Any]:
         return value
     if type(value) in (dict, str):
         return list(value)
-    advice = "; * reads what it refers to" if is_reference(value) else ""
-    raise ScriptError(f"for goes over a list, a dictionary or a text, not {brief(value)}{advice}")
+    raise ScriptError(
+        f"for goes over a list, a dictionary or a text, not {brief(value)}{advice(value)}"
+    )
 
 
 # --- scripts within scripts -----------------------------------------------------------------------

@@ -177,3 +177,8 @@ def brief(value: Any) -> str:
     except ValueError:  # an integer of too many digits
         text = "…"
     return f"{kind(value)} {text if len(text) <= 40 else text[:36] + '…'}"
+
+
+def advice(*values: Any) -> str:
+    """Say what to do about values of the wrong kind, if it is likely enough."""
+    return "; * reads what it refers to" if any(map(is_reference, values)) else ""

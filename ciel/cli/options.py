@@ -76,7 +76,16 @@ def connect_or_start(args: argparse.Namespace, name: str) -> Client:
         return Client(name=name, cluster_options={"workers": args.workers or 1})
     if args.workers:
         say(f"--workers has no effect: the cluster at {found.url} has its own")
-    return Client(found, name=name)
+    client = Client(found, name=name)
+    try:
+        if not client.slot_count():
+            say(
+                f"the cluster at {found.url} has no worker: the job waits till ciel-worker adds one"
+            )
+    except BaseException:
+        client.close()
+        raise
+    return client
 
 
 def require_master(args: argparse.Namespace) -> MasterLocation:

@@ -56,7 +56,7 @@ RECONNECT_S = CLIENT_GRACE_S
 """So long a lost master is sought; after that it has given our jobs up."""
 
 _QUEUED_MAX_BYTES = 8 << 20
-_FRAME_BYTES = 1 << 20  # of payload in one frame: heartbeats and cancels need not wait for more
+_FRAME_BYTES = 256 << 10  # about, in one frame: while the master takes it in, it serves nobody else
 _FRAME_RECORDS = 1024
 _SEND_RECORDS = 128  # so many queued are sent by who queued them
 _RECORD_BYTES = 300  # of a typical record, its payload apart

@@ -16,6 +16,14 @@ class InvalidIdError(CielError):
         super().__init__(f"{str(text)[:80]!r} is not an id: {reason}")
 
 
+class InvalidContentError(CielError, ValueError):
+    """A reference that says what its object holds, but not in base64."""
+
+    def __init__(self, object_id: str) -> None:
+        self.object_id = object_id
+        super().__init__(f"what the reference says that object {object_id} holds is not base64")
+
+
 class InvalidTaskError(CielError):
     """A task that contradicts itself or the graph; the graph is as it was before."""
 

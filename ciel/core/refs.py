@@ -12,6 +12,7 @@ from binascii import b2a_base64
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from ciel.core.errors import InvalidContentError
 from ciel.core.ids import ObjectId
 
 INLINE_MAX_BYTES = 1023
@@ -66,7 +67,11 @@ class Value(NamedTuple):
 
     @property
     def content(self) -> bytes:
-        return b64decode(self.encoded, validate=True)
+        """What it holds; raises InvalidContentError if that is not what `encoded` says."""
+        try:
+            return b64decode(self.encoded, validate=True)
+        except ValueError:
+            raise InvalidContentError(self.id) from None
 
     @property
     def size_bytes(self) -> int:

@@ -87,6 +87,7 @@ class Attempt(ABC):
     ) -> None:
         """Give a resolved input a path, even if it is still being made."""
 
+    @abstractmethod
     def prefer(self, ref: Reference) -> None:
         """Have a resolved input be read here rather than elsewhere from now on; only a hint."""
 

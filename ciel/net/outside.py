@@ -83,8 +83,7 @@ class Outside(StrEnum):
             return _Lent(socket.socket(family, kind, protocol))
 
         for option, value in (
-            (pycurl.PROTOCOLS, allowed),
-            (pycurl.REDIR_PROTOCOLS, allowed),
+            (pycurl.PROTOCOLS, allowed),  # redirects are held to them, too
             (pycurl.FOLLOWLOCATION, 1),
             (pycurl.MAXREDIRS, REDIRECTS_MAX),
             (pycurl.OPENSOCKETFUNCTION, open_socket),

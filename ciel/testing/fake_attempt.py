@@ -39,6 +39,7 @@ class FakeAttempt(Attempt):
         self.growths: dict[str, Growth] = {}
         self.opened: list[str] = []  # of those that grow
         self.waits: list[tuple[str, float]] = []
+        self.preferred: list[Reference] = []
         self._store = store
         self._path = path
         self._postponed: list[Callable[[], None]] = []
@@ -82,6 +83,9 @@ class FakeAttempt(Attempt):
             path = self._path_of(ref)
             found = OpenInput(path, Growth(Path(path).stat().st_size, True), True)
         self._come(lambda: then(found))
+
+    def prefer(self, ref: Reference) -> None:
+        self.preferred.append(ref)
 
     def read(self, ref: Reference, then: Callable[[bytes], None]) -> None:
         self.open_whole(ref, lambda path: then(Path(path).read_bytes()))

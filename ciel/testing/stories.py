@@ -36,6 +36,8 @@ _ALIKE: Sequence[tuple[str, str]] = (
     (r"\b\d+ more given ahead", "N more given ahead"),
     (r"\b\d+ tasks of its priority", "N tasks of its priority"),
     (r"\b(time:|up for) .*", r"\1 T"),
+    (r"\b\d{4}-\d\d-\d\dT\d\d-\d\d-\d\d\.\d+\b", "RUN"),
+    (r"\b\d+ slots?\b(?=;)", "N slots"),
     (r"\bwas lost \(.*?\)", "was lost (WHY)"),
     # Of a Python traceback only the user's part: ours, and where Python marks the line, may change.
     (r'  File "(?!HOME).*\n(    .*\n)*', ""),

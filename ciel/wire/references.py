@@ -139,10 +139,17 @@ def to_json(value: Any) -> Any:
 
 
 def from_json(value: Any) -> Any:
-    """Replace every object with a key `__ref__`, wherever it stands, by its reference."""
+    """Replace every object with a key `__ref__`, wherever it stands, by its reference.
+
+    Raises DecodeError, InvalidIdError or InvalidContentError: this is what people and programs
+    wrote, so it is looked at more closely than an array in a record.
+    """
     if isinstance(value, dict):
         if "__ref__" in value:
-            return from_array(value["__ref__"])
+            ref = from_array(value["__ref__"])
+            if type(ref) is Value:
+                ref.content  # noqa: B018  # can it be read?
+            return ref
         return {key: from_json(item) for key, item in value.items()}
     if isinstance(value, list):
         return [from_json(item) for item in value]

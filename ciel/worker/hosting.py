@@ -476,6 +476,7 @@ class Hosting:
         self._place.memory.close()
         self._talking.close()
         self._place.scratch.close()
+        self._translating.clear()
         for hosted in list(self._hosted.values()):
             hosted.close_inputs()
             for writer in hosted.writers.values():

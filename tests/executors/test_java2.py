@@ -145,14 +145,12 @@ def test_what_it_published_at_a_high_port_it_is_told_as_a_future(
 def test_jars_draw_no_tasks_to_where_the_first_one_ran(
     java2: Java2Executor, attempt: FakeAttempt, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    preferred: list[Reference] = []
-    monkeypatch.setattr(attempt, "prefer", preferred.append)
     monkeypatch.setattr(attempt, "open_whole", lambda ref, then: then("a path"))
     said = Transcript()
     call = [Call("open_ref", {"ref": JARS[0], "make_sweetheart": True})]
     java2.converse(attempt, said.say).called(call)
     assert said.take() == [("open_ref", {"filename": "a path"})]
-    assert preferred == []
+    assert attempt.preferred == []
 
 
 def test_a_spawn_names_a_class_or_an_object(java2: Java2Executor) -> None:

@@ -250,16 +250,13 @@ def test_what_is_stored_is_a_file_for_everybody(talk: Begin) -> None:
         assert Path(reply["filename"]).read_bytes() == b"content"
 
 
-def test_an_input_may_be_preferred_where_it_is_opened(
-    talk: Begin, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("method", ["open_ref", "open_ref_async"])
+def test_an_input_may_be_preferred_where_it_is_opened(talk: Begin, method: str) -> None:
     one = talk(inline("x"))
-    preferred: list[Reference] = []
-    monkeypatch.setattr(one.attempt, "prefer", preferred.append)
-    one.call("open_ref", ref=future("x"), make_sweetheart=False)
-    assert preferred == []
-    one.call("open_ref", ref=future("x"), make_sweetheart=True)
-    assert preferred == [inline("x")]
+    one.call(method, ref=future("x"), chunk_size=1, make_sweetheart=False)
+    assert one.attempt.preferred == []
+    one.call(method, ref=future("x"), chunk_size=1, make_sweetheart=True)
+    assert one.attempt.preferred == [inline("x")]
 
 
 @pytest.mark.parametrize("method", ["open_ref", "open_ref_async"])

@@ -321,7 +321,8 @@ def brought(hosts: list[Host], jars: dict[str, Path]) -> Path:
         shutil.copy(jar, there.path / "brought")
     sdk = ROOT / "executors" / "sdk" / "c"
     target = there.path / "brought" / "where.so"
-    command = ["cc", "-shared", "-fPIC", f"-I{sdk}", "-o", str(target), str(PROGRAMS / "where.c")]
+    source = PROGRAMS / "loaded" / "where.c"
+    command = ["cc", "-shared", "-fPIC", f"-I{sdk}", "-o", str(target), str(source)]
     subprocess.run(command, check=True)
     return there.inside / "brought"
 

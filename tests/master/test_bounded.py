@@ -93,6 +93,12 @@ class Busy:
 
     def job(self) -> None:
         """Have a job come, end in one of several ways, and be removed."""
+        job_id = self.ended_job()
+        self.machine.remove_job(self.machine.jobs[job_id])
+        self.turns()
+
+    def ended_job(self) -> str:
+        """Have a job come, and end in one of several ways."""
         self.count += 1
         name, fate = f"job{self.count}", self.count % 4
         scheduling = read_scheduling(POLICIES[self.count % 3])
@@ -116,8 +122,10 @@ class Busy:
         if fate == 2:
             self.machine.client_said("client", CancelJob(spec.id, "enough"), self.now_s)
             self.turns()
-        self.machine.remove_job(self.machine.jobs[spec.id])
-        self.turns()
+        return spec.id
+
+    def spans(self, job: str, first: int | None) -> Any:
+        return self.machine.timeline.page([job], first, (), self.now_s)
 
 
 def grown(busy: Busy, do: Callable[[], Any], count: int) -> int:
@@ -135,3 +143,17 @@ def test_jobs_that_were_removed_leave_the_master_as_it_was() -> None:
     assert not busy.machine.graph.tasks
     assert not busy.machine.graph.objects.nodes
     assert grown(busy, busy.job, 240) < 24  # times of day, which are numbers, come and go
+
+
+def test_what_the_jobs_did_that_are_still_there_keeps_its_place() -> None:
+    busy = Busy()
+    busy.job()
+    kept = busy.ended_job()
+    first = busy.spans(kept, 0)
+    middle = first["next"] or busy.spans(kept, None)["next"] - 1
+    for _ in range(8):
+        busy.job()
+    assert busy.spans(kept, 0)["spans"] == first["spans"]
+    assert busy.spans(kept, 0)["lost"] == 0
+    assert busy.spans(kept, middle)["spans"] == first["spans"][-1:]
+    assert busy.spans("job3", 0)["spans"] == []

@@ -19,6 +19,7 @@ from ciel.core.events import (
     CancelJob,
     CancelTask,
     CloseJob,
+    CopyTimed,
     DiskQueued,
     DropObjects,
     Heartbeat,
@@ -41,10 +42,10 @@ from ciel.core.events import (
 )
 from ciel.core.ids import JobId, ObjectId
 from ciel.core.jobs import Job, JobState
-from ciel.core.refs import Failure, Fixed, Future, Reference, Stream
+from ciel.core.refs import Failure, Fixed, Future, Reference, Stream, Value
 from ciel.core.retries import BACK_OFF_FIRST_S, INPUT_LOSSES_MAX
 from ciel.core.tasks import Mentions, TaskSpec, TaskState
-from ciel.master.state import answers
+from ciel.master.state import answers, explain
 from ciel.master.state.ahead import AHEAD_MAX
 from ciel.master.state.answers import UnknownQuestionError
 from ciel.master.state.audience import CLIENT_GRACE_S
@@ -362,6 +363,19 @@ def test_a_task_that_is_refused_fails_its_job_with_one_clear_sentence() -> None:
         "client: a is CANCELLED",
         f"client: failed: {told}",
         f"client: refused: {refusal}",
+    )
+
+
+def test_an_input_that_cannot_be_decoded_fails_its_job_and_meets_no_worker() -> None:
+    cluster = one()
+    cluster.job(want=["a"], open=True)
+    cluster.said()
+    cluster.says(AddTask(a_task("a", inputs=["upload"]), (Value(ObjectId("upload"), "!"),)))
+    why = "what the reference says that object upload holds is not base64"
+    cluster.said(
+        "client: a is CANCELLED",
+        f"client: failed: a task was refused: {why}",
+        f"client: refused: {why}",
     )
 
 
@@ -1194,6 +1208,26 @@ def test_a_task_says_why_it_does_not_run() -> None:
     cluster.failed("w1", first)
     assert why(cluster, "first") == "RUNTIME_ERROR: exit status 3"
     assert why(cluster, "third").startswith("DEPENDENCY_FAILED")
+
+
+def test_how_long_a_copy_took_is_taken_note_of() -> None:
+    cluster = two()
+    cluster.worker_says("w1", CopyTimed(place_of("w2"), 10**6, 0.5))
+    measured = cluster.machine.dispatcher.bandwidths
+    assert measured.s_per_byte("host of w2", "host of w1") == 0.5e-6
+
+
+def test_what_waits_for_memory_says_who_has_how_much() -> None:
+    cluster = Cluster(a_worker("w1", slots=2, memory_bytes=3 << 30))
+    large, small = (a_task(n, name=n, memory_bytes=m << 30) for n, m in (("a", 2), ("b", 2)))
+    cluster.job(large, small, want=["a", "b"])
+    assert answers.find_task(cluster.machine, cluster.job_of(), "b").state is TaskState.RUNNABLE
+    told = explain.why(cluster.machine, cluster.machine.graph.tasks[small.id], cluster.now_s)
+    assert told == [
+        "it asks for 2 GiB of memory, which no worker has to spare now:",
+        "worker w1: 1 GiB of 3 GiB to spare, 1 of 2 slots taken, 0 more given ahead",
+        "1 tasks of its priority or a higher one wait so, itself included",
+    ]
 
 
 def test_a_task_that_failed_says_when_it_is_tried_again() -> None:

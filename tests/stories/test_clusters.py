@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -69,6 +70,15 @@ def test_a_task_that_loses_its_workers(sparse: Stage) -> None:
     told.note("ciel submit --name poison -- ./poison", submitted.returncode, output, said)
     told.expect("workers-lost")
     sparse.tell("ciel task explain last").expect("explain-workers-lost")
+
+
+def test_a_program_that_fails_on_a_cluster_of_its_own(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    done = home.run("ciel", "submit", "--", "sh", "-c", "exit 2")
+    told = Transcript({str(tmp_path): "HOME"})
+    told.note("ciel submit -- sh -c 'exit 2'", done.returncode, done.stdout, done.stderr)
+    told.expect("own-cluster")
+    home.expect_nothing_left()
 
 
 def test_what_was_sent_is_lost_with_its_only_worker(sparse: Stage) -> None:

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ciel.core.errors import InvalidIdError
+from ciel.core.errors import InvalidContentError, InvalidIdError
 from ciel.core.ids import ObjectId
 from ciel.core.refs import (
     REFERENCE_TYPES,
@@ -194,9 +194,12 @@ def test_a_marked_object_is_a_reference_wherever_it_stands() -> None:
     assert from_json(value) == {"args": [Future(X)], "deep": {"er": [Future(ObjectId("y"))]}}
 
 
-@pytest.mark.parametrize("marked", [None, [], "x", {"__ref__": ["f2", "x"]}, ["f2", "../x"]])
+@pytest.mark.parametrize(
+    "marked",
+    [None, [], "x", {"__ref__": ["f2", "x"]}, ["f2", "../x"], ["val", "x", "a"], ["val", "x", "!"]],
+)
 def test_a_marked_object_must_hold_a_reference(marked: Any) -> None:
-    with pytest.raises((DecodeError, InvalidIdError)):
+    with pytest.raises((DecodeError, InvalidIdError, InvalidContentError)):
         from_json([{"__ref__": marked}])
 
 

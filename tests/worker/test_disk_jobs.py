@@ -27,9 +27,10 @@ from ciel.storage.tokens import Claim, TokenError
 from ciel.testing.data_worker import KEY, DataWorker
 from ciel.testing.homes import wait_for
 from ciel.testing.one_worker import OneWorker
-from ciel.worker import disk_jobs, resources
+from ciel.worker import disk_jobs
 from ciel.worker.disk_jobs import SMALL_BYTES, DiskJobs, Ticket
 from ciel.worker.fetching import Fetcher
+from ciel.worker.resources import uploads
 
 MIB = 1 << 20
 WITHIN_S = 20.0
@@ -387,7 +388,7 @@ def test_an_upload_that_was_broken_off_while_it_waited_leaves_the_line(
     ticket = make_ticket(KEY, "POST", served.netloc, target, time.time())
     host, _, port = served.netloc.partition(":")
     head = f"POST {target} HTTP/1.1\r\nHost: {served.netloc}\r\nAuthorization: {ticket}\r\n"
-    with jobs.claim(), mock.patch.object(resources, "UPLOAD_WAITS_S", 0.2):
+    with jobs.claim(), mock.patch.object(uploads, "UPLOAD_WAITS_S", 0.2):
         with socket.create_connection((host, int(port))) as sending:
             sending.sendall(f"{head}Content-Length: {MIB}\r\n\r\n".encode())
             wait_for(lambda: jobs.jobs.waiting_count, "an upload that waits")

@@ -69,6 +69,20 @@ class Slow(Executor):
         return Run(Program(("date", "+%s.%N"), stdout=0, delay_s=task.arguments["delay_s"]))
 
 
+class Thoughtful(Executor):
+    """Begins when it may."""
+
+    name = "thoughtful"
+
+    def __init__(self) -> None:
+        self.asked, self.may_begin = threading.Event(), threading.Event()
+
+    def begin(self, task: Task) -> Action:
+        self.asked.set()
+        assert self.may_begin.wait(20)
+        return Run(Program(("true",)))
+
+
 class Outcome:
     """What was told of one attempt."""
 
@@ -93,7 +107,10 @@ class Worker:
         reactor = in_reactor.reactor
         environ = {"PATH": os.environ["PATH"], "INHERITED": "yes"}
         self.launching = in_reactor(Launching, reactor, Turns(reactor), environ)
-        executors = (StdinoutExecutor(), SyncExecutor(), InitExecutor(), Broken(), Slow())
+        self.thoughtful = Thoughtful()
+        executors = (
+            StdinoutExecutor(), SyncExecutor(), InitExecutor(), Broken(), Slow(), self.thoughtful,
+        )  # fmt: skip
         self.hosting = Hosting(
             reactor=reactor,
             turns=Turns(reactor),
@@ -503,6 +520,34 @@ def test_what_is_called_off_before_its_start_ends_at_once(worker: Worker) -> Non
     fault = worker.end(key).fault
     assert fault is not None
     assert fault.reason == "CANCELLED"
+
+
+def test_arguments_of_any_size_are_read(worker: Worker) -> None:
+    assert worker.run("echo", "hi", ignored="x" * 1_000_000).content == b"hi\n"
+    fault = worker.do(
+        "stdinout", {"args": {"command_line": ["\0"], "ignored": "x" * 100_000}}
+    ).fault
+    assert fault is not None
+    assert fault.reason == "BAD_ARGUMENTS"
+
+
+def test_others_are_served_while_large_arguments_are_read(worker: Worker) -> None:
+    key = worker.begin("thoughtful", {"ignored": "x" * 100_000})
+    assert worker.thoughtful.asked.wait(20)
+    assert worker.run("echo", "meanwhile").content == b"meanwhile\n"
+    worker.thoughtful.may_begin.set()
+    assert worker.end(key).published == ()
+
+
+def test_what_is_called_off_while_its_arguments_are_read_ends_at_once(worker: Worker) -> None:
+    key = worker.begin("thoughtful", {"ignored": "x" * 100_000})
+    assert worker.thoughtful.asked.wait(20)
+    worker.in_reactor(worker.hosting.kill, key, force=False)
+    fault = worker.end(key).fault
+    assert fault is not None
+    assert fault.reason == "CANCELLED"
+    worker.thoughtful.may_begin.set()
+    assert worker.run("echo", "after").content == b"after\n"
 
 
 def test_closing_lets_go_of_what_runs(worker: Worker, tmp_path: Path) -> None:

@@ -249,8 +249,8 @@ class Dispatcher:
         memory = max([worker.facts.memory_bytes for worker in offering])
         if needs.slots > slots:
             details = (
-                f"it needs {needs.slots} slots, and no worker has more than {slots}: ask for fewer, "
-                "or start a worker with more (ciel-worker --slots)"
+                f"it needs {needs.slots} slots, and no worker has more than {slots}: ask for "
+                "fewer, or start a worker with more (ciel-worker --slots)"
             )
         elif needs.memory_bytes > memory:
             details = (

@@ -35,7 +35,7 @@ from ciel.core.fixed import let_all_go
 from ciel.core.graph import TaskGraph
 from ciel.core.ids import JobId, ObjectId
 from ciel.core.jobs import ENDED, JOB_TRANSITIONS, Job, JobSpec, JobState, summarise
-from ciel.core.refs import Failure, Reference
+from ciel.core.refs import Failure, Reference, Value
 from ciel.core.removal import hand_over, remove
 from ciel.core.retries import (
     Blame,
@@ -110,6 +110,9 @@ class JobDesk(ABC):
         match message:
             case AddTask(spec, known):
                 job = self.find_job(spec.job)
+                for ref in known:
+                    if type(ref) is Value:
+                        ref.content  # noqa: B018  # can it be read? a worker would fall over it
                 if job.state is JobState.ACTIVE:
                     self._add_task(spec, known, job)
             case WantObjects(job_id, objects):

@@ -39,6 +39,7 @@ class Timeline:
         self._spans: deque[Span | None] = deque(maxlen=SPANS_MAX)  # None: of a removed job
         self._removed: set[str] = set()  # jobs whose spans are still there
         self._removed_spans = 0  # about how many these are
+        self._removed_to = 0  # so many were all of removed jobs: nobody misses them
         self._count = 0
         self.totals = {"done": 0, "failed": 0, "lost": 0}  # attempts that ended so, of all ever
         self.run_s = 0.0  # how long the programs of those took
@@ -69,6 +70,7 @@ class Timeline:
             self._spans.extend(spans)  # so that those that stay keep their numbers
             return
         self.slots.clear()
+        self._removed_to = self._count
 
     def page(
         self, jobs: Iterable[Any], first: Any, workers: Iterable[WorkerNode], now_s: float
@@ -100,7 +102,7 @@ class Timeline:
             "spans": spans,
             "slots": {worker: count for worker, count in self.slots.items() if worker in named},
             "next": None if is_last else place,
-            "lost": max(0, oldest - first),
+            "lost": max(0, oldest - max(first, self._removed_to)),
             "now_s": now_s,
         }
 

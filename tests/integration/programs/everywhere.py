@@ -11,6 +11,8 @@ from typing import Any
 from ciel import Client
 from ciel.client.jobs import Job
 from ciel.core.refs import Concrete, Reference
+from ciel.wire import codec
+from ciel.wire.references import from_json
 
 HERE = Path(__file__).parent
 LARGE, SMALL = 1_000_000, 5_000
@@ -63,7 +65,7 @@ with Client() as client, client.job("everywhere", keep=True) as job:
     large = [ref for ref in job.results(made, timeout_s=30) if isinstance(ref, Concrete)]
     hosts = [client.read(ref).partition(b"]")[0].decode() + "]" for ref in large]
     assert len(set(hosts)) == 2, hosts
-    wrong = {}
+    wrong: dict[tuple[str, object], object] = {}
     for name, begin in programs.items():
         for number, host in enumerate(hosts):  # it goes where the first of its inputs is
             small = job.run(
@@ -74,4 +76,17 @@ with Client() as client, client.job("everywhere", keep=True) as job:
             words = (json.loads(said) if name in ("skypy", "swi") else said).split()
             if words != [host, str(LARGE + SMALL + 2 * len(host))]:
                 wrong[name, number] = words, host
+    # What brings and gathers objects: from a package's first task on, and on both hosts.
+    url = Path(__file__).resolve().as_uri()
+    grabbed = [job.add("grab", {"args": {"urls": [url], "version": n}})[0] for n in range(8)]
+    gathered = job.add("sync", {"args": {"inputs": grabbed}})[0]
+    told = job.start_package("sync", {"inputs": [gathered]}, {})
+    for _ in ("init", "sync", "sync"):
+        (told,) = from_json(codec.decode(job.read(told, timeout_s=30)))[:1]
+    found = from_json(codec.decode(job.read(told, timeout_s=30)))
+    if client.read(found) != Path(__file__).read_bytes():
+        wrong["grab", url] = found
+    answers = [codec.decode(job.read(ref, timeout_s=30)) for ref in grabbed]
+    if len({place for ref in map(from_json, answers) for place in ref.locations}) != 2:
+        wrong["grab", 2] = answers
     print("wrong:", wrong)
