@@ -17,11 +17,12 @@ $(STAMP): deps
 endif
 $(STAMP): pyproject.toml setup.py ciel/launch/launcher.c $(LOADERS) scc/build_ffi.py $(C_OF_SCC)
 	@.ci/packages report
-	@echo "ciel: installing into $(VENV) (Python packages of pyproject.toml, and what is in C)"
+	@echo "ciel: installing into $(VENV) (Python packages of pyproject.toml, and what is in C): some minutes"
 	@$(PYTHON) -m venv $(VENV)
 	@$(RUN)/pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	@for tool in scc/bin/*; do [ -x "$$tool" ] && ln -sf "../../$$tool" $(RUN)/; done; true
 	@touch $(STAMP)
+	@echo "ciel: installed: $(RUN)/ciel --help"
 
 dev: $(STAMP)
 

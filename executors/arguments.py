@@ -23,6 +23,7 @@ Unknown keys are ignored, as scripts use them to tell equal tasks apart.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any, TypeGuard
 
 from ciel.core.ids import ObjectId
@@ -39,6 +40,9 @@ from ciel.execution.executor import (
 
 SLOW_S = 3.0
 """How long `go_slow` waits."""
+
+_NAME_MAX_BYTES = 255
+_PATH_MAX_BYTES = 2048  # of 4096, which the directory that they lie in shares
 
 
 def args_of(task: Task) -> dict[str, Any]:
@@ -91,11 +95,13 @@ def program_of(
     """
     _check_options(args)
     debugging = args.get("debug_options", ())
+    placed = {**_files(args), **(files or {})}
+    _require_places(placed)
     return Program(
         argv=tuple(argv) if argv is not None else _command_line(args),
         stdin=stdin,
         stdout=stdout,
-        files={**_files(args), **(files or {})},
+        files=placed,
         env=_env(args),
         lists=lists or {},
         streams=args.get("stream_output") is True or args.get("pipe_output") is True,
@@ -167,6 +173,18 @@ def _files(args: dict[str, Any]) -> dict[str, Any]:
         if not isinstance(ref, REFERENCE_TYPES):
             raise BadArgumentsError(f"{name!r} in 'files' must be a reference")
     return {name: ref.id for name, ref in files.items()}
+
+
+def _require_places(files: Mapping[str, ObjectId]) -> None:
+    """Refuse names that no directory can have at a time."""
+    for name in files:
+        longest = max(len(part.encode()) for part in name.split("/"))
+        if longest > _NAME_MAX_BYTES or len(name.encode()) > _PATH_MAX_BYTES:
+            raise BadArgumentsError(f"{name!r:.80} in 'files' is too long for the name of a file")
+    # What is in a directory follows right behind its name.
+    for name, next_name in pairwise(sorted(files, key=lambda name: name.replace("/", "\0"))):
+        if next_name.startswith(f"{name}/"):
+            raise BadArgumentsError(f"{name!r:.80} in 'files' would be a file and a directory")
 
 
 def _env(args: dict[str, Any]) -> dict[str, str]:

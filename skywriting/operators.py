@@ -174,7 +174,7 @@ def set_item(target: Any, index: Any, value: Any) -> None:
         raise ScriptError(f"index {index} is outside of a list of {len(target)}") from None
 
 
-_METHODS = {
+_METHODS: dict[type, str] = {
     list: "; there are no methods: write len(list), list += item",
     str: "; there are no methods: write len(text), split(text)",
 }

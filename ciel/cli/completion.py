@@ -80,6 +80,7 @@ _BASH_HEAD = """\
 _ciel() {
     local current=${COMP_WORDS[COMP_CWORD]} previous=${COMP_WORDS[COMP_CWORD-1]}
     local path=${COMP_WORDS[0]##*/} verbs= options= words= kind= i
+    COMPREPLY=()
     if [[ $current == = ]]; then
         current=
     elif [[ $previous == = ]]; then
@@ -114,14 +115,13 @@ _BASH_TAIL = """\
     [[ $words ]] && COMPREPLY=($(compgen -W "$words" -- "$current"))
     case $kind in
     files) _ciel_files ;;
-    directories) compopt -o filenames; COMPREPLY+=($(compgen -d -- "$current")) ;;
+    directories) _ciel_files -d ;;
     esac
 }
 
 _ciel_files() {
     compopt -o filenames
-    local IFS=$'\\n'
-    COMPREPLY+=($(compgen -f -- "$current"))
+    mapfile -t -O ${#COMPREPLY[@]} COMPREPLY < <(compgen ${1--f} -- "$current")
 }
 """
 

@@ -36,7 +36,9 @@ def main(prog: str, words: Sequence[str]) -> int:
 
     found = look_at_host(os.environ)
     of_cluster = look_at_cluster(args.master, args.access, os.environ)
-    found += of_cluster or look_at_address(args.listen)
+    found += [finding for finding in of_cluster if finding not in found]
+    if not of_cluster:
+        found += look_at_address(args.listen)
     if args.json:
         print_json([finding._asdict() for finding in found])
     else:

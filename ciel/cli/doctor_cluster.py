@@ -13,7 +13,7 @@ from ciel.access.errors import AccessError, SettingsError
 from ciel.access.keys import Key, Role
 from ciel.access.settings import MasterLocation, find_master
 from ciel.access.tickets import TICKET_WINDOW_S, make_ticket
-from ciel.cli.findings import Finding, fault, note, ok
+from ciel.cli.findings import Finding, fault, note, ok, settings_fault
 from ciel.client.client import Client
 from ciel.client.errors import AccessRefusedError, ClientError, NotAMasterError
 
@@ -34,8 +34,8 @@ def look_at_cluster(
     """Look at the cluster that is meant; nothing if none is named or up."""
     try:
         found = find_master(master, access, environ)
-    except SettingsError:
-        return [note("master", "not looked for: the settings are at fault")]
+    except SettingsError as error:
+        return [settings_fault(error)]
     except AccessError as error:
         return [
             fault("master", str(error), "copy the master's access file here: chmod 600, --access")

@@ -22,7 +22,7 @@ from ciel.access.errors import AccessError, AccessFileMissingError, SettingsErro
 from ciel.access.places import current_path, state_directory
 from ciel.access.settings import Settings, config_path, executor_settings
 from ciel.cli.executors import load_executors
-from ciel.cli.findings import OK, Finding, fault, note, ok
+from ciel.cli.findings import OK, Finding, fault, note, ok, settings_fault
 from ciel.cli.options import crashed
 from ciel.cli.outcome import UsageError
 from ciel.cli.store import size_text
@@ -108,7 +108,7 @@ def _settings(environ: Mapping[str, str]) -> Iterator[Finding]:
         settings = dict(Settings({}, environ))
         executors = executor_settings(environ)
     except SettingsError as error:
-        yield fault("settings", str(error), "mend that; docs/commands.md tells what may be set")
+        yield settings_fault(error)
         return
     said = [f"{name} from {setting.origin}" for name, setting in settings.items()]
     said += [f"executor {name} from {setting.origin}" for name, setting in executors.items()]
@@ -185,7 +185,8 @@ def _temporary(environ: Mapping[str, str]) -> Finding:
     if found.state != OK:
         return found
     if not directory.is_dir():
-        return fault(check, f"TMPDIR names {directory}, which is not there", f"mkdir {directory}")
+        advice = f"mkdir {shlex.quote(str(directory))}"
+        return fault(check, f"TMPDIR names {directory}, which is not there", advice)
     status = os.statvfs(directory)
     free_bytes = status.f_bavail * status.f_frsize
     if status.f_flag & os.ST_NOEXEC:

@@ -18,6 +18,11 @@ class Finding(NamedTuple):
     advice: str = ""
 
 
+def settings_fault(error: Exception) -> Finding:
+    """What is set has no meaning. Whoever finds that says it in the same words."""
+    return fault("settings", str(error), "mend that; docs/commands.md tells what may be set")
+
+
 def ok(check: str, found: str) -> Finding:
     """All is well."""
     return Finding(check, OK, found)

@@ -45,6 +45,8 @@ def main(prog: str, words: Sequence[str]) -> int:
 
 
 def _write(path: Path, text: str) -> None:
+    if path.exists() and not path.is_file():  # a device would be gone
+        raise UsageError(f"--out {path}: it is no regular file")
     try:
         path.unlink(missing_ok=True)  # what is there may be open to others
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

@@ -9,7 +9,7 @@ from typing import Final
 
 import ciel
 from ciel.cli.grammar import PROGRAM, Command, Option, programs
-from ciel.cli.options import make_parser
+from ciel.cli.options import make_directory, make_parser
 from ciel.cli.outcome import Status
 from ciel.cli.printing import print_json, print_text
 
@@ -44,7 +44,7 @@ def main(prog: str, words: Sequence[str]) -> int:
     parser.add_argument("--json", action="store_true", help="print JSON, for programs")
     args = parser.parse_args(words)
     pages = dict(all_pages(programs()))
-    args.out.mkdir(parents=True, exist_ok=True)
+    make_directory(args.out)
     for name, text in pages.items():
         (args.out / name).write_text(text, encoding="utf-8")
     if args.json:

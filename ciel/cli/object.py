@@ -126,7 +126,13 @@ def _get(client: Client, args: Namespace) -> int:
 
 @contextmanager
 def _written(path: Path) -> Iterator[IO[bytes]]:
-    """Open a file to be written, which has its name only when it is whole."""
+    """Open a file to be written, which has its name only when it is whole. A device, a pipe or a
+    link stays what it is, and is written to.
+    """
+    if path.is_symlink() or (path.exists() and not path.is_file()):
+        with path.open("wb") as file:
+            yield file
+        return
     begun = path.with_name(f".{path.name}.partial")
     try:
         with begun.open("wb") as file:

@@ -6,6 +6,7 @@ import argparse
 import os
 import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from ciel.access import access_file
 from ciel.access.errors import AccessFileError
@@ -144,3 +145,12 @@ def require_text(what: str, text: str) -> None:
     """Refuse what cannot be sent; raises UsageError."""
     if not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text):
         raise UsageError(f"{what} is not UTF-8")
+
+
+def make_directory(out: Path) -> None:
+    """Make what `--out` names, unless it is there; raises UsageError."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        reason = "it is no directory" if isinstance(error, FileExistsError) else error.strerror
+        raise UsageError(f"--out {out}: {reason}") from None

@@ -12,12 +12,13 @@ from ciel.cli.options import (
     add_cluster_options,
     add_own_cluster_options,
     connect_or_start,
+    make_directory,
     make_parser,
 )
 from ciel.cli.outcome import Status, cancelling, say
 from ciel.cli.printing import Progress, print_json
 from ciel.client.client import Client
-from ciel.client.errors import TaskFailedError
+from ciel.client.errors import TaskFailedError, TemplateError
 from ciel.client.jobs import Job
 from ciel.client.package_entries import (
     Brought,
@@ -63,7 +64,7 @@ def main(prog: str, words: Sequence[str]) -> int:
     package = parse(file, os.environ, args.words, can_save=args.out is not None)
     entries = look(file, package.entries)
     if args.out is not None:
-        args.out.mkdir(parents=True, exist_ok=True)
+        make_directory(args.out)
     for option in package.options.idle:
         say(f"{args.package}: the option {option!r} has no effect here")
     with closing(connect_or_start(args, "ciel run")) as client:
@@ -87,10 +88,12 @@ def _run(
             save = _Saved(client, job, args.out) if args.out is not None else None
             value = decode_result(package.result, listing, job.read, save)
             _raise_failures(job, value)
-        except TaskFailedError:
-            job.close()  # it ends as failed, and may be retried; nobody has cancelled it
+        except (TaskFailedError, TemplateError) as error:
+            job.close()  # it ends as it did, and may be retried; nobody has cancelled it
             job.wait()
-            raise
+            if isinstance(error, TemplateError):
+                error = TemplateError(f"{args.package}: {error.where}", error.reason)
+            raise error from None
         job.close()
         job.wait()
     return value

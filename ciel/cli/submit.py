@@ -18,6 +18,7 @@ from ciel.cli.options import (
     assignments,
     connect,
     connect_or_start,
+    make_directory,
     make_parser,
     require_text,
     seconds,
@@ -77,7 +78,7 @@ def main(prog: str, words: Sequence[str]) -> int:
     files = _files(args.inputs)
     elements = _elements(args)
     if args.out is not None:
-        _make_directory(args.out)
+        make_directory(args.out)
     name = args.name or os.path.basename(argv[0])
     client = connect(args, "ciel submit") if args.detach else connect_or_start(args, "ciel submit")
     with closing(client):
@@ -299,14 +300,6 @@ def _program(words: Sequence[str]) -> list[str]:
     if not program:
         raise UsageError("the program's name is empty")
     return [os.path.abspath(program) if "/" in program else program, *arguments]
-
-
-def _make_directory(out: Path) -> None:
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        reason = "it is no directory" if isinstance(error, FileExistsError) else error.strerror
-        raise UsageError(f"--out {out}: {reason}") from None
 
 
 def _objects(

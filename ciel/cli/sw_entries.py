@@ -73,10 +73,11 @@ class Lines:
         except SourceError as error:
             could_go_on = error.problems[0].offset >= end
         if adds_end or is_last:
-            with suppress(SourceError):
-                ended = Source(name, f"{source.text[:end]}\n;")  # it may end in a comment
-                grammar.parse(ended)
-                return ended
+            for end_of_statement in (";", "\n;"):  # it may end in a comment
+                with suppress(SourceError):
+                    ended = Source(name, source.text[:end] + end_of_statement)
+                    grammar.parse(ended)
+                    return ended
         return None if could_go_on and not is_last else source
 
 

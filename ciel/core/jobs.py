@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from enum import Enum
 from itertools import islice
@@ -38,7 +39,13 @@ JOB_TRANSITIONS: dict[JobState, frozenset[JobState]] = {
     JobState.FAILED: frozenset((JobState.ACTIVE,)),  # its failed tasks are tried again
     JobState.CANCELLED: frozenset(),
 }
+_MEANT_OTHERWISE = re.compile("last|all|[0-9]{1,19}")
 ENDED = frozenset((JobState.COMPLETED, JobState.FAILED, JobState.CANCELLED))
+
+
+def is_selector(job_id: str) -> bool:
+    """Whether an id would be taken for another job's number, or for what means jobs otherwise."""
+    return _MEANT_OTHERWISE.fullmatch(job_id) is not None
 
 
 class JobSpec(NamedTuple):

@@ -258,7 +258,7 @@ class ControlPeer(TwistedProtocol):
             self._crossing = None
         if self._end is None:
             clean = isinstance(reason.value, ConnectionDone)
-            self._end = "the peer closed the connection" if clean else reason.getErrorMessage()
+            self._end = "it closed the connection" if clean else reason.getErrorMessage()
             try:
                 self._session.receive_eof()
             except WireError as error:

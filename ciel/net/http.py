@@ -46,6 +46,9 @@ from ciel.wire.errors import DecodeError
 BODY_MAX_BYTES: Final = 1024 * 1024
 """A body that is kept in memory, unless its route says otherwise. Bulk goes to a sink."""
 
+LITTLE_MAX_BYTES: Final = 16 * 1024
+"""Where a body has little to say, or nothing, as of whoever only looks: there may be thousands."""
+
 HEADER_MAX_BYTES: Final = 16 * 1024
 HEADERS_MAX: Final = 100
 
@@ -108,7 +111,7 @@ class Route:
 
     def limit_for(self, method: str) -> int | None:
         """Say how much body a method takes; for routes where only one of them takes bulk."""
-        return self.body_limit_bytes
+        return LITTLE_MAX_BYTES if method in ("GET", "HEAD") else self.body_limit_bytes
 
     def body_sink(self, request: Request) -> BodySink | None:
         """Return where this request's body shall go; None to have it kept in `request.content`.

@@ -43,7 +43,7 @@ BAD_JSON: Final[Mapping[str, bytes]] = {
     "not UTF-8": b'{"a": "\xff\xfe"}',
     "overlong UTF-8": b'{"a": "\xc0\xae"}',
     "deep": b"[" * (JSON_DEPTH_MAX + 1) + b"]" * (JSON_DEPTH_MAX + 1),
-    "very deep": b"[" * 100_000,
+    "very deep": b"[" * 10_000,
     "a huge number": b"1" * 5000,
     "NaN": b'{"a": NaN}',
     "infinity": b'{"a": 1e999}',

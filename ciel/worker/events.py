@@ -14,6 +14,17 @@ KEPT_MAX: Final = 10_000
 WAIT_S: Final = 20.0
 """Who waits for more hears by then that there is none; within HTTP's idle time."""
 
+FACTS: Final = {
+    "joined": ("master",),
+    "lost_master": ("reason",),
+    "began": ("job", "task", "attempt"),
+    "ended": ("task", "attempt", "how", "run_s"),
+    "fetched": ("object", "size_bytes"),
+    "fetch_failed": ("object", "reason"),
+    "brought": ("object",),
+}
+"""What belongs to each kind. Two are noted for each task: they are bare until somebody asks."""
+
 TOLD_AT_ONCE: Final = 100
 """Thousands may wait; to tell them all takes longer than others should have to wait."""
 
@@ -24,13 +35,13 @@ class Events:
     def __init__(self, reactor: Any) -> None:
         self.count = 0
         self._reactor = reactor
-        self._kept: deque[tuple[float, str, dict[str, Any]]] = deque(maxlen=KEPT_MAX)
+        self._kept: deque[tuple[Any, ...]] = deque(maxlen=KEPT_MAX)
         self._due: DelayedCall | None = None
         self._waiting: list[Deferred[None]] = []
 
-    def note(self, what: str, **facts: Any) -> None:
-        """Note that something has happened, in a word and what belongs to it."""
-        self._kept.append((time.time(), what, facts))
+    def note(self, what: str, *facts: Any) -> None:
+        """Note that something has happened, in a word and what belongs to it (`FACTS`)."""
+        self._kept.append((time.time(), what, *facts))
         self.count += 1
         if self._waiting and self._due is None:
             self._due = self._reactor.callLater(0, self._tell)
@@ -50,8 +61,9 @@ class Events:
         begin, end = max(first, oldest), min(last + 1, self.count)
         found = []
         for number in range(begin, end):
-            at_s, what, facts = self._kept[number - oldest]
-            found.append({"number": number, "time": round(at_s, 3), "event": what, **facts})
+            at_s, what, *facts = self._kept[number - oldest]
+            told = {"number": number, "time": round(at_s, 3), "event": what}
+            found.append(told | dict(zip(FACTS[what], facts, strict=True)))
         return found
 
     def more_than(self, count: int) -> Deferred[None]:

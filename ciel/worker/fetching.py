@@ -31,13 +31,15 @@ from ciel.storage.sharing import Found, copy_in, link
 from ciel.worker.disk_jobs import Admit, Ticket, at_once
 from ciel.worker.neighbours import FetchCounts, Neighbours
 from ciel.worker.state.orders import FetchObject
-from ciel.worker.state.plans import LinkPlan, Plan
+from ciel.worker.state.plans import HttpPlan, LinkPlan, Plan, StreamPlan
 from ciel.worker.streaming import Growing, Streams
 
 log = Logger()
 
 
 Enter = Callable[[str, int], Deferred[Ticket]]
+
+_WAYS = {LinkPlan: "by a link", HttpPlan: "by HTTP", StreamPlan: "as it grows"}
 
 
 class PlanFailedError(Exception):
@@ -129,7 +131,7 @@ class Fetcher:
             try:
                 size_bytes = yield self._try(plan, order.ref)
             except PlanFailedError as error:
-                reasons.append(f"{type(plan).__name__} {plan.netloc}: {error}")
+                reasons.append(f"{plan.netloc} ({_WAYS[type(plan)]}): {error}")
                 if error.is_loss:
                     losses.append(plan.netloc)
                 if error.is_final:

@@ -156,7 +156,7 @@ class WorkerService:
         self._disk_level = 0
         self._told_of_store = None
         log.info("joined the master at {address}", address=peer.address)
-        self.events.note("joined", master=peer.address)
+        self.events.note("joined", peer.address)
         self.machine.master_joined()
         self._joined()
         self._act()
@@ -175,7 +175,7 @@ class WorkerService:
         if peer is self._master:
             self._master = None
             log.warn("lost the master: {reason}", reason=reason)
-            self.events.note("lost_master", reason=reason)
+            self.events.note("lost_master", reason)
             self.machine.master_lost(self._reactor.seconds())
             self._act()
 
@@ -229,7 +229,7 @@ class WorkerService:
         self.machine.ended(key, published, fault, run_s, self._reactor.seconds())
         how = "done" if fault is None else fault.reason
         self.ended_counts[how] = self.ended_counts.get(how, 0) + 1
-        self.events.note("ended", task=key[0], attempt=key[1], how=how, run_s=round(run_s, 6))
+        self.events.note("ended", *key, how, run_s)
         self._act()
 
     def attempt_spawned(self, key: Key, child: Child, *, wanted: bool | None = None) -> None:
@@ -291,7 +291,7 @@ class WorkerService:
 
     def fetched(self, object_id: ObjectId, size_bytes: int) -> None:
         self._copied.add(object_id)
-        self.events.note("fetched", object=object_id, size_bytes=size_bytes)
+        self.events.note("fetched", object_id, size_bytes)
         self.machine.fetched(object_id, self._reactor.seconds(), size_bytes)
         self._answer_wanted(object_id, None, "")
         self._act()
@@ -309,13 +309,13 @@ class WorkerService:
     def fetch_failed(self, object_id: ObjectId, losses: tuple[str, ...], details: str) -> None:
         self.machine.fetch_failed(object_id, losses, details, self._reactor.seconds())
         lost = tuple([(object_id, place) for place in losses])
-        self.events.note("fetch_failed", object=object_id, reason=details)
+        self.events.note("fetch_failed", object_id, details)
         self._answer_wanted(object_id, lost, details)
         self._act()
 
     def uploaded(self, object_id: ObjectId) -> None:
         """A client left an object in the store."""
-        self.events.note("brought", object=object_id)
+        self.events.note("brought", object_id)
         self.machine.uploaded(object_id, self._reactor.seconds())
         self._act()
 
@@ -338,7 +338,7 @@ class WorkerService:
                 for order in orders:
                     match order:
                         case StartAttempt(spec, attempt):
-                            self.events.note("began", job=spec.job, task=spec.id, attempt=attempt)
+                            self.events.note("began", spec.job, spec.id, attempt)
                             self._hosting.start(order)
                         case FetchObject():
                             self._fetcher.fetch(order)

@@ -37,7 +37,8 @@ def bash_script(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def here(tmp_path: Path) -> Path:
     (tmp_path / "some words.txt").touch()
-    (tmp_path / "results").mkdir()
+    (tmp_path / "my results").mkdir()
+    (tmp_path / "*").touch()
     return tmp_path
 
 
@@ -67,7 +68,8 @@ def completed(script: Path, here: Path, *words: str) -> list[str]:
         ("ciel task list last --state f", ["failed"]),
         ("ciel job graph --format ", ["dot", "json", "svg"]),
         ("ciel object put s", ["some words.txt"]),
-        ("ciel job output last --out ", ["results"]),
+        ("ciel object put *", ["*"]),
+        ("ciel job output last --out ", ["my results"]),
         ("ciel submit --array ", []),
         ("ciel submit -- grep s", ["some words.txt"]),
         ("ciel sw c", ["check"]),

@@ -55,7 +55,7 @@ def test_a_line_that_is_a_statement_is_an_entry(line: str) -> None:
 
 @pytest.mark.parametrize("line", ["x = 3", "1 + 2", "x = {}", "return", "x = 1 // one", "f(1)"])
 def test_the_last_semicolon_may_be_left_out(line: str) -> None:
-    assert typed(line) == [f"{line}\n;"]
+    assert typed(line) == [f"{line}\n;" if "//" in line else f"{line};"]
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_keys_that_interrupt_drop_what_was_typed_and_the_end_ends(
 
     monkeypatch.setattr("builtins.input", answer)
     entries = TypedEntries(tmp_path / "state" / "history")
-    assert [entry.text for entry in entries] == ["x = 1\n;"]
+    assert [entry.text for entry in entries] == ["x = 1;"]
     assert prompts == ["sw> ", "... ", "sw> ", "sw> "]
     assert (tmp_path / "state" / "history").stat().st_mode & 0o777 == 0o600
 
@@ -133,7 +133,7 @@ def test_each_statement_of_a_pipe_is_an_entry() -> None:
 
 
 def test_in_a_pipe_a_statement_without_its_end_goes_on() -> None:
-    assert piped(b"x = 1\n+ 2;\ny\n") == ["x = 1\n+ 2;", "y\n;"]
+    assert piped(b"x = 1\n+ 2;\ny\n") == ["x = 1\n+ 2;", "y;"]
 
 
 def test_the_other_half_of_an_if_is_waited_for_if_it_is_there() -> None:
@@ -156,7 +156,7 @@ def test_an_entry_comes_before_the_next_is_written() -> None:
     assert next(entries).text == "x;\n"
     later.join()
     os.close(write_fd)
-    assert [entry.text for entry in entries] == ["y\n;"]
+    assert [entry.text for entry in entries] == ["y;"]
     os.close(read_fd)
 
 

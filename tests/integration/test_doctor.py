@@ -85,6 +85,12 @@ def test_a_setting_that_there_is_not(home: Home, expect: Callable[..., None]) ->
     expect("settings", "config.toml line 2: unknown setting 'maste'", "mend that")
 
 
+def test_a_master_that_is_no_address(home: Home, expect: Callable[..., None]) -> None:
+    expect("settings", "--master: 'http://[' is not a master", "mend that", "--master", "http://[")
+    home.environ["CIEL_MASTER"] = "http://h:x"
+    expect("settings", "CIEL_MASTER: 'http://h:x' is not a master", "mend that")
+
+
 def test_a_store_that_there_is_not(
     home: Home, expect: Callable[..., None], free_address: str
 ) -> None:

@@ -151,7 +151,7 @@ BAD_ROOTS: dict[str, Any] = {
         "not UTF-8",
     ),
     "no base64": (
-        {"handler": "a", "task_private": {"__ref__": ["val", "x", "?"]}}, "it is not base64"
+        {"handler": "a", "task_private": {"__ref__": ["val", "x", "?"]}}, "is not base64"
     ),
     "data nobody has": (
         {"handler": "a", "task_private": {"__ref__": ["c2", "x", 1, ["127.0.0.1:1"]]}},
@@ -318,6 +318,16 @@ def test_a_long_body_is_a_job_as_well(door: Door) -> None:
     assert (bad.status, bad.error) == (400, "tasks[100]: a task is an object")
     cut = door.ask("POST", "/api/v1/jobs", door.key_of(SUBMIT), b"[" * 20_000)
     assert (cut.status, cut.error) == (400, "the body: JSON is nested too deeply")
+
+
+@pytest.mark.parametrize(
+    "method, target",
+    [("GET", "/healthz"), ("GET", "/api/v1/jobs"), ("POST", "/control/job/last/completion")],
+)
+def test_who_looks_sends_little(door: Door, method: str, target: str) -> None:
+    body = {"timeout": [[]] * 10_000}
+    told = door.ask_as(Role.READ, method, target, body)
+    assert (told.status, told.error) == (413, "the body may have 16384 bytes here")
 
 
 def test_what_failed_can_be_tried_again(cluster: HandCluster, door: Door) -> None:

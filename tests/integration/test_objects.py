@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import stat
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -59,6 +63,7 @@ def test_a_file_is_put_looked_at_got_and_removed(desk: Desk, lasting_cluster: Ha
     assert re.fullmatch("upload:[0-9a-f]{32}", object_id)
     facts = desk.facts("object", "info", "some data")
     assert facts["age_s"] < 60
+    assert facts.pop("reference")["__ref__"][:2] == ["c2", object_id]
     assert {**facts, "age_s": 0} == {
         "object": object_id, "state": "there", "size_bytes": len(CONTENT),
         "at": sorted(lasting_cluster.netlocs()), "made_by": None, "job": None, "wanted_by": [],
@@ -75,6 +80,21 @@ def test_a_file_is_put_looked_at_got_and_removed(desk: Desk, lasting_cluster: Ha
     status, _, err = desk.ciel("object", "get", object_id)
     assert (status, err.count("\n")) == (2, 1)
     assert f"no object {object_id} is known" in err
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to(path.parent / "far")])
+def test_what_is_written_to_stays_what_it_is(desk: Desk, make: Callable[[Path], None]) -> None:
+    desk.put(str(desk.file))
+    path = desk.home.path / "odd"
+    make(path)
+    kind = stat.S_IFMT(path.lstat().st_mode)
+    with ThreadPoolExecutor() as pool:
+        read = pool.submit(path.read_bytes) if stat.S_ISFIFO(kind) else None
+        desk.out("object", "get", "last", "-o", str(path))
+        assert (read.result() if read else path.read_bytes()) == CONTENT
+    assert stat.S_IFMT(path.lstat().st_mode) == kind
+    status, _, err = desk.ciel("key", "read", "-o", str(desk.home.path))
+    assert (status, err.count("no regular file")) == (2, 1)
 
 
 def test_what_was_removed_lies_nowhere(desk: Desk, lasting_cluster: HandCluster) -> None:

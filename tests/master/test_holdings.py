@@ -175,6 +175,12 @@ def test_a_name_that_two_have_is_none(scene: Scene) -> None:
     assert scene.ask("object", object="last")["object"] == OTHER
 
 
+def test_last_is_what_was_put_last_whoever_made_an_object_of_that_id(scene: Scene) -> None:
+    scene.machine.graph.objects.ensure(ObjectId("last"))
+    scene.keep(inline(UPLOAD))
+    assert scene.ask("object", object="last")["object"] == UPLOAD
+
+
 @pytest.mark.parametrize("selector", ["nothing", None, 7, ["x"], "x" * 1000, "last"])
 def test_what_is_not_there_is_said_in_short(scene: Scene, selector: Any) -> None:
     with pytest.raises(UnknownObjectError) as error:

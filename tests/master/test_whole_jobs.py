@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ciel.core.errors import CielError
-from ciel.core.events import AddTask, AssignTask, MeetWorkers, TaskFault, TaskReported
+from ciel.core.events import AddTask, AssignTask, MeetWorkers, SubmitJob, TaskFault, TaskReported
 from ciel.core.ids import JobId, ObjectId
 from ciel.core.jobs import JobState
 from ciel.core.tasks import TaskSpec, TaskState
@@ -77,6 +77,15 @@ def test_there_is_one_job_of_a_name(machine: MasterMachine) -> None:
     with pytest.raises(CielError, match="there is a job job already"):
         begin(machine, a_task("b"))
     assert machine.job_count == 1
+
+
+@pytest.mark.parametrize("job", ["last", "all", "1", "0017"])
+def test_no_job_has_an_id_that_means_jobs_otherwise(machine: MasterMachine, job: str) -> None:
+    with pytest.raises(CielError, match=f"cannot have the id {job}"):
+        begin(machine, a_task("a", job=job), job=job)
+    assert not machine.jobs
+    machine.client_said("c", SubmitJob(SPEC._replace(id=JobId(job))), 2.0)
+    assert not machine.jobs
 
 
 def test_totals_follow_failures_retries_and_removal(machine: MasterMachine) -> None:

@@ -387,7 +387,7 @@ def test_close_sends_what_was_queued_first() -> None:
     line.wires[0].room_bytes = 1 << 40
     line.run()
     assert line.owners[1].said == [[lost("x" * 1000)]]
-    assert line.told == [["opened", "closed by us"], ["opened", "the peer closed the connection"]]
+    assert line.told == [["opened", "closed by us"], ["opened", "it closed the connection"]]
 
 
 def test_close_waits_for_a_deaf_peer_only_so_long() -> None:

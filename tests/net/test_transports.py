@@ -335,7 +335,7 @@ def test_a_caller_comes_back_when_the_master_does(house: House) -> None:
     caller.await_told(1)
     house.owner.await_told(1)
     house.run(house.owner.peers[0].close)
-    assert caller.await_told(3) == ["opened", "the peer closed the connection", "opened"]
+    assert caller.await_told(3) == ["opened", "it closed the connection", "opened"]
 
 
 def test_a_wrong_key_is_final_unless_the_caller_says_otherwise(house: House) -> None:

@@ -229,7 +229,7 @@ def test_last_words_arrive_before_the_end(house: House, who: str) -> None:
     house.run(leave)
     wait_for(lambda: leaving.closed and staying.closed, "the end on both sides")
     assert len(staying.said) == 3
-    assert staying.closed == ["the peer closed the connection"]
+    assert staying.closed == ["it closed the connection"]
 
 
 def test_a_refusal_after_the_crossing_is_heard(house: House) -> None:

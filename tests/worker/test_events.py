@@ -14,7 +14,7 @@ from ciel.worker.events import TOLD_AT_ONCE, WAIT_S, Events
 def test_events_have_numbers_from_zero() -> None:
     log = Events(Clock())
     for name in "abc":
-        log.note("brought", object=name)
+        log.note("brought", name)
     assert log.count == 3
     found = log.between(1, 99)
     assert [(e["number"], e["event"], e["object"]) for e in found] == [
@@ -29,9 +29,9 @@ def test_only_the_latest_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(events, "KEPT_MAX", 10)
     log = Events(Clock())
     for number in range(25):
-        log.note("ended", task=str(number))
+        log.note("brought", str(number))
     assert [e["number"] for e in log.between(0, 99)] == list(range(15, 25))
-    assert log.between(15, 15)[0]["task"] == "15"
+    assert log.between(15, 15)[0]["object"] == "15"
 
 
 def test_who_waits_is_told_of_the_next_event() -> None:
@@ -40,7 +40,7 @@ def test_who_waits_is_told_of_the_next_event() -> None:
     told: list[int] = []
     log.more_than(0).addCallback(lambda _: told.append(log.count))
     assert told == []
-    log.note("began")
+    log.note("brought", "x")
     clock.advance(0)
     assert told == [1]
     log.more_than(0).addCallback(lambda _: told.append(log.count))
@@ -54,7 +54,7 @@ def test_who_waits_hears_in_time_that_there_is_no_more() -> None:
     log.more_than(0).addCallback(told.append)
     clock.advance(WAIT_S)
     assert told == [None]
-    log.note("began")
+    log.note("brought", "x")
     assert clock.getDelayedCalls() == []
 
 
@@ -74,7 +74,7 @@ def test_many_who_wait_are_told_in_several_turns() -> None:
     told: list[int] = []
     for _ in range(2 * TOLD_AT_ONCE + 1):
         log.more_than(0).addCallback(lambda _: told.append(clock.turns))
-    log.note("began")
+    log.note("brought", "x")
     clock.advance(0)
     assert [told.count(turn) for turn in (1, 2, 3)] == [TOLD_AT_ONCE, TOLD_AT_ONCE, 1]
 
@@ -85,5 +85,5 @@ def test_who_leaves_is_told_nothing() -> None:
     waiting = log.more_than(0)
     waiting.addErrback(lambda failure: None)
     waiting.cancel()
-    log.note("began")
+    log.note("brought", "x")
     assert clock.getDelayedCalls() == []

@@ -169,11 +169,11 @@ def test_when_no_plan_works_every_place_and_reason_is_told(make: Make) -> None:
     plans = (LinkPlan(parties.holder), HttpPlan(parties.holder), HttpPlan(NOBODY))
     object_id, losses, details = parties.fetch(parties.ref(), *plans)
     assert (object_id, losses) == ("x", (parties.holder, NOBODY))
-    assert f"LinkPlan {parties.holder}" in details
-    assert f"HttpPlan {parties.holder}" in details
+    assert f"{parties.holder} (by a link)" in details
+    assert f"{parties.holder} (by HTTP)" in details
     assert "no object x" in details
     assert "no such object here" in details
-    assert f"HttpPlan {NOBODY}" in details
+    assert f"{NOBODY} (by HTTP)" in details
     assert list(parties.own) == []
 
 

@@ -22,7 +22,7 @@ from ciel.master.resources.resource import (
 from ciel.master.resources.submissions import Submission
 from ciel.master.service import MasterService
 from ciel.master.state import faces
-from ciel.net.http import Answer, Request, Routes
+from ciel.net.http import BODY_MAX_BYTES, Answer, Request, Routes
 
 JOBS_USUAL: Final = 100
 PAGE_MAX: Final = 1000
@@ -76,6 +76,8 @@ class Results(Resource):
 
 class Jobs(Resource):
     """All jobs, the newest first; and new ones."""
+
+    body_limit_bytes = BODY_MAX_BYTES
 
     def render_GET(self, request: Request) -> Answer:
         before = number_asked(request, "before", 0)

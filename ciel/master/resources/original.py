@@ -25,7 +25,7 @@ from ciel.master.resources.resource import (
 from ciel.master.service import WORKERS, MasterService
 from ciel.master.state import faces
 from ciel.net.errors import HttpError
-from ciel.net.http import Answer, Refusal, Request, Routes
+from ciel.net.http import BODY_MAX_BYTES, Answer, Refusal, Request, Routes
 
 GREETING: Final = b"This is a ciel master.\n"
 
@@ -119,6 +119,8 @@ class WorkersForgotten(Resource):
 
 class Beginning(Resource):
     """Begins jobs in the original's form."""
+
+    body_limit_bytes = BODY_MAX_BYTES
 
     def __init__(self, service: MasterService, contents: Contents) -> None:
         super().__init__(service)

@@ -24,7 +24,7 @@ from ciel.master.state.answers import UnknownQuestionError
 from ciel.master.state.holdings import UnknownObjectError
 from ciel.master.state.machine import MasterMachine
 from ciel.net.errors import HttpError
-from ciel.net.http import Answer, Request, Route
+from ciel.net.http import LITTLE_MAX_BYTES, Answer, Request, Route
 from ciel.wire.errors import WireError
 from ciel.wire.references import from_json, to_json
 
@@ -39,6 +39,9 @@ _NUMBER_MAX = 10**12
 
 class Resource(Route):
     """Something of the master."""
+
+    body_limit_bytes = LITTLE_MAX_BYTES
+    """Those that begin jobs take more, and read it aside."""
 
     def __init__(self, service: MasterService) -> None:
         self.service = service

@@ -131,12 +131,9 @@ def read_content(content: bytes) -> Any:
 
 def inline_private(root: Root) -> Any:
     """Return private data that came with the body; None if it lies on a worker."""
-    if not isinstance(root.private, Value):
-        return root.private if isinstance(root.private, dict) else None
-    try:
+    if isinstance(root.private, Value):
         return read_content(root.private.content)
-    except ValueError:
-        raise InvalidSubmissionError("root_task.task_private", "it is not base64") from None
+    return root.private if isinstance(root.private, dict) else None
 
 
 def _read_options(options: Any) -> Scheduling:

@@ -433,7 +433,7 @@ def answer(machine: MasterMachine, topic: str, argument: Any, now_s: float) -> A
         case "progress":
             return progress(machine, arguments.get("job"))
         case "trace":
-            which = (arguments.get("jobs") or (), arguments.get("first"))
+            which = (arguments.get("jobs"), arguments.get("first"))
             return machine.timeline.page(*which, machine.workers.values(), now_s)
         case "task" if "object" in arguments:
             maker = find_maker(machine, arguments["object"])

@@ -110,10 +110,10 @@ def shown_name(name: Any) -> str:
 def find(machine: JobDesk, selector: Any) -> ObjectId:
     """Return the id of the object that is meant; raises UnknownObjectError."""
     if isinstance(selector, str):
+        if selector == NEWEST and machine.kept:  # whatever else may have that id
+            return next(reversed(machine.kept))
         if selector in machine.graph.objects.nodes:
             return ObjectId(selector)
-        if selector == NEWEST and machine.kept:
-            return next(reversed(machine.kept))
         named = [object_id for object_id, kept in machine.kept.items() if kept.name == selector]
         if len(named) == 1:
             return named[0]

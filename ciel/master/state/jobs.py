@@ -34,7 +34,15 @@ from ciel.core.events import (
 from ciel.core.fixed import let_all_go
 from ciel.core.graph import TaskGraph
 from ciel.core.ids import JobId, ObjectId
-from ciel.core.jobs import ENDED, JOB_TRANSITIONS, Job, JobSpec, JobState, summarise
+from ciel.core.jobs import (
+    ENDED,
+    JOB_TRANSITIONS,
+    Job,
+    JobSpec,
+    JobState,
+    is_selector,
+    summarise,
+)
 from ciel.core.refs import Failure, Reference, Value
 from ciel.core.removal import hand_over, remove
 from ciel.core.retries import (
@@ -151,6 +159,8 @@ class JobDesk(ABC):
         self._say(client, JobChanged(summarise(job)))
 
     def _create(self, spec: JobSpec) -> Job:
+        if is_selector(spec.id):
+            raise CielError(f"a job cannot have the id {spec.id}, which means jobs otherwise")
         if len(self.jobs) >= JOBS_MAX:
             raise CielError(f"there are {JOBS_MAX} jobs already; remove some")
         self.job_count += 1

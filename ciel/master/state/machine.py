@@ -242,7 +242,7 @@ class MasterMachine(ChildDesk):
             self.graph.requeue(task)
         else:
             details = verdict.details
-            if task.attempt > 1 and not task.spec.needs.retries:
+            if task.spec.id in self.stories and not task.spec.needs.retries:
                 count = f"(attempt {task.attempt}; `ciel task explain` tells of those before)"
                 details = with_text(details, f"{details_text(details)}\n{count}")
             self.graph.fail(task, verdict.reason, details)

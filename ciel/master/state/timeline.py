@@ -73,7 +73,7 @@ class Timeline:
         self._removed_to = self._count
 
     def page(
-        self, jobs: Iterable[Any], first: Any, workers: Iterable[WorkerNode], now_s: float
+        self, jobs: Any, first: Any, workers: Iterable[WorkerNode], now_s: float
     ) -> dict[str, Any]:
         """Return spans of these jobs, from the `first`th on; behind the last also of what runs now.
         `next` is where to go on, None at the end. With no `first` there are none, and `next` is the
@@ -81,9 +81,10 @@ class Timeline:
         """
         if not isinstance(first, int):
             return {"spans": [], "next": self._count}
-        wanted = {job for job in jobs if isinstance(job, str)}
+        named = jobs if isinstance(jobs, list) else ()
+        wanted = {job for job in named if isinstance(job, str)}
         oldest = self._count - len(self._spans)
-        place = max(first, oldest)
+        place = min(max(first, oldest), self._count)
         spans: list[Span] = []
         for span in islice(self._spans, place - oldest, place - oldest + LOOKED_AT_MAX):
             place += 1
@@ -96,11 +97,11 @@ class Timeline:
             for worker in workers:
                 spans += _running(worker, wanted, now_s)
                 self.slots[worker.facts.id] = worker.facts.slots
-        named = {span[6] for span in spans}
+        working = {span[6] for span in spans}
         return {
             "fields": FIELDS,
             "spans": spans,
-            "slots": {worker: count for worker, count in self.slots.items() if worker in named},
+            "slots": {worker: count for worker, count in self.slots.items() if worker in working},
             "next": None if is_last else place,
             "lost": max(0, oldest - max(first, self._removed_to)),
             "now_s": now_s,
