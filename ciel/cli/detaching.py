@@ -15,7 +15,7 @@ def tell_detached(client: Client, job: Job, as_json: bool) -> int:
     """
     from ciel.wire.descriptors import read_summary
 
-    summary = read_summary(client.ask("job", {"job": job.id})["summary"])
+    summary = read_summary(client.ask("jobs", {"job": job.id})[0])
     if as_json:
         print_summary(client, summary)
     else:

@@ -348,7 +348,7 @@ class Job(Shown):
         while True:
             if self.has_ended:
                 self._client.send(WatchJob(self.id))  # the master does not tell by itself any more
-            summary = read_summary(self._client.ask("job", {"job": self.id})["summary"])
+            summary = read_summary(self._client.ask("jobs", {"job": self.id})[0])
             if not is_changed():
                 if waited and not summary.unsettled:
                     raise unreadable

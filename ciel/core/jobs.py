@@ -15,6 +15,7 @@ from ciel.core.tasks import TaskNode, TaskSpec, TaskState
 JOB_NAME_MAX_LENGTH = 200
 KINDS_MAX = 1000
 """Of one job, that are told apart."""
+REASON_LISTED_MAX_LENGTH = 1000
 
 
 class JobState(Enum):
@@ -218,3 +219,11 @@ def summarise(job: Job) -> JobSummary:
         job.spec.id, job.number, job.spec.name, str(job.state), job.reason, counts,
         job.created_at_s, job.ended_at_s, len(job.wanted), job.unsettled, job.handed_over,
     )  # fmt: skip
+
+
+def summarise_briefly(job: Job) -> JobSummary:
+    """The same for a listing: only the beginning of a reason that is as long as a program likes."""
+    told = summarise(job)
+    if len(told.reason) <= REASON_LISTED_MAX_LENGTH:
+        return told
+    return told._replace(reason=told.reason[:REASON_LISTED_MAX_LENGTH] + "…")

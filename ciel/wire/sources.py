@@ -32,6 +32,8 @@ def read_source(url: str) -> str | Reference:
         raise ValueError(f"is none of {', '.join((*_FETCHED, _OBJECT))}")
     if not parts.netloc and parts.scheme != "file":
         raise ValueError("names no host")
+    if "@" in parts.netloc and parts.scheme != "ftp":
+        raise ValueError("names a user: nobody logs in by HTTP here")
     if _has_gap(url):
         raise ValueError("is wrong: a blank in a URL is written %20")
     return url

@@ -64,8 +64,7 @@ class Evaluator:
 
     def spawn(self, work: Work) -> None:
         if get_ident() != self._thread:
-            self._beside().spawn(work)
-            return
+            return  # it stays here: that thread could not wait for what others do
         sharing = self.sharing
         with self._lock:
             home = self._home

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,9 @@ import pytest
 from ciel import plugins
 from ciel.access.errors import SettingsError
 from ciel.cli.executors import GROUP, REASON_MAX_LENGTH, load_executors
+from ciel.core.tasks import Mentions
 from ciel.execution.executor import Executor, Finish, Task
+from ciel.master.resources.submissions import PLAIN_PROGRAMS
 
 
 class Ours(Executor):
@@ -92,3 +95,9 @@ def test_a_table_of_a_new_name_makes_an_executor(home: Path) -> None:
 def test_what_is_no_table_is_refused(home: Path, text: str) -> None:
     with pytest.raises(SettingsError, match=r"\[executors\.NAME\]"):
         found(home, text)
+
+
+def test_jobs_by_http_take_for_plain_programs_what_runs_them() -> None:
+    known = load_executors(os.environ).known
+    plain = {name for name, found in known.items() if found.mentions is Mentions.NOTHING}
+    assert plain == PLAIN_PROGRAMS

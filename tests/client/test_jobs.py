@@ -199,7 +199,7 @@ class Keeper:
     def reply(self, message: Message) -> list[Message]:
         if isinstance(message, Ask):
             fields = json.loads(json.dumps(self.summary()))
-            return [Answer(message.number, {"summary": fields}, "")]
+            return [Answer(message.number, [fields], "")]
         self.watched += isinstance(message, WatchJob)
         return []
 

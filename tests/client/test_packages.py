@@ -185,6 +185,7 @@ def with_args(args: Any) -> dict[str, Any]:
         ),
         (with_entry({"urls": [1]}), "5: package.a.urls[0]: must be a URL, not a number"),
         (with_entry({"urls": ["http://h/a b"]}), "5: package.a.urls[0]: 'http://h/a b' is wrong"),
+        (with_entry({"urls": ["http://u:p@h/"]}), "5: package.a.urls[0]: 'http://u:p@h/' names a"),
         (
             with_entry({"urls": [], "filename": "f"}),
             '4: package.a.urls: either "filename" or "urls", not both',

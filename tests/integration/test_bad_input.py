@@ -5,7 +5,7 @@ import pytest
 from ciel.testing.homes import Home
 
 PACKAGES = {
-    "not JSON": ('{"start": {"handler": "stdinout",}', 2, ["line 1"]),
+    "not JSON": ('{"start": {"handler": "stdinout",}', 2, ["bad.pack:1: not JSON"]),
     "no start": ('{"package": {}}', 2, ["start"]),
     "no handler": ('{"start": {"args": {}}}', 2, ["handler"]),
     "a missing file": (

@@ -74,7 +74,7 @@ AFTER_PROOF: Final = {
         "a payload length is not a whole number of bytes",
     ),
     "a path for an id": (
-        frame([["job", "../x", "n", True, False, False, 0]]),
+        frame([["job", "../x", "n", True, False, False, 0, 0]]),
         "a record of the kind 'job' is malformed: '../x' is not an id: it begins with '.'",
     ),
     "an empty id": (

@@ -280,6 +280,18 @@ def test_tasks_of_one_body_read_each_others_outputs(door: Door) -> None:
     assert door.ask_as(READ, "GET", f"/data/{begun['outputs']['all'][0]}").status == 404
 
 
+def test_what_a_result_names_stays_as_long_as_its_job(door: Door, home: Home) -> None:
+    page = home.path / "page"
+    page.write_bytes(b"a page " * 1000)
+    task = {"name": "g", "executor": "grab", "arguments": {"args": {"urls": [page.as_uri()]}}}
+    job = begin(door, task)["job"]["id"]
+    get(door, f"/api/v1/jobs/{job}?wait_s=100")
+    (result,) = get(door, f"/api/v1/jobs/{job}/results")["results"]
+    fetched = json.loads(content_of(result["reference"]))["__ref__"][1]
+    told = door.ask_as(READ, "GET", f"/data/{fetched}")
+    assert (told.status, get(door, f"/api/v1/objects/{fetched}")["state"]) == (307, "there")
+
+
 def test_what_is_answered_is_what_the_schemas_say(door: Door) -> None:
     schemas = Schemas()
     body = {
@@ -325,8 +337,7 @@ def test_a_long_body_is_a_job_as_well(door: Door) -> None:
     [("GET", "/healthz"), ("GET", "/api/v1/jobs"), ("POST", "/control/job/last/completion")],
 )
 def test_who_looks_sends_little(door: Door, method: str, target: str) -> None:
-    body = {"timeout": [[]] * 10_000}
-    told = door.ask_as(Role.READ, method, target, body)
+    told = door.ask_as(Role.READ, method, target, {"timeout": ["long"] * 4000})
     assert (told.status, told.error) == (413, "the body may have 16384 bytes here")
 
 

@@ -1158,6 +1158,24 @@ def test_tasks_and_results_are_listed_in_pages(monkeypatch: pytest.MonkeyPatch) 
     assert ask(cluster, "results", job=1, first=page["next"])["results"][0][0] == "n2"
 
 
+def test_what_failures_say_makes_no_answer_endless() -> None:
+    cluster = one()
+    tasks = [a_task(f"t{n}", name=f"n{n}", ordinal=n) for n in range(3)]
+    cluster.job(*tasks, want=["t0", "t1", "t2"])
+    long = "x" * (answers.ROOM_CHARACTERS - 1)
+    for task in tasks:
+        fault = TaskFault("RUNTIME_EXCEPTION", long)
+        cluster.worker_says("w1", TaskReported(task.id, 1, (), fault, 0.01))
+    assert len(ask(cluster, "job", job=1)["failures"]) == 2
+    page = ask(cluster, "results", job=1)
+    assert [(name, ref.text) for name, ref in page["results"]] == [("n0", long), ("n1", long)]
+    (row,) = ask(cluster, "results", job=1, first=page["next"])["results"]
+    assert row[0] == "n2"
+    (listed,), (alone,) = ask(cluster, "jobs"), ask(cluster, "jobs", job=1)
+    assert len(str(listed)) < 2000
+    assert long in str(alone)
+
+
 def test_tasks_are_found_by_the_numbers_of_elements_or_else_by_place() -> None:
     cluster = one()
     tasks = [a_task(f"t{n}", name=name, ordinal=n) for n, name in enumerate(["5", "7", "x", "9"])]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 from unittest import mock
 
 import pytest
 
+from ciel.core.errors import CielError
 from ciel.core.events import (
     AddTask,
     JobPrinted,
@@ -264,3 +266,28 @@ def test_what_needs_more_slots_than_are_left_waits_and_nothing_passes_it(scene: 
     told = scene.asks("task", task=large.id)
     assert (told["state"], told["runs"]) == ("assigned", False)
     assert told["why"][0].endswith("as attempt 1, and waits there for its turn")
+
+
+ODD: tuple[Any, ...] = (
+    None, 5, -1, 2.5, True, "x", "last", "9" * 200, 10**400, [], [1], ["a", []], [-1, -1],
+    [0, 10**300], {}, {"a": 1},
+)  # fmt: skip
+TOPICS = (
+    "status", "workers", "stores", "jobs", "job", "results", "tasks", "progress", "graph", "task",
+    "trace", "object", "objects",
+)  # fmt: skip
+KEYS = (
+    "job", "first", "limit", "last", "state", "elements", "task", "object", "kept", "jobs"
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("topic", TOPICS)
+def test_whatever_is_asked_is_answered_or_refused(scene: Scene, topic: str) -> None:
+    task = a_task("a")
+    scene.adds(task)
+    scene.says(scene.done(task))
+    usual = {"job": JOB, "task": task.id, "jobs": [JOB], "first": 0}
+    for value in ODD:
+        for argument in (value, dict.fromkeys(KEYS, value), *({**usual, k: value} for k in KEYS)):
+            with suppress(CielError):
+                answers.answer(scene.machine, topic, argument, scene.now_s)

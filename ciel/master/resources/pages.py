@@ -54,7 +54,7 @@ class JobsPage(Page):
         )
         rows = [
             (_link(f"job {job['number']}", "job", job["id"]), job["name"], job["state"],
-             _counts(job["counts"]), job["reason"])
+             _counts(job["counts"]), job["reason"][:_SHOWN_MAX_LENGTH])
             for job in found["jobs"]
         ]  # fmt: skip
         more = _next("older jobs", "before", found["next"])
@@ -139,7 +139,7 @@ def _about(ref: Reference) -> dict[str, Any]:
 def _references(job: str, refs: Iterable[Reference]) -> Html:
     rows = [
         (_link(ref.id, "ref", job, ref.id), type(ref).__name__,
-         f"{ref.reason}: {ref.text}" if isinstance(ref, Failure) else
+         f"{ref.reason}: {ref.text}"[:_SHOWN_MAX_LENGTH] if isinstance(ref, Failure) else
          f"{ref.size_bytes} bytes" if isinstance(ref, Value) else "")
         for ref in refs
     ]  # fmt: skip

@@ -29,8 +29,9 @@ NAMES_MAX: Final = 5000
 EXECUTOR_MAX_LENGTH: Final = 64
 NAME_MAX_LENGTH: Final = 300
 
-_PLAIN_PROGRAMS: Final = frozenset(("stdinout", "env", "environ", "java", "cso", "grab"))
-"""Executors whose programs never see an id, so that nothing they write can name an object."""
+PLAIN_PROGRAMS: Final = frozenset(("stdinout", "env", "environ", "java", "cso"))
+"""Executors whose programs never see an id, so that nothing they write can name an object. Of all
+others it is assumed that what they write does."""
 
 _ROOT_KEYS: Final = frozenset(("handler", "dependencies", "task_private", "expected_outputs"))
 _VESTIGES: Final = frozenset(
@@ -306,4 +307,4 @@ def _executor(value: Any, where: str) -> str:
 
 
 def _mentions(executor: str) -> Mentions:
-    return Mentions.NOTHING if executor in _PLAIN_PROGRAMS else Mentions.ANYTHING
+    return Mentions.NOTHING if executor in PLAIN_PROGRAMS else Mentions.ANYTHING

@@ -22,13 +22,13 @@ A job is named by its number, its id, or `last`; a task by its name, its id, or 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import islice
-from typing import Any
+from typing import Any, TypeVar
 
 from ciel.core.errors import CielError
 from ciel.core.events import Change
-from ciel.core.jobs import Job, JobState, Kind, summarise
+from ciel.core.jobs import Job, JobState, Kind, summarise, summarise_briefly
 from ciel.core.refs import Concrete, Failure, Reference, Value, locations_of
 from ciel.core.tasks import TaskNode, TaskState
 from ciel.master.state import explain, holdings
@@ -36,6 +36,7 @@ from ciel.master.state.machine import MasterMachine
 
 RESULTS_MAX = 1000
 FAILURES_MAX = 100
+ROOM_CHARACTERS = 1 << 20  # of references in one answer: a failure may have much to say
 JOBS_LISTED_MAX = 1000  # in one answer; some 15 ms
 TASKS_LISTED_MAX = 1000
 TASKS_LOOKED_AT_MAX = 10_000  # for one page; some 5 ms
@@ -45,6 +46,9 @@ NAMES_LOOKED_AT_MAX = 50_000  # for a task that is called so; some 10 ms
 GRAPH_PAGE_MAX = 4000  # in the room that one object takes; some 10 ms
 _GRAPH_TEXT_MAX_LENGTH = 1000
 _SHOWN_MAX_LENGTH = 150  # of a selector; an id has 128
+
+
+R = TypeVar("R", bound=Reference)
 
 
 class UnknownQuestionError(CielError):
@@ -106,7 +110,7 @@ def jobs(machine: MasterMachine, arguments: dict[str, Any]) -> list[list[Any]]:
     found = list(machine.jobs.values())
     if isinstance(first, int) and isinstance(last, int):
         found = [job for job in found if first <= job.number <= last]
-    return [list(summarise(job)) for job in found[-count:]]
+    return [list(summarise_briefly(job)) for job in found[-count:]]
 
 
 def find(machine: MasterMachine, selector: Any) -> Job:
@@ -176,19 +180,32 @@ def job(machine: MasterMachine, selector: Any) -> dict[str, Any]:
     """Describe one job: its summary, its results, and what failed with its story."""
     found = find(machine, selector)
     reference = machine.graph.objects.reference
-    results: list[Reference] = [reference(o) for o in islice(found.wanted, RESULTS_MAX)]
-    failures = list(islice(_failures(machine, found), FAILURES_MAX))
-    makers = [machine.graph.objects.nodes[fields[0]].producer for fields in failures]
+    results = _within_room(reference(o) for o in islice(found.wanted, RESULTS_MAX))
+    failures = list(_within_room(islice(_failures(machine, found), FAILURES_MAX)))
+    makers = [machine.graph.objects.nodes[failure.id].producer for failure in failures]
     return {
         "summary": list(summarise(found)),
-        "results": results,
-        "failures": failures,
+        "results": list(results),
+        "failures": [list(failure) for failure in failures],
         "failed_tasks": [None if maker is None else maker.spec.name for maker in makers],
         "open": found.open,
     }
 
 
-def _failures(machine: MasterMachine, job: Job) -> Iterator[list[Any]]:
+def _within_room(refs: Iterable[R]) -> Iterator[R]:
+    """Yield references, one at least, until an answer is as long as it may be."""
+    room = ROOM_CHARACTERS
+    for ref in refs:
+        yield ref
+        if isinstance(ref, Failure):
+            room -= len(str(ref.details))
+        elif isinstance(ref, Value):
+            room -= len(ref.encoded)
+        if room <= 0:
+            return
+
+
+def _failures(machine: MasterMachine, job: Job) -> Iterator[Failure]:
     """Yield which of a job's results are errors, as far as may be looked."""
     counts = job.counts
     may_have = counts[TaskState.FAILED] or counts[TaskState.CANCELLED]
@@ -196,7 +213,7 @@ def _failures(machine: MasterMachine, job: Job) -> Iterator[list[Any]]:
         for object_id in islice(job.wanted, RESULTS_LOOKED_AT_MAX):
             ref = machine.graph.objects.reference(object_id)
             if isinstance(ref, Failure):
-                yield list(ref)
+                yield ref
 
 
 def tasks(machine: MasterMachine, arguments: dict[str, Any]) -> dict[str, Any]:
@@ -373,11 +390,11 @@ def results(machine: MasterMachine, arguments: dict[str, Any]) -> dict[str, Any]
     found = find(machine, arguments.get("job"))
     start = holdings.start_of(arguments.get("first"), len(found.wanted))
     objects = machine.graph.objects
+    page = islice(found.wanted, start, start + RESULTS_MAX)
     rows = []
-    for object_id in islice(found.wanted, start, start + RESULTS_MAX):
-        node = objects.nodes[object_id]
-        name = "" if node.producer is None else node.producer.spec.name
-        rows.append([name, objects.reference(object_id)])
+    for ref in _within_room(objects.reference(object_id) for object_id in page):
+        maker = objects.nodes[ref.id].producer
+        rows.append(["" if maker is None else maker.spec.name, ref])
     end = start + len(rows)
     return {
         "results": rows,

@@ -11,7 +11,7 @@ from itertools import islice
 from typing import Any, Final
 
 from ciel.core.ids import ObjectId, root_task_id
-from ciel.core.jobs import Job, JobState, summarise
+from ciel.core.jobs import Job, JobState, JobSummary, summarise, summarise_briefly
 from ciel.core.refs import Reference
 from ciel.core.tasks import TaskNode, TaskState
 from ciel.master.state.machine import MasterMachine
@@ -43,7 +43,10 @@ ORIGINAL_TASK_STATES: Final = {
 
 def job(found: Job, epoch_s: float) -> dict[str, Any]:
     """Tell how a job stands."""
-    told = summarise(found)
+    return _row(found, summarise(found), epoch_s)
+
+
+def _row(found: Job, told: JobSummary, epoch_s: float) -> dict[str, Any]:
     ended_at_s = None if told.ended_at_s is None else round(told.ended_at_s + epoch_s, 3)
     return {
         "id": told.id,
@@ -77,7 +80,7 @@ def jobs(
         if len(rows) == limit:
             return {"jobs": rows, "next": last, "total": len(machine.jobs)}
         if state is None or found.state.value == state:
-            rows.append(job(found, epoch_s))
+            rows.append(_row(found, summarise_briefly(found), epoch_s))
             last = found.number
     return {"jobs": rows, "next": None, "total": len(machine.jobs)}
 
