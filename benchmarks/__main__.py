@@ -57,7 +57,7 @@ FIGURES = (
     Figure(
         "- beyond that of a process with nothing to do", "many", "own_pause_s", "s", 0.05, True, 3
     ),
-    Figure("looking at 10^6 tasks: others wait", "looking", "longest_wait_s", "s", 0.05, True, 3),
+    Figure("looking at 10^6 tasks: others wait", "looking", "longest_wait_s", "s", 0.05, True, 4),
     Figure("- beyond what they wait otherwise", "looking", "own_wait_s", "s", 0.05, True, 3),
     Figure(
         "memory of a finished task, once released", "released", "released_bytes", "B", 300, True, 0

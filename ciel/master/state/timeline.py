@@ -11,7 +11,7 @@ from ciel.core.jobs import Job
 from ciel.core.tasks import TaskNode
 from ciel.master.state.workers import WorkerNode
 
-SPANS_MAX: Final = 100_000
+SPANS_MAX: Final = 20_000
 """Attempts that are remembered; some 250 bytes each."""
 PAGE_MAX: Final = 2000
 LOOKED_AT_MAX: Final = 50_000  # for one page; some 5 ms
