@@ -296,6 +296,19 @@ def test_an_example_gives_the_same_when_a_worker_is_killed_meanwhile(
     check(partial(lab.run_and_kill, number, check.__name__), tmp_path)
 
 
+@pytest.mark.parametrize("check", CHECKS if IS_LONG else CHECKS[:1])
+def test_an_example_gives_the_same_on_a_cluster_of_its_own(
+    home: Home, tmp_path: Path, check: Callable[[Run, Path], None]
+) -> None:
+    def run(**given: object) -> Any:
+        done = home.run(*command(check.__name__, given))
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    check(run, tmp_path)
+    home.expect_nothing_left()
+
+
 def test_an_example_needs_no_cluster_and_no_options(home: Home) -> None:
     done = home.run("sw-job", "--quiet", str(EXAMPLES / "kmeans" / "kmeans.sw"))
     assert json.loads(done.stdout)["sizes"] == [50, 62, 38], done.stderr
