@@ -22,6 +22,7 @@ Unknown keys are ignored, as scripts use them to tell equal tasks apart.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, TypeGuard
@@ -55,10 +56,32 @@ def args_of(task: Task) -> dict[str, Any]:
 
 def reference_list(args: dict[str, Any], key: str) -> list[Reference]:
     """Return a list of references under `key`; empty if there is none."""
-    value = args.get(key, [])
-    if not _are_references(value):
-        raise BadArgumentsError(f"{key!r} must be a list of references")
-    return value
+    return require_references(key, args.get(key, []))
+
+
+def require_references(key: str, value: Any) -> list[Reference]:
+    """Return what stands under `key` if it is a list of references."""
+    if _are_references(value):
+        return value
+    if isinstance(value, REFERENCE_TYPES):
+        instead = "not one alone: put brackets around it, [reference]"
+    elif isinstance(value, list):
+        number = next(i for i, item in enumerate(value) if not isinstance(item, REFERENCE_TYPES))
+        instead = f"and its element {number} is {_brief(value[number])}"
+    else:
+        instead = f"not {_brief(value)}"
+    raise BadArgumentsError(f"{key!r} must be a list of references, {instead}")
+
+
+def _brief(value: Any) -> str:
+    """Say what somebody gave in place of what was expected."""
+    if isinstance(value, REFERENCE_TYPES):
+        return "a reference"
+    if isinstance(value, list):
+        return "a list" if value else "an empty list"
+    if isinstance(value, dict):
+        return "an object"
+    return f"the text {value!r:.60}" if isinstance(value, str) else json.dumps(value)[:60]
 
 
 def require_form_count(executor: str, form: ChildForm, count: int) -> ChildForm:
@@ -148,7 +171,12 @@ def required_text(args: dict[str, Any], key: str) -> str:
 def _command_line(args: dict[str, Any]) -> tuple[str | InputPath, ...]:
     line = args.get("command_line")
     if not isinstance(line, list) or not line:
-        raise BadArgumentsError("'command_line' must be a list of a program and its arguments")
+        instead = "and there is none" if line is None else f"not {_brief(line)}"
+        if isinstance(line, str):
+            instead += ', since no shell looks at it: write ["program", "argument"]'
+        raise BadArgumentsError(
+            f"'command_line' must be a list of a program and its arguments, {instead}"
+        )
     first, *others = words_of(args, "command_line")
     if first == "":
         raise BadArgumentsError("the program's name in 'command_line' is empty")

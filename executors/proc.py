@@ -43,6 +43,7 @@ from ciel.execution.executor import (
     store_level,
 )
 from ciel.execution.outputs import BadCallError
+from ciel.executors.arguments import require_references
 from ciel.wire import codec
 from ciel.wire.calls import Call
 from ciel.wire.errors import WireError
@@ -145,7 +146,7 @@ def command_line(command: Any) -> tuple[str | InputPath, ...]:
 
 def extra_dependencies(keywords: Mapping[str, Any]) -> list[Reference]:
     """Read the references that a child is to wait for, beyond those in its arguments."""
-    return _references(keywords, "extra_dependencies")
+    return require_references("extra_dependencies", keywords.get("extra_dependencies") or [])
 
 
 def any_dependencies(keywords: Mapping[str, Any]) -> list[Reference]:
@@ -154,7 +155,7 @@ def any_dependencies(keywords: Mapping[str, Any]) -> list[Reference]:
     them, till the child is over; its inputs are those that are there when it begins, and futures in
     place of the others. Those that have failed count as there if it sees errors.
     """
-    choice = _references(keywords, "any_dependencies")
+    choice = require_references("any_dependencies", keywords.get("any_dependencies") or [])
     if choice:
         needed = {ref.id for ref in extra_dependencies(keywords)}
         both = next((ref.id for ref in choice if ref.id in needed), None)
@@ -164,13 +165,6 @@ def any_dependencies(keywords: Mapping[str, Any]) -> list[Reference]:
                 "for any"
             )
     return choice
-
-
-def _references(keywords: Mapping[str, Any], key: str) -> list[Reference]:
-    value = keywords.get(key) or []
-    if not isinstance(value, list) or not all(isinstance(item, REFERENCE_TYPES) for item in value):
-        raise BadArgumentsError(f"{key!r} must be a list of references")
-    return value
 
 
 class Conversation:

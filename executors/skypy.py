@@ -1,18 +1,21 @@
 """`skypy`: scripts in a Python with continuations of its own (ciel-interfaces, 6.9).
 
-The interpreter is a stub, `stub.py` in the directory that `CIEL_SKYPY_BASE` names, run by PyPy;
-ciel brings neither. Keywords: `pyfile_ref`, the script, and `coro_ref`, a coroutine that was left,
-or `entry_point`, a function of it, with `entry_args`; `export_json`, `run_fixed`; and
-`n_extra_outputs`, beyond the one that every task has.
+The interpreter is a stub, `stub.py` in the directory that `CIEL_SKYPY_BASE` names, run by PyPy with
+that directory and the SDK's on its path. ciel brings neither, but an example of a stub. Keywords:
+`pyfile_ref`, the script, and `coro_ref`, a coroutine that was left, or `entry_point`, a function of
+it, with `entry_args`; `export_json`, `run_fixed`; and `n_extra_outputs`, beyond the one that every
+task has.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ciel.core.refs import REFERENCE_TYPES
 from ciel.execution.executor import Action, BadArgumentsError, ChildForm, Task, output_count
+from ciel.executors import sdk
 from ciel.executors.language import LanguageExecutor
 from ciel.executors.proc import waiting_form
 
@@ -23,7 +26,7 @@ class SkypyExecutor(LanguageExecutor):
     """Has the stub run a script, or go on with one."""
 
     def __init__(
-        self, *, command: Sequence[str] = ("pypy",), env: Mapping[str, str] | None = None
+        self, *, command: Sequence[str] = ("pypy3",), env: Mapping[str, str] | None = None
     ) -> None:
         super().__init__(name="skypy", command=command, env=env)
 
@@ -35,7 +38,7 @@ class SkypyExecutor(LanguageExecutor):
                 "directory of its stub.py; or use the executor python"
             )
         self._command = (*self._command[:1], f"{base}/stub.py")
-        self._env.setdefault("PYTHONPATH", base)
+        self._env.setdefault("PYTHONPATH", os.pathsep.join([base, *sdk.__path__]))
         return super().missing(environ)
 
     def begin(self, task: Task) -> Action:

@@ -96,6 +96,11 @@ def encode_frame(frame: Frame) -> Written:
     return Written(value, writer.texts(), [])
 
 
+def frame_names(value: Any) -> frozenset[str]:
+    """Return which variables `encode_frame` wrote down."""
+    return frozenset(value["heap"][value["frame"]]["n"])
+
+
 def _once(refs: list[Reference]) -> list[Reference]:
     return list({ref.id: ref for ref in refs}.values())
 

@@ -65,14 +65,12 @@ def _forced(frame: Frame, values: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def _name(code: Code, start: int, name: str) -> Evaluation:
-    unit = code.unit
-
     def run(frame: Frame) -> Any:
         try:
             return frame[name]
         except KeyError:
             pass
-        return lookup(name, frame, unit.version, (unit.source, start))
+        return lookup(name, frame, code, start)
 
     return run
 

@@ -10,6 +10,10 @@ from ciel.skywriting.lexer import END, KEYWORDS, NAME, NUMBER, TEXT
 from ciel.skywriting.standard import NAMES
 
 _SHOWN_MAX = 30
+_LIKENESS = 0.6
+"""How like a name another must be to be taken for what was meant: `lenght` is to find `len`."""
+_LIKENESS_ELSEWHERE = 0.8
+"""The same for a name that other languages have: `undefined` is `null`, and not `find`."""
 
 _WITH_BLOCKS = ("if", "while", "for", "do", "else", "function")
 _STATEMENT_WORDS = ("if", "while", "for", "do", "return", "break", "continue", "include")
@@ -133,14 +137,13 @@ def hint(
     return _hint_on_structure(kinds, at, first)
 
 
-def hint_on_name(
-    name: str, known: Collection[str], text: str, offset: int, likeness: float = 0.6
-) -> str:
+def hint_on_name(name: str, known: Collection[str], text: str, offset: int) -> str:
     """Say what was probably meant by a name that nothing binds."""
     if _is_key(text, len(text[:offset].rstrip()) - 1):
         return f'keys that are texts have quotes: "{name}"'
     if name in _INCLUDED:
         return f'include "{_INCLUDED[name]}"; gives it'
+    likeness = _LIKENESS_ELSEWHERE if name in _ELSEWHERE else _LIKENESS
     close = next(iter(get_close_matches(name, known, 1, likeness)), _ELSEWHERE.get(name))
     return f'did you mean "{close}"?' if close else ""
 

@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any
 
 from ciel.skywriting import builtins
-from ciel.skywriting.code import Unit
+from ciel.skywriting.code import Code, Unit
 from ciel.skywriting.errors import ScriptError, Source
 from ciel.skywriting.grammar import parse
 from ciel.skywriting.hints import hint_on_name
@@ -46,19 +46,22 @@ def table(version: int) -> dict[str, Any]:
     return {**_prelude(), **builtins.MODERN, **builtins.ORIGINAL, **newer}
 
 
-def lookup(name: str, frame: Frame, version: int, place: tuple[Source, int]) -> Any:
-    """Return what a name stands for that is no variable; raises ScriptError."""
-    known = table(version)
+def lookup(name: str, frame: Frame, code: Code, offset: int) -> Any:
+    """Return what a name that a code reads stands for and is no variable; raises ScriptError."""
+    known = table(code.unit.version)
     try:
         return known[name]
     except KeyError:
         pass
-    source, offset = place
-    bound = [each for each in frame if each != RUN]
-    hint = hint_on_name(name, [*bound, *known, "true", "false"], source.text, offset)
+    source = code.unit.source
+    if name in code.parameters:
+        hint = f"{code.label} was called without an argument for it"
+    else:
+        bound = [each for each in frame if each != RUN]
+        hint = hint_on_name(name, [*bound, *known, "true", "false"], source.text, offset)
     message = f'Tried to read identifier "{name}", not found{f" ({hint})" if hint else ""}'
     error = ScriptError(message)
-    error.place = place
+    error.place = (source, offset)
     raise error
 
 

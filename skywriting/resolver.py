@@ -94,7 +94,7 @@ def _never_bound(script: Script, scopes: list[_Scope], known: Collection[str]) -
                 first[name] = min(offset, first.get(name, offset))
     problems = []
     for name, offset in sorted(first.items(), key=lambda item: item[1])[:WARNINGS_MAX]:
-        hint = hint_on_name(name, bound, script.source.text, offset, 0.75)
+        hint = hint_on_name(name, bound, script.source.text, offset)
         message = f'unknown name "{name}"{f", {hint}" if hint else _NOTHING}'
         problems.append(Problem(script.source, offset, message, is_warning=True))
     return problems

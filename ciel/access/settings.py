@@ -27,6 +27,11 @@ EXECUTORS: Final = "executors"
 """The table of the file with a table for each executor that is set up, or made, there."""
 
 
+_KEY: Final = r"""([\w-]+)|("[^"]*"|'[^']*')"""
+_SETS: Final = rf"\s*(?P<bracket>\[?)\s*(?P<keys>(?:{_KEY})(?:\s*\.\s*(?:{_KEY}))*)\s*[]=]"
+"""A line that names a table, or sets something in one; compiled only where there is a file."""
+
+
 class Setting(NamedTuple):
     """A value and where it was set; `rank` is 0 for a flag, 1 for the environment, 2 for a file."""
 
@@ -183,7 +188,7 @@ def _executor_tables(path: Path, text: str, tables: Any) -> dict[str, ExecutorSe
         raise SettingsError(f"{path} line {_line_of(text, EXECUTORS)}", what)
     settings = {}
     for name, options in tables.items():
-        origin = f"{path} line {_line_of(text, f'{EXECUTORS}.{name}')}"
+        origin = f"{path} line {_line_of(text, EXECUTORS, name)}"
         if not isinstance(options, dict):
             raise SettingsError(origin, what)
         settings[name] = ExecutorSetting(options, origin)
@@ -208,8 +213,23 @@ def _read_config(path: Path, required: bool) -> dict[str, Setting]:
     return settings
 
 
-def _line_of(text: str, name: str) -> int:
-    """Return the line that sets `name`; tomllib does not tell. 1 if it is spelt with escapes."""
-    said = re.compile(rf"""\s*\[*\s*["']?{re.escape(name)}["']?\s*[\].=]""")
-    numbered = enumerate(text.splitlines(), start=1)
-    return next((number for number, line in numbered if said.match(line)), 1)
+def _line_of(text: str, *keys: str) -> int:
+    """Return the line that first sets what `keys` lead to, or the whole of which it is a part;
+    tomllib does not tell. 1 if it is spelt with escapes.
+    """
+    table: tuple[str, ...] = ()
+    whole = 1
+    for number, line in enumerate(text.splitlines(), start=1):
+        said = re.match(_SETS, line)
+        if said is None:
+            continue
+        named = tuple([bare or quoted[1:-1] for bare, quoted in re.findall(_KEY, said["keys"])])
+        if said["bracket"]:
+            table = path = named
+        else:
+            path = (*table, *named)
+            if path == keys[: len(path)]:
+                whole = number
+        if path[: len(keys)] == keys:
+            return number
+    return whole

@@ -58,5 +58,10 @@ def _make(name: str, setting: ExecutorSetting | None, is_installed: bool) -> Exe
         raise ValueError(f"{unknown[0]!r} is not known; there may be: {', '.join(takes) or 'none'}")
     if not is_installed:
         options["name"] = name
+        if "command" in takes and "command" not in options:
+            raise ValueError(
+                "no executor of this name is installed, so this makes one, which needs 'command': "
+                'a list, such as ["julia", "task.jl"]'
+            )
     executor: Executor = make(**options)
     return executor

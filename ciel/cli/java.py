@@ -16,6 +16,7 @@ from ciel.cli.options import (
     connect_or_start,
     make_parser,
     require_text,
+    tell_late_options,
 )
 from ciel.cli.outcome import Status, UsageError, cancelling
 from ciel.cli.parser import whole_number
@@ -63,8 +64,10 @@ def main(prog: str, words: Sequence[str]) -> int:
     parser.add_argument("jar", metavar="JAR", type=Path)
     parser.add_argument("class_name", metavar="CLASS")
     # What follows is the program's own, even where it looks like an option of ours.
-    parser.add_argument("words", metavar="ARG", nargs=argparse.REMAINDER)
+    rest = parser.add_argument("words", metavar="ARG", nargs=argparse.REMAINDER)
+    rest.required = False  # which argparse says of it, though there may be none
     args = parser.parse_args(words)
+    tell_late_options(parser, words, args.class_name, args.words)
     for number, word in enumerate((args.class_name, *args.words)):
         require_text(f"argument {number} of the program" if number else "CLASS", word)
     jars = _jars(args)

@@ -43,7 +43,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0 if words else 2
     name, *rest = words
     if name not in COMMANDS:
-        print(f"ciel: there is no command {name!r}; ciel --help lists them", file=sys.stderr)
+        from ciel.cli.parser import likely
+
+        unknown = f"there is no command {name!r}{likely(name, COMMANDS)}"
+        print(f"ciel: {unknown}; ciel --help lists them", file=sys.stderr)
         return 2
     return start(COMMANDS[name][0], name, rest, is_process=argv is None)
 

@@ -55,6 +55,17 @@ def add_cluster_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON, for programs")
 
 
+def tell_late_options(
+    parser: Parser, words: Sequence[str], whose: str, late: Sequence[str]
+) -> None:
+    """Warn of options among the words that belong to `whose`, unless `--` says that they do."""
+    if "--" not in words and (found := parser.options_among(late)):
+        say(
+            f"{found[0]} stands after {whose}, so it is an argument of that, and no option of "
+            f"{parser.prog}: options stand before (if that is meant, write -- before {whose})"
+        )
+
+
 def add_own_cluster_options(parser: argparse.ArgumentParser) -> None:
     """Add what shapes the cluster that a command starts when there is none."""
     parser.add_argument(

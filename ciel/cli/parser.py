@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NoReturn
 
 _is_number = re.compile(r"\d{1,18}", re.ASCII).fullmatch
 _SHOWN_MAX_LENGTH = 80
@@ -26,13 +26,45 @@ class Parser(argparse.ArgumentParser):
 
     stops = False
 
-    def error(self, message: str) -> Any:
+    def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {message} ({self.prog} --help tells more)\n")
+
+    def options_among(self, words: Iterable[str]) -> list[str]:
+        """Return which words look like options of ours."""
+        known = self._option_string_actions
+        return [
+            word
+            for word in words
+            if (word.partition("=")[0] if word.startswith("--") else word[:2]) in known
+        ]
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        found, unknown = self.parse_known_args(args, namespace)
+        if unknown:
+            self.refuse(unknown)
+        return found
+
+    def refuse(self, unknown: Sequence[str]) -> NoReturn:
+        """Say that words mean nothing here, and what the first may have been meant to be."""
+        options = [name for name in self._option_string_actions if name.startswith("--")]
+        hint = likely(unknown[0].partition("=")[0], options, "--")
+        self.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         if Parser.stops:
             raise ParserBuilt(self)
         return super().parse_known_args(args, namespace)
+
+
+def likely(word: str, known: Iterable[str], prefix: str = "") -> str:
+    """Say in brackets which known word was probably meant; nothing if none is like it. `prefix`:
+    what all begin with, which makes none of them likelier.
+    """
+    from difflib import get_close_matches  # which only mistakes need
+
+    bare = [each.removeprefix(prefix) for each in known]
+    close = get_close_matches(word.removeprefix(prefix), bare, 1)
+    return f" (did you mean {prefix}{close[0]}?)" if close else ""
 
 
 def whole_number(first: int, last: int) -> Callable[[str], int]:

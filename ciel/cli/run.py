@@ -14,11 +14,12 @@ from ciel.cli.options import (
     connect_or_start,
     make_directory,
     make_parser,
+    tell_late_options,
 )
-from ciel.cli.outcome import Status, cancelling, say
+from ciel.cli.outcome import Status, UsageError, cancelling, say
 from ciel.cli.printing import Progress, print_json
 from ciel.client.client import Client
-from ciel.client.errors import TaskFailedError, TemplateError
+from ciel.client.errors import PackageError, TaskFailedError, TemplateError
 from ciel.client.jobs import Job
 from ciel.client.package_entries import (
     Brought,
@@ -29,7 +30,7 @@ from ciel.client.package_entries import (
     require_makers,
     upload,
 )
-from ciel.client.packages import Package, parse
+from ciel.client.packages import Package, PackageFile, parse
 from ciel.client.templates import decode_result
 from ciel.core.naming import all_references
 from ciel.core.refs import Failure, Reference
@@ -58,10 +59,12 @@ def main(prog: str, words: Sequence[str]) -> int:
     add_cluster_options(parser)
     parser.add_argument("package", metavar="PACKAGE", type=Path)
     # What follows is the package's own, even where it looks like an option of ours.
-    parser.add_argument("words", metavar="ARG", nargs=argparse.REMAINDER)
+    rest = parser.add_argument("words", metavar="ARG", nargs=argparse.REMAINDER)
+    rest.required = False  # which argparse says of it, though there may be none
     args = parser.parse_args(words)
+    tell_late_options(parser, words, str(args.package), args.words)
     file = open_package(args.package)
-    package = parse(file, os.environ, args.words, can_save=args.out is not None)
+    package = _parsed(file, args)
     entries = look(file, package.entries)
     if args.out is not None:
         make_directory(args.out)
@@ -71,6 +74,18 @@ def main(prog: str, words: Sequence[str]) -> int:
         value = _run(client, package, entries, args)
         print_json(to_json(value))
     return Status.DONE
+
+
+def _parsed(file: PackageFile, args: argparse.Namespace) -> Package:
+    try:
+        return parse(file, os.environ, args.words, can_save=args.out is not None)
+    except PackageError:
+        from ciel.cli.sw_source import is_script  # and with it the language
+
+        if is_script(file.path.name, file.text):
+            reason = "looks like a Skywriting script, and is no package"
+            raise UsageError(f"{file.path} {reason}: run it by `sw-job {file.path}`") from None
+        raise
 
 
 def _run(

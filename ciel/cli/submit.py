@@ -204,7 +204,7 @@ def _parse(words: Sequence[str]) -> argparse.Namespace:
     add_own_cluster_options(parser)
     add_cluster_options(parser)
     parser.add_argument("program", nargs="*", metavar="PROGRAM [ARG…]")
-    args = parser.parse_args(words)
+    args: argparse.Namespace = parser.parse_args(words)
     if not args.program:
         parser.error("no program; write it after --, as in: ciel submit -- sort words.txt")
     require_text("--name", args.name or "")

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+
+from ciel.cli.outcome import UsageError
+from ciel.cli.parser import likely
 
 VERBS = ("check", "fmt")
 
@@ -18,6 +22,9 @@ def main(prog: str, words: Sequence[str]) -> int:
 
     args = parse("ciel sw", words, needs_script=False)
     if args.script is not None:
+        script = args.script[0]
+        if not os.path.exists(script) and (hint := likely(script, VERBS)):
+            raise UsageError(f"{script}: there is no such file{hint}")
         return run_script(args, "ciel sw", *args.script)
     from ciel.cli.sw_prompt import run_prompt
 

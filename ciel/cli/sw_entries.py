@@ -5,6 +5,7 @@ statements.
 from __future__ import annotations
 
 import os
+import re
 import select
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
@@ -21,6 +22,15 @@ _OPEN, _CLOSE = frozenset("([{"), frozenset(")]}")
 _CHUNK_BYTES: Final = 1 << 16
 _HISTORY_MAX_LINES: Final = 1000
 _PROMPT, _MORE = "sw> ", "... "
+_word_in = re.compile(r"(?:#!.*\n)?\s*(exit|quit|help)\s*(?:\(\s*\))?\s*;?\s*").fullmatch
+
+
+def word_in(entry: Source) -> str:
+    """Return the word to us that an entry may be, for want of a variable of that name; else
+    nothing.
+    """
+    found = _word_in(entry.text)
+    return found[1] if found else ""
 
 
 class Lines:

@@ -13,8 +13,8 @@ from typing import Final
 
 from ciel.access.places import state_directory
 from ciel.cli.outcome import Status, UsageError, cancelling, say
-from ciel.cli.printing import Counts, Progress
-from ciel.cli.sw_entries import Entries, PipedEntries, TypedEntries
+from ciel.cli.printing import Counts, Progress, print_text
+from ciel.cli.sw_entries import Entries, PipedEntries, TypedEntries, word_in
 from ciel.cli.sw_run import print_value, surrounded
 from ciel.cli.sw_source import errors_of, tell
 from ciel.client.client import Client
@@ -23,11 +23,21 @@ from ciel.client.errors import LogUnreadableError, TaskFailedError
 from ciel.client.jobs import Job
 from ciel.client.scripts import Scripts
 from ciel.core.refs import Reference
+from ciel.skywriting.continuation import frame_names
 from ciel.skywriting.errors import Source
+from ciel.wire import codec
 
 _HISTORY: Final = "sw-history"
 _NOTHING: Final = b"null"
 _STDIN_FD: Final = 0
+_HELP: Final = """\
+Each entry is a piece of Skywriting, and what it sets is there in the next:
+  x = spawn(lambda: 6 * 7)     a task, and a reference to its value
+  *x                           its value, once it is there
+  include "stdinout"           gives stdinout(inputs, command), which runs a program
+  package("KEY")               what `ciel sw -p KEY FILE` has sent along
+It goes on for as long as brackets are open. A blank line ends it, Ctrl-C cancels it.
+Ctrl-D, exit or quit leaves. docs/skywriting has a tutorial and the whole language."""
 
 
 def run_prompt(args: argparse.Namespace) -> int:
@@ -38,13 +48,20 @@ def run_prompt(args: argparse.Namespace) -> int:
     with surrounded(args, "ciel sw", args.name or "prompt") as (client, job, surroundings):
         entries: Entries
         if is_typed:
-            say(f"Skywriting at {client.location.url}; Ctrl-C cancels an entry, Ctrl-D leaves")
+            where = f"Skywriting at {client.location.url}"
+            say(f"{where}; Ctrl-C cancels an entry, Ctrl-D leaves, help tells more")
             entries = TypedEntries(state_directory(os.environ) / _HISTORY)
         else:
             entries = PipedEntries(_STDIN_FD)
         prompt = _Prompt(client, job, Scripts(client, job, surroundings), quiet=args.quiet)
         with cancelling(client, job):
             for entry in entries:
+                word = word_in(entry) if is_typed else ""
+                if word and not prompt.has(word):
+                    if word != "help":
+                        break
+                    print_text(_HELP)
+                    continue
                 try:
                     prompt.run(entry)
                 except KeyboardInterrupt:
@@ -66,6 +83,12 @@ class _Prompt:
         self._session: Reference | None = None
         self._logs: dict[str, LogReader] = {}
         self.has_failed = False
+
+    def has(self, name: str) -> bool:
+        """Whether the entries so far have left a variable of this name."""
+        if self._session is None:
+            return False
+        return name in frame_names(codec.decode(self._job.read(self._session)))
 
     def run(self, entry: Source) -> None:
         """Run an entry and show its value, or why there is none."""

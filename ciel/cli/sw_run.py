@@ -20,6 +20,7 @@ from ciel.cli.options import (
     connect_or_start,
     make_parser,
     require_text,
+    tell_late_options,
 )
 from ciel.cli.outcome import OF_JOB_STATE, UsageError, cancelling
 from ciel.cli.parser import Parser
@@ -60,9 +61,18 @@ def parse(prog: str, words: Sequence[str], *, needs_script: bool = True) -> argp
     """Read the options of whatever runs a script. `script` is the script and the words after it,
     None if there is none, which may be only where it is not needed.
     """
-    args = _parser(prog, needs_script).parse_args(words)
+    parser = _parser(prog, needs_script)
+    args: argparse.Namespace
+    args, unknown = parser.parse_known_args(words)
+    if unknown not in ([], ["--"]):
+        parser.refuse(unknown)
     if args.script and args.script[0] == "--":  # which ended the options
         del args.script[0]
+    if needs_script and not args.script:
+        taken = f"; -p took {' and '.join(args.package[-1])}" if args.package else ""
+        parser.error(f"a SCRIPT is required{taken}")
+    if args.script:
+        tell_late_options(parser, words, args.script[0], args.script[1:])
     return args
 
 
@@ -88,7 +98,7 @@ def _parser(prog: str, needs_script: bool) -> Parser:
     add_own_cluster_options(parser)
     add_cluster_options(parser)
     script = parser.add_argument("script", metavar="SCRIPT", nargs=argparse.PARSER)
-    script.required = needs_script
+    script.required = False  # by argparse, which would not say where it has gone
     return parser
 
 

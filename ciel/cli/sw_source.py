@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Collection
 from typing import Final
 
@@ -60,10 +61,29 @@ def _look_through(
 def require_sound(source: Source) -> None:
     """Tell why a script could not run, and raise UsageError then."""
     errors = errors_of(source)
+    if errors and _is_package(source.text):
+        reason = "looks like a package, and is no Skywriting script"
+        raise UsageError(f"{source.name} {reason}: run it by `ciel run {source.name}`")
     for problem in errors:
         tell(problem)
     if errors:
         raise UsageError(f"{source.name}: {amount(len(errors), 'error')}, so nothing was run")
+
+
+def is_script(name: str, text: str) -> bool:
+    """Whether what was no package is a script: it is named, or reads, like one."""
+    if text.lstrip().startswith("{"):
+        return False
+    is_sound = len(text) <= SOURCE_MAX_BYTES and not errors_of(Source(name, text))
+    return name.endswith(".sw") or is_sound
+
+
+def _is_package(text: str) -> bool:
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(found, dict) and not found.keys().isdisjoint(("package", "start"))
 
 
 def tell(problem: Problem) -> None:

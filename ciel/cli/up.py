@@ -231,8 +231,11 @@ def supervise() -> int:
         with cluster:
             _say_ready({"url": cluster.location.url, "description": cluster.describe()})
             cluster.ended.wait()
-        # The link stays: by it the next command sees that the cluster has crashed.
         say(cluster.died)
+        if cluster.was_shut_down:
+            drop_current(os.environ, path)
+            return Status.DONE
+        # The link stays: by it the next command sees that the cluster has crashed.
         return Status.NO_MASTER
     except _Ended:
         drop_current(os.environ, path)

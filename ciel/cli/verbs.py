@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from ciel.cli.options import add_cluster_options, connect, make_parser
 from ciel.cli.outcome import Status, UsageError
+from ciel.cli.parser import likely
 from ciel.client.client import Client
 
 
@@ -41,7 +42,10 @@ def show_verbs(command: str, about: str, verbs: Mapping[str, str], words: Sequen
     """Tell which verbs there are, to who asks or names none; raises UsageError for another."""
     name = words[0] if words else ""
     if name not in ("", "-h", "--help", "help"):
-        raise UsageError(f"there is no {command} {name}; {command} --help lists what there is")
+        hint = likely(name, verbs)
+        raise UsageError(
+            f"there is no {command} {name}{hint}; {command} --help lists what there is"
+        )
     print(_help(command, about, verbs), file=sys.stdout if name else sys.stderr)
     return Status.DONE if name else Status.USAGE
 

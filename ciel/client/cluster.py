@@ -76,6 +76,8 @@ class LocalCluster(Shown):
         self._switches = [*switches, *([] if delegates else ["--no-delegation"])]
         self.died = ""
         """Why it is of no use any more; empty while it is."""
+        self.was_shut_down = False
+        """Whether it died because somebody told its master to end."""
         self.ended = Flag()
         """Set when it died or was closed."""
         self._cluster_id, self._key = identity or (secrets.token_hex(8), Key.new())
@@ -358,8 +360,9 @@ class LocalCluster(Shown):
                     self._listen(daemon)  # its last words; it has ended, so there is no waiting
                 raise failure(daemon, f"{end_in_words(event)} before it was ready")
 
-    def _die(self, reason: str) -> None:
+    def _die(self, reason: str, was_wanted: bool) -> None:
         self.died = reason
+        self.was_shut_down = was_wanted
         self.ended.set()
 
     # --- end --------------------------------------------------------------------------------------

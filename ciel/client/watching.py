@@ -50,7 +50,8 @@ class _Start:
 
 class Watcher:
     """`workers` is the list of those that are up, and is kept so. `introduce` gives a worker that
-    was just started what it needs. `died` is told once, by the thread, why the cluster is over.
+    was just started what it needs. `died` is told once, by the thread, why the cluster is over,
+    and whether somebody wanted that.
     """
 
     def __init__(
@@ -59,7 +60,7 @@ class Watcher:
         master: Daemon,
         workers: list[Daemon],
         introduce: Callable[[Daemon], None],
-        died: Callable[[str], None],
+        died: Callable[[str, bool], None],
     ) -> None:
         self._launcher = launcher
         self._master = master
@@ -73,6 +74,7 @@ class Watcher:
         self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._stopping = False
         self._over = ""
+        self._was_wanted = False
         self._is_over = False
         self._thread = threading.Thread(target=self._run, name="ciel-cluster", daemon=True)
         self._thread.start()
@@ -122,7 +124,7 @@ class Watcher:
         finally:
             self._is_over = True
             if self._over:
-                self._died(self._over)
+                self._died(self._over, self._was_wanted)
             for start in (*self._starts.values(), *self._asked):
                 start.finish(ClusterError(self._over or "the cluster is closed"))
 
@@ -207,6 +209,10 @@ class Watcher:
         start = self._starts.get(daemon)
         if daemon is self._master:
             self._over = f"{daemon.name} {end}"
+            # It ends in order only when it is told to: by `POST /control/shutdown`, or a signal.
+            self._was_wanted = isinstance(event, ProgramExited) and event.exit_status == 0
+            if self._was_wanted:
+                self._over = "the cluster was shut down"
         elif start is not None and start.is_ending:
             start.is_ending = False
             self._launch(daemon)

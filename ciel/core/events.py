@@ -81,8 +81,8 @@ class Ask(NamedTuple):
 
 
 class Change(NamedTuple):
-    """Have something changed that is not one's own (`remove` or `retry` a job); answered as an
-    `Ask` is.
+    """Have something changed that is not one's own (`remove` or `retry` a job; from a worker:
+    `attach` a process to a new one, or `fail` it); answered as an `Ask` is.
     """
 
     number: int
@@ -150,10 +150,13 @@ class AssignTask(NamedTuple):
 
 
 class CancelTask(NamedTuple):
-    """Call an attempt off; it is answered by a `TaskReported` once nothing of it runs any more."""
+    """Call an attempt off; it is answered by a `TaskReported` once nothing of it runs any more.
+    `aborts`: that counts as a failure of its own, with the fault `ABORTED`.
+    """
 
     task: TaskId
     attempt: int
+    aborts: bool = False
 
 
 class RecallTasks(NamedTuple):
@@ -317,10 +320,10 @@ FromClient = (
     | Change | Received | Heartbeat
 )  # fmt: skip
 ToClient = ObjectSettled | JobChanged | RequestRefused | JobPrinted | Answer | Received | Heartbeat
-ToWorker = AssignTask | CancelTask | RecallTasks | DropObjects | MeetWorkers | Heartbeat
+ToWorker = AssignTask | CancelTask | RecallTasks | DropObjects | MeetWorkers | Answer | Heartbeat
 FromWorker = (
     TaskReported | SpawnTask | StreamsOpened | ObjectsStored | TaskPrinted | InputsLost | DiskQueued
-    | CopyTimed | StoresReported | Heartbeat
+    | CopyTimed | StoresReported | Change | Heartbeat
 )  # fmt: skip
 Message = FromClient | ToClient | ToWorker | FromWorker
 

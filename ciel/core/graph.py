@@ -108,6 +108,8 @@ class TaskGraph:
             source.others += 1
             if source.producer is None or source.producer.job is not job:
                 job.foreign[object_id] = None
+        if self.objects.fixed:
+            fixed.note(self, node)
         anything = Mentions.ANYTHING
         if node.mentions is anything or (parent is not None and parent.mentions is anything):
             for object_id in producing:
@@ -259,8 +261,7 @@ class TaskGraph:
 
     def release_demand(self, object_ids: list[ObjectId]) -> None:
         """Put tasks to sleep whose outputs nobody needs any more, and upwards from there."""
-        pending = object_ids
-        nodes = self.objects.nodes
+        pending, nodes = object_ids, self.objects.nodes
         while pending:
             task = nodes[pending.pop()].producer
             if task is None or task.state not in (WAITING, RUNNABLE, ASSIGNED):
@@ -405,8 +406,7 @@ class TaskGraph:
             for object_id in task.outputs:
                 output = self.objects.nodes[object_id]
                 if output.producer is task:
-                    failure = Failure(object_id, reason, details)
-                    if self.objects.update(output, failure):
+                    if self.objects.update(output, Failure(object_id, reason, details)):
                         pending.extend(self._spread(object_id, output))
             end_streams(self, task)
             bare.look(self, task)

@@ -68,6 +68,11 @@ def is_output(object_id: str) -> bool:
     return _OUTPUT.fullmatch(object_id) is not None
 
 
+def attached_process_id(job: str) -> ObjectId:
+    """Name the process that was there before a job, and that its root task goes on in."""
+    return ObjectId(f"process:{job}")
+
+
 def job_output_id(job: str) -> ObjectId:
     """Name the object that is the result of a job that starts from a package."""
     return ObjectId(f"{job}:job_output")

@@ -6,6 +6,7 @@ an error.
 
 from __future__ import annotations
 
+from ciel.core.fixed import miss
 from ciel.core.graph import TaskGraph
 from ciel.core.ids import ObjectId
 from ciel.core.objects import ObjectNode
@@ -22,7 +23,10 @@ def lose(graph: TaskGraph, object_id: ObjectId, location: str) -> bool:
     """
     node = graph.objects.get(object_id)
     was_settled = node is not None and node.is_settled  # a stream is not
-    if node is None or not graph.objects.lose(node, object_id, location):
+    if node is None:
+        return False
+    if not graph.objects.lose(node, object_id, location):
+        miss(graph, object_id)
         return False
     _unsettle(graph, object_id, node, was_settled)
     return True

@@ -52,6 +52,7 @@ class Attempt(ABC):
         self.task = task
         self.outputs = outputs
         self._netloc = netloc
+        self.attached: ObjectId | None = None  # what its program is, if it was there before
         self.fixed: ObjectId | None = None  # what the program waits for itself under, if it does
         self.children_count = 0
         self.has_delegated = False  # its promised outputs, to a child
@@ -221,9 +222,12 @@ class Attempt(ABC):
         if not self._executor(executor).talks:
             raise BadCallError(f"{executor!r} has no processes that could go on")
         self._require_promises()
-        index = self.outputs.allocate("fixed")
-        fixed = Fixed(self.outputs.ids[index], self._netloc)
-        self.outputs.add(index, fixed)
+        if self.attached is None:
+            index = self.outputs.allocate("fixed")
+            fixed = Fixed(self.outputs.ids[index], self._netloc)
+            self.outputs.add(index, fixed)
+        else:
+            fixed = Fixed(self.attached, self._netloc)
         self.fixed = fixed.id
         arguments: dict[str, Any] = {"fixed": fixed, "extra_dependencies": dependencies}
         if any_of:

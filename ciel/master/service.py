@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, TypeVar
 
 from twisted.internet.task import LoopingCall
@@ -21,6 +22,7 @@ from ciel.core.errors import CielError
 from ciel.core.events import CLIENT_GRACE_S, Answer, Ask, Change, Heartbeat, Message, Received
 from ciel.core.ids import ID_MAX_LENGTH, check_id
 from ciel.core.tasks import MEMORY_MAX_BYTES, SLOTS_MAX
+from ciel.master import attaching
 from ciel.master.journal import Journal
 from ciel.master.sessions import ClientSession
 from ciel.master.state import answers
@@ -155,7 +157,7 @@ class MasterService:
         counted = len(messages)
         for message in messages:
             if type(message) is Ask or type(message) is Change:
-                self._answer(session, message)
+                self._answer(session, message, name if from_worker else "")
             elif type(message) is Received:
                 counted -= 1
                 if isinstance(session, ClientSession):
@@ -188,8 +190,10 @@ class MasterService:
             self.machine.client_gone(name, now_s)
         self._turns.at_end(self._end_turn)
 
-    def _answer(self, peer: ControlPeer | ClientSession, ask: Ask | Change) -> None:
+    def _answer(self, peer: ControlPeer | ClientSession, ask: Ask | Change, worker: str) -> None:
         find = self.change if type(ask) is Change else self.answer
+        if worker:
+            find = partial(attaching.change, self.machine, worker, now_s=self._reactor.seconds())
         try:
             peer.send(Answer(ask.number, find(ask.topic, ask.argument), ""))
         except CielError as error:

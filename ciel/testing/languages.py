@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import zipfile
 from functools import cache
 from pathlib import Path
+from typing import Final
 
 import pytest
+
+LANGUAGES: Final = Path(__file__).parents[2] / "examples" / "languages"
 
 
 @cache
@@ -34,6 +38,37 @@ def require_java() -> None:
     """Skip a test if nothing in Java can be compiled and run."""
     if not (_works("java", "-version") and _works("javac", "-version")):
         pytest.skip("a JDK is missing (Debian: default-jdk-headless): 'make deps' installs it")
+
+
+def require_ocaml() -> None:
+    """Skip a test if nothing in OCaml can be compiled."""
+    _require("ocamlopt", "ocaml")
+
+
+def require_haskell() -> None:
+    """Skip a test if nothing in Haskell can run."""
+    _require("runhugs", "hugs")
+
+
+def require_pypy() -> None:
+    """Skip a test if there is no PyPy."""
+    _require("pypy3", "pypy3")
+
+
+def _require(program: str, package: str) -> None:
+    if shutil.which(program) is None:
+        pytest.skip(f"{program} is missing (Debian: {package}): 'make deps' installs it")
+
+
+def build_ocaml(source: Path, target: Path) -> Path:
+    """Compile a task in OCaml, with what it needs to talk; return the program."""
+    require_ocaml()
+    sources = [shutil.copy(path, target) for path in (LANGUAGES / "ciel.ml", source)]
+    program = target / source.stem
+    command = ["ocamlopt", "-I", str(target), "-o", str(program), *sources]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return program
 
 
 def build_jars(sources: Path, target: Path) -> dict[str, Path]:

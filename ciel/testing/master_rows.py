@@ -56,6 +56,7 @@ def _original() -> Iterator[Row]:
     yield Row("POST", "/control/job/{job}/resume", SUBMIT, names={"job": "failed"})
     yield Row("POST", "/control/job/{job}/poke", SUBMIT)
     yield Row("GET", "/control/task/{job}/{task}")
+    yield Row("POST", "/control/task/{job}/{task}/abort", SUBMIT)
     yield Row("GET", "/control/ref/{job}/{id}")
     yield Row("GET", "/control/data")
     yield Row("POST", "/control/data", SUBMIT, 307, b"content", takes="bytes")

@@ -19,6 +19,8 @@ from ciel.worker.resources.root import WorkerSite
 SUBMIT: Final = Role.SUBMIT
 _CONTENT: Final = bytes(2000)
 _OBJECT: Final = {"id": "object"}
+NOBODY: Final = (1 << 22) + 1
+"""A process id that none can have."""
 
 
 def worker_table() -> Routes:
@@ -87,9 +89,9 @@ def _control() -> Iterator[Row]:
         yield Row("POST", f"/control/streamstat/{{id}}/{step}", status=410)
     yield Row("GET", "/control/stopwatch", status=403)
     yield Row("GET", "/control/stopwatch/{name}", status=403)
-    yield Row("GET", "/control/process", status=410)
-    yield Row("POST", "/control/process", status=410)
-    yield Row("GET", "/control/process/{id}", status=410)
+    yield Row("GET", "/control/process")
+    yield Row("POST", "/control/process", SUBMIT, 404, b'[%d, "json"]' % NOBODY, takes="json")
+    yield Row("GET", "/control/process/{id}", status=404)
 
 
 WORKER_ROWS: Final = (

@@ -253,8 +253,8 @@ _FORMS: dict[type, Form] = {
     ),
     CancelTask: Form(
         "cancel_task",
-        lambda m: ([m.task, m.attempt], b""),
-        lambda f, p: CancelTask(_id(f[0]), _count(f[1])),
+        lambda m: ([m.task, m.attempt, int(m.aborts)], b""),
+        lambda f, p: CancelTask(_id(f[0]), _count(f[1]), bool(_count(f[2]))),
     ),
     RecallTasks: Form(
         "recall",
@@ -344,11 +344,12 @@ FROM_WORKER: frozenset[type] = frozenset(
         DiskQueued,
         CopyTimed,
         StoresReported,
+        Change,
         Heartbeat,
     )
 )
 TO_WORKER: frozenset[type] = frozenset(
-    (AssignTask, CancelTask, RecallTasks, DropObjects, MeetWorkers, Heartbeat)
+    (AssignTask, CancelTask, RecallTasks, DropObjects, MeetWorkers, Answer, Heartbeat)
 )
 
 

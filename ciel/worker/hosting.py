@@ -65,6 +65,7 @@ from ciel.worker.faults import (
 )
 from ciel.worker.growth import Growing as GrowingFiles
 from ciel.worker.growth import GrowthWatch
+from ciel.worker.guests import Guest
 from ciel.worker.hosted import Hosted
 from ciel.worker.keeping import keep_files
 from ciel.worker.launching import Launching
@@ -72,6 +73,7 @@ from ciel.worker.logs import JobLogs
 from ciel.worker.memory import MemoryWatch
 from ciel.worker.preparing import Preparation
 from ciel.worker.process import USUAL_PATIENCE, Patience
+from ciel.worker.programs import ProgramChannel
 from ciel.worker.scratch import ScratchPool
 from ciel.worker.state.orders import Key, StartAttempt
 from ciel.worker.streaming import Growing, Streams
@@ -214,7 +216,8 @@ class Hosting:
         place = self._place
         try:
             # Programs that wait for a task count for the launcher, and take no slot.
-            at_most = hosted.at_most and hosted.at_most + self._talking.waiting_count
+            others = self._talking.waiting_count
+            at_most = hosted.at_most and max(1, hosted.at_most + others)
             spec = Preparation(place, hosted, program).spec(at_most)
             limit_bytes = hosted.task.spec.needs.memory_bytes
             hosted.launch_id = place.launching.start(
@@ -266,6 +269,18 @@ class Hosting:
             writer.abort()
         if hosted.scratch is not None:
             hosted.scratch.remove()
+
+    # --- what was there before --------------------------------------------------------------------
+
+    def attach(self, guest: Guest) -> None:
+        """Have a process of this host wait for the root task of its job, under the name of a fixed
+        object. Raises OSError.
+        """
+        self._talking.attach(guest)
+
+    def guests(self) -> list[tuple[Guest, ProgramChannel]]:
+        """List those that are attached."""
+        return self._talking.guests()
 
     # --- ending -----------------------------------------------------------------------------------
 

@@ -1,8 +1,11 @@
-"""A program that talks, from its start to its end: what is known of it, and said of its end."""
+"""A program that talks, from its start to its end: what is known of it, and said of its end. One
+that was there before is a guest: it was not started, and gets no signals.
+"""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from ciel.core.events import TaskFault
@@ -11,15 +14,18 @@ from ciel.core.refs import Reference
 from ciel.execution.environment import task_environment
 from ciel.execution.executor import ProgramExit, Talk
 from ciel.execution.report import command_text
-from ciel.launch.messages import ProgramExited, ProgramFailed
+from ciel.launch.messages import File, LaunchSpec, ProgramExited, ProgramFailed, Standard
 from ciel.net.turns import DelayedCall
 from ciel.storage.errors import ObjectNotFoundError
-from ciel.worker.faults import start_fault, whose_signal
-from ciel.worker.programs import ProgramChannel, channel_environment
+from ciel.worker.faults import serving_fault, start_fault, whose_signal
+from ciel.worker.guests import ENDED, Guest, Left
+from ciel.worker.programs import ChannelOwner, ProgramChannel, channel_environment
 from ciel.worker.scratch import Scratch
 from ciel.worker.state.pool import IDLE_MAX_S
 from ciel.worker.talked import Talked
 from ciel.worker.workplace import Workplace
+
+End = ProgramExited | ProgramFailed | Left
 
 
 class Patience(NamedTuple):
@@ -45,6 +51,7 @@ class Process:
         self.scratch = scratch
         self.channel: ProgramChannel
         self.argv: list[str] = []
+        self.guest: Guest | None = None  # if it was there before
         self.search_path: str | None = None
         self.launch_id = 0
         self.pid = 0
@@ -60,7 +67,7 @@ class Process:
         self.published: tuple[Reference, ...] = ()  # by the task that it leaves after, ...
         self.verdict: TaskFault | None = None  # ...or what it said of that
         self.unsaid: list[bytes] = []  # frames for it, until the turn ends
-        self.end: ProgramExited | ProgramFailed | None = None
+        self.end: End | None = None
         self.broke = ""  # how its channel ended
         self.stderr_start = 0  # where that of the present task begins
         self.logged_bytes = 0  # how much of it is in logs
@@ -71,6 +78,13 @@ class Process:
     def talked(self) -> Talked | None:
         """The attempt that it talks about now."""
         return self.stack[-1] if self.stack else None
+
+    @property
+    def called(self) -> str:
+        """What people know it by."""
+        if self.guest is not None:
+            return self.guest.name
+        return command_text(self.argv[: -len(self.channel.arguments)])
 
     @property
     def is_done(self) -> bool:
@@ -112,8 +126,7 @@ class Process:
         said = "before it had said 'exit'"
         if "in the middle" in self.broke:
             said = f"in the middle of a call: {self.broke.partition(': ')[2]}"
-        number = None if event.exit_status is not None else os.WTERMSIG(event.status)
-        why = "" if self.is_called_off else whose_signal(number)
+        why = "" if self.is_called_off else whose_signal(_signal_of(event))
         return TaskFault("RUNTIME_ERROR", f"it {self.how_it_ended} {said}" + (why and f"; {why}"))
 
     @property
@@ -122,16 +135,98 @@ class Process:
         event = self.end
         if event is None or isinstance(event, ProgramFailed):
             return ""
-        number = None if event.exit_status is not None else os.WTERMSIG(event.status)
-        return ProgramExit(event.exit_status, number, event.wall_s, "").describe()
+        if isinstance(event, Left):
+            return event.how
+        return ProgramExit(event.exit_status, _signal_of(event), event.wall_s, "").describe()
+
+    def desertion(self, worker: str) -> str:
+        """Say that a guest has left while it waited for a task."""
+        how = self.broke if self.end != ENDED and self.broke else f"it {self.how_it_ended}"
+        return f"{self.called} on worker {worker}: {how}, before it had said 'exit'"
 
     def failure_text(self, worker: str, details: str, tail: str) -> str:
         """Compose the message for a task that it failed."""
-        command = command_text(self.argv[: -len(self.channel.arguments)])
-        lines = [f"{self.subject or f'{command} on worker {worker}'}: {details}"]
+        lines = [f"{self.subject or f'{self.called} on worker {worker}'}: {details}"]
         if tail:
             lines += ["its output ends:", *[f"  {line}" for line in tail.splitlines()]]
         return "\n".join(lines)
+
+
+def _signal_of(event: ProgramExited | Left) -> int | None:
+    if isinstance(event, Left) or event.exit_status is not None:
+        return None
+    return os.WTERMSIG(event.status)
+
+
+def fault_at_end(talked: Talked, over: Any, worker: str) -> TaskFault | None:
+    """Say what is wrong with how a conversation has come to its end, if anything is."""
+    if over.fault is not None and over.keep != "may_keep":
+        return TaskFault(*over.fault)
+    if (error := talked.input_error) is not None:
+        return serving_fault(worker, error)
+    if talked.fixed is not None and over.keep != "must_keep":
+        text = "it said that it would go on in place, and then 'exit' without 'must_keep'"
+        return TaskFault("RUNTIME_ERROR", text)
+    if talked.has_delegated and talked.outputs.open_ones:
+        numbers = ", ".join(map(str, talked.outputs.open_ones))
+        text = f"it handed its outputs over to another task with output {numbers} still open"
+        return TaskFault("RUNTIME_ERROR", text)
+    return None
+
+
+# --- beginning ------------------------------------------------------------------------------------
+
+
+def start(
+    number: int,
+    talked: Talked,
+    talk: Talk,
+    place: Workplace,
+    owner: ChannelOwner,
+    started: Callable[[Process, int], None],
+    ended: Callable[[Process, End], None],
+) -> Process:
+    """Start a program that is to serve an attempt. Raises StorageError, LaunchSpecError or OSError,
+    and then nothing is left of it.
+    """
+    scratch: Scratch | None = None
+    channel: ProgramChannel | None = None
+    try:
+        scratch = place.scratch.take()
+        process = Process(number, kind_of(talked, talk), scratch)
+        talked.scratch = scratch
+        process.search_path = talk.program.env.get("PATH")
+        process.argv = arguments_of(talked, talk, scratch)
+        directory = scratch.inputs_directory()
+        channel = process.channel = ProgramChannel(place.reactor, directory, owner, place.channels)
+        process.argv += channel.arguments
+        spec = LaunchSpec(
+            argv=process.argv,
+            cwd=scratch.path,
+            env=environment_of(talked, talk, place, scratch),
+            stdout=File(scratch.stderr_path, append=True),
+            stderr=Standard.STDOUT,
+        )
+        process.launch_id = place.launching.start(
+            spec, lambda event: ended(process, event), lambda pid: started(process, pid)
+        )
+    except Exception:
+        discard(talked, scratch, channel)
+        raise
+    return process
+
+
+def take_in(number: int, guest: Guest, place: Workplace, owner: ChannelOwner) -> Process:
+    """Have a guest be a program that waits for a task. Raises OSError, and then nothing is left."""
+    scratch = place.scratch.take()
+    process = Process(number, guest.name, scratch)
+    process.guest, process.pid = guest, guest.pid
+    try:
+        process.channel = ProgramChannel(place.reactor, scratch.inputs_directory(), owner)
+    except OSError:
+        scratch.remove()
+        raise
+    return process
 
 
 def arguments_of(talked: Talked, talk: Talk, scratch: Scratch) -> list[str]:

@@ -10,13 +10,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from twisted.internet.defer import DeferredLock
+from twisted.internet.defer import Deferred, DeferredLock
 from twisted.internet.task import LoopingCall
 from twisted.internet.threads import deferToThread
 from twisted.logger import Logger
+from twisted.python.failure import Failure
 
 from ciel.core.admission import level_of
+from ciel.core.errors import CielError
 from ciel.core.events import (
+    Answer,
+    Change,
     CopyTimed,
     DiskQueued,
     Message,
@@ -37,7 +41,9 @@ from ciel.wire.errors import RefusedError
 from ciel.worker.disk_jobs import DiskJobs
 from ciel.worker.events import Events
 from ciel.worker.fetching import Fetcher
+from ciel.worker.guests import Guest
 from ciel.worker.hosting import Hosting
+from ciel.worker.programs import ProgramChannel
 from ciel.worker.state.machine import WorkerMachine
 from ciel.worker.state.orders import (
     AbandonFetch,
@@ -55,6 +61,13 @@ log = Logger()
 
 STORE_LOOK_S = 1.0
 """Between two looks at what the store holds: people look on, and nothing is decided by it."""
+
+
+class NoMasterError(CielError):
+    """The master is not there to be asked."""
+
+    def __init__(self) -> None:
+        super().__init__("this worker has no master now; it is trying to reach one")
 
 
 class WorkerService:
@@ -89,6 +102,8 @@ class WorkerService:
         self._store_looks.clock = reactor
         self.events = Events(reactor)
         self.ended_counts: dict[str, int] = {}
+        self._asked: dict[int, Deferred[Any]] = {}  # of the master
+        self._asked_count = 0
         self._wanted: dict[ObjectId, list[Callable[[Losses | None, str], None]]] = {}
         self._hosting: Hosting
         self._fetcher: Fetcher
@@ -165,7 +180,10 @@ class WorkerService:
     def peer_said(self, peer: ControlPeer, messages: list[Message]) -> None:
         now_s = self._reactor.seconds()
         for message in messages:
-            self.machine.master_said(message, now_s)
+            if type(message) is Answer:
+                self._answered(message)
+            else:
+                self.machine.master_said(message, now_s)
         self._act()
 
     def peer_drained(self, peer: ControlPeer) -> None:
@@ -177,6 +195,10 @@ class WorkerService:
             log.warn("lost the master: {reason}", reason=reason)
             self.events.note("lost_master", reason)
             self.machine.master_lost(self._reactor.seconds())
+            asked, self._asked = self._asked, {}
+            for waiting in asked.values():
+                if not waiting.called:
+                    waiting.errback(NoMasterError())
             self._act()
 
     def connection_refused(self, error: RefusedError) -> bool:
@@ -207,6 +229,44 @@ class WorkerService:
             self.machine.call_off(key, fault, self._reactor.seconds())
         self._act()
         return len(doomed)
+
+    def attach(self, guest: Guest) -> Deferred[Any]:
+        """Have a process of this host be the root task of a new job, which is there when this
+        succeeds; fails with a CielError. Raises OSError.
+        """
+        self._hosting.attach(guest)
+        self.machine.fixed[guest.id] = None
+
+        def refused(failure: Failure) -> Failure:  # or nobody waits any more
+            self.machine.fixed.pop(guest.id, None)
+            self._hosting.end_processes((guest.id,))
+            return failure
+
+        asked = self._have_changed("attach", {"job": guest.job, "name": guest.name})
+        return asked.addErrback(refused)
+
+    def guests(self) -> list[tuple[Guest, ProgramChannel]]:
+        """List the processes that are attached."""
+        return self._hosting.guests()
+
+    def _have_changed(self, topic: str, argument: Any) -> Deferred[Any]:
+        """Have the master change something; it answers with a value, or a CielError."""
+        answered: Deferred[Any] = Deferred()
+        if self._master is None:
+            answered.errback(NoMasterError())
+            return answered
+        self._asked_count += 1
+        self._asked[self._asked_count] = answered
+        self._master.send(Change(self._asked_count, topic, argument))
+        return answered
+
+    def _answered(self, answer: Answer) -> None:
+        asked = self._asked.pop(answer.number, None)
+        if asked is not None and not asked.called:
+            if answer.error:
+                asked.errback(CielError(answer.error))
+            else:
+                asked.callback(answer.value)
 
     def unnamed(self, older_than_s: float) -> list[ObjectId]:
         """List what was brought some time ago, and what no job may ever have named."""
@@ -278,6 +338,13 @@ class WorkerService:
     def inputs_gone(self, key: Key, losses: Losses, details: str) -> None:
         self.machine.inputs_gone(key, losses, details, self._reactor.seconds())
         self._act()
+
+    def guest_left(self, guest: Guest, details: str) -> None:
+        """Have the job of a process fail that served no attempt when it left; others do anyway."""
+        self.machine.fixed.pop(guest.id, None)
+        if self._master is not None:
+            told = self._have_changed("fail", {"job": guest.job, "reason": details})
+            told.addErrback(lambda failure: log.info("{why}", why=failure.getErrorMessage()))
 
     def fetch(self, ref: Reference, then: Callable[[Losses | None, str], None]) -> None:
         """Get what a running attempt asks for."""

@@ -26,7 +26,7 @@ from ciel.core.tasks import TaskSpec
 from ciel.execution.executor import Executor, Talk, Task
 from ciel.execution.report import command_text
 from ciel.launch import LaunchSpecError
-from ciel.launch.messages import File, LaunchSpec, ProgramExited, ProgramFailed, Standard
+from ciel.launch.messages import ProgramFailed
 from ciel.net.turns import DelayedCall
 from ciel.storage.errors import ObjectNotFoundError, StorageError
 from ciel.wire.calls import Call, encode_call, frame_call
@@ -39,10 +39,10 @@ from ciel.worker.faults import (
     storing_fault,
 )
 from ciel.worker.growth import Growing as GrowingFiles
+from ciel.worker.guests import Guest
 from ciel.worker.keeping import keep_files
-from ciel.worker.process import Patience, Process, arguments_of, discard, environment_of, kind_of
+from ciel.worker.process import End, Patience, Process, fault_at_end, kind_of, start, take_in
 from ciel.worker.programs import ProgramChannel
-from ciel.worker.scratch import Scratch
 from ciel.worker.state.orders import Key, StartAttempt
 from ciel.worker.state.pool import Pool
 from ciel.worker.talked import Talked
@@ -67,6 +67,7 @@ class Talking:
         self._patience = patience
         self._told = told  # whom a fault goes to
         self._processes: dict[int, Process] = {}
+        self._guests: dict[int, Process] = {}  # of these
         self._by_channel: dict[ProgramChannel, Process] = {}
         self._busy: dict[Key, Process] = {}
         self._fixed: dict[ObjectId, Process] = {}
@@ -77,8 +78,8 @@ class Talking:
 
     @property
     def waiting_count(self) -> int:
-        """How many programs run that serve no attempt."""
-        return len(self._processes) - len(self._busy)
+        """How many more programs the launcher has than attempts talk: less than 0 for guests."""
+        return len(self._processes) - len(self._busy) - len(self._guests)
 
     # --- starting ---------------------------------------------------------------------------------
 
@@ -107,6 +108,7 @@ class Talking:
         process.is_called_off = process.has_begun = False
         self._busy[talked.key] = process
         talked.scratch, talked.at_hand = process.scratch, process.holds
+        talked.attached = None if process.guest is None else process.guest.id
         try:
             process.conversation = executor.converse(talked, partial(self._say, process))
             process.subject = process.conversation.subject
@@ -146,46 +148,37 @@ class Talking:
 
     def _start(self, talked: Talked, talk: Talk) -> Process | None:
         place = self._place
-        scratch: Scratch | None = None
-        channel: ProgramChannel | None = None
+        self._count += 1
         try:
-            scratch = place.scratch.take()
-            self._count += 1
-            process = Process(self._count, kind_of(talked, talk), scratch)
-            talked.scratch = scratch
-            process.search_path = talk.program.env.get("PATH")
-            process.argv = arguments_of(talked, talk, scratch)
-            channel = ProgramChannel(
-                place.reactor, scratch.inputs_directory(), self, place.channels
-            )
-            process.channel = channel
-            process.argv += channel.arguments
-            spec = LaunchSpec(
-                argv=process.argv,
-                cwd=scratch.path,
-                env=environment_of(talked, talk, place, scratch),
-                stdout=File(scratch.stderr_path, append=True),
-                stderr=Standard.STDOUT,
-            )
-            process.launch_id = place.launching.start(
-                spec,
-                lambda event: self._process_ended(process, event),
-                lambda pid: self._process_started(process, pid),
+            process = start(
+                self._count, talked, talk, place, self, self._process_started, self._process_ended
             )
         except ObjectNotFoundError as error:
             losses = ((ObjectId(error.object_id), place.netloc),)
-            discard(talked, scratch, channel)
             place.owner.inputs_gone(talked.key, losses, f"on worker {place.worker}: {error}")
             return None
         except (StorageError, LaunchSpecError, OSError) as error:
-            discard(talked, scratch, channel)
             self._told(talked.key, preparation_fault(place.worker, error), 0.0)
             return None
         self._processes[process.number] = process
-        self._by_channel[channel] = process
-        place.growth.add(process.key, GrowingFiles(scratch.stderr_path, {}, process.log_lines))
+        self._by_channel[process.channel] = process
+        growing = GrowingFiles(process.scratch.stderr_path, {}, process.log_lines)
+        place.growth.add(process.key, growing)
         process.due = place.reactor.callLater(self._patience.first_call_s, self._silent, process)
         return process
+
+    def attach(self, guest: Guest) -> None:
+        """Have a process that was there before wait for a task, as guest. Raises OSError."""
+        self._count += 1
+        process = take_in(self._count, guest, self._place, self)
+        self._processes[self._count] = self._guests[self._count] = self._fixed[guest.id] = process
+        self._by_channel[process.channel] = process
+        guest.watch(lambda left: self._process_ended(process, left))
+
+    def guests(self) -> list[tuple[Guest, ProgramChannel]]:
+        """List the processes that are attached, with what is said to each by."""
+        found = [(process.guest, process.channel) for process in self._guests.values()]
+        return [(guest, channel) for guest, channel in found if guest is not None]
 
     def _process_started(self, process: Process, pid: int) -> None:
         process.pid = pid
@@ -209,7 +202,8 @@ class Talking:
             process.has_begun = True
             self.go_on(process.talked, partial(process.conversation.called, calls))
         else:
-            log.warn("{command} spoke unasked", command=command_text(process.argv))
+            log.warn("{command} spoke unasked", command=process.called)
+            process.broke = "it spoke before it was given a task"
             self._kill(process)
 
     def go_on(self, talked: Talked, step: Callable[[], None]) -> None:
@@ -254,17 +248,8 @@ class Talking:
         over = process.conversation.over
         if over is None:
             return
-        if over.fault is not None and over.keep != "may_keep":
-            self._fail(process, TaskFault(*over.fault))
-        elif (error := talked.input_error) is not None:
-            self._fail(process, serving_fault(self._place.worker, error))
-        elif talked.fixed is not None and over.keep != "must_keep":
-            text = "it said that it would go on in place, and then 'exit' without 'must_keep'"
-            self._fail(process, TaskFault("RUNTIME_ERROR", text))
-        elif talked.has_delegated and talked.outputs.open_ones:
-            numbers = ", ".join(map(str, talked.outputs.open_ones))
-            text = f"it handed its outputs over to another task with output {numbers} still open"
-            self._fail(process, TaskFault("RUNTIME_ERROR", text))
+        if (fault := fault_at_end(talked, over, self._place.worker)) is not None:
+            self._fail(process, fault)
         else:
             self._finish(process, talked, over)
 
@@ -280,7 +265,8 @@ class Talking:
             return
         published = tuple(talked.outputs.published.values()) if fault is None else ()
         process.run_s = self._place.reactor.seconds() - talked.begun_s
-        if over.keep == "no" or process.is_called_off:
+        is_kept = over.keep == "must_keep" or (over.keep == "may_keep" and process.guest is None)
+        if not is_kept or process.is_called_off:
             process.published, process.verdict = published, fault
             self._leave(process)
             if process.end is not None:
@@ -325,7 +311,7 @@ class Talking:
             lost = process.lost_fault()
             self._due_in(process, _LAST_WORDS_S, lambda: self._fail(process, lost))
 
-    def _process_ended(self, process: Process, event: ProgramExited | ProgramFailed) -> None:
+    def _process_ended(self, process: Process, event: End) -> None:
         self._forget_idle(process)
         if process.broke or not process.channel.will_break:
             process.end = event
@@ -340,6 +326,9 @@ class Talking:
         self._forget(process)
         if talked is None:
             self._clean(process)
+            if process.guest is not None:
+                place = self._place
+                place.owner.guest_left(process.guest, process.desertion(place.worker))
             return
         self._put_aside(process)
         try:
@@ -410,11 +399,13 @@ class Talking:
     def _report(self, process: Process, talked: Talked, fault: TaskFault, tail: str) -> None:
         place = self._place
         run_s = place.reactor.seconds() - talked.begun_s
-        if isinstance(process.end, ProgramFailed):
+        text = fault.details
+        if not isinstance(process.end, ProgramFailed):
+            text = process.failure_text(place.worker, text, tail)
+        if process.guest is not None or isinstance(process.end, ProgramFailed):  # left no files
             self._clean(process)
-            self._tell_fault(process, talked, fault, run_s)
+            self._tell_fault(process, talked, TaskFault(fault.reason, text), run_s)
             return
-        text = process.failure_text(place.worker, fault.details, tail)
 
         def told(what: str) -> None:
             self._tell_fault(process, talked, TaskFault(fault.reason, f"{text}\n{what}"), run_s)
@@ -438,9 +429,16 @@ class Talking:
         if process is None:
             return False
         process.is_called_off = True
-        number = signal.SIGKILL if force else signal.SIGTERM
-        self._place.launching.kill(process.launch_id, number)
+        self._send(process, signal.SIGKILL if force else signal.SIGTERM)
         return True
+
+    def _send(self, process: Process, number: int) -> None:
+        """Send a program a signal; whoever was there before us is only left alone."""
+        if process.guest is None:
+            self._place.launching.kill(process.launch_id, number)
+        else:
+            process.channel.close()
+            process.guest.cut_off()
 
     def spec_of(self, key: Key) -> TaskSpec | None:
         """Return the task of an attempt that talks, if it does."""
@@ -452,7 +450,7 @@ class Talking:
         process = self._busy.get(key)
         if process is None:
             return False
-        self._place.launching.kill(process.launch_id, signal.SIGKILL)
+        self._send(process, signal.SIGKILL)
         self._fail(process, fault)
         return True
 
@@ -475,18 +473,18 @@ class Talking:
             self._kill(process)
 
     def _kill(self, process: Process) -> None:
-        launching = self._place.launching
         self._forget_idle(process)
-        launching.kill(process.launch_id, signal.SIGTERM)
-        self._due_in(process, GRACE_S, lambda: launching.kill(process.launch_id, signal.SIGKILL))
+        self._send(process, signal.SIGTERM)
+        self._due_in(process, GRACE_S, lambda: self._send(process, signal.SIGKILL))
 
     def _leave(self, process: Process) -> None:
         """Have a program end that has done its work."""
-        self._due_in(process, self._patience.leave_s, lambda: self._kill(process))
         self._by_channel.pop(process.channel, None)
         process.broke = process.broke or "closed"
         self._speak_to(process)
         process.channel.close()
+        leave_s = self._patience.leave_s if process.guest is None else 0.0  # a guest lives on
+        self._due_in(process, leave_s, lambda: self._kill(process))
 
     def _dismiss(self, process: Process, reason: str) -> None:
         self._say(process, "die", {"reason": reason})
@@ -499,9 +497,12 @@ class Talking:
 
     def _forget(self, process: Process) -> None:
         self._processes.pop(process.number, None)
+        self._guests.pop(process.number, None)
         self._by_channel.pop(process.channel, None)
         self._place.growth.remove(process.key)
         process.channel.close()
+        if process.guest is not None:
+            process.guest.close()
         self._forget_idle(process)
         if process.due is not None and process.due.active():
             process.due.cancel()

@@ -19,6 +19,7 @@ from ciel.net.channels import Channels
 from ciel.net.turns import Turns
 from ciel.storage.interface import ObjectStore
 from ciel.worker.growth import GrowthWatch
+from ciel.worker.guests import Guest
 from ciel.worker.launching import Launching
 from ciel.worker.logs import JobLogs
 from ciel.worker.memory import MemoryWatch
@@ -40,6 +41,9 @@ class AttemptsOwner(Protocol):
     ) -> None: ...
 
     def inputs_gone(self, key: Key, losses: Losses, details: str) -> None: ...
+
+    def guest_left(self, guest: Guest, details: str) -> None:
+        """Learn that an attached process is gone that served no attempt, and why."""
 
     def attempt_spawned(self, key: Key, child: Child, *, wanted: bool | None = None) -> None: ...
 

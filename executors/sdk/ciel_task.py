@@ -512,12 +512,18 @@ def _telling(text: str) -> str:
 
 
 def connect() -> Channel:
-    """Open the FIFOs that the last four arguments name."""
+    """Open the FIFOs that the last four arguments name; or, of a process that was attached to a
+    worker, the environment.
+    """
     write_flag, write_fifo, read_flag, read_fifo = ["", "", "", "", *sys.argv][-4:]
-    if (write_flag, read_flag) != ("--write-fifo", "--read-fifo"):
+    if (write_flag, read_flag) == ("--write-fifo", "--read-fifo"):
+        return Channel(write_fifo, read_fifo)
+    try:
+        fifos = os.environ["CIEL_PIPE_TO_WORKER"], os.environ["CIEL_PIPE_FROM_WORKER"]
+    except KeyError:
         usage = "a worker of ciel starts it, with --write-fifo PATH --read-fifo PATH at the end"
-        raise SystemExit(f"{sys.argv[0]} is a task: {usage}")
-    return Channel(write_fifo, read_fifo)
+        raise SystemExit(f"{sys.argv[0]} is a task: {usage}") from None
+    return Channel(*fifos)
 
 
 def serve(function: Callable[[Task], object], keep: bool = True) -> None:

@@ -301,6 +301,31 @@ def test_a_broken_package_is_refused_with_its_line(shell: Shell) -> None:
     assert err == "ciel: p:2: not JSON: it ends, and the { of line 2 is not closed\n"
 
 
+def test_a_script_in_place_of_a_package_is_told_how_it_is_run_and_the_other_way(
+    shell: Shell,
+) -> None:
+    (shell.home / "a.sw").write_text("return 1")
+    status, _, err = shell.run("run", "a.sw")
+    assert (status, err) == (
+        2,
+        "ciel: a.sw looks like a Skywriting script, and is no package: run it by `sw-job a.sw`\n",
+    )
+    (shell.home / "a.pack").write_text('{"start": {"handler": "sync"}}')
+    status, _, err = shell.run("sw", "a.pack")
+    assert (status, err) == (
+        2,
+        "ciel: a.pack looks like a package, and is no Skywriting script: run it by `ciel run "
+        "a.pack`\n",
+    )
+
+
+def test_a_package_is_required_and_words_for_it_are_not(shell: Shell) -> None:
+    status, _, err = shell.run("run")
+    assert (status, err.partition(" (")[0]) == (
+        2, "ciel run: the following arguments are required: PACKAGE",
+    )  # fmt: skip
+
+
 # --- without a cluster ----------------------------------------------------------------------------
 
 

@@ -77,3 +77,22 @@ def test_a_file_at_fault_is_named_with_its_line(home: Path) -> None:
     write(home, "\n\nmister = 'x'\n")
     with pytest.raises(SettingsError, match="line 3: unknown setting 'mister'"):
         main("config", ["show"])
+
+
+@pytest.mark.parametrize(
+    "text, line",
+    [
+        ('\n[executors."x y"]\ncommand = []', 2),
+        ("\n [ executors . 'x y' ] # so\ncommand = []", 2),
+        ('[executors]\na.command = []\n"x y".command = []', 3),
+        ("[executors.a]\n'x y' = 1\n[executors]\n'x y' = {command = []}", 4),
+        ('executors."x y".command = []', 1),
+        ('\nexecutors = {"x y" = {}}', 2),
+        ("[executors.a]\n[executors.'x y'.env]\n", 2),
+    ],
+)
+def test_the_line_of_a_table_is_told_however_its_name_is_written(
+    home: Path, capfdbinary: pytest.CaptureFixture[bytes], text: str, line: int
+) -> None:
+    path = write(home, text)
+    assert shown(capfdbinary, "--origin")["executors.x y"]["origin"] == f"{path} line {line}"

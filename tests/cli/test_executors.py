@@ -88,7 +88,8 @@ def test_a_table_of_a_new_name_makes_an_executor(home: Path) -> None:
     offered, lacking = found(home, '[executors.shell]\ncommand = ["sh"]\n[executors.none]\n')
     assert offered == ["ours", "shell"]
     assert lacking["none"].startswith("it cannot be set up (FILE line 3): ")
-    assert "command" in lacking["none"]
+    assert "no executor of this name is installed" in lacking["none"]
+    assert "needs 'command': a list, such as" in lacking["none"]
 
 
 @pytest.mark.parametrize("text", ["executors = 1", "[executors]\nocaml = 1"])

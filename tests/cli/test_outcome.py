@@ -149,6 +149,10 @@ def test_the_front_door(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().err == (
         "ciel: there is no command 'frobnicate'; ciel --help lists them\n"
     )
+    assert main(["job", "lst"]) == 2
+    assert capsys.readouterr().err == (
+        "ciel: there is no ciel job lst (did you mean list?); ciel job --help lists what there is\n"
+    )
 
 
 def test_the_version_is_that_of_the_package() -> None:

@@ -195,6 +195,13 @@ def test_a_wrong_command_line_is_said(
     assert err.startswith(f"ciel sw {words[0]}: ")
 
 
+def test_a_word_like_a_verb_is_no_missing_script(capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["sw", "chek", "a.sw"]) == 2
+    assert capfd.readouterr().err == "ciel: chek: there is no such file (did you mean check?)\n"
+    assert main(["sw", "none.sw"]) == 2
+    assert capfd.readouterr().err == "ciel: none.sw: No such file or directory\n"
+
+
 def test_help_is_on_standard_output(capfd: pytest.CaptureFixture[str]) -> None:
     for words in (["sw", "--help"], ["sw", "check", "--help"], ["sw", "fmt", "-h"]):
         assert main(words) == 0

@@ -18,6 +18,18 @@ def test_options_come_before_the_script_and_all_after_it_are_its_arguments() -> 
     assert (args.variables, args.env, args.verbose, args.json) == (["A=1"], True, True, False)
 
 
+@pytest.mark.parametrize("late", ["-E", "-EN=3", "--name=x", "-h", "--quiet"])
+def test_an_option_after_the_script_is_told_of_unless_it_is_meant(
+    late: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for words in (["--", "a.sw", late], ["a.sw", "--", late], ["a.sw", "-5", "-", "--nothing"]):
+        parse("sw-job", words)
+    assert capsys.readouterr().err == ""
+    assert parse("sw-job", ["a.sw", "x", late]).script == ["a.sw", "x", late]
+    said = capsys.readouterr().err
+    assert said.startswith(f"ciel: {late} stands after a.sw, so it is an argument of that, and no")
+
+
 def test_all_options_of_the_original_are_known() -> None:
     words = ["--master", "u", "--id", "i", "--env", "--verbose", "--package-file", "k", "f"]
     short = ["-m", "u", "-i", "i", "-e", "-v", "-p", "k", "f"]
@@ -43,12 +55,14 @@ def test_only_the_prompt_needs_no_script() -> None:
 @pytest.mark.parametrize(
     "words, said",
     [
-        (["--bogus", "a.sw"], "unrecognized arguments: --bogus"),
+        (["--bogus", "a.sw"], "unrecognized arguments: --bogus (sw-job --help"),
+        (["--verbos", "a.sw"], "unrecognized arguments: --verbos (did you mean --verbose?)"),
         (["-p", "key"], "-p/--package-file: expected 2 arguments"),
         (["-m"], "-m/--master: expected one argument"),
         (["--workers", "0", "a.sw"], "'0' is not a number from 1 to 256"),
-        ([], "required: SCRIPT"),
-        (["--"], "required: SCRIPT"),
+        ([], "sw-job: a SCRIPT is required (sw-job --help"),
+        (["--"], "a SCRIPT is required"),
+        (["-p", "key", "a.sw"], "a SCRIPT is required; -p took key and a.sw (sw-job"),
     ],
 )
 def test_a_wrong_command_line_is_said(

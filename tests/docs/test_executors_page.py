@@ -22,6 +22,7 @@ EXAMPLES = ROOT / "examples"
         ("java", "loaders/Longest.java"),
         ("json", "loaders/longest-java.pack"),
         ("c", "loaders/longest.c"),
+        ("ocaml", "languages/words.ml"),
         ("python", "executor/ciel_sql/executor.py"),
     ],
 )

@@ -18,7 +18,7 @@ from ciel.testing.worker_rows import worker_table
 
 PAGE = Path(__file__).parents[2] / "docs" / "http.md"
 SPOKEN_OF = frozenset(
-    ("ping", "stopping", "report", "failed", "publish", "log", "abort", "unsubscribe", "advert")
+    ("ping", "stopping", "report", "failed", "publish", "log", "unsubscribe", "advert")
 )
 """The last words of paths that are only listed in a sentence."""
 

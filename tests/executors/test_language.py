@@ -11,6 +11,7 @@ import pytest
 from ciel.core.ids import ObjectId
 from ciel.core.refs import Fixed, Future
 from ciel.execution.executor import BadArgumentsError, Executor, Talk, Task
+from ciel.executors import sdk
 from ciel.executors.language import LanguageExecutor, haskell, ocaml
 from ciel.executors.skypy import SkypyExecutor
 from ciel.testing.builders import inline
@@ -99,7 +100,7 @@ def test_a_table_that_makes_no_sense_is_refused(options: dict[str, Any], words: 
 
 
 def test_skypy_runs_the_stub_that_is_named(task: MakeTask, tmp_path: Path) -> None:
-    (tmp_path / "pypy").touch(0o755)
+    (tmp_path / "pypy3").touch(0o755)
     executor = SkypyExecutor()
     assert "set CIEL_SKYPY_BASE to the directory" in executor.missing({"PATH": str(tmp_path)})
     assert executor.missing({"PATH": str(tmp_path), "CIEL_SKYPY_BASE": "/opt/skypy"}) == ""
@@ -108,8 +109,8 @@ def test_skypy_runs_the_stub_that_is_named(task: MakeTask, tmp_path: Path) -> No
     )
     assert (form.n_outputs, form.as_list) == (3, False)
     talk = begun(executor, task(form.arguments, outputs=("a", "b", "c")))
-    assert talk.program.argv == ("pypy", "/opt/skypy/stub.py")
-    assert talk.program.env == {"PYTHONPATH": "/opt/skypy"}
+    assert talk.program.argv == ("pypy3", "/opt/skypy/stub.py")
+    assert talk.program.env == {"PYTHONPATH": f"/opt/skypy:{Path(sdk.__file__).parent}"}
     assert talk.arguments == {
         "proc_pargs": [], "proc_kwargs": {}, "py_ref": X, "entry_point": "main", "entry_args": [1],
         "export_json": False, "run_fixed": False, "extra_outputs": [1, 2], "is_continuation": True,

@@ -58,9 +58,15 @@ LINE = ["true"]
 BAD: list[tuple[dict[str, Any], str]] = [
     ({}, "'args'"),
     ({"args": [LINE]}, "'args'"),
-    ({"args": {"command_line": LINE, "inputs": Future(X)}}, "'inputs'"),
-    ({"args": {"command_line": LINE, "inputs": ["x"]}}, "'inputs'"),
-    ({"args": {"command_line": LINE, "inputs": None}}, "'inputs'"),
+    (
+        {"args": {"command_line": LINE, "inputs": Future(X)}},
+        "'inputs' must be a list of references, not one alone: put brackets around it, [reference]",
+    ),
+    (
+        {"args": {"command_line": LINE, "inputs": ["x"]}},
+        "'inputs' must be a list of references, and its element 0 is the text 'x'",
+    ),
+    ({"args": {"command_line": LINE, "inputs": None}}, "references, not null"),
     ({"args": {"command_line": LINE}, "n_outputs": 2}, "exactly 1 output, not 2"),
 ]
 

@@ -9,19 +9,24 @@ import os
 import re
 import signal
 import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
+from urllib.request import Request, urlopen
 
 import pytest
 
+from ciel.access import access_file
 from ciel.access.access_file import AccessFile, process_start
 from ciel.access.keys import Key
+from ciel.access.tickets import make_ticket
 from ciel.testing.homes import Home, wait_for
 from ciel.testing.mounts import on_mount
 
 EXAMPLE: Final = str(Path(__file__).parents[2] / "examples" / "hello.pack")
 KEY: Final = Key(bytes(range(32)))
+SHUTDOWN: Final = "/control/shutdown"
 
 
 Typed = Callable[..., tuple[int, str, str]]
@@ -105,6 +110,22 @@ def test_a_cluster_whose_master_was_killed_is_told_of_by_every_command(home: Hom
     logs = current(home).parent.glob("localhost_*/up.log")
     told = "".join([log.read_text() for log in logs])
     assert told == "ciel: master was ended by SIGKILL\n" * 2
+
+
+def test_a_cluster_that_was_shut_down_by_http_is_down_and_has_not_crashed(home: Home) -> None:
+    assert run(home, *UP_COMMAND)[0] == 0
+    found = access_file.read(current(home))
+    netloc = found.url.removeprefix("http://")
+    ticket = make_ticket(found.key, "POST", netloc, SHUTDOWN, time.time())
+    request = Request(found.url + SHUTDOWN, b"", {"Authorization": ticket}, method="POST")
+    with urlopen(request) as answer:
+        assert answer.read() == b"true\n"
+    wait_for(lambda: not home.processes(), "its end")
+    assert run(home, "ciel", "status") == (
+        3, "", "ciel: no cluster is named or up; `ciel up` starts one\n",
+    )  # fmt: skip
+    assert run(home, "ciel", "down") == (3, "", NONE_UP)
+    assert not list(home.tmp.iterdir())
 
 
 def kill_master(home: Home) -> None:

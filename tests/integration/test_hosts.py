@@ -20,6 +20,7 @@ import pytest
 from ciel.core.refs import INLINE_MAX_BYTES
 from ciel.testing.homes import wait_for
 from ciel.testing.hosts import Host, Hosts
+from ciel.testing.languages import LANGUAGES, build_ocaml, require_haskell, require_pypy
 
 ROOT: Final = Path(__file__).parents[2]
 MIB: Final = 1 << 20
@@ -27,8 +28,6 @@ PROGRAMS: Final = ROOT / "tests" / "integration" / "programs"
 SETTINGS: Final = f"""
 [executors.where]
 command = ["{sys.executable}", "{PROGRAMS}/where.py"]
-[executors.skypy]
-command = ["{sys.executable}"]
 """
 
 
@@ -93,7 +92,7 @@ def shared_cluster(hosts: list[Host]) -> Cluster:
         settings = host.path / "config" / "ciel" / "config.toml"
         settings.parent.mkdir(parents=True)
         settings.write_text(SETTINGS)
-        host.environ["CIEL_SKYPY_BASE"] = str(PROGRAMS / "skypy")
+        host.environ["CIEL_SKYPY_BASE"] = str(LANGUAGES / "skypy")
     return Cluster(*hosts)
 
 
@@ -327,8 +326,24 @@ def brought(hosts: list[Host], jars: dict[str, Path]) -> Path:
     return there.inside / "brought"
 
 
-def test_every_executor_runs_its_programs_on_either_host(cluster: Cluster, brought: Path) -> None:
-    done = cluster.there.run("python", str(PROGRAMS / "everywhere.py"), str(brought), timeout_s=60)
+@pytest.fixture
+def installed(hosts: list[Host], tmp_path: Path) -> Path:
+    """Programs that are on both hosts, where they are called the same."""
+    require_haskell()
+    require_pypy()
+    where = build_ocaml(PROGRAMS / "where.ml", tmp_path)
+    for host in hosts:
+        (host.path / "installed").mkdir()
+        for path in (where, PROGRAMS / "where.hs", LANGUAGES / "Ciel.hs"):
+            shutil.copy(path, host.path / "installed")
+    return hosts[0].inside / "installed"
+
+
+def test_every_executor_runs_its_programs_on_either_host(
+    cluster: Cluster, brought: Path, installed: Path
+) -> None:
+    command = ["python", str(PROGRAMS / "everywhere.py"), str(brought), str(installed)]
+    done = cluster.there.run(*command, timeout_s=60)
     assert (done.returncode, done.stdout) == (0, "wrong: {}\n"), done.stderr
 
 

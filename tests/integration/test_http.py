@@ -181,11 +181,17 @@ def test_a_root_task_that_is_none_is_refused(door: Door, root: Any, said: str) -
 
 
 def test_ids_of_jobs_are_good_up_to_their_limit(door: Door) -> None:
-    root = {"handler": "sync", "task_private": {"args": {"inputs": []}}}
-    for length, status in ((128 - len(":job_output"), 200), (128 - len("root:"), 400), (128, 400)):
+    plain = {"handler": "sync", "task_private": {"args": {"inputs": []}}}
+    given = plain | {"expected_outputs": ["o"]}
+    for length, root, status, most in (
+        (117, plain, 200, 0), (118, plain, 400, 117), (128, plain, 400, 117),
+        (123, given, 200, 0), (124, given, 400, 123), (128, given, 400, 123),
+    ):  # fmt: skip
         job = "j" * length
         told = door.ask_as(SUBMIT, "POST", f"/control/job/{job}", {"root_task": root})
         assert told.status == status, told
+        if status == 400:
+            assert f"it has {length} characters, a job's may have {most}: " in told.error
         assert (job in get(door, "/control/job")) is (status == 200)
         if status == 200:
             again = door.ask_as(SUBMIT, "POST", f"/control/job/{job}", {"root_task": root})

@@ -1,11 +1,12 @@
-"""Tasks in other languages than Python: loaders and what they load, programs that talk by their own
-executors, and executors that others bring. `test_hosts` has them on two hosts.
+"""Tasks in other languages than Python (CIB-5): loaders and what they load, programs that talk by
+their own executors, and executors that others bring. `test_hosts` has them on two hosts.
 """
 
 from __future__ import annotations
 
 import json
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -18,16 +19,19 @@ from typing import Any, Final
 import pytest
 
 from ciel.testing.homes import HandCluster, Home
-from ciel.testing.languages import require_perl
+from ciel.testing.languages import (
+    LANGUAGES,
+    build_ocaml,
+    require_haskell,
+    require_ocaml,
+    require_perl,
+    require_pypy,
+)
 from ciel.testing.two_slots import TwoSlots
 
 EXAMPLES: Final = Path(__file__).parents[2] / "examples"
-PROGRAMS: Final = Path(__file__).parent / "programs"
 
 SETTINGS: Final = f"""
-[executors.skypy]
-command = ["{sys.executable}"]
-
 [executors.perl]                              # a language of our own
 command = ["perl", "{EXAMPLES}/proc/wordcount.pl"]
 
@@ -69,7 +73,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoSlots]:
     (path / "config" / "ciel" / "config.toml").write_text(SETTINGS)
     add_example(path / "sql")
     cluster = TwoSlots(path)
-    cluster.home.environ["CIEL_SKYPY_BASE"] = str(PROGRAMS / "skypy")
+    cluster.home.environ["CIEL_SKYPY_BASE"] = str(LANGUAGES / "skypy")
     cluster.home.environ["PYTHONPATH"] = str(path / "sql")
     with cluster:
         yield cluster
@@ -241,7 +245,7 @@ def test_the_examples_of_loaders_run_as_their_page_says(
     cluster: TwoSlots, typed: Typed, jars: dict[str, Path]
 ) -> None:
     page = (EXAMPLES.parent / "docs" / "executors.md").read_text()
-    (commands,) = re.findall(r"```sh\n(make.*?)```", page, re.DOTALL)
+    (commands,) = re.findall(r"```sh\n(make -C examples/loaders.*?)```", page, re.DOTALL)
     home = cluster.home.path
     shutil.copytree(EXAMPLES / "loaders", home / "examples" / "loaders")
     shutil.copy(EXAMPLES.parent / "LICENSE", home)
@@ -328,6 +332,42 @@ ciel_task.serve(run)
 """
 
 
+CLOSURE: Final = """
+open Ciel
+
+let run task =
+  let number = function [ Number text ] -> int_of_string text | _ -> failwith "no number" in
+  let x = number (elements (member "args" task)) in
+  match member "fn_ref" task with
+  | Null ->  (* a successor is to go on with a function of this program, and what it has captured *)
+      let fn = publish (allocate "fn") (Marshal.to_string (( * ) x) [ Marshal.Closures ]) in
+      let args = List [ Number "6" ] in
+      tail_spawn "ocaml" [ ("binary", member "binary" task); ("fn_ref", fn); ("args", args) ]
+  | fn ->
+      let f : int -> int = Marshal.from_channel (open_in_bin (path fn)) in
+      ignore (publish 0 (string_of_int (f x)))
+
+let () = serve run
+"""
+LEAVING_OFF: Final = """
+import sys
+from skypy import deref, deref_as_raw_file, open_output, spawn
+
+def main(lines):
+    print(sys.implementation.name, "begins")
+    with deref_as_raw_file(lines) as file:
+        loud = [spawn("shout", line.decode()) for line in file]
+    with open_output(1) as extra:  # what is written before it leaves off is taken back
+        extra.write(b"begun ")
+        extra.write(deref(loud[0]).encode())
+        extra.write(b", ended")
+    return [deref(line) for line in loud]
+
+def shout(text):
+    return text.upper()
+"""
+
+
 @pytest.mark.parametrize("language", ["ocaml", "haskell"])
 def test_the_words_of_a_binary_are_run_and_told_their_task(
     cluster: TwoSlots, run: Run, lines: Path, language: str
@@ -345,15 +385,51 @@ def test_the_words_of_a_binary_are_run_and_told_their_task(
     assert fn == lines.read_text()
 
 
-def test_a_script_of_skypy_goes_on_as_a_continuation(
+EXAMPLES_OF_LANGUAGES: Final = {
+    "ocaml": require_ocaml, "haskell": require_haskell, "skypy": require_pypy
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("language", EXAMPLES_OF_LANGUAGES)
+def test_an_example_runs_as_the_page_says(cluster: TwoSlots, typed: Typed, language: str) -> None:
+    EXAMPLES_OF_LANGUAGES[language]()
+    page = (EXAMPLES.parent / "docs" / "executors.md").read_text()
+    home = cluster.home.path
+    shutil.copytree(LANGUAGES, home / "examples" / "languages", dirs_exist_ok=True)
+    for name, text in (("LICENSE", "one two\n\n  three\n"), ("README.md", "four five\n" * 1000)):
+        (home / name).write_text(text)
+    (line,) = re.findall(rf"^((?:make.*\n)?.*-{language}\.pack.*)$", page, re.MULTILINE)
+    *make, command = line.replace("$PWD", str(home)).splitlines()
+    for words in map(str.split, make):
+        made = cluster.home.run(*words, "MAKEFLAGS=")
+        assert made.returncode == 0, made.stderr
+    words = command[command.index("ciel run") :]
+    status, out, err = typed(cluster.home, *shlex.split(words)[1:])
+    assert (status, json.loads(out)) == (0, [2003]), err
+
+
+def test_a_task_in_ocaml_hands_a_closure_over(cluster: TwoSlots, run: Run, tmp_path: Path) -> None:
+    cluster.add_program("closure.ml", CLOSURE)
+    binary = str(build_ocaml(cluster.home.path / "closure.ml", tmp_path))
+    assert run("ocaml", {"binary": binary, "args": [7]}) == ["42"]
+    with pytest.raises(JobFailedError) as caught:
+        run("ocaml", {"binary": binary, "args": ["seven"]})
+    assert "closure on worker W: it ended with exit status 2 " in str(caught.value)
+    assert 'Fatal error: exception Failure("no number")' in str(caught.value)
+
+
+def test_a_script_in_pypy_goes_on_as_a_continuation(
     cluster: TwoSlots, run: Run, lines: Path
 ) -> None:
+    require_pypy()
     script = cluster.home.path / "script.py"
-    script.write_text("def main(text): return text.upper()\n")
+    script.write_text(LEAVING_OFF)
     args = {"pyfile_ref": part("script"), "entry_point": "main", "entry_args": [part("in")],
             "n_extra_outputs": 1, "export_json": True}  # fmt: skip
     found = run("skypy", args, n_outputs=2, files={"script": script, "in": lines})
-    assert found == [json.dumps(lines.read_text().upper()), "continued: True, extra: [1]"]
+    assert found == [json.dumps(["APPLE\n", "PEAR\n", "BANANA\n"]), "begun APPLE\n, ended"]
+    log = cluster.run("job", "log", "last").stdout
+    assert log.count("pypy begins\n") >= 2, "it has not left off"
 
 
 def test_a_further_language_is_a_table_of_the_configuration(
@@ -373,7 +449,7 @@ def test_an_executor_that_cannot_run_is_named_with_what_it_lacks(run: Run, lines
         ),
         (
             "cobol",
-            "it cannot be set up (HOME/config/ciel/config.toml line 11): 'comand' is not known; "
+            "it cannot be set up (HOME/config/ciel/config.toml line 8): 'comand' is not known; "
             "there may be: command, env, path, memoise",
         ),
         (
@@ -389,22 +465,21 @@ def test_an_executor_that_cannot_run_is_named_with_what_it_lacks(run: Run, lines
 
 
 def test_a_worker_creates_tasks_that_only_another_one_can_run(home: Home, typed: Typed) -> None:
-    (home.path / "config" / "ciel").mkdir(parents=True)
-    (home.path / "config" / "ciel" / "config.toml").write_text(SETTINGS)
+    require_pypy()
     cluster = HandCluster.start(home, workers=1)
-    home.environ["CIEL_SKYPY_BASE"] = str(PROGRAMS / "skypy")
+    home.environ["CIEL_SKYPY_BASE"] = str(LANGUAGES / "skypy")
     cluster.start_worker()
     (home.path / "script.py").write_text("def main(): return 7\n")
-    args = {"pyfile_ref": part("script"), "entry_point": "main", "entry_args": []}
+    args = {"pyfile_ref": part("script"), "entry_point": "main", "export_json": True}
     package = {
         "package": {"script": {"filename": "script.py"}},
-        "start": {"handler": "skypy", "args": {**args, "n_extra_outputs": 1}},
-        "result": [{"__decode_ref__": "json"}, None],
+        "start": {"handler": "skypy", "args": args},
+        "result": [{"__decode_ref__": "json"}],
     }
     (home.path / "job.pack").write_text(json.dumps(package))
     for _ in range(4):  # either of them begins a job
         status, out, err = typed(home, "run", "--quiet", "job.pack")
-        assert (status, json.loads(out)[0]) == (0, 7), err
+        assert (status, json.loads(out)) == (0, [7]), err
     cluster.stop()
 
 

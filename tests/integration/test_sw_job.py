@@ -176,7 +176,7 @@ def test_a_reference_in_the_value_is_shown_as_one(cluster: Cluster) -> None:
 
 def test_ciel_sw_does_the_same(cluster: Cluster) -> None:
     script = cluster.write("return [env, argv];")
-    done = cluster.home.run("ciel", "sw", "-E", "A=1", script, "-E", "B=2")
+    done = cluster.home.run("ciel", "sw", "-E", "A=1", "--", script, "-E", "B=2")
     assert (done.returncode, done.stderr) == (0, "")
     assert json.loads(done.stdout) == [{"A": "1"}, ["-E", "B=2"]]
 

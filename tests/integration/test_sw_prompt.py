@@ -147,6 +147,21 @@ def test_what_an_entry_prints_is_shown_once_and_that_of_tasks_with_their_names(h
         assert terminal.leave() == 0
 
 
+def test_exit_quit_and_help_are_words_to_the_prompt_and_names_like_all_others(home: Home) -> None:
+    with Terminal(home) as terminal:
+        assert "Ctrl-D, exit or quit leaves" in terminal.enter("help")
+        assert "*x" in terminal.enter("help();")
+        assert terminal.enter("exit = 5; help = 1; function quit() { return 7; }") == ""
+        assert terminal.enter("exit") == "5\n"
+        assert terminal.enter("help;") == "1\n"
+        assert terminal.enter("quit()") == "7\n"
+        assert terminal.leave() == 0
+    with Terminal(home) as terminal:
+        assert terminal.enter("x = 1") == ""
+        terminal.type("exit", "exit\n")
+        assert terminal.process.wait(WAIT_S) == 0
+
+
 def test_ctrl_c_drops_what_is_typed(home: Home) -> None:
     with Terminal(home) as terminal:
         terminal.type("f(1,", MORE)
@@ -266,6 +281,12 @@ def test_variables_stay_where_an_entry_has_waited_for_tasks(pipe: Pipe) -> None:
         c;
     """
     assert pipe(script) == (0, "[[1, 6, 8], 7, 7]\n8\n7\n", "")
+
+
+def test_a_pipe_has_no_words_to_the_prompt(pipe: Pipe) -> None:
+    status, out, said = pipe("exit;\n1;\n")
+    assert (status, out) == (1, "1\n")
+    assert 'identifier "exit", not found' in said
 
 
 def test_a_pipe_of_nothing_is_done(pipe: Pipe) -> None:

@@ -115,6 +115,28 @@ def test_what_is_aborted_on_a_worker_fails_and_says_so(site: Site) -> None:
     )
 
 
+def test_what_the_master_has_aborted_is_tried_again_if_it_has_retries(site: Site) -> None:
+    args = {"command_line": ["sleep", "1000"]}
+    needs = {"retries": 1, "retry_delay_s": 0.01}
+    task = {"name": "it", "executor": "stdinout", "arguments": {"args": args}, "needs": needs}
+    told = site.master.ask_as(SUBMIT, "POST", "/api/v1/jobs", {"tasks": [task]})
+    job = told.json()["job"]["id"]
+    for attempt in (1, 2):
+
+        def begun(attempt: int = attempt) -> bool:
+            began = [e for e in site.events() if e["event"] == "began" and e["job"] == job]
+            return len(began) == attempt
+
+        wait_for(begun, f"attempt {attempt}")
+        told = site.master.ask_as(SUBMIT, "POST", f"/control/task/{job}/it/abort")
+        assert told.json() == {"aborted": 1}
+    told = site.master.ask_as(READ, "GET", f"/control/job/{job}/completion")
+    assert "somebody had it aborted" in told.body.decode()
+    assert site.job(job)["state"] == "failed"
+    told = site.master.ask_as(SUBMIT, "POST", f"/control/task/{job}/it/abort")
+    assert told.json() == {"aborted": 0}
+
+
 def test_the_log_tells_what_has_happened_and_is_waited_for(site: Site) -> None:
     count = len(site.events())
     job = site.submit(command="true")

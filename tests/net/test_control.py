@@ -467,7 +467,8 @@ def test_what_follows_the_proof_in_the_same_piece_is_heard() -> None:
 
 def test_messages_before_a_malformed_one_are_dropped_with_it() -> None:
     line = Line().connect()
-    frame = encode_frames([(["cancel_task", "t", 1], b""), (["cancel_task", "no id!", 1], b"")])
+    records = [(["cancel_task", task, 1, 0], b"") for task in ("t", "no id!")]
+    frame = encode_frames(records)
     line.left.dataReceived(frame)
     line.run()
     assert line.owners[0].said == []

@@ -88,7 +88,9 @@ def test_a_function_that_assigns_its_own_parameter_is_warned_of() -> None:
     [
         ("lenght = 1; print(length);", 'unknown name "length", did you mean "lenght"?'),
         ("print(lenn(x)); x = 1;", 'unknown name "lenn", did you mean "len"?'),
+        ("x = lenght(y); y = 1;", 'unknown name "lenght", did you mean "len"?'),
         ("x = True;", 'unknown name "True", did you mean "true"?'),
+        ("x = undefined; find = 1;", 'unknown name "undefined", did you mean "null"?'),
         ("x = zzz;", 'unknown name "zzz": nothing in this script binds it'),
     ],
 )

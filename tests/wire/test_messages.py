@@ -105,7 +105,7 @@ messages: dict[type, st.SearchStrategy[Message]] = {
     JobPrinted: st.builds(JobPrinted, jobs, tasks, texts, counts, places(), counts, counts, texts),
     Answer: st.builds(Answer, counts, json_values(), texts),
     AssignTask: st.builds(AssignTask, specs, counts, refs),
-    CancelTask: st.builds(CancelTask, tasks, counts),
+    CancelTask: st.builds(CancelTask, tasks, counts, st.booleans()),
     RecallTasks: st.builds(RecallTasks, st.lists(st.tuples(tasks, counts), max_size=3).map(tuple)),
     DropObjects: st.builds(DropObjects, several_ids, st.booleans()),
     MeetWorkers: st.builds(
@@ -269,6 +269,7 @@ def test_a_payload_that_is_no_json_is_refused_where_json_is_due(payload: bytes) 
 
 
 def test_who_may_say_what() -> None:
-    assert FROM_CLIENT & FROM_WORKER == TO_CLIENT & TO_WORKER == {Heartbeat}
+    assert {Change, Heartbeat} == FROM_CLIENT & FROM_WORKER
+    assert {Answer, Heartbeat} == TO_CLIENT & TO_WORKER
     assert {Heartbeat} == FROM_WORKER & TO_WORKER
     assert {Heartbeat, Received} == FROM_CLIENT & TO_CLIENT

@@ -130,6 +130,9 @@ class Worker:
         self._changed = threading.Condition()
         self._number = 0
 
+    def guest_left(self, guest: object, details: str) -> None:
+        """There is none."""
+
     def attempt_ended(
         self, key: Key, published: tuple[Reference, ...], fault: TaskFault | None, run_s: float
     ) -> None:

@@ -226,6 +226,15 @@ class Task(Resource):
         return self.say(request, faces.original_task(self.machine, task, self.service.epoch_s))
 
 
+class Aborted(Resource):
+    """Ends what runs of a task, wherever that is, as a failure of its own."""
+
+    def render_POST(self, request: Request) -> bytes:
+        task = self.task(request)
+        aborted = self.service.act(lambda machine, now_s: machine.abort(task))
+        return request.reply({"aborted": int(aborted)})
+
+
 class Ref(Resource):
     """What is known of an object now."""
 
@@ -247,12 +256,8 @@ GONE: Final = (
     ("/control/task/{job}/{task}/failed", "POST", _REPORTED),
     ("/control/task/{job}/{task}/publish", "POST", _REPORTED),
     ("/control/task/{job}/{task}/log", "POST", _REPORTED),
-    (
-        "/control/task/{job}/{task}/abort", "POST",
-        "no single task is aborted; cancel its job by POST /api/v1/jobs/JOB/cancel",
-    ),
     ("/control/backup", "POST", "no standby registers here"),
-)  # fmt: skip
+)
 
 
 def add_original(routes: Routes, service: MasterService, contents: Contents) -> None:
@@ -270,6 +275,7 @@ def add_original(routes: Routes, service: MasterService, contents: Contents) -> 
     routes.add("/control/job/{job}/resume", Resumed(service))
     routes.add("/control/job/{job}/poke", Poked(service))
     routes.add("/control/task/{job}/{task}", Task(service))
+    routes.add("/control/task/{job}/{task}/abort", Aborted(service))
     routes.add("/control/ref/{job}/{id}", Ref(service))
     routes.add("/control/data", BlockList(service))
     routes.add("/control/data/{id}", DataByRoute(service))

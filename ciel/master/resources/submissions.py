@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
-from ciel.core.errors import CielError
+from ciel.core.errors import CielError, InvalidIdError
 from ciel.core.events import AddTask
-from ciel.core.ids import JobId, ObjectId, check_id, job_output_id, root_task_id
+from ciel.core.ids import ID_MAX_LENGTH, JobId, ObjectId, job_output_id, root_task_id
 from ciel.core.jobs import JOB_NAME_MAX_LENGTH, JobSpec
 from ciel.core.naming import all_references
 from ciel.core.refs import REFERENCE_TYPES, Future, Reference, Value
@@ -118,11 +118,21 @@ def begin_root(root: Root, job: JobId, private: Any) -> Submission:
         root_task_id(job), job, job, -1, "", root.handler, tuple([ref.id for ref in inputs]),
         outputs, USUAL_NEEDS, False, _mentions(root.handler), "", codec.encode(to_json(arguments)),
     )  # fmt: skip
-    check_id(task.id)
-    check_id(outputs[0])
+    _require_room(job, task.id, *outputs)
     known = tuple([ref for ref in inputs if not isinstance(ref, Future)])
     spec = JobSpec(job, "", False, True, False, root.scheduling)
     return Submission(spec, (AddTask(task, known),), outputs, {})
+
+
+def _require_room(job: JobId, *made: str) -> None:
+    """Refuse an id of a job of which the names that are made of it would be too long."""
+    longest = max(made, key=len)
+    if len(longest) > ID_MAX_LENGTH:
+        most = len(job) + ID_MAX_LENGTH - len(longest)
+        name = longest.replace(job, "ID")
+        raise InvalidIdError(
+            job, f"it has {len(job)} characters, a job's may have {most}: {name} is a name, too"
+        )
 
 
 def read_content(content: bytes) -> Any:

@@ -199,6 +199,11 @@ class JobDesk(ABC):
         self._now_s = now_s
         self._cancel(job, reason)
 
+    def fail_job(self, job: Job, reason: str, now_s: float) -> None:
+        """End a job now, as one that has failed; nothing happens if it has ended."""
+        self._now_s = now_s
+        self._fail_job(job, reason)
+
     def _watch(self, client: str, job: Job, *, prints: bool) -> None:
         self._audience.watch(client, job, prints=prints)
         for object_id in job.wanted:

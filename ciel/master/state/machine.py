@@ -333,12 +333,16 @@ class MasterMachine(ChildDesk):
             self.graph.requeue(task)
             self._drop_held(task)
 
-    def _stop(self, task: TaskNode) -> Call | None:
+    def _stop(self, task: TaskNode, *, aborts: bool = False) -> Call | None:
         """Have an attempt stopped; return what its worker has to answer for, if it still runs."""
         if task in self.held or task.worker is None:
             return None
-        self._say(task.worker, CancelTask(task.spec.id, task.attempt))
+        self._say(task.worker, CancelTask(task.spec.id, task.attempt, aborts))
         return (task.worker, task.spec.id, task.attempt)
+
+    def abort(self, task: TaskNode) -> bool:
+        """Have the attempt of a task end, as a failure of its own; return whether there is one."""
+        return self._stop(task, aborts=True) is not None
 
     def _drop_held(self, task: TaskNode) -> None:
         """Forget a report that does not count, after its task was set back, and what it made."""

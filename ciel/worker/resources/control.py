@@ -36,10 +36,6 @@ STREAMS_TELL = (
     "GET /data/.producer:ID with a Range has what there is by now"
 )
 NO_STOPWATCH = "this worker keeps no stopwatch; see /metrics and `ciel job info`"
-NO_ATTACHING = (
-    "a process cannot be attached to a worker: start it as a task of executor `proc`, or use the "
-    "Python API from it"
-)
 
 
 class Controls(NamedTuple):
@@ -295,5 +291,3 @@ def add_controls(routes: Routes, controls: Controls) -> None:
         routes.add(f"/control/streamstat/{{id}}/{step}", Refusal(410, STREAMS_TELL, "POST"))
     for path in ("/control/stopwatch", "/control/stopwatch/{name}"):
         routes.add(path, Refusal(403, NO_STOPWATCH, "GET"))
-    routes.add("/control/process", Refusal(410, NO_ATTACHING, "GET", "POST"))
-    routes.add("/control/process/{id}", Refusal(410, NO_ATTACHING, "GET"))

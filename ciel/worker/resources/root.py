@@ -19,6 +19,7 @@ from ciel.worker.logs import JobLogs
 from ciel.worker.metrics import WorkerMetrics
 from ciel.worker.resources.control import Controls, add_controls
 from ciel.worker.resources.data import BlockList, Data
+from ciel.worker.resources.processes import add_processes
 from ciel.worker.resources.uploads import Bringing, add_uploads
 from ciel.worker.streaming import Streams
 
@@ -110,6 +111,7 @@ class WorkerSite:
     def control(self, controls: Controls, metrics: WorkerMetrics) -> None:
         """Serve what acts on the worker, now that it is there."""
         add_controls(self.routes, controls)
+        add_processes(self.routes, controls.reactor, controls.service)
         self.routes.add("/metrics", Metrics(metrics.families))
 
     def close(self) -> None:

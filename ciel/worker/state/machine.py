@@ -44,6 +44,8 @@ from ciel.core.waiting import Waiting
 from ciel.worker.state.begun import Begun
 from ciel.worker.state.brought import Brought
 from ciel.worker.state.orders import (
+    ABORTED,
+    CALLED_OFF,
     AbandonFetch,
     Attempt,
     DeleteObjects,
@@ -134,8 +136,8 @@ class WorkerMachine:
         match message:
             case AssignTask():
                 self._assigned(message, now_s)
-            case CancelTask(task, attempt):
-                self._cancelled((task, attempt), now_s)
+            case CancelTask(task, attempt, aborts):
+                self.call_off((task, attempt), ABORTED if aborts else CALLED_OFF, now_s)
             case RecallTasks(attempts):
                 for key in attempts:
                     self._recalled(key)
@@ -171,7 +173,7 @@ class WorkerMachine:
     def master_lost(self, now_s: float) -> None:
         """The master is gone and will not know these attempts when it is back: they are ended."""
         for key in list(self.attempts):
-            self._cancelled(key, now_s)
+            self.call_off(key, CALLED_OFF, now_s)
         self._abandon(tuple(self.growing))
         self._end_processes(self.fixed)
         self.reports.clear()
@@ -258,9 +260,6 @@ class WorkerMachine:
             self._fetching[ref.id] = ref
             plans = plans_for(ref, self.netloc, self.host, self.hosts)
             self.outbox.append(FetchObject(ref, plans))
-
-    def _cancelled(self, key: Key, now_s: float) -> None:
-        self.call_off(key, TaskFault("CANCELLED", "it was called off"), now_s)
 
     def call_off(self, key: Key, fault: TaskFault, now_s: float) -> None:
         """End an attempt, whatever it is doing; that is why it has failed."""

@@ -78,6 +78,9 @@ class EndProcesses(NamedTuple):
     objects: tuple[ObjectId, ...]
 
 
+CALLED_OFF = TaskFault("CANCELLED", "it was called off")
+ABORTED = TaskFault("ABORTED", "somebody had it aborted")
+
 Order = (
     FetchObject | AbandonFetch | StartAttempt | KillAttempt | RecallAttempt | DeleteObjects
     | EndProcesses

@@ -1,5 +1,6 @@
 """Runs a program of every executor on each of two hosts, reading one object of either; prints which
-executors did not say what was expected. Words: the directory with jars and libraries.
+executors did not say what was expected. Words: the directory with jars and libraries, and that with
+programs, on either host.
 """
 
 import json
@@ -19,8 +20,14 @@ LARGE, SMALL = 1_000_000, 5_000
 MAKE = 'readlink /proc/self/ns/net | tr -d "\\n"; head -c "$0" /dev/zero; sleep 0.4'
 LOOK = 'readlink /proc/self/ns/net; xargs cat <"$INPUT_FILES" | wc -c'
 SKYPY = """
-import os
-def main(*texts): return os.readlink("/proc/self/ns/net") + "\\n" + str(sum(map(len, texts)))
+import os, sys
+from skypy import deref, deref_as_raw_file, spawn
+def size(file):
+    assert sys.implementation.name == "pypy"
+    return len(deref_as_raw_file(file).read())
+def main(*files):
+    sizes = map(deref, [spawn("size", file) for file in files])  # wherever that is
+    return os.readlink("/proc/self/ns/net") + "\\n" + str(sum(sizes))
 """
 SKYWRITING = r"""
 said = "printf '\"%s %s\"' $(readlink /proc/self/ns/net) $(wc -c)";
@@ -55,8 +62,8 @@ with Client() as client, client.job("everywhere", keep=True) as job:
         "java": simple("java", **{"class": "apps.Where", "lib": [sent["apps.jar"]]}),
         "cso": simple("cso", entry_point="where", lib=[sent["where.so"]]),
         "proc": direct("proc", command=where),
-        "ocaml": direct("ocaml", binary=" ".join(where)),
-        "haskell": direct("haskell", binary=" ".join(where)),
+        "ocaml": direct("ocaml", binary=f"{sys.argv[2]}/where"),
+        "haskell": direct("haskell", binary=f"runhugs {sys.argv[2]}/where.hs"),
         "where": direct("where"),
         "skypy": skypy,
         "swi": swi,

@@ -1,0 +1,53 @@
+"""What a worker may ask to have changed: a process on its host is attached, as the root task of a
+new job; or it is gone, and the job with it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ciel.core.errors import CielError
+from ciel.core.events import AddTask
+from ciel.core.ids import JobId, attached_process_id, check_id
+from ciel.core.jobs import JOB_NAME_MAX_LENGTH, Job
+from ciel.core.refs import Fixed
+from ciel.core.scheduling import USUAL_SCHEDULING
+from ciel.master.resources.submissions import Root, Submission, begin_root
+from ciel.master.state.machine import MasterMachine
+
+EXECUTOR = "proc"
+
+
+def change(
+    machine: MasterMachine, worker: str, topic: str, argument: Any, *, now_s: float
+) -> dict[str, Any]:
+    """Change what a worker asked to have changed; raises CielError, and then nothing was."""
+    match topic, argument:
+        case "attach", {"job": job, "name": str(name)}:
+            if worker not in machine.workers:
+                raise CielError("this worker was silent for too long, and has to join anew")
+            begun = _submission(JobId(check_id(job)), name, machine.workers[worker].facts.netloc)
+            found = machine.begin_job(begun.spec, begun.tasks, begun.wanted, now_s)
+        case "fail", {"job": str(job), "reason": str(reason)}:
+            found = machine.find_job(job)
+            _require_attached(found)
+            machine.fail_job(found, reason, now_s)
+        case _:
+            raise CielError(f"a worker cannot have {topic!r:.60} changed")
+    return {"job": found.spec.id, "number": found.number}
+
+
+def _submission(job: JobId, name: str, netloc: str) -> Submission:
+    """Make a job whose root task goes on in a process that waits at a location."""
+    arguments = {"fixed": Fixed(attached_process_id(job), netloc)}
+    root = Root(EXECUTOR, [], (), arguments, USUAL_SCHEDULING)
+    begun = begin_root(root, job, arguments)
+    name = name[:JOB_NAME_MAX_LENGTH]
+    task, known = begun.tasks[0]
+    tasks = (AddTask(task._replace(name=name), known),)
+    return begun._replace(spec=begun.spec._replace(name=name), tasks=tasks)
+
+
+def _require_attached(job: Job) -> None:
+    if attached_process_id(job.spec.id) not in job.uploads:
+        raise CielError(f"job {job.spec.id} did not begin with an attached process")

@@ -1,0 +1,142 @@
+"""Processes that were there before this worker knew of them, and are attached to it: checked once,
+watched until they end, and never sent a signal.
+
+All that is held of one is a descriptor of it (pidfd), which means this process whatever becomes of
+its number.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import select
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+from twisted.internet.interfaces import IReadDescriptor
+from twisted.python.failure import Failure as TwistedFailure
+from zope.interface import implementer
+
+from ciel.core.errors import CielError
+from ciel.core.ids import JobId, attached_process_id
+from ciel.execution.report import visible
+
+_UIDS = re.compile(r"^Uid:\t(\d+)\t(\d+)\t", re.MULTILINE)  # real, effective
+
+
+class GuestRefusedError(CielError):
+    """A process cannot be attached; `status` is what HTTP says of it."""
+
+    def __init__(self, pid: int, status: int, reason: str) -> None:
+        self.pid = pid
+        self.status = status
+        super().__init__(f"process {pid} {reason}")
+
+
+class Left(NamedTuple):
+    """How a guest left, in words that follow `it`."""
+
+    how: str
+
+
+ENDED = Left("ended")
+CUT_OFF = Left("was cut off")
+
+
+@implementer(IReadDescriptor)
+class Guest:
+    """A process of our user on this host, which is to be the root task of a job. Raises
+    GuestRefusedError; `close` ends it.
+    """
+
+    def __init__(self, reactor: Any, pid: int, job: JobId) -> None:
+        self._reactor = reactor
+        self._left: Callable[[Left], None] | None = None
+        self._is_leaving = False
+        self.pid = pid
+        self.job = job
+        self.id = attached_process_id(job)
+        self._descriptor = _open(pid)
+        try:
+            self.name = _look_at(pid)
+            if self._has_ended:  # what was looked at may have been another of the same number
+                raise GuestRefusedError(pid, 404, "has ended")
+        except BaseException:
+            self.close()
+            raise
+
+    def watch(self, left: Callable[[Left], None]) -> None:
+        """Have somebody told, once, when the process has ended or was cut off."""
+        self._left = left
+        self._reactor.addReader(self)
+
+    def cut_off(self) -> None:
+        """Have nothing to do with the process any more; that is told soon, as its end would be."""
+        if not self._is_leaving:
+            self._is_leaving = True
+            self._reactor.callLater(0, self._leave)
+
+    def close(self) -> None:
+        """Look no more; nobody is told."""
+        self._left = None
+        if self._descriptor >= 0:
+            self._reactor.removeReader(self)
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    @property
+    def _has_ended(self) -> bool:
+        poll = select.poll()
+        poll.register(self._descriptor, select.POLLIN)
+        return bool(poll.poll(0))
+
+    def _leave(self) -> None:
+        if self._left is not None:
+            told, how = self._left, ENDED if self._has_ended else CUT_OFF
+            self.close()
+            told(how)
+
+    # --- what the reactor calls -------------------------------------------------------------------
+
+    def fileno(self) -> int:
+        return self._descriptor
+
+    def logPrefix(self) -> str:  # noqa: N802  # Twisted's name
+        return self.name
+
+    def doRead(self) -> None:  # noqa: N802  # Twisted's name
+        self._leave()
+
+    def connectionLost(self, reason: TwistedFailure) -> None:  # noqa: N802  # Twisted's name
+        self._leave()
+
+
+def _open(pid: int) -> int:
+    try:
+        return os.pidfd_open(pid)
+    except ProcessLookupError:
+        raise GuestRefusedError(pid, 404, "is not there on this host") from None
+    except OSError as error:  # a thread, for one
+        why = f"cannot be watched: {error.strerror}"
+        raise GuestRefusedError(pid, 400, why) from None
+
+
+def _look_at(pid: int) -> str:
+    """Return what to call a process, if it is one that we may have to do with."""
+    if pid == os.getpid():
+        raise GuestRefusedError(pid, 400, "is this worker")
+    try:
+        with open(f"/proc/{pid}/status", encoding="utf-8", errors="replace") as file:
+            found = _UIDS.search(file.read())
+        with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as file:
+            name = visible(file.read().strip())
+    except OSError:
+        raise GuestRefusedError(pid, 404, "has ended") from None
+    if found is None or {int(uid) for uid in found.groups()} != {os.geteuid()}:
+        raise GuestRefusedError(pid, 403, "is not of the user that this worker runs as")
+    with suppress(OSError):  # what may not be looked at is no stranger for that
+        if os.readlink(f"/proc/{pid}/ns/mnt") != os.readlink("/proc/self/ns/mnt"):
+            why = "has other files than this worker, so it could not open what it is told to"
+            raise GuestRefusedError(pid, 400, why)
+    return f"process {pid} ({name})"

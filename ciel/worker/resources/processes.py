@@ -1,0 +1,114 @@
+"""Processes of this host that were there before: attached, each becomes the root task of a new job
+(ciel-interfaces, sections 1.1 and 5.3).
+"""
+
+from __future__ import annotations
+
+import secrets
+from typing import Any, Final
+
+from twisted.internet.defer import Deferred
+from twisted.python.failure import Failure
+
+from ciel.access.addresses import is_loopback
+from ciel.access.keys import Role
+from ciel.core.errors import CielError
+from ciel.core.ids import JobId
+from ciel.net.errors import HttpError
+from ciel.net.http import Answer, Request, Route, Routes
+from ciel.worker.guests import Guest, GuestRefusedError
+from ciel.worker.programs import ProgramChannel
+from ciel.worker.service import WorkerService
+
+PROTOCOL: Final = "json"
+"""The one there is: frames of JSON, as programs of `proc` speak."""
+ATTACHED_MAX: Final = 256
+"""At a time; each holds three of our descriptors."""
+_EXPECTED: Final = f'the body: expected [PID, "{PROTOCOL}"]'
+
+
+class _Processes(Route):
+    def __init__(self, reactor: Any, service: WorkerService) -> None:
+        self._reactor = reactor
+        self._service = service
+
+    def role_for(self, method: str) -> Role:
+        return Role.READ if method in ("GET", "HEAD") else Role.SUBMIT
+
+
+class Processes(_Processes):
+    """The ids of those that are attached; and one more."""
+
+    def render_GET(self, request: Request) -> Answer:
+        return request.reply([guest.id for guest, _ in self._service.guests()])
+
+    def render_POST(self, request: Request) -> Answer:
+        if not _is_from_here(request):
+            raise HttpError(403, "a process is attached from its own host only")
+        pid = _asked_pid(request.json())
+        if len(self._service.guests()) >= ATTACHED_MAX:
+            raise HttpError(503, f"{ATTACHED_MAX} processes are attached here; end or cancel some")
+        try:
+            guest = Guest(self._reactor, pid, JobId(secrets.token_hex(16)))
+        except GuestRefusedError as error:
+            raise HttpError(error.status, str(error)) from None
+        return self._attach(request, guest)
+
+    def _attach(self, request: Request, guest: Guest) -> Deferred[bytes]:
+        try:
+            attached = self._service.attach(guest)
+        except OSError as error:
+            guest.close()
+            raise HttpError(500, f"no FIFOs can be made: {error.strerror}") from None
+
+        def answer(_: Any) -> bytes:
+            for known, channel in self._service.guests():
+                if known is guest:
+                    return request.reply(_facts(guest, channel))
+            raise HttpError(404, f"{guest.name} has ended")
+
+        def refused(failure: Failure) -> bytes:
+            failure.trap(CielError)
+            raise HttpError(503, failure.getErrorMessage())
+
+        return attached.addCallbacks(answer, refused)
+
+
+class ProcessById(_Processes):
+    """One that is attached."""
+
+    def render_GET(self, request: Request) -> Answer:
+        for guest, channel in self._service.guests():
+            if guest.id == request.params["id"]:
+                return request.reply(_facts(guest, channel))
+        raise HttpError(404, "no process of that id is attached here")
+
+
+def _asked_pid(body: Any) -> int:
+    match body:
+        case [int(pid), str(protocol)] if not isinstance(pid, bool) and 0 < pid < 1 << 31:
+            if protocol != PROTOCOL:
+                raise HttpError(400, f"{_EXPECTED}; there is no protocol {protocol!r:.40}")
+            return pid
+    raise HttpError(400, _EXPECTED)
+
+
+def _is_from_here(request: Request) -> bool:
+    """Whether a request was made on this host: by loopback, or from the address that it is to."""
+    peer, own = request.getClientAddress(), request.getHost()
+    host = getattr(peer, "host", "").removeprefix("::ffff:")
+    return is_loopback(host) or (bool(host) and host == own.host.removeprefix("::ffff:"))
+
+
+def _facts(guest: Guest, channel: ProgramChannel) -> dict[str, Any]:
+    _, to_worker, _, from_worker = channel.arguments
+    return {
+        "id": guest.id, "protocol": PROTOCOL, "pid": guest.pid, "job_id": guest.job,
+        "to_worker_fifo": to_worker, "from_worker_fifo": from_worker,
+    }  # fmt: skip
+
+
+def add_processes(routes: Routes, reactor: Any, service: WorkerService) -> None:
+    """Serve all of this."""
+    routes.add("/control/process", Processes(reactor, service))
+    routes.add("/control/process/{id}", ProcessById(reactor, service))

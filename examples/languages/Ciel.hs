@@ -1,0 +1,185 @@
+-- | What a task in Haskell needs to talk with its worker: JSON, in frames on two pipes. Texts are
+-- in UTF-8, a byte in each character. Haskell 98 will do, also that of Hugs.
+module Ciel
+  ( Json (..), member, elements, Worker, serve, contents, publish, spawn, tailSpawn, ask, tell
+  ) where
+
+import Data.Char (chr, digitToInt, intToDigit, isAlphaNum, isSpace, ord)
+import System.Environment (getArgs)
+import System.IO
+  ( Handle, IOMode (ReadMode, WriteMode), hClose, hFlush, hGetChar, hGetContents, hIsEOF, hPutStr
+  , openBinaryFile, stdout
+  )
+
+data Json
+  = Null
+  | Flag Bool
+  | Number String -- ^ as it is written
+  | Text String
+  | List [Json]
+  | Object [(String, Json)]
+
+member :: String -> Json -> Json
+member key (Object members) = maybe Null id (lookup key members)
+member _ _ = Null
+
+elements :: Json -> [Json]
+elements (List values) = values
+elements _ = []
+
+-- JSON --------------------------------------------------------------------------------------------
+
+instance Show Json where
+  showsPrec _ json = case json of
+    Null -> showString "null"
+    Flag True -> showString "true"
+    Flag False -> showString "false"
+    Number text -> showString text
+    Text text -> quoted text
+    List values -> several '[' shows values . showChar ']'
+    Object members -> several '{' pair members . showChar '}'
+    where
+      pair (key, one) = quoted key . showChar ':' . shows one
+
+several :: Char -> (a -> ShowS) -> [a] -> ShowS
+several start _ [] = showChar start
+several start one (x : xs) = showChar start . one x . foldr (.) id (map next xs)
+  where
+    next y = showChar ',' . one y
+
+quoted :: String -> ShowS
+quoted text = showChar '"' . showString (concatMap escaped text) . showChar '"'
+  where
+    escaped c
+      | c `elem` "\"\\" = ['\\', c]
+      | c < ' ' = "\\u00" ++ [intToDigit (ord c `div` 16), intToDigit (ord c `mod` 16)]
+      | otherwise = [c]
+
+-- | The value with which a text begins, and what follows it.
+value :: String -> (Json, String)
+value text = case dropWhile isSpace text of
+  '{' : rest -> first Object (listed '}' pair rest)
+  '[' : rest -> first List (listed ']' value rest)
+  '"' : rest -> first Text (string rest)
+  rest -> first word (span (\c -> isAlphaNum c || c `elem` "+-.") rest)
+  where
+    word "null" = Null
+    word "true" = Flag True
+    word "false" = Flag False
+    word number = Number number
+    pair rest =
+      let (key, after) = string (drop 1 (dropWhile isSpace rest))
+      in first ((,) key) (value (drop 1 (dropWhile isSpace after)))
+
+listed :: Char -> (String -> (a, String)) -> String -> ([a], String)
+listed end one text = case dropWhile isSpace text of
+  c : rest | c == end -> ([], rest)
+  ',' : rest -> listed end one rest
+  [] -> error "JSON that ends in the middle"
+  rest -> let (x, after) = one rest in first (x :) (listed end one after)
+
+string :: String -> (String, String)
+string ('"' : rest) = ("", rest)
+string ('\\' : 'u' : a : b : c : d : rest) = first (utf8 (foldl hex 0 [a, b, c, d]) ++) (string rest)
+  where
+    hex number digit = 16 * number + digitToInt digit
+string ('\\' : c : rest) = first (maybe c id (lookup c escapes) :) (string rest)
+  where
+    escapes = zip "bfnrt" "\b\f\n\r\t"
+string (c : rest) = first (c :) (string rest)
+string [] = error "a text of JSON that does not end"
+
+-- | Workers escape control codes only, so a character of more than 16 bits is never in halves.
+utf8 :: Int -> String
+utf8 code
+  | code < 0x80 = [chr code]
+  | code < 0x800 = [chr (0xc0 + code `div` 64), tailing code]
+  | otherwise = [chr (0xe0 + code `div` 4096), tailing (code `div` 64), tailing code]
+  where
+    tailing bits = chr (0x80 + bits `mod` 64)
+
+first :: (a -> b) -> (a, c) -> (b, c)
+first f (x, y) = (f x, y)
+
+-- The conversation --------------------------------------------------------------------------------
+
+-- | The worker: where it hears, and where it speaks.
+data Worker = Worker Handle Handle
+
+tell :: Worker -> String -> [(String, Json)] -> IO ()
+tell (Worker said _) call arguments = do
+  let text = show (List [Text call, Object arguments])
+      size = length text
+  hFlush stdout -- what was printed belongs to this task
+  hPutStr said [chr (size `div` 256 ^ place `mod` 256) | place <- [3, 2, 1, 0 :: Int]]
+  hPutStr said text
+  hFlush said
+
+-- | What comes: a call with its arguments, or Nothing at the end.
+hear :: Worker -> IO (Maybe (String, Json))
+hear (Worker _ heard) = do
+  over <- hIsEOF heard
+  if over
+    then return Nothing
+    else do
+      size <- mapM (const (hGetChar heard)) [1 .. 4 :: Int]
+      text <- mapM (const (hGetChar heard)) [1 .. foldl (\n c -> 256 * n + ord c) 0 size]
+      case fst (value text) of
+        List [Text call, arguments] -> return (Just (call, arguments))
+        other -> ioError (userError ("no call: " ++ show other))
+
+ask :: Worker -> String -> [(String, Json)] -> IO Json
+ask worker call arguments = do
+  tell worker call arguments
+  heard <- hear worker
+  case heard of
+    Just (_, reply) -> return reply
+    Nothing -> ioError (userError ("the worker is gone, instead of replying to " ++ call))
+
+-- | The content of an object that is there: one among the arguments of the task.
+contents :: Worker -> Json -> IO String
+contents worker ref = do
+  reply <- ask worker "open_ref" [("ref", ref)]
+  case member "filename" reply of
+    Text name -> openBinaryFile name ReadMode >>= hGetContents
+    _ -> ioError (userError ("it cannot be opened: " ++ show ref))
+
+publish :: Worker -> Int -> String -> IO ()
+publish worker number content = do
+  let index = ("index", Number (show number))
+  reply <- ask worker "open_output" [index]
+  case member "filename" reply of
+    Text name -> do
+      file <- openBinaryFile name WriteMode
+      hPutStr file content
+      hClose file
+    _ -> ioError (userError ("the worker names no file: " ++ show reply))
+  _ <- ask worker "close_output" [index]
+  return ()
+
+spawn :: Worker -> String -> [(String, Json)] -> IO Json
+spawn worker executor keywords =
+  ask worker "spawn" (("executor_name", Text executor) : keywords)
+
+-- | Create a task that makes the outputs of this one.
+tailSpawn :: Worker -> String -> [(String, Json)] -> IO ()
+tailSpawn worker executor keywords =
+  tell worker "tail_spawn" (("executor_name", Text executor) : keywords)
+
+-- | Run all tasks that come.
+serve :: (Worker -> Json -> IO ()) -> IO ()
+serve run = do
+  arguments <- getArgs
+  let [_, saying, _, hearing] = reverse (take 4 (reverse arguments))
+  said <- openBinaryFile saying WriteMode -- in this order: each end waits for the other
+  heard <- openBinaryFile hearing ReadMode
+  next (Worker said heard)
+  where
+    next worker = do
+      heard <- hear worker
+      case heard of
+        Just ("start_task", task) -> do
+          run worker task
+          tell worker "exit" [("keep_process", Text "may_keep")]
+          next worker
+        _ -> return ()

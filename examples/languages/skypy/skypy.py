@@ -1,0 +1,105 @@
+"""What a script of the executor `skypy` can ask for.
+
+A function that needs what is not there yet leaves off, and a task that goes on with it follows when
+it is there. No PyPy of today can save a coroutine. So what is saved are the references that `spawn`
+returned: the function is called again, and gets the same ones. It must do the same again.
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+
+import ciel_task
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, BinaryIO
+
+KEPT = ("entry_point", "entry_args", "export_json", "run_fixed")  # of a task that is gone on with
+
+
+class LeftOff(BaseException):
+    """The function cannot go on yet. Scripts that catch every `Exception` do not catch this."""
+
+
+class Script:
+    """A call of a function, and what is saved of it when it leaves off."""
+
+    def __init__(self, task: ciel_task.Task) -> None:
+        self.task = task
+        coro = task.private.get("coro_ref")
+        saved = json.loads(task.read(coro)) if coro else {"spawned": [], "needed": []}
+        self.spawned, self.needed = (
+            [ciel_task.Ref(array) for array in saved[key]] for key in ("spawned", "needed")
+        )
+        self.again = iter(list(self.spawned))
+
+    def run(self) -> None:
+        """Call the function, and publish what it returns."""
+        told = self.task.private
+        names: dict[str, Any] = {"__name__": "script"}
+        exec(compile(self.task.read(told["py_ref"]), "script", "exec"), names)
+        try:
+            result = names[told["entry_point"]](*told.get("entry_args", ()))
+        except LeftOff:
+            self.go_on_later()
+        else:
+            encoded = json.dumps(result).encode() if told["export_json"] else pickle.dumps(result)
+            self.task.publish(told["ret_output"], encoded)
+
+    def go_on_later(self) -> None:
+        """Hand this task over to one that goes on when all is there that was needed so far."""
+        told = self.task.private
+        lists = {"spawned": self.spawned, "needed": self.needed}
+        saved = {key: [ref.array for ref in refs] for key, refs in lists.items()}
+        coro = self.task.publish(self.task.allocate("coro"), json.dumps(saved).encode())
+        kept = {key: told.get(key) for key in KEPT}
+        self.task.tail_spawn(
+            "skypy", **kept, pyfile_ref=told["py_ref"], coro_ref=coro,
+            n_extra_outputs=len(told["extra_outputs"]), extra_dependencies=self.needed,
+        )  # fmt: skip
+
+
+current: Script
+
+
+def spawn(name: str, *args: Any) -> ciel_task.Ref:
+    """Create a task that calls another function of the script, and return a reference to what that
+    will return; or the one that was created before this function left off.
+    """
+    ref = next(current.again, None)
+    if ref is None:
+        script = current.task.private["py_ref"]
+        ref = current.task.spawn("skypy", pyfile_ref=script, entry_point=name, entry_args=args)
+        current.spawned.append(ref)
+    return ref
+
+
+def deref(ref: ciel_task.Ref) -> Any:
+    """Return what a function has returned."""
+    with deref_as_raw_file(ref) as file:
+        return pickle.load(file)
+
+
+def deref_as_raw_file(ref: ciel_task.Ref) -> BinaryIO:
+    """Open any object for reading."""
+    if ref not in current.needed:
+        current.needed.append(ref)
+    opened = current.task.call("open_ref", ref=ref)
+    if "filename" not in opened:
+        raise LeftOff
+    return open(opened["filename"], "rb")
+
+
+def open_output(index: int) -> BinaryIO:
+    """Open an extra output for writing, in a `with` block; they are numbered from 1."""
+    output: BinaryIO = current.task.open_output(index)
+    return output
+
+
+def run(task: ciel_task.Task) -> None:
+    """Run a task of the executor."""
+    global current
+    current = Script(task)
+    current.run()

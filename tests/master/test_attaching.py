@@ -1,0 +1,175 @@
+"""Attached processes as the master knows them: what their workers may have changed, and when what
+they wait under goes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ciel.core.errors import CielError
+from ciel.core.events import (
+    AssignTask,
+    CancelTask,
+    DropObjects,
+    Message,
+    SpawnTask,
+    TaskFault,
+    TaskReported,
+)
+from ciel.core.ids import ObjectId, attached_process_id, root_task_id
+from ciel.core.jobs import Job, JobState
+from ciel.core.refs import Fixed
+from ciel.core.tasks import Mentions, Needs, TaskSpec, TaskState
+from ciel.master.attaching import change
+from ciel.master.state.machine import MasterMachine
+from ciel.testing.builders import JOB, a_task, a_worker, inline, place_of
+
+PROCESS = attached_process_id(JOB)
+ROOT = root_task_id(JOB)
+
+
+class Attached:
+    """A machine of two workers; a process is attached to the first."""
+
+    def __init__(self) -> None:
+        self.machine = MasterMachine(delegates=False)
+        for worker in ("w1", "w2"):
+            self.machine.worker_joined(a_worker(worker), 1.0)
+        self.change("attach", {"job": JOB, "name": "process 7 (sh)"})
+
+    def change(self, topic: str, argument: Any, worker: str = "w1") -> None:
+        change(self.machine, worker, topic, argument, now_s=1.0)
+        self.end_turn()
+
+    def end_turn(self) -> None:
+        self.machine.end_turn(2.0)
+        self.machine.graph.validate()
+
+    @property
+    def job(self) -> Job:
+        return self.machine.jobs[JOB]
+
+    def says(self, *messages: Message, worker: str = "w1") -> None:
+        for message in messages:
+            self.machine.worker_said(worker, message, 2.0)
+        self.end_turn()
+
+    def told(self, worker: str, kind: type) -> list[Any]:
+        """Take what a worker was told of one kind."""
+        found = [m for name, m in self.machine.outbox if name == worker and type(m) is kind]
+        self.machine.outbox.clear()
+        return found
+
+    def waits(self) -> TaskSpec:
+        """Have the process wait for a child; return what goes on then."""
+        known = self.machine.graph.tasks[ROOT].spec
+        child = a_task("made", parent=known)
+        rest = a_task(
+            *known.outputs, inputs=[PROCESS, "made"], parent=known, ordinal=1,
+            mentions=Mentions.ANYTHING,
+        )  # fmt: skip
+        fixed = (Fixed(PROCESS, place_of("w1")),)
+        self.says(
+            SpawnTask(child, (), 1), SpawnTask(rest, fixed, 1), TaskReported(ROOT, 1, (), None, 0.1)
+        )
+        return rest
+
+
+def test_a_process_is_a_job_whose_root_task_goes_where_it_waits() -> None:
+    scene = Attached()
+    (assigned,) = scene.told("w1", AssignTask)
+    assert (assigned.spec.id, assigned.spec.executor, assigned.spec.name) == (
+        ROOT, "proc", "process 7 (sh)",
+    )  # fmt: skip
+    assert assigned.inputs == (Fixed(PROCESS, place_of("w1")),)
+    assert (scene.job.spec.detached, scene.job.open) == (True, False)
+    scene.says(TaskReported(ROOT, 1, (inline(assigned.spec.outputs[0]),), None, 0.1))
+    assert scene.job.state is JobState.COMPLETED
+    assert scene.told("w1", DropObjects) == [DropObjects((PROCESS,))]
+
+
+def test_it_is_kept_while_it_waits_and_goes_with_who_goes_on() -> None:
+    scene = Attached()
+    rest = scene.waits()
+    assert scene.told("w1", DropObjects) == []
+    child = next(iter(scene.machine.graph.tasks[ROOT].children.values()))  # type: ignore[union-attr]  # it has some
+    worker = scene.machine.graph.tasks[child].worker
+    assert worker is not None
+    scene.says(TaskReported(child, 1, (inline("made"),), None, 0.1), worker=worker)
+    assert rest in [assigned.spec for assigned in scene.told("w1", AssignTask)]
+    scene.says(TaskReported(rest.id, 1, (inline(rest.outputs[0]),), None, 0.1))
+    assert scene.job.state is JobState.COMPLETED
+    assert scene.told("w1", DropObjects) == [DropObjects((PROCESS,))]
+    scene.machine.remove_job(scene.job)
+    assert scene.machine.graph.objects.attached == {}
+    assert len(scene.machine.graph.objects) == 0
+
+
+@pytest.mark.parametrize("when", ["in line", "running", "waiting"])
+@pytest.mark.parametrize("how", ["cancelled", "lost", "gone"])
+def test_whatever_ends_its_job_lets_it_go(when: str, how: str) -> None:
+    scene = Attached()
+    if when == "in line":
+        scene.says(TaskReported(ROOT, 1, (), TaskFault("RECALLED", ""), 0.0))
+        scene.machine.workers["w1"].slots_used += 10
+        scene.end_turn()
+    elif when == "waiting":
+        scene.waits()
+    scene.machine.outbox.clear()
+    if how == "cancelled":
+        scene.machine.cancel_job(scene.job, "the user said so", 2.0)
+        scene.end_turn()
+        assert DropObjects((PROCESS,)) in scene.told("w1", DropObjects)
+        assert scene.job.reason == "the user said so"
+        return
+    if how == "lost":
+        scene.machine.worker_lost("w1", "its connection ended", 2.0)
+        scene.end_turn()
+        assert "LOST_FIXED_OBJECT: the process that it is to go on in was at" in scene.job.reason
+    else:
+        scene.change("fail", {"job": JOB, "reason": "process 7 (sh): it ended"})
+        assert scene.job.reason == "process 7 (sh): it ended"
+    assert scene.job.state is JobState.FAILED
+    scene.change("fail", {"job": JOB, "reason": "again"}, worker="w2")
+    assert scene.job.reason != "again"
+
+
+def test_a_worker_can_have_nothing_else_changed() -> None:
+    scene = Attached()
+    with pytest.raises(CielError, match="there is a job"):
+        scene.change("attach", {"job": JOB, "name": ""})
+    with pytest.raises(CielError, match="has to join anew"):
+        scene.change("attach", {"job": "j2", "name": ""}, worker="w3")
+    for topic, argument in (("remove", {"job": JOB}), ("attach", None), ("fail", {"job": 1})):
+        with pytest.raises(CielError, match="a worker cannot have"):
+            scene.change(topic, argument)
+    for job in ("no id!", None, 3):
+        with pytest.raises(CielError):
+            scene.change("attach", {"job": job, "name": ""})
+    task = a_task("a", job="other")
+    scene.machine.begin_job(scene.job.spec._replace(id=task.job), [(task, ())], (), 2.0)  # type: ignore[list-item]  # as good as one
+    with pytest.raises(CielError, match="did not begin with an attached process"):
+        scene.change("fail", {"job": "other", "reason": "why not"})
+
+
+def test_a_task_is_aborted_where_it_runs_and_tried_again_if_it_may_be() -> None:
+    scene = Attached()
+    task = a_task("a", job="other")._replace(needs=Needs(retries=1))
+    spec = scene.job.spec._replace(id=task.job)
+    scene.machine.begin_job(spec, [(task, ())], (ObjectId("a"),), 2.0)  # type: ignore[list-item]  # as good as one
+    scene.end_turn()
+    node = scene.machine.graph.tasks[task.id]
+    for attempt in (1, 2):
+        worker = node.worker
+        assert worker is not None
+        scene.machine.outbox.clear()
+        assert scene.machine.abort(node)
+        assert scene.told(worker, CancelTask) == [CancelTask(task.id, attempt, aborts=True)]
+        fault = TaskFault("ABORTED", "somebody had it aborted")
+        scene.says(TaskReported(task.id, attempt, (), fault, 0.1), worker=worker)
+        scene.machine.end_turn(100.0)
+    assert node.state is TaskState.FAILED
+    assert "ABORTED" in scene.machine.jobs["other"].reason
+    assert not scene.machine.abort(node)
