@@ -4,6 +4,8 @@ VENV := .venv
 STAMP := $(VENV)/.installed
 RUN := $(VENV)/bin
 LOADERS := executors/sdk/c/cso.c executors/sdk/c/sw_task.h executors/sdk/java/TaskLoader.java
+COMPILED := $(wildcard ciel/core/*.py ciel/wire/*.py ciel/master/state/*.py ciel/worker/state/*.py) \
+	$(shell sed -n 's/^    "\(ciel.*\.py\)",$$/\1/p' setup.py)
 C_OF_SCC := $(wildcard scc/include/*.h scc/src/*.[ch] scc/tools/*.[ch] scc/fuse/*.[ch])
 
 .PHONY: deps dev demo test check check-deep bench appendix arrays check-fuse package clean format
@@ -15,7 +17,7 @@ deps:
 ifeq ($(CIEL_CI),1)
 $(STAMP): deps
 endif
-$(STAMP): pyproject.toml setup.py ciel/launch/launcher.c $(LOADERS) scc/build_ffi.py $(C_OF_SCC)
+$(STAMP): pyproject.toml setup.py ciel/launch/launcher.c $(LOADERS) scc/build_ffi.py $(C_OF_SCC) $(COMPILED)
 	@.ci/packages report
 	@echo "ciel: installing into $(VENV) (Python packages of pyproject.toml, and what is in C): some minutes"
 	@$(PYTHON) -m venv $(VENV)
@@ -69,4 +71,5 @@ format: dev
 	$(RUN)/ruff format .
 
 clean:
+	find ciel -name '*.so' -delete
 	rm -rf $(VENV) build dist *.egg-info ciel/launch/ciel-launcher executors/programs/ciel-cso executors/programs/ciel-java.jar scc/bin scc/*.so .pytest_cache .mypy_cache .ruff_cache

@@ -5,6 +5,7 @@ and running from a checkout; the build does not depend on them.
 """
 
 import copy
+import functools
 import os
 import runpy
 import shlex
@@ -30,6 +31,42 @@ TOOL_FLAGS = ["-Iscc/include", "-Iscc/src", "-pthread"]
 _TOOL_SOURCES = sorted(Path("scc/tools").glob("*.c"))
 TOOLS = [p for p in _TOOL_SOURCES if p.stem.startswith("shm") or p.stem == "drop_caches"]
 CORE = [*PARTS["sources"]("shmfs", "coherent"), *(p for p in _TOOL_SOURCES if p not in TOOLS)]
+
+
+# What mypyc compiles: the rooms that decide, and what else is on the way of every task. The same
+# sources run as they are (`make pure`). Errors stay so, since they have several bases, and so does
+# a subclass of what C brings.
+COMPILED_ROOMS = ("ciel/core", "ciel/wire", "ciel/master/state", "ciel/worker/state")
+COMPILED_ALONE = (
+    "ciel/master/service.py",
+    "ciel/master/sessions.py",
+    "ciel/net/turns.py",
+    "ciel/worker/events.py",
+    "ciel/worker/hosting.py",
+    "ciel/worker/service.py",
+    "ciel/worker/talked.py",
+    "ciel/worker/talking.py",
+)
+UNCOMPILED = ("__init__.py", "errors.py", "recent.py")
+TYPE_OPTIONS = ["--config-file=", "--cache-dir=build/types", "--ignore-missing-imports"]
+
+
+@functools.cache
+def compiled_by_mypyc():
+    """Make extensions of what is compiled: half a minute, so only who builds asks for them."""
+    if os.environ.get("CIEL_PURE") == "1":
+        return []
+    from mypyc.build import mypycify
+
+    def modules_in(*rooms):
+        paths = [path for room in rooms for path in sorted(Path(room).glob("*.py"))]
+        return [str(path) for path in paths if path.name not in UNCOMPILED]
+
+    below = modules_in(*COMPILED_ROOMS[:2])
+    above = [*modules_in(*COMPILED_ROOMS[2:]), *COMPILED_ALONE]
+    libraries = [(below, "ciel.compiled_below"), (above, "ciel.compiled_above")]  # one a processor
+    options = {"opt_level": "2", "debug_level": "0", "separate": libraries}
+    return mypycify([*TYPE_OPTIONS, *below, *above], **options)
 
 
 def libfuse_flags():
@@ -102,6 +139,8 @@ class BuildApart(build_ext):
     """Several modules are made of the same sources: each has a folder to itself, all at once."""
 
     def finalize_options(self):
+        known = self.distribution.ext_modules
+        known += [extension for extension in compiled_by_mypyc() if extension not in known]
         super().finalize_options()
         self.parallel = self.parallel or os.cpu_count()
 
@@ -129,5 +168,4 @@ setup(
     cffi_modules=[f"scc/build_ffi.py:{name}" for name in PARTS["MODULES"]],
     data_files=[("bin", [str(TOOLS_HOME / program) for program in PROGRAMS])],
     cmdclass={"build_py": BuildWithPrograms, "build_ext": BuildApart},
-    options={"bdist_wheel": {"py_limited_api": "cp311"}},
 )

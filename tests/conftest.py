@@ -23,6 +23,7 @@ from twisted.internet.threads import blockingCallFromThread
 from twisted.logger import ILogObserver, LogEvent, globalLogPublisher
 from zope.interface import implementer
 
+import ciel
 from ciel.cli.main import main
 from ciel.net.turns import use_monotonic_clock
 
@@ -71,6 +72,17 @@ def _is_whole(config: pytest.Config) -> bool:
     return config.args_source is config.ArgsSource.TESTPATHS and not any(
         config.getoption(name, None) for name in narrowing
     )
+
+
+def pytest_configure() -> None:
+    """Refuse to test what was compiled from older sources than those that lie here."""
+    if os.environ.get("CIEL_PURE") == "1":
+        return
+    for compiled in Path(ciel.__path__[0]).glob("**/*.so"):
+        source = compiled.with_name(compiled.name.partition(".")[0] + ".py")
+        if source.exists() and source.stat().st_mtime > compiled.stat().st_mtime:
+            text = f"{source} was changed since it was compiled: `make dev` does it again"
+            raise pytest.UsageError(f"{text}, and with CIEL_PURE=1 sources run as they are")
 
 
 def _expect_all(config: pytest.Config, found: int) -> None:

@@ -16,7 +16,6 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Final
 
 from ciel.client.jobs import Job
-from ciel.core.events import Message, ObjectSettled
 from ciel.core.jobs import JobSpec, JobSummary
 from ciel.core.refs import Reference
 from ciel.wire.references import from_json
@@ -47,11 +46,10 @@ class AttachedJob(Job):
     ) -> None:
         """Leave it to others."""
 
-    def take(self, message: Message) -> None:
+    def take_settled(self, ref: Reference) -> None:
         """Take in what the job wanted before we came, too."""
-        if isinstance(message, ObjectSettled):
-            self._wanted.setdefault(message.ref.id, None)
-        super().take(message)
+        self._wanted.setdefault(ref.id, None)
+        super().take_settled(ref)
 
     def wanted(self) -> list[tuple[str, Reference]]:
         """Return what the job wants as it is now, in the order in which it was wanted: names of

@@ -328,8 +328,16 @@ class Client:
 
     def _deliver(self, messages: list[Message]) -> None:
         with self._changed:
+            job: Job | None = None
             for message in messages:
-                if isinstance(message, Answer):
+                if isinstance(message, ObjectSettled):  # most of them, many of one job
+                    if self.cluster is not None and isinstance(message.ref, Failure):
+                        message = self._relocated(self.cluster, message, message.ref)
+                    if job is None or job.id != message.job:
+                        job = self._jobs.get(message.job)
+                    if job is not None:
+                        job.take_settled(message.ref)
+                elif isinstance(message, Answer):
                     if message.number in self._answers:
                         self._answers[message.number] = message
                 elif isinstance(message, JobChanged):
@@ -339,10 +347,6 @@ class Client:
                     if summary.id in self._watched:
                         self._watched[summary.id] = summary
                     self._pass_on(summary.id, JobChanged(summary))
-                elif isinstance(message, ObjectSettled):
-                    if self.cluster is not None and isinstance(message.ref, Failure):
-                        message = self._relocated(self.cluster, message, message.ref)
-                    self._pass_on(message.job, message)
                 elif isinstance(message, RequestRefused):
                     self._pass_on(message.job, message)
             self._changed.notify_all()

@@ -44,9 +44,9 @@ from ciel.core.events import (
     Received,
 )
 from ciel.wire.errors import WireError
-from ciel.wire.frames import Record, encode_frames
+from ciel.wire.frames import Record, encode_frames, estimate_sizes
 from ciel.wire.limits import HELLO_TIMEOUT_S
-from ciel.wire.messages import TO_CLIENT, decode, encode
+from ciel.wire.messages import TO_CLIENT, decode_all, encode, encode_all
 
 SILENT_MAX_S: Final = 15.0
 """A master silent for so long is taken for gone; five times what peers allow each other, since
@@ -55,11 +55,12 @@ this computer may be busy with the very job."""
 RECONNECT_S = CLIENT_GRACE_S
 """So long a lost master is sought; after that it has given our jobs up."""
 
-_QUEUED_MAX_BYTES = 8 << 20
+_QUEUED_MAX_BYTES = (
+    1 << 20
+)  # thousands of tasks; more would only be looked through by the collector
 _FRAME_BYTES = 256 << 10  # about, in one frame: while the master takes it in, it serves nobody else
 _FRAME_RECORDS = 1024
 _SEND_RECORDS = 128  # so many queued are sent by who queued them
-_RECORD_BYTES = 300  # of a typical record, its payload apart
 _TRIAL_BYTES = 1 << 20  # a message of this size is tried before it is queued: it may not fit
 _FAREWELL_S = 2.0
 _CONFIRM_EVERY = 256  # messages that came; fewer are confirmed by the next life sign
@@ -118,8 +119,8 @@ class Connection:
         Raises ConnectionLostError, ClientClosedError, ForkedError, and EncodeError or
         RecordTooLargeError for a message that cannot be sent (then none of them is).
         """
-        records = [encode(message) for message in messages]
-        sizes = [_estimate(record) for record in records]
+        records = encode_all(messages)
+        sizes = estimate_sizes(records)
         size_bytes = sum(sizes)
         if size_bytes > _TRIAL_BYTES:
             encode_frames(records)
@@ -319,11 +320,10 @@ class Connection:
 
     def _hand_over(self, records: Sequence[Record]) -> None:
         messages = []
-        for record in records:
-            message = decode(record, TO_CLIENT)
+        for message in decode_all(records, TO_CLIENT):
             if type(message) is Received:
                 self._take_confirmation(message.total)
-            elif type(message) is not Heartbeat:
+            else:
                 messages.append(message)
         if messages:
             self._received += len(messages)
@@ -439,13 +439,3 @@ def open_connection(
         connection.close()
         raise
     return connection
-
-
-def _estimate(record: Record) -> int:
-    """Return about how many bytes a record takes on the wire."""
-    fields, payload = record
-    size_bytes = _RECORD_BYTES + len(payload)
-    for field in fields:
-        if type(field) is tuple or type(field) is list:
-            size_bytes += 40 * len(field)
-    return size_bytes

@@ -34,7 +34,6 @@ from ciel.core.events import (
     CloseJob,
     JobChanged,
     Message,
-    ObjectSettled,
     ReleaseObjects,
     RequestRefused,
     WantObjects,
@@ -422,20 +421,23 @@ class Job(Shown):
 
     # --- what the client passes on, holding the lock ----------------------------------------------
 
+    def take_settled(self, ref: Reference) -> None:
+        """Take in what became of an object."""
+        object_id = ref.id
+        try:
+            tell = self._wanted[object_id]
+        except KeyError:
+            return  # it was released or forgotten meanwhile
+        known = self._settled.get(object_id)
+        if type(ref) is Failure or type(known) is Failure:
+            self.failed_count += (type(ref) is Failure) - (type(known) is Failure)
+        self._settled[object_id] = ref
+        if tell is not None:
+            tell.append(ref)
+
     def take(self, message: Message) -> None:
-        """Take in a message about this job."""
-        if isinstance(message, ObjectSettled):
-            ref = message.ref
-            try:
-                tell = self._wanted[ref.id]
-            except KeyError:
-                return  # it was released or forgotten meanwhile
-            known = self._settled.get(ref.id)
-            self.failed_count += isinstance(ref, Failure) - isinstance(known, Failure)
-            self._settled[ref.id] = ref
-            if tell is not None:
-                tell.append(ref)
-        elif isinstance(message, JobChanged):
+        """Take in a message about this job, but for what became of its objects."""
+        if isinstance(message, JobChanged):
             self._summary = message.summary
         elif isinstance(message, RequestRefused):
             self._refusal = self._refusal or message.reason

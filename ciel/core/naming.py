@@ -8,14 +8,16 @@ locations do not matter, nor does the text in which arguments happen to be encod
 
 from __future__ import annotations
 
-import json
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
 from ciel.core.ids import ObjectId
+from ciel.core.json_text import make_encoder
 from ciel.core.refs import REFERENCE_TYPES, Reference
 
 DIGEST_BYTES = 16
+NESTING_MAX = 900
+"""Levels of lists and mappings in arguments; about what an interpreter takes by itself."""
 
 
 def _refuse(value: Any) -> Any:
@@ -30,25 +32,26 @@ def _check_key(key: Any) -> None:
         raise ValueError("a mapping in arguments may not have the key '__ref__'")
 
 
-def _gather(value: Any, found: dict[str, Reference]) -> Any:
+def _gather(value: Any, found: dict[str, Reference], depth: int = 0) -> Any:
     """Replace references by their ids, and note them; refuse keys that would be ambiguous then."""
+    if depth > NESTING_MAX:  # compiled, we have no limit but the stack's
+        raise RecursionError
     kind = type(value)
     if kind is dict or isinstance(value, dict):
         for key in value:
             _check_key(key)
-        return {k: v if type(v) in _PLAIN else _gather(v, found) for k, v in value.items()}
+        below = depth + 1
+        return {k: v if type(v) in _PLAIN else _gather(v, found, below) for k, v in value.items()}
     if isinstance(value, REFERENCE_TYPES):
         found.setdefault(value.id, value)
         return {"__ref__": value.id}
     if isinstance(value, list | tuple):
-        return [item if type(item) in _PLAIN else _gather(item, found) for item in value]
+        return [v if type(v) in _PLAIN else _gather(v, found, depth + 1) for v in value]
     return value
 
 
 _PLAIN = frozenset((str, int, float, bool, type(None)))
-_encode = json.JSONEncoder(
-    sort_keys=True, separators=(",", ":"), allow_nan=False, default=_refuse
-).encode
+_encode = make_encoder(_refuse, ascii_only=True, sort_keys=True)
 
 
 def canonical(value: Any) -> bytes:

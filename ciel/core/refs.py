@@ -239,7 +239,7 @@ _ROWS: tuple[
     ("11 fixed", (Future,), (Fixed,), _take),
 )
 MERGE_TABLE: dict[tuple[type, type], tuple[str, Callable[[Any, Any], Reference]]] = {}
-for _name, _olds, _updates, _rule in reversed(_ROWS):
+for _name, _olds, _updates, _rule in _ROWS[::-1]:
     for _old in _olds:
         for _update in _updates:
             MERGE_TABLE[_old, _update] = (_name, _rule)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 from enum import Enum
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ciel.core.errors import InvalidTaskError
 from ciel.core.ids import JobId, ObjectId, TaskId, child_id, root_task_id
@@ -215,7 +215,7 @@ def _overlap(some: tuple[str, ...], others: tuple[str, ...]) -> bool:
 
 
 def _check_needs(spec: TaskSpec) -> None:
-    needs = spec.needs
+    needs: Any = spec.needs  # numbers of whatever size, and integers for floats
     if not 1 <= needs.slots <= SLOTS_MAX:
         raise InvalidTaskError(spec.id, f"slots must be 1 to {SLOTS_MAX}, not {needs.slots}")
     if not PRIORITY_MIN <= needs.priority <= PRIORITY_MAX:

@@ -16,7 +16,7 @@ from ciel.net.control import ControlPeer
 
 CONFIRM_EVERY: Final = 256
 """Messages that came; fewer are confirmed by the next tick."""
-KEPT_MAX: Final = 400_000
+KEPT_MAX = 400_000
 """Messages that a client has not confirmed: as many as may wait in a connection. One that is so far
 behind cannot come back, and nothing more is kept for it."""
 

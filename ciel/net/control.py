@@ -34,7 +34,14 @@ from ciel.net.channels import Channels, ChannelTransport, Crossing
 from ciel.net.turns import Clock, DelayedCall, Turns
 from ciel.wire.errors import DecodeError, RefusedError, RemoteProtocolError, WireError
 from ciel.wire.limits import FRAME_MAX_BYTES, HELLO_TIMEOUT_S, RECORDS_PER_FRAME_MAX
-from ciel.wire.messages import FROM_CLIENT, FROM_WORKER, TO_CLIENT, TO_WORKER, decode, encode
+from ciel.wire.messages import (
+    FROM_CLIENT,
+    FROM_WORKER,
+    TO_CLIENT,
+    TO_WORKER,
+    decode_all,
+    encode_all,
+)
 from ciel.wire.session import Hello, Session
 
 CONGESTED_BYTES: Final = 1024 * 1024
@@ -230,11 +237,7 @@ class ControlPeer(TwistedProtocol):
                 records = self._crossing.sift(records)
                 if self._crossing.is_over:
                     self._crossing = None
-            messages = [
-                message
-                for record in records
-                if type(message := decode(record, self._allowed)) is not Heartbeat
-            ]
+            messages = decode_all(records, self._allowed)
         except RemoteProtocolError as error:
             self._fail(error)
             return
@@ -322,7 +325,7 @@ class ControlPeer(TwistedProtocol):
         if not self.is_open:
             return
         try:
-            data = self._session.send([encode(message) for message in messages])
+            data = self._session.send(encode_all(messages))
         except WireError as error:  # a message of ours that has no form, or is too large
             self._fail_telling(error, error.reason)
             return

@@ -244,18 +244,16 @@ def read_summary(fields: Any) -> JobSummary:
     """Read the summary of a job; raises DecodeError or InvalidIdError."""
     if not isinstance(fields, list) or len(fields) != len(JobSummary._fields):
         raise DecodeError("the summary of a job has the wrong shape")
-    summary = JobSummary(*fields)
-    check_id(summary.id)
-    texts = (summary.name, summary.reason, summary.state)
-    numbers = (summary.number, summary.wanted, summary.unsettled, summary.handed_over)
-    times = (summary.created_at_s, 0 if summary.ended_at_s is None else summary.ended_at_s)
+    job_id, number, name, state, reason, counts, created_at_s, ended_at_s, *others = fields
+    check_id(job_id)
+    times = (created_at_s, 0 if ended_at_s is None else ended_at_s)
     if (
-        not all(type(text) is str for text in texts)
-        or summary.state not in _JOB_STATES
-        or not all(type(number) is int and number >= 0 for number in numbers)
-        or not all(type(time_s) is float or type(time_s) is int for time_s in times)
-        or type(summary.counts) is not dict
-        or not all(type(count) is int and count >= 0 for count in summary.counts.values())
+        not all(type(text) is str for text in (name, reason, state))
+        or state not in _JOB_STATES
+        or not all(type(each) is int and each >= 0 for each in (number, *others))
+        or not all(_is_number(time_s) for time_s in times)
+        or type(counts) is not dict
+        or not all(type(count) is int and count >= 0 for count in counts.values())
     ):
         raise DecodeError("the summary of a job has a field of the wrong kind")
-    return summary
+    return JobSummary(*fields)

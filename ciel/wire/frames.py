@@ -29,6 +29,8 @@ Record = tuple[list[Any], bytes]
 SendableRecord = tuple[Sequence[Any], bytes | memoryview]
 """What is sent. Nothing of it is changed, so one record may go to many peers."""
 
+_RECORD_BYTES: Final = 300  # of a typical record, its payload apart
+_ITEM_BYTES: Final = 40  # of one in a list
 _PREFIX: Final = struct.Struct(">II")
 
 
@@ -63,6 +65,18 @@ def _encode_batch(records: Sequence[SendableRecord]) -> bytes:
             raise RecordTooLargeError(kind, len(header), HEADER_MAX_BYTES)
         raise RecordTooLargeError(kind, size_bytes + _PREFIX.size, FRAME_MAX_BYTES)
     return b"".join([_PREFIX.pack(size_bytes, len(header)), header, *payloads])
+
+
+def estimate_sizes(records: Sequence[SendableRecord]) -> list[int]:
+    """Return about how many bytes each of the records takes on the wire."""
+    sizes = []
+    for fields, payload in records:
+        size_bytes = _RECORD_BYTES + len(payload)
+        for field in fields:
+            if type(field) is tuple or type(field) is list:
+                size_bytes += _ITEM_BYTES * len(field)
+        sizes.append(size_bytes)
+    return sizes
 
 
 class FrameReader:

@@ -360,6 +360,21 @@ def encode(message: Message) -> Record:
     return [form.kind, *fields], payload
 
 
+def encode_all(messages: Iterable[Message]) -> list[Record]:
+    """Write messages as records, in order."""
+    return [encode(message) for message in messages]
+
+
+def decode_all(records: Iterable[Record], allowed: frozenset[type]) -> list[Message]:
+    """Read records as `decode` does, in order, and leave out the mere signs of life."""
+    messages = []
+    for record in records:
+        message = decode(record, allowed)
+        if type(message) is not Heartbeat:
+            messages.append(message)
+    return messages
+
+
 def decode(record: Record, allowed: frozenset[type]) -> Message:
     """Read a record that a session received.
 

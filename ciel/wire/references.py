@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ciel.core.ids import check_id
+from ciel.core.naming import NESTING_MAX
 from ciel.core.refs import (
     REFERENCE_TYPES,
     Concrete,
@@ -121,36 +122,42 @@ def from_array(array: Any) -> Reference:
     return ref
 
 
-def to_json(value: Any) -> Any:
+def to_json(value: Any, depth: int = 0) -> Any:
     """Replace references in a JSON-like value by `{"__ref__": array}`; the value itself is not
-    changed.
+    changed. Raises RecursionError for one that contains itself.
     """
     if type(value) in _PLAIN:  # most values
         return value
+    if depth > NESTING_MAX:
+        raise RecursionError
+    below = depth + 1
     if isinstance(value, dict):
-        return {key: item if type(item) in _PLAIN else to_json(item) for key, item in value.items()}
+        return {k: v if type(v) in _PLAIN else to_json(v, below) for k, v in value.items()}
     if isinstance(value, list):
-        return [to_json(item) for item in value]
+        return [to_json(item, below) for item in value]
     if isinstance(value, REFERENCE_TYPES):
         return {"__ref__": to_array(value)}
     if isinstance(value, tuple):
-        return [to_json(item) for item in value]
+        return [to_json(item, below) for item in value]
     return value
 
 
-def from_json(value: Any) -> Any:
+def from_json(value: Any, depth: int = 0) -> Any:
     """Replace every object with a key `__ref__`, wherever it stands, by its reference.
 
     Raises DecodeError, InvalidIdError or InvalidContentError: this is what people and programs
     wrote, so it is looked at more closely than an array in a record.
     """
+    if depth > NESTING_MAX:
+        raise DecodeError("JSON is nested too deeply")
+    below = depth + 1
     if isinstance(value, dict):
         if "__ref__" in value:
             ref = from_array(value["__ref__"])
             if type(ref) is Value:
                 ref.content  # noqa: B018  # can it be read?
             return ref
-        return {key: from_json(item) for key, item in value.items()}
+        return {key: from_json(item, below) for key, item in value.items()}
     if isinstance(value, list):
-        return [from_json(item) for item in value]
+        return [from_json(item, below) for item in value]
     return value

@@ -10,7 +10,7 @@ from twisted.internet.defer import Deferred
 
 from ciel.net.turns import DelayedCall
 
-KEPT_MAX: Final = 10_000
+KEPT_MAX = 10_000
 WAIT_S: Final = 20.0
 """Who waits for more hears by then that there is none; within HTTP's idle time."""
 

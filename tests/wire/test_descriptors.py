@@ -162,7 +162,9 @@ def test_a_task_survives_a_round_trip(spec: TaskSpec) -> None:
 
 
 @given(
-    st.builds(Needs, st.integers(), st.integers(), st.integers(), st.floats(0, 1e9), st.integers()),
+    st.builds(
+        Needs, *[st.integers()] * 3, st.floats(0, 1e9), st.integers(), st.just(()), st.just(0.0)
+    ),
     st.booleans(),
     st.sampled_from(Mentions),
     st.binary(max_size=9),

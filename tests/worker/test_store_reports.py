@@ -13,6 +13,7 @@ from twisted.internet.task import Clock
 from ciel.core.events import CopyTimed, MeetWorkers, Neighbour, StoresReported
 from ciel.core.ids import ObjectId
 from ciel.core.placement import MEASURED_FROM_BYTES
+from ciel.net.turns import Turns
 from ciel.storage.files import FileStore
 from ciel.storage.shelf import ShelfOptions
 from ciel.worker.service import STORE_LOOK_S, WorkerService
@@ -52,11 +53,6 @@ class DiskJobs:
         return nullcontext()
 
 
-class Turns:
-    def at_end(self, call: object) -> None:
-        pass
-
-
 class Reactor(Clock):
     def callFromThread(self, call: Any, *arguments: Any) -> None:  # noqa: N802  # Twisted's name
         self.callLater(0, call, *arguments)
@@ -70,7 +66,7 @@ class Scene:
         self.machine = WorkerMachine("here:1", "host", 1)
         service: Any = WorkerService
         self.service = service(
-            self.clock, Turns(), self.machine, store, lambda: None, lambda error: None
+            self.clock, Turns(self.clock), self.machine, store, lambda: None, lambda error: None
         )
         self.service.watch_store(DiskJobs())
 

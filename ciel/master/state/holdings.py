@@ -29,7 +29,7 @@ from ciel.core.refs import (
 from ciel.core.tasks import TaskState
 from ciel.master.state.jobs import JobDesk
 
-LISTED_MAX: Final = 1000
+LISTED_MAX = 1000
 KEPT_MAX: Final = 100_000
 NAME_MAX_LENGTH: Final = 200
 NEWEST: Final = "last"

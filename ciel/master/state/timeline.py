@@ -11,9 +11,9 @@ from ciel.core.jobs import Job
 from ciel.core.tasks import TaskNode
 from ciel.master.state.workers import WorkerNode
 
-SPANS_MAX: Final = 20_000
+SPANS_MAX = 20_000
 """Attempts that are remembered; some 250 bytes each."""
-PAGE_MAX: Final = 2000
+PAGE_MAX = 2000
 LOOKED_AT_MAX: Final = 50_000  # for one page; some 5 ms
 FORGOTTEN_SHARE: Final = 8
 """When one in so many may be of a job that was removed, those are looked for; some 5 ms."""

@@ -5,7 +5,7 @@ heard.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -124,15 +124,17 @@ class WorkerNode:
         """How many slots it has for an attempt."""
         return 0 if attempt == 0 and task.spec.id in self.within else task.spec.needs.slots
 
-    def at_work(self) -> Iterator[TaskNode]:
-        """Yield the tasks that run there now: the oldest ones, as far as its slots reach."""
+    def at_work(self) -> list[TaskNode]:
+        """List the tasks that run there now: the oldest ones, as far as its slots reach."""
         slots = self.facts.slots
+        found = []
         for (_, attempt), task in self.assigned.items():
             needed = self.slots_of(task, attempt)
             if needed > max(slots, 0):
-                return  # nor does anything pass it
+                break  # nor does anything pass it
             slots -= needed
-            yield task
+            found.append(task)
+        return found
 
     def hold(self, task: TaskNode, attempt: int) -> None:
         """Note that it has an attempt that counts no more, until it says that it has not."""

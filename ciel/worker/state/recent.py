@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from typing import TypeVar
 
 K = TypeVar("K")
@@ -10,10 +11,13 @@ V = TypeVar("V")
 RECENT_MAX = 10_000
 
 
-class Recent(dict[K, V]):
-    """A dictionary that forgets what was put in first."""
+class Recent(OrderedDict[K, V]):
+    """A dictionary that forgets what was put in first.
+
+    A plain one would look ever longer for what that is.
+    """
 
     def put(self, key: K, value: V) -> None:
         self[key] = value
         while len(self) > RECENT_MAX:
-            del self[next(iter(self))]
+            self.popitem(last=False)
