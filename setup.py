@@ -42,6 +42,7 @@ COMPILED_ALONE = (
     "ciel/master/sessions.py",
     "ciel/net/turns.py",
     "ciel/worker/events.py",
+    "ciel/worker/hosted.py",
     "ciel/worker/hosting.py",
     "ciel/worker/service.py",
     "ciel/worker/talked.py",

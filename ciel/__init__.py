@@ -5,12 +5,10 @@ A Python program needs no more than this module: `ciel.Client` finds a cluster o
 below the client never loads it.
 """
 
-import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-if os.environ.get("CIEL_PURE") == "1":
-    import_module("ciel.pure").take_sources()
+from ciel import pure as pure  # before anything that may have been compiled
 
 if TYPE_CHECKING:
     from ciel.client import Client as Client

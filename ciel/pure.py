@@ -6,14 +6,14 @@ which compiled classes do not allow. It is the same program, a third slower.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
-from importlib.abc import MetaPathFinder
 from importlib.machinery import SOURCE_SUFFIXES, FileFinder, ModuleSpec, SourceFileLoader
 from types import ModuleType
 
 
-class _Sources(MetaPathFinder):
+class Sources:
     """Finds the sources of our modules; what has none, such as what is written in C, it leaves to
     others.
     """
@@ -30,6 +30,5 @@ class _Sources(MetaPathFinder):
         return None
 
 
-def take_sources() -> None:
-    """Have what is imported from now on be taken from its source."""
-    sys.meta_path.insert(0, _Sources())
+if os.environ.get("CIEL_PURE") == "1":
+    sys.meta_path.insert(0, Sources())

@@ -74,7 +74,7 @@ def _is_whole(config: pytest.Config) -> bool:
     )
 
 
-def pytest_configure() -> None:
+def _refuse_old_code() -> None:
     """Refuse to test what was compiled from older sources than those that lie here."""
     if os.environ.get("CIEL_PURE") == "1":
         return
@@ -208,6 +208,7 @@ def _left_behind(files_before: set[Path]) -> list[Any]:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    _refuse_old_code()
     if not hasattr(config, "workerinput"):  # else it is inherited from the process that shares out
         os.environ[SESSION_VARIABLE] = uuid.uuid4().hex
 

@@ -110,12 +110,12 @@ UNREADABLE = [
 ]
 
 
-@pytest.mark.parametrize("ref", READABLE, ids=str)
+@pytest.mark.parametrize("ref", READABLE, ids=lambda ref: type(ref).__name__)
 def test_what_the_java_side_can_read_it_is_told(ref: Reference) -> None:
     assert readable({"refs": [ref]}) == {"refs": [ref]}
 
 
-@pytest.mark.parametrize("ref", UNREADABLE, ids=str)
+@pytest.mark.parametrize("ref", UNREADABLE, ids=lambda ref: type(ref).__name__)
 def test_what_it_would_throw_at_is_told_as_a_future(ref: Reference) -> None:
     assert readable({"a": [{"b": ref}], "c": "text"}) == {"a": [{"b": Future(X)}], "c": "text"}
 
