@@ -11,6 +11,7 @@ import runpy
 import shlex
 import shutil
 import subprocess
+import sys
 import tempfile
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
@@ -49,7 +50,8 @@ COMPILED_ALONE = (
     "ciel/worker/talking.py",
 )
 UNCOMPILED = ("__init__.py", "errors.py", "recent.py")
-TYPE_OPTIONS = ["--config-file=", "--cache-dir=build/types", "--ignore-missing-imports"]
+ASKED_ONLY = {"egg_info", "dist_info", "sdist"}  # commands that build nothing
+TYPE_OPTIONS = ["--config-file=", f"--cache-dir={os.devnull}", "--ignore-missing-imports"]
 
 
 @functools.cache
@@ -140,10 +142,16 @@ class BuildApart(build_ext):
     """Several modules are made of the same sources: each has a folder to itself, all at once."""
 
     def finalize_options(self):
-        known = self.distribution.ext_modules
-        known += [extension for extension in compiled_by_mypyc() if extension not in known]
+        if ASKED_ONLY.isdisjoint(sys.argv):
+            known = self.distribution.ext_modules
+            known += [extension for extension in compiled_by_mypyc() if extension not in known]
         super().finalize_options()
         self.parallel = self.parallel or os.cpu_count()
+
+    def run(self):
+        super().run()
+        for library in Path("ciel").glob("compiled_*.so"):  # made anew, or found to be as it was
+            library.touch()
 
     def build_extension(self, ext):
         apart = copy.copy(self)

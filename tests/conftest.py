@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import math
 import os
 import tempfile
 import threading
@@ -78,9 +79,11 @@ def _refuse_old_code() -> None:
     """Refuse to test what was compiled from older sources than those that lie here."""
     if os.environ.get("CIEL_PURE") == "1":
         return
-    for compiled in Path(ciel.__path__[0]).glob("**/*.so"):
-        source = compiled.with_name(compiled.name.partition(".")[0] + ".py")
-        if source.exists() and source.stat().st_mtime > compiled.stat().st_mtime:
+    home = Path(ciel.__path__[0])
+    compiled_s = min((p.stat().st_mtime for p in home.glob("compiled_*.so")), default=math.inf)
+    for module in home.glob("**/*.so"):
+        source = module.with_name(module.name.partition(".")[0] + ".py")
+        if source.exists() and source.stat().st_mtime > compiled_s:
             text = f"{source} was changed since it was compiled: `make dev` does it again"
             raise pytest.UsageError(f"{text}, and with CIEL_PURE=1 sources run as they are")
 
