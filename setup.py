@@ -35,10 +35,11 @@ CORE = [*PARTS["sources"]("shmfs", "coherent"), *(p for p in _TOOL_SOURCES if p 
 
 
 # What mypyc compiles: the rooms that decide, and what else is on the way of every task. The same
-# sources run as they are (`make pure`). Errors stay so, since they have several bases, and so does
-# a subclass of what C brings.
+# sources run as they are (`CIEL_PURE=1`). Errors stay so, since they have several bases. Nothing
+# here may be a subclass of what C brings.
 COMPILED_ROOMS = ("ciel/core", "ciel/wire", "ciel/master/state", "ciel/worker/state")
 COMPILED_ALONE = (
+    "ciel/executors/arguments.py",
     "ciel/master/service.py",
     "ciel/master/sessions.py",
     "ciel/net/turns.py",
@@ -49,7 +50,7 @@ COMPILED_ALONE = (
     "ciel/worker/talked.py",
     "ciel/worker/talking.py",
 )
-UNCOMPILED = ("__init__.py", "errors.py", "recent.py")
+UNCOMPILED = ("__init__.py", "errors.py")
 ASKED_ONLY = {"egg_info", "dist_info", "sdist"}  # commands that build nothing
 TYPE_OPTIONS = ["--config-file=", f"--cache-dir={os.devnull}", "--ignore-missing-imports"]
 
@@ -65,6 +66,9 @@ def compiled_by_mypyc():
         paths = [path for room in rooms for path in sorted(Path(room).glob("*.py"))]
         return [str(path) for path in paths if path.name not in UNCOMPILED]
 
+    for room in ROOMS:  # a source archive has no links
+        if not Path("ciel", room).exists():
+            Path("ciel", room).symlink_to(Path("..", room))
     below = modules_in(*COMPILED_ROOMS[:2])
     above = [*modules_in(*COMPILED_ROOMS[2:]), *COMPILED_ALONE]
     libraries = [(below, "ciel.compiled_below"), (above, "ciel.compiled_above")]  # one a processor

@@ -81,7 +81,7 @@ def _refuse_old_code() -> None:
         return
     home = Path(ciel.__path__[0])
     compiled_s = min((p.stat().st_mtime for p in home.glob("compiled_*.so")), default=math.inf)
-    for module in home.glob("**/*.so"):
+    for module in [*home.glob("**/*.so"), *home.glob("executors/*.so")]:
         source = module.with_name(module.name.partition(".")[0] + ".py")
         if source.exists() and source.stat().st_mtime > compiled_s:
             text = f"{source} was changed since it was compiled: `make dev` does it again"

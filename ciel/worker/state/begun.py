@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Iterable
 
 from ciel.core.ids import ObjectId, TaskId
 from ciel.core.refs import Concrete, Reference, Value
@@ -34,7 +34,7 @@ class Begun:
         self,
         spec: TaskSpec,
         known: Iterable[Reference],
-        recent: Mapping[ObjectId, Value],
+        recent: Recent[ObjectId, Value],
         stored: Container[ObjectId],
         here: str,
     ) -> tuple[Reference, ...] | None:

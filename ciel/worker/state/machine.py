@@ -201,8 +201,8 @@ class WorkerMachine:
         for ref in attempt.inputs:
             if isinstance(ref, Value | Failure | Fixed) or self._has(ref) or attempt.is_spare(ref):
                 continue
-            if ref.id in self.recent:
-                self._give(attempt, self.recent[ref.id])
+            if (made := self.recent.get(ref.id)) is not None:
+                self._give(attempt, made)
             elif not isinstance(ref, Stream) or ref.id not in self.growing:
                 missing.append(ref)
         if not missing:
@@ -388,8 +388,8 @@ class WorkerMachine:
     def _start(self, attempt: Attempt, now_s: float) -> None:
         attempt.phase = Phase.RUNNING
         for ref in attempt.inputs:
-            if isinstance(ref, Stream) and ref.id in self.recent:
-                self._give(attempt, self.recent[ref.id])
+            if isinstance(ref, Stream) and (made := self.recent.get(ref.id)) is not None:
+                self._give(attempt, made)
         at_most = self._slots.take(attempt)
         if attempt.key[1] > 1:  # it may be what the last worker died of: let no other be blamed
             self._reports_are_urgent = True
