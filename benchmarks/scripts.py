@@ -77,15 +77,24 @@ def dereferences(client: Client) -> float:
 
 
 def growth(client: Client) -> float:
-    """Return what the last of very many take, against the first: the difference of whole runs, of
-    which a hundred more would drown in the noise.
+    """Return what the last of very many take, against the first, by when the master heard of each:
+    the median of some runs.
     """
-    times: dict[int, list[float]] = {DEREFERENCES: [], MANY - DEREFERENCES: [], MANY: []}
-    for _ in range(3):
-        for count, each in times.items():
-            each.append(run(client, SEQUENCE, count)[0])
-    first_s, nearly_s, all_s = [statistics.median(each) for each in times.values()]
-    return (all_s - nearly_s) / first_s
+    ratios = []
+    for _ in range(ROUNDS):
+        first = client.ask("trace", {})["next"]
+        run(client, SEQUENCE, MANY)
+        ends_s: list[float] = []
+        while first is not None:
+            page = client.ask("trace", {"jobs": client.job_ids, "first": first})
+            ended = page["fields"].index("ended_at_s")
+            ends_s += [span[ended] for span in page["spans"]]
+            first = page["next"]
+        ends_s.sort()
+        assert len(ends_s) > MANY, len(ends_s)
+        first_s = ends_s[DEREFERENCES] - ends_s[0]
+        ratios.append((ends_s[-1] - ends_s[-1 - DEREFERENCES]) / first_s)
+    return statistics.median(ratios)
 
 
 def hello() -> dict[str, float]:

@@ -29,7 +29,7 @@ from ciel.testing.two_slots import TwoSlots
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SDK = Path(__file__).parents[2] / "executors" / "sdk" / "c"
 WORKERS = 3
-TRIES = 5
+TRIES = 8
 IS_LONG = os.environ.get("CIEL_LONG") == "1"
 
 Run = Callable[..., Any]
@@ -191,7 +191,7 @@ def stays(x: float, y: float) -> bool:
 
 def pi(run: Run, path: Path) -> None:
     """By Machin's formula."""
-    places = 1500
+    places = 4000
     one: int = 10 ** (places + 10)
 
     def arctangent(n: int) -> int:
