@@ -55,9 +55,7 @@ this computer may be busy with the very job."""
 RECONNECT_S = CLIENT_GRACE_S
 """So long a lost master is sought; after that it has given our jobs up."""
 
-_QUEUED_MAX_BYTES = (
-    1 << 20
-)  # thousands of tasks; more would only be looked through by the collector
+_QUEUED_MAX_BYTES = 1 << 20  # thousands of tasks: the collector looks through all that waits
 _FRAME_BYTES = 256 << 10  # about, in one frame: while the master takes it in, it serves nobody else
 _FRAME_RECORDS = 1024
 _SEND_RECORDS = 128  # so many queued are sent by who queued them

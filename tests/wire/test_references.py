@@ -207,3 +207,12 @@ def test_the_deepest_value_that_is_decoded_can_be_walked() -> None:
     text = b"[" * 190 + b'{"__ref__":["f2","x"]}' + b"]" * 190
     value = from_json(codec.decode(text))
     assert codec.encode(to_json(value)) == text
+
+
+def test_a_value_that_contains_itself_ends_in_an_error() -> None:
+    looped: list[Any] = []
+    looped.append({"in": looped})
+    with pytest.raises(RecursionError):
+        to_json(looped)
+    with pytest.raises((DecodeError, RecursionError)):
+        from_json(looped)
