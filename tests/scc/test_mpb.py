@@ -50,7 +50,8 @@ def run(build: str, scenario: str, cores: int, extent: int = 1, seed: int = 1) -
     )
     if done.returncode == NO_NAMESPACES:
         pytest.skip("no namespaces here (they want root)")
-    assert (done.returncode, done.stderr) == (0, "")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
     return done.stdout
 
 
