@@ -93,16 +93,21 @@ def run(
     except (DaemonError, OSError) as error:
         return _refuse_to_start(name, error)
     stop_on_signals(reactor, daemon.stop)
+    gauge = PauseGauge(reactor)
+
+    def told(line: dict[str, Any]) -> None:
+        daemon.told(line)
+        gauge.start()  # nobody was kept waiting before it opened
+
     try:
         if options.embedded:
-            Lifeline(reactor, daemon.told, daemon.stop, daemon.fail)
+            Lifeline(reactor, told, daemon.stop, daemon.fail)
         else:
             daemon.open_alone()
+            gauge.start()
     except start_errors as error:
         daemon.stop()
         return _refuse_to_start(name, error)
-    gauge = PauseGauge(reactor)
-    gauge.start()
     reactor.run(installSignalHandlers=False)
     if daemon.failure and not options.embedded:  # its standard error is its log, which has it
         print(f"{name}: {daemon.failure}", file=sys.stderr)

@@ -41,7 +41,7 @@ WORKERS = ":workers"
 """What waits for a worker to come or go waits for that; no id begins so."""
 
 T = TypeVar("T")
-log = Logger()
+log = Logger(__name__)  # compiled, it cannot be found out
 
 
 class MasterService:

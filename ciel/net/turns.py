@@ -13,7 +13,7 @@ from typing import Any, Final, Protocol
 
 from twisted.logger import Logger, LogLevel
 
-_log = Logger()
+_log = Logger(__name__)  # compiled, it cannot be found out
 
 
 class DelayedCall(Protocol):

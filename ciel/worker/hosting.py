@@ -80,7 +80,7 @@ from ciel.worker.streaming import Growing, Streams
 from ciel.worker.talking import Talking
 from ciel.worker.workplace import AttemptsOwner, Workplace
 
-log = Logger()
+log = Logger(__name__)  # compiled, it cannot be found out
 
 _AT_ONCE_MAX_BYTES = 64 << 10
 """Of arguments that are read on the reactor's thread; some 10 ms."""

@@ -57,7 +57,7 @@ from ciel.worker.state.orders import (
 )
 from ciel.worker.workplace import Losses
 
-log = Logger()
+log = Logger(__name__)  # compiled, it cannot be found out
 
 STORE_LOOK_S = 1.0
 """Between two looks at what the store holds: people look on, and nothing is decided by it."""

@@ -27,7 +27,7 @@ from ciel.worker.state.orders import Key, StartAttempt
 from ciel.worker.streaming import Growing, Hold, lasting_path
 from ciel.worker.workplace import Losses, Workplace
 
-log = Logger()
+log = Logger(__name__)  # compiled, it cannot be found out
 
 T = TypeVar("T")
 LOOKS_MAX = 3

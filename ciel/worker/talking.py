@@ -54,7 +54,7 @@ _LAST_WORDS_S = 0.5  # between the end of a channel and the end of its program
 
 _GIVEN_BACK = TaskFault(RECALLED, "the program that ran it ended, in the middle of a child")
 
-log = Logger()
+log = Logger(__name__)  # compiled, it cannot be found out
 
 
 class Talking:

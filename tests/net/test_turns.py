@@ -1,9 +1,12 @@
+import importlib
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 from twisted.internet.task import Clock
 
+import ciel
 from ciel.net.turns import PauseGauge, Turns, use_monotonic_clock
 
 
@@ -94,3 +97,15 @@ def test_a_reactor_is_put_on_the_monotonic_clock(in_reactor: Any) -> None:
     call = in_reactor(in_reactor.reactor.callLater, 5, print)
     assert before <= call.getTime() - 5 <= time.monotonic()
     in_reactor(call.cancel)
+
+
+SOURCES = Path(ciel.__file__).parent
+LOGGING = [path for path in SOURCES.rglob("*.py") if "og = Logger(" in path.read_text()]
+
+
+@pytest.mark.parametrize("path", LOGGING, ids=lambda path: str(path.relative_to(SOURCES)))
+def test_a_log_is_named_after_its_module(path: Path) -> None:
+    name = ".".join(["ciel", *path.relative_to(SOURCES).with_suffix("").parts])
+    module = importlib.import_module(name)
+    log = getattr(module, "log", None) or module._log
+    assert log.namespace == name
