@@ -91,7 +91,8 @@ class ShmStore(FileStore):
             self._let_go()
             raise
         ahead_bytes = prefault_bytes(min(capacity_bytes, free_bytes)) if uses_arena else 0
-        self._upkeep = Upkeep(self._shelf.segments, ahead_bytes)
+        is_huge = root.path != ROOT
+        self._upkeep = Upkeep(self._shelf.segments, ahead_bytes, is_huge=is_huge)
 
     def _open_root(self, uses_arena: bool) -> Arena:
         root = open_arena() if uses_arena else plain()

@@ -24,10 +24,18 @@ _NICENESS = 5  # programs come first
 class Upkeep:
     """A thread, from the first time that there is something to do."""
 
-    def __init__(self, segments: Segments, ahead_bytes: int, idle_s: float = IDLE_S) -> None:
-        """`ahead_bytes`: how much to touch now."""
+    def __init__(
+        self,
+        segments: Segments,
+        ahead_bytes: int,
+        idle_s: float = IDLE_S,
+        *,
+        is_huge: bool = False,
+    ) -> None:
+        """`ahead_bytes`: how much to touch now. `is_huge`: files get huge pages as it is."""
         self._segments = segments
         self._ahead_bytes = ahead_bytes
+        self._is_huge = is_huge
         self._idle_s = idle_s
         self._lock = threading.Lock()
         self._wanted = threading.Event()
@@ -57,8 +65,9 @@ class Upkeep:
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
             self._touch_ahead()
             while not self._is_closed:
-                while not self._is_closed and self._segments.settle(make_huge, STEP_BYTES):
-                    pass
+                while not (self._is_closed or self._is_huge):
+                    if not self._segments.settle(make_huge, STEP_BYTES):
+                        break
                 has_some = self._segments.kept_bytes > 0
                 self._wanted.wait(self._idle_s if has_some else None)
                 self._wanted.clear()
