@@ -80,7 +80,8 @@ class Job(Shown):
         self._adding: list[Message] = []  # tasks that nobody wanted yet: they can wait for more
         self._adding_lock = threading.Lock()
         self._wanted: dict[ObjectId, deque[Reference] | None] = {}  # and who else is told of it
-        self._settled: dict[ObjectId, Reference] = {}
+        self._settled: dict[ObjectId, Reference | str] = {}
+        """A `Value` by its text alone: the collector looks through no text, however many."""
         self.failed_count = 0
         """How many of the objects that were wanted could not be made."""
         self.released_count = 0
@@ -341,7 +342,7 @@ class Job(Shown):
         """
 
         def is_changed() -> bool:
-            return self._settled.get(ref.id, ref) != ref
+            return (self.settled(ref) or ref) != ref
 
         waited = False
         while True:
@@ -356,7 +357,7 @@ class Job(Shown):
                 except WaitTimeoutError:
                     waited = True
                     continue
-            return self._settled[ref.id]
+            return self.settled(ref) or ref
 
     def wait(self, timeout_s: float | None = None) -> JobSummary:
         """Return how the job ended, once it has; raises WaitTimeoutError."""
@@ -384,7 +385,11 @@ class Job(Shown):
 
     def settled(self, ref: Reference) -> Reference | None:
         """Return what an object became, None if it is not known yet; never waits."""
-        return self._settled.get(ref.id)
+        return self._known(ref.id)
+
+    def _known(self, object_id: ObjectId) -> Reference | None:
+        known = self._settled.get(object_id)
+        return Value(object_id, known) if isinstance(known, str) else known
 
     @property
     def settled_count(self) -> int:
@@ -431,7 +436,7 @@ class Job(Shown):
         known = self._settled.get(object_id)
         if type(ref) is Failure or type(known) is Failure:
             self.failed_count += (type(ref) is Failure) - (type(known) is Failure)
-        self._settled[object_id] = ref
+        self._settled[object_id] = ref.encoded if type(ref) is Value else ref
         if tell is not None:
             tell.append(ref)
 
@@ -444,4 +449,6 @@ class Job(Shown):
 
     def _await_settled(self, object_id: ObjectId, timeout_s: float | None) -> Reference:
         self.wait_until(lambda: object_id in self._settled, timeout_s, f"object {object_id}")
-        return self._settled[object_id]
+        found = self._known(object_id)
+        assert found is not None  # it was waited for
+        return found
