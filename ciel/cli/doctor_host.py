@@ -32,7 +32,7 @@ from ciel.launch.memory import memory_of_host
 from ciel.storage.errors import StorageError
 from ciel.storage.specs import parse_spec
 
-LIBRARIES: Final = ("twisted", "pycurl", "simplejson", "xxhash", "cffi", "cloudpickle")
+LIBRARIES: Final = ("twisted", "pycurl", "simplejson", "orjson", "xxhash", "cffi", "cloudpickle")
 SHARED_MEMORY: Final = Path("/dev/shm")
 SHARED_MEMORY_MIN_BYTES: Final = 256 << 20
 """Containers are often given 64 MiB, where a store in memory has room for little."""

@@ -4,13 +4,16 @@ What comes from outside is checked strictly at the price of about a sixth of the
 no NaN or infinities, no duplicate keys, no lone surrogates, no integer of more than 4,300 digits,
 nesting up to `JSON_DEPTH_MAX`. Whatever is wrong is one `DecodeError`.
 
-simplejson reads, for what it can be told to refuse; the standard library writes, since its encoder
-can be made once (`core.json_text`).
+simplejson reads, for what it can be told to refuse. orjson does it in a quarter of the time, but
+takes the last of two equal keys and rounds long numbers: it reads what surrounds all of it on the
+way, the headers of frames, which are lists of texts and of numbers of ours. It also writes, and the
+standard library what orjson refuses or would write as null.
 """
 
 import re
 from typing import Any
 
+import orjson
 from simplejson import JSONDecodeError, JSONDecoder
 
 from ciel.core.json_text import make_encoder
@@ -18,11 +21,18 @@ from ciel.wire.errors import DecodeError, EncodeError
 from ciel.wire.limits import JSON_DEPTH_MAX
 
 _SURROGATE_ESCAPE = re.compile(r"\\u[dD][89a-fA-F]")
+_OURS_ALONE = orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME
 _NOT_STRUCTURE = bytes(byte for byte in range(256) if byte not in b'[]{}"')
 
 
 def encode(value: object) -> bytes:
     """Return `value` as compact JSON in UTF-8; tuples become lists. Raise `EncodeError`."""
+    try:
+        text = orjson.dumps(value, option=_OURS_ALONE)
+        if b"null" not in text:  # which it also writes for a NaN
+            return text
+    except orjson.JSONEncodeError:
+        pass  # the other one knows more, or says why not
     try:
         return _text_of(value).encode()
     except RecursionError:
@@ -46,12 +56,30 @@ def decode(data: bytes | bytearray | memoryview) -> Any:
         # What Python says of a long number is about Python.
         why = "a number has too many digits" if "digits" in str(error) else error
         raise DecodeError(f"not JSON we accept: {why}") from None
-    # What is deep is long: every level opens and closes.
-    if len(text) > 2 * JSON_DEPTH_MAX and not _is_plainly_shallow(bytes(data)) and _is_deep(value):
-        raise DecodeError(f"JSON is nested more than {JSON_DEPTH_MAX} levels deep")
+    _require_shallow(value, data)
     if "\\" in text and _SURROGATE_ESCAPE.search(text) and _has_lone_surrogate(value):
         raise DecodeError("JSON text contains half of a surrogate pair")
     return value
+
+
+def decode_header(data: bytes) -> Any:
+    """Do what `decode` does, for what is nearly always lists of texts and numbers. Where there are
+    no objects, a whole number of more than 64 bits becomes a float: no field of ours is one.
+    """
+    if b"{" in data:  # they might name a key twice
+        return decode(data)
+    try:
+        value = orjson.loads(data)
+    except orjson.JSONDecodeError:
+        return decode(data)  # which says what is wrong in our words
+    _require_shallow(value, data)
+    return value
+
+
+def _require_shallow(value: Any, data: bytes | bytearray | memoryview) -> None:
+    # What is deep is long: every level opens and closes.
+    if len(data) > 2 * JSON_DEPTH_MAX and not _is_plainly_shallow(bytes(data)) and _is_deep(value):
+        raise DecodeError(f"JSON is nested more than {JSON_DEPTH_MAX} levels deep")
 
 
 def _refuse(value: Any) -> Any:

@@ -14,7 +14,7 @@ import struct
 from collections.abc import Sequence
 from typing import Any, Final
 
-from ciel.wire.codec import decode, encode
+from ciel.wire.codec import decode_header, encode
 from ciel.wire.errors import (
     DecodeError,
     FrameTooLargeError,
@@ -139,7 +139,7 @@ class FrameReader:
 
 def _decode_frame(frame: bytes, payloads_at: int) -> list[Record]:
     try:
-        header = decode(frame[_PREFIX.size : payloads_at])
+        header = decode_header(frame[_PREFIX.size : payloads_at])
     except DecodeError as error:
         raise RemoteProtocolError(f"frame header: {error}") from None
     if type(header) is not list or not 0 < len(header) <= RECORDS_PER_FRAME_MAX:

@@ -150,6 +150,7 @@ def test_what_cannot_have_been_received_ends_the_connection(acceptor: Any, calle
 
 def test_a_master_that_knows_us_no_longer_is_asked_once(acceptor: Any, caller: Caller) -> None:
     acceptor.takes_back = False
+    eventually(lambda: acceptor.hellos)
     acceptor.drop()
     caller.wait_for(lambda: caller.lost)
     assert str(caller.lost[0]).endswith(

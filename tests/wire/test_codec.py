@@ -1,11 +1,12 @@
 import decimal
+import re
 from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ciel.wire.codec import decode, encode
+from ciel.wire.codec import decode, decode_header, encode
 from ciel.wire.errors import DecodeError, EncodeError
 from ciel.wire.limits import JSON_DEPTH_MAX, TEXT_MAX_LENGTH
 
@@ -17,6 +18,7 @@ scalars = (
     | st.text()
     | st.text('[]{}"\\,:', max_size=8)
 )
+LONG_NUMBER = re.compile(rb"[0-9]{19}")  # perhaps beyond 64 bits: see `decode_header`
 values = st.recursive(
     scalars,
     lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
@@ -35,20 +37,30 @@ def test_every_value_survives_among_many_brackets(value: object) -> None:
     assert decode(encode(many)) == many
 
 
-@given(st.binary())
-def test_any_bytes_decode_or_raise_one_error(data: bytes) -> None:
+def outcome(read: Any, data: bytes) -> Any:
+    """Return what is read, or what is wrong with it in words."""
     try:
-        decode(data)
-    except DecodeError:
-        pass
+        return read(data)
+    except DecodeError as error:
+        return str(error)
+
+
+@given(values)
+def test_a_header_is_read_as_any_value_is(value: object) -> None:
+    if LONG_NUMBER.search(encode(value)) is None:
+        assert decode_header(encode(value)) == value
+
+
+@given(st.binary(max_size=18) | st.binary().filter(lambda data: not LONG_NUMBER.search(data)))
+def test_any_bytes_decode_or_raise_one_error(data: bytes) -> None:
+    assert outcome(decode_header, data) == outcome(decode, data)
 
 
 @given(st.text('[]{}"\\,:0truenfalsd1e9.-u \n', max_size=40))
 def test_any_near_json_decodes_or_raises_one_error(text: str) -> None:
-    try:
-        value = decode(text.encode())
-    except DecodeError:
-        return
+    value = outcome(decode, text.encode())
+    if LONG_NUMBER.search(text.encode()) is None:
+        assert outcome(decode_header, text.encode()) == value
     assert decode(encode(value)) == value
 
 
@@ -120,6 +132,7 @@ HOSTILE = {
 def test_hostile_input_is_one_error_of_one_short_line(name: str) -> None:
     with pytest.raises(DecodeError) as caught:
         decode(HOSTILE[name])
+    assert outcome(decode_header, HOSTILE[name]) == str(caught.value)
     assert str(caught.value).isprintable()
     assert len(str(caught.value)) <= TEXT_MAX_LENGTH
 
@@ -142,6 +155,7 @@ def test_hostile_input_is_one_error_of_one_short_line(name: str) -> None:
 )
 def test_what_is_just_allowed_is_accepted(data: bytes) -> None:
     assert decode(encode(decode(data))) == decode(data)
+    assert decode_header(encode(decode(data))) == decode(data)
 
 
 class Point(NamedTuple):
@@ -151,6 +165,13 @@ class Point(NamedTuple):
 
 def test_tuples_named_or_not_become_lists() -> None:
     assert encode((1, Point(2, 3))) == b"[1,[2,3]]"
+
+
+@pytest.mark.parametrize("number", [2**64, -(2**63) - 1, 10**30])
+def test_a_whole_number_beyond_64_bits_is_exact_but_in_a_header(number: int) -> None:
+    assert decode_header(encode([number])) == [float(number)]
+    assert decode_header(encode([{"number": number}])) == [{"number": number}]
+    assert decode(encode([number])) == [number]
 
 
 def looped() -> list[Any]:
