@@ -46,12 +46,12 @@ static const struct image_group *group_in(const struct check *check, uint32_t gr
 
 static bool is_entry(const struct check *check, uint32_t number)
 {
-    return number >= 1 && number <= check->shape.geometry.entry_count;
+    return number - 1 < check->shape.geometry.entry_count; /* 0 becomes more than any */
 }
 
 static bool is_inode(const struct check *check, uint32_t number)
 {
-    return number >= 1 && number <= check->shape.geometry.inode_count;
+    return number - 1 < check->shape.geometry.inode_count;
 }
 
 /* --- names ----------------------------------------------------------------------------------- */
@@ -175,9 +175,9 @@ static void check_inode(struct check *check, uint32_t number)
 {
     const struct image_inode *inode = inode_in(check, number);
     uint32_t blocks, runs, last;
-    if (!inode->flags || check->inode_free[number - 1]) {
-        if (inode->flags || !check->inode_free[number - 1])
-            report(check, "I4", number, inode->flags);
+    if (!inode->flags) { /* none that is used was taken for free by check_free_inodes */
+        if (!check->inode_free[number - 1])
+            report(check, "I4", number, 0);
         return;
     }
     if (!are_legal(inode->flags))

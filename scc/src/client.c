@@ -78,7 +78,7 @@ static int claim(struct shmfs *fs, uint32_t client)
         return !client_lives(fs, client, port_register_load(&client_at(fs, client)->generation));
     if (!client_sign(fs, client, true))
         return 1;
-    return errno == EAGAIN || errno == EACCES ? 0 : SHMFS_ERROR_SYSTEM;
+    return errno == EAGAIN ? 0 : SHMFS_ERROR_SYSTEM;
 }
 
 /* Sweep up after one client, if it is dead: 1 if it was. */
@@ -104,9 +104,43 @@ static int sweep_one(struct shmfs *fs, uint32_t client)
     return result;
 }
 
+/* Close a handle for good; the lines of blocks that are given back must not stay in our cache. */
+static int let_go(struct shmfs *fs, uint32_t slot)
+{
+    const struct image_handle *handle = handle_at(fs, fs->client, slot);
+    const uint32_t number = port_load32(&fs->port, &handle->inode);
+    struct image_inode *inode = inode_visit(fs, number), copy;
+    if (!number)
+        return 0;
+    if (inode && port_load32(&fs->port, &handle->flags) & HANDLE_WRITING &&
+        !inode_content(fs, inode, &copy)) {
+        struct shmfs_handle own = {number, copy.generation, slot, 0, 0, 0};
+        file_publish(fs, &own, &copy);
+    }
+    return handle_close(fs, fs->client, slot, true);
+}
+
+void handle_lose(struct shmfs *fs, uint32_t slot)
+{
+    if (fs->lost_count < LOST_LIMIT)
+        fs->lost_slots[fs->lost_count++] = slot;
+}
+
+static int close_lost(struct shmfs *fs)
+{
+    int error = 0;
+    while (fs->lost_count && error != SHMFS_ERROR_BUSY) {
+        error = let_go(fs, fs->lost_slots[fs->lost_count - 1]);
+        fs->lost_count -= error != SHMFS_ERROR_BUSY; /* what is damaged will be so the next time */
+        log_forget(fs);
+        lock_drop_all(fs);
+    }
+    return error;
+}
+
 int client_sweep(struct shmfs *fs)
 {
-    int count = 0, error = 0;
+    int count = 0, error = close_lost(fs);
     for (uint32_t client = 0; client < fs->shape.geometry.client_count; client++) {
         const int result = sweep_one(fs, client);
         if (result < 0)
@@ -225,22 +259,6 @@ int shmfs_attach(struct shmfs **out, void *storage, size_t storage_bytes,
     pthread_mutex_init(&fs->mutex, NULL);
     *out = fs;
     return 0;
-}
-
-/* Close a handle for good; the lines of blocks that are given back must not stay in our cache. */
-static int let_go(struct shmfs *fs, uint32_t slot)
-{
-    const struct image_handle *handle = handle_at(fs, fs->client, slot);
-    const uint32_t number = port_load32(&fs->port, &handle->inode);
-    struct image_inode *inode = inode_visit(fs, number), copy;
-    if (!number)
-        return 0;
-    if (inode && port_load32(&fs->port, &handle->flags) & HANDLE_WRITING &&
-        !inode_content(fs, inode, &copy)) {
-        struct shmfs_handle own = {number, copy.generation, slot, 0, 0, 0};
-        file_publish(fs, &own, &copy);
-    }
-    return handle_close(fs, fs->client, slot, true);
 }
 
 void shmfs_detach(struct shmfs *fs)

@@ -93,7 +93,7 @@ int shmfs_load(struct shmfs *fs, int fd, const char *name)
     if (!error)
         error = shmfs_commit(fs, &file, name);
     const int cause = errno;
-    shmfs_close(fs, &file);
+    file_lose(fs, &file);
     errno = cause;
     return error;
 }
@@ -141,7 +141,7 @@ int64_t shmfs_store(struct shmfs *fs, const char *name, int fd)
             offset_bytes += (uint64_t)count;
     }
     const int cause = errno;
-    shmfs_close(fs, &file);
+    file_lose(fs, &file);
     errno = cause;
     return error ? error : (int64_t)offset_bytes;
 }

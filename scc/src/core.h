@@ -32,6 +32,7 @@
 enum lock_kind { LOCK_STATISTICS, LOCK_DIRECTORY, LOCK_INODES, LOCK_FAT, LOCK_KINDS };
 
 #define SHARDS_ALL UINT64_MAX
+#define LOST_LIMIT 64 /* more are closed when their client detaches */
 
 struct shmfs {
     struct port port;
@@ -47,6 +48,8 @@ struct shmfs {
     uint32_t group; /* to allocate from first */
     uint32_t handle_hint;
     bool has_orphans; /* something was not freed for want of a lock */
+    uint32_t lost_count; /* of handles that nobody knows of: see handle_lose */
+    uint32_t lost_slots[LOST_LIMIT];
     uint32_t log_count;
     uint64_t log_groups;
     struct image_record records[IMAGE_LOG_RECORDS];
@@ -167,9 +170,9 @@ uint64_t fat_shards(const struct shmfs *fs, struct run run);
 /* Which block follows, FAT_END, or CORRUPT. */
 int64_t fat_next(struct shmfs *fs, uint32_t block);
 
-/* How many neighbours follow a block in its chain, itself included, up to `limit`, and what comes
- * after them (`next`). Fails with CORRUPT. */
-int64_t fat_run(struct shmfs *fs, uint32_t block, uint32_t limit, uint32_t *next);
+/* How many neighbours follow a block in its chain, itself included, and what comes after them
+ * (`next`). Fails with CORRUPT. */
+int64_t fat_run(struct shmfs *fs, uint32_t block, uint32_t *next);
 
 /* Find up to `count` blocks, as `run_limit` rows at most, best in one and after `near`, and take the
  * locks for them; sets `total`. Fails with NO_BLOCKS if there are not `count` in all. */
@@ -283,6 +286,13 @@ int directory_look(struct shmfs *fs, const struct name *name, struct found *foun
 
 int client_sweep(struct shmfs *fs);
 
+/* Have the next sweep close a handle that a call opened for itself, and had no lock to close. */
+void handle_lose(struct shmfs *fs, uint32_t slot);
+
+/* --- shmfs.c --------------------------------------------------------------------------------- */
+
+/* Close a file that the caller's caller knows nothing of: now, or with the next sweep. */
+void file_lose(struct shmfs *fs, struct shmfs_handle *handle);
 
 /* --- file.c ---------------------------------------------------------------------------------- */
 

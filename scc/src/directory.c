@@ -34,7 +34,7 @@ void name_of(struct shmfs *fs, const struct image_entry *entry, struct name *nam
 
 static struct image_entry *entry_at(const struct shmfs *fs, uint32_t number)
 {
-    if (number < 1 || number > fs->shape.geometry.entry_count)
+    if (number - 1 >= fs->shape.geometry.entry_count) /* 0 is none, and becomes more than any */
         return NULL;
     return (struct image_entry *)(fs->control + fs->shape.entries) + (number - 1);
 }

@@ -37,7 +37,7 @@ static uint32_t fat_look(struct shmfs *fs, uint32_t block)
 
 int64_t fat_next(struct shmfs *fs, uint32_t block)
 {
-    if (block < 1 || block > fs->shape.geometry.block_count)
+    if (block - 1 >= fs->shape.geometry.block_count) /* 0 is none, and becomes more than any */
         return SHMFS_ERROR_CORRUPT;
     const uint32_t next = fat_look(fs, block);
     if (next == FAT_FREE || (next != FAT_END && next > fs->shape.geometry.block_count))
@@ -45,7 +45,7 @@ int64_t fat_next(struct shmfs *fs, uint32_t block)
     return next;
 }
 
-int64_t fat_run(struct shmfs *fs, uint32_t block, uint32_t limit, uint32_t *next)
+int64_t fat_run(struct shmfs *fs, uint32_t block, uint32_t *next)
 {
     uint32_t count = 0;
     for (;;) {
@@ -53,7 +53,8 @@ int64_t fat_run(struct shmfs *fs, uint32_t block, uint32_t limit, uint32_t *next
         if (follows < 0)
             return follows;
         *next = (uint32_t)follows;
-        if (++count == limit || *next != block + 1)
+        count++;
+        if (*next != block + 1)
             return count;
         block++;
     }

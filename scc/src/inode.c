@@ -196,7 +196,7 @@ static int rows_from(struct shmfs *fs, uint32_t block, struct run *rows, uint64_
     *after = block;
     while (*after != FAT_END && count < RUN_LIMIT) {
         const uint32_t first = *after;
-        const int64_t length = fat_run(fs, first, UINT32_MAX, after);
+        const int64_t length = fat_run(fs, first, after);
         if (length < 0)
             return (int)length;
         rows[count] = (struct run){first, (uint32_t)length};

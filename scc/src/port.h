@@ -45,7 +45,7 @@
 struct port {
     uint64_t stores;      /* to shared words and flags and registers, counted for the tests */
     uint64_t dies_at;     /* the store at which `died` is called instead; 0: never */
-    void (*died)(void *); /* ends this core: exits, or jumps out; must not return */
+    void (*died)(void *); /* ends this core: exits, jumps out, or acts as another and returns */
     void *died_argument;
     struct strict_cache *cache; /* strict build: see port_open */
     int line_instruction[2];    /* flushing build: to write back, to drop; asking costs 90 us */

@@ -34,7 +34,8 @@ static void step_in(struct shmfs *fs)
 #endif
 }
 
-/* Whether something was freed that dead clients held, so that it is worth another try. */
+/* Whether something was freed that dead clients held, or we ourselves for want of a lock, so that
+ * it is worth another try. */
 static bool found_room(struct shmfs *fs, int64_t error)
 {
     if (error != SHMFS_ERROR_NO_BLOCKS && error != SHMFS_ERROR_NO_INODES &&
@@ -42,7 +43,8 @@ static bool found_room(struct shmfs *fs, int64_t error)
         return false;
     log_forget(fs);
     lock_drop_all(fs);
-    return client_sweep(fs) > 0;
+    const uint32_t owed = fs->has_orphans + fs->lost_count;
+    return client_sweep(fs) > 0 || fs->has_orphans + fs->lost_count < owed;
 }
 
 static uint64_t blocks_for(const struct shmfs *fs, uint64_t size_bytes)
@@ -100,7 +102,8 @@ static int create(struct shmfs *fs, const struct name *name, uint64_t size_hint_
         return 0;
     int error = inode_grow(fs, handle, (uint32_t)blocks);
     if (error) {
-        handle_close(fs, fs->client, handle->slot, true);
+        if (handle_close(fs, fs->client, handle->slot, true) == SHMFS_ERROR_BUSY)
+            handle_lose(fs, handle->slot);
         handle->inode = 0;
     }
     return error;
@@ -202,6 +205,15 @@ int shmfs_close(struct shmfs *fs, struct shmfs_handle *handle)
     if (!error)
         handle->inode = 0;
     return leave(fs, error);
+}
+
+void file_lose(struct shmfs *fs, struct shmfs_handle *handle)
+{
+    if (shmfs_close(fs, handle) != SHMFS_ERROR_BUSY)
+        return;
+    enter(fs);
+    handle_lose(fs, handle->slot);
+    leave(fs, 0);
 }
 
 /* --- content --------------------------------------------------------------------------------- */
@@ -356,7 +368,7 @@ int shmfs_place(struct shmfs *fs, struct shmfs_handle *handle, uint64_t offset_b
     uint32_t after;
     const int64_t count = copy.run_count <= 1
                               ? (int64_t)(copy.block_count - index)
-                              : fat_run(fs, (uint32_t)block, UINT32_MAX, &after);
+                              : fat_run(fs, (uint32_t)block, &after);
     if (count < 0)
         return leave(fs, (int)count);
     *data_offset_bytes = (uint64_t)(block - 1) * block_bytes + offset_bytes % block_bytes;

@@ -36,20 +36,22 @@ static uint32_t shared_out(uint64_t count, uint32_t groups)
     return (uint32_t)((count + groups - 1) / groups);
 }
 
+/* Of a number that is not zero. */
 static bool is_power_of_two(uint64_t number)
 {
-    return number && !(number & (number - 1));
+    return !(number & (number - 1));
 }
 
+/* Whether no number is too large; none is zero, which meant the default. */
 static bool is_legal(const struct shmfs_geometry *geometry)
 {
     return geometry->block_bytes >= SHMFS_BLOCK_MIN_BYTES &&
            geometry->block_bytes <= SHMFS_BLOCK_MAX_BYTES &&
-           is_power_of_two(geometry->block_bytes) && geometry->block_count >= 1 &&
-           geometry->block_count <= SHMFS_BLOCK_MAX_COUNT && geometry->inode_count >= 1 &&
-           geometry->inode_count <= SHMFS_INODE_MAX_COUNT && geometry->entry_count >= 1 &&
-           geometry->entry_count <= SHMFS_INODE_MAX_COUNT && geometry->client_count >= 1 &&
-           geometry->client_count <= SHMFS_CLIENT_MAX_COUNT && geometry->handle_count >= 1 &&
+           is_power_of_two(geometry->block_bytes) &&
+           geometry->block_count <= SHMFS_BLOCK_MAX_COUNT &&
+           geometry->inode_count <= SHMFS_INODE_MAX_COUNT &&
+           geometry->entry_count <= SHMFS_INODE_MAX_COUNT &&
+           geometry->client_count <= SHMFS_CLIENT_MAX_COUNT &&
            geometry->handle_count <= SHMFS_HANDLE_MAX_COUNT &&
            geometry->shard_count <= SHMFS_SHARD_MAX_COUNT &&
            is_power_of_two(geometry->shard_count);

@@ -165,6 +165,9 @@ static void use_names(struct shmfs *fs)
             shmfs_close(fs, &handle);
     }
     close(nowhere);
+    if (!shmfs_create(fs, "first", 0, &handle)) /* from the lists of the free as they are */
+        shmfs_close(fs, &handle);
+    shmfs_unlink(fs, "first");
     shmfs_link(fs, "one", "link");
     shmfs_rename(fs, "link", "moved", false);
     shmfs_rename(fs, "moved", "row", true);

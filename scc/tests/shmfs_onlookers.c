@@ -1,7 +1,7 @@
 /* Locks whose holder is stopped; and who dies in the middle while somebody else sweeps up and a third
  * one looks on (failures S1, S5, S10).
  */
-#include "shmfs_rig.h"
+#include "shmfs_watch.h"
 
 #include <fcntl.h>
 #include <unistd.h>
@@ -164,6 +164,75 @@ static bool dies_freeing(uint64_t store)
     return !was_done;
 }
 
+static void free_at_last(void)
+{
+    IS(shmfs_sweep(clients[1]), 1);
+}
+
+static struct shmfs_handle next; /* of another file, that gets its number */
+
+static void free_and_take(void)
+{
+    free_at_last();
+    IS(shmfs_create(clients[1], NULL, 0, &next), 0);
+}
+
+/* A file goes in several transactions. In between somebody takes its lock and stops, or frees the
+ * rest of it and has its number for another one. */
+static void freed_in_pieces(bool by_name)
+{
+    static void (*const acts[])(void) = {take_inodes, free_at_last, free_and_take};
+    struct shmfs_handle file;
+    patience_ms = 1;
+    struct shmfs *fs = every_second_block();
+    for (size_t i = 0; i < sizeof acts / sizeof acts[0]; i++) {
+        IS(shmfs_create(fs, by_name ? "rows" : NULL, 100 * BLOCK, &file), 0);
+        const uint32_t number = file.inode;
+        IS(by_name ? shmfs_close(fs, &file) : 0, 0);
+        is_dead[2] = i > 0; /* so that a sweep has something to do */
+        between(fs, acts[i]);
+        IS(by_name ? shmfs_unlink(fs, "rows") : shmfs_close(fs, &file), 0);
+        IS(fs->port.dies_at, 0); /* it has acted */
+        IS(fs->has_orphans, i == 0);
+        IS(free_blocks(fs), i ? 128 : 128 - 100 + RUN_LIMIT);
+        if (i == 2) {
+            IS(next.inode, number);
+            IS(shmfs_close(clients[1], &next), 0);
+        }
+        if (!i) {
+            IS(shmfs_sweep(fs), SHMFS_ERROR_BUSY);
+            lock_drop_all(clients[1]);
+            IS(shmfs_sweep(fs), 0);
+            IS(fs->has_orphans, false);
+        } else {
+            attach(2);
+        }
+        IS(free_blocks(fs), 128);
+        check();
+    }
+    end();
+}
+
+/* A file is made that takes several transactions, and its lock is had neither to go on nor to undo
+ * it: the next sweep does. */
+static void made_in_pieces(void)
+{
+    struct shmfs_handle file;
+    patience_ms = 1;
+    struct shmfs *fs = every_second_block();
+    between(fs, take_inodes);
+    IS(shmfs_create(fs, "rows", 100 * BLOCK, &file), SHMFS_ERROR_BUSY);
+    IS(fs->lost_count, 1);
+    IS(shmfs_close(fs, &file), SHMFS_ERROR_STALE);
+    IS(shmfs_sweep(fs), SHMFS_ERROR_BUSY);
+    lock_drop_all(clients[1]);
+    IS(shmfs_sweep(fs), 0);
+    IS(fs->lost_count, 0);
+    IS(shmfs_lookup(fs, "rows"), SHMFS_ERROR_NOT_FOUND);
+    IS(free_blocks(fs), 128);
+    end();
+}
+
 /* Whoever wants a dead client's lock cannot have it while nobody finishes what that was about. */
 static void recovery_stopped(void)
 {
@@ -299,6 +368,9 @@ int main(void)
         deaths++;
     for (uint64_t store = 1; dies_freeing(store); store += 37)
         deaths++;
+    freed_in_pieces(false);
+    freed_in_pieces(true);
+    made_in_pieces();
     recovery_stopped();
     signed_places();
     disk_jobs();

@@ -49,6 +49,7 @@ static void refuse_memory(void)
         IS(shmfs_attach(&fs, place, shmfs_size(), &cases[i].memory, NULL), cases[i].attach);
     }
     IS(shmfs_format(NULL, &geometry), SHMFS_ERROR_ARGUMENT);
+    IS(shmfs_format(&memory, NULL), SHMFS_ERROR_TOO_SMALL); /* for the default geometry */
     IS(shmfs_attach(NULL, place, shmfs_size(), &memory, NULL), SHMFS_ERROR_ARGUMENT);
     IS(shmfs_attach(&fs, NULL, shmfs_size(), &memory, NULL), SHMFS_ERROR_ARGUMENT);
     IS(shmfs_attach(&fs, place + 8, shmfs_size(), &memory, NULL), SHMFS_ERROR_ARGUMENT);
@@ -70,6 +71,9 @@ static void refuse_superblocks(void)
     }
     IS(shmfs_check(memory.control, memory.control_bytes, memory.data_bytes, NULL, 0, NULL, 0),
        SHMFS_ERROR_ARGUMENT);
+    static uint8_t scratch[1 << 12] __attribute__((aligned(8)));
+    IS(shmfs_check(memory.control, memory.control_bytes, memory.data_bytes, scratch + 1,
+                   sizeof scratch - 1, NULL, 0), SHMFS_ERROR_ARGUMENT); /* not aligned */
     IS(shmfs_check(memory.control, 64, memory.data_bytes, NULL, 0, NULL, 0), 1);
     IS(shmfs_check(NULL, 64, memory.data_bytes, NULL, 0, NULL, 0), 1);
     IS(shmfs_check((uint8_t *)memory.control + 1, 4096, 0, NULL, 0, NULL, 0), 1);
@@ -179,6 +183,21 @@ static void room(uint32_t shards)
     end();
 }
 
+/* The check finds more names than a file may have, though their number is right. */
+static void find_more_names(struct shmfs *fs)
+{
+    static uint8_t scratch[1 << 19] __attribute__((aligned(8)));
+    struct shmfs_problem problem = {.code = "no"};
+    struct image_inode *inode = inode_visit(fs, 1);
+    inode->link_count = 1;
+    IS(shmfs_link(fs, "0", "too many"), 0);
+    inode->link_count = SHMFS_LINK_MAX + 1;
+    IS(shmfs_check(memory.control, memory.control_bytes, memory.data_bytes, scratch, sizeof scratch,
+                   &problem, 1), 1);
+    IS(strcmp(problem.code, "I3"), 0);
+    IS(shmfs_unlink(fs, "too many"), 0);
+}
+
 static void links(void)
 {
     struct shmfs *fs = start((struct shmfs_geometry){
@@ -194,6 +213,8 @@ static void links(void)
     IS(shmfs_commit(fs, &file, "more"), SHMFS_ERROR_LINKS);
     IS(shmfs_unlink(fs, "1"), 0);
     IS(shmfs_commit(fs, &file, "more"), 0);
+    if (PORT_COHERENT)
+        find_more_names(fs);
     end();
 }
 
