@@ -73,6 +73,29 @@ def require_references(key: str, value: Any) -> list[Reference]:
     raise BadArgumentsError(f"{key!r} must be a list of references, {instead}")
 
 
+def extra_dependencies(keywords: Mapping[str, Any]) -> list[Reference]:
+    """Read the references that a child is to wait for, beyond those in its arguments."""
+    return require_references("extra_dependencies", keywords.get("extra_dependencies") or [])
+
+
+def any_dependencies(keywords: Mapping[str, Any]) -> list[Reference]:
+    """Read the references of which a child is to wait for any one. They are to stand in its
+    arguments, under the same key, and to be `any_of` in its form. Then they are wanted, all of
+    them, till the child is over; its inputs are those that are there when it begins, and futures in
+    place of the others. Those that have failed count as there if it sees errors.
+    """
+    choice = require_references("any_dependencies", keywords.get("any_dependencies") or [])
+    if choice:
+        needed = {ref.id for ref in extra_dependencies(keywords)}
+        both = next((ref.id for ref in choice if ref.id in needed), None)
+        if both is not None:
+            raise BadArgumentsError(
+                f"{both} stands in 'extra_dependencies' and in 'any_dependencies': wait for it, or "
+                "for any"
+            )
+    return choice
+
+
 def _brief(value: Any) -> str:
     """Say what somebody gave in place of what was expected."""
     if isinstance(value, REFERENCE_TYPES):

@@ -23,7 +23,7 @@ from ciel.core.refs import INLINE_MAX_BYTES, Future
 from ciel.core.tasks import USUAL_NEEDS
 from ciel.execution.attempt import Attempt
 from ciel.execution.outputs import BadCallError
-from ciel.executors.proc import Conversation, Over, read_spawn, take_name
+from ciel.executors.conversation import Conversation, Over, read_spawn, take_name
 
 
 class NestedConversation(Conversation):

@@ -1,35 +1,16 @@
 """`proc`: a program that talks with its worker, in any language that can read and write JSON on two
 pipes (ciel-interfaces, section 1).
 
-The conversation is a translator: calls of the program come in, replies and what was asked of the
-attempt go out. Calls are answered in their order, so a program need not wait for a reply that it
-does not need. Whatever a program gets wrong ends its task, with a text that says what.
+What such a program says is answered by `conversation`.
 """
 
 from __future__ import annotations
 
-import binascii
-import math
-from base64 import b64decode
-from collections import deque
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, ClassVar, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
 
-from ciel.core.errors import CielError
-from ciel.core.events import TaskFault
-from ciel.core.refs import (
-    CONSUMABLE,
-    REFERENCE_TYPES,
-    Concrete,
-    Failure,
-    Fixed,
-    Future,
-    Reference,
-    Sweetheart,
-    Value,
-)
-from ciel.core.tasks import Needs
-from ciel.execution.attempt import Attempt, Growth, OpenInput
+from ciel.core.refs import REFERENCE_TYPES, Fixed
+from ciel.execution.attempt import Attempt
 from ciel.execution.executor import (
     Action,
     BadArgumentsError,
@@ -42,31 +23,10 @@ from ciel.execution.executor import (
     output_count,
     store_level,
 )
-from ciel.execution.outputs import BadCallError
-from ciel.executors.arguments import require_references
-from ciel.wire import codec
-from ciel.wire.calls import Call
-from ciel.wire.errors import WireError
-from ciel.wire.packages import find_entry
-from ciel.wire.references import to_json
-
-BACKLOG_MAX = 100_000
-"""Calls that may wait behind one that takes time."""
-
-NAME_MAX_LENGTH = 200  # of a task, for people
+from ciel.executors.arguments import any_dependencies, extra_dependencies
+from ciel.executors.conversation import Conversation
 
 _FORM_KEYS = ("command", "proc_pargs", "proc_kwargs", "store")
-
-
-class Over(NamedTuple):
-    """How a conversation ended. `fault`: why the task has failed; None: it is done, and `keep` says
-    what the program is ready for: `no`, `may_keep`, `must_keep`. `soft_keys`: what it holds ready,
-    as sets of object ids.
-    """
-
-    fault: tuple[str, Any] | None
-    keep: str = "no"
-    soft_keys: tuple[frozenset[str], ...] = ()
 
 
 class ProcExecutor(Executor):
@@ -75,6 +35,7 @@ class ProcExecutor(Executor):
     name = "proc"
     talks: ClassVar[bool] = True
     wants_package: ClassVar[bool] = True
+    _latest: tuple[Any, Program, str] | None = None  # a command, and what it means
 
     def begin(self, task: Task) -> Action:
         arguments = task.arguments
@@ -86,13 +47,14 @@ class ProcExecutor(Executor):
         store_level(arguments.get("store"))
         if (going_on := self.going_on(arguments, said)) is not None:
             return going_on
-        command = arguments.get("command")
-        argv = command_line(command)
-        if command is not None:
-            said["command"] = command
-        words = [item if isinstance(item, str) else f"\0{item.object_id}" for item in argv]
+        said["command"] = command = arguments.get("command")
+        if self._latest is None or self._latest[0] != command:  # most are of the same
+            argv = command_line(command)
+            words = [item if isinstance(item, str) else f"\0{item.object_id}" for item in argv]
+            self._latest = (command, Program(argv), "\0".join([self.name, *words]))
+        _, program, kind = self._latest
         encoded = task.spec.payload if arguments.keys() == said.keys() else None
-        return Talk(Program(argv), said, "\0".join([self.name, *words]), encoded=encoded)
+        return Talk(program, said, kind, encoded=encoded)
 
     def going_on(self, arguments: Mapping[str, Any], said: dict[str, Any]) -> Talk | None:
         """Return how a task goes on in the process that waits for it, if it is one that does."""
@@ -142,365 +104,3 @@ def command_line(command: Any) -> tuple[str | InputPath, ...]:
         else:
             raise BadArgumentsError(f"'command' contains {item!r:.40}, no text and no reference")
     return tuple(argv)
-
-
-def extra_dependencies(keywords: Mapping[str, Any]) -> list[Reference]:
-    """Read the references that a child is to wait for, beyond those in its arguments."""
-    return require_references("extra_dependencies", keywords.get("extra_dependencies") or [])
-
-
-def any_dependencies(keywords: Mapping[str, Any]) -> list[Reference]:
-    """Read the references of which a child is to wait for any one. They are to stand in its
-    arguments, under the same key, and to be `any_of` in its form. Then they are wanted, all of
-    them, till the child is over; its inputs are those that are there when it begins, and futures in
-    place of the others. Those that have failed count as there if it sees errors.
-    """
-    choice = require_references("any_dependencies", keywords.get("any_dependencies") or [])
-    if choice:
-        needed = {ref.id for ref in extra_dependencies(keywords)}
-        both = next((ref.id for ref in choice if ref.id in needed), None)
-        if both is not None:
-            raise BadArgumentsError(
-                f"{both} stands in 'extra_dependencies' and in 'any_dependencies': wait for it, or "
-                "for any"
-            )
-    return choice
-
-
-class Conversation:
-    """One task's calls, from `start_task` to `exit` or `error`.
-
-    `called` takes what came; `over` is set once it has ended, and nothing is said after that.
-    """
-
-    METHODS: ClassVar[dict[str, Callable[[Any, dict[str, Any]], None]]] = {}
-    """What answers each call."""
-
-    def __init__(self, attempt: Attempt, say: Callable[[str, Any], None]) -> None:
-        self.over: Over | None = None
-        self._attempt = attempt
-        self._say = say
-        self._backlog: deque[Call] = deque()
-        self._sweethearts: set[int] = set()  # outputs better read here than anywhere else
-        self._pending = ""  # the method whose reply takes time
-        self._is_answering = False
-
-    def called(self, calls: Iterable[Call]) -> None:
-        """Answer calls, in order; those behind one that takes time wait."""
-        self._backlog.extend(calls)
-        if len(self._backlog) > BACKLOG_MAX:
-            self._fail(f"it made {BACKLOG_MAX} calls without waiting for a reply")
-        self._go_on()
-
-    @property
-    def subject(self) -> str:
-        """What people are told has failed; nothing: the program, by its command."""
-        return ""
-
-    def died(self, fault: TaskFault, how: str) -> TaskFault:
-        """Say why the task has failed whose program has ended in its middle; `how`, in words."""
-        return fault
-
-    def _go_on(self) -> None:
-        if self._is_answering:  # what takes time was there at once
-            return
-        self._is_answering = True
-        try:
-            while self._backlog and not self._pending and self.over is None:
-                self._answer(*self._backlog.popleft())
-        finally:
-            self._is_answering = False
-        if self.over is not None and self._backlog and self.over.fault is None:
-            self.over = self.over._replace(keep="no")  # who goes on talking is not to be kept
-
-    def _answer(self, method: str, args: Any) -> None:
-        answer = self.METHODS.get(method)
-        if answer is None:
-            self._fail(f"it called {method!r:.60}, which is no method of this protocol")
-        elif type(args) is not dict:
-            self._fail(f"the arguments of its {method!r} are no object")
-        else:
-            try:
-                answer(self, args)
-            except BadCallError as error:
-                self._fail(f"its call of {method!r} is wrong: {error}")
-            except KeyError as error:
-                self._fail(f"its call of {method!r} lacks {error}")
-
-    def _fail(self, text: str) -> None:
-        self.over = Over(("RUNTIME_ERROR", text))
-
-    def _later(self, method: str) -> Callable[[Any], None]:
-        """Return what replies to a call that takes time, and goes on with the next."""
-        self._pending = method
-
-        def reply(args: Any) -> None:
-            self._pending = ""
-            if self.over is None:
-                self._say(method, args)
-                self._go_on()
-
-        return reply
-
-    # --- inputs -----------------------------------------------------------------------------------
-
-    def _open_ref(self, args: dict[str, Any]) -> None:
-        ref = self._input(args)
-        if isinstance(ref, Value) and args.get("accept_string") is True:
-            self._say("open_ref", {"strdata": ref.encoded})
-        elif ref is not None:
-            reply = self._later("open_ref")
-            self._attempt.open_whole(ref, lambda path: reply({"filename": path}))
-        elif self.over is None:
-            self._say("open_ref", {"error": "EWOULDBLOCK"})
-
-    def _open_ref_async(self, args: dict[str, Any]) -> None:
-        _size(args, "chunk_size", required=True)
-        ref = self._input(args)
-        if ref is None:
-            if self.over is None:
-                self._say("open_ref_async", {"error": "EWOULDBLOCK"})
-            return
-        socket = _text(args, "fd_socket_name")
-        reply = self._later("open_ref_async")
-
-        def opened(found: OpenInput) -> None:
-            reply(
-                {
-                    "sending_fd": socket is not None,
-                    "filename": found.path,
-                    "blocking": found.blocks or found.growth.is_whole,
-                    "done": found.growth.is_whole,
-                    "size": found.growth.size_bytes,
-                }
-            )
-            if socket is not None and self.over is None:
-                self._send(socket, found.path, writes=False)
-
-        self._attempt.open_growing(ref, args.get("must_block") is True, opened)
-
-    def _input(self, args: dict[str, Any]) -> Reference | None:
-        """Return the input that a call names as it is here; None if it is not made yet, or if that
-        ends the task.
-        """
-        ref = args["ref"]
-        if not isinstance(ref, REFERENCE_TYPES):
-            raise BadCallError("'ref' is no reference")
-        found = self._attempt.resolve(ref)
-        if isinstance(found, Failure):
-            self._fail(f"its input {found.id} has failed ({found.reason}): {found.text}")
-            return None
-        if isinstance(found, Fixed):
-            raise BadCallError(f"{found.id} stands for a process and has no content")
-        if type(found) not in CONSUMABLE:
-            return None
-        if args.get("make_sweetheart") is True:
-            self._attempt.prefer(found)
-        return found
-
-    def _wait_stream(self, args: dict[str, Any]) -> None:
-        object_id = _required_text(args, "id")
-        at_least = math.inf if "eof" in args else _size(args, "bytes", required=True)
-        reply = self._later("wait_stream")
-
-        def grown(growth: Growth) -> None:
-            if growth.is_broken:
-                reply({"success": False})
-            else:
-                reply({"size": growth.size_bytes, "done": growth.is_whole, "success": True})
-
-        self._attempt.await_growth(object_id, at_least or 0, grown)
-
-    def _close_stream(self, args: dict[str, Any]) -> None:
-        self._attempt.close_growing(_required_text(args, "id"))
-
-    def _package_lookup(self, args: dict[str, Any]) -> None:
-        key = _required_text(args, "key")
-        package = self._attempt.task.arguments.get("package_ref")
-        if not isinstance(package, REFERENCE_TYPES):
-            self._say("package_lookup", {"value": None})
-            return
-        reply = self._later("package_lookup")
-
-        def read(content: bytes) -> None:
-            try:
-                entry = find_entry(content, key)
-            except (WireError, CielError) as error:
-                self._fail(f"the package of its job cannot be read: {error}")
-                return
-            reply({"value": entry})
-
-        self._attempt.read(self._attempt.resolve(package), read)
-
-    # --- outputs ----------------------------------------------------------------------------------
-
-    def _allocate_output(self, args: dict[str, Any]) -> None:
-        prefix = _text(args, "prefix") or ""
-        self._say("allocate_output", {"index": self._attempt.outputs.allocate(prefix)})
-
-    def _publish_string(self, args: dict[str, Any]) -> None:
-        outputs = self._attempt.outputs
-        try:
-            content = b64decode(args["str"], validate=True)
-        except (TypeError, ValueError, binascii.Error):
-            raise BadCallError("'str' is not base64") from None
-        index = outputs.index(args["index"])
-        self._note_level(index, args)
-        ref = outputs.publish(index, content)
-        self._say("publish_string", {"ref": ref})
-
-    def _note_level(self, index: int, args: dict[str, Any]) -> None:
-        """Note where an output is to begin, if its publication says so."""
-        try:
-            level = store_level(args.get("store"))
-        except BadArgumentsError as error:
-            raise BadCallError(str(error)) from None
-        if level:
-            self._attempt.outputs.levels[index] = level
-
-    def _open_output(self, args: dict[str, Any]) -> None:
-        index = self._attempt.outputs.index(args.get("index"))
-        streams = args.get("may_stream") is True
-        if args.get("may_pipe") is True and not streams:
-            raise BadCallError("'may_pipe' needs 'may_stream': a pipe without a reader never ends")
-        socket = _text(args, "fd_socket_name")
-        self._note_level(index, args)
-        path = self._attempt.open_output(index, streams)
-        if socket is None:
-            self._say("open_output", {"sending_fd": False, "filename": path})
-        else:
-            self._say("open_output", {"sending_fd": True})
-            self._send(socket, path, writes=True)
-        if args.get("make_local_sweetheart") is True:
-            self._sweethearts.add(index)
-
-    def _send(self, socket: str, path: str, *, writes: bool) -> None:
-        try:
-            self._attempt.send_descriptor(socket, path, writes=writes)
-        except OSError as error:
-            self._fail(f"no descriptor can be sent to its socket {socket!r:.100}: {error.strerror}")
-
-    def _close_output(self, args: dict[str, Any]) -> None:
-        index = self._attempt.outputs.index(args.get("index"))
-        ref = self._attempt.close_output(index, _size(args, "size"))
-        if index in self._sweethearts and isinstance(ref, Concrete):
-            preferred = min(ref.locations)
-            ref = Sweetheart(ref.id, preferred, ref.size_bytes, ref.locations)
-            self._attempt.outputs.published[index] = ref
-        self._say("close_output", {"ref": ref})
-
-    def _roll_back_output(self, args: dict[str, Any]) -> None:
-        self._attempt.roll_back_output(self._attempt.outputs.index(args.get("index")))
-        self._say("rollback_output", {"ref": None})
-
-    def _advert(self, args: dict[str, Any]) -> None:
-        size_bytes = _size(args, "size", required=True)
-        self._attempt.note_growth(self._attempt.outputs.index(args["index"]), size_bytes or 0)
-
-    # --- children and the end ---------------------------------------------------------------------
-
-    def _spawn(self, args: dict[str, Any]) -> None:
-        executor, needs, keywords = read_spawn(args)
-        name = take_name(keywords)
-        outputs, form = self._attempt.spawn(executor, keywords, needs, name=name)
-        refs = [Future(object_id) for object_id in outputs]
-        self._say("spawn", refs if form.as_list or len(refs) != 1 else refs[0])
-
-    def _tail_spawn(self, args: dict[str, Any]) -> None:
-        executor, needs, keywords = read_spawn(args)
-        if keywords.pop("is_fixed", False) is True:
-            try:
-                dependencies, choice = extra_dependencies(keywords), any_dependencies(keywords)
-            except BadArgumentsError as error:
-                raise BadCallError(str(error)) from None
-            self._attempt.go_on_later(executor, dependencies, choice)
-        else:
-            name = take_name(keywords)
-            self._attempt.spawn(executor, keywords, needs, delegates=True, name=name)
-
-    def _log(self, args: dict[str, Any]) -> None:
-        self._attempt.log(str(args["message"]))
-
-    def _error(self, args: dict[str, Any]) -> None:
-        report = args["report"]
-        self._fail(report if isinstance(report, str) else codec.encode(to_json(report)).decode())
-
-    def _exit(self, args: dict[str, Any]) -> None:
-        keep = args["keep_process"]
-        if keep not in ("no", "may_keep", "must_keep"):
-            raise BadCallError(
-                f"'keep_process' must be no, may_keep or must_keep, not {keep!r:.40}"
-            )
-        if keep == "must_keep" and self._attempt.fixed is None:
-            raise BadCallError("'must_keep' needs a 'tail_spawn' with 'is_fixed' before it")
-        keys = args.get("soft_cache_keys") or ()
-        try:
-            soft_keys = tuple([frozenset(map(str, ids)) for ids, _ in keys])
-        except (TypeError, ValueError):
-            raise BadCallError("'soft_cache_keys' must be a list of [[id, …], tag]") from None
-        self.over = Over(None, keep, soft_keys)
-
-
-Conversation.METHODS = {
-    "open_ref": Conversation._open_ref,
-    "open_ref_async": Conversation._open_ref_async,
-    "wait_stream": Conversation._wait_stream,
-    "close_stream": Conversation._close_stream,
-    "spawn": Conversation._spawn,
-    "tail_spawn": Conversation._tail_spawn,
-    "allocate_output": Conversation._allocate_output,
-    "publish_string": Conversation._publish_string,
-    "open_output": Conversation._open_output,
-    "close_output": Conversation._close_output,
-    "rollback_output": Conversation._roll_back_output,
-    "advert": Conversation._advert,
-    "package_lookup": Conversation._package_lookup,
-    "log": Conversation._log,
-    "error": Conversation._error,
-    "exit": Conversation._exit,
-}
-_UNUSED_KEYS = ("executor_name", "small_task", "scheduling_class", "scheduling_type")
-
-
-def read_spawn(args: dict[str, Any]) -> tuple[str, Needs, dict[str, Any]]:
-    """Split the arguments of a spawn: executor, what the task needs, the executor's keywords."""
-    executor = _required_text(args, "executor_name")
-    keywords = {key: value for key, value in args.items() if key not in _UNUSED_KEYS}
-    asked = {key: keywords.pop(key) for key in Needs._fields if key in keywords}
-    for key, value in asked.items():
-        if key == "retry_on":
-            if not isinstance(value, list) or not all(isinstance(kind, str) for kind in value):
-                raise BadCallError(f"'retry_on' must be a list of texts, not {value!r:.40}")
-            asked[key] = tuple(value)
-        elif type(value) is not int and not (key.endswith("_s") and type(value) is float):
-            raise BadCallError(f"{key!r} must be a number, not {value!r:.40}")
-    return executor, Needs(**asked), keywords
-
-
-def take_name(keywords: dict[str, Any]) -> str:
-    """Take the name that a child is to have for people."""
-    name = _text(keywords, "name") or ""
-    keywords.pop("name", None)
-    return name[:NAME_MAX_LENGTH]
-
-
-def _text(args: dict[str, Any], key: str) -> str | None:
-    return None if args.get(key) is None else _required_text(args, key)
-
-
-def _required_text(args: dict[str, Any], key: str) -> str:
-    value = args[key]
-    if not isinstance(value, str):
-        raise BadCallError(f"{key!r} must be a text, not {value!r:.40}")
-    return value
-
-
-def _size(args: dict[str, Any], key: str, *, required: bool = False) -> int | None:
-    value = args[key] if required else args.get(key)
-    if value is None and not required:
-        return None
-    if type(value) is float and value.is_integer():
-        value = int(value)  # encoders without integers write 1024.0
-    if type(value) is not int or value < 0:
-        raise BadCallError(f"{key!r} must be a number of bytes, not {value!r:.40}")
-    return value

@@ -5,46 +5,18 @@ Arguments: `calls`, a bundle as base64 text, or it is the last of the inputs; `i
 references; `python`, the interpreter, by default that of the worker. Or `forward`, a reference: the
 only output is what that holds, see `_forward`.
 
-The conversation is that of every program that talks, with these calls besides:
-
-- `input` comes from the worker, before `start_task`: the path of an input that is in the store.
-- `spawn` and `tail_spawn` are of calls. An input may be the number of what this task has made so
-  far, by `spawn`, `put` and `create`, in that order, or `{"output": n}`, one of its own. Nobody is
-  answered. `takes`: the outputs of this task that the child makes in its place. `wanted`: it is
-  needed before the end of this task.
-- `put` makes an object of some bytes; `create` opens one, of a known size, to be written.
-- `made` is answered with references to what is meant by `items`, `look` with what became of it,
-  as far as that is known here.
-- `within`: from now on it may run what others could. If it dies in its first attempt it runs again,
-  and is told that this is another one; then it should not.
-- `room` is answered with the number of slots that wait for work, or null if nobody here knows.
-- `tail_spawn` with `is_fixed`: this program goes on once all that is `needed` is there; `others`
-  are wanted as long. If nothing is needed, it goes on once one of these is there.
-- `exit` with `values`: the contents of outputs, each with its number.
-- `error` ends the task with the `exit` that follows; its report may be an object.
+What its programs say is answered by `python_calls`.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from base64 import b64decode
 from collections.abc import Callable
 from typing import Any, ClassVar
 
 from ciel import __version__
-from ciel.core.events import RECALLED, TaskFault
-from ciel.core.ids import ObjectId
-from ciel.core.refs import (
-    REFERENCE_TYPES,
-    Concrete,
-    Failure,
-    Fixed,
-    Future,
-    Reference,
-    Sweetheart,
-    Value,
-)
+from ciel.core.refs import REFERENCE_TYPES, Failure, Fixed, Reference, Value
 from ciel.core.tasks import Mentions
 from ciel.execution.attempt import Attempt
 from ciel.execution.executor import (
@@ -59,9 +31,8 @@ from ciel.execution.executor import (
     Task,
     output_count,
 )
-from ciel.execution.outputs import BadCallError
 from ciel.executors import programs
-from ciel.executors.proc import Conversation, Over, read_spawn, take_name
+from ciel.executors.python_calls import PythonConversation
 from ciel.python.contents import MOVED, Outcome, encode
 from ciel.python.packing import pack
 from ciel.wire.references import to_array
@@ -76,6 +47,7 @@ class PythonExecutor(Executor):
     name = "python"
     mentions: ClassVar[Mentions] = Mentions.OWN
     talks: ClassVar[bool] = True
+    _latest: Program | None = None
 
     def begin(self, task: Task) -> Action:
         arguments = task.arguments
@@ -89,7 +61,9 @@ class PythonExecutor(Executor):
             raise BadArgumentsError(f"'python' must be a name or an absolute path, not {python!r}")
         slots = task.spec.needs.slots
         kind = f"python\0{python}\0{slots}"  # libraries have as many threads
-        program = Program((python, START, __version__), env=_ENVIRONMENT)
+        if self._latest is None or self._latest.argv[0] != python:  # most are of the same
+            self._latest = Program((python, START, __version__), env=_ENVIRONMENT)
+        program = self._latest
         fixed = arguments.get("fixed")
         if isinstance(fixed, Fixed):
             waited = [
@@ -145,161 +119,3 @@ def _forward(task: Task) -> Action:
         return Finish({0: ref.content})
     moved = Outcome(MOVED, pack((to_array(ref), place or 0, False)))
     return Finish({0: b"".join(map(bytes, encode([moved])))})
-
-
-class PythonConversation(Conversation):
-    """One task's calls; see above."""
-
-    METHODS: ClassVar[dict[str, Callable[[Any, dict[str, Any]], None]]] = {}
-
-    def __init__(self, attempt: Attempt, say: Callable[[str, Any], None]) -> None:
-        super().__init__(attempt, say)
-        self._made: list[ObjectId] = []
-        self._fault: tuple[str, Any] | None = None
-        self._runs_others = False
-        attempt.maps_files = True
-        for ref in attempt.task.inputs.values():
-            if isinstance(ref, Concrete | Sweetheart) and ref.id not in attempt.at_hand:
-                attempt.open_whole(ref, self._opened(ref.id))
-
-    def _opened(self, object_id: ObjectId) -> Callable[[str], None]:
-        return lambda path: self._say("input", {"id": object_id, "filename": path})
-
-    # --- objects ----------------------------------------------------------------------------------
-
-    def _put(self, args: dict[str, Any]) -> None:
-        outputs = self._attempt.outputs
-        ref = outputs.publish(outputs.allocate("put"), _content(args["value"]))
-        self._made.append(ref.id)
-
-    def _create(self, args: dict[str, Any]) -> None:
-        outputs = self._attempt.outputs
-        index = outputs.allocate("put")
-        path = self._attempt.open_output(index, False, _size(args))
-        self._made.append(outputs.ids[index])
-        self._say("create", {"index": index, "filename": path})
-
-    def _open_output(self, args: dict[str, Any]) -> None:
-        index = self._attempt.outputs.index(args.get("index"))
-        path = self._attempt.open_output(index, args.get("may_stream") is True, _size(args))
-        self._say("open_output", {"filename": path})
-
-    def _tell_made(self, args: dict[str, Any]) -> None:
-        self._say("made", {"refs": [self._ref(item) for item in args["items"]]})
-
-    def _look(self, args: dict[str, Any]) -> None:
-        resolve = self._attempt.resolve
-        self._say("look", {"refs": [resolve(self._ref(item)) for item in args["items"]]})
-
-    def _ref(self, item: Any) -> Reference:
-        """Return what a program means by an input."""
-        if isinstance(item, REFERENCE_TYPES):
-            return item
-        outputs = self._attempt.outputs
-        if isinstance(item, dict):
-            object_id = outputs.ids[outputs.index(item.get("output"))]
-        elif type(item) is int and 0 <= item < len(self._made):
-            object_id = self._made[item]
-        else:
-            raise BadCallError(f"{item!r:.60} is no reference and nothing that was made")
-        return outputs.reference(object_id) or Future(object_id)
-
-    def _note_within(self, args: dict[str, Any]) -> None:
-        self._runs_others = True
-
-    @property
-    def subject(self) -> str:
-        return self._attempt.where
-
-    def died(self, fault: TaskFault, how: str) -> TaskFault:
-        if not self._runs_others or self._attempt.task.attempt > 1:
-            return TaskFault(fault.reason, f"its process {how}") if how else fault
-        text = "its program ended, maybe of another call than its own: that will run elsewhere"
-        return TaskFault(RECALLED, text)
-
-    def _tell_room(self, args: dict[str, Any]) -> None:
-        self._say("room", {"slots": self._attempt.room()})
-
-    # --- children and the end ---------------------------------------------------------------------
-
-    def _spawn(self, args: dict[str, Any]) -> None:
-        executor, needs, keywords = read_spawn({**args, "executor_name": "python"})
-        name = take_name(keywords)
-        takes = keywords.pop("takes", None)
-        wanted = True if keywords.pop("wanted", False) is True else None
-        self._read_inputs(keywords)
-        python = self._attempt.task.arguments.get("python")
-        if python is not None:
-            keywords.setdefault("python", python)
-        if takes is not None:
-            keywords["n_outputs"] = len(takes)
-        outputs, _ = self._attempt.spawn(
-            executor, keywords, needs, wanted=wanted, name=name, takes=takes
-        )
-        if takes is None:
-            self._made += outputs
-
-    def _read_inputs(self, keywords: dict[str, Any]) -> None:
-        keywords["inputs"] = [self._ref(item) for item in keywords.get("inputs", ())]
-        if "forward" in keywords:
-            keywords["forward"] = self._ref(keywords["forward"])
-
-    def _tail_spawn(self, args: dict[str, Any]) -> None:
-        attempt = self._attempt
-        if args.get("is_fixed") is True:
-            needed = [self._ref(item) for item in args.get("needed", ())]
-            others = [self._ref(item) for item in args.get("others", ())]
-            if needed and others:  # these are wanted, too; one of them is there, as it were
-                others.append(attempt.outputs.publish(attempt.outputs.allocate("there"), b""))
-            attempt.go_on_later("python", needed, others, sees_errors=True)
-            return
-        executor, needs, keywords = read_spawn({**args, "executor_name": "python"})
-        self._read_inputs(keywords)
-        name = take_name(keywords) or attempt.task.spec.name
-        attempt.spawn(executor, keywords, needs, delegates=True, name=name)
-
-    def _error(self, args: dict[str, Any]) -> None:
-        report = args["report"]
-        if isinstance(report, dict):
-            report = {**report, "where": self._attempt.where}
-        else:
-            report = str(report)
-        self._fault = (str(args.get("reason") or "RUNTIME_ERROR"), report)
-
-    def _exit(self, args: dict[str, Any]) -> None:
-        if self._fault is None:
-            outputs = self._attempt.outputs
-            for index, text in args.get("values", ()):
-                outputs.publish(outputs.index(index), _content(text))
-        super()._exit(args)
-        if self._fault is not None and self.over is not None:
-            self.over = Over(self._fault, self.over.keep, self.over.soft_keys)
-
-
-def _content(text: Any) -> bytes:
-    try:
-        return b64decode(text, validate=True)
-    except (TypeError, ValueError):
-        raise BadCallError("what it publishes is not base64") from None
-
-
-def _size(args: dict[str, Any]) -> int | None:
-    size_bytes = args.get("size")
-    if size_bytes is not None and (type(size_bytes) is not int or size_bytes < 0):
-        raise BadCallError(f"'size' must be a number of bytes, not {size_bytes!r:.40}")
-    return size_bytes
-
-
-PythonConversation.METHODS = Conversation.METHODS | {
-    "put": PythonConversation._put,
-    "create": PythonConversation._create,
-    "open_output": PythonConversation._open_output,
-    "made": PythonConversation._tell_made,
-    "look": PythonConversation._look,
-    "room": PythonConversation._tell_room,
-    "within": PythonConversation._note_within,
-    "spawn": PythonConversation._spawn,
-    "tail_spawn": PythonConversation._tail_spawn,
-    "error": PythonConversation._error,
-    "exit": PythonConversation._exit,
-}

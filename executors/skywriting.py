@@ -23,8 +23,9 @@ from ciel.execution.executor import (
     Task,
     output_count,
 )
+from ciel.executors.arguments import any_dependencies, extra_dependencies
 from ciel.executors.nested import NestedConversation
-from ciel.executors.proc import ProcExecutor, any_dependencies, extra_dependencies
+from ciel.executors.proc import ProcExecutor
 
 _PROGRAM = Program((sys.executable, "-P", "-m", "ciel.executors.programs.skywriting"))
 _TOLD = ("start_env", "start_args", "package_ref", "sw_file_name")

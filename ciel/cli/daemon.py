@@ -31,6 +31,7 @@ from zope.interface import implementer
 
 from ciel.access.errors import AccessError, SettingsError
 from ciel.launch.limits import open_files_advice, raise_open_files
+from ciel.net import loop
 from ciel.net.errors import AddressError, ForeignAddressError
 from ciel.net.transports import parse_address
 from ciel.net.turns import PauseGauge, use_monotonic_clock
@@ -85,6 +86,7 @@ def run(
     try:
         raise_open_files()
         begin_log(options.log)
+        loop.install()
         from twisted.internet import reactor as twisted_reactor
 
         reactor: Any = twisted_reactor  # a module that stands for an object

@@ -169,7 +169,7 @@ class Attempt(ABC):
         delegates: bool = False,
         wanted: bool | None = None,
         name: str = "",
-        takes: Collection[int] | None = None,
+        takes: Collection[Any] | None = None,
     ) -> tuple[tuple[ObjectId, ...], ChildForm]:
         """Create a task; return the ids of its outputs, and how its executor took the keywords.
 
@@ -247,13 +247,13 @@ class Attempt(ABC):
         if self.has_delegated:
             raise BadCallError("another task was given the outputs of this one already")
 
-    def _require_left(self, takes: Collection[int]) -> None:
+    def _require_left(self, takes: Collection[Any]) -> None:
         self._require_promises()
         left = [index for index in takes if self._is_promised(index)]
         if not left or len(left) != len(set(takes)):
             raise BadCallError(f"a child cannot take over outputs {list(takes)!r:.60}")
 
-    def _is_promised(self, index: int) -> bool:
+    def _is_promised(self, index: Any) -> bool:
         """Whether this task is still to make one of its promised outputs."""
         if type(index) is not int or not 0 <= index < self.outputs.expected_count:
             return False
@@ -271,7 +271,7 @@ class Attempt(ABC):
         needs: Needs,
         delegates: bool,
         name: str,
-        takes: Collection[int] | None,
+        takes: Collection[Any] | None,
     ) -> tuple[Child, dict[str, Any]]:
         spec = self.task.spec
         outputs: tuple[ObjectId, ...] | None = None

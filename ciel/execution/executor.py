@@ -137,8 +137,7 @@ class Run:
     program: Program
 
 
-@dataclass(frozen=True, slots=True)
-class Talk:
+class Talk(NamedTuple):
     """Have a program talk with this executor: it gets the names of two FIFOs as its last arguments,
     then `start_task` with `arguments`. A program that is kept warm serves every task of the same
     `kind`; one that waits in the middle of a task (`fixed`) is gone on with instead. Its `files`

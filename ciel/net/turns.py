@@ -49,17 +49,29 @@ class Turns:
 
     def __init__(self, reactor: Clock) -> None:
         self._reactor = reactor
+        self._soon: Callable[[Callable[[], object]], None] | None = getattr(reactor, "soon", None)
         self._due: dict[Callable[[], object], None] = {}
         self._timer: DelayedCall | None = None
+        self._has_asked = False  # the reactor, by `soon`, to end the turn
 
     def at_end(self, call: Callable[[], object]) -> None:
         self._due[call] = None
-        if self._timer is None:
-            self._timer = self._reactor.callLater(0, self._end)
+        self._ask()
+
+    def _ask(self) -> None:
+        """Have the turn end, if that is not to be."""
+        if self._soon is None:
+            if self._timer is None:
+                self._timer = self._reactor.callLater(0, self._end)
+        elif not self._has_asked:
+            self._has_asked = True
+            self._soon(self._end)
 
     def flush(self) -> None:
         """End the turn now; tests and orderly shutdown need not wait for the reactor."""
-        if self._timer is not None and self._timer.active():
+        if self._has_asked:
+            self._end()
+        elif self._timer is not None and self._timer.active():
             self._timer.cancel()
             self._end()
 
@@ -73,7 +85,10 @@ class Turns:
                     call()
                 except Exception:
                     _log.failure("a call at the end of the turn failed")
-        self._timer = self._reactor.callLater(0, self._end) if self._due else None
+        self._timer = None
+        self._has_asked = False
+        if self._due:
+            self._ask()
 
 
 GAUGE_INTERVAL_S: Final = 0.025

@@ -26,6 +26,7 @@ class FakeAttempt(Attempt):
         outputs = Outputs(task.spec.id, expected, store, here, self.conflicts.append)
         super().__init__(task, outputs, netloc)
         self.is_slow = False
+        self.path_of_all = ""  # of inputs, if they have one
         self.children: list[Child] = []
         self.wanted: list[Child] = []  # of those, before the end
         self.within: list[FakeAttempt] = []  # at those that run within
@@ -68,6 +69,8 @@ class FakeAttempt(Attempt):
         self._come(lambda: then(self._path_of(ref)))
 
     def _path_of(self, ref: Reference) -> str:
+        if self.path_of_all:
+            return self.path_of_all
         path = self._path / ref.id.replace(":", ".")
         content = ref.content if isinstance(ref, Value) else self._store.get(ref.id)
         path.write_bytes(content)
@@ -145,19 +148,3 @@ class FakeAttempt(Attempt):
 
     def end_within(self, fault: tuple[str, str] | None) -> None:
         self.ended.append(fault)
-
-
-class Transcript:
-    """What a conversation said, in order."""
-
-    def __init__(self) -> None:
-        self.said: list[tuple[str, Any]] = []
-
-    def say(self, method: str, args: Any) -> None:
-        """Be told something, as a program is."""
-        self.said.append((method, args))
-
-    def take(self) -> list[tuple[str, Any]]:
-        """Return what was said since the last time."""
-        said, self.said = self.said, []
-        return said

@@ -25,6 +25,9 @@ _SHOWN_BYTES: Final = 40
 _is_base64 = re.compile(r"[A-Za-z0-9+/=]*", re.ASCII).fullmatch
 _EXITS: dict[bytes, Any] = {}  # the few ways in which programs say it, decoded
 _EXITS_MAX, _EXIT_MAX_BYTES = 100, 80
+_is_small_output = re.compile(  # as our SDK says it, which is how most tasks end
+    rb'\["publish_string",\{"index":(0|[1-9][0-9]{0,8}),"str":"([A-Za-z0-9+/=]*)"\}\]'
+).fullmatch
 _has_nul = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000").search
 
 
@@ -137,6 +140,9 @@ class CallReader:
 def _decode_call(payload: bytes) -> Call:
     if payload in _EXITS:
         return Call("exit", dict(_EXITS[payload]))
+    if (said := _is_small_output(payload)) is not None:
+        index, content = said.groups()
+        return Call("publish_string", {"index": int(index), "str": str(content, "ascii")})
     try:
         value = decode(payload)
         if type(value) is list and len(value) == 2 and type(value[0]) is str and value[0]:

@@ -45,7 +45,7 @@ def decode(data: bytes | bytearray | memoryview) -> Any:
     """Return the value that JSON in UTF-8 stands for. Raise `DecodeError` for anything else."""
     try:
         text = str(data, "utf-8")
-        value = _DECODER.decode(text)
+        value = _value_of(text)
     except RecursionError:
         raise DecodeError("JSON is nested too deeply") from None
     except JSONDecodeError as error:
@@ -80,6 +80,15 @@ def _require_shallow(value: Any, data: bytes | bytearray | memoryview) -> None:
     # What is deep is long: every level opens and closes.
     if len(data) > 2 * JSON_DEPTH_MAX and not _is_plainly_shallow(bytes(data)) and _is_deep(value):
         raise DecodeError(f"JSON is nested more than {JSON_DEPTH_MAX} levels deep")
+
+
+def _value_of(text: str) -> Any:
+    """Return what a text stands for; most have no blanks around it, and cost less for that."""
+    if text.startswith(("{", "[")):
+        value, end = _scan(text, 0)
+        if end == len(text):
+            return value
+    return _DECODER.decode(text)
 
 
 def _refuse(value: Any) -> Any:
@@ -142,4 +151,5 @@ def _has_lone_surrogate(value: object) -> bool:
 
 
 _DECODER = JSONDecoder(object_pairs_hook=_unique, parse_float=_finite)
+_scan: Any = _DECODER.scan_once
 _text_of = make_encoder(_refuse, ascii_only=False, sort_keys=False)

@@ -71,6 +71,8 @@ class Process:
         self.broke = ""  # how its channel ended
         self.stderr_start = 0  # where that of the present task begins
         self.logged_bytes = 0  # how much of it is in logs
+        self._stderr = -1  # opened once it is kept
+        self._is_closed = False
         self.run_s = 0.0
         self.due: DelayedCall | None = None
 
@@ -105,8 +107,23 @@ class Process:
 
     def log_rest(self, talked: Talked) -> None:
         """Log what it has printed for a task that is over."""
-        self._log(talked, to_the_end=True)
+        if self._may_have_printed():
+            self._log(talked, to_the_end=True)
         self.stderr_start = self.logged_bytes
+
+    def _may_have_printed(self) -> bool:
+        """Whether there may be something to log: asked after every task, so not by a path."""
+        if self._stderr < 0 and not self._is_closed:
+            self._stderr = self.scratch.open_stderr()
+        return self._stderr < 0 or os.lseek(self._stderr, 0, os.SEEK_END) > self.logged_bytes
+
+    def close(self) -> None:
+        """Hold nothing open any more."""
+        self._is_closed = True
+        self.channel.close()
+        if self._stderr >= 0:
+            os.close(self._stderr)
+            self._stderr = -1
 
     def _log(self, talked: Talked, *, to_the_end: bool) -> None:
         self.logged_bytes = self.scratch.log_lines(

@@ -50,7 +50,7 @@ READS_PER_TURN: Final = 4  # of a large call; others have their turn, also after
 READS_AT_END: Final = 16  # the largest pipe that a program may ask for by default
 WAITING_MAX_BYTES: Final = CALL_MAX_BYTES  # of what a program has not taken yet
 
-log = Logger()
+log = Logger(__name__)  # compiled, it cannot be found out
 
 _is_descriptor = re.compile(r"/proc/\d{1,9}/fd/\d{1,9}", re.ASCII).fullmatch
 

@@ -139,6 +139,18 @@ class Scratch:
         except OSError:
             return 0
 
+    def open_stderr(self) -> int:
+        """Return a descriptor of what a program that runs complains; -1 if there is no file."""
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        try:
+            fd = os.open(self.stderr_path, flags)
+        except OSError:
+            return -1
+        if stat.S_ISREG(os.fstat(fd).st_mode):
+            return fd
+        os.close(fd)
+        return -1
+
     def stderr_size(self) -> int:
         """Return how much the program, which has ended, complained; what it put there instead of a
         file counts as something.

@@ -500,7 +500,7 @@ class Talking:
         self._guests.pop(process.number, None)
         self._by_channel.pop(process.channel, None)
         self._place.growth.remove(process.key)
-        process.channel.close()
+        process.close()
         if process.guest is not None:
             process.guest.close()
         self._forget_idle(process)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,17 +19,20 @@ HERE = frozenset(("here:1",))
 SMALL, LARGE = b"x" * 1023, b"x" * 1024
 
 
-class Made(Outputs):
+class Made:
     """Outputs of a task `t`, and what of them turned out to be otherwise before."""
 
     def __init__(self, store: FileStore, *expected: str) -> None:
         self.conflicts: list[ObjectConflictError] = []
         promised = [ObjectId(name) for name in expected]
-        super().__init__("t", promised, store, HERE, self.conflicts.append)
+        self._outputs = Outputs("t", promised, store, HERE, self.conflicts.append)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._outputs, name)
 
     def write(self, index: int, content: bytes) -> None:
         """Begin an output, and write to its file as a program does."""
-        path = self.open(index).path
+        path = self._outputs.open(index).path
         assert path is not None
         Path(path).write_bytes(content)
 
@@ -152,6 +156,7 @@ def test_what_is_no_content_is_published_too(made: Made) -> None:
 
 
 def test_each_output_is_published_once(made: Made) -> None:
+    again: Callable[[], Any]
     made.publish(0, b"x")
     for again in (lambda: made.publish(0, b"x"), lambda: made.open(0)):
         with pytest.raises(BadCallError, match="output 0 was published already"):

@@ -23,10 +23,12 @@ from ciel.core.refs import (
 )
 from ciel.core.tasks import Needs
 from ciel.execution.executor import BadArgumentsError, Talk, Task
-from ciel.executors.java2 import MAIN_CLASS, Java2Executor, readable
+from ciel.executors.java2 import Java2Executor
+from ciel.executors.java2_calls import MAIN_CLASS, readable
 from ciel.storage.files import open_disk
 from ciel.testing.builders import inline, stored
-from ciel.testing.fake_attempt import FakeAttempt, Transcript
+from ciel.testing.fake_attempt import FakeAttempt
+from ciel.testing.transcript import Transcript
 from ciel.wire.calls import Call
 
 X = ObjectId("x")
@@ -143,9 +145,9 @@ def test_what_it_published_at_a_high_port_it_is_told_as_a_future(
 
 
 def test_jars_draw_no_tasks_to_where_the_first_one_ran(
-    java2: Java2Executor, attempt: FakeAttempt, monkeypatch: pytest.MonkeyPatch
+    java2: Java2Executor, attempt: FakeAttempt
 ) -> None:
-    monkeypatch.setattr(attempt, "open_whole", lambda ref, then: then("a path"))
+    attempt.path_of_all = "a path"
     said = Transcript()
     call = [Call("open_ref", {"ref": JARS[0], "make_sweetheart": True})]
     java2.converse(attempt, said.say).called(call)

@@ -24,10 +24,12 @@ from ciel.core.refs import (
 from ciel.core.tasks import Needs
 from ciel.execution.attempt import Growth
 from ciel.execution.executor import BadArgumentsError, InputPath, Program, Talk, Task
-from ciel.executors.proc import BACKLOG_MAX, Conversation, Over, ProcExecutor
+from ciel.executors.conversation import BACKLOG_MAX, Conversation, Over
+from ciel.executors.proc import ProcExecutor
 from ciel.storage.files import FileStore, open_disk
 from ciel.testing.builders import JOB, failed, inline, stored
-from ciel.testing.fake_attempt import FakeAttempt, Transcript
+from ciel.testing.fake_attempt import FakeAttempt
+from ciel.testing.transcript import Transcript
 from ciel.wire.calls import Call, encode_call
 from ciel.wire.descriptors import make_task, read_arguments
 

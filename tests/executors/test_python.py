@@ -15,12 +15,14 @@ from ciel.core.ids import ObjectId
 from ciel.core.refs import Fixed, Future, Value
 from ciel.core.tasks import Needs
 from ciel.execution.executor import BadArgumentsError, Fail, Finish, Talk, Task
-from ciel.executors.python import PythonConversation, PythonExecutor
+from ciel.executors.python import PythonExecutor
+from ciel.executors.python_calls import PythonConversation
 from ciel.python.contents import MOVED, decode
 from ciel.python.packing import unpack
 from ciel.storage.files import FileStore, open_disk
 from ciel.testing.builders import a_task, failed, inline, stored
-from ciel.testing.fake_attempt import FakeAttempt, Transcript
+from ciel.testing.fake_attempt import FakeAttempt
+from ciel.testing.transcript import Transcript
 from ciel.wire.calls import Call
 from ciel.wire.descriptors import read_arguments
 

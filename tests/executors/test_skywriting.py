@@ -14,13 +14,14 @@ from ciel.core.ids import ObjectId
 from ciel.core.refs import INLINE_MAX_BYTES, Future, Value
 from ciel.core.tasks import Needs
 from ciel.execution.executor import BadArgumentsError, Talk, Task
+from ciel.executors.conversation import Over
 from ciel.executors.nested import NestedConversation
-from ciel.executors.proc import Over
 from ciel.executors.skywriting import SwiExecutor
 from ciel.executors.stdinout import StdinoutExecutor
 from ciel.storage.files import open_disk
 from ciel.testing.builders import inline
-from ciel.testing.fake_attempt import FakeAttempt, Transcript
+from ciel.testing.fake_attempt import FakeAttempt
+from ciel.testing.transcript import Transcript
 from ciel.wire.calls import Call
 from ciel.wire.descriptors import read_arguments
 

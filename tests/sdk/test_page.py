@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ciel.executors.proc import Conversation
+from ciel.executors.conversation import Conversation
 from ciel.testing.stand_in import StandIn
 
 ROOT = Path(__file__).parents[2]

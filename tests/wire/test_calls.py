@@ -101,6 +101,26 @@ def test_a_call_that_is_cut_short_is_partial(call: Call, cut: int) -> None:
     assert not reader.partial
 
 
+@pytest.mark.parametrize(
+    "args",
+    ['{"index":0,"str":"eA=="}', '{"index":999999999,"str":""}', '{"index":12,"str":"+/"}',
+     '{"index":-1,"str":"eA=="}', '{"index":1.0,"str":"eA=="}', '{"index":99999999999,"str":"e"}',
+     '{"str":"eA==","index":0}', '{"index":0,"str":"e\\u0041"}', '{"index":0,"str":"é"}',
+     '{"index": 0,"str":"eA=="}', '{"index":0,"str":"eA==","store":"memory"}'],
+)  # fmt: skip
+def test_a_small_output_is_read_as_every_call_is(args: str) -> None:
+    found, error = read(framed(f'["publish_string",{args}]'.encode()), [])
+    assert (found, error) == ([Call("publish_string", json.loads(args))], "")
+    assert [type(call.args["index"]) for call in found] == [type(json.loads(args)["index"])]
+
+
+@pytest.mark.parametrize(
+    "args", ['{"index":00,"str":""}', '{"index":0,"index":0,"str":""}', '{"index":0,"str":"\n"}']
+)
+def test_a_small_output_that_is_no_json_is_refused(args: str) -> None:
+    assert "not JSON" in refusal(framed(f'["publish_string",{args}]'.encode()))
+
+
 def test_what_came_of_a_call_is_told_in_words() -> None:
     reader = CallReader()
     reader.feed(b"hi\n")

@@ -163,6 +163,19 @@ class Point(NamedTuple):
     y: int
 
 
+@pytest.mark.parametrize("text", ["[1]", " [1]", "[1] ", "\n[1]\r\n\t", "[1]\n"])
+def test_blanks_around_a_value_mean_nothing(text: str) -> None:
+    assert decode(text.encode()) == [1]
+
+
+@pytest.mark.parametrize(
+    "text, character", [("[1]]", 3), ("[1] 2", 4), (" [1] x", 5), ("[1", 2), ("{", 1)]
+)
+def test_what_is_wrong_is_said_with_its_place(text: str, character: int) -> None:
+    with pytest.raises(DecodeError, match=rf"at character {character}$"):
+        decode(text.encode())
+
+
 def test_tuples_named_or_not_become_lists() -> None:
     assert encode((1, Point(2, 3))) == b"[1,[2,3]]"
 
