@@ -36,7 +36,7 @@ CORE = [*PARTS["sources"]("shmfs", "coherent"), *(p for p in _TOOL_SOURCES if p 
 
 # What mypyc compiles: the rooms that decide, and what else is on the way of every task. The same
 # sources run as they are (`CIEL_PURE=1`). Errors stay so, since they have several bases. Nothing
-# here may be a subclass of what C brings.
+# here may be a subclass of what C brings; what inherits from a compiled class is compiled, too.
 COMPILED_ROOMS = ("ciel/core", "ciel/wire", "ciel/master/state", "ciel/worker/state")
 COMPILED_ALONE = (
     "ciel/execution/attempt.py",

@@ -323,3 +323,19 @@ def test_a_file_is_looked_after_in_parts_and_may_be_taken_meanwhile(
     assert parts == [(0, MIB), (MIB, MIB)]
     assert not segments.settle(take, MIB)
     assert segments.recycled == 1
+
+
+@pytest.mark.parametrize("is_huge", [False, True])
+def test_what_has_huge_pages_as_it_is_is_left_alone(
+    store: ShmStore, segments: Segments, monkeypatch: pytest.MonkeyPatch, is_huge: bool
+) -> None:
+    segments.when_kept = None
+    put(store, "a")
+    store.delete("a")
+    looked_after: list[object] = []
+    monkeypatch.setattr(segments, "settle", lambda *how: looked_after.append(how))
+    own = Upkeep(segments, 0, 0.05, is_huge=is_huge)
+    own._wake()
+    until(lambda: segments.kept_bytes == 0)  # it was given back, which is what comes next
+    own.close()
+    assert bool(looked_after) is not is_huge
