@@ -21,6 +21,7 @@ $(STAMP): pyproject.toml setup.py ciel/launch/launcher.c $(LOADERS) scc/build_ff
 	@.ci/packages report
 	@echo "ciel: installing into $(VENV) (Python packages of pyproject.toml, and what is in C): some minutes"
 	@$(PYTHON) -m venv $(VENV)
+	@find ciel executors -name '*.so' -delete  # of modules that are not compiled any more
 	@$(RUN)/pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	@for tool in scc/bin/*; do [ -x "$$tool" ] && ln -sf "../../$$tool" $(RUN)/; done; true
 	@touch $(STAMP)

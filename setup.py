@@ -36,7 +36,8 @@ CORE = [*PARTS["sources"]("shmfs", "coherent"), *(p for p in _TOOL_SOURCES if p 
 
 # What mypyc compiles: the rooms that decide, and what else is on the way of every task. The same
 # sources run as they are (`CIEL_PURE=1`). Errors stay so, since they have several bases. Nothing
-# here may be a subclass of what C brings; what inherits from a compiled class is compiled, too.
+# here may be a subclass of what C brings, or of what is not ours: the compiler does not see it, and
+# forgets that there is a base. What inherits from a compiled class is compiled, too.
 COMPILED_ROOMS = ("ciel/core", "ciel/wire", "ciel/master/state", "ciel/worker/state")
 COMPILED_ALONE = (
     "ciel/execution/attempt.py",
@@ -48,7 +49,9 @@ COMPILED_ALONE = (
     "ciel/executors/python_calls.py",
     "ciel/master/service.py",
     "ciel/master/sessions.py",
-    "ciel/net/loop.py",
+    "ciel/net/channels.py",
+    "ciel/net/control.py",
+    "ciel/net/rounds.py",
     "ciel/net/turns.py",
     "ciel/testing/fake_attempt.py",
     "ciel/worker/events.py",
@@ -63,7 +66,9 @@ COMPILED_ALONE = (
 )
 UNCOMPILED = ("__init__.py", "errors.py")
 ASKED_ONLY = {"egg_info", "dist_info", "sdist"}  # commands that build nothing
+# What is installed beside the compiler decides nothing: pip builds where nearly nothing is.
 TYPE_OPTIONS = ["--config-file=", f"--cache-dir={os.devnull}", "--ignore-missing-imports"]
+TYPE_OPTIONS += ["--no-site-packages"]
 
 
 @functools.cache

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -143,7 +143,7 @@ def graphs(ours: peers.Pool) -> dict[str, float]:
 def trees(ours: peers.Pool) -> dict[str, float]:
     """Return how fast tasks make tasks and wait for them, or hand over to them."""
     count = calls.calls_of_fib(FIB)
-    found = {}
+    found: dict[str, float] = {}
     for name, task in (("fib", calls.fib), ("delegated_fib", calls.delegated_fib)):
 
         def tree_s(task: Any = task) -> float:
@@ -194,15 +194,34 @@ def arrays() -> dict[str, float]:
 
 
 def arrays_in(store: str, prefix: str) -> dict[str, float]:
-    """Return all figures on arrays in one store."""
-    program = [str(compiled("shared_map", SOURCE, (), ("-O3",))), str(peers.ARRAY_BYTES)]
+    """Return all figures on arrays in one store: of readers who add up as fast as memory is read,
+    beside which all else shows, and of readers with a plain loop.
+    """
+    found: dict[str, float] = {}
+    with opened(store) as ours:
+        for way, add, options in (
+            ("", calls.total, ()),
+            ("one_by_one_", calls.total_one_by_one, ("one-by-one",)),
+        ):
+            pairs = array_pairs(ours, add, options)
+            found.setdefault(f"{prefix}cold_array_s", pairs[0][0])
+            warm, name = pairs[2:], f"{prefix}{way}"
+            ratio = statistics.median(ours_s / bare_s for ours_s, bare_s in warm)
+            found[f"{name}array_to_floor"] = ratio
+            found[f"{name}array_s"] = statistics.median(ours_s for ours_s, _ in warm)
+            found[f"{name}floor_s"] = statistics.median(bare_s for _, bare_s in warm)
+    return found
+
+
+def array_pairs(
+    ours: peers.Pool, add: Callable[..., float], options: Sequence[str]
+) -> list[tuple[float, float]]:
+    """Return what an array took that is added up in one way, each time beside the floor."""
+    program = [str(compiled("shared_map", SOURCE, (), ("-O3",))), str(peers.ARRAY_BYTES), *options]
     pairs: list[tuple[float, float]] = []
-    with (
-        opened(store) as ours,
-        subprocess.Popen(
-            program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
-        ) as floor,
-    ):
+    with subprocess.Popen(
+        program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
+    ) as floor:
         assert floor.stdin is not None
         assert floor.stdout is not None
         asked, answers = floor.stdin, floor.stdout
@@ -212,16 +231,10 @@ def arrays_in(store: str, prefix: str) -> dict[str, float]:
             return float(answers.readline())
 
         for number in range(2 + ARRAY_PAIRS):
-            array_s = peers.array_s(ours, library(), number, calls.array_in_store)
+            array_s = peers.array_s(ours, library(), float(number), calls.array_in_store, add)
             pairs.append((array_s, floor_s()))
         asked.close()
-    warm = pairs[2:]
-    return {
-        f"{prefix}array_to_floor": statistics.median(ours_s / bare_s for ours_s, bare_s in warm),
-        f"{prefix}array_s": statistics.median(ours_s for ours_s, _ in warm),
-        f"{prefix}cold_array_s": pairs[0][0],
-        f"{prefix}floor_s": statistics.median(bare_s for _, bare_s in warm),
-    }
+    return pairs
 
 
 def starts() -> dict[str, float]:

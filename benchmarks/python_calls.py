@@ -80,7 +80,15 @@ def array(count: int, value: float) -> Any:
 
 
 def total(numbers: Any, library: str) -> float:
-    """Add up in C, as the floor does."""
-    add = ctypes.CDLL(library).total
+    """Add up in C, as fast as memory is read, as the floor does."""
+    return _added_up(ctypes.CDLL(library).total, numbers)
+
+
+def total_one_by_one(numbers: Any, library: str) -> float:
+    """Add up the bytes in C, one after the other, as that floor does."""
+    return _added_up(ctypes.CDLL(library).total_one_by_one, numbers)
+
+
+def _added_up(add: Any, numbers: Any) -> float:
     add.restype = ctypes.c_double
     return float(add(ctypes.c_void_p(numbers.ctypes.data), ctypes.c_int64(len(numbers))))

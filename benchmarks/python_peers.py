@@ -97,7 +97,11 @@ def map_s(pool: Pool, count: int = MAPPED) -> float:
 
 
 def array_s(
-    pool: Pool, library: str, value: float, make: Callable[..., Any] = calls.array
+    pool: Pool,
+    library: str,
+    value: float,
+    make: Callable[..., Any] = calls.array,
+    add: Callable[..., float] = calls.total,
 ) -> float:
     """Return how long it takes until four calls have added up what one has made."""
     count = ARRAY_BYTES // 8
@@ -105,9 +109,9 @@ def array_s(
     made = pool.submit(make, count, value)
     if not pool.takes_futures:
         made = made.result()
-    found = pool.gather([pool.submit(calls.total, made, library) for _ in range(READERS)])
+    found = pool.gather([pool.submit(add, made, library) for _ in range(READERS)])
     took_s = time.perf_counter() - start_s
-    assert found == [value * count] * READERS
+    assert found == [add(calls.array(1, value), library) * count] * READERS
     return took_s
 
 

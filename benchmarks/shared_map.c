@@ -1,13 +1,15 @@
 /* The least that an array of 256 MiB costs when one process makes it and two read it twice each: called
- * by python.py, which loads `total` of it too, so that tasks add up in the same way.
+ * by python.py, which loads what adds up of it too, so that tasks do so in the same way.
  *
- *     shared_map BYTES    for each line of its input one round; prints the seconds that it took
+ *     shared_map BYTES [one-by-one]    for each line of its input one round; prints the seconds
+ *                                      that it took
  *
  * Both processes have touched all of the map before, as has nobody who maps an object. */
 #include <sched.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <time.h>
@@ -15,16 +17,35 @@
 
 enum { LANES = 8, SUMS = 2 };
 
+typedef double Sum(const double *numbers, int64_t count);
+
 /* As fast as memory is read: the lanes do not wait for each other. */
 double total(const double *numbers, int64_t count)
 {
     double lanes[LANES] = {0}, sum = 0;
-    for (int64_t i = 0; i + LANES <= count; i += LANES)
+    int64_t i = 0;
+    for (; i + LANES <= count; i += LANES)
         for (int lane = 0; lane < LANES; lane++)
             lanes[lane] += numbers[i + lane];
+    for (; i < count; i++)
+        sum += numbers[i];
     for (int lane = 0; lane < LANES; lane++)
         sum += lanes[lane];
     return sum;
+}
+
+/* One byte after the other, as a plain loop does: the barrier keeps the compiler from taking several
+ * at once. A byte costs a clock, so that the processor is busy and memory is not. */
+double total_one_by_one(const double *numbers, int64_t count)
+{
+    const unsigned char *bytes = (const unsigned char *)numbers;
+    const int64_t size = count * (int64_t)sizeof *numbers;
+    uint64_t sum = 0;
+    for (int64_t i = 0; i < size; i++) {
+        sum += bytes[i];
+        __asm__("" : "+r"(sum));
+    }
+    return (double)sum;
 }
 
 static double now_s(void)
@@ -57,15 +78,16 @@ static void stay(int process)
 }
 
 /* Two sums that must be right. */
-static void read_twice(const double *numbers, int64_t count, double value)
+static void read_twice(Sum *sum, const double *numbers, int64_t count, double value)
 {
     for (int i = 0; i < SUMS; i++)
-        require(total(numbers, count) == value * (double)count);
+        require(sum(numbers, count) == sum(&value, 1) * (double)count);
 }
 
 int main(int argument_count, char **arguments)
 {
     const int64_t count = argument_count > 1 ? atoll(arguments[1]) / (int64_t)sizeof(double) : 0;
+    Sum *sum = argument_count > 2 && !strcmp(arguments[2], "one-by-one") ? total_one_by_one : total;
     int there[2], back[2];
     double value = 1;
     require(count > 0 && !pipe(there) && !pipe(back));
@@ -80,7 +102,7 @@ int main(int argument_count, char **arguments)
     if (!other) {
         prctl(PR_SET_PDEATHSIG, 9);
         for (;;) { /* the first round is before the clock: it touches */
-            read_twice(numbers, count, value);
+            read_twice(sum, numbers, count, value);
             require(write(back[1], &value, sizeof value) == sizeof value);
             if (read(there[0], &value, sizeof value) != sizeof value)
                 return 0;
@@ -94,7 +116,7 @@ int main(int argument_count, char **arguments)
         for (int64_t i = 0; i < count; i++)
             numbers[i] = value;
         require(write(there[1], &value, sizeof value) == sizeof value);
-        read_twice(numbers, count, value);
+        read_twice(sum, numbers, count, value);
         require(read(back[0], &value, sizeof value) == sizeof value);
         printf("%.6f\n", now_s() - start_s);
         fflush(stdout);

@@ -29,7 +29,7 @@ from ciel.master.state import answers
 from ciel.master.state.machine import MasterMachine
 from ciel.master.state.workers import WorkerFacts
 from ciel.master.waiters import Waiters
-from ciel.net.control import ControlPeer
+from ciel.net.control import Peer
 from ciel.net.turns import DelayedCall, Turns
 from ciel.wire.errors import WireError
 from ciel.wire.references import from_json, to_json
@@ -65,8 +65,8 @@ class MasterService:
         """What makes a time of this master's clock one since the epoch."""
         self.waiters = Waiters(reactor)  # for a job's end by its id, and for `WORKERS`
         self._workers_version = 0
-        self._names: dict[ControlPeer, str] = {}
-        self._peers: dict[str, ControlPeer | ClientSession] = {}
+        self._names: dict[Peer, str] = {}
+        self._peers: dict[str, Peer | ClientSession] = {}
         self._sessions: dict[str, ClientSession] = {}  # by the names that clients gave them
         self._client_count = 0
         self._frozen_tasks = 0
@@ -88,7 +88,7 @@ class MasterService:
 
     # --- connections ------------------------------------------------------------------------------
 
-    def peer_opened(self, peer: ControlPeer) -> None:
+    def peer_opened(self, peer: Peer) -> None:
         assert peer.hello is not None
         if peer.hello.role is Role.WORKER:
             try:
@@ -106,15 +106,15 @@ class MasterService:
             self._admit_client(peer, peer.hello.about)
         self._turns.at_end(self._end_turn)
 
-    def _admit(self, peer: ControlPeer, name: str) -> None:
+    def _admit(self, peer: Peer, name: str) -> None:
         former = self._peers.get(name)
         self._names[peer] = name
         self._peers[name] = peer
-        if isinstance(former, ControlPeer):
+        if former is not None and not isinstance(former, ClientSession):
             del self._names[former]
             former.refuse(f"another worker joined as {name}")
 
-    def _admit_client(self, peer: ControlPeer, about: Mapping[str, Any]) -> None:
+    def _admit_client(self, peer: Peer, about: Mapping[str, Any]) -> None:
         """Let a client in, or go on with one that has lost its connection."""
         token, received = about.get("session"), about.get("received")
         if not isinstance(token, str):
@@ -144,7 +144,7 @@ class MasterService:
             session.resume(peer)
             log.info("{client} is back", client=session.name)
 
-    def peer_said(self, peer: ControlPeer, messages: list[Message]) -> None:
+    def peer_said(self, peer: Peer, messages: list[Message]) -> None:
         name = self._names.get(peer)
         if name is None or peer.hello is None:
             return
@@ -170,10 +170,10 @@ class MasterService:
             session.count(counted)
         self._turns.at_end(self._end_turn)
 
-    def peer_drained(self, peer: ControlPeer) -> None:
+    def peer_drained(self, peer: Peer) -> None:
         """Nothing waits here for a peer to take more: the outbox is emptied every turn."""
 
-    def peer_closed(self, peer: ControlPeer, reason: str) -> None:
+    def peer_closed(self, peer: Peer, reason: str) -> None:
         name = self._names.pop(peer, None)
         if name is None:
             return
@@ -190,7 +190,7 @@ class MasterService:
             self.machine.client_gone(name, now_s)
         self._turns.at_end(self._end_turn)
 
-    def _answer(self, peer: ControlPeer | ClientSession, ask: Ask | Change, worker: str) -> None:
+    def _answer(self, peer: Peer | ClientSession, ask: Ask | Change, worker: str) -> None:
         find = self.change if type(ask) is Change else self.answer
         if worker:
             find = partial(attaching.change, self.machine, worker, now_s=self._reactor.seconds())

@@ -12,7 +12,7 @@ from collections import deque
 from typing import Final
 
 from ciel.core.events import Message, Received
-from ciel.net.control import ControlPeer
+from ciel.net.control import Peer
 
 CONFIRM_EVERY: Final = 256
 """Messages that came; fewer are confirmed by the next tick."""
@@ -24,9 +24,9 @@ behind cannot come back, and nothing more is kept for it."""
 class ClientSession:
     """The session of a client; `name` is what the machine calls it. To be sent to as a peer is."""
 
-    def __init__(self, name: str, peer: ControlPeer) -> None:
+    def __init__(self, name: str, peer: Peer) -> None:
         self.name = name
-        self.peer: ControlPeer | None = peer
+        self.peer: Peer | None = peer
         self.gone_at_s = 0.0
         """When its connection was lost; of no meaning while there is one."""
         self._sent: deque[Message] | None = deque()  # and not confirmed; None: too many
@@ -70,7 +70,7 @@ class ClientSession:
         self._confirmed = count
         return True
 
-    def resume(self, peer: ControlPeer) -> None:
+    def resume(self, peer: Peer) -> None:
         """Go on over another connection: say how much came, and what did not arrive."""
         assert self._sent is not None  # it `can_resume`
         self.peer = peer

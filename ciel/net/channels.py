@@ -43,7 +43,7 @@ READS_PER_TURN: Final = 4
 PIECE_BYTES: Final = 1 << 20
 """More than most ways take at once."""
 
-_log = Logger()
+_log = Logger(__name__)  # compiled, it cannot be found out
 
 
 class WayError(CielError):

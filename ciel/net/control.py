@@ -22,11 +22,11 @@ from typing import Any, Final, Protocol
 
 from twisted.internet.error import ConnectionDone
 from twisted.internet.interfaces import IFileDescriptorReceiver, ITCPTransport
-from twisted.internet.protocol import Protocol as TwistedProtocol
+from twisted.internet.main import CONNECTION_DONE, CONNECTION_LOST
 from twisted.internet.protocol import connectionDone
 from twisted.logger import Logger
 from twisted.python.failure import Failure
-from zope.interface import implementer
+from zope.interface import classImplements
 
 from ciel.access.keys import Role, Side
 from ciel.core.events import HEARTBEAT_INTERVAL_S, LOST_AFTER_S, Ask, Heartbeat, Message
@@ -56,6 +56,9 @@ CLOSE_TIMEOUT_S: Final = 5.0
 DISCARDED_MAX_BYTES: Final = FRAME_MAX_BYTES
 """What of a peer's is still taken meanwhile; an honest one was in the midst of a frame at most."""
 
+READ_BYTES: Final = 64 * 1024
+"""Taken from a socket at once."""
+
 _PULSE_S: Final = HEARTBEAT_INTERVAL_S / 2
 """Silence is counted in pulses of our own, never read from a clock: when this process itself was
 held up (stopped, swapped out), its peers are not blamed for the time."""
@@ -76,7 +79,7 @@ EXPECTED: Final[Mapping[Role, frozenset[type]]] = {
 }
 """What a connecting side takes from whom it connected to in each role."""
 
-_log = Logger()
+_log = Logger(__name__)  # compiled, it cannot be found out
 
 
 class Owner(Protocol):
@@ -88,17 +91,30 @@ class Owner(Protocol):
     def peer_closed(self, peer: ControlPeer, reason: str) -> None: ...
 
 
-@implementer(IFileDescriptorReceiver)
-class ControlPeer(TwistedProtocol):
-    """One end of a control connection.
+class Peer(Protocol):
+    """What an owner does with a `ControlPeer`, which see."""
+
+    hello: Hello | None
+    address: str
+    failure: WireError | None
+
+    @property
+    def silent_s(self) -> float: ...
+    def send(self, message: Message) -> None: ...
+    def close(self) -> None: ...
+    def refuse(self, reason: str) -> None: ...
+    def turn_away(self) -> None: ...
+
+
+class ControlPeer:
+    """One end of a control connection: a protocol of Twisted's, though no subclass (`setup.py` says
+    why not).
 
     `hello` is what the other side says of itself: None until it has proved its key, and kept after
     the end. `failure` is the error that ended the connection, if one did. `lost_after_s` may be
     changed at any time, as when the peer's role is known. With `channels`, it may go on by another
     way than its socket.
     """
-
-    transport: Any  # zope interfaces mean nothing to mypy
 
     def __init__(
         self,
@@ -112,6 +128,7 @@ class ControlPeer(TwistedProtocol):
         queued_max_bytes: int = QUEUED_MAX_BYTES,
         channels: Channels | None = None,
     ) -> None:
+        self.transport: Any = None
         self.hello: Hello | None = None
         self.failure: WireError | None = None
         self.address = "nowhere"
@@ -135,6 +152,7 @@ class ControlPeer(TwistedProtocol):
         self._silent_pulses = 0
         self._idle_pulses = 0
         self._timer: DelayedCall | None = None
+        self._socket: Any = None  # of the transport, where we use it ourselves
         self._end: str | None = None  # why, once it is decided
         self._discarded_bytes = 0  # since then
 
@@ -210,6 +228,10 @@ class ControlPeer(TwistedProtocol):
 
     # --- Twisted's side ---------------------------------------------------------------------------
 
+    def makeConnection(self, transport: Any) -> None:
+        self.transport = transport
+        self.connectionMade()
+
     def connectionMade(self) -> None:
         if ITCPTransport.providedBy(self.transport):
             self.transport.setTcpNoDelay(True)
@@ -256,6 +278,7 @@ class ControlPeer(TwistedProtocol):
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:
         self.is_over = True
+        self._socket = None
         if self._crossing is not None:
             self._crossing.close()
             self._crossing = None
@@ -293,6 +316,37 @@ class ControlPeer(TwistedProtocol):
     def stopProducing(self) -> None:
         """Be told by the transport that it is gone; `connectionLost` follows."""
 
+    # --- the socket -------------------------------------------------------------------------------
+
+    def _receive(self) -> object:
+        """Read for the transport, whose own way takes longer than most messages do."""
+        if self._socket is None:
+            return CONNECTION_LOST
+        try:
+            data = self._socket.recv(READ_BYTES)
+        except BlockingIOError:
+            return None
+        except OSError:
+            return CONNECTION_LOST
+        if not data:
+            return CONNECTION_DONE
+        self.dataReceived(data)
+        return None
+
+    def _send_now(self, data: bytes) -> int:
+        """Return how much went. Twisted's `write` would leave all of it for the next turn: one
+        wake-up more per hop.
+        """
+        if self._socket is not None:
+            try:
+                sent = self._socket.send(data)
+            except OSError:
+                return 0  # no room, or lost, as the transport will find
+        else:
+            write_some = getattr(self.transport, "writeSomeData", None)
+            sent = write_some(data) if write_some is not None else 0
+        return sent if isinstance(sent, int) else 0  # no number says that it is lost
+
     # --- inside -----------------------------------------------------------------------------------
 
     def _open(self) -> None:
@@ -306,6 +360,10 @@ class ControlPeer(TwistedProtocol):
         self._crossing = Crossing.begin(
             self._channels, self, self._session, self._write, self._cross
         )
+        if self._crossing is None:  # else descriptors go along
+            self._socket = getattr(self.transport, "socket", None)
+            if self._socket is not None:
+                self.transport.doRead = self._receive
         self._tell("peer_opened")
 
     def _cross(self, transport: ChannelTransport) -> None:
@@ -342,11 +400,7 @@ class ControlPeer(TwistedProtocol):
             self._backlog.append(data)
             self._backlog_bytes += len(data)
         else:
-            # Twisted's write() would leave all of it for the next turn: one wake-up more per hop.
-            write_now = getattr(self.transport, "writeSomeData", None)
-            sent = write_now(data) if write_now is not None else 0
-            if not isinstance(sent, int):
-                sent = 0  # the connection is lost, which the reactor is about to notice
+            sent = self._send_now(data)
             if sent < len(data):
                 self._handed_bytes = len(data) - sent
                 self.transport.write(data[sent:] if sent else data)
@@ -424,6 +478,9 @@ class ControlPeer(TwistedProtocol):
             if self._end is None:
                 fault = WireError("internal error; see the log")
                 self._fail_telling(fault, "internal error; see the log of the other side")
+
+
+classImplements(ControlPeer, IFileDescriptorReceiver)
 
 
 def describe(address: Any) -> str:

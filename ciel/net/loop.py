@@ -8,57 +8,33 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import Any
 
 from twisted.internet.epollreactor import EPollReactor
 from twisted.internet.main import installReactor
-from twisted.logger import Logger
 
-_log = Logger(__name__)  # compiled, it cannot be found out
+from ciel.net.rounds import is_due, iterate, wait_s
 
 
 class Loop(EPollReactor):
     """`soon` is its own; all else is as Twisted has it."""
 
     def __init__(self) -> None:
-        self._soon: list[Callable[[], object]] = []
+        self.calls: list[Callable[[], object]] = []
         super().__init__()
 
     def soon(self, call: Callable[[], object]) -> None:
         """Have something called once all is served that is ready now, before the next wait."""
-        self._soon.append(call)
+        self.calls.append(call)
+
+    def runUntilCurrent(self) -> None:
+        if is_due(self):
+            super().runUntilCurrent()
 
     def timeout(self) -> float | None:
-        delay_s: float | None = super().timeout()
-        return 0 if self._soon else delay_s
+        return wait_s(self)
 
     def doIteration(self, timeout: float | None) -> None:
-        if self._soon:
-            self._call_soon()
-            timeout = 0
-        selectables: dict[int, Any] = self._selectables
-        try:
-            ready = self._poller.poll(-1 if timeout is None else timeout, len(selectables))
-        except InterruptedError:
-            return
-        serve = self._doReadOrWrite
-        for descriptor, event in ready:
-            selectable = selectables.get(descriptor)  # one before it may have closed it
-            if selectable is not None:
-                try:
-                    serve(selectable, descriptor, event)
-                except Exception:
-                    _log.failure("a descriptor could not be served")
-        if self._soon:
-            self._call_soon()
-
-    def _call_soon(self) -> None:
-        calls, self._soon = self._soon, []
-        for call in calls:
-            try:
-                call()
-            except Exception:
-                _log.failure("what was due could not be done")
+        iterate(self, timeout)
 
 
 def install() -> None:

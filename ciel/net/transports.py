@@ -41,7 +41,7 @@ RETRY_MIN_S: Final = 0.1
 RETRY_MAX_S: Final = 5.0
 
 _UNIX_NAME_MAX_LENGTH = 100  # of the 107 that the kernel has room for
-_log = Logger()
+_log = Logger(__name__)  # compiled, it cannot be found out
 
 
 class Address(NamedTuple):
@@ -156,7 +156,7 @@ class ControlFactory(Factory):
         self._build = build
         self._doorstep = doorstep or Doorstep()
 
-    def buildProtocol(self, addr: Any) -> ControlPeer:
+    def buildProtocol(self, addr: Any) -> Any:
         peer = self._build()
         self._doorstep.let_in(peer)
         return peer
@@ -249,13 +249,11 @@ class FrontDoor(TwistedProtocol):
 class _Dialling(ClientFactory):
     noisy = False
 
-    def __init__(
-        self, build: Callable[[], TwistedProtocol], failed: Callable[[str], object]
-    ) -> None:
+    def __init__(self, build: Callable[[], Any], failed: Callable[[str], object]) -> None:
         self._build = build
         self._failed = failed
 
-    def buildProtocol(self, addr: Any) -> TwistedProtocol:
+    def buildProtocol(self, addr: Any) -> Any:
         return self._build()
 
     def clientConnectionFailed(self, connector: Any, reason: Failure) -> None:
@@ -267,7 +265,7 @@ class _Dialling(ClientFactory):
 def connect(
     reactor: Any,
     text: str,
-    build: Callable[[], TwistedProtocol],
+    build: Callable[[], Any],
     failed: Callable[[ConnectError], object],
     timeout_s: float = CONNECT_TIMEOUT_S,
 ) -> Any:

@@ -370,7 +370,9 @@ class FileStore(ObjectStore):
             raise self._shelf.translated(error, "begin", hint_bytes) from error
         writer = FileWriter(self._shelf, object_id, name, fd, reserved_bytes, old_bytes)
         try:
-            if hint_bytes:
+            # Memory that is used again, and has no holes, is there; to be told so takes long.
+            held = os.fstat(fd)
+            if held.st_blocks * 512 < max(held.st_size, hint_bytes):
                 self._shelf.reserve(fd, hint_bytes, keep_size=True)
         except OSError as error:
             writer.abort()

@@ -33,10 +33,8 @@ from termios import FIONREAD
 from typing import Any, Final, Protocol
 
 from twisted.internet.error import ConnectionDone, ConnectionLost
-from twisted.internet.interfaces import IReadDescriptor, IWriteDescriptor
 from twisted.logger import Logger
 from twisted.python.failure import Failure as TwistedFailure
-from zope.interface import implementer
 
 from ciel.core.errors import CielError
 from ciel.net.channels import BYTES, CHANNEL, ROOM, Channels, Way
@@ -76,7 +74,6 @@ class ChannelOwner(Protocol):
         """
 
 
-@implementer(IReadDescriptor)
 class ProgramChannel:
     """A conversation with one program, which is given `arguments`.
 
@@ -286,7 +283,6 @@ class ProgramChannel:
             self._reactor.addReader(self)
 
 
-@implementer(IReadDescriptor, IWriteDescriptor)
 class _Outgoing:
     """What a program is told. `lost` is called at most once, from the reactor, with the reason why
     it can be told no more, and whether that is its doing while it runs.

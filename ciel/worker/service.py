@@ -33,7 +33,7 @@ from ciel.core.ids import ObjectId
 from ciel.core.placement import MEASURED_FROM_BYTES
 from ciel.core.refs import Concrete, Reference, Sweetheart
 from ciel.execution.executor import Child
-from ciel.net.control import ControlPeer
+from ciel.net.control import Peer
 from ciel.net.turns import DelayedCall, Turns
 from ciel.storage.errors import StorageError
 from ciel.storage.interface import ObjectStore
@@ -88,7 +88,7 @@ class WorkerService:
         self._reactor = reactor
         self._turns = turns
         self._store = store
-        self._master: ControlPeer | None = None
+        self._master: Peer | None = None
         self._deleting = DeferredLock()
         self._due: DelayedCall | None = None
         self._due_s = 0.0
@@ -166,7 +166,7 @@ class WorkerService:
 
     # --- the master -------------------------------------------------------------------------------
 
-    def peer_opened(self, peer: ControlPeer) -> None:
+    def peer_opened(self, peer: Peer) -> None:
         self._master = peer
         self._disk_level = 0
         self._told_of_store = None
@@ -177,7 +177,7 @@ class WorkerService:
         self._act()
         self.disk_changed()
 
-    def peer_said(self, peer: ControlPeer, messages: list[Message]) -> None:
+    def peer_said(self, peer: Peer, messages: list[Message]) -> None:
         now_s = self._reactor.seconds()
         for message in messages:
             if type(message) is Answer:
@@ -186,10 +186,10 @@ class WorkerService:
                 self.machine.master_said(message, now_s)
         self._act()
 
-    def peer_drained(self, peer: ControlPeer) -> None:
+    def peer_drained(self, peer: Peer) -> None:
         """Nothing waits here: what a worker has to say is bounded by what it was given to do."""
 
-    def peer_closed(self, peer: ControlPeer, reason: str) -> None:
+    def peer_closed(self, peer: Peer, reason: str) -> None:
         if peer is self._master:
             self._master = None
             log.warn("lost the master: {reason}", reason=reason)

@@ -50,6 +50,10 @@ from ciel.worker.workplace import Workplace
 
 GRACE_S = 0.25
 """Between the polite signal and the one that cannot be ignored."""
+_HOLD_S = 0.02
+"""For so long a program that has ended its task is not told what its last calls came to, unless
+with its next task: it waits for nothing else, and waking it once costs less than twice.
+"""
 _LAST_WORDS_S = 0.5  # between the end of a channel and the end of its program
 
 _GIVEN_BACK = TaskFault(RECALLED, "the program that ran it ended, in the middle of a child")
@@ -74,6 +78,7 @@ class Talking:
         self._pool = Pool(patience.idle_s)
         self._count = 0
         self._unsaid: dict[Process, None] = {}
+        self._held: dict[Process, None] = {}
         self._reaping: DelayedCall | None = None
 
     @property
@@ -139,6 +144,16 @@ class Talking:
     def _speak(self) -> None:
         processes, self._unsaid = self._unsaid, {}
         for process in processes:
+            if process.stack:
+                self._speak_to(process)
+                continue
+            if not self._held:
+                self._place.reactor.callLater(_HOLD_S, self._speak_to_held)
+            self._held[process] = None
+
+    def _speak_to_held(self) -> None:
+        held, self._held = self._held, {}
+        for process in held:
             self._speak_to(process)
 
     def _speak_to(self, process: Process) -> None:

@@ -4,20 +4,30 @@ one step. A mapping ends with the last who sees it.
 
 from __future__ import annotations
 
+import os
+from functools import cache
 from mmap import MAP_ANONYMOUS, MAP_POPULATE, MAP_PRIVATE, MAP_SHARED, PROT_READ, PROT_WRITE, mmap
+from typing import TYPE_CHECKING
 
 HUGE_BYTES = 2 << 20
 _MAP_FIXED = 0x10
 _PROT_NONE = 0
 
+if TYPE_CHECKING:
+    import ctypes
+
 
 def mapped(
     descriptor: int, size_bytes: int, offset: int = 0, *, writes: bool = False
 ) -> memoryview:
-    """Map a part of a file. What is to be written is there at once: all of it will be."""
+    """Map a part of a file. What is to be written is there at once: all of it will be; so is what
+    lies in huge pages, which costs a tenth of a first touch of each.
+    """
     prot, flags = PROT_READ, MAP_SHARED
+    if writes or os.fstat(descriptor).st_blksize >= HUGE_BYTES:
+        flags |= MAP_POPULATE
     if writes:
-        prot, flags = prot | PROT_WRITE, flags | MAP_POPULATE
+        prot |= PROT_WRITE
     if size_bytes < 2 * HUGE_BYTES:
         return memoryview(mmap(descriptor, size_bytes, flags, prot, offset=offset))
     return _aligned(descriptor, size_bytes, offset, prot, flags)
@@ -28,21 +38,14 @@ def _aligned(descriptor: int, size_bytes: int, offset: int, prot: int, flags: in
     import weakref
     from pickle import PickleBuffer
 
-    libc = ctypes.CDLL(None, use_errno=True)
-    map_ = libc.mmap
-    map_.restype = ctypes.c_void_p
-    map_.argtypes = (
-        ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int,
-        ctypes.c_longlong,
-    )  # fmt: skip
-    libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
-
     def checked(address: int) -> int:
         if address == ctypes.c_void_p(-1).value:
             number = ctypes.get_errno()
             raise OSError(number, f"a mapping of {size_bytes} bytes cannot be made")
         return address
 
+    libc = _libc()
+    map_ = libc.mmap
     room_bytes = size_bytes + HUGE_BYTES
     room = checked(map_(None, room_bytes, _PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0))
     start = room + (offset - room) % HUGE_BYTES
@@ -55,3 +58,17 @@ def _aligned(descriptor: int, size_bytes: int, offset: int, prot: int, flags: in
     weakref.finalize(memory, libc.munmap, room, room_bytes).atexit = False
     view = PickleBuffer(memory).raw()  # of plain bytes
     return view if prot & PROT_WRITE else view.toreadonly()
+
+
+@cache
+def _libc() -> ctypes.CDLL:
+    import ctypes
+
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = (
+        ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int,
+        ctypes.c_longlong,
+    )  # fmt: skip
+    libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+    return libc

@@ -26,7 +26,7 @@ from ciel.core.ids import ObjectId
 from ciel.core.refs import Concrete, Fixed, Future, Reference, Stream, Sweetheart
 from ciel.core.tasks import Needs, TaskSpec
 from ciel.testing.builders import a_task, failed, inline, stored
-from ciel.worker.state.machine import KILL_GRACE_S, REPORT_EVERY_S, WorkerMachine
+from ciel.worker.state.machine import GOING_ON_S, KILL_GRACE_S, REPORT_EVERY_S, WorkerMachine
 from ciel.worker.state.orders import (
     AbandonFetch,
     DeleteObjects,
@@ -756,19 +756,47 @@ def test_a_successor_begins_when_what_it_waits_for_is_made_here(
     played.assign(READS_A, A_TO_COME)
     played.comes()
     played.ended(A, content)
-    known = content if content == inline("a", b"content") else A_TO_COME
-    played.comes(start(READS_A, known), report(A, content))
+    played.comes(start(READS_A, content), report(A, content))
     played.ended(READS_A)
     played.comes(report(READS_A))
 
 
-def test_a_successor_may_come_after_what_it_was_to_wait_for(played: Played) -> None:
+def test_a_worker_that_goes_on_tells_after_a_moment(played: Played) -> None:
+    """Each report wakes the master, which the next task in a chain has no need of."""
+
+    def tells(number: int) -> int:
+        """Return how many reports are told as a task of the chain ends."""
+        spec = chain[number]
+        made = (inline(f"out{number}"),)
+        played.machine.ended((spec.id, 1), made, None, 0.001, played.now_s)
+        played.machine.outbox.clear()
+        return len(played.machine.take_reports(played.now_s))
+
+    chain = [a_task(f"out{n}", inputs=[f"out{n - 1}"] if n else []) for n in range(4)]
+    for number, spec in enumerate(chain):
+        played.assign(spec, *[Future(ref) for ref in chain[number - 1].outputs if number])
+    assert tells(0) == 1
+    assert tells(1) == 0
+    due_s = played.machine.due_s()
+    assert due_s is not None
+    assert played.now_s < due_s <= played.now_s + GOING_ON_S
+    played.now_s = due_s
+    assert len(played.machine.take_reports(due_s)) == 1
+    assert tells(2) == 0
+    assert tells(3) == 2  # nothing goes on with that
+    assert played.machine.due_s() is None
+
+
+@pytest.mark.parametrize("content", [inline("a"), stored("a", HERE)], ids=["small", "large"])
+def test_a_successor_may_come_after_what_it_was_to_wait_for(
+    played: Played, content: Reference
+) -> None:
     """Its assignment and the report crossed."""
     played.run(A)
-    played.ended(A, inline("a"))
-    played.comes(report(A, inline("a")))
+    played.ended(A, content)
+    played.comes(report(A, content))
     played.assign(READS_A, A_TO_COME)
-    played.comes(start(READS_A, inline("a")))
+    played.comes(start(READS_A, content))
     played.ended(READS_A)
     played.comes(report(READS_A))
 

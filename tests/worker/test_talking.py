@@ -184,6 +184,17 @@ def test_an_idle_program_is_told_to_go(start: Start, tmp_path: Path) -> None:
     assert not (tmp_path / "never").exists()
 
 
+def test_what_came_with_its_last_word_is_answered_though_nothing_follows(
+    worker: Talker, tmp_path: Path
+) -> None:
+    """With its next task, if there is one before long."""
+    calls = [call[1:].encode() for call in (SAY, KEEP)]
+    said = b"".join([len(call).to_bytes(4, "big") + call for call in calls])
+    actions = (*START, f"x{said.hex()}", "h", f"t{tmp_path}/heard", STAY)
+    assert worker.content(worker.puppet(*actions)) == WELL
+    wait_for((tmp_path / "heard").exists, "a reply")
+
+
 def test_an_idle_program_that_does_not_listen_is_killed(start: Start) -> None:
     worker = start(patience=Patience(idle_s=0.05, leave_s=0.1))
     key = worker.puppet(*START, "i15", PUBLISH, KEEP, STAY)
@@ -843,7 +854,7 @@ def test_a_thousand_programs_of_every_kind_are_told_apart_and_leave_nothing(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ciel.worker.state.recent.RECENT_MAX", 50)  # what it may remember
-    worker = start(slots=4)
+    worker = start(slots=4, patience=Patience(idle_s=0.2))
     ends = bad_ends()
     chance = random.Random(5)
     count = 20_000 if IS_LONG else 1_000
@@ -861,6 +872,7 @@ def test_a_thousand_programs_of_every_kind_are_told_apart_and_leave_nothing(
                 assert words in fault.details, name
         worker.reports.clear()
         worker.wait_until_free()
+        wait_for(lambda: not worker.programs(), "the end of those that were kept")
 
     for _ in range(max(count // 1000, 1)):
         run(200)

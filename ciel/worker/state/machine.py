@@ -75,6 +75,10 @@ REPORT_EVERY_S = 0.01
 """A worker that has work waiting reports successes no more often: each report wakes the master, and
 that its client, which together costs as much as a small program."""
 
+GOING_ON_S = 0.001
+"""The same for a worker that goes on with what it reports, as its next task waited for nothing
+else. Others may wait for that, too."""
+
 _STORED = Concrete | Sweetheart
 
 
@@ -104,7 +108,8 @@ class WorkerMachine:
         self.outbox: list[Order] = []
         self.reports: list[FromWorker] = []  # what programs printed is added from outside
         self._reports_are_urgent = False
-        self._reports_due_s = 0.0  # so long successes may wait
+        self._goes_on = False  # with what ended last
+        self._reported_at_s = 0.0
         self.stored: dict[ObjectId, int | None] = {}  # what the own store holds, how large if known
         self._kept: set[ObjectId] = set()  # of that: is from before this master was reached, ...
         self._to_offer: deque[ObjectId] = deque()  # ...and it is still to be told
@@ -220,7 +225,7 @@ class WorkerMachine:
     def _is_made_here(self, object_id: ObjectId) -> bool:
         return any(object_id in attempt.spec.outputs for attempt in self.attempts.values())
 
-    def _give(self, attempt: Attempt, made: Value | Stream) -> None:
+    def _give(self, attempt: Attempt, made: Value | Stream | Concrete) -> None:
         """Let an attempt that waited for an object know what became of it."""
         attempt.inputs = tuple([made if ref.id == made.id else ref for ref in attempt.inputs])
 
@@ -300,6 +305,7 @@ class WorkerMachine:
 
     def _release(self, object_id: ObjectId, now_s: float) -> None:
         for key in self._waiting.release(object_id):
+            self._goes_on = True
             self._enqueue(self.attempts[key], now_s)
 
     def fetch_failed(
@@ -390,6 +396,9 @@ class WorkerMachine:
         for ref in attempt.inputs:
             if isinstance(ref, Stream) and (made := self.recent.get(ref.id)) is not None:
                 self._give(attempt, made)
+            elif isinstance(ref, Future) and ref.id in self.stored and not attempt.is_spare(ref):
+                here = frozenset((self.netloc,))  # it was sent ahead of what makes this
+                self._give(attempt, Concrete(ref.id, self.stored[ref.id], here))
         at_most = self._slots.take(attempt)
         if attempt.key[1] > 1:  # it may be what the last worker died of: let no other be blamed
             self._reports_are_urgent = True
@@ -456,6 +465,7 @@ class WorkerMachine:
         if attempt is None or attempt.phase not in (Phase.RUNNING, Phase.ENDING):
             self.made_in_vain(tuple([r.id for r in published if isinstance(r, _STORED)]))
             return
+        self._goes_on = False
         self._slots.give_back(attempt)
         if fault is None:
             self._slots.learn(attempt, run_s)
@@ -543,9 +553,9 @@ class WorkerMachine:
         """
         if not self.reports:
             return []
-        if self._reports_can_wait and now_s < self._reports_due_s:
+        if not self._reports_are_urgent and now_s < self._reports_due_s:
             return []
-        self._reports_due_s = now_s + REPORT_EVERY_S
+        self._reported_at_s = now_s
         self._reports_are_urgent = False
         reports, self.reports = self.reports, []
         if self._to_offer:
@@ -553,8 +563,11 @@ class WorkerMachine:
         return reports
 
     @property
-    def _reports_can_wait(self) -> bool:
-        return bool(self.queue) and not self._reports_are_urgent
+    def _reports_due_s(self) -> float:
+        """When successes are told at the latest."""
+        if self.queue:
+            return self._reported_at_s + REPORT_EVERY_S
+        return self._reported_at_s + (GOING_ON_S if self._goes_on else 0.0)
 
     # --- time -------------------------------------------------------------------------------------
 
