@@ -58,6 +58,9 @@ check-deep: dev
 	.ci/check-deep
 	.ci/check-deep-shmfs
 	CIEL_LONG=1 $(RUN)/pytest -q tests/scc/test_mpb.py tests/scc/test_store.py
+	$(RUN)/python scc/tests/mutants.py scc/src/mpb.c scc/src/mpb_pieces.c scc/src/rcce.c \
+	    --tests tests/scc/test_mpb.py -k strict
+	$(RUN)/python scc/tests/mutants.py scc/src/ring.c --tests tests/scc/test_ring.py
 
 # File-system testers on `ciel shmfs mount`: what of them is installed.
 check-fuse: dev

@@ -133,7 +133,7 @@ struct shmfs; /* one client's view of an image */
 size_t shmfs_size(void);
 
 /* Make an image, empty. Not while anybody is attached to it. The magic number is written last, so
- * that who attaches meanwhile finds no image (FORMAT). Fails with ARGUMENT, TOO_SMALL. */
+ * that who attaches meanwhile finds no image (FORMAT). Fails with ARGUMENT, TOO_SMALL, SYSTEM. */
 int shmfs_format(const struct shmfs_memory *memory, const struct shmfs_geometry *geometry);
 
 /* Become a client. `storage` is `shmfs_size()` bytes of private memory, kept until detached; the

@@ -8,6 +8,7 @@
 #include "core.h"
 
 #include <errno.h>
+#include <stdlib.h>
 
 #define IO_LOOK_US 100000 /* between two looks whether a disk job's owner has died */
 
@@ -230,10 +231,10 @@ static int begin(struct shmfs *fs, const struct shmfs_memory *memory,
         return SHMFS_ERROR_FORMAT;
     port_open(&fs->port, cache, (struct port_range){memory->control, memory->control_bytes},
               (struct port_range){memory->data, memory->data_bytes}, fs->options.seed);
-    /* another image may have lain there before; the checksum tells if this one is half written */
-    port_invalidate(&fs->port, memory->control, sizeof superblock);
+    /* another image may have lain there before; who sees the magic number sees what this one is */
+    const uint64_t magic = port_look64(&fs->port, memory->control);
     port_read(&fs->port, &superblock, memory->control, sizeof superblock);
-    port_fence(&fs->port);
+    superblock.magic = magic;
     return shape_read(&superblock, memory->control_bytes, memory->data_bytes, &fs->shape);
 }
 
@@ -276,33 +277,6 @@ void shmfs_detach(struct shmfs *fs)
 
 /* --- formatting ------------------------------------------------------------------------------ */
 
-/* Nobody else looks before the magic number is there: plain stores. */
-static void fill(const struct shape *shape, uint8_t *control)
-{
-    const struct shmfs_geometry *geometry = &shape->geometry;
-    struct image_group *groups = (struct image_group *)(control + shape->groups);
-    struct image_entry *entries = (struct image_entry *)(control + shape->entries);
-    struct image_inode *inodes = (struct image_inode *)(control + shape->inodes);
-    for (uint32_t i = geometry->entry_count; i--;) {
-        struct image_group *group = &groups[i / shape->entries_per_group];
-        entries[i].next = group->entry_free_first;
-        group->entry_free_first = i + 1;
-        group->entry_free_count++;
-    }
-    for (uint32_t i = geometry->inode_count; i--;) {
-        struct image_group *group = &groups[i / shape->inodes_per_group];
-        inodes[i].next_free = group->inode_free_first;
-        group->inode_free_first = i + 1;
-        group->inode_free_count++;
-    }
-    for (uint32_t i = 0; i < geometry->shard_count; i++) {
-        const uint64_t from = (uint64_t)i * shape->blocks_per_group;
-        const uint64_t left = geometry->block_count > from ? geometry->block_count - from : 0;
-        groups[i].block_free_count =
-            (uint32_t)(left < shape->blocks_per_group ? left : shape->blocks_per_group);
-    }
-}
-
 int shmfs_sizes(struct shmfs_geometry *geometry, uint64_t *control_bytes, uint64_t *data_bytes)
 {
     struct shape shape;
@@ -318,7 +292,7 @@ int shmfs_sizes(struct shmfs_geometry *geometry, uint64_t *control_bytes, uint64
 int shmfs_format(const struct shmfs_memory *memory, const struct shmfs_geometry *geometry)
 {
     struct shape shape;
-    struct image_superblock superblock;
+    struct port port;
     if (!memory || !memory->control || (uintptr_t)memory->control % PORT_LINE_BYTES)
         return SHMFS_ERROR_ARGUMENT;
     int error = shape_of(geometry, &shape);
@@ -326,24 +300,14 @@ int shmfs_format(const struct shmfs_memory *memory, const struct shmfs_geometry 
         return error;
     if (memory->control_bytes < shape.control_bytes || memory->data_bytes < shape.data_bytes)
         return SHMFS_ERROR_TOO_SMALL;
-    uint8_t *control = memory->control;
-    _Atomic uint64_t *magic = (_Atomic uint64_t *)control;
-    atomic_store(magic, 0);
-    memset(control, 0, shape.control_bytes);
-    fill(&shape, control);
-    superblock_make(&shape, &superblock);
-    memcpy(control + sizeof(uint64_t), (uint8_t *)&superblock + sizeof(uint64_t),
-           sizeof superblock - sizeof(uint64_t));
-#ifdef PORT_FLUSHING
-    struct port port = {0};
-    port_flush(&port, control, shape.control_bytes);
-    port_fence(&port);
-#endif
-    atomic_store(magic, superblock.magic);
-#ifdef PORT_FLUSHING
-    port_flush(&port, control, sizeof superblock);
-    port_fence(&port);
-#endif
+    void *cache = aligned_alloc(64, (port_cache_bytes() / 64 + 1) * 64);
+    if (!cache)
+        return SHMFS_ERROR_SYSTEM;
+    port_open(&port, cache, (struct port_range){memory->control, memory->control_bytes},
+              (struct port_range){memory->data, memory->data_bytes}, UINT32_MAX);
+    image_make(&port, &shape, memory->control);
+    port_drop(&port);
+    free(cache);
     return 0;
 }
 

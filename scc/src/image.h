@@ -169,4 +169,7 @@ int shape_read(const struct image_superblock *superblock, uint64_t control_bytes
 /* The superblock of an image of this shape. */
 void superblock_make(const struct shape *shape, struct image_superblock *superblock);
 
+/* Make an image of this shape where anything may lie; there is none until the last store. */
+void image_make(struct port *port, const struct shape *shape, uint8_t *control);
+
 #endif

@@ -82,6 +82,10 @@ void port_drop(struct port *port);
 
 #ifdef PORT_STRICT
 
+/* For tests: `port_open` finds in its cache the clean lines that were there, if it was a cache of the
+ * same memory before (it must have been, or be zero). */
+extern bool port_keeps_lines;
+
 uint32_t port_load32(struct port *port, const uint32_t *word);
 uint64_t port_load64(struct port *port, const uint64_t *word);
 void port_store32(struct port *port, uint32_t *word, uint32_t value);

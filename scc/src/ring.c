@@ -228,7 +228,7 @@ static void doze(struct ring *ring, struct ring_end *end, uint32_t *number)
 static void rise(struct ring *ring, struct ring_end *end, uint32_t *number)
 {
     if ((end->dozes & 1) != 0)
-        port_publish32(&ring->port, number, ++end->dozes); /* orders nothing: one bell too many */
+        port_store32(&ring->port, number, ++end->dozes); /* orders nothing: one bell too many */
 }
 
 /* --- bytes ----------------------------------------------------------------------------------- */

@@ -1,4 +1,4 @@
-/* superblock.c: the shape of an image. */
+/* superblock.c: the shape of an image, and how one is made. */
 #include "image.h"
 
 static uint64_t fold(uint64_t sum, const void *bytes, size_t size_bytes)
@@ -153,4 +153,59 @@ int shape_read(const struct image_superblock *superblock, uint64_t control_bytes
         shape->data_bytes > data_bytes)
         return SHMFS_ERROR_FORMAT;
     return 0;
+}
+
+/* Put one more into a list of the free. */
+static void add(struct port *port, uint32_t *first, uint32_t *count, uint32_t *next, uint32_t number)
+{
+    port_store32(port, next, port_load32(port, first));
+    port_store32(port, first, number);
+    port_store32(port, count, port_load32(port, count) + 1);
+}
+
+static void fill(struct port *port, const struct shape *shape, uint8_t *control)
+{
+    const struct shmfs_geometry *geometry = &shape->geometry;
+    struct image_group *groups = (struct image_group *)(control + shape->groups), *group;
+    struct image_entry *entries = (struct image_entry *)(control + shape->entries);
+    struct image_inode *inodes = (struct image_inode *)(control + shape->inodes);
+    for (uint32_t i = geometry->entry_count; i--;) {
+        group = &groups[i / shape->entries_per_group];
+        add(port, &group->entry_free_first, &group->entry_free_count, &entries[i].next, i + 1);
+    }
+    for (uint32_t i = geometry->inode_count; i--;) {
+        group = &groups[i / shape->inodes_per_group];
+        add(port, &group->inode_free_first, &group->inode_free_count, &inodes[i].next_free, i + 1);
+    }
+    for (uint32_t i = 0; i < geometry->shard_count; i++) {
+        const uint64_t from = (uint64_t)i * shape->blocks_per_group;
+        const uint64_t left = geometry->block_count > from ? geometry->block_count - from : 0;
+        const uint64_t count = left < shape->blocks_per_group ? left : shape->blocks_per_group;
+        port_store32(port, &groups[i].block_free_count, (uint32_t)count);
+    }
+}
+
+static void wipe(struct port *port, uint8_t *from, uint64_t size_bytes)
+{
+    static const uint8_t zeros[4096];
+    for (size_t now; size_bytes; from += now, size_bytes -= now) {
+        now = size_bytes < sizeof zeros ? size_bytes : sizeof zeros;
+        port_write(port, from, zeros, now);
+    }
+}
+
+void image_make(struct port *port, const struct shape *shape, uint8_t *control)
+{
+    struct image_superblock superblock;
+    uint64_t *magic = (uint64_t *)control;
+    port_store64(port, magic, 0);
+    port_flush(port, magic, sizeof *magic);
+    port_fence(port); /* of what lay there before nothing changes while it is still an image */
+    wipe(port, control, shape->control_bytes);
+    fill(port, shape, control);
+    superblock_make(shape, &superblock);
+    superblock.magic = 0;
+    port_write(port, control, &superblock, sizeof superblock);
+    port_flush(port, control, shape->control_bytes);
+    port_publish64(port, magic, IMAGE_MAGIC);
 }

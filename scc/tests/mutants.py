@@ -1,12 +1,13 @@
 """Shows that no call that orders memory can go: each is taken away by itself; a test must fail.
 
-    python scc/tests/mutants.py --tests tests/scc/test_mpb.py -k strict scc/src/mpb.c scc/src/rcce.c
+    python scc/tests/mutants.py scc/src/mpb.c scc/src/rcce.c --tests tests/scc/test_mpb.py -k strict
     python scc/tests/mutants.py --part shmfs --run 'shmfs_walk 12 300 20 0 1' scc/src/log.c
 
 A flush, an invalidation or a fence is left out; a publish becomes a store, a look becomes a load.
 With --tests, tests take their sources from a copy of `scc/` (CIEL_SCC_SOURCES); those that do not
 compile them with `ciel.testing.c_programs` see no mutants. With --run, programs of `scc/tests` run
 with those arguments, in the strict build, until one fails; of each mutant one file is compiled.
+What is not in the strict build may be in a model, which says so (`fails:`); .ci/check-deep runs it.
 Prints a Markdown table of what caught which, and fails if one was not caught.
 """
 
@@ -36,6 +37,7 @@ CALL = re.compile(r"\bport_(?:(flush|invalidate|fence)|(publish|look)(32|64))\b"
 WEAKER = {"publish": "store", "look": "load"}
 FLAGS = ["-std=c11", "-O1", "-w", "-D_GNU_SOURCE", "-DPORT_STRICT", "-DSCC_TEST", "-pthread"]
 COMMENT = re.compile(r"/\*.*?\*/", re.DOTALL)
+MODEL = re.compile(r"^/\* fails: (.+): (\S+) (\w+) (port_\w+) \*/$", re.MULTILINE)
 HEAD = "| call | in | becomes | caught by |\n|---|---|---|---|"
 NOTHING = "static inline void mutant_nothing(const void *first, ...) { (void)first; }\n"
 
@@ -79,6 +81,15 @@ def mutants(source: Path) -> Iterator[Mutant]:
             "nothing" if missing else after,
             with_nothing(head + after + text[match.end() :]),
         )
+
+
+def modelled() -> dict[tuple[str, str, str], str]:
+    """Return which models fail without which call, in which function of which file."""
+    return {
+        (source, function, call): f"{path.name} {defines}"
+        for path in sorted((SCC / "models").glob("*.pml"))
+        for defines, source, function, call in MODEL.findall(path.read_text())
+    }
 
 
 def with_nothing(text: str) -> str:
@@ -172,12 +183,12 @@ class Runs:
         return None
 
     def caught(self, mutant: Mutant) -> str | None:
-        """Return the run that catches a mutant, or what else there is to say of it."""
+        """Return the run, or the model, that catches a mutant."""
         with tempfile.TemporaryDirectory(dir=self.place) as name:
             place = Path(name)
             same = self.compile(with_nothing((SCC / mutant.source).read_text()), place / "same.o")
             if self.compile(mutant.text, place / "changed.o") == same:
-                return "not in this build"
+                return modelled().get((mutant.source.name, mutant.function, mutant.before))
             return self.failure(mutant.source, place / "changed.o", place)
 
 

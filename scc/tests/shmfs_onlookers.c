@@ -256,7 +256,7 @@ static void recovery_stopped(void)
 
 /* What one client noted and forgot must not come out of its cache later, when its place is another
  * one's, and undo what that one noted. False if that one was done before its n-th store. */
-static bool late_lines(uint64_t store)
+static bool late_lines(uint64_t store, uint32_t notes)
 {
     static void *here[5];
     static struct port old;
@@ -264,9 +264,9 @@ static bool late_lines(uint64_t store)
     patience_ms = 0;
     struct shmfs *fs = start((struct shmfs_geometry){
         .block_count = 16, .inode_count = 6, .entry_count = 6, .handle_count = 4});
-    uint8_t *const mine = storage[0], *const next = aligned_alloc(64, shmfs_size());
+    uint8_t *const mine = storage[0], *const next = new_storage();
     make_file(fs, "a", 1);
-    for (uint32_t i = 0; i < 100; i++)
+    for (uint32_t i = 0; i < notes; i++)
         log_set32(fs, &handle_at(fs, 0, 3)->flags, i);
     log_forget(fs);
     shmfs_detach(fs);
@@ -364,7 +364,7 @@ int main(void)
     for (int act = 0; act < 8; act++)
         for (uint64_t store = 1; chain_of_deaths(store, act); store++)
             deaths++;
-    for (uint64_t store = 1; late_lines(store); store++)
+    for (uint64_t store = 1; late_lines(store, 90 + store % 16); store++) /* other lines are late */
         deaths++;
     for (uint64_t store = 1; dies_freeing(store); store += 37)
         deaths++;

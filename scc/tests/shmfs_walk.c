@@ -491,10 +491,13 @@ static void set_up(uint32_t shards)
     if (error)
         fail("format", error);
     storage_bytes = (shmfs_size() + 63) / 64 * 64;
+#ifdef PORT_STRICT
+    port_keeps_lines = true;
+#endif
     for (int i = 0; i < NAMES; i++)
         world.names[i] = -1;
     for (int i = 0; i < CLIENTS; i++) {
-        storage[i] = aligned_alloc(64, storage_bytes);
+        storage[i] = memset(aligned_alloc(64, storage_bytes), 0, storage_bytes);
         attach(i);
     }
 }

@@ -27,12 +27,15 @@ WALKS = (  # SEED STEPS CRASH_EVERY PAIRS SHARDS
     "shmfs_walk 12 1000 20 0 1", "shmfs_walk 13 1000 20 0 2", "shmfs_walk 14 1000 20 0 64",
 )  # fmt: skip
 DEATHS = ("shmfs_walk 5 200 50 1 1", "shmfs_kills 60 4 1", "shmfs_kills 60 4 64")
-CALLS = ("shmfs_units", "shmfs_onlookers", "shmfs_limits", "shmfs_races", "shmfs_verdicts")
+CALLS = (
+    "shmfs_units", "shmfs_onlookers", "shmfs_limits", "shmfs_races", "shmfs_verdicts",
+    "shmfs_again",
+)  # fmt: skip
 DAMAGE = ("shmfs_damage words 1", "shmfs_damage random 1 1500")
 # One test for each build, so that its objects are compiled once.
 BUILDS = {
     "coherent": ((), MEMORY, (*WALKS, *DEATHS, *CALLS, *DAMAGE)),
-    "flushing": (("PORT_FLUSHING",), (), (*WALKS[1:], "shmfs_units")),
+    "flushing": (("PORT_FLUSHING",), (), (*WALKS[1:], "shmfs_units", "shmfs_again")),
     "strict": (("PORT_STRICT",), (), (*WALKS, *DEATHS, *CALLS)),
     "coherent, threads": ((), THREADS, ("shmfs_kills 0 3 1", "shmfs_kills 0 3 64")),
 }

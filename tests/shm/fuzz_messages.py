@@ -1,20 +1,36 @@
 """Coverage-guided fuzzing of what a daemon is sent: run it by hand, with libFuzzer's options.
 
-    pip install atheris && python tests/shm/fuzz_messages.py -max_total_time=600
+    pip install atheris && mkdir found
+    python tests/shm/fuzz_messages.py found -max_total_time=600
 
 Whatever the bytes and however they are cut, a decoder returns messages that are encoded to the same
 bytes again, or raises MessageError; and what a daemon makes of them ends in answers.
 """
 
+import os
 import sys
+from pathlib import Path
 from typing import Any
 
 import atheris  # type: ignore[import-not-found, import-untyped, unused-ignore]  # installed by hand
 
+os.environ["CIEL_PURE"] = "1"  # nothing guides a fuzzer through what is compiled
+import ciel.pure  # noqa: F401  # what finds sources, before what instruments them
+
 with atheris.instrument_imports():
     from ciel.shm.errors import MessageError
-    from ciel.shm.messages import Commit, Decoder, Load, Write, encode
+    from ciel.shm.messages import Code, Commit, Decoder, Fail, Load, Message, Ok, Write, encode
     from ciel.shm.requests import Answer, Requests
+
+
+EXAMPLES: tuple[Message, ...] = (
+    Load(1, "a:out:0", True, True, 9),
+    Write(2, "a:out:0", "first", 4096, 9),
+    Commit(3, "/dev/shm/a", "a:out:0", 9),
+    Ok(4, "/dev/shm/a", 4096, "sha256:0"),
+    Fail(5, Code.BUSY, "a:out:0", "later"),
+)
+"""What a fuzzer begins with: it would take long to find each kind."""
 
 
 def fuzz_one_input(raw: bytes) -> None:
@@ -41,5 +57,9 @@ def fuzz_one_input(raw: bytes) -> None:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) < 2 or not Path(sys.argv[1]).is_dir():
+        sys.exit(__doc__)
+    for number, example in enumerate(EXAMPLES):
+        Path(sys.argv[1], str(number)).write_bytes(encode(example) * 2 + b"\0")
     atheris.Setup(sys.argv, fuzz_one_input)
     atheris.Fuzz()

@@ -1,0 +1,73 @@
+/* fails: -DNO_RELEASE: log.c mark port_publish32 */
+/* fails: -DNO_STORE_FENCE: log.c mark port_fence */
+/* fails: -DNO_ACQUIRE: directory.c directory_look_once port_look32 */
+/* fails: -DNO_LOAD_FENCE: directory.c directory_look_once port_fence */
+/* Looks without locks at names, in coherent memory whose order is weak: a group's `sequence`.
+ *
+ * Who has the lock makes the number odd, changes names, here two words, and makes it even again
+ * (log.c); who looks takes what he saw if the number was even and the same before and after
+ * (directory.c). Stores arrive, and loads are done, in any order but for what fences, releases and
+ * acquires forbid; those of one word in theirs. Shown: what is taken is what the number stands for.
+ * Without any of the four that order it, as `fails` says, it is not.
+ */
+#ifndef ROUNDS
+#define ROUNDS 3
+#endif
+
+#ifdef NO_RELEASE
+#define released true
+#else
+#define released (has_one && has_other)
+#endif
+#ifdef NO_STORE_FENCE
+#define fenced true
+#else
+#define fenced has_odd
+#endif
+#ifdef NO_ACQUIRE
+#define acquired true
+#else
+#define acquired has_first
+#endif
+#ifdef NO_LOAD_FENCE
+#define loaded true
+#else
+#define loaded (has_one && has_other)
+#endif
+
+byte sequence, one, other;
+
+proctype changer()
+{
+    bool has_odd, has_one, has_other, has_even;
+    byte round = 1;
+    do
+    :: round > ROUNDS -> break
+    :: round <= ROUNDS && !has_odd -> sequence = 2 * round - 1; has_odd = true
+    :: round <= ROUNDS && !has_one && fenced -> one = round; has_one = true
+    :: round <= ROUNDS && !has_other && fenced -> other = round; has_other = true
+    :: round <= ROUNDS && !has_even && has_odd && released ->
+        sequence = 2 * round; has_even = true
+    :: has_odd && has_one && has_other && has_even ->
+        d_step { has_odd = 0; has_one = 0; has_other = 0; has_even = 0; round++ }
+    od
+}
+
+proctype looker()
+{
+    bool has_first, has_one, has_other, has_last;
+    byte first, last, seen_one, seen_other;
+    do
+    :: !has_first -> first = sequence; has_first = true
+    :: !has_one && acquired -> seen_one = one; has_one = true
+    :: !has_other && acquired -> seen_other = other; has_other = true
+    :: !has_last && has_first && loaded -> last = sequence; has_last = true
+    :: has_first && has_one && has_other && has_last -> break
+    od;
+    assert(first % 2 || first != last || (seen_one == first / 2 && seen_other == first / 2))
+}
+
+init
+{
+    atomic { run changer(); run looker(); run looker() }
+}
