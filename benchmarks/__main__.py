@@ -70,10 +70,8 @@ FIGURES = (
     Figure("first byte of a stream, of its time", "talkers", "first_byte", "", 0.2, True, 3),
     Figure("rings against sockets: no-op tasks", "ring", "rate_ratio_looking", "x", 1, False, 2),
     Figure("- a hop through the master, looking", "ring", "hop_ratio_looking", "x", 0.8, True, 2),
-    Figure(
-        "- a hop of warm programs, looking", "ring", "program_hop_ratio_looking", "x", 0.8, True, 2
-    ),
     Figure("1 GiB by HTTP against bare Twisted, pycurl", "transfer", "ratio", "x", 0.75, False, 2),
+    Figure("- into a store in memory", "transfer", "shm_gb_per_s", "GB/s", 1.5, False),
     Figure("5,501 tasks, workers killed", "losses", "killed_to_clean", "x", 1.3, True, 2),
     Figure("- and their objects wiped", "losses", "wiped_to_clean", "x", 1.6, True, 2),
     Figure(
@@ -176,6 +174,7 @@ PARTS = (
     ("released", "ended_bytes"),
     ("released", "removed_job_bytes"),
     ("released", "left_mib"),
+    ("ring", "program_hop_ratio_looking"),
     ("talkers", "cpu_us_worker"),
     ("talkers", "cpu_us_master"),
     ("talkers", "cpu_us_programs"),

@@ -3,7 +3,8 @@
 Ours is a worker's real site, and a real fetcher into a real store: tickets, a checksum over every
 byte, space that is reserved, a commit. Bare is Twisted's own way to serve a file, and pycurl
 writing into a file, both with large buffers. Both go from and to the same tmpfs, in turn. What ours
-adds is mostly the checksum and the reserved space, some 50 ms each for 1 GiB.
+adds is mostly the checksum and the reserved space, some 50 ms each for 1 GiB. A third goes into a
+store in memory that uses again what it has freed.
 """
 
 # Most of twisted.web has no annotations.
@@ -31,6 +32,7 @@ from twisted.web.static import File, NoRangeStaticProducer
 from ciel.core.ids import ObjectId
 from ciel.core.refs import Concrete
 from ciel.net.turns import use_monotonic_clock
+from ciel.shm.store import open_shm
 from ciel.storage.files import open_disk
 from ciel.testing.data_worker import DataWorker
 from ciel.worker.state.orders import FetchObject
@@ -49,6 +51,7 @@ class Measurement:
     """
 
     ours_gb_per_s: float
+    shm_gb_per_s: float
     bare_gb_per_s: float
     ratio: float
     cpu_s_ours: float
@@ -75,7 +78,7 @@ class Part:
         return [float(word) for word in self._heard().split()]
 
     def close(self) -> None:
-        self._process.kill()
+        self._process.terminate()
         self._process.wait()
         for stream in (self._process.stdin, self._process.stdout):
             assert stream is not None
@@ -116,7 +119,7 @@ class Lines(LineReceiver):
             _say(0, _cpu_s())
 
 
-def work(directory: str) -> None:
+def work(directory: str, store: str = "disk") -> None:
     """Be a worker: say the address, and fetch for each line `HOLDER SIZE`."""
     from twisted.internet import reactor as installed
     from twisted.internet import stdio
@@ -139,7 +142,8 @@ def work(directory: str) -> None:
         def fetch_failed(self, object_id: ObjectId, losses: object, details: str) -> None:
             raise SystemExit(details)
 
-    worker = Worker(run, open_disk({}, Path(directory)))
+    opened = open_shm({}, Path(directory)) if store == "shm" else open_disk({}, Path(directory))
+    worker = Worker(run, opened)
 
     def told(line: str) -> None:
         holder, size = line.split()
@@ -150,6 +154,7 @@ def work(directory: str) -> None:
     stdio.StandardIO(Lines(told))
     _say(worker.netloc)
     reactor.run()
+    opened.close()
 
 
 def serve(directory: str) -> None:
@@ -204,6 +209,7 @@ def measure(size_bytes: int = SIZE_BYTES, pairs: int = PAIRS) -> Measurement:
         parts = [
             Part("work", str(held)), Part("work", f"{name}/own"),
             Part("serve", str(held / "objects")), Part("load", name),
+            Part("work", f"{name}/spilt", "shm"),
         ]  # fmt: skip
         try:
             return _measure(parts, size_bytes, pairs)
@@ -213,22 +219,25 @@ def measure(size_bytes: int = SIZE_BYTES, pairs: int = PAIRS) -> Measurement:
 
 
 def _measure(parts: list[Part], size_bytes: int, pairs: int) -> Measurement:
-    holder, fetcher, server, client = parts
-    ours, bare = [], []
+    holder, fetcher, server, client, in_memory = parts
+    ours, bare, into_memory = [], [], []
     cpu_s = {"ours": 0.0, "bare": 0.0}
     for number in range(pairs + 1):
         before = [part.ask("")[1] for part in parts]
         ours_s = fetcher.ask(f"{holder.ready} {size_bytes}")[0]
         bare_s = client.ask(f"http://{server.ready}/{OBJECT}")[0]
         used = [part.ask("")[1] - had for part, had in zip(parts, before, strict=True)]
+        into_memory_s = in_memory.ask(f"{holder.ready} {size_bytes}")[0]
         if number:  # the first pair warms both
             ours.append(ours_s)
             bare.append(bare_s)
+            into_memory.append(into_memory_s)
             cpu_s["ours"] += used[0] + used[1]
             cpu_s["bare"] += used[2] + used[3]
     gib = size_bytes * pairs / (1 << 30)
     return Measurement(
         ours_gb_per_s=size_bytes / statistics.median(ours) / 1e9,
+        shm_gb_per_s=size_bytes / statistics.median(into_memory) / 1e9,
         bare_gb_per_s=size_bytes / statistics.median(bare) / 1e9,
         ratio=statistics.median(theirs / our for our, theirs in zip(ours, bare, strict=True)),
         cpu_s_ours=cpu_s["ours"] / gib,
@@ -238,6 +247,6 @@ def _measure(parts: list[Part], size_bytes: int, pairs: int) -> Measurement:
 
 if __name__ == "__main__":
     if len(sys.argv) > 2:
-        {"work": work, "serve": serve, "load": load}[sys.argv[1]](sys.argv[2])
+        {"work": work, "serve": serve, "load": load}[sys.argv[1]](*sys.argv[2:])
     else:
         print(measure(*[int(word) << 20 for word in sys.argv[1:]]))

@@ -28,7 +28,7 @@ from ciel.cli.daemon import (
 )
 from ciel.cli.parser import Parser
 from ciel.cli.reaching import advertised, host_of_ours, with_port
-from ciel.cli.ways import add_channel_options, open_channels
+from ciel.cli.ways import add_channel_options, look_s, open_channels
 from ciel.master.journal import NullJournal
 from ciel.master.resources.root import master_site
 from ciel.master.service import CLIENT_LOST_AFTER_S, MasterService
@@ -112,6 +112,7 @@ class Master:
         told = advertised(options)
         turns = Turns(reactor)
         channels = open_channels(reactor, options)
+        reactor.look_s = look_s(options, 0.0)
         name = f"ciel-{cluster_id[:8]}-{secrets.token_hex(8)}"
         about = {"version": ciel.__version__, "cluster_id": cluster_id}
         machine = MasterMachine(delegates=not self._options.no_delegation)

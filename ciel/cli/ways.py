@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from typing import TYPE_CHECKING, Any, Final
 
 from ciel import plugins
@@ -15,6 +16,8 @@ SOCKET: Final = "socket"
 USUAL_CHANNEL: Final = SOCKET
 SPIN_MAX_US: Final = 1000
 """Who looks for longer keeps a core busy for nothing: to be woken takes a tenth of it."""
+WORKER_LOOKS_US: Final = 200
+"""About what a master takes to answer, and more than a brief task of a warm program."""
 
 
 def add_channel_options(parser: argparse.ArgumentParser) -> None:
@@ -30,8 +33,8 @@ def add_channel_options(parser: argparse.ArgumentParser) -> None:
         "--spin",
         type=whole_number(0, SPIN_MAX_US),
         metavar="US",
-        help="look into shared memory for so many microseconds before sleeping, while that pays"
-        " (default: 300 on four cores or more, else 0)",
+        help="look for so many microseconds before sleeping, while that pays (default: workers 200,"
+        " if there are two cores; with rings both, 300 if there are four)",
     )
 
 
@@ -43,6 +46,15 @@ def open_channels(reactor: Any, options: argparse.Namespace) -> Channels | None:
 
     make_kind = plugins.load("ciel.channels", options.channel)
     return Channels(reactor, make_kind(options.spin))
+
+
+def look_s(options: argparse.Namespace, usual_us: float) -> float:
+    """Return how long a daemon looks at its descriptors before it sleeps: not where rings do."""
+    if options.channel != SOCKET:
+        return 0.0
+    if len(os.sched_getaffinity(0)) == 1:
+        usual_us = 0.0
+    return (usual_us if options.spin is None else float(options.spin)) / 1e6
 
 
 def channel_switches(options: argparse.Namespace) -> list[str]:

@@ -38,7 +38,7 @@ from ciel.cli.reaching import (
     try_address,
     with_port,
 )
-from ciel.cli.ways import add_channel_options, open_channels
+from ciel.cli.ways import WORKER_LOOKS_US, add_channel_options, look_s, open_channels
 from ciel.core.admission import Policy
 from ciel.core.errors import CielError
 from ciel.core.ids import ObjectId
@@ -172,6 +172,7 @@ class Worker:
         told = advertised(options)
         turns = Turns(reactor)
         channels = open_channels(reactor, options)
+        reactor.look_s = look_s(options, WORKER_LOOKS_US)
         become_subreaper()
         self._spool.mkdir(mode=0o700, parents=True, exist_ok=True)
         logs = JobLogs(reactor, _logs_directory(options.log, self._spool))

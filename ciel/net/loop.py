@@ -16,10 +16,16 @@ from ciel.net.rounds import is_due, iterate, wait_s
 
 
 class Loop(EPollReactor):
-    """`soon` is its own; all else is as Twisted has it."""
+    """`soon` and `look_s` are its own; all else is as Twisted has it.
+
+    `look_s`: how long to look before sleeping, where waits are as short as that (`rounds`); 0, if
+    nobody says otherwise.
+    """
 
     def __init__(self) -> None:
         self.calls: list[Callable[[], object]] = []
+        self.look_s = 0.0
+        self.short_waits = 0
         super().__init__()
 
     def soon(self, call: Callable[[], object]) -> None:

@@ -4,10 +4,15 @@ cannot inherit from a class that the compiler may not see.
 
 from __future__ import annotations
 
+import os
+import time
 from select import EPOLLIN
 from typing import Any, Final
 
 from twisted.logger import Logger
+
+SHORT_WAITS_MIN: Final = 3
+"""So many must follow each other before there is looking: one that was in vain costs as much."""
 
 _WAIT_MAX_S: Final = float(2**31 // 1000)  # what epoll has room for, in milliseconds
 _log = Logger(__name__)  # compiled, it cannot be found out
@@ -41,7 +46,7 @@ def iterate(loop: Any, timeout_s: float | None) -> None:
         timeout_s = 0
     selectables: dict[int, Any] = loop._selectables
     try:
-        ready = loop._poller.poll(-1 if timeout_s is None else timeout_s, len(selectables))
+        ready = _wait(loop, -1.0 if timeout_s is None else timeout_s, len(selectables))
     except InterruptedError:
         return
     for descriptor, event in ready:
@@ -53,6 +58,28 @@ def iterate(loop: Any, timeout_s: float | None) -> None:
                 _log.failure("a descriptor could not be served")
     if loop.calls:
         _call_soon(loop)
+
+
+def _wait(loop: Any, timeout_s: float, count: int) -> Any:
+    """Return what is ready. Where short waits follow each other, look for the next event for as
+    long before sleeping: to be woken takes longer than most of them last. Others on this core have
+    their turn meanwhile.
+    """
+    poll, look_s = loop._poller.poll, loop.look_s
+    if not timeout_s or not look_s:
+        return poll(timeout_s, count)
+    begun_s = time.monotonic()
+    if loop.short_waits < SHORT_WAITS_MIN:
+        ready = poll(timeout_s, count)
+        is_short = time.monotonic() - begun_s < look_s
+        loop.short_waits = loop.short_waits + 1 if is_short else 0
+        return ready
+    while time.monotonic() - begun_s < look_s:
+        if ready := poll(0, count):
+            return ready
+        os.sched_yield()
+    loop.short_waits = 0
+    return poll(timeout_s, count)
 
 
 def _serve(loop: Any, selectable: Any, descriptor: int, event: int) -> None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from ciel.net.loop import Loop
+from ciel.net.rounds import SHORT_WAITS_MIN
 from ciel.net.turns import Turns
 
 
@@ -124,6 +126,49 @@ def test_a_turn_may_be_ended_by_hand(loop: Any, noted: list[str]) -> None:
     turns.at_end(lambda: noted.append("another"))
     loop.doIteration(0)
     assert noted == ["end", "another"]
+
+
+@pytest.fixture
+def waits(loop: Any, first: Reading) -> Iterator[list[float]]:
+    """How long each wait of the loop may last, as they come."""
+    poller, noted = loop._poller, []
+
+    def poll(timeout_s: float, count: int) -> Any:
+        noted.append(timeout_s)
+        return poller.poll(timeout_s, count)
+
+    loop._poller = SimpleNamespace(poll=poll)
+    yield noted
+    loop._poller = poller
+
+
+def test_who_waits_shortly_looks_before_it_sleeps(
+    loop: Any, first: Reading, noted: list[str], waits: list[float]
+) -> None:
+    loop.look_s = 0.02
+    for _ in range(SHORT_WAITS_MIN):  # something is there at once
+        os.write(first.writes, b"x")
+        loop.doIteration(5)
+    assert waits == [5] * SHORT_WAITS_MIN
+    waits.clear()
+    os.write(first.writes, b"x")
+    loop.doIteration(5)
+    assert waits == [0]
+    assert noted == ["first"] * (SHORT_WAITS_MIN + 1)
+    waits.clear()
+    loop.doIteration(0.001)  # looked in vain
+    assert set(waits[:-1]) == {0}
+    assert waits[-1] == 0.001
+    waits.clear()
+    loop.doIteration(0.001)
+    assert waits == [0.001]  # it begins anew
+
+
+def test_who_is_not_told_to_look_sleeps(loop: Any, first: Reading, waits: list[float]) -> None:
+    for _ in range(2 * SHORT_WAITS_MIN):
+        os.write(first.writes, b"x")
+        loop.doIteration(5)
+    assert set(waits) == {5}
 
 
 def test_a_failing_call_keeps_no_other_from_running(loop: Any, noted: list[str]) -> None:
