@@ -63,6 +63,7 @@ COMPILED_ALONE = (
     "ciel/worker/service.py",
     "ciel/worker/talked.py",
     "ciel/worker/talking.py",
+    "ciel/worker/telling.py",
 )
 UNCOMPILED = ("__init__.py", "errors.py")
 ASKED_ONLY = {"egg_info", "dist_info", "sdist"}  # commands that build nothing

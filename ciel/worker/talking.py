@@ -46,14 +46,11 @@ from ciel.worker.programs import ProgramChannel
 from ciel.worker.state.orders import Key, StartAttempt
 from ciel.worker.state.pool import Pool
 from ciel.worker.talked import Talked
+from ciel.worker.telling import Telling
 from ciel.worker.workplace import Workplace
 
 GRACE_S = 0.25
 """Between the polite signal and the one that cannot be ignored."""
-_HOLD_S = 0.02
-"""For so long a program that has ended its task is not told what its last calls came to, unless
-with its next task: it waits for nothing else, and waking it once costs less than twice.
-"""
 _LAST_WORDS_S = 0.5  # between the end of a channel and the end of its program
 
 _GIVEN_BACK = TaskFault(RECALLED, "the program that ran it ended, in the middle of a child")
@@ -77,8 +74,7 @@ class Talking:
         self._fixed: dict[ObjectId, Process] = {}
         self._pool = Pool(patience.idle_s)
         self._count = 0
-        self._unsaid: dict[Process, None] = {}
-        self._held: dict[Process, None] = {}
+        self._telling = Telling(place.reactor, place.turns)
         self._reaping: DelayedCall | None = None
 
     @property
@@ -115,13 +111,13 @@ class Talking:
         talked.scratch, talked.at_hand = process.scratch, process.holds
         talked.attached = None if process.guest is None else process.guest.id
         try:
-            process.conversation = executor.converse(talked, partial(self._say, process))
+            process.conversation = executor.converse(talked, partial(self._telling.say, process))
             process.subject = process.conversation.subject
             if talk.encoded is None:
                 frame = encode_call("start_task", talk.arguments)
             else:
                 frame = frame_call("start_task", talk.encoded)
-            self._say_frame(process, frame)
+            self._telling.say_frame(process, frame)
         except EncodeError as error:
             self._fail(process, arguments_fault(executor.name, error))
         except Exception as error:  # an executor may be anybody's
@@ -129,37 +125,6 @@ class Talking:
         limit_bytes = talked.task.spec.needs.memory_bytes
         if limit_bytes and process.pid:
             self._place.memory.add(talked.key, process.pid, limit_bytes)
-
-    def _say(self, process: Process, method: str, args: Any) -> None:
-        """Tell a program something when the turn ends: waking it costs more than all else, and what
-        follows a reply is often its next task.
-        """
-        self._say_frame(process, encode_call(method, args))
-
-    def _say_frame(self, process: Process, frame: bytes) -> None:
-        process.unsaid.append(frame)
-        self._unsaid[process] = None
-        self._place.turns.at_end(self._speak)
-
-    def _speak(self) -> None:
-        processes, self._unsaid = self._unsaid, {}
-        for process in processes:
-            if process.stack:
-                self._speak_to(process)
-                continue
-            if not self._held:
-                self._place.reactor.callLater(_HOLD_S, self._speak_to_held)
-            self._held[process] = None
-
-    def _speak_to_held(self) -> None:
-        held, self._held = self._held, {}
-        for process in held:
-            self._speak_to(process)
-
-    def _speak_to(self, process: Process) -> None:
-        if process.unsaid:
-            frames, process.unsaid = process.unsaid, []
-            process.channel.say_bytes(b"".join(frames))
 
     def _start(self, talked: Talked, talk: Talk) -> Process | None:
         place = self._place
@@ -496,13 +461,13 @@ class Talking:
         """Have a program end that has done its work."""
         self._by_channel.pop(process.channel, None)
         process.broke = process.broke or "closed"
-        self._speak_to(process)
+        self._telling.speak_to(process)
         process.channel.close()
         leave_s = self._patience.leave_s if process.guest is None else 0.0  # a guest lives on
         self._due_in(process, leave_s, lambda: self._kill(process))
 
     def _dismiss(self, process: Process, reason: str) -> None:
-        self._say(process, "die", {"reason": reason})
+        self._telling.say(process, "die", {"reason": reason})
         self._leave(process)
 
     def _due_in(self, process: Process, delay_s: float, call: Callable[[], None]) -> None:

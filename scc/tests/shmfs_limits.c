@@ -261,6 +261,8 @@ static void feed(int signal)
         close(ends[1]);
 }
 
+static uint32_t harmed; /* an inode */
+
 /* Writes are interrupted while there is no room. */
 static void drain(int signal)
 {
@@ -280,6 +282,21 @@ static void ring(void (*handler)(int))
     IS(sigaction(SIGALRM, &action, NULL), 0);
     if (!handler)
         alarm(300);
+}
+
+static void set_size(uint64_t size_bytes)
+{
+    struct shmfs *fs = clients[0];
+    uint64_t *word = &inode_visit(fs, harmed)->size_bytes;
+    port_store64(&fs->port, word, size_bytes);
+    port_flush(&fs->port, word, sizeof *word);
+    port_fence(&fs->port);
+}
+
+static void harm(int signal)
+{
+    (void)signal;
+    set_size(UINT64_MAX);
 }
 
 static void interrupted(void)
@@ -306,6 +323,17 @@ static void interrupted(void)
     IS(drained_bytes, 3 * BLOCK);
     IS(memcmp(drained, content, 3 * BLOCK), 0);
     close(ends[0]);
+    /* what is stored is damaged when the first of it has left */
+    IS(shmfs_stat(fs, "b", &info), 0);
+    harmed = info.inode;
+    IS(pipe(ends), 0);
+    IS(fcntl(ends[1], F_SETPIPE_SZ, BLOCK), BLOCK);
+    ring(harm);
+    IS(shmfs_store(fs, "b", ends[1]), SHMFS_ERROR_CORRUPT);
+    ring(NULL);
+    close(ends[0]);
+    close(ends[1]);
+    set_size(info.size_bytes);
     end();
 }
 

@@ -72,12 +72,9 @@ OFFERED_AT_ONCE = 1000
 """Of what a store holds when a master is reached: some 5 ms of work for each of both."""
 
 REPORT_EVERY_S = 0.01
-"""A worker that has work waiting reports successes no more often: each report wakes the master, and
-that its client, which together costs as much as a small program."""
-
 GOING_ON_S = 0.001
-"""The same for a worker that goes on with what it reports, as its next task waited for nothing
-else. Others may wait for that, too."""
+"""Who has work waiting, or goes on with what it made, reports successes no more often: to wake the
+master, and by that its client, costs as much as a small program."""
 
 _STORED = Concrete | Sweetheart
 
@@ -108,8 +105,7 @@ class WorkerMachine:
         self.outbox: list[Order] = []
         self.reports: list[FromWorker] = []  # what programs printed is added from outside
         self._reports_are_urgent = False
-        self._goes_on = False  # with what ended last
-        self._reported_at_s = 0.0
+        self._goes_on, self._reported_at_s = False, 0.0  # with what ended last
         self.stored: dict[ObjectId, int | None] = {}  # what the own store holds, how large if known
         self._kept: set[ObjectId] = set()  # of that: is from before this master was reached, ...
         self._to_offer: deque[ObjectId] = deque()  # ...and it is still to be told
@@ -565,9 +561,8 @@ class WorkerMachine:
     @property
     def _reports_due_s(self) -> float:
         """When successes are told at the latest."""
-        if self.queue:
-            return self._reported_at_s + REPORT_EVERY_S
-        return self._reported_at_s + (GOING_ON_S if self._goes_on else 0.0)
+        going_on_s = GOING_ON_S if self._goes_on else 0.0  # others may wait for that, too
+        return self._reported_at_s + (REPORT_EVERY_S if self.queue else going_on_s)
 
     # --- time -------------------------------------------------------------------------------------
 
