@@ -1,5 +1,5 @@
-"""When programs are told what they are told: at the end of a turn, as waking one costs more than all
-else, and what follows a reply is often its next task.
+"""When programs are told what they are told: at the end of a turn, as waking one costs more than
+all else, and what follows a reply is often its next task.
 """
 
 from __future__ import annotations
