@@ -30,13 +30,13 @@ from twisted.web.server import Site
 from twisted.web.static import File, NoRangeStaticProducer
 
 from ciel.core.ids import ObjectId
+from ciel.core.plans import HttpPlan
 from ciel.core.refs import Concrete
 from ciel.net.turns import use_monotonic_clock
 from ciel.shm.store import open_shm
 from ciel.storage.files import open_disk
 from ciel.testing.data_worker import DataWorker
 from ciel.worker.state.orders import FetchObject
-from ciel.worker.state.plans import HttpPlan
 
 SIZE_BYTES = 1 << 30
 PAIRS = 5

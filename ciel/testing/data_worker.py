@@ -10,6 +10,7 @@ from typing import Any
 
 from ciel.access.keys import Key
 from ciel.core.ids import ObjectId
+from ciel.core.plans import Plan
 from ciel.core.refs import Concrete, Reference, Stream
 from ciel.net.transfers import Transfers
 from ciel.net.transports import FrontDoorFactory, listen
@@ -21,7 +22,6 @@ from ciel.worker.fetching import Fetcher
 from ciel.worker.logs import JobLogs
 from ciel.worker.resources.root import WorkerSite
 from ciel.worker.state.orders import FetchObject
-from ciel.worker.state.plans import Plan
 from ciel.worker.streaming import Growing, Streams
 
 KEY = Key(bytes(range(32)))

@@ -21,6 +21,7 @@ from twisted.python.failure import Failure as TwistedFailure
 from ciel.access.keys import Key, Role
 from ciel.access.tickets import make_ticket
 from ciel.core.ids import ObjectId
+from ciel.core.plans import HttpPlan, LinkPlan, Plan, StreamPlan
 from ciel.core.refs import Concrete, Reference, Sweetheart, locations_of
 from ciel.net.errors import TransferError
 from ciel.net.transfers import STALL_TIMEOUT_S, Begun, Transfers
@@ -31,7 +32,6 @@ from ciel.storage.sharing import Found, copy_in, link
 from ciel.worker.disk_jobs import Admit, Ticket, at_once
 from ciel.worker.neighbours import FetchCounts, Neighbours
 from ciel.worker.state.orders import FetchObject
-from ciel.worker.state.plans import HttpPlan, LinkPlan, Plan, StreamPlan
 from ciel.worker.streaming import Growing, Streams
 
 log = Logger()

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from ciel.core.events import (
     AddTask,
     CloseJob,
@@ -93,6 +95,20 @@ def test_a_task_whose_input_is_on_its_way_says_what_and_from_where() -> None:
     first, *_, last = told.why("count")
     assert first == "it was given to worker w1 as attempt 1, and waits there for its turn"
     assert last == "words is on its way to it, 3 MiB, from w9:1"
+
+
+@pytest.mark.parametrize(
+    "host, ways",
+    [
+        ("host of w1", "in place, with the store of w2:8001, a copy by HTTP from w2:8001"),
+        ("host of w2", "a copy by HTTP from w2:8001"),
+    ],
+)
+def test_the_ways_to_an_input_are_told_in_their_order(host: str, ways: str) -> None:
+    away = stored("words", "w2:8001", size_bytes=3 << 20)
+    told = Told(a_task("a", inputs=["words"], name="count"), want="a", known=(away,))
+    told.machine.worker_joined(a_worker("w2", host=host), told.now_s)
+    assert told.why("count")[-1] == f"to be had, in this order: {ways}"
 
 
 def test_a_task_that_waits_says_for_whom_and_whether_it_was_sent_ahead() -> None:

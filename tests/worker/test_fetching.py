@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from ciel.core.ids import ObjectId
+from ciel.core.plans import HttpPlan, LinkPlan, Plan
 from ciel.core.refs import Concrete
 from ciel.shm.store import open_shm
 from ciel.storage.files import FileStore, open_disk
@@ -18,7 +19,6 @@ from ciel.testing.data_worker import DataWorker
 from ciel.testing.homes import wait_for
 from ciel.worker.neighbours import FetchCounts
 from ciel.worker.state.orders import FetchObject
-from ciel.worker.state.plans import HttpPlan, LinkPlan, Plan
 
 NOBODY = "127.0.0.1:9"
 CONTENT = bytes(range(256)) * 10_000

@@ -23,6 +23,7 @@ from ciel.core.events import (
     TaskReported,
 )
 from ciel.core.ids import ObjectId
+from ciel.core.plans import HttpPlan, StreamPlan
 from ciel.core.refs import Concrete, Fixed, Future, Reference, Stream, Sweetheart
 from ciel.core.tasks import Needs, TaskSpec
 from ciel.testing.builders import a_task, failed, inline, stored
@@ -37,7 +38,6 @@ from ciel.worker.state.orders import (
     RecallAttempt,
     StartAttempt,
 )
-from ciel.worker.state.plans import HttpPlan, StreamPlan
 from ciel.worker.state.slots import AHEAD_MAX
 
 HERE, THERE, BEYOND = "here:1", "there:1", "beyond:1"

@@ -19,13 +19,13 @@ import pytest
 
 from ciel.access.tickets import make_ticket
 from ciel.core.ids import ObjectId
+from ciel.core.plans import HttpPlan, StreamPlan
 from ciel.core.refs import INLINE_MAX_BYTES, Stream
 from ciel.storage.digests import ATTRIBUTE
 from ciel.storage.errors import NoSpaceError
 from ciel.storage.files import FileStore, open_disk
 from ciel.testing.data_worker import KEY, DataWorker
 from ciel.testing.homes import wait_for
-from ciel.worker.state.plans import HttpPlan, StreamPlan
 
 CONTENT = bytes(range(256)) * 4096
 PRODUCER = """

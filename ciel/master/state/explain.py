@@ -8,6 +8,7 @@ from typing import Any
 from ciel.core.choices import choice_of
 from ciel.core.failures import label, size_text
 from ciel.core.ids import ObjectId
+from ciel.core.plans import HttpPlan, LinkPlan, StreamPlan, plans_for
 from ciel.core.refs import Concrete, Failure, Sweetheart, locations_of
 from ciel.core.tasks import TaskNode, TaskState
 from ciel.master.state.machine import MasterMachine
@@ -16,6 +17,11 @@ from ciel.master.state.workers import WorkerNode
 _INPUTS_MAX = 20
 _CHAIN_MAX = 20
 _FULL_SHARE = 0.95
+_WAYS = {
+    LinkPlan: "in place, with the store of",
+    HttpPlan: "a copy by HTTP from",
+    StreamPlan: "a copy while it grows from",
+}
 
 
 def describe(machine: MasterMachine, task: TaskNode, now_s: float) -> dict[str, Any]:
@@ -118,6 +124,7 @@ def _why_assigned(machine: MasterMachine, task: TaskNode, now_s: float) -> list[
     for ref in away[:_INPUTS_MAX]:
         size, places = size_text(ref.size_bytes), " ".join(sorted(ref.locations))
         lines.append(f"{ref.id} is on its way to it{size and f', {size}'}, from {places}")
+        lines += _plans(machine, ref, worker)
     if len(away) > _INPUTS_MAX:
         lines.append(f"and {len(away) - _INPUTS_MAX} more")
     return lines
@@ -130,6 +137,14 @@ def _away(
     refs = [machine.graph.objects.reference(object_id) for object_id in task.spec.inputs]
     stored = [ref for ref in refs if isinstance(ref, Concrete | Sweetheart)]
     return [ref for ref in stored if worker.facts.netloc not in locations_of(ref)]
+
+
+def _plans(machine: MasterMachine, ref: Concrete | Sweetheart, worker: WorkerNode) -> list[str]:
+    """Say in which order a worker tries the ways to an input (CIB-3)."""
+    hosts = {each.facts.netloc: each.facts.host for each in machine.workers.values()}
+    plans = plans_for(ref, worker.facts.netloc, worker.facts.host, hosts)
+    ways = [f"{_WAYS[type(plan)]} {plan.netloc}" for plan in plans[:_INPUTS_MAX]]
+    return [f"to be had, in this order: {', '.join(ways)}"] if ways else []
 
 
 def _full_store(worker: WorkerNode) -> list[str]:

@@ -28,6 +28,7 @@ from ciel.core.events import (
     TaskReported,
 )
 from ciel.core.ids import ObjectId
+from ciel.core.plans import plans_for
 from ciel.core.refs import (
     Concrete,
     Failure,
@@ -60,7 +61,6 @@ from ciel.worker.state.orders import (
     ending_of,
     given_back,
 )
-from ciel.worker.state.plans import plans_for
 from ciel.worker.state.recent import Recent
 from ciel.worker.state.slots import Slots
 from ciel.worker.state.soundness import problems

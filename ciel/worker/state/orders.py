@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 from ciel.core.events import RECALLED, AssignTask, InputsLost, TaskFault, TaskReported
 from ciel.core.ids import ObjectId, TaskId
+from ciel.core.plans import Plan
 from ciel.core.refs import Future, Reference
 from ciel.core.tasks import TaskSpec
-from ciel.worker.state.plans import Plan
 
 
 class Phase(Enum):

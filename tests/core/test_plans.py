@@ -1,9 +1,9 @@
 import pytest
 
 from ciel.core.ids import ObjectId
+from ciel.core.plans import HttpPlan, LinkPlan, Plan, StreamPlan, plans_for
 from ciel.core.refs import Future, Reference, Stream, Sweetheart
 from ciel.testing.builders import inline, stored
-from ciel.worker.state.plans import HttpPlan, LinkPlan, Plan, StreamPlan, plans_for
 
 HOSTS = {"own:1": "h1", "near:1": "h1", "near:2": "h1", "far:1": "h2", "far:2": "h3"}
 X = ObjectId("x")
