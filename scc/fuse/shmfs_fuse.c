@@ -1,9 +1,9 @@
 /* shmfs-fuse: an image of shared memory as an ordinary directory.
  *
- * One process, in the foreground: it prints a line once the directory can be used, serves until it
- * is unmounted or told to end, and unmounts when it ends, however that happens. It is one client of
- * the image among others. What it means to commit, and what becomes of modes, owners and times, is
- * said in docs/adr/0030-a-mount-over-flat-names.md. */
+ * It stays in the foreground: it prints a line once the directory can be used, serves until it is
+ * unmounted or told to end, and unmounts when it ends, however that happens (unmounting.c). It is
+ * one client of the image among others. What it means to commit, and what becomes of modes, owners
+ * and times, is said in docs/adr/0030-a-mount-over-flat-names.md. */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "operations.h"
+#include "unmounting.h"
 #include "../tools/tool.h"
 
 enum { ENTRY_TIMEOUT, WRITEBACK, OTHERS, OPTION_COUNT };
@@ -43,8 +44,8 @@ static struct fuse_session *make_session(struct mount *mount, bool is_for_others
 {
     char *words[] = {
         "shmfs-fuse", "-o",
-        is_for_others ? "fsname=shmfs,subtype=shmfs,default_permissions,auto_unmount,allow_other"
-                      : "fsname=shmfs,subtype=shmfs,default_permissions,auto_unmount",
+        is_for_others ? "fsname=shmfs,subtype=shmfs,default_permissions,allow_other"
+                      : "fsname=shmfs,subtype=shmfs,default_permissions",
         NULL,
     };
     struct fuse_args arguments = FUSE_ARGS_INIT(3, words);
@@ -107,6 +108,10 @@ int main(int argc, char **argv)
     };
     struct tool_image image;
     tool_begin(&tool, argc, argv);
+    unmount_dead(tool.given[0]);
+    if (!unmount_when_dead(tool.given[0]))
+        return tool_failed(&tool, "nothing would unmount it if it were killed: %s",
+                           strerror(errno));
     if (!tool_attach(&tool, &image))
         return TOOL_FAILED;
     run(&tool, &image);

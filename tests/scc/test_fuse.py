@@ -6,7 +6,9 @@ import errno
 import mmap
 import os
 import re
+import select
 import signal
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -69,6 +71,16 @@ def mounts_at(place: Path) -> bytes:
     name = os.fsencode(str(place).replace(" ", "\\040"))
     lines = Path("/proc/mounts").read_bytes().splitlines()
     return b"\n".join(line for line in lines if name in line)
+
+
+def guardian_of(process: subprocess.Popen[str]) -> int:
+    """Return a pidfd of what unmounts once this process is no more."""
+    (pid,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    return os.pidfd_open(int(pid))
+
+
+def has_ended(pidfd: int) -> bool:
+    return bool(select.select([pidfd], [], [], WAIT_S)[0])
 
 
 def refused_with(number: int, call: Callable[[], object]) -> None:
@@ -290,6 +302,37 @@ def test_a_mount_ends_orderly_and_is_gone_when_it_is_killed(tmp_path: Path) -> N
         image.do("shmfsck", "--sweep")
         assert set(image.names()) == {"a"}
         image.assert_clean()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_nothing_runs_on_once_a_mount_has_ended(
+    mount: Mount, tmp_path: Path, number: signal.Signals
+) -> None:
+    with mounted(mount.image, tmp_path) as process:
+        guardian = guardian_of(process)
+        process.send_signal(number)
+        assert has_ended(guardian)
+        os.close(guardian)
+        assert process.wait(WAIT_S) == (0 if number == signal.SIGTERM else -number)
+    assert not mounts_at(tmp_path)
+    mount.image.do("shmfsck", "--sweep")
+
+
+def test_a_dead_mount_that_stayed_gives_way_to_the_next(mount: Mount, tmp_path: Path) -> None:
+    with mounted(mount.image, tmp_path) as process:
+        guardian = guardian_of(process)
+        signal.pidfd_send_signal(guardian, signal.SIGKILL)
+        assert has_ended(guardian)
+        os.close(guardian)
+        process.kill()
+        process.wait(WAIT_S)
+        refused_with(errno.ENOTCONN, lambda: os.statvfs(tmp_path))
+    mount.image.do("shmfsck", "--sweep")
+    started = ciel_shmfs(mount.image, "mount", tmp_path)
+    assert started.returncode == 0, started.stderr
+    assert mounts_at(tmp_path).count(b"shmfs") == 2  # once, as its source and as its kind
+    assert ciel_shmfs(mount.image, "unmount", tmp_path).returncode == 0
+    assert not mounts_at(tmp_path)
 
 
 @pytest.mark.parametrize("what", ["no image", "no directory", "no words"])
