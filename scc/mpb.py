@@ -65,12 +65,19 @@ def _error(module: Any, code: int, core: int | None = None, size_bytes: int = 0)
     return MpbError(code, text, core)
 
 
-def make_segment(fd: int, core_count: int) -> None:
-    """Make a segment of a file, which nobody uses yet. Raises MpbError, OSError."""
+def segment_bytes(core_count: int) -> int:
+    """Return how large a segment for so many cores is. Raises MpbError."""
     module = load("mpb")
     size_bytes: int = module.lib.mpb_segment_bytes(core_count)
     if size_bytes < 0:
         raise _error(module, size_bytes)
+    return size_bytes
+
+
+def make_segment(fd: int, core_count: int) -> None:
+    """Make a segment of a file, which nobody uses yet. Raises MpbError, OSError."""
+    module = load("mpb")
+    size_bytes = segment_bytes(core_count)
     os.ftruncate(fd, size_bytes)
     with mmap.mmap(fd, size_bytes) as mapping:
         base = module.ffi.from_buffer(mapping)
@@ -103,6 +110,16 @@ class Request:
     def core(self) -> int:
         """The other one; of a receive from any, who it came from."""
         return int(self._raw.core)
+
+    @property
+    def size_bytes(self) -> int:
+        """Of the message; of a receive once it has begun."""
+        return int(self._raw.size_bytes)
+
+    @property
+    def moved_bytes(self) -> int:
+        """How much of it was given or taken so far."""
+        return int(self._raw.moved_bytes)
 
     @property
     def content(self) -> bytes:

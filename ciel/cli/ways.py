@@ -26,8 +26,8 @@ def add_channel_options(parser: argparse.ArgumentParser) -> None:
         "--channel",
         metavar="NAME",
         default=USUAL_CHANNEL,
-        help=f"with others on this host, if they agree: {SOCKET} (default), or ring: memory that"
-        " both share",
+        help=f"with others on this host, if they agree: {SOCKET} (default), ring: memory that both"
+        " share, or mpb: the same as messages between two cores",
     )
     parser.add_argument(
         "--spin",

@@ -19,6 +19,7 @@ from typing import Any, Protocol
 
 import pytest
 
+from ciel.scc.mpb_channels import BYTES, ROOM, MpbKind
 from ciel.scc.ring import Ring, make_segment
 
 WAIT_S = 20.0
@@ -103,6 +104,34 @@ class RingEnd:
         os.close(self.bell)
 
 
+class MpbEnd:
+    """Messages between two cores, with a socket for their bells, behind a loop of one way."""
+
+    def __init__(self, segment: int, side: int, bell: int) -> None:
+        kind = MpbKind()
+        self.bell = bell
+        self.way = kind.open(segment, side, bell)
+        self.write, self.read = self.way.write, self.way.read
+        self._lookout = kind.lookout
+        self._lookout.add(self.way, lambda what: None)
+
+    def wait(self, wants_room: bool = False) -> bool:
+        self._lookout.want(self.way, BYTES | (ROOM if wants_room else 0))
+        is_over = False
+        while not self._lookout.before_wait():
+            if is_over:
+                return False
+            try:
+                is_over = not os.read(self.bell, 65536)
+            except ConnectionResetError:  # bells of ours were not read
+                is_over = True
+        return True
+
+    def close(self) -> None:
+        self.way.close()
+        os.close(self.bell)
+
+
 # --- what is done at the other end ----------------------------------------------------------------
 
 
@@ -153,6 +182,9 @@ class ChannelSuite:
 
     opener: str
     """Which function of this module opens one side in another process."""
+
+    piece_bytes = 10_000
+    """Of which the channel holds more than one."""
 
     @pytest.fixture
     def pair(self) -> Iterator[tuple[End, End]]:
@@ -240,7 +272,7 @@ class ChannelSuite:
 
     def test_two_that_are_full_both_ways_get_on(self, pair: tuple[End, End]) -> None:
         for end in pair:
-            while end.write(b"z" * 10_000):
+            while end.write(b"z" * self.piece_bytes):
                 pass
         ours = 0
         while piece := pair[0].read():
@@ -248,7 +280,7 @@ class ChannelSuite:
         assert pair[1].wait(True)
         assert pair[1].write(b"!") == 1
         assert receive(pair[0], 1) == b"!"
-        assert ours > 10_000
+        assert ours > self.piece_bytes
 
     # --- waiting ----------------------------------------------------------------------------------
 
@@ -387,6 +419,37 @@ class RingChannelSuite(ChannelSuite):
         for fd in (segment, theirs):
             os.set_inheritable(fd, True)
         return RingEnd(segment, 0, ours, self.spin_us), [segment, 1, theirs, self.spin_us]
+
+    def forget(self, numbers: list[int]) -> None:
+        os.close(numbers[0])
+        os.close(numbers[2])
+
+
+class MpbChannelSuite(ChannelSuite):
+    """Messages between two cores."""
+
+    opener = "MpbEnd"
+    piece_bytes = 1_000  # a core's buffer has 8 KiB
+
+    @pytest.fixture
+    def pair(self) -> Iterator[tuple[End, End]]:
+        bells = [bell.detach() for bell in socket.socketpair()]
+        segment = MpbKind().make()
+        ends = [MpbEnd(segment, side, bells[side]) for side in (0, 1)]
+        os.close(segment)
+        for end in ends * 2:  # until each has answered the other
+            end.way.look(0)
+        yield ends[0], ends[1]
+        for end in ends:
+            if end.way.is_open:
+                end.close()
+
+    def child_arguments(self) -> tuple[End, list[int]]:
+        ours, theirs = (bell.detach() for bell in socket.socketpair())
+        segment = MpbKind().make()
+        for fd in (segment, theirs):
+            os.set_inheritable(fd, True)
+        return MpbEnd(segment, 0, ours), [segment, 1, theirs]
 
     def forget(self, numbers: list[int]) -> None:
         os.close(numbers[0])

@@ -1,4 +1,6 @@
-"""Real daemons that talk by rings: jobs run as ever, and the dead are missed as ever."""
+"""Real daemons that talk by rings, or by messages between cores: jobs run as ever, and the dead are
+missed as ever.
+"""
 
 from __future__ import annotations
 
@@ -34,9 +36,9 @@ def home(tmp_path: Path) -> Iterator[Home]:
     home.expect_nothing_left()
 
 
-def maps_a_ring(pid: int) -> bool:
+def maps_a_way(pid: int, kind: str = "ring") -> bool:
     try:
-        return "memfd:ciel-ring" in Path(f"/proc/{pid}/maps").read_text()
+        return f"memfd:ciel-{kind}" in Path(f"/proc/{pid}/maps").read_text()
     except OSError:
         return False  # it has ended
 
@@ -44,10 +46,10 @@ def maps_a_ring(pid: int) -> bool:
 def test_jobs_run_over_rings_and_a_worker_that_is_killed_is_missed(home: Home) -> None:
     cluster = HandCluster.start(home, 2, of_all=("--channel", "ring", "--spin", "20"))
     daemons = [cluster.master, *cluster.workers]
-    wait_for(lambda: all(maps_a_ring(daemon.pid) for daemon in daemons), "rings on both sides")
+    wait_for(lambda: all(maps_a_way(daemon.pid) for daemon in daemons), "rings on both sides")
     assert home.run(sys.executable, "-c", TALKERS).stdout == "x" * 60 + "\n"
     programs = [pid for pid, command in home.processes().items() if "--write-fifo" in command]
-    assert any(maps_a_ring(pid) for pid in programs)
+    assert any(maps_a_way(pid) for pid in programs)
 
     lines = home.path / "lines"
     lines.write_text("".join(f"{number}\n" for number in range(16)))
@@ -68,7 +70,24 @@ def test_jobs_run_over_rings_and_a_worker_that_is_killed_is_missed(home: Home) -
         shutil.rmtree(spool)
 
 
+def test_jobs_run_over_messages_between_cores(home: Home) -> None:
+    cluster = HandCluster.start(home, 2, of_all=("--channel", "mpb"))
+    daemons = [cluster.master, *cluster.workers]
+    wait_for(lambda: all(maps_a_way(daemon.pid, "mpb") for daemon in daemons), "ways on both sides")
+    assert home.run(sys.executable, "-c", TALKERS).stdout == "x" * 60 + "\n"
+    log = home.path / "master.log"
+    cluster.workers[0].send_signal(signal.SIGKILL)
+    wait_for(lambda: "is gone" in log.read_text(), "its end to be noticed")
+    assert log.read_text().count("goes on by mpb") == 2
+    assert home.run(sys.executable, "-c", TALKERS).stdout == "x" * 60 + "\n"
+    cluster.stop()
+    for spool in home.tmp.iterdir():  # who is killed cannot clear up
+        shutil.rmtree(spool)
+
+
 def test_a_channel_that_is_not_installed_is_said_in_one_line(home: Home) -> None:
     done = home.run("ciel-master", "--channel", "pigeon", "--listen", "127.0.0.1:0")
     assert done.returncode == 2
-    assert done.stderr.startswith("ciel-master: channel 'pigeon': not installed (there is: ring)")
+    assert done.stderr.startswith(
+        "ciel-master: channel 'pigeon': not installed (there is: mpb, ring)"
+    )

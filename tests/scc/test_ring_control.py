@@ -1,15 +1,18 @@
-"""Control connections that go on by rings: the same messages, the same ends."""
+"""Control connections that go on by rings, or by messages between cores: the same is said, and the
+ends are the same.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
+import re
 import secrets
 import socket
 import struct
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +25,7 @@ from ciel.net.control import ControlPeer
 from ciel.net.transports import ControlFactory, Listener, connect, listen
 from ciel.net.turns import Turns
 from ciel.scc.channels import CAPACITY_BYTES, RingKind
+from ciel.scc.mpb_channels import MpbKind
 from ciel.scc.ring import Ring, RingError, make_segment
 from ciel.testing.homes import descriptors_of, wait_for
 from ciel.testing.peers import frame, shake_hands
@@ -61,12 +65,12 @@ class Owner:
 class House:
     """Both sides of control connections, in one reactor."""
 
-    def __init__(self, in_reactor: Any, spin_us: float) -> None:
+    def __init__(self, in_reactor: Any, kind: RingKind | MpbKind) -> None:
         self.run = in_reactor
         self.reactor = in_reactor.reactor
         self.iterate = self.reactor.doIteration
         self.turns = Turns(self.reactor)
-        self.kind = RingKind(spin_us)
+        self.kind: Any = kind
         self.channels = Channels(self.reactor, self.kind)
         self.accepting, self.calling = Owner(), Owner()
         self.name = f"unix:@ciel-test-{secrets.token_hex(8)}"
@@ -95,8 +99,8 @@ class House:
         wait_for(lambda: self.calling.peers and self.accepting.peers, "open peers")
         return self.calling.peers[0]
 
-    def call_by_ring(self) -> ControlPeer:
-        peer = self.call("ring", mine=self.channels)
+    def call_by_way(self) -> ControlPeer:
+        peer = self.call(self.kind.name, mine=self.channels)
         wait_for(lambda: len(self.kind.lookout) == 2 and self.both_cross(), "a crossing")
         return peer
 
@@ -123,12 +127,22 @@ class House:
         assert self.reactor.doIteration == self.iterate
 
 
-@pytest.fixture(params=[0, 100], ids=["sleeping", "looking"])
+KINDS: dict[str, Callable[[], Any]] = {
+    "sleeping": lambda: RingKind(0),
+    "looking": lambda: RingKind(100),
+    "messages": MpbKind,
+}
+
+
+@pytest.fixture(params=KINDS)
 def house(in_reactor: Any, request: pytest.FixtureRequest) -> Iterator[House]:
-    house = House(in_reactor, request.param)
+    house = House(in_reactor, KINDS[request.param]())
     yield house
     house.leave()
     wait_for(lambda: not segments(), "all segments to be let go")
+
+
+only_rings = pytest.mark.parametrize("house", ["sleeping", "looking"], indirect=True)
 
 
 def segments() -> list[str]:
@@ -137,7 +151,7 @@ def segments() -> list[str]:
     for entry in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(FileNotFoundError):  # just closed
             found.append(str(entry.readlink()))
-    return [line for line in found if "memfd:ciel-ring" in line]
+    return [line for line in found if re.search("memfd:ciel-(ring|mpb)", line)]
 
 
 def ask(house: House, peer: ControlPeer, number: int, argument: Any) -> None:
@@ -145,9 +159,9 @@ def ask(house: House, peer: ControlPeer, number: int, argument: Any) -> None:
 
 
 def offered(connection: socket.socket) -> int:
-    """Take the offer of a ring; return its descriptor."""
+    """Take the offer of a way; return its descriptor."""
     data, descriptors, _, _ = socket.recv_fds(connection, 65536, 4)
-    while b'"offer","ring"' not in data:
+    while b'"offer","' not in data:
         data += connection.recv(65536)
     assert len(descriptors) == 1
     return descriptors[0]
@@ -156,8 +170,8 @@ def offered(connection: socket.socket) -> int:
 # --- over and on ----------------------------------------------------------------------------------
 
 
-def test_messages_go_on_by_the_ring_in_their_order(house: House) -> None:
-    peer = house.call("ring", mine=house.channels)
+def test_messages_go_on_by_the_way_in_their_order(house: House) -> None:
+    peer = house.call(house.kind.name, mine=house.channels)
     for number in range(300):  # the first of them before the crossing is over
         ask(house, peer, number, "x" * (number % 50))
     wait_for(lambda: len(house.calling.said) == 300, "300 answers")
@@ -165,15 +179,15 @@ def test_messages_go_on_by_the_ring_in_their_order(house: House) -> None:
     assert house.both_cross()
 
 
-def test_what_is_larger_than_the_ring_goes_through(house: House) -> None:
-    peer = house.call_by_ring()
+def test_what_is_larger_than_the_way_goes_through(house: House) -> None:
+    peer = house.call_by_way()
     for number in range(3):
         ask(house, peer, number, "x" * (5 * CAPACITY_BYTES))
     wait_for(lambda: len(house.calling.said) == 3, "the answers")
     assert house.calling.said == [Answer(n, "x" * (5 * CAPACITY_BYTES), "") for n in range(3)]
 
 
-def test_who_knows_no_rings_stays_on_the_socket(house: House) -> None:
+def test_who_knows_no_way_stays_on_the_socket(house: House) -> None:
     peer = house.call()
     ask(house, peer, 1, "x")
     wait_for(lambda: house.calling.said, "the answer")
@@ -181,21 +195,27 @@ def test_who_knows_no_rings_stays_on_the_socket(house: House) -> None:
     assert type(peer.transport) is not ChannelTransport
 
 
-def test_who_cannot_open_the_ring_stays_on_the_socket(house: House) -> None:
-    class Poor(RingKind):
+def test_who_cannot_open_the_way_stays_on_the_socket(house: House) -> None:
+    class Poor:
+        name = house.kind.name
+        lookout = RingKind(0).lookout
+
+        def make(self) -> int:
+            raise NotImplementedError
+
         def open(self, descriptor: int, side: int, bell_fd: int) -> Ring:
             raise RingError(-2)
 
     poor = Channels(house.reactor, Poor())
-    peer = house.call("ring", mine=poor)
+    peer = house.call(house.kind.name, mine=poor)
     ask(house, peer, 1, "x")
     wait_for(lambda: house.calling.said, "the answer")
-    wait_for(lambda: not len(house.kind.lookout), "the ring to be given up")
+    wait_for(lambda: not len(house.kind.lookout), "the way to be given up")
     assert type(house.accepting.peers[0].transport) is not ChannelTransport
 
 
 def test_a_peer_that_pauses_is_not_read_from_and_congests_the_other(house: House) -> None:
-    peer = house.call_by_ring()
+    peer = house.call_by_way()
     other = house.accepting.peers[0]
     house.run(other.pause)
     for number in range(8):
@@ -212,7 +232,7 @@ def test_a_peer_that_pauses_is_not_read_from_and_congests_the_other(house: House
 
 @pytest.mark.parametrize("who", ["calling", "accepting"])
 def test_last_words_arrive_before_the_end(house: House, who: str) -> None:
-    house.call_by_ring()
+    house.call_by_way()
     leaving: Owner = getattr(house, who)
     staying = house.accepting if who == "calling" else house.calling
     peer = leaving.peers[0]
@@ -233,20 +253,20 @@ def test_last_words_arrive_before_the_end(house: House, who: str) -> None:
 
 
 def test_a_refusal_after_the_crossing_is_heard(house: House) -> None:
-    house.call_by_ring()
+    house.call_by_way()
     house.run(house.accepting.peers[0].refuse, "another worker joined in its name")
     wait_for(lambda: house.calling.closed, "the end")
     assert house.calling.closed == ["refused: another worker joined in its name"]
 
 
 def test_what_the_dead_have_said_is_heard_and_then_their_end(house: House) -> None:
-    connection = house.raw("ring")
+    connection = house.raw(house.kind.name)
     descriptor = offered(connection)
-    ring = Ring(descriptor, 1, connection.fileno())
+    way = house.kind.open(descriptor, 1, connection.fileno())
     os.close(descriptor)
     connection.sendall(frame([["channel", "take", 0]]))
-    assert ring.write(QUESTION * 5) > 0
-    ring.close()
+    wait_for(lambda: way.write(QUESTION * 5) > 0, "room")
+    way.close()
     connection.close()
     wait_for(lambda: house.accepting.closed, "its end")
     assert len(house.accepting.said) == 5
@@ -254,7 +274,7 @@ def test_what_the_dead_have_said_is_heard_and_then_their_end(house: House) -> No
 
 
 def test_a_peer_that_dies_before_it_takes_the_offer_leaves_nothing(house: House) -> None:
-    with house.raw("ring") as connection:
+    with house.raw(house.kind.name) as connection:
         os.close(offered(connection))
     wait_for(lambda: house.accepting.closed, "its end")
     assert not len(house.kind.lookout)
@@ -263,8 +283,9 @@ def test_a_peer_that_dies_before_it_takes_the_offer_leaves_nothing(house: House)
 # --- bad peers ------------------------------------------------------------------------------------
 
 
+@only_rings
 def test_a_peer_that_spoils_the_memory_is_dropped(house: House) -> None:
-    with house.raw("ring") as connection:
+    with house.raw(house.kind.name) as connection:
         descriptor = offered(connection)
         connection.sendall(frame([["channel", "take", 0]]))
         while b'"go"' not in connection.recv(65536):
@@ -282,7 +303,7 @@ def test_a_peer_that_spoils_the_memory_is_dropped(house: House) -> None:
     ids=json.dumps,
 )
 def test_words_that_make_no_sense_end_the_connection(house: House, record: list[str]) -> None:
-    with house.raw("ring") as connection:
+    with house.raw(house.kind.name) as connection:
         os.close(offered(connection))
         connection.sendall(frame([[*record, 0]]))
         data = b""
@@ -302,7 +323,7 @@ def test_to_take_what_nobody_has_offered_ends_the_connection(house: House) -> No
 
 
 def test_descriptors_that_nobody_asked_for_are_closed(house: House) -> None:
-    with house.raw("ring") as connection:
+    with house.raw(house.kind.name) as connection:
         os.close(offered(connection))
         before = descriptors_of(os.getpid())
         segment = make_segment()
@@ -312,8 +333,9 @@ def test_descriptors_that_nobody_asked_for_are_closed(house: House) -> None:
         assert descriptors_of(os.getpid()) == before
 
 
+@only_rings
 def test_bells_in_plenty_change_nothing(house: House) -> None:
-    peer = house.call_by_ring()
+    peer = house.call_by_way()
     other = house.accepting.peers[0]
     house.run(lambda: peer.transport._socket.write(bytes(100_000)))
     ask(house, peer, 1, "x")
