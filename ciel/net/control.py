@@ -319,7 +319,7 @@ class ControlPeer:
     # --- the socket -------------------------------------------------------------------------------
 
     def _receive(self) -> object:
-        """Read for the transport, whose own way takes longer than most messages do."""
+        """Read for the transport, by fewer calls than it takes itself."""
         if self._socket is None:
             return CONNECTION_LOST
         try:

@@ -63,10 +63,10 @@ def iterate(loop: Any, timeout_s: float | None) -> None:
 def _wait(loop: Any, timeout_s: float, count: int) -> Any:
     """Return what is ready. Where short waits follow each other, look for the next event for as
     long before sleeping: to be woken takes longer than most of them last. Others on this core have
-    their turn meanwhile.
+    their turn meanwhile. Below 0, `timeout_s` is for ever.
     """
     poll, look_s = loop._poller.poll, loop.look_s
-    if not timeout_s or not look_s:
+    if not look_s or 0 <= timeout_s < look_s:  # a timer that is so near is not to be late
         return poll(timeout_s, count)
     begun_s = time.monotonic()
     if loop.short_waits < SHORT_WAITS_MIN:
@@ -79,7 +79,7 @@ def _wait(loop: Any, timeout_s: float, count: int) -> Any:
             return ready
         os.sched_yield()
     loop.short_waits = 0
-    return poll(timeout_s, count)
+    return poll(timeout_s if timeout_s < 0 else timeout_s - look_s, count)
 
 
 def _serve(loop: Any, selectable: Any, descriptor: int, event: int) -> None:
