@@ -25,7 +25,7 @@ from ciel.client.client import Client
 from ciel.client.cluster import LocalCluster
 from ciel.core.tasks import Mentions
 
-ROUNDS = 15
+ROUNDS = 45
 HOPS = 100
 TASKS = 2_000
 SPIN_US = 300

@@ -171,6 +171,10 @@ class Lookout:
     def __len__(self) -> int:
         return len(self._rings)
 
+    def glance_at(self, poller_fd: int) -> None:
+        """Look no longer than nothing is ready at the loop's poller."""
+        self._patience.also_fd = poller_fd
+
     def add(self, ring: Ring, found: Callable[[int], object]) -> None:
         """Look after a ring from now on; nothing is wanted of it yet."""
         self._rings.append(ring)

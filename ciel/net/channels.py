@@ -72,6 +72,9 @@ class Lookout(Protocol):
     spin_us: float
 
     def __len__(self) -> int: ...
+    def glance_at(self, poller_fd: int, /) -> None:
+        """Have what is ready at the loop's poller end all looking."""
+
     def add(self, way: Any, found: Callable[[int], object], /) -> None: ...
     def remove(self, way: Any, /) -> None: ...
     def want(self, way: Any, wants: int, /) -> None: ...
@@ -124,6 +127,7 @@ class Channels:
             # it works would cost more than what is said.
             self._wait = self._reactor.doIteration
             self._reactor.doIteration = self._iterate
+            self._lookout.glance_at(self._reactor._poller.fileno())
         self._lookout.add(way, found)
 
     def remove(self, way: Way) -> None:

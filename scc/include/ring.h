@@ -124,6 +124,7 @@ struct ring_patience {
     uint64_t slept_us;  /* when it last fell asleep */
     uint64_t won;       /* waits that ended while it looked */
     uint64_t lost;      /* waits that went on, and ended in sleep */
+    int32_t also_fd;    /* a loop's poller, above 0: what is ready there ends its looking */
 };
 
 /* Wait until something is there or, with `wants_room`, there is room. Returns 1, or 0 when the bell
@@ -139,7 +140,7 @@ struct ring_watch {
     int32_t found;  /* which of these are there, or an error */
 };
 
-/* Before the loop waits: look, as long as patience allows, then say for each ring that it sleeps.
+/* Before the loop waits: look, as long as patience allows and nothing else is ready, then say for each ring that it sleeps.
  * Returns how many have what is wanted, or an error; if any, nobody sleeps. */
 int ring_before_wait(struct ring_watch *watches, size_t count, struct ring_patience *patience);
 

@@ -154,6 +154,10 @@ static void check_loop(void)
         CHECK(ring_read(pairs[2].side[0], bytes, 10) == 1);
     }
     CHECK(patience.looks == patience.looks_max);
+    CHECK(write(pairs[0].bells[1], "x", 1) == 1);
+    struct ring_patience endless = {
+        .looks_max = UINT32_MAX, .looks = UINT32_MAX, .also_fd = pairs[0].bells[0]};
+    CHECK(ring_before_wait(watches + 1, 2, &endless) == 0); /* it has looked up from the rings */
     for (int index = 0; index < 3; index++)
         close_pair(&pairs[index]);
 }
