@@ -897,6 +897,13 @@ def test_what_grows_is_told_and_read_without_a_fetch(two: Played) -> None:
     two.comes(report(A, stored("a", HERE)), report(READS_A))
 
 
+def test_a_successor_that_comes_late_reads_along(two: Played) -> None:
+    two.run(A)
+    two.comes(opens(two, A, "a"))
+    two.assign(READS_A, A_TO_COME)  # the master had not heard of it yet
+    two.comes(start(READS_A, growing("a", HERE)))
+
+
 def test_a_successor_reads_along(two: Played) -> None:
     two.run(A)
     two.assign(READS_A, A_TO_COME)

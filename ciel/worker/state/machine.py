@@ -97,6 +97,7 @@ class WorkerMachine:
         `memory_bytes`: for programs; 0: nobody knows.
         """
         self.netloc = netloc
+        self._here = frozenset((netloc,))
         self.host = host
         self.slots = slots
         self.memory_bytes = memory_bytes
@@ -163,11 +164,10 @@ class WorkerMachine:
     def _offer_some(self) -> None:
         """Tell of a part of what the store holds; the rest follows, so that no turn takes long."""
         refs: list[Reference] = []
-        here = frozenset((self.netloc,))
         while self._to_offer and len(refs) < OFFERED_AT_ONCE:
             object_id = self._to_offer.popleft()
             if object_id in self.stored:
-                refs.append(Concrete(object_id, self.stored[object_id], here))
+                refs.append(Concrete(object_id, self.stored[object_id], self._here))
         if refs:
             self._report(ObjectsStored(tuple(refs), kept=True))
 
@@ -204,8 +204,10 @@ class WorkerMachine:
                 continue
             if (made := self.recent.get(ref.id)) is not None:
                 self._give(attempt, made)
-            elif not isinstance(ref, Stream) or ref.id not in self.growing:
+            elif not isinstance(ref, Stream | Future) or ref.id not in self.growing:
                 missing.append(ref)
+            elif isinstance(ref, Future):  # sent ahead, after it began to grow
+                self._give(attempt, Stream(ref.id, self._here))
         if not missing:
             self._enqueue(attempt, now_s)
             return
@@ -289,8 +291,7 @@ class WorkerMachine:
         self._fetching.pop(object_id, None)
         self.growing.pop(object_id, None)
         if object_id not in self.stored:
-            here = frozenset((self.netloc,))
-            self._report(ObjectsStored((Concrete(object_id, size_bytes, here),)))
+            self._report(ObjectsStored((Concrete(object_id, size_bytes, self._here),)))
         self._hold(object_id, now_s, size_bytes)
 
     def _hold(self, object_id: ObjectId, now_s: float, size_bytes: int | None = None) -> None:
@@ -327,8 +328,7 @@ class WorkerMachine:
             return
         attempt.streams += objects
         self.growing.update(dict.fromkeys(objects))
-        here = frozenset((self.netloc,))
-        refs = [Stream(object_id, here) for object_id in objects]
+        refs = [Stream(object_id, self._here) for object_id in objects]
         self._report(StreamsOpened(*key, tuple(refs)))
         for ref in refs:
             for waiter in self._waiting.waiters_of(ref.id):
@@ -393,8 +393,8 @@ class WorkerMachine:
             if isinstance(ref, Stream) and (made := self.recent.get(ref.id)) is not None:
                 self._give(attempt, made)
             elif isinstance(ref, Future) and ref.id in self.stored and not attempt.is_spare(ref):
-                here = frozenset((self.netloc,))  # it was sent ahead of what makes this
-                self._give(attempt, Concrete(ref.id, self.stored[ref.id], here))
+                # It was sent ahead of what makes this.
+                self._give(attempt, Concrete(ref.id, self.stored[ref.id], self._here))
         at_most = self._slots.take(attempt)
         if attempt.key[1] > 1:  # it may be what the last worker died of: let no other be blamed
             self._reports_are_urgent = True
