@@ -85,7 +85,7 @@ def total(numbers: Any, library: str) -> float:
 
 
 def total_one_by_one(numbers: Any, library: str) -> float:
-    """Add up the bytes in C, one after the other, as that floor does."""
+    """Add up in C by a plain loop, as that floor does."""
     return _added_up(ctypes.CDLL(library).total_one_by_one, numbers)
 
 

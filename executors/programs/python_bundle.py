@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from ciel.executors.programs.python import Program
 
 _NO_OPTIONS = Options()
-_UNCHANGING = frozenset((bytes, str))
 
 
 class _InputFailedError(Exception):
@@ -342,16 +341,16 @@ class Run:
             array = self._inputs.arrays[use.input]
             if use.raw:
                 return self._raw(array, use.how)
+            known = self._inputs.read_before(array, use.place)
+            if known is not None:
+                return known
             outcome = self._inputs.outcome(array, use.place)
         if outcome.kind == VALUE and not outcome.refs:
-            known = self._inputs.unchanging.get((use.input, use.place))
-            if known is not None and use.input >= 0:
-                return known
             buffers = [memoryview(buffer).toreadonly() for buffer in outcome.packed.buffers]
             try:
                 value = unpack(outcome.packed.head, buffers)
-                if type(value) in _UNCHANGING:
-                    self._inputs.unchanging[use.input, use.place] = value
+                if use.input >= 0:
+                    self._inputs.note_read(self._inputs.arrays[use.input], use.place, value)
                 return value
             except BaseException as error:  # of anybody's class
                 raise _not_here(f"an argument of {call.name}", error) from error
@@ -371,7 +370,11 @@ class Run:
             raise _InputFailedError(self._inputs.outcome(array, 0))
         if how == AS_PATH:
             return self._inputs.shown_path(array)
-        return bytes(self._inputs.content(array))
+        known = self._inputs.read_before(array, 0)
+        if known is None:
+            known = bytes(self._inputs.content(array))
+            self._inputs.note_read(array, 0, known)
+        return known
 
     # --- the end ----------------------------------------------------------------------------------
 

@@ -30,33 +30,63 @@ class LostInputError(Exception):
     """An input is not there, though it was waited for."""
 
 
+UNCHANGING = frozenset((bytes, str))
+"""Types of values that no function can change: one value serves all calls."""
+
+
+class _Kept:
+    """An object at hand, and values that were read from it, by place."""
+
+    def __init__(self, content: memoryview) -> None:
+        self.content = content
+        self.size_bytes = content.nbytes
+        self.values: dict[int, Any] = {}
+
+
 class Kept:
     """Objects that this program has at hand, the last used last."""
 
     def __init__(self) -> None:
-        self._contents: OrderedDict[str, memoryview] = OrderedDict()
+        self._objects: OrderedDict[str, _Kept] = OrderedDict()
         self._size_bytes = 0
 
     def find(self, object_id: str) -> memoryview | None:
         """Return the content of an object, if it is at hand."""
-        found = self._contents.get(object_id)
-        if found is not None:
-            self._contents.move_to_end(object_id)
-        return found
+        found = self._objects.get(object_id)
+        if found is None:
+            return None
+        self._objects.move_to_end(object_id)
+        return found.content
 
     def keep(self, object_id: str, content: memoryview) -> None:
         """Keep an object at hand."""
-        if content.nbytes > KEPT_MAX_BYTES or object_id in self._contents:
+        if content.nbytes > KEPT_MAX_BYTES or object_id in self._objects:
             return
-        self._contents[object_id] = content
-        self._size_bytes += content.nbytes
-        while len(self._contents) > KEPT_MAX or self._size_bytes > KEPT_MAX_BYTES:
-            _, oldest = self._contents.popitem(last=False)
-            self._size_bytes -= oldest.nbytes
+        self._objects[object_id] = _Kept(content)
+        self._grow(content.nbytes)
+
+    def value(self, object_id: str, place: int) -> Any:
+        """Return what was read from an object before, if that is at hand; else None."""
+        found = self._objects.get(object_id)
+        return None if found is None else found.values.get(place)
+
+    def keep_value(self, object_id: str, place: int, value: bytes | str) -> None:
+        """Keep what was read from an object as long as the object itself."""
+        kept = self._objects.get(object_id)
+        if kept is not None and place not in kept.values:
+            kept.values[place] = value
+            kept.size_bytes += len(value)
+            self._grow(len(value))
+
+    def _grow(self, size_bytes: int) -> None:
+        self._size_bytes += size_bytes
+        while len(self._objects) > KEPT_MAX or self._size_bytes > KEPT_MAX_BYTES:
+            _, oldest = self._objects.popitem(last=False)
+            self._size_bytes -= oldest.size_bytes
 
     def keys(self) -> list[Any]:
         """Say what is at hand as `exit` does."""
-        return [[[object_id], ""] for object_id in self._contents]
+        return [[[object_id], ""] for object_id in self._objects]
 
 
 class Inputs:
@@ -70,8 +100,7 @@ class Inputs:
         self._channel = channel
         self._kept = kept
         self._outcomes: dict[str, list[Outcome]] = {}
-        self.unchanging: dict[tuple[int, int], Any] = {}
-        """Values that no function can change, by input and place: unpacked once for all calls."""
+        self._unchanging: dict[tuple[str, int], Any] = {}
 
     def outcome(self, array: list[Any], place: int) -> Outcome:
         """Return what an object that is there holds at some place; of one that failed, an error.
@@ -91,6 +120,17 @@ class Inputs:
             if array[0] not in ("val", "err", "c2", "<3"):
                 return outcome
 
+    def read_before(self, array: list[Any], place: int) -> Any:
+        """Return an unchanging value that was read from an object; None: none was."""
+        found = self._unchanging.get((array[1], place))
+        return self._kept.value(array[1], place) if found is None else found
+
+    def note_read(self, array: list[Any], place: int, value: Any) -> None:
+        """Note what was read from an object, if it serves other calls as well."""
+        if type(value) in UNCHANGING:
+            self._unchanging[array[1], place] = value
+            self._kept.keep_value(array[1], place, value)
+
     def outcomes(self, array: list[Any]) -> list[Outcome]:
         """Return all that an object holds which is there."""
         found = self._outcomes.get(array[1])
@@ -103,7 +143,7 @@ class Inputs:
         serve others as soon as nobody sees it.
         """
         self._outcomes.clear()
-        self.unchanging.clear()
+        self._unchanging.clear()
 
     def add_paths(self, paths: dict[str, str]) -> None:
         """Learn where objects are that came to be meanwhile."""
