@@ -3,7 +3,8 @@
  *
  *     shmfs_kills KILLS PROCESSES SHARDS
  *
- * With no KILLS, threads instead, each a client of its own, for the thread sanitizer.
+ * KILLS counts those who died with a lock held. With none, threads instead, each a client of its
+ * own, for the thread sanitizer.
  *
  * Afterwards, and now and then, the check must be clean; nothing of what the dead were writing may
  * be left; and nobody may hang. Prints how many of the dead held a lock, and the longest time that
@@ -196,12 +197,12 @@ int main(int argc, char **argv)
     unlink(path);
     snprintf(path, sizeof path, "/proc/%d/fd/%d", getpid(), fd);
     uint64_t random = 1, worst_us = 0;
-    int held = 0;
+    int held = 0, killed = 0;
     if (!kills)
         run_threads(processes);
     for (int i = 0; kills && i < processes; i++)
         pids[i] = start(random + (uint64_t)i);
-    for (int killed = 0; killed < kills; killed++) {
+    for (; held < kills; killed++) {
         const int which = (int)draw(&random, (uint32_t)processes);
         const struct timespec pause = {0, 1000 * (1 + (long)draw(&random, 1500))};
         nanosleep(&pause, NULL);
@@ -224,7 +225,7 @@ int main(int argc, char **argv)
     for (int i = 0; kills && i < processes; i++)
         kill(pids[i], SIGKILL), waitpid(pids[i], NULL, 0);
     settle(fs);
-    printf("%d kills, %d of them with a lock held, longest call %llu us\n", kills, held,
+    printf("%d kills, %d of them with a lock held, longest call %llu us\n", killed, held,
            (unsigned long long)worst_us);
     free(fs);
     return 0;

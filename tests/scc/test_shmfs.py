@@ -26,7 +26,7 @@ THREADS = ("-fsanitize=thread", "-Wno-tsan")
 WALKS = (  # SEED STEPS CRASH_EVERY PAIRS SHARDS
     "shmfs_walk 12 1000 20 0 1", "shmfs_walk 13 1000 20 0 2", "shmfs_walk 14 1000 20 0 64",
 )  # fmt: skip
-DEATHS = ("shmfs_walk 5 200 50 1 1", "shmfs_kills 60 4 1", "shmfs_kills 60 4 64")
+DEATHS = ("shmfs_walk 5 200 50 1 1", "shmfs_kills 6 4 1", "shmfs_kills 10 4 64")
 CALLS = (
     "shmfs_units", "shmfs_onlookers", "shmfs_limits", "shmfs_races", "shmfs_verdicts",
     "shmfs_again",
