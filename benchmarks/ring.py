@@ -52,8 +52,8 @@ def no_ops(client: Client) -> float:
 def chain(client: Client) -> float:
     """Run no-ops each of which needs the one before; return the seconds that a hop takes.
 
-    They list nothing: a list of the one before, which lists the one before, soon is a file, and what
-    a file system takes to make one (ext4 more than a millisecond, where many were just deleted) is
+    They list nothing: a list of the one before, which lists the one before, soon is a file. What a
+    file system takes to make one (ext4 more than a millisecond, where many were just deleted) is
     not what is compared here.
     """
     with client.job("chain") as job:

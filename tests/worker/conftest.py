@@ -16,6 +16,7 @@ from ciel.executors.sync import SyncExecutor
 from ciel.storage.files import FileStore, open_disk
 from ciel.testing.homes import descriptors_of, wait_for
 from ciel.testing.one_worker import Talker
+from ciel.testing.worker_scenes import Played
 
 EXECUTORS = {
     executor.name: executor for executor in (ProcExecutor(), StdinoutExecutor(), SyncExecutor())
@@ -62,3 +63,19 @@ def start(
 @pytest.fixture
 def worker(start: Callable[..., Talker]) -> Talker:
     return start()
+
+
+@pytest.fixture
+def played() -> Iterator[Played]:
+    """A worker of one slot, of which nothing is left unsaid in the end."""
+    played = Played()
+    yield played
+    played.comes()
+
+
+@pytest.fixture
+def two() -> Iterator[Played]:
+    """A worker of two slots."""
+    played = Played(slots=2)
+    yield played
+    played.comes()

@@ -1,0 +1,274 @@
+"""The task graph in scenes: what was not promised, and processes that wait."""
+
+from __future__ import annotations
+
+import pytest
+
+from ciel.core.arrivals import publish_early
+from ciel.core.fixed import forget_released, let_all_go, place_of
+from ciel.core.ids import ObjectId
+from ciel.core.losses import lose_location
+from ciel.core.refs import Fixed, Future
+from ciel.core.removal import hand_over, remove
+from ciel.core.revival import cancel
+from ciel.core.tasks import Mentions, TaskSpec, TaskState
+from ciel.testing.builders import a_task, inline, stored
+from ciel.testing.graph_scenes import W1, W2, Scene
+
+# --- what was not promised ------------------------------------------------------------------------
+
+
+def extra(spec: TaskSpec, name: str = "pub:0") -> ObjectId:
+    return ObjectId(f"{spec.id}:{name}")
+
+
+def test_what_a_task_publishes_under_its_own_name_is_its_output_and_made_again() -> None:
+    maker = a_task("a")
+    reader = a_task("b", inputs=[extra(maker)])
+    scene = Scene(maker, reader, wanted=["a", "b"])
+    assert scene.state(reader) is TaskState.WAITING
+    scene.start(maker)
+    scene.finish(maker, inline("a"), stored(extra(maker), W1))
+    assert scene.node(maker).outputs == ("a", extra(maker))
+    scene.said(runnable=["a", "b"], settled=["a"])
+    assert scene.lose(extra(maker))
+    assert not scene.graph.is_ready(scene.node(reader))
+    scene.said(runnable=["a"])
+    scene.start(maker, W2)
+    scene.finish(maker, inline("a"), stored(extra(maker), W2))
+    scene.said(runnable=["b"])
+    scene.run(reader)
+    scene.said(settled=["b"], droppable=[extra(maker)])
+    assert scene.drop_all() == {}
+
+
+def test_an_output_that_was_made_once_and_not_again_is_an_error_for_those_who_wait() -> None:
+    maker = a_task("a")
+    reader = a_task("b", inputs=[extra(maker)])
+    scene = Scene(maker, reader, wanted=["a", "b"])
+    scene.start(maker)
+    scene.finish(maker, inline("a"), stored(extra(maker), W1))
+    scene.lose(extra(maker))
+    assert not scene.graph.is_ready(scene.node(reader))
+    scene.start(maker)
+    scene.finish(maker, inline("a"))
+    assert scene.error(extra(maker)).reason == "NO_OUTPUT"
+    assert scene.error("b").reason == "DEPENDENCY_FAILED"
+
+
+def handed_over(*, times: int) -> tuple[Scene, TaskSpec, TaskSpec]:
+    """A task whose output was handed over, again and again. What the first of those that took it
+    over needs is lost, so that the task runs again; it is returned with the last of them.
+    """
+    maker = a_task("a")
+    scene = Scene(maker, wanted=["a"])
+    spec = maker
+    for _ in range(times):
+        scene.start(spec)
+        successor = a_task("a", inputs=[extra(spec)], parent=spec)
+        scene.add(successor)
+        scene.finish(spec, stored(extra(spec), W1))
+        spec = successor
+    for name in [name for name in scene.graph.objects.nodes if name != "a"]:
+        scene.lose(name)
+    assert not scene.graph.is_ready(scene.node(spec))
+    assert scene.state(maker) is TaskState.RUNNABLE
+    scene.start(maker, W2)
+    return scene, maker, spec
+
+
+@pytest.mark.parametrize("times", [1, 2, 3])
+def test_who_takes_outputs_over_when_a_task_runs_again_makes_them(times: int) -> None:
+    """The task stops elsewhere than before, and does not make again what it had made for that."""
+    scene, maker, former = handed_over(times=times)
+    heir = a_task("a", parent=maker, salt="otherwise")
+    scene.add(heir)
+    assert scene.state(heir) is TaskState.DORMANT
+    scene.finish(maker)
+    assert scene.state(former) is TaskState.DORMANT
+    scene.run(heir)
+    assert scene.ref("a") == stored("a", W1)
+
+
+def test_who_took_outputs_over_at_first_makes_them_if_he_can_do_so_after_all() -> None:
+    scene, maker, former = handed_over(times=1)
+    heir = a_task("a", parent=maker, salt="otherwise")
+    scene.add(heir)
+    scene.finish(maker, stored(extra(maker), W2))
+    assert scene.state(heir) is TaskState.DORMANT
+    scene.run(former)
+
+
+def test_of_several_the_one_who_took_outputs_over_the_last_time_makes_them() -> None:
+    scene, maker, former = handed_over(times=1)
+    others = [a_task("a", parent=maker, salt=salt) for salt in ("otherwise", "again otherwise")]
+    for heir in (*others, others[0]):
+        scene.add(heir)
+        scene.graph.requeue(scene.node(maker))
+        scene.start(maker)
+    scene.finish(maker)
+    assert scene.state(former) is scene.state(others[1]) is TaskState.DORMANT
+    scene.run(others[0])
+
+
+def test_an_heir_who_lacks_the_same_is_no_help() -> None:
+    scene, maker, former = handed_over(times=1)
+    heir = a_task("a", inputs=[extra(maker)], parent=maker, salt="otherwise")
+    scene.add(heir)
+    scene.finish(maker)
+    assert scene.error(extra(maker)).reason == "NO_OUTPUT"
+    assert scene.error("a").reason == "DEPENDENCY_FAILED"
+    assert scene.state(former) is TaskState.DORMANT
+
+
+def test_a_task_that_makes_its_outputs_by_itself_when_it_runs_again_needs_no_heir() -> None:
+    scene, maker, former = handed_over(times=2)
+    scene.finish(maker, stored("a", W2))
+    assert scene.ref("a") == stored("a", W2)
+    assert scene.state(former) is TaskState.DORMANT
+
+
+def test_what_a_child_awaits_under_the_name_of_its_parent_is_for_that_to_make() -> None:
+    parent = a_task("a")
+    child = a_task("b", inputs=[extra(parent), extra(parent, "pub:1")], parent=parent)
+    scene = Scene(parent, child, wanted=["a", "b"])
+    scene.start(parent)
+    scene.graph.publish(stored(extra(parent), W2))  # an earlier attempt made it
+    scene.lose(extra(parent), W2)
+    assert scene.ref(extra(parent)) == Future(extra(parent))
+    scene.finish(parent, inline("a"), inline(extra(parent)))
+    assert scene.error(extra(parent, "pub:1")).reason == "NO_OUTPUT"
+    assert scene.state(child) is TaskState.FAILED
+
+
+def test_what_bears_the_name_of_another_task_is_not_adopted() -> None:
+    maker, other = a_task("a"), a_task("b")
+    scene = Scene(maker, other, wanted=["a"])
+    scene.start(maker)
+    scene.finish(maker, inline("a"), inline(extra(other)))
+    assert scene.node(maker).extras == scene.node(other).extras == ()
+
+
+def test_what_a_child_is_told_of_is_there_before_its_parent_ends() -> None:
+    parent = a_task("a")
+    child = a_task("b", inputs=[extra(parent)], parent=parent)
+    scene = Scene(parent, wanted=["a"])
+    scene.start(parent)
+    publish_early(scene.graph, scene.node(parent), [inline(extra(parent)), inline("a")])
+    scene.add(child)
+    scene.want("b")
+    scene.said(runnable=["a", "b"], droppable=[extra(parent)])
+    assert scene.state(parent) is TaskState.ASSIGNED
+    assert scene.ref("a") == Future(ObjectId("a"))
+    scene.finish(parent, inline("a"))
+    scene.said(settled=["a"])
+
+
+@pytest.mark.parametrize("mentions", [Mentions.NOTHING, Mentions.ANYTHING])
+def test_an_output_that_was_not_promised_is_kept_like_the_others(mentions: Mentions) -> None:
+    maker = a_task("a", mentions=mentions)
+    scene = Scene(maker, wanted=["a"])
+    scene.start(maker)
+    scene.finish(maker, inline("a"), stored(extra(maker), W1))
+    is_named = mentions is Mentions.ANYTHING
+    assert scene.drop_all() == ({} if is_named else {extra(maker): [W1]})
+    assert remove(scene.graph, scene.job, []) == ({W1: [extra(maker)]} if is_named else {})
+    assert not scene.graph.objects.nodes
+
+
+def test_a_task_is_not_forgotten_before_what_it_did_not_promise() -> None:
+    maker = a_task("a")
+    scene = Scene(maker, wanted=["a"])
+    scene.start(maker)
+    scene.finish(maker, inline("a"), inline(extra(maker)))
+    hand_over(scene.graph, scene.job, [ObjectId("a")])
+    assert maker.id in scene.graph.tasks
+    hand_over(scene.graph, scene.job, [ObjectId("a"), extra(maker)])
+    assert not scene.graph.tasks
+
+
+# --- processes that wait --------------------------------------------------------------------------
+
+
+class Blocked(Scene):
+    """A task that left a process at W1, and the continuation that it delegated its output to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = a_task("out", mentions=Mentions.ANYTHING)
+        self.process = extra(self.first, "fixed:0")
+        self.rest = a_task(
+            "out", inputs=[self.process], parent=self.first, mentions=Mentions.ANYTHING
+        )
+        self.add(self.first)
+        self.want("out")
+        self.block()
+
+    def block(self, place: str = W1) -> None:
+        self.start(self.first, place)
+        fixed = Fixed(self.process, place)
+        publish_early(self.graph, self.node(self.first), [fixed])
+        self.add(self.rest)
+        assert self.state(self.rest) is TaskState.WAITING
+        self.finish(self.first, fixed)
+
+
+def test_what_goes_on_with_a_process_can_run_where_that_waits() -> None:
+    scene = Blocked()
+    scene.said(runnable=["out", "out"])
+    assert place_of(scene.graph, scene.node(scene.rest)) == {W1}
+    assert forget_released(scene.graph) == {}
+
+
+def test_a_process_that_is_lost_is_made_again_by_who_left_it() -> None:
+    scene = Blocked()
+    scene.start(scene.rest)
+    scene.graph.requeue(scene.node(scene.rest))
+    assert lose_location(scene.graph, W1) == [scene.process]
+    assert not scene.graph.is_ready(scene.node(scene.rest))
+    scene.block(W2)
+    assert place_of(scene.graph, scene.node(scene.rest)) == {W2}
+    assert scene.state(scene.rest) is TaskState.RUNNABLE
+
+
+def test_a_task_that_did_not_wait_the_second_time_leaves_its_continuation_asleep() -> None:
+    scene = Blocked()
+    lose_location(scene.graph, W1)
+    assert not scene.graph.is_ready(scene.node(scene.rest))
+    scene.start(scene.first)
+    scene.finish(scene.first, inline("out"))
+    assert scene.state(scene.rest) is TaskState.DORMANT
+    assert scene.ref("out") == inline("out")
+    assert scene.ref(scene.process) == Future(scene.process)
+
+
+@pytest.mark.parametrize("end", ["done", "failed", "cancelled", "asleep", "job over"])
+def test_a_process_ends_with_who_goes_on_with_it(end: str) -> None:
+    scene = Blocked()
+    if end == "asleep":
+        scene.unwant("out")
+    elif end == "job over":
+        scene.start(scene.rest)
+        let_all_go(scene.graph, scene.job)
+        assert forget_released(scene.graph) == {}
+        scene.unwant("out")
+        scene.graph.sleep(scene.node(scene.rest))
+    elif end == "cancelled":
+        cancel(scene.graph, scene.job, "the user said so")
+    else:
+        scene.start(scene.rest)
+        assert forget_released(scene.graph) == {}
+        if end == "done":
+            scene.finish(scene.rest, inline("out"))
+        else:
+            scene.fail(scene.rest)
+    assert forget_released(scene.graph) == {W1: [scene.process]}
+    assert forget_released(scene.graph) == {}
+    scene.graph.validate()
+
+
+def test_a_process_that_nobody_goes_on_with_is_let_go_at_once() -> None:
+    scene = Blocked()
+    scene.graph.publish(stored("out", W2))  # it came otherwise
+    assert scene.state(scene.rest) is TaskState.DORMANT
+    assert forget_released(scene.graph) == {W1: [scene.process]}

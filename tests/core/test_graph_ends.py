@@ -1,0 +1,200 @@
+"""The task graph in scenes: ends of jobs, news, and another try."""
+
+from __future__ import annotations
+
+from ciel.core.endings import failed_results, stuck
+from ciel.core.ids import ObjectId
+from ciel.core.refs import Tombstone
+from ciel.core.removal import remove
+from ciel.core.revival import cancel, revive, running
+from ciel.core.tasks import Mentions, TaskState
+from ciel.testing.builders import a_chain, a_job, a_task, failed, inline, stored
+from ciel.testing.graph_scenes import W1, W2, Scene
+
+# --- the end of a job -----------------------------------------------------------------------------
+
+
+def test_cancelling_ends_all_that_is_unfinished() -> None:
+    first, second, third = a_chain(3)
+    scene = Scene(first, second, third, a_task("aside"), wanted=["c2", "nobody makes it"])
+    scene.run(first)
+    scene.start(second)
+    scene.said(runnable=["c0", "c1"])
+    cancel(scene.graph, scene.job, "the user said so")
+    scene.graph.validate()
+    assert scene.state(first) is TaskState.DONE
+    assert scene.job.counts[TaskState.CANCELLED] == 3
+    assert scene.error("c2") == failed("c2", "CANCELLED", "the user said so")
+    assert scene.error("nobody makes it").reason == "CANCELLED"
+    assert scene.job.unsettled == 0
+
+
+def test_removing_a_job_forgets_all_of_it_and_says_what_lies_where() -> None:
+    first, second = a_chain(2)
+    scene = Scene()
+    scene.upload(stored("upload", W2))
+    scene.add(first, second, a_task("c2", inputs=["c1", "upload"]), a_task("never", inputs=["x"]))
+    scene.want("c1", "nobody makes it")
+    scene.run(first, place=W1)
+    scene.run(second, place=W2)
+    deletions = remove(scene.graph, scene.job, ())
+    assert {place: sorted(names) for place, names in deletions.items()} == {
+        W1: ["c0"],
+        W2: ["c1", "upload"],
+    }
+    assert not scene.graph.tasks
+    assert not scene.graph.objects.nodes
+    assert scene.graph.objects.held_at(W1) == scene.graph.objects.held_at(W2) == []
+    scene.graph.validate()
+
+
+def test_removing_a_job_leaves_what_another_job_wants() -> None:
+    task = a_task("a")
+    scene = Scene(task, wanted=["a"])
+    scene.run(task)
+    other = a_job("other")
+    scene.graph.want(ObjectId("a"), other)
+    assert remove(scene.graph, scene.job, ()) == {}
+    assert scene.ref("a") == stored("a", W1)
+
+
+def test_the_running_tasks_of_a_job_are_listed() -> None:
+    scene = Scene(*a_chain(2), aside := a_task("aside"), wanted=["c1", "aside"])
+    assert running(scene.graph, scene.job) == []
+    scene.start(aside)
+    assert running(scene.graph, scene.job) == [scene.node(aside)]
+
+
+def test_failed_results_include_those_that_a_result_lists() -> None:
+    bad, good = a_task("bad"), a_task("good")
+    listing = a_task("list", inputs=["good", "bad"], mentions=Mentions.INPUTS, sees_errors=True)
+    scene = Scene(bad, good, listing, wanted=["list", "bad"])
+    scene.start(bad)
+    scene.fail(bad)
+    scene.run(good, listing)
+    assert failed_results(scene.graph, scene.job) == ["bad", "bad"]
+    scene.unwant("bad")
+    assert failed_results(scene.graph, scene.job) == ["bad"]
+
+
+def test_stuck_names_what_nobody_makes() -> None:
+    scene = Scene(a_task("a", inputs=["orphan"]), a_task("b", inputs=["a"]), wanted=["b"])
+    assert stuck(scene.graph, scene.job) == ["orphan"]
+    scene.want("other orphan")
+    assert sorted(stuck(scene.graph, scene.job)) == ["orphan", "other orphan"]
+
+
+def test_stuck_names_a_circle() -> None:
+    scene = Scene(a_task("a", inputs=["b"]), a_task("b", inputs=["a"]), wanted=["a"])
+    scene.said()
+    assert sorted(stuck(scene.graph, scene.job)) == ["a", "b"]
+
+
+def test_a_circle_can_be_failed() -> None:
+    scene = Scene(a_task("a", inputs=["b"]), a_task("b", inputs=["a"]), wanted=["a"])
+    scene.graph.publish(failed("b", "NEVER_MADE", "a circle"))
+    scene.graph.validate()
+    scene.said(settled=["a"])
+    assert scene.error("a").reason == "DEPENDENCY_FAILED"
+
+
+# --- news of objects ------------------------------------------------------------------------------
+
+
+def test_news_of_nothing_new_is_not_told_again() -> None:
+    task = a_task("a")
+    scene = Scene(task, wanted=["a"])
+    scene.run(task)
+    scene.said(runnable=["a"], settled=["a"])
+    scene.graph.publish(stored("a", W1))
+    scene.graph.publish(stored("a", W2))
+    scene.graph.publish(Tombstone(ObjectId("a"), frozenset(("w9:8001",))))
+    scene.graph.validate()
+    scene.said()
+    assert scene.ref("a") == stored("a", W1, W2)
+
+
+def test_a_place_is_told_all_that_it_holds() -> None:
+    scene = Scene()
+    for name in ("a", "b"):
+        scene.upload(stored(name, W1, W2))
+    scene.upload(inline("c"))
+    assert scene.graph.objects.held_at(W1) == ["a", "b"]
+    scene.lose("a", W1)
+    assert scene.graph.objects.held_at(W1) == ["b"]
+    assert scene.graph.objects.held_at(W2) == ["a", "b"]
+
+
+def test_removing_a_job_leaves_what_a_task_of_another_reads() -> None:
+    scene = Scene()
+    scene.upload(stored("upload", W1))
+    first, second = a_chain(2)
+    scene.add(first, second, wanted := a_task("aside"))
+    scene.want("c1", "aside")
+    scene.run(first, second, wanted)
+    other = a_job("other")
+    reader = a_task("reader", inputs=["c1", "upload"], job="other", mentions=Mentions.NOTHING)
+    scene.add(reader, job=other)
+    deletions = remove(scene.graph, scene.job, (scene.job, other))
+    assert {place: sorted(names) for place, names in deletions.items()} == {W1: ["aside", "c0"]}
+    assert scene.ref("c1") == stored("c1", W1)
+    scene.graph.validate()
+    scene.graph.want(ObjectId("reader"), other)
+    scene.run(reader)
+    deletions = remove(scene.graph, other, (other,))
+    assert {place: sorted(names) for place, names in deletions.items()} == {
+        W1: ["c1", "reader", "upload"]
+    }
+    assert not scene.graph.objects.nodes
+
+
+# --- another try for what failed ------------------------------------------------------------------
+
+
+def test_what_failed_is_revived_with_all_that_failed_by_it() -> None:
+    first, second = a_chain(2)
+    good = a_task("good")
+    scene = Scene(first, second, good, wanted=["c1", "good"])
+    scene.run(good)
+    scene.start(first)
+    scene.fail(first)
+    scene.said(runnable=["c0", "good"], settled=["good", "c1"])
+    assert revive(scene.graph, scene.job) == 2
+    scene.graph.validate()
+    scene.said(runnable=["c0"])
+    assert scene.job.unsettled == 1
+    scene.run(first, second)
+    scene.said(runnable=["c1"], settled=["c1"], droppable=["c0"])
+    assert scene.job.unsettled == 0
+
+
+def test_what_failed_under_a_task_that_was_not_needed_any_more_is_revived() -> None:
+    bad = a_task("bad")
+    deep, middle = a_task("deep", inputs=["bad"]), a_task("middle", inputs=["deep"])
+    top = a_task("top", inputs=["bad", "middle"])
+    scene = Scene(bad, deep, middle, top, wanted=["deep", "top"])
+    scene.unwant("deep")
+    scene.start(bad)
+    scene.fail(bad)
+    assert scene.state(deep) is TaskState.FAILED
+    assert scene.state(middle) is TaskState.DORMANT
+    revive(scene.graph, scene.job)
+    assert scene.state(top) is scene.state(middle) is scene.state(deep) is TaskState.WAITING
+
+
+def test_an_output_that_was_not_made_is_tried_again() -> None:
+    task = a_task("a", "b")
+    scene = Scene(task, wanted=["a", "b"])
+    scene.start(task)
+    scene.finish(task, stored("a", W1))
+    assert scene.error("b").reason == "NO_OUTPUT"
+    assert revive(scene.graph, scene.job) == 1
+    scene.run(task)
+    assert scene.ref("b") == stored("b", W1)
+
+
+def test_where_nothing_failed_there_is_nothing_to_revive() -> None:
+    task = a_task("a")
+    scene = Scene(task, wanted=["a"])
+    scene.run(task)
+    assert revive(scene.graph, scene.job) == 0

@@ -1,0 +1,240 @@
+"""The task graph in scenes: what is released, and when."""
+
+from __future__ import annotations
+
+import pytest
+
+from ciel.core.ids import ObjectId
+from ciel.core.losses import drop
+from ciel.core.refs import Future
+from ciel.core.removal import hand_over
+from ciel.core.tasks import Mentions, TaskSpec, TaskState
+from ciel.testing.builders import a_chain, a_task, inline, stored
+from ciel.testing.graph_scenes import W1, W2, Scene
+
+# --- release --------------------------------------------------------------------------------------
+
+
+def test_an_intermediate_object_is_dropped_with_its_last_reader() -> None:
+    first, second = a_chain(2)
+    other = a_task("other", inputs=["c0"])
+    scene = Scene(first, second, other, wanted=["c1", "other"])
+    scene.run(first, second)
+    scene.said(runnable=["c0", "c1", "other"], settled=["c1"])
+    scene.run(other, place=W2)
+    scene.said(settled=["other"], droppable=["c0"])
+    assert drop(scene.graph, ObjectId("c0")) == {W1}
+    assert scene.ref("c0") == Future(ObjectId("c0"))
+
+
+@pytest.mark.parametrize("name", ["c1", "upload", "failed", "unknown"])
+def test_what_is_needed_or_cannot_be_made_is_never_dropped(name: str) -> None:
+    first, second = a_chain(2)
+    bad = a_task("failed")
+    scene = Scene()
+    scene.upload(stored("upload", W1))
+    scene.add(first, second, bad)
+    scene.want("c1", "failed")
+    scene.run(first, second)
+    scene.start(bad)
+    scene.fail(bad)
+    before = scene.ref(name)
+    assert drop(scene.graph, ObjectId(name)) == frozenset()
+    assert scene.ref(name) == before
+
+
+def test_what_a_list_mentions_stays_as_long_as_the_list() -> None:
+    item = a_task("item")
+    listing = a_task("list", inputs=["item"], mentions=Mentions.INPUTS)
+    scene = Scene(item, listing, wanted=["list"])
+    scene.run(item, listing)
+    scene.said(runnable=["item", "list"], settled=["list"])
+    assert scene.drop_all() == {}
+    scene.unwant("list")
+    assert scene.drop_all() == {"list": [W1]}
+    assert scene.drop_all() == {"item": [W1]}
+
+
+def test_a_lost_list_is_made_again_from_what_it_mentioned() -> None:
+    item = a_task("item")
+    listing = a_task("list", inputs=["item"], mentions=Mentions.INPUTS)
+    scene = Scene(item, listing, wanted=["list"])
+    scene.run(item, place=W2)
+    scene.run(listing, place=W1)
+    scene.said(runnable=["item", "list"], settled=["list"])
+    scene.lose("list", W1)
+    assert scene.drop_all() == {}
+    scene.run(listing)
+    scene.said(runnable=["list"], settled=["list"])
+    scene.unwant("list")
+    assert scene.drop_all() == {"list": [W1]}
+    assert scene.drop_all() == {"item": [W2]}
+
+
+def test_a_list_that_failed_mentions_nothing() -> None:
+    item = a_task("item")
+    listing = a_task("list", inputs=["item"], mentions=Mentions.INPUTS)
+    scene = Scene(item, listing, wanted=["list"])
+    scene.run(item)
+    scene.start(listing)
+    scene.fail(listing)
+    assert scene.drop_all() == {"item": [W1]}
+
+
+def test_what_a_task_that_mentions_anything_saw_stays_for_good() -> None:
+    item = a_task("item")
+    free = a_task("free", inputs=["item"], mentions=Mentions.ANYTHING)
+    scene = Scene(item, free, wanted=["free"])
+    scene.run(item, free)
+    scene.unwant("free")
+    assert scene.drop_all() == {}
+
+
+def test_what_children_of_a_free_task_make_stays_for_good() -> None:
+    free = a_task("free", mentions=Mentions.ANYTHING)
+    child = a_task("part", parent=free)
+    reader = a_task("free", inputs=["part"], parent=free, ordinal=1)
+    scene = Scene(free, wanted=["free"])
+    scene.start(free)
+    scene.add(child, reader)
+    scene.finish(free)
+    scene.run(child, reader)
+    assert scene.drop_all() == {}
+
+
+def test_a_task_that_made_nothing_besides_names_nothing() -> None:
+    item = a_task("item", mentions=Mentions.OWN)
+    own = a_task("own", inputs=["item"], mentions=Mentions.OWN)
+    scene = Scene(item, own, wanted=["own"])
+    scene.run(item)
+    assert scene.drop_all() == {}
+    scene.run(own)
+    assert scene.drop_all() == {"item": [W1]}
+    scene.unwant("own")
+    assert scene.drop_all() == {"own": [W1]}
+
+
+def test_a_task_that_spawned_keeps_what_its_children_made() -> None:
+    own = a_task("own", mentions=Mentions.OWN)
+    child = a_task("part", parent=own, mentions=Mentions.OWN)
+    scene = Scene(own, wanted=["own"])
+    scene.start(own)
+    scene.add(child)
+    scene.want("part")
+    scene.finish(own)
+    scene.run(child)
+    scene.unwant("own", "part")
+    assert scene.drop_all() == {}
+
+
+def test_a_task_that_named_nothing_may_do_so_when_it_runs_again() -> None:
+    item = a_task("item", mentions=Mentions.NOTHING)
+    own = a_task("own", inputs=["item"], mentions=Mentions.OWN)
+    scene = Scene(item, own, wanted=["own"])
+    scene.run(item, own)
+    assert scene.drop_all() == {"item": [W1]}
+    scene.lose("own")
+    scene.run(item)
+    scene.start(own)
+    scene.add(a_task("part", parent=own))
+    scene.finish(own)
+    scene.unwant("own")
+    assert scene.drop_all() == {}
+
+
+def test_an_upload_that_is_handed_over_goes_with_the_last_task_that_read_it() -> None:
+    first = a_task("first", inputs=["up"], mentions=Mentions.OWN)
+    other = a_task("other", inputs=["up"], mentions=Mentions.OWN)
+    scene = Scene(wanted=[])
+    scene.upload(stored("up", W1))
+    scene.add(first, other)
+    scene.want("first", "other")
+    scene.run(first, other)
+    assert hand_over(scene.graph, scene.job, [ObjectId("up")]) == {}
+    assert hand_over(scene.graph, scene.job, [ObjectId("first")]) == {W1: ["first"]}
+    gone = hand_over(scene.graph, scene.job, [ObjectId("other")])
+    assert {name for names in gone.values() for name in names} == {"other", "up"}
+    assert scene.graph.objects.nodes == {}
+    assert scene.job.uploads == {}
+    scene.graph.validate()
+
+
+def test_a_dropped_object_is_made_again_when_a_lost_result_needs_it() -> None:
+    first, second = a_chain(2)
+    scene = Scene(first, second, wanted=["c1"])
+    scene.run(first, second)
+    assert scene.drop_all() == {"c0": [W1]}
+    scene.said(runnable=["c0", "c1"], settled=["c1"])
+    scene.lose("c1")
+    scene.said(runnable=["c0"])
+    scene.run(first)
+    scene.said(runnable=["c1"])
+    scene.run(second)
+    scene.said(settled=["c1"], droppable=["c0"])
+
+
+def test_a_dropped_object_is_made_again_for_a_late_reader() -> None:
+    first, second = a_chain(2)
+    scene = Scene(first, second, wanted=["c1"])
+    scene.run(first, second)
+    assert scene.drop_all() == {"c0": [W1]}
+    scene.said(runnable=["c0", "c1"], settled=["c1"])
+    scene.add(a_task("late", inputs=["c0"]))
+    scene.want("late")
+    scene.said(runnable=["c0"])
+
+
+# --- results that are handed over -----------------------------------------------------------------
+
+
+def programs(count: int) -> list[TaskSpec]:
+    return [a_task(f"p{number}", mentions=Mentions.NOTHING) for number in range(count)]
+
+
+def test_a_result_that_is_handed_over_is_forgotten_with_its_task() -> None:
+    first, second = programs(2)
+    scene = Scene(first, second, wanted=["p0", "p1"])
+    scene.run(first)
+    assert hand_over(scene.graph, scene.job, [ObjectId("p0")]) == {W1: ["p0"]}
+    scene.graph.validate()
+    assert list(scene.graph.tasks) == [second.id]
+    assert list(scene.graph.objects.nodes) == ["p1"]
+    assert scene.job.counts[TaskState.DONE] == 1
+    assert scene.job.handed_over == 1
+
+
+def test_what_is_still_needed_is_not_forgotten_when_it_is_handed_over() -> None:
+    first, second = programs(2)
+    reader = a_task("reader", inputs=["p0"], mentions=Mentions.NOTHING)
+    scene = Scene(first, second, reader, wanted=["p0", "p1", "reader"])
+    scene.run(first)
+    assert hand_over(scene.graph, scene.job, [ObjectId("p0"), ObjectId("p1")]) == {}
+    scene.graph.validate()
+    assert len(scene.graph.tasks) == 3
+    assert scene.state(second) is TaskState.DORMANT
+    assert scene.job.handed_over == 0
+
+
+def test_a_failure_is_never_forgotten() -> None:
+    (first,) = programs(1)
+    scene = Scene(first, wanted=["p0"])
+    scene.start(first)
+    scene.fail(first)
+    assert hand_over(scene.graph, scene.job, [ObjectId("p0")]) == {}
+    assert scene.error("p0").reason == "RUNTIME_EXCEPTION"
+
+
+def test_a_job_that_hands_its_results_over_keeps_no_list_of_them() -> None:
+    tasks = programs(5000)
+    scene = Scene()
+    for task in tasks:
+        scene.graph.add(task, scene.job)
+        scene.graph.want(task.outputs[0], scene.job)
+        scene.graph.assign(scene.node(task), W1)
+        scene.graph.finish(scene.node(task), [inline(task.outputs[0])])
+        hand_over(scene.graph, scene.job, task.outputs)
+    scene.graph.validate()
+    assert scene.job.counts[TaskState.DONE] == 5000
+    assert len(scene.job.tasks) <= 1001
+    assert not scene.job.wanted
+    assert not scene.graph.objects.nodes

@@ -1,0 +1,283 @@
+"""The master's machine in scenes: who comes and goes, and what they may ask to be changed."""
+
+from __future__ import annotations
+
+import pytest
+
+from ciel.core.errors import CannotRetryError, JobNotEndedError
+from ciel.core.events import (
+    AddTask,
+    AssignTask,
+    CloseJob,
+    JobChanged,
+    Message,
+    ReleaseObjects,
+    SubmitJob,
+    TaskReported,
+    WantObjects,
+    WatchJob,
+)
+from ciel.core.ids import JobId, ObjectId
+from ciel.core.jobs import JobState
+from ciel.core.tasks import Mentions
+from ciel.master.state.audience import CLIENT_GRACE_S
+from ciel.master.state.jobs import PROGRESS_INTERVAL_S
+from ciel.testing.builders import (
+    JOB,
+    a_chain,
+    a_job_spec,
+    a_task,
+    a_worker,
+    inline,
+    place_of,
+    stored,
+)
+from ciel.testing.master_scenes import Cluster, one
+
+# --- clients come and go --------------------------------------------------------------------------
+
+
+def test_a_job_is_cancelled_when_its_client_stays_away() -> None:
+    cluster = one()
+    task = a_task("a")
+    cluster.job(task, want=["a"])
+    cluster.said("w1: run a")
+    cluster.client_goes()
+    cluster.passes(CLIENT_GRACE_S - 0.1)
+    cluster.said()
+    cluster.passes(0.2)
+    cluster.said("w1: stop a (1)")
+    cluster.failed("w1", task, "CANCELLED")
+    cluster.said()
+    assert str(cluster.job_of().state) == "cancelled"
+    assert cluster.job_of().reason == "its client is gone"
+
+
+@pytest.mark.parametrize("comes_back", [WatchJob(JOB), SubmitJob(a_job_spec())])
+def test_a_client_that_comes_back_in_time_keeps_its_job(comes_back: Message) -> None:
+    cluster = one()
+    cluster.job(a_task("a"), want=["a"])
+    cluster.said("w1: run a")
+    cluster.client_goes()
+    cluster.passes(CLIENT_GRACE_S - 0.1)
+    cluster.says(comes_back, client="client again")
+    cluster.passes(60)
+    cluster.machine.outbox.clear()
+    assert str(cluster.job_of().state) == "active"
+    cluster.client_goes("client again")
+    cluster.passes(CLIENT_GRACE_S + 0.1)
+    cluster.said("w1: stop a (1)")
+
+
+def test_a_client_that_comes_back_before_its_old_connection_is_missed_keeps_its_job() -> None:
+    cluster = one()
+    cluster.job(a_task("a"), want=["a"])
+    cluster.says(WatchJob(JOB), client="client again")
+    cluster.client_goes()
+    cluster.passes(60)
+    assert str(cluster.job_of().state) == "active"
+    cluster.client_goes("client again")
+    cluster.passes(CLIENT_GRACE_S + 0.1)
+    assert str(cluster.job_of().state) == "cancelling"
+
+
+def test_who_comes_back_is_told_what_is_there_already() -> None:
+    cluster = one(slots=2)
+    first, second = a_task("a"), a_task("b")
+    cluster.job(first, second, want=["a", "b"])
+    cluster.client_goes()
+    cluster.done("w1", first)
+    cluster.said("w1: run a", "w1: run b")
+    cluster.says(WatchJob(JOB), client="client again")
+    cluster.said("client again: a is there", "client again: active")
+    cluster.done("w1", second)
+    cluster.said("client again: b is there", "client again: completed")
+
+
+def test_a_detached_job_goes_on_without_its_client() -> None:
+    cluster = one()
+    task = a_task("a")
+    cluster.job(task, want=["a"], detached=True)
+    cluster.client_goes()
+    cluster.passes(60)
+    cluster.said("w1: run a")
+    cluster.done("w1", task)
+    cluster.said()
+    assert str(cluster.job_of().state) == "completed"
+
+
+def test_an_ended_job_is_watched_for_its_last_word() -> None:
+    cluster = one()
+    task = a_task("a")
+    cluster.job(task, want=["a"])
+    cluster.done("w1", task)
+    cluster.said("w1: run a", "client: a is there", "client: completed")
+    cluster.says(WatchJob(JOB), client="late")
+    cluster.said("late: a is there", "late: completed")
+
+
+def test_progress_is_told_now_and_then() -> None:
+    cluster = one(slots=9)
+    tasks = [a_task(f"t{number}") for number in range(9)]
+    cluster.job(*tasks, want=[task.outputs[0] for task in tasks])
+    cluster.said(*[f"w1: run t{number}" for number in range(9)])
+    before = cluster.progress
+    for number, task in enumerate(tasks[:5]):
+        cluster.done("w1", task)
+        cluster.said(f"client: t{number} is there")
+    assert cluster.progress == before
+    assert cluster.machine.due_s() == pytest.approx(cluster.now_s + PROGRESS_INTERVAL_S)
+    cluster.passes(PROGRESS_INTERVAL_S)
+    cluster.said()
+    assert cluster.progress == before + 1
+    assert cluster.machine.due_s() is None
+
+
+# --- placing --------------------------------------------------------------------------------------
+
+
+def test_a_higher_priority_goes_first() -> None:
+    cluster = Cluster()
+    cluster.job(a_task("a"), a_task("b", priority=3), want=["a", "b"])
+    cluster.said()
+    cluster.joins(a_worker("w1"))
+    cluster.said("w1: run b", "w1: run a")
+
+
+def test_a_worker_gets_its_slots_and_a_little_ahead() -> None:
+    cluster = one(slots=2)
+    tasks = [a_task(f"t{number}") for number in range(9)]
+    cluster.job(*tasks, want=[task.outputs[0] for task in tasks])
+    limit = cluster.machine.workers["w1"].credit.limit
+    assert 2 < limit < 9
+    cluster.said(*[f"w1: run t{number}" for number in range(limit)])
+
+
+def test_short_tasks_are_given_ahead_by_the_hundred() -> None:
+    cluster = one()
+    tasks = [a_task(f"t{number}") for number in range(1000)]
+    cluster.job(*tasks, want=[task.outputs[0] for task in tasks])
+    for task in tasks[:100]:
+        cluster.worker_says("w1", TaskReported(task.id, 1, (inline(task.outputs[0]),), None, 1e-4))
+    assert cluster.slots_used("w1") > 100
+
+
+def test_a_reader_is_sent_where_its_input_lies_with_what_is_known_of_it() -> None:
+    cluster = Cluster(a_worker("w1"), a_worker("w2"), a_worker("w3"))
+    reader = a_task("a", inputs=["big"])
+    where = stored("big", place_of("w3"), size_bytes=1 << 30)
+    cluster.says(
+        SubmitJob(a_job_spec()), AddTask(reader, (where,)), WantObjects(JOB, reader.outputs)
+    )
+    [assignment] = [m for _, m in cluster.machine.outbox if isinstance(m, AssignTask)]
+    assert assignment == AssignTask(reader, 1, (where,))
+    cluster.said("w3: run a")
+
+
+# --- losing interest ------------------------------------------------------------------------------
+
+
+def test_an_attempt_that_nobody_needs_is_called_off_once() -> None:
+    cluster = one()
+    task = a_task("a")
+    cluster.job(task, want=["a"], open=True)
+    cluster.said("w1: run a")
+    cluster.says(ReleaseObjects(JOB, task.outputs))
+    cluster.said("w1: stop a (1)")
+    assert cluster.slots_used("w1") == 1
+    cluster.failed("w1", task, "CANCELLED")
+    cluster.said()
+    assert cluster.slots_used("w1") == 0
+
+
+def test_what_was_called_off_may_run_again_at_once() -> None:
+    cluster = one()
+    task = a_task("a")
+    cluster.job(task, want=["a"], open=True)
+    cluster.says(ReleaseObjects(JOB, task.outputs))
+    cluster.says(WantObjects(JOB, task.outputs))
+    cluster.said("w1: run a", "w1: stop a (1)", "w1: run a again (2)")
+    cluster.failed("w1", task, "CANCELLED", attempt=1)
+    cluster.said()
+    cluster.done("w1", task, attempt=2)
+    cluster.said("client: a is there")
+    assert cluster.slots_used("w1") == 0
+
+
+# --- what a journal keeps -------------------------------------------------------------------------
+
+
+def test_what_changes_the_state_is_kept_in_order() -> None:
+    cluster = one()
+    task = a_task("a")
+    cluster.job(task, want=["a"])
+    cluster.done("w1", task)
+    assert [type(record) for record in cluster.machine.journal] == [
+        SubmitJob, AddTask, WantObjects, CloseJob, TaskReported, JobChanged,
+    ]  # fmt: skip
+
+
+# --- changes that anybody may ask for -------------------------------------------------------------
+
+
+def test_a_failed_job_goes_on_with_what_failed() -> None:
+    cluster = one()
+    first, second = a_chain(2)
+    good = a_task("good")
+    cluster.job(first, second, good, want=["c1", "good"])
+    cluster.failed("w1", first)
+    cluster.done("w1", good)
+    assert cluster.job_of().state is JobState.FAILED
+    cluster.machine.outbox.clear()
+    cluster.machine.retry_job(cluster.job_of(), cluster.now_s)
+    cluster.end_turn()
+    cluster.said("w1: run c0 again (2)")
+    assert cluster.job_of().state is JobState.ACTIVE
+    cluster.done("w1", first, attempt=2)
+    cluster.done("w1", second)
+    assert cluster.job_of().state is JobState.COMPLETED
+
+
+def test_what_did_not_fail_cannot_be_tried_again() -> None:
+    cluster = one()
+    task = a_task("a")
+    cluster.job(task, want=["a"])
+    with pytest.raises(CannotRetryError, match="it is active"):
+        cluster.machine.retry_job(cluster.job_of(), cluster.now_s)
+    cluster.done("w1", task)
+    with pytest.raises(CannotRetryError, match="it is completed"):
+        cluster.machine.retry_job(cluster.job_of(), cluster.now_s)
+
+
+def test_a_job_that_has_ended_is_removed_with_all_that_it_left() -> None:
+    cluster = one()
+    good, bad = a_task("good"), a_task("bad")
+    cluster.job(good, bad, want=["good", "bad"])
+    with pytest.raises(JobNotEndedError, match="job 1 has not ended"):
+        cluster.machine.remove_job(cluster.job_of())
+    cluster.done("w1", good, stored("good", place_of("w1")))
+    cluster.failed("w1", bad)
+    cluster.machine.outbox.clear()
+    cluster.machine.remove_job(cluster.job_of())
+    cluster.end_turn()
+    cluster.said("w1: drop good")
+    machine = cluster.machine
+    assert not machine.jobs
+    assert not machine.graph.tasks
+    assert not machine.stories
+    assert not machine.blame
+    cluster.job(a_task("later"), want=["later"])
+    assert cluster.job_of().number == 2
+
+
+def test_results_that_are_handed_over_leave_the_cluster() -> None:
+    cluster = one()
+    task = a_task("a", mentions=Mentions.NOTHING)
+    cluster.job(task, want=["a"], open=True)
+    cluster.done("w1", task, stored("a", place_of("w1")))
+    cluster.machine.outbox.clear()
+    cluster.says(ReleaseObjects(JobId(JOB), (ObjectId("a"),), True))
+    cluster.said("w1: drop a")
+    assert not cluster.machine.graph.tasks
+    cluster.says(CloseJob(JobId(JOB)))
+    assert cluster.job_of().state is JobState.COMPLETED

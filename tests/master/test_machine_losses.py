@@ -1,0 +1,351 @@
+"""The master's machine in scenes: workers and inputs are lost, and graphs grow."""
+
+from __future__ import annotations
+
+import pytest
+
+from ciel.core.events import (
+    LOST_AFTER_S,
+    AddTask,
+    CloseJob,
+    DropObjects,
+    MeetWorkers,
+    ObjectsStored,
+    SpawnTask,
+    SubmitJob,
+    TaskReported,
+    WantObjects,
+)
+from ciel.core.ids import JobId, ObjectId
+from ciel.core.jobs import JobState
+from ciel.core.refs import Failure
+from ciel.core.retries import BACK_OFF_FIRST_S, INPUT_LOSSES_MAX
+from ciel.core.tasks import Mentions, TaskState
+from ciel.master.state.workers import WorkerFacts
+from ciel.testing.builders import (
+    JOB,
+    a_chain,
+    a_job_spec,
+    a_task,
+    a_worker,
+    inline,
+    place_of,
+    stored,
+)
+from ciel.testing.master_scenes import Cluster, inputs_lost, one, two
+
+# --- workers are lost -----------------------------------------------------------------------------
+
+
+def test_a_lost_workers_task_runs_elsewhere_at_once() -> None:
+    cluster = two()
+    task = a_task("a")
+    cluster.job(task, want=["a"])
+    cluster.said("w1: run a")
+    cluster.loses("w1")
+    cluster.said("w2: run a again (2)")
+
+
+def test_a_task_that_takes_down_three_workers_is_poison() -> None:
+    cluster = Cluster(*[a_worker(f"w{number}") for number in range(1, 5)])
+    task = a_task("a")
+    cluster.job(task, want=["a"])
+    cluster.said("w1: run a")
+    cluster.loses("w1")
+    cluster.loses("w2")
+    cluster.said("w2: run a again (2)", "w3: run a again (3)")
+    cluster.loses("w3")
+    cluster.said(
+        "client: a is WORKER_FAILED",
+        "client: failed: WORKER_FAILED: 3 workers were lost while they ran it, the last was w3: "
+        "it seems to end them, or to take all memory of their hosts (their logs may say more)",
+    )
+
+
+def test_a_report_of_a_superseded_attempt_is_dropped() -> None:
+    cluster = two()
+    task = a_task("a")
+    cluster.job(task, want=["a"])
+    cluster.loses("w1")
+    cluster.said("w1: run a", "w2: run a again (2)")
+    cluster.joins(a_worker("w1"))
+    cluster.done("w1", task, inline("a", b"late"), attempt=1)
+    cluster.done("w2", task, inline("a", b"older number"), attempt=1)
+    cluster.done("w1", task, inline("a", b"another worker"), attempt=2)
+    cluster.said()
+    cluster.done("w2", task, inline("a", b"right"), attempt=2)
+    cluster.said("client: a is there", "client: completed")
+    assert cluster.machine.graph.objects.reference(ObjectId("a")) == inline("a", b"right")
+
+
+def test_what_a_lost_worker_held_is_made_again_if_needed() -> None:
+    cluster = two()
+    first, second = a_chain(2)
+    cluster.job(first, second, want=["c1"])
+    cluster.done("w1", first, stored("c0", place_of("w1")))
+    cluster.said("w1: run c0", "w1: run c1")
+    cluster.loses("w1")
+    cluster.said("w2: run c0 again (2)")
+    cluster.done("w2", first, stored("c0", place_of("w2")), attempt=2)
+    cluster.said("w2: run c1 again (2)")
+
+
+def test_a_worker_that_falls_silent_is_lost_at_the_next_tick() -> None:
+    cluster = two()
+    task = a_task("a")
+    cluster.job(task, want=["a"])
+    cluster.said("w1: run a")
+    cluster.passes(LOST_AFTER_S, "w2")
+    cluster.said()
+    cluster.passes(0.1, "w2")
+    cluster.said("w2: run a again (2)")
+    assert list(cluster.machine.workers) == ["w2"]
+    [line] = cluster.machine.stories[task.id].lines(cluster.now_s)
+    assert line == "0.0 s ago: worker w1 was lost (silent for 3.1 s) during attempt 1"
+
+
+@pytest.mark.parametrize(
+    "newcomer", [a_worker("w1", netloc="elsewhere:1"), a_worker("w3", netloc=place_of("w1"))]
+)
+def test_a_worker_of_the_same_name_or_address_replaces_the_old_one(newcomer: WorkerFacts) -> None:
+    cluster = two()
+    task = a_task("a")
+    cluster.job(task, want=["a"])
+    cluster.said("w1: run a")
+    cluster.joins(newcomer)
+    cluster.said("w2: run a again (2)")
+    assert [worker.facts for worker in cluster.machine.workers.values()] == [
+        a_worker("w2"),
+        newcomer,
+    ]
+
+
+def test_workers_are_introduced_to_each_other() -> None:
+    cluster = Cluster()
+    for name in ("w1", "w2", "w3"):
+        cluster.joins(a_worker(name))
+    cluster.machine.outbox.clear()
+    cluster.loses("w2")
+    met = {
+        peer: [neighbour.netloc for neighbour in message.neighbours]
+        for peer, message in cluster.machine.outbox
+        if isinstance(message, MeetWorkers)
+    }
+    assert met == {"w1": [place_of("w3")], "w3": [place_of("w1")]}
+
+
+def test_a_worker_that_is_not_there_is_not_heard() -> None:
+    cluster = one()
+    cluster.done("w9", a_task("a"))
+    cluster.loses("w9")
+    cluster.said()
+
+
+# --- inputs are lost ------------------------------------------------------------------------------
+
+
+def test_a_lost_input_is_made_again_before_its_reader_runs_again() -> None:
+    cluster = one()
+    first, second = a_chain(2)
+    cluster.job(first, second, want=["c1"])
+    cluster.done("w1", first, stored("c0", place_of("w1")))
+    cluster.said("w1: run c0", "w1: run c1")
+    cluster.worker_says("w1", inputs_lost(second, place_of("w1")))
+    cluster.said("w1: drop c0", "w1: run c0 again (2)")
+    cluster.done("w1", first, attempt=2)
+    cluster.said("w1: run c1 again (2)")
+    cluster.done("w1", second, attempt=2)
+    cluster.said("client: c1 is there", "client: completed")
+    assert cluster.slots_used("w1") == 0
+
+
+def test_an_input_that_is_never_found_fails_its_reader_in_the_end() -> None:
+    cluster = one()
+    first, second = a_chain(2)
+    cluster.job(first, second, want=["c1"])
+    cluster.done("w1", first, stored("c0", place_of("w1")))
+    cluster.said("w1: run c0", "w1: run c1")
+    for attempt in (1, 2, 3):
+        cluster.worker_says("w1", inputs_lost(second, "stranger:1", attempt=attempt))
+        cluster.said()
+        cluster.passes(BACK_OFF_FIRST_S, "w1")
+        cluster.said(f"w1: run c1 again ({attempt + 1})")
+    cluster.worker_says("w1", inputs_lost(second, "stranger:1", attempt=4))
+    cluster.said(
+        "client: c1 is MISSING_INPUT",
+        "w1: drop c0",
+        "client: failed: MISSING_INPUT: w2:8001 answered 404",
+    )
+
+
+def test_an_input_that_is_made_again_and_again_out_of_reach_fails_its_reader() -> None:
+    cluster = two()
+    first, second = a_chain(2)
+    cluster.job(first, second, want=["c1"])
+    for attempt in range(1, 2 * INPUT_LOSSES_MAX + 2):
+        maker = cluster.machine.graph.tasks[first.id].worker
+        assert maker is not None
+        cluster.done(maker, first, stored("c0", place_of(maker)), attempt=attempt)
+        reader = cluster.machine.graph.tasks[second.id].worker
+        assert reader is not None
+        cluster.worker_says(reader, inputs_lost(second, place_of(maker), attempt=attempt))
+    cluster.machine.outbox.clear()
+    failure = cluster.machine.graph.objects.reference(second.outputs[0])
+    assert isinstance(failure, Failure)
+    assert failure.reason == "MISSING_INPUT"
+
+
+def test_a_lost_upload_fails_the_job_and_says_so() -> None:
+    cluster = one()
+    reader = a_task("a", inputs=["upload"])
+    cluster.says(SubmitJob(a_job_spec()), AddTask(reader, (stored("upload", place_of("w1")),)))
+    cluster.says(WantObjects(JOB, reader.outputs), CloseJob(JOB))
+    cluster.said("w1: run a")
+    cluster.worker_says("w1", inputs_lost(reader, place_of("w1")))
+    why = "its input upload failed (OBJECT_LOST): no copy of it is left, and no task makes it "
+    why += "(whoever sent it has to send it again)"
+    cluster.said(
+        "w1: drop upload",
+        "client: a is DEPENDENCY_FAILED",
+        f"client: failed: DEPENDENCY_FAILED: {why}",
+    )
+
+
+def test_a_superseded_attempt_does_not_lose_anything() -> None:
+    cluster = one()
+    first, second = a_chain(2)
+    cluster.job(first, second, want=["c1"])
+    cluster.done("w1", first, stored("c0", place_of("w1")))
+    cluster.said("w1: run c0", "w1: run c1")
+    cluster.worker_says("w1", inputs_lost(second, place_of("w1"), attempt=7))
+    cluster.said()
+    assert cluster.state(second) is TaskState.ASSIGNED
+
+
+def test_what_a_superseded_attempt_left_is_deleted_there() -> None:
+    cluster = two()
+    task = a_task("a")
+    cluster.job(task, want=["a"])
+    cluster.loses("w1")
+    cluster.said("w1: run a", "w2: run a again (2)")
+    cluster.joins(a_worker("w1"))
+    cluster.done("w1", task, stored("a", place_of("w1")), attempt=1)
+    cluster.said("w1: drop a")
+
+
+def test_copies_that_workers_have_are_noted_if_anyone_knows_the_object() -> None:
+    cluster = two()
+    task = a_task("a")
+    cluster.job(task, want=["a"], open=True)
+    cluster.done("w1", task, stored("a", place_of("w1")))
+    cluster.said("w1: run a", "client: a is there")
+    copies = (stored("a", place_of("w2")), stored("stranger", place_of("w2")))
+    cluster.worker_says("w2", ObjectsStored(copies))
+    cluster.said()
+    cluster.loses("w1")
+    cluster.said()
+    assert cluster.machine.graph.objects.get("stranger") is None
+
+
+def test_what_a_lost_worker_kept_counts_if_it_was_not_made_again() -> None:
+    cluster = two()
+    first, second = a_task("a"), a_task("b")
+    cluster.job(first, second, want=["a", "b"], open=True)
+    cluster.done("w1", first, stored("a", place_of("w1")))
+    cluster.done("w2", second, stored("b", place_of("w2")))
+    cluster.said("w1: run a", "w2: run b", "client: a is there", "client: b is there")
+    cluster.loses("w1")
+    cluster.done("w2", first, stored("a", place_of("w2")), attempt=2)
+    cluster.loses("w2")
+    cluster.machine.outbox.clear()
+    cluster.joins(a_worker("w1"))
+    cluster.worker_says("w1", ObjectsStored((stored("a", place_of("w1")),), kept=True))
+    cluster.joins(a_worker("w2"))
+    kept = (stored("a", place_of("w2")), stored("b", place_of("w2")))
+    cluster.worker_says("w2", ObjectsStored(kept, kept=True))
+    places = [cluster.machine.graph.objects.nodes[name].ref for name in "ab"]
+    assert places == [stored("a", place_of("w1")), stored("b", place_of("w2"))]
+    assert ("w2", DropObjects((ObjectId("a"),))) in cluster.machine.outbox
+
+
+def test_what_somebody_brought_long_ago_goes_if_no_job_names_it() -> None:
+    cluster = one()
+    here = place_of("w1")
+    reader = a_task("a", inputs=["named"])
+    spec = a_job_spec(JOB)
+    want = WantObjects(spec.id, (ObjectId("a"),))
+    cluster.says(SubmitJob(spec), AddTask(reader, (stored("named", here),)), want)
+    cluster.machine.outbox.clear()
+    brought = (stored("named", here), stored("alone", here))
+    cluster.worker_says("w1", ObjectsStored(brought, kept=True))
+    assert cluster.machine.outbox == []  # its client may be about to name it
+    cluster.worker_says("w1", ObjectsStored(brought, kept=True, idle=True))
+    assert cluster.machine.outbox == [("w1", DropObjects((ObjectId("alone"),)))]
+
+
+# --- growth ---------------------------------------------------------------------------------------
+
+
+def test_a_spawned_task_takes_over_its_parents_output() -> None:
+    cluster = one()
+    parent = a_task("a", mentions=Mentions.ANYTHING)
+    child = a_task("a", parent=parent)
+    cluster.job(parent, want=["a"])
+    cluster.said("w1: run a")
+    cluster.worker_says("w1", SpawnTask(child, (), 1), TaskReported(parent.id, 1, (), None, 0.01))
+    cluster.said("w1: run a")
+    cluster.done("w1", child)
+    cluster.said("client: a is there", "client: completed")
+
+
+def test_a_result_lost_after_its_jobs_end_may_be_made_again_by_another_way() -> None:
+    """Where a task stops, and what it spawns, depends on what is there when it runs."""
+    cluster = two()
+    parent = a_task("a", mentions=Mentions.ANYTHING)
+    child = a_task("a", parent=parent)
+    cluster.job(parent, want=["a"])
+    cluster.done("w1", parent, stored("a", place_of("w1")))
+    cluster.said("w1: run a", "client: a is there", "client: completed")
+    cluster.loses("w1")
+    cluster.said("w2: run a again (2)")
+    cluster.worker_says("w2", SpawnTask(child, (), 2), TaskReported(parent.id, 2, (), None, 0.01))
+    cluster.said("w2: run a")
+    cluster.done("w2", child, stored("a", place_of("w2")))
+    assert cluster.job_of().state is JobState.COMPLETED
+    assert cluster.machine.graph.objects.reference(ObjectId("a")) == stored("a", place_of("w2"))
+
+
+def test_a_superseded_parent_spawns_nothing() -> None:
+    cluster = two()
+    parent = a_task("a")
+    child = a_task("b", parent=parent)
+    cluster.job(parent, want=["a"])
+    cluster.said("w1: run a")
+    cluster.worker_says("w2", SpawnTask(child, (), 1))
+    cluster.worker_says("w1", SpawnTask(child, (), 2))
+    cluster.worker_says("w1", SpawnTask(a_task("c", parent=a_task("unknown")), (), 1))
+    assert child.id not in cluster.machine.graph.tasks
+    assert len(cluster.machine.graph.tasks) == 1
+
+
+def test_a_parent_that_spawns_nonsense_fails_and_is_stopped() -> None:
+    cluster = one()
+    parent = a_task("a")
+    child = a_task("b", parent=parent)
+    cluster.job(parent, want=["a"])
+    cluster.said("w1: run a")
+    cluster.worker_says("w1", SpawnTask(child._replace(outputs=()), (), 1))
+    why = f"task {child.id}: it has no outputs, so nobody could ever want it"
+    cluster.said("w1: stop a (1)", "client: a is BAD_SPAWN", f"client: failed: BAD_SPAWN: {why}")
+    cluster.failed("w1", parent, "CANCELLED")
+    cluster.said()
+    assert cluster.slots_used("w1") == 0
+
+
+def test_nobody_spawns_into_another_job() -> None:
+    cluster = one()
+    parent = a_task("a")
+    cluster.job(parent, want=["a"])
+    child = a_task("b", parent=parent)._replace(job=JobId("other"))
+    cluster.worker_says("w1", SpawnTask(child, (), 1))
+    assert cluster.job_of().reason == f"BAD_SPAWN: task {child.id}: it is spawned into another job"

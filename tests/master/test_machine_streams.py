@@ -1,0 +1,326 @@
+"""The master's machine in scenes: objects that grow, and processes that wait."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ciel.core.events import (
+    RECALLED,
+    AddTask,
+    AssignTask,
+    CancelJob,
+    CloseJob,
+    ObjectsStored,
+    ReleaseObjects,
+    SpawnTask,
+    SubmitJob,
+    TaskFault,
+    TaskReported,
+    WantObjects,
+)
+from ciel.core.ids import ObjectId
+from ciel.core.refs import Fixed, Reference, Stream
+from ciel.core.tasks import Mentions, TaskState
+from ciel.testing.builders import (
+    JOB,
+    a_chain,
+    a_job_spec,
+    a_task,
+    a_worker,
+    inline,
+    place_of,
+    stored,
+)
+from ciel.testing.master_scenes import Cluster, inputs_lost, opened, why
+
+# --- objects that grow ----------------------------------------------------------------------------
+
+
+class Reading(Cluster):
+    """A task writes `c0` on w1; another reads that on w2, and writes `c1`, which a third one reads
+    on w3. Whatever is not settled yet grows.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        names = ("w1", "w2", "w3")
+        super().__init__(*(a_worker(name, executors=[name]) for name in names))
+        self.joins(a_worker("busy", executors=names))  # could run them all, and has no room
+        self.machine.workers["busy"].credit.limit = 0
+        self.first = a_task("c0", executor="w1")
+        self.second = a_task("c1", inputs=["c0"], executor="w2", **options)
+        self.third = a_task("c2", inputs=["c1"], executor="w3")
+        self.job(self.first, self.second, self.third, want=["c2"])
+        self.worker_says("w1", opened(self.first, "w1"))
+        self.worker_says("w2", opened(self.second, "w2"))
+        self.said("w1: run c0", "w2: run c1", "w3: run c2")
+
+    def reports(self) -> None:
+        """The readers report that they are done; that counts for nothing yet."""
+        self.done("w2", self.second, stored("c1", place_of("w2")))
+        self.done("w3", self.third, stored("c2", place_of("w3")))
+        self.said()
+
+    def ref(self, name: str) -> Reference:
+        return self.machine.graph.objects.reference(ObjectId(name))
+
+
+def test_a_report_waits_for_the_end_of_what_was_read_and_frees_its_slot_at_once() -> None:
+    cluster = Reading()
+    cluster.reports()
+    assert cluster.slots_used("w2") == cluster.slots_used("w3") == 0
+    assert cluster.state(cluster.second) is cluster.state(cluster.third) is TaskState.ASSIGNED
+    assert isinstance(cluster.ref("c1"), Stream)
+    assert "is held until c0 is whole" in why(cluster, cluster.second.id)
+    cluster.done("w1", cluster.first)
+    cluster.said("client: c2 is there", "w2: drop c1", "client: completed")
+    assert not cluster.machine.held
+
+
+def test_a_reader_that_is_given_its_input_is_told_that_it_grows() -> None:
+    cluster = Cluster(a_worker("w1"), a_worker("w2"))
+    first, second = a_chain(2)
+    cluster.job(first, second, want=["c1"])
+    cluster.machine.outbox.clear()
+    cluster.worker_says("w1", opened(first, "w1"))
+    sent = [message for _, message in cluster.machine.outbox if isinstance(message, AssignTask)]
+    assert [message.inputs for message in sent] == [opened(first, "w1").refs]
+
+
+@pytest.mark.parametrize("end", ["recalled", "lost", "not to be had"])
+def test_readers_are_stopped_before_what_they_read_is_made_again(end: str) -> None:
+    cluster = Reading()
+    stops, drops = ["w2: stop c1 (1)", "w3: stop c2 (1)"], ["w2: drop c0", "w3: drop c1"]
+    if end == "lost":
+        cluster.loses("w1")
+    elif end == "not to be had":
+        cluster.worker_says("w2", inputs_lost(cluster.second, place_of("w1")))
+        del stops[0]  # it has ended by itself
+    else:
+        fault = TaskFault(RECALLED, "")
+        cluster.worker_says("w1", TaskReported(cluster.first.id, 1, (), fault, 0.0))
+    cluster.said(*stops, *drops, *(["w1: run c0 again (2)"] if end == "recalled" else []))
+    assert cluster.state(cluster.second) is cluster.state(cluster.third) is TaskState.WAITING
+
+
+def test_what_nobody_reads_any_more_is_not_followed_when_it_breaks() -> None:
+    cluster = Reading()
+    cluster.worker_says("w2", inputs_lost(cluster.second, place_of("w4")))
+    cluster.lines()
+    cluster.loses("w1")
+    assert "w2: drop c0" in cluster.lines()
+
+
+def test_a_reader_that_says_in_the_same_turn_that_it_has_all_keeps_it() -> None:
+    cluster = Reading()
+    cluster.machine.worker_lost("w1", "its connection ended", cluster.now_s)
+    whole = ObjectsStored((stored("c0", place_of("w2")),))
+    cluster.machine.worker_said("w2", whole, cluster.now_s)
+    cluster.end_turn()
+    assert [line for line in cluster.lines() if "drop" in line] == ["w3: drop c1"]
+
+
+@pytest.mark.parametrize("end", ["recalled", "lost", "failed", "cancelled"])
+def test_a_report_that_was_held_is_dropped_with_what_it_made(end: str) -> None:
+    cluster = Reading()
+    cluster.reports()
+    if end == "recalled":
+        fault = TaskFault(RECALLED, "")
+        cluster.worker_says("w1", TaskReported(cluster.first.id, 1, (), fault, 0.0))
+    elif end == "lost":
+        cluster.loses("w1")
+    elif end == "failed":
+        cluster.failed("w1", cluster.first)
+    else:
+        cluster.says(CancelJob(JOB, "the user said so"))
+    drops = [line for line in cluster.lines() if "drop" in line]
+    assert sorted(drops) == ["w2: drop c0", "w2: drop c1", "w3: drop c1", "w3: drop c2"]
+    assert not cluster.machine.held
+    assert cluster.state(cluster.second) is not TaskState.ASSIGNED
+    assert cluster.slots_used("w2") == 0
+
+
+def test_a_reader_that_was_stopped_is_not_blamed_and_its_late_report_not_believed() -> None:
+    cluster = Reading()
+    cluster.loses("w1")
+    cluster.lines()
+    cluster.failed("w2", cluster.second)
+    cluster.done("w3", cluster.third, stored("c2", place_of("w3")))
+    cluster.said("w3: drop c2")
+    assert cluster.state(cluster.second) is cluster.state(cluster.third) is TaskState.WAITING
+    cluster.joins(a_worker("w4", executors=["w1"]))
+    cluster.said("w4: run c0 again (2)")
+    cluster.done("w4", cluster.first, attempt=2)
+    cluster.done("w2", cluster.second, attempt=2)
+    cluster.done("w3", cluster.third, attempt=2)
+    cluster.said(
+        "w2: run c1 again (2)", "w3: run c2 again (2)", "client: c2 is there", "client: completed"
+    )
+
+
+def test_a_report_in_the_same_turn_as_the_break_is_not_believed() -> None:
+    cluster = Reading()
+    fault = TaskFault(RECALLED, "")
+    made = (stored("c1", place_of("w2")),)
+    cluster.machine.worker_said(
+        "w1", TaskReported(cluster.first.id, 1, (), fault, 0.0), cluster.now_s
+    )
+    cluster.worker_says("w2", TaskReported(cluster.second.id, 1, made, None, 0.1))
+    assert cluster.state(cluster.second) is TaskState.WAITING
+    assert "w2: drop c1" in cluster.lines()
+
+
+def test_a_reader_whose_worker_is_lost_while_its_report_is_held_runs_again() -> None:
+    cluster = Reading()
+    cluster.reports()
+    cluster.loses("w2")
+    cluster.said("w3: drop c2", "w3: drop c1")
+    assert cluster.state(cluster.second) is TaskState.RUNNABLE
+    assert not cluster.machine.blame
+    cluster.joins(a_worker("w5", executors=["w2"]))
+    cluster.said("w5: run c1 again (2)")
+
+
+def test_readers_of_what_failed_fail_unless_they_see_errors() -> None:
+    cluster = Reading(sees_errors=True)
+    cluster.failed("w1", cluster.first)
+    cluster.said(
+        "w2: stop c1 (1)", "w3: stop c2 (1)", "w2: drop c0", "w3: drop c1", "w2: run c1 again (2)"
+    )
+    cluster = Reading()
+    cluster.failed("w1", cluster.first)
+    cluster.said(
+        "w2: stop c1 (1)",
+        "w3: stop c2 (1)",
+        "w2: drop c0",
+        "w3: drop c1",
+        "client: c2 is DEPENDENCY_FAILED",
+        "client: failed: DEPENDENCY_FAILED: its input c0 failed (RUNTIME_ERROR): exit status 3",
+    )
+
+
+@pytest.mark.parametrize("end", ["whole", "whole and small", "broken"])
+def test_a_copy_of_what_grows_settles_nothing_before_its_maker(end: str) -> None:
+    cluster = Reading()
+    cluster.worker_says("w2", ObjectsStored((stored("c0", place_of("w2")),)))
+    cluster.said()
+    assert isinstance(cluster.ref("c0"), Stream)
+    if end == "broken":
+        cluster.loses("w1")
+        assert "w2: drop c0" in cluster.lines()
+    elif end == "whole and small":
+        cluster.done("w1", cluster.first, inline("c0"))
+        cluster.said("w2: drop c0")
+    else:
+        cluster.done("w1", cluster.first, stored("c0", place_of("w1")))
+        cluster.said()
+        assert cluster.ref("c0") == stored("c0", place_of("w1"), place_of("w2"))
+
+
+def test_an_input_that_came_to_be_otherwise_is_nobodys_fault() -> None:
+    cluster = Reading()
+    cluster.done("w1", cluster.first, inline("c0"))
+    cluster.worker_says("w2", inputs_lost(cluster.second, place_of("w1")))
+    cluster.said("w3: stop c2 (1)", "w3: drop c1", "w2: run c1 again (2)")
+    assert not any(blame.missing_inputs for blame in cluster.machine.blame.values())
+
+
+# --- processes that wait --------------------------------------------------------------------------
+
+
+class Waiting(Cluster):
+    """A task left a process on w1, and a continuation that makes its output with it."""
+
+    def __init__(self, *, keep: bool = False) -> None:
+        super().__init__(a_worker("w1"), a_worker("w2"))
+        self.first = a_task("out", mentions=Mentions.ANYTHING)
+        self.process = ObjectId(f"{self.first.id}:fixed:0")
+        self.rest = a_task(
+            "out", inputs=[self.process], parent=self.first, mentions=Mentions.ANYTHING
+        )
+        keeping = a_job_spec(keep=keep)
+        self.says(SubmitJob(keeping), AddTask(self.first, ()), WantObjects(JOB, self.first.outputs))
+        self.said("w1: run out")
+
+    def wait(self, worker: str = "w1", attempt: int = 1) -> None:
+        fixed = (Fixed(self.process, place_of(worker)),)
+        self.worker_says(
+            worker,
+            SpawnTask(self.rest, fixed, attempt),
+            TaskReported(self.first.id, attempt, fixed, None, 0.01),
+        )
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_what_goes_on_with_a_process_runs_there_and_the_process_ends_with_it(keep: bool) -> None:
+    cluster = Waiting(keep=keep)
+    cluster.wait()
+    cluster.said("w1: run out")
+    cluster.done("w1", cluster.rest)
+    cluster.said("client: out is there", f"w1: drop {cluster.process}")
+
+
+def test_what_goes_on_with_a_process_waits_for_room_there_and_goes_nowhere_else() -> None:
+    cluster = Waiting()
+    worker = cluster.machine.workers["w1"]
+    worker.slots_used += 10
+    cluster.wait()
+    cluster.passes(10)
+    cluster.said()
+    assert list(worker.bound) == [cluster.machine.graph.tasks[cluster.rest.id]]
+    assert "it waits for room on worker w1" in why(cluster, cluster.rest.id)
+    worker.slots_used -= 10
+    cluster.passes(1)
+    cluster.said("w1: run out")
+    worker.slots_used += 10  # it stands in line there, and is not asked for
+    cluster.passes(10)
+    cluster.said()
+
+
+def test_a_process_whose_worker_is_lost_is_made_again_elsewhere() -> None:
+    cluster = Waiting()
+    cluster.wait()
+    cluster.said("w1: run out")
+    cluster.loses("w1")
+    cluster.said("w2: run out again (2)")
+    cluster.wait("w2", attempt=2)
+    cluster.said("w2: run out again (2)")
+    cluster.done("w2", cluster.rest, attempt=2)
+    cluster.said("client: out is there", f"w2: drop {cluster.process}")
+
+
+def test_a_task_that_does_not_wait_the_second_time_needs_no_continuation() -> None:
+    cluster = Waiting()
+    cluster.wait()
+    cluster.loses("w1")
+    cluster.said("w1: run out", "w2: run out again (2)")
+    cluster.done("w2", cluster.first, attempt=2)
+    cluster.said("client: out is there")
+    assert cluster.state(cluster.rest) is TaskState.DORMANT
+
+
+def test_a_second_process_of_the_same_name_is_ended() -> None:
+    cluster = Waiting()
+    cluster.wait()
+    cluster.said("w1: run out")
+    graph = cluster.machine.graph
+    task = graph.tasks[cluster.first.id]
+    graph.reopen(task)
+    graph.make_runnable(task)
+    cluster.end_turn()
+    cluster.said("w2: run out again (2)")
+    cluster.wait("w2", attempt=2)
+    cluster.said(f"w2: drop {cluster.process}")
+
+
+@pytest.mark.parametrize("end", ["cancelled", "failed"])
+def test_a_process_ends_when_its_job_does(end: str) -> None:
+    cluster = Waiting()
+    cluster.machine.workers["w1"].slots_used += 10
+    cluster.wait()
+    if end == "cancelled":
+        cluster.says(CancelJob(JOB, "enough"))
+    else:
+        cluster.says(ReleaseObjects(JOB, cluster.first.outputs), CloseJob(JOB))
+    assert f"w1: drop {cluster.process}" in cluster.lines()
