@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +15,9 @@ from ciel.executors.init import InitExecutor
 from ciel.executors.proc import ProcExecutor
 from ciel.executors.stdinout import StdinoutExecutor
 from ciel.executors.sync import SyncExecutor
+from ciel.storage.files import FileStore, open_disk
 from ciel.testing.builders import EXECUTOR, a_task
+from ciel.testing.dialogues import Dialogue
 
 EXECUTORS = {
     executor.name: executor
@@ -39,3 +42,26 @@ def task() -> Callable[..., Task]:
         return Task(spec, arguments, known, EXECUTORS)
 
     return task
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[FileStore]:
+    with open_disk({}, tmp_path / "store") as store:
+        yield store
+
+
+@pytest.fixture
+def talk(
+    task: Callable[..., Task], store: FileStore, tmp_path: Path
+) -> Iterator[Callable[..., Dialogue]]:
+    """Begin a conversation: inputs, then the names of outputs."""
+    begun: list[Dialogue] = []
+
+    def talk(*inputs: Reference, outputs: tuple[str, ...] = ("out",), **arguments: Any) -> Dialogue:
+        made = task(arguments, *inputs, executor="proc", outputs=outputs)
+        begun.append(Dialogue(made, store, tmp_path))
+        return begun[-1]
+
+    yield talk
+    for one in begun:
+        one.attempt.outputs.roll_back_all()
