@@ -79,6 +79,7 @@ def _start_form(task: Task, handler: str) -> ChildForm:
         form = executor.child_form(start_args)
     except BadArgumentsError as error:
         raise BadArgumentsError(str(error), handler) from None
+    output_count(form.n_outputs)
     package = task.arguments.get("package_ref")
     if package is None or not executor.wants_package:
         return form

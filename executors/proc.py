@@ -70,7 +70,7 @@ class ProcExecutor(Executor):
     def child_form(self, keywords: dict[str, Any]) -> ChildForm:
         forced = keywords.get("force_n_outputs")
         more = output_count(keywords.get("n_extra_outputs", 0), 0)
-        n_outputs = output_count(forced) if forced is not None else 1 + more
+        n_outputs = output_count(forced, 0) if forced is not None else 1 + more
         command_line(keywords.get("command"))
         store_level(keywords.get("store"))
         arguments = {key: keywords[key] for key in _FORM_KEYS if keywords.get(key) is not None}

@@ -94,8 +94,9 @@ def _run(
         "n_outputs": args.num_outputs,
     }
     package = {key: client.upload(path) for key, path in files.items()}
-    listing = job.read(job.start_package("java2", start_args, package))
-    for ref in from_json(codec.decode(listing)):
+    output = job.start_package("java2", start_args, package)
+    job.expect(output)
+    for ref in from_json(codec.decode(job.read(output))):
         if isinstance(ref, Failure):
             job.result(ref)  # raises its story
         yield job.read(ref)

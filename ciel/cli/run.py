@@ -98,6 +98,7 @@ def _run(
         try:
             brought = fetch(client, job, entries, brought)
             output = _start(job, package, brought)
+            job.expect(output)
             listing = from_json(codec.decode(job.read(output)))
             _raise_failures(job, listing)
             save = _Saved(client, job, args.out) if args.out is not None else None

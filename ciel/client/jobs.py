@@ -43,7 +43,7 @@ from ciel.core.ids import UPLOAD_PREFIX, JobId, ObjectId, is_output, job_output_
 from ciel.core.jobs import ENDED, JobSpec, JobSummary
 from ciel.core.naming import all_references
 from ciel.core.refs import INLINE_MAX_BYTES, Failure, Future, Reference, Value
-from ciel.core.tasks import USUAL_NEEDS, Mentions, Needs, TaskSpec
+from ciel.core.tasks import USUAL_NEEDS, Mentions, Needs, TaskSpec, TaskState
 from ciel.python.showing import Shown
 from ciel.wire import codec
 from ciel.wire.descriptors import make_task, read_summary
@@ -56,6 +56,7 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 _ENDED: Final = frozenset(str(state) for state in ENDED)
+_BUSY: Final = frozenset(map(str, (TaskState.RUNNABLE, TaskState.ASSIGNED)))
 _ADDED_AT_ONCE = 256  # one frame of them; more would keep the master waiting
 _WANTED_AT_ONCE = 1000  # ids in one message
 _NAMED_BY_ONE_TASK = 1000  # some 100 KB of references
@@ -358,6 +359,24 @@ class Job(Shown):
                     waited = True
                     continue
             return self.settled(ref) or ref
+
+    def expect(self, ref: Reference) -> None:
+        """Want an object and wait for it, as who adds no task meanwhile: if nothing of the job runs
+        or can run, close it, so that the master ends it and says what is missing. Raises as
+        `result`, but for failures.
+        """
+        self.want((ref,))
+
+        def is_due() -> bool:
+            return self._known(ref.id) is not None or self._is_stuck()
+
+        self.wait_until(is_due, None, f"object {ref.id}")
+        if self._known(ref.id) is None:
+            self.close()
+
+    def _is_stuck(self) -> bool:
+        counts = self._summary.counts if self._summary else {}
+        return str(TaskState.WAITING) in counts and not counts.keys() & _BUSY
 
     def wait(self, timeout_s: float | None = None) -> JobSummary:
         """Return how the job ended, once it has; raises WaitTimeoutError."""

@@ -6,7 +6,7 @@ from ciel.core.graph import TaskGraph
 from ciel.core.ids import ObjectId, TaskId
 from ciel.core.jobs import Job
 from ciel.core.refs import Failure
-from ciel.core.tasks import DONE, WAITING, Mentions
+from ciel.core.tasks import ASSIGNED, DONE, RUNNABLE, WAITING, Mentions
 
 
 def failed_results(graph: TaskGraph, job: Job) -> list[ObjectId]:
@@ -24,7 +24,9 @@ def failed_results(graph: TaskGraph, job: Job) -> list[ObjectId]:
 
 
 def stuck(graph: TaskGraph, job: Job) -> list[ObjectId]:
-    """Name what a job waits for and nobody is going to make (no producer, or a circle)."""
+    """Name what a job waits for and nobody is going to make (no producer, or a circle); nothing if
+    it waits for what another job is making.
+    """
     missing: dict[ObjectId, None] = {}
     for object_id in job.wanted:
         if not graph.objects.nodes[object_id].is_settled:
@@ -36,6 +38,8 @@ def stuck(graph: TaskGraph, job: Job) -> list[ObjectId]:
         producer = graph.objects.nodes[object_id].producer
         if producer is None:
             orphans.append(object_id)
+        elif producer.state in (RUNNABLE, ASSIGNED):
+            return []
         elif producer.state is WAITING:
             for source in producer.spec.inputs:
                 if source not in missing and not graph.objects.nodes[source].is_consumable:

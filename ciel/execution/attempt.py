@@ -182,6 +182,8 @@ class Attempt(ABC):
         form = self._form(executor, keywords, delegates)
         if takes is not None and len(takes) != form.n_outputs:
             raise BadCallError(f"a child of {form.n_outputs} outputs cannot take over {len(takes)}")
+        if not form.n_outputs and not delegates:
+            return (), form  # a task whose outputs nobody can want never runs
         child, _ = self._create(executor, form, needs, delegates, name, takes)
         self.add_child(child, wanted=wanted)
         return child.spec.outputs, form

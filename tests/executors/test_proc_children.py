@@ -90,8 +90,8 @@ WRONG: list[tuple[str, Any, str]] = [
      "'extra_dependencies' must be a list of references"),
     ("spawn", {"executor_name": "proc"}, "'command' must name a program"),
     ("spawn", {"executor_name": "proc", "command": "x", "n_extra_outputs": -1}, "0 to 10000"),
-    ("spawn", {"executor_name": "proc", "command": "x", "force_n_outputs": 0}, "1 to 10000"),
-    ("spawn", {"executor_name": "proc", "command": "x", "force_n_outputs": 10_001}, "1 to 10000"),
+    ("spawn", {"executor_name": "proc", "command": "x", "force_n_outputs": -1}, "0 to 10000"),
+    ("spawn", {"executor_name": "proc", "command": "x", "force_n_outputs": 10_001}, "0 to 10000"),
     ("spawn", {"executor_name": "proc", "command": "x", "extra_dependencies": 5}, "references"),
     ("spawn", {"executor_name": "proc", "command": "x", "any_dependencies": [1]},
      "'any_dependencies' must be a list of references"),
@@ -182,6 +182,9 @@ def test_a_child_of_proc_is_a_bare_reference_and_others_are_a_list(talk: Begin) 
     assert [one.call("spawn", **spawn, force_n_outputs=1)] == outputs(1)
     assert one.call("spawn", **spawn, n_extra_outputs=1) == outputs(2)
     assert one.call("spawn", **spawn, force_n_outputs=3, n_extra_outputs=7) == outputs(3)
+    count = len(one.attempt.children)
+    assert one.call("spawn", **spawn, force_n_outputs=0) == []
+    assert len(one.attempt.children) == count
     for executor in ("stdinout", "env", "sync"):
         args = {"command_line": ["x"], "inputs": []}
         assert one.call("spawn", executor_name=executor, args=args) == outputs(1)

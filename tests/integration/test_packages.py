@@ -5,6 +5,7 @@ worker is lost.
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -143,3 +144,37 @@ def test_what_was_brought_outlives_a_worker(
     assert (running.returncode, said) == (0, "")
     assert json.loads(printed) == [[4000, 4000, 1000, 3000, 5000, 5000, 7000, 3000]]
     cluster.start_worker()
+
+
+NOBODY = """
+import os
+from ciel.executors.sdk import ciel_task
+
+def run(task):
+    mine = ciel_task.Ref({mine})
+    [read] = task.spawn("stdinout", args={{"command_line": ["cat"], "inputs": [mine]}})
+    task.tail_spawn("stdinout", args={{"command_line": ["cat"], "inputs": [read]}})
+
+ciel_task.serve(run)
+"""
+
+
+@pytest.mark.parametrize(
+    "mine, said",
+    [
+        ('["f2", "nobodys"]', "its input nobodys failed (NEVER_MADE): no task of the job makes"),
+        ("['f2', os.environ['CIEL_TASK'] + ':out:0']", "(NEVER_MADE): no task of the job makes"),
+    ],
+    ids=["forged", "circle"],
+)
+def test_a_program_that_has_a_child_wait_for_what_never_comes_fails_its_job(
+    cluster: HandCluster, write: Callable[[str, Any], Path], mine: str, said: str
+) -> None:
+    script = write("nobody.py", NOBODY.format(mine=mine))
+    write(
+        "nobody.pack",
+        {"start": {"handler": "proc", "args": {"command": [sys.executable, str(script)]}}},
+    )
+    done = cluster.home.run("ciel", "run", "nobody.pack", timeout_s=20)
+    assert done.returncode == 1
+    assert said in done.stderr

@@ -16,6 +16,7 @@ from ciel.core.events import (
     WatchJob,
 )
 from ciel.core.ids import JobId, ObjectId
+from ciel.core.jobs import JobState
 from ciel.core.refs import Value
 from ciel.testing.builders import (
     JOB,
@@ -106,6 +107,35 @@ def test_a_closed_job_that_is_stuck_fails_and_says_what_is_missing() -> None:
         "client: failed: DEPENDENCY_FAILED: its input orphan failed (NEVER_MADE): "
         "no task of the job makes orphan",
     )
+
+
+def test_who_sees_errors_goes_on_with_what_nobody_makes() -> None:
+    cluster = one()
+    cluster.job(
+        a_task("a", inputs=["orphan"]), a_task("b", inputs=["a"], sees_errors=True), want=["b"]
+    )
+    cluster.said("w1: run b")
+
+
+@pytest.mark.parametrize("ends", ["made", "failed", "cancelled"])
+def test_a_closed_job_waits_for_what_another_one_makes(ends: str) -> None:
+    cluster = one()
+    first = a_task("a")
+    cluster.job(first, a_task("later", inputs=["a"]), want=["later"])
+    read = ["a", "later"]
+    cluster.job(a_task("b", inputs=read, job="other"), want=["b"], job="other")
+    cluster.said("w1: run a")
+    if ends == "made":
+        cluster.done("w1", first)
+        assert cluster.slots_used("w1") == 1
+        assert cluster.job_of("other").state is JobState.ACTIVE
+    elif ends == "failed":
+        cluster.failed("w1", first)
+        assert cluster.job_of("other").state is JobState.FAILED
+    else:
+        cluster.says(CancelJob(JOB, "no more"))
+        cluster.failed("w1", first)
+        assert cluster.job_of("other").state is JobState.FAILED
 
 
 def test_a_wanted_object_that_nobody_makes_is_named() -> None:

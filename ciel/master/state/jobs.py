@@ -318,11 +318,15 @@ class JobDesk(ABC):
     def _fail_stuck(self, job: Job) -> None:
         """Nothing of a job runs or can run, yet something is missing: say what, and end it."""
         missing = stuck(self.graph, job)
+        if not missing:
+            return  # touched again by what becomes of that
         text = f"nothing is going to make {', '.join(missing[:3])}"
         for object_id in missing:
             details = f"no task of the job makes {object_id}"
             self.graph.publish(Failure(object_id, "NEVER_MADE", details))
-        if job.unsettled:
+        if job.is_busy:  # who sees errors goes on with these
+            self._touched[job.spec.id] = job
+        elif job.unsettled:
             self._fail_job(job, text)
         else:
             self._touched[job.spec.id] = job

@@ -418,6 +418,8 @@ class MasterMachine(ChildDesk):
         self._settle_jobs()
         if graph.released:
             self._drop()
+        if graph.runnable:  # what goes on with an error: its job had come to a standstill
+            self.end_turn(now_s)
 
     def _collect_runnable(self) -> None:
         for worker, object_id in self._followers.in_vain():  # before it is read there anew
