@@ -24,6 +24,7 @@ BLOCK_BYTES = 64 * 2**10
 CORES = 64
 CORES_MAX = 1024
 SHARDS_MAX = 64
+BLOCK_MIN_BYTES, BLOCK_MAX_BYTES, BLOCKS_MAX = 2**12, 2**30, 2**28  # as `shmfs.h` has them
 _FILES_MIN = 1024
 _FILES_MAX = 2**20
 _CLIENTS_MIN = 64  # a core may be open in several processes

@@ -191,8 +191,13 @@ class SccWriter(ObjectWriter):
     def account(self) -> None:
         self._require_open()
         size_bytes = self._draft.size_now() if self._draft is not None else None
-        if size_bytes:  # else commit will say what is wrong
+        if not size_bytes:  # commit will say what is wrong
+            return
+        try:
             self._have_room(size_bytes)
+        except NoSpaceError:
+            if not self.may_overrun:  # the draft lies beside the image, and may grow meanwhile
+                raise
 
     def read(self, offset_bytes: int, length_bytes: int) -> bytes:
         self._require_open()

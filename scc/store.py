@@ -30,6 +30,9 @@ from ciel.scc.drafts import Draft
 from ciel.scc.fifos import Fifos
 from ciel.scc.instances import (
     BLOCK_BYTES,
+    BLOCK_MAX_BYTES,
+    BLOCK_MIN_BYTES,
+    BLOCKS_MAX,
     CAPACITY_BYTES,
     CORES,
     CORES_MAX,
@@ -94,6 +97,7 @@ def open_scc(options: Mapping[str, str], directory: Path) -> ObjectStore:
         shards=_number(options, "shards", 1, SHARDS_MAX, 0),
         build=build,
     )
+    _check_shape(layout)
     core = _number(options, "core", 0, layout.cores - 1, -1)
     instance = options.get("instance") or secrets.token_hex(8)
     store = SccStore(instance, layout, None if core < 0 else core)
@@ -439,3 +443,16 @@ def _number(options: Mapping[str, str], name: str, least: int, most: int, defaul
     if not (text.isdecimal() and least <= int(text) <= most):
         raise StoreSpecError(f"{name}={text}", f"expected a number from {least} to {most}")
     return int(text)
+
+
+def _check_shape(layout: Layout) -> None:
+    """Say in words what `shmfs_format` would only refuse."""
+    block_bytes, shards = layout.block_bytes, layout.shards
+    if not BLOCK_MIN_BYTES <= block_bytes <= BLOCK_MAX_BYTES or block_bytes & block_bytes - 1:
+        most = BLOCK_MAX_BYTES >> 20
+        raise StoreSpecError(f"block={block_bytes}", f"a power of two from 4KiB to {most}MiB")
+    if shards & shards - 1:
+        raise StoreSpecError(f"shards={shards}", f"a power of two up to {SHARDS_MAX}")
+    if not block_bytes <= layout.capacity_bytes <= block_bytes * BLOCKS_MAX:
+        detail = f"of 1 to {BLOCKS_MAX} blocks of {block_bytes} bytes"
+        raise StoreSpecError(f"capacity={layout.capacity_bytes}", detail)

@@ -26,7 +26,7 @@ from ciel.core.refs import Future as Unmade
 from ciel.python import sessions
 from ciel.python.futures import Future
 from ciel.python.showing import Shown
-from ciel.python.tasks import Options, read_options, split_task
+from ciel.python.tasks import OptionError, Options, read_options, split_task
 
 if TYPE_CHECKING:
     from ciel.access.settings import MasterLocation
@@ -210,6 +210,12 @@ class Client(Shown, JobClient):
         names a text file with a path a line; returned is a list of futures. `options`: see
         `ciel.task`. Raises OptionError and as `submit`.
         """
+        if isinstance(argv, str | bytes) or not argv:
+            raise OptionError(
+                "argv", f"it is a list of the program and its arguments, not {argv!r:.80}"
+            )
+        if outputs < 1:
+            raise OptionError("outputs", f"it must be at least 1, not {outputs}")
         chosen = read_options(Options(name=str(argv[0])[:200]), options)
         line = [self._argument(item) for item in argv]
         inputs = [] if stdin is None else stdin if isinstance(stdin, list | tuple) else [stdin]

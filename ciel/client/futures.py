@@ -177,7 +177,13 @@ class ClientFuture(Shown, concurrent.futures.Future[T], Future[T]):
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         self._calls.expedite(self)
-        return super().exception(timeout)
+        found = super().exception(timeout)
+        if found is None and self._result is LATER:
+            try:  # asyncio asks here first, and would never hear of what `result` raises
+                self._value()
+            except Exception as error:
+                return error
+        return found
 
     def cancel(self) -> bool:
         if self.done():
@@ -195,8 +201,27 @@ class ClientFuture(Shown, concurrent.futures.Future[T], Future[T]):
     def __await__(self) -> Generator[Any, Any, T]:
         import asyncio
 
-        self._calls.expedite(self)
-        return asyncio.wrap_future(self).__await__()
+        loop = asyncio.get_running_loop()
+        told = loop.create_future()
+
+        def tell() -> None:
+            if not told.done():
+                told.set_result(None)
+
+        def wake(_: Any) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(tell)
+
+        # Not `asyncio.wrap_future`: that loses causes, and waits for ever where StopIteration came.
+        self.add_done_callback(wake)
+        try:
+            yield from told
+        except asyncio.CancelledError:
+            self.cancel()
+            raise
+        if self.cancelled():
+            raise asyncio.CancelledError
+        return self.result()
 
     def __iter__(self) -> Iterator[Any]:
         """Yield the items of a task that yields, once it is done; or those of the value."""

@@ -7,8 +7,8 @@ had again is dropped, and then what was used longest ago moves down (`moving`, `
 read below is loaded back when there is room. What is open stays where it is. A writer that finds no
 room has some made, and waits for it up to `wait_s`. The thread that opened the store is never kept
 waiting, as a reactor runs in it: there a writer that is under way goes beyond the capacity
-meanwhile, within a bound, and one that begins does so below. When nothing helps, `NoSpaceError`
-says what was wanted and what there is.
+meanwhile, within a bound, or ends below where it cannot; one that begins does so below. When
+nothing helps, `NoSpaceError` says what was wanted and what there is.
 
 Belongs to one process: another would move what this one reads. See docs/adr/0027.
 """
@@ -116,6 +116,8 @@ class TieredWriter(ObjectWriter):
         self._tiers = tiers
         self._is_above = is_above
         self._lacks_since_s: float | None = None
+        self._is_stuck = False
+        """Whether room is being made, which can neither be waited for nor be gone beyond."""
         self._is_over = False
         tiers.writing[is_above].add(id(self))
 
@@ -165,8 +167,13 @@ class TieredWriter(ObjectWriter):
             except ObjectConflictError:
                 self.abort()
                 raise
-            if self._is_above:
-                self._tiers.mover.used(self.object_id, info.size_bytes)
+            except NoSpaceError as error:
+                if not self._is_stuck:
+                    raise
+                info = self._commit_below(checksum, error)
+            else:
+                if self._is_above:
+                    self._tiers.mover.used(self.object_id, info.size_bytes)
         self._end()
         self._tiers.mover.look()
         return info
@@ -193,13 +200,30 @@ class TieredWriter(ObjectWriter):
             self.abort()
             raise
 
+    def _commit_below(self, checksum: str | None, error: NoSpaceError) -> ObjectInfo:
+        """Commit what is whole, and finds no room above in time, in the other level."""
+        try:
+            with self._tiers.begin_lower(self.object_id, error.wanted_bytes, error) as writer:
+                for piece in self._pieces():
+                    writer.write(piece)
+                info = writer.commit(checksum=checksum)
+        except ObjectConflictError:
+            self.abort()
+            raise
+        self._writer.abort()
+        return info
+
     def _digest(self) -> str:
         digest = xxhash.xxh3_64()
+        for piece in self._pieces():
+            digest.update(piece)
+        return str(digest.hexdigest())
+
+    def _pieces(self) -> Iterator[bytes]:
         offset_bytes = 0
         while piece := self._writer.read(offset_bytes, PIECE_BYTES):
-            digest.update(piece)
+            yield piece
             offset_bytes += len(piece)
-        return str(digest.hexdigest())
 
     # --- room -------------------------------------------------------------------------------------
 
@@ -239,6 +263,7 @@ class TieredWriter(ObjectWriter):
         has_overrun, self._writer.may_overrun = self._writer.may_overrun, False
         capacity_bytes = tiers.capacity_bytes
         if not self._is_above or has_overrun:
+            self._is_stuck = has_overrun
             raise error
         if capacity_bytes is not None and error.wanted_bytes > capacity_bytes:
             raise error
@@ -348,13 +373,21 @@ class TieredStore(ObjectStore):
     def _begin_below(
         self, object_id: str, size_hint_bytes: int | None, error: NoSpaceError
     ) -> TieredWriter:
+        return TieredWriter(
+            self.begin_lower(object_id, size_hint_bytes, error), self, is_above=False
+        )
+
+    def begin_lower(
+        self, object_id: str, size_hint_bytes: int | None, error: NoSpaceError
+    ) -> ObjectWriter:
+        """Begin below what found no room above, as `error` says."""
         try:
             writer = self._lower.begin(object_id, size_hint_bytes=size_hint_bytes)
         except NoSpaceError as below:
             available_bytes = max(error.available_bytes, below.available_bytes)
             raise NoSpaceError(error.wanted_bytes, available_bytes) from None
         self._spilled += 1
-        return TieredWriter(writer, self, is_above=False)
+        return writer
 
     def open(self, object_id: str) -> TieredReader:
         check_id(object_id)

@@ -3,6 +3,7 @@
 import asyncio
 import concurrent.futures
 import gc
+import os
 import threading
 import time
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ import pytest
 
 import ciel
 from ciel.client.errors import ClientClosedError
+from ciel.python.tasks import OptionError
 
 
 @pytest.fixture(scope="module")
@@ -122,8 +124,77 @@ def test_a_future_can_be_awaited(client: ciel.Client) -> None:
     assert asyncio.run(both()) == [1, 2, 3, 2]
 
 
-async def _value(future: ciel.Future[int]) -> int:
+async def _value(future: ciel.Future[Any]) -> Any:
     return await future
+
+
+class Homesick:
+    """Can be read in no process but the one that made it."""
+
+    def __init__(self) -> None:
+        self.pid = os.getpid()
+
+    def __setstate__(self, state: dict[str, int]) -> None:
+        if state["pid"] != os.getpid():
+            raise LookupError("not at home")
+
+
+def raise_it(kind: type[BaseException]) -> None:
+    raise kind("as it is")
+
+
+def test_a_result_that_cannot_be_read_here_is_an_exception_however_it_is_asked_for(
+    client: ciel.Client,
+) -> None:
+    future = client.submit(Homesick)
+    assert isinstance(future.exception(20), ciel.PackingError)
+    with pytest.raises(ciel.PackingError, match="LookupError: not at home"):
+        future.result(20)
+
+    async def within(waited: Any) -> Any:
+        async with asyncio.timeout(20):
+            return await waited
+
+    async def wrapped() -> Any:  # as `run_in_executor` does
+        future: Any = client.submit(Homesick)
+        return await asyncio.wrap_future(future)
+
+    for waited in (_value(future), _value(client.submit(Homesick)), wrapped()):
+        with pytest.raises(ciel.PackingError, match="LookupError: not at home"):
+            asyncio.run(within(waited))
+
+
+def test_awaiting_a_future_raises_what_its_result_would(client: ciel.Client) -> None:
+    async def within(future: Any) -> Any:
+        async with asyncio.timeout(20):
+            return await future
+
+    with pytest.raises(RuntimeError, match="StopIteration"):  # as in every coroutine
+        asyncio.run(within(client.submit(raise_it, StopIteration)))
+    with pytest.raises(TimeoutError, match="as it is") as caught:
+        asyncio.run(within(client.submit(raise_it, TimeoutError)))
+    assert isinstance(caught.value.__cause__, ciel.RemoteTraceback)
+
+
+def test_who_stops_awaiting_calls_off(client: ciel.Client) -> None:
+    futures: list[Any] = []
+
+    async def impatient() -> None:
+        futures.append(client.submit(time.sleep, 60))
+        async with asyncio.timeout(0.2):
+            await futures[0]
+
+    with pytest.raises(TimeoutError):
+        asyncio.run(impatient())
+    assert futures[0].cancelled()
+
+    async def called_off() -> None:
+        future: Any = client.submit(time.sleep, 60)
+        asyncio.get_running_loop().call_later(0.2, future.cancel)
+        await future
+
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(called_off())
 
 
 def test_a_callback_may_submit(client: ciel.Client) -> None:
@@ -168,6 +239,15 @@ def test_a_program_may_have_several_outputs(client: ciel.Client) -> None:
     script = 'set -- $(cat "$OUTPUT_FILES"); echo a > "$1"; echo b > "$2"'
     one, other = client.run(["sh", "-c", script], outputs=2)
     assert (one.result(20), other.result(20)) == (b"a\n", b"b\n")
+
+
+@pytest.mark.parametrize("argv, outputs", [([], 1), ("sort -u", 1), (["true"], 0), (["true"], -1)])
+def test_a_program_that_makes_no_sense_is_refused_and_harms_nothing(
+    client: ciel.Client, argv: Any, outputs: int
+) -> None:
+    with pytest.raises(OptionError, match=r"argv: it is a list|outputs: it must be at least 1"):
+        client.run(argv, outputs=outputs)
+    assert client.submit(increment, 1).result(20) == 2
 
 
 def test_a_value_is_put_once_and_read_by_many(client: ciel.Client) -> None:
