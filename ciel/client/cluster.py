@@ -37,6 +37,7 @@ from ciel.python.showing import Shown
 START_TIMEOUT_S = 30.0
 
 _DEATH_NOTICE_S = 0.5
+_SHARE_MIN_BYTES = 1 << 20
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -71,6 +72,7 @@ class LocalCluster(Shown):
             raise ValueError(f"a cluster has at least one worker with 1 to {SLOTS_MAX} slots")
         self._store = store or environ.get("CIEL_STORE") or None
         self._seats = _seats(self._store, workers)
+        self._share_bytes = _memory_share_bytes(workers)
         self.slots = slots or max(1, len(os.sched_getaffinity(0)) // workers)
         self._memory_bytes = memory_of_host() // workers
         self._switches = [*switches, *([] if delegates else ["--no-delegation"])]
@@ -298,6 +300,8 @@ class LocalCluster(Shown):
         given = text.split(",") if text else []
         if name == "shm":
             ours = {"instance": self._instances[number]}
+            if "arena=yes" not in given:  # whose memory is another
+                ours["capacity"] = str(self._share_bytes)
         elif name == "scc":
             shared = self._instances[0]
             ours = {"instance": shared, "cores": str(self._seats), "core": str(number)}
@@ -389,6 +393,15 @@ def _entries(directory: Path) -> Iterable[Path]:
         return list(directory.iterdir())
     except OSError:
         return []
+
+
+def _memory_share_bytes(workers: int) -> int:
+    """Return what each of so many stores under /dev/shm may take: half of it is for all of them."""
+    try:
+        device = os.statvfs("/dev/shm")
+    except OSError:
+        return _SHARE_MIN_BYTES  # the worker says what is wrong
+    return max(device.f_bavail * device.f_frsize // 2 // max(workers, 1), _SHARE_MIN_BYTES)
 
 
 def _seats(store: str | None, workers: int) -> int | None:

@@ -17,6 +17,7 @@ from ciel.client.errors import ClusterError, TaskFailedError
 from ciel.core.refs import Concrete
 from ciel.core.tasks import Needs
 from ciel.execution.kept import KEPT_ATTEMPTS_MAX
+from ciel.testing.homes import wait_for
 
 WAIT_S = 20.0
 
@@ -107,6 +108,14 @@ def test_nothing_is_left_but_logs(state: Path) -> None:
     assert list((state / "tmp").iterdir()) == []
     assert not any(path.exists() for path in shm)
     assert {path.suffix for path in cluster.directory.iterdir()} <= {".log", ".stderr"}
+
+
+def test_stores_in_memory_share_what_one_alone_would_have(state: Path) -> None:
+    half_bytes = os.statvfs("/dev/shm").f_blocks * os.statvfs("/dev/shm").f_frsize // 2
+    with LocalCluster(workers=3, slots=1, store="shm") as cluster, Client(cluster) as client:
+        wait_for(lambda: len(client.ask("stores")) == 6, "what stores tell")
+        told = [row["capacity_bytes"] for row in client.ask("stores") if row["name"] == "memory"]
+    assert 0 < sum(told) <= half_bytes
 
 
 def test_what_a_failed_task_left_is_kept_where_its_story_says() -> None:
