@@ -251,3 +251,13 @@ def merge(old: Reference, update: Reference) -> Reference:
         raise ValueError(f"references of two objects: {old.id} and {update.id}")
     row = MERGE_TABLE.get((type(old), type(update)))
     return old if row is None else row[1](old, update)
+
+
+def is_unlike(known: Reference | None, other: Reference) -> bool:
+    """Say whether two references to an object cannot mean the same content."""
+    if isinstance(known, Value) and isinstance(other, Value):
+        return known.encoded != other.encoded
+    sized = Value, Concrete, Sweetheart
+    if not isinstance(known, sized) or not isinstance(other, sized):
+        return False
+    return None not in (known.size_bytes, other.size_bytes) and known.size_bytes != other.size_bytes

@@ -18,7 +18,7 @@ from ciel.core.events import (
 )
 from ciel.core.ids import JobId, ObjectId
 from ciel.core.jobs import JobState
-from ciel.core.refs import Failure
+from ciel.core.refs import Failure, Reference
 from ciel.core.retries import BACK_OFF_FIRST_S, INPUT_LOSSES_MAX
 from ciel.core.tasks import Mentions, TaskState
 from ciel.master.state.workers import WorkerFacts
@@ -32,7 +32,7 @@ from ciel.testing.builders import (
     place_of,
     stored,
 )
-from ciel.testing.master_scenes import Cluster, inputs_lost, one, two
+from ciel.testing.master_scenes import Cluster, ask, inputs_lost, one, two
 
 # --- workers are lost -----------------------------------------------------------------------------
 
@@ -76,6 +76,33 @@ def test_a_report_of_a_superseded_attempt_is_dropped() -> None:
     cluster.done("w2", task, inline("a", b"right"), attempt=2)
     cluster.said("client: a is there", "client: completed")
     assert cluster.machine.graph.objects.reference(ObjectId("a")) == inline("a", b"right")
+
+
+@pytest.mark.parametrize(
+    "known, late, is_told",
+    [
+        (inline("a", b"right"), inline("a", b"right"), False),
+        (inline("a", b"right"), inline("a", b"wrong"), True),
+        (inline("a", b"right"), stored("a", "w1:8001", size_bytes=5000), True),
+        (stored("a", "w2:8001", size_bytes=5000), stored("a", "w1:8001", size_bytes=5000), False),
+        (stored("a", "w2:8001", size_bytes=5000), stored("a", "w1:8001", size_bytes=5001), True),
+    ],
+)
+def test_two_attempts_that_end_alike_are_one_and_unlike_ones_are_told_of(
+    known: Reference, late: Reference, is_told: bool
+) -> None:
+    """failures.md, W12: the first that counts wins, and the table has one value."""
+    cluster = two()
+    task = a_task("a")
+    cluster.job(task, want=["a"], open=True)
+    cluster.loses("w1")
+    cluster.joins(a_worker("w1"))
+    cluster.done("w2", task, known, attempt=2)
+    cluster.done("w1", task, late, attempt=1)
+    found = cluster.machine.graph.objects.reference(ObjectId("a"))
+    assert getattr(found, "size_bytes", None) == getattr(known, "size_bytes", None)
+    text = "attempt 1 on worker w1 made a, too, not the same to the byte; the first counts"
+    assert (text in str(ask(cluster, "task", job="last", task=task.id))) == is_told
 
 
 def test_what_a_lost_worker_held_is_made_again_if_needed() -> None:

@@ -28,6 +28,7 @@ from ciel.core.events import (
     RequestRefused,
     SubmitJob,
     TaskPrinted,
+    TaskReported,
     WantObjects,
     WatchJob,
 )
@@ -43,7 +44,7 @@ from ciel.core.jobs import (
     is_selector,
     summarise,
 )
-from ciel.core.refs import Failure, Reference, Value
+from ciel.core.refs import Failure, Reference, Value, is_unlike
 from ciel.core.removal import hand_over, remove
 from ciel.core.retries import (
     Blame,
@@ -456,6 +457,16 @@ class JobDesk(ABC):
         if failure is not None and task.spec.id not in self.stories:
             self._tell(task, f"attempt {task.attempt} failed: {failure.reason}: {failure.text}")
         self._tell(task, "its user had it tried again")
+
+    def _tell_of_unlike(self, worker_id: str, report: TaskReported) -> None:
+        """An attempt that counts no more has ended as well: tell if it made something else."""
+        for late in report.published:
+            node = self.graph.objects.nodes.get(late.id)
+            if node is None or node.producer is None or not is_unlike(node.ref, late):
+                continue
+            made = f"attempt {report.attempt} on worker {worker_id} made {late.id}, too"
+            # Those of Python values tell how long they took, too.
+            self._tell(node.producer, f"{made}, not the same to the byte; the first counts")
 
     def _tell(self, task: TaskNode, text: str) -> None:
         self.stories.setdefault(task.spec.id, Story()).tell(self._now_s, text)

@@ -212,6 +212,7 @@ class MasterMachine(ChildDesk):
         if task is None:
             self._superseded(worker, report.task, report.attempt)
             self._drop_unlisted(worker, report.published)
+            self._tell_of_unlike(worker.facts.id, report)
             return
         if (task.spec.id, task.attempt) in worker.recalled:
             self.dispatcher.returned.add(task)
