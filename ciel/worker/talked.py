@@ -190,8 +190,8 @@ class Talked(Attempt):
         def come(lost: tuple[Losses, str] | None) -> None:
             if lost is None:
                 again()
-            else:
-                self._lose(*lost)
+            else:  # nobody was asked for what was to grow here
+                self._lose(lost[0] or ((ref.id, self._netloc),), lost[1])
 
         late = self._late(come)
         self._place.owner.fetch(ref, fetched)
