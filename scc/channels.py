@@ -7,8 +7,8 @@ from typing import Final
 
 from ciel.scc.ring import Lookout, Ring, make_segment
 
-CAPACITY_BYTES: Final = 256 * 1024
-"""Of each direction between daemons: about what a socket holds; batches are larger than calls."""
+CAPACITY_BYTES: Final = 128 * 1024
+"""Of each direction between daemons: more than a batch, and little of what a core's cache holds."""
 
 SPIN_US: Final = 300.0
 """How long somebody looks before sleeping, where that is on: longer than a peer on another core

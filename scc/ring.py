@@ -15,7 +15,6 @@ from ciel.scc.builds import load
 CAPACITY_BYTES: Final = 64 * 1024
 """Of each direction: many calls of a program; a larger one goes through in pieces."""
 
-READ_BYTES: Final = 64 * 1024
 LOOKS_PER_US: Final = 40
 """A look with the pause before it takes some 25 ns; patience is counted, never timed."""
 
@@ -98,7 +97,7 @@ class Ring:
             self._let_go()
             raise RingError(result, number)
         self._patience = make_patience(spin_us)
-        self._buffer = _ffi.new("char[]", READ_BYTES)
+        self._buffer = _ffi.new("char[]", self.capacity_bytes)
         self._view = _ffi.buffer(self._buffer)
 
     def close(self) -> None:
@@ -127,8 +126,8 @@ class Ring:
         return count if count >= 0 else _checked(count)
 
     def read(self) -> bytes:
-        """Return what is there, at most READ_BYTES; empty if nothing is. Raises RingError."""
-        count: int = _lib.ring_read(self._side, self._buffer, READ_BYTES)
+        """Return all that is there; empty if nothing is. Raises RingError."""
+        count: int = _lib.ring_read(self._side, self._buffer, len(self._buffer))
         if count <= 0:
             _checked(count)
             return b""

@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
+#include <sched.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -410,11 +411,16 @@ static uint32_t looks_of(const struct ring_patience *patience)
     return patience == NULL || patience->looks < RING_LOOKS_MIN ? 0 : patience->looks;
 }
 
-/* Say now and then whether something else is there that the loop waits for. */
+/* Now and then let others have this core, above all whom we wait for: a scheduler may have put both
+ * on one, where each would look for the rest of its time while the other has something to say. Say
+ * whether something else is there that the loop waits for. */
 static bool is_wanted_elsewhere(const struct ring_patience *patience, uint32_t left)
 {
     struct pollfd also = {.fd = patience->also_fd, .events = POLLIN};
-    return left % LOOKS_PER_GLANCE == 0 && also.fd > 0 && poll(&also, 1, 0) > 0;
+    if (left % LOOKS_PER_GLANCE)
+        return false;
+    sched_yield();
+    return also.fd > 0 && poll(&also, 1, 0) > 0;
 }
 
 /* --- waiting --------------------------------------------------------------------------------- */
@@ -438,6 +444,8 @@ int ring_wait(struct ring *ring, struct ring_patience *patience, bool wants_room
     for (;;) {
         int32_t found = look(ring, wants);
         for (uint32_t left = looks_of(patience); found == 0 && left > 0; left--) {
+            if (is_wanted_elsewhere(patience, left))
+                break;
             port_pause();
             found = look(ring, wants);
             if (found != 0)

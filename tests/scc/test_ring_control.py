@@ -21,7 +21,7 @@ import pytest
 from ciel.access.keys import Key, Role
 from ciel.core.events import Answer, Ask, Message
 from ciel.net.channels import Channels, ChannelTransport
-from ciel.net.control import ControlPeer
+from ciel.net.control import CONGESTED_BYTES, ControlPeer
 from ciel.net.transports import ControlFactory, Listener, connect, listen
 from ciel.net.turns import Turns
 from ciel.scc.channels import CAPACITY_BYTES, RingKind
@@ -218,12 +218,13 @@ def test_a_peer_that_pauses_is_not_read_from_and_congests_the_other(house: House
     peer = house.call_by_way()
     other = house.accepting.peers[0]
     house.run(other.pause)
-    for number in range(8):
+    count = CONGESTED_BYTES // CAPACITY_BYTES + 2  # one of them is in the ring
+    for number in range(count):
         ask(house, peer, number, "x" * CAPACITY_BYTES)
     assert house.run(lambda: peer.is_congested)
     assert not house.accepting.said
     house.run(other.resume)
-    wait_for(lambda: len(house.calling.said) == 8, "all answers")
+    wait_for(lambda: len(house.calling.said) == count, "all answers")
     assert house.calling.drained.is_set()
 
 
