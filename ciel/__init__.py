@@ -8,6 +8,7 @@ below the client never loads it.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from ciel import joblib_name as joblib_name
 from ciel import pure as pure  # before anything that may have been compiled
 
 if TYPE_CHECKING:

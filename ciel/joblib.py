@@ -1,5 +1,5 @@
-"""A backend of joblib: `joblib.parallel_config("ciel")`. To import this registers it, and so does
-every client that is opened after joblib was imported.
+"""A backend of joblib: `joblib.parallel_config("ciel")`. joblib knows the name once `ciel` and it
+are imported, and loads this when the name is used (`ciel.joblib_name`).
 """
 
 from __future__ import annotations

@@ -15,7 +15,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, overload
 
@@ -24,7 +23,7 @@ from ciel.core.events import Message, WatchJob
 from ciel.core.refs import REFERENCE_TYPES, Reference
 from ciel.core.refs import Future as Unmade
 from ciel.python import sessions
-from ciel.python.futures import Future
+from ciel.python.futures import Future, futures_in, require_future
 from ciel.python.showing import Shown
 from ciel.python.tasks import OptionError, Options, read_options, split_task
 
@@ -84,8 +83,6 @@ class Client(Shown, JobClient):
             cluster_options=cluster_options,
         )
         sessions.enter(self)
-        if "joblib" in sys.modules:
-            import_module("ciel.joblib")  # so that it knows us by name
 
     def __enter__(self) -> Self:
         sessions.leave(self)
@@ -293,14 +290,13 @@ class Client(Shown, JobClient):
                     raise TimeoutError(f"not all values were there after {timeout} s")
                 failed[0].result()
             return type(futures)(future.result() for future in futures)
+        require_future(futures)
         return futures.result(timeout)
 
     def gather(self, *futures: Any) -> list[Any]:
         """Return the values of futures, in order; see `ciel.gather`."""
-        listed = (
-            futures[0] if len(futures) == 1 and isinstance(futures[0], list | tuple) else futures
-        )
-        return list(self.get(list(listed)))
+        is_one = len(futures) == 1 and not isinstance(futures[0], Future)
+        return list(self.get(futures_in(futures[0]) if is_one else list(futures)))
 
     def wait(
         self,
@@ -317,9 +313,7 @@ class Client(Shown, JobClient):
 
     def cancel(self, futures: Any) -> None:
         """Call off a future, or several; what runs for them alone is stopped."""
-        for future in (
-            futures if isinstance(futures, Iterable) and not _is_future(futures) else [futures]
-        ):
+        for future in [futures] if isinstance(futures, Future) else futures_in(futures):
             future.cancel()
 
     # --- for people -------------------------------------------------------------------------------
@@ -375,10 +369,6 @@ class Client(Shown, JobClient):
         super()._on_lost(error)
         if self._calls is not None:
             self._calls.lose(self._lost or error)
-
-
-def _is_future(item: Any) -> bool:
-    return hasattr(item, "__ciel_future__")
 
 
 def _part_size(count: int, slots: int) -> int:

@@ -29,6 +29,7 @@ from ciel.core.tasks import Mentions
 from ciel.python import calls
 from ciel.python.contents import VALUE, Outcome, encode
 from ciel.python.failures import packing_error
+from ciel.python.futures import futures_in
 from ciel.python.packing import UnpackedError, pack_with_futures
 from ciel.python.tasks import USUAL, Options
 from ciel.wire.references import to_array
@@ -427,16 +428,25 @@ class Calls(Results):
     def wait(
         self, futures: Iterable[Any], timeout: float | None, return_when: str
     ) -> tuple[set[Any], set[Any]]:
-        listed = set(futures)
+        listed = set(futures_in(futures))
         for future in listed:
             self.expedite(future)
+        if timeout is None or timeout > 0:
+            self.require_done(list(listed), return_when)
         return tuple(concurrent.futures.wait(listed, timeout, return_when))  # type: ignore[return-value]  # two
 
     def as_completed(self, futures: Iterable[Any], timeout: float | None) -> Iterator[Any]:
-        listed = list(futures)
+        listed = futures_in(futures)
         for future in listed:
             self.expedite(future)
+        if self._client.is_delivering and (timeout is None or timeout > 0):
+            return self._done_first(listed)
         return concurrent.futures.as_completed(listed, timeout)
+
+    def _done_first(self, listed: list[Any]) -> Iterator[Any]:
+        """Yield those that are done, as nobody can wait here for the others."""
+        yield from [future for future in dict.fromkeys(listed) if future.done()]
+        self.require_done(listed)
 
 
 def _in_words(error: UnpackedError) -> UnpackedError:

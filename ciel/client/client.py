@@ -20,6 +20,7 @@ from ciel.client import data
 from ciel.client.changes import Changes
 from ciel.client.connection import Connection, open_connection
 from ciel.client.errors import (
+    CallbackWaitError,
     ClientClosedError,
     ClientError,
     NoMasterError,
@@ -302,7 +303,8 @@ class Client:
     def wait_until(self, condition: Callable[[], bool], timeout_s: float | None, what: str) -> None:
         """Wait until `condition`, called with the lock held after each delivery, is true.
 
-        Raises WaitTimeoutError, ConnectionLostError, and what `condition` raises.
+        Raises WaitTimeoutError, ConnectionLostError, CallbackWaitError, and what `condition`
+        raises.
         """
 
         def is_over() -> bool:
@@ -312,7 +314,11 @@ class Client:
                 raise self._lost
             return False
 
-        if not self._changed.wait_for(is_over, timeout_s):
+        if self.is_delivering and (timeout_s is None or timeout_s > 0):
+            with self._changed:
+                if not is_over():
+                    raise CallbackWaitError(what)
+        elif not self._changed.wait_for(is_over, timeout_s):
             raise WaitTimeoutError(what, timeout_s or 0.0)
 
     def take_time(self, interval_s: float) -> None:

@@ -68,6 +68,18 @@ class ForkedError(ClientError):
         self.owner_pid = owner_pid
 
 
+class CallbackWaitError(ClientError, RuntimeError):
+    """A callback would wait for what can come only when it has returned; `what` names that."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(
+            f"a callback cannot wait for {what}: it runs in the thread that brings news, so it "
+            "would wait for ever. Ask only what is done, give other futures callbacks of their "
+            "own, or wait in a thread of yours"
+        )
+        self.what = what
+
+
 class QueryError(ClientError):
     """The master could not answer; its own words."""
 

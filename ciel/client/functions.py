@@ -1,4 +1,6 @@
-"""Functions on their way into calls: each is packed once for as long as it lives."""
+"""Functions on their way into calls: each is packed once for as long as it lives, and once more
+when a variable that travels with it has become another object.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +14,7 @@ from typing import Any, Final
 import cloudpickle
 
 from ciel.client.futures import PackedFunction, Tally
+from ciel.client.variables import Variables
 from ciel.core.refs import Reference
 from ciel.python.calls import Function, function_of
 from ciel.python.failures import packing_error
@@ -30,14 +33,16 @@ class Functions:
         self._lock = threading.Lock()
         self.tallies: dict[str, Tally] = {}
         """The calls of all functions, by name, in the order of their first."""
-        self._known: dict[tuple[int, Options], tuple[Any, PackedFunction]] = {}
+        self._known: dict[tuple[int, Options], tuple[Any, PackedFunction, Variables]] = {}
 
     def find(self, function: Callable[..., Any], options: Options) -> PackedFunction:
         """Return a function as it travels; raises PackingError, which says what has no bytes."""
         key = (id(function), options)
         known = self._known.get(key)
-        if known is not None and known[0]() is function:
+        if known is not None and known[0]() is function and known[2].are_as_before():
             return known[1]
+        _see_to_module(function)
+        variables = Variables(function)  # before it is packed: another thread may change one
         packed = self._pack(function, options)
         try:
             kept: Any = weakref.ref(function, lambda _: self._known.pop(key, None))
@@ -46,17 +51,16 @@ class Functions:
                 return packed  # a new one each time
             kept = lambda: function  # noqa: E731  # it is kept as long as the client
         with self._lock:
-            self._known[key] = (kept, packed)
+            self._known[key] = (kept, packed, variables)
         return packed
 
     def known(self) -> list[PackedFunction]:
         """List the functions that were called."""
         with self._lock:
-            return [packed for _, packed in self._known.values()]
+            return [packed for _, packed, _ in self._known.values()]
 
     def _pack(self, function: Callable[..., Any], options: Options) -> PackedFunction:
         name = name_of(function, options)
-        _see_to_module(function)
         try:
             content = cloudpickle.dumps(function, PROTOCOL)
         except Exception:  # of anybody's __reduce__

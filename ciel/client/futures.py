@@ -171,12 +171,12 @@ class ClientFuture(Shown, concurrent.futures.Future[T], Future[T]):
         self._outcome: Outcome | None = None
 
     def result(self, timeout: float | None = None) -> T:
-        self._calls.expedite(self)
+        self._expect(timeout)
         found = super().result(timeout)
         return self._value() if found is LATER else found
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        self._calls.expedite(self)
+        self._expect(timeout)
         found = super().exception(timeout)
         if found is None and self._result is LATER:
             try:  # asyncio asks here first, and would never hear of what `result` raises
@@ -184,6 +184,11 @@ class ClientFuture(Shown, concurrent.futures.Future[T], Future[T]):
             except Exception as error:
                 return error
         return found
+
+    def _expect(self, timeout: float | None) -> None:
+        self._calls.expedite(self)
+        if self._state != "FINISHED" and (timeout is None or timeout > 0):
+            self._calls.require_done([self])
 
     def cancel(self) -> bool:
         if self.done():
@@ -255,6 +260,11 @@ class ClientFuture(Shown, concurrent.futures.Future[T], Future[T]):
     def waiting_call(self) -> WaitingCall | None:
         """The call, as long as it was not sent."""
         return self._call
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether it is known to have failed; nothing is read for that."""
+        return self._exception is not None
 
     def sent_as(self, lot: Lot, place: int) -> None:
         """Learn where the value will be."""

@@ -13,9 +13,11 @@ import mmap
 import threading
 from abc import ABC, abstractmethod
 from collections import deque
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from ciel.client.errors import (
+    CallbackWaitError,
     ClientError,
     JobEndedError,
     ObjectUnreadableError,
@@ -27,6 +29,7 @@ from ciel.core.refs import Failure, Reference, Value
 from ciel.python.contents import ERROR, ITEM, MOVED, RETURNED, VALUE, Outcome, decode, read_stream
 from ciel.python.failures import error_of, packing_error, unpack_error
 from ciel.python.packing import UnpackedError, unpack
+from ciel.python.sessions import ALL_COMPLETED, FIRST_COMPLETED
 from ciel.wire.references import from_array
 
 if TYPE_CHECKING:
@@ -87,6 +90,22 @@ class Results(ABC):
     @abstractmethod
     def expedite(self, future: ClientFuture[Any]) -> None:
         """Somebody waits for a future: send what it needs, if that was not sent."""
+
+    def require_done(
+        self, futures: Sequence[ClientFuture[Any]], return_when: str = ALL_COMPLETED
+    ) -> None:
+        """Raise CallbackWaitError if to wait for these futures would hold up the very thread that
+        brings their results.
+        """
+        if not self._client.is_delivering:
+            return
+        missing = [future for future in futures if not future.done()]
+        is_enough = return_when != ALL_COMPLETED and any(
+            future.done() and (return_when == FIRST_COMPLETED or future.has_failed)
+            for future in futures
+        )
+        if missing and not is_enough:
+            raise CallbackWaitError(f"the result of {missing[0].name}")
 
     @abstractmethod
     def call_off(self, future: ClientFuture[Any]) -> None:

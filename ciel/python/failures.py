@@ -114,17 +114,32 @@ def pack_error(
         add_locals(told, error)
     text = _cut("".join(told.format()))
     kind = f"{type(error).__module__}.{type(error).__qualname__}".removeprefix("builtins.")
-    try:
-        packed = pack(error.with_traceback(None))
-        head = packed.head if packed.size_bytes <= ERROR_MAX_BYTES and not packed.buffers else None
-        if head is not None:
-            unpack(head)  # many can be pickled and not unpickled again
-    except Exception:  # of anybody's class
-        head = None
-    finally:
-        error.__traceback__ = trace
+    head = _pack_alone(error.with_traceback(None))
+    error.with_traceback(trace)
     notes = list(getattr(error, "__notes__", ()))
     return pickle.dumps((head, text, kind, notes, worker), PROTOCOL)
+
+
+def _pack_alone(error: BaseException) -> bytes | None:
+    """Pack an exception so that it can be read again, of its own class and with its own `args`;
+    None if that cannot be, or is too large.
+    """
+    try:
+        packed = pack(error)
+        if packed.size_bytes > ERROR_MAX_BYTES:
+            return None
+        if not packed.buffers and unpack(packed.head).args == error.args:
+            return packed.head
+    except Exception:  # of anybody's class
+        pass
+    try:
+        from ciel.python.rebuilding import pack_rebuilt
+
+        head = pack_rebuilt(error)
+        unpack(head)
+    except Exception:  # as above
+        return None
+    return head if len(head) <= ERROR_MAX_BYTES else None
 
 
 def unpack_error(packed: bytes, where: str = "") -> BaseException:
@@ -138,14 +153,15 @@ def unpack_error(packed: bytes, where: str = "") -> BaseException:
             notes = [*notes, f"it could not be unpickled here: {type(reason).__name__}: {reason}"]
     if not isinstance(error, BaseException):
         error = RemoteError(f"a task raised {kind}, which cannot be pickled:\n{text}", kind=kind)
-    for note in notes:
-        if note not in getattr(error, "__notes__", ()):
-            error.add_note(note)
+    told = list(getattr(error, "__notes__", ()))
+    told += [note for note in notes if note not in told]
     if where:
         is_whole = not worker or " on worker " in where
-        error.add_note(where if is_whole else f"{where} on worker {worker}")
+        told.append(where if is_whole else f"{where} on worker {worker}")
+    if told:
+        object.__setattr__(error, "__notes__", told)  # frozen classes refuse `add_note`
     if not isinstance(error, RemoteError):
-        error.__cause__ = RemoteTraceback(text)
+        object.__setattr__(error, "__cause__", RemoteTraceback(text))
     return error
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from typing import Any, Generic, TypeVar
 
 from ciel.python.packing import embed
@@ -58,3 +58,21 @@ class Future(Generic[T]):
 
     def __reduce__(self) -> Any:
         return embed(self)
+
+
+def futures_in(given: Any) -> list[Any]:
+    """Return several futures as a list; raises TypeError, which names what is none."""
+    if isinstance(given, Future) or not isinstance(given, Iterable):
+        raise TypeError(f"several futures are expected, in a list or the like, not {given!r:.80}")
+    listed = list(given)
+    for item in listed:
+        require_future(item)
+    return listed
+
+
+def require_future(item: Any) -> None:
+    """Raise TypeError for what is no future, and name it."""
+    if not isinstance(item, Future):
+        raise TypeError(
+            f"a future of ciel's is expected, as 'submit' and 'spawn' return it, not {item!r:.80}"
+        )

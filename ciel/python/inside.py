@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar
 
 from ciel.core.tasks import USUAL_NEEDS
 from ciel.python.contents import ERROR, MOVED, VALUE, Outcome
-from ciel.python.futures import Future
+from ciel.python.futures import Future, futures_in
 from ciel.python.packing import PROTOCOL, Buffer, Packed, UnpackedError, pack_with_futures, unpack
 from ciel.python.sessions import (
     ALL_COMPLETED,
@@ -390,7 +390,7 @@ class TaskSession:
         """See `sessions.wait`; of timeouts only 0 counts."""
         if return_when not in (ALL_COMPLETED, FIRST_COMPLETED, FIRST_EXCEPTION):
             raise ValueError(f"return_when must not be {return_when!r}")
-        listed = list(futures)
+        listed = futures_in(futures)
         while True:
             done = {future for future in listed if future.done()}
             waiting = [future.found().work for future in listed if future not in done]
@@ -403,7 +403,7 @@ class TaskSession:
 
     def as_completed(self, futures: Iterable[Any], timeout: float | None) -> Iterator[Any]:
         """See `sessions.as_completed`."""
-        waiting = set(futures)
+        waiting = set(futures_in(futures))
         while waiting:
             done, waiting = self.wait(waiting, timeout, FIRST_COMPLETED)
             if not done:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from ciel.core.errors import CielError
+from ciel.python.futures import futures_in
 
 if TYPE_CHECKING:
     from ciel.python.futures import Future
@@ -116,7 +117,8 @@ def gather(*futures: Any) -> list[Any]:
     what the first one that failed, in order, raises.
     """
     first = futures[0] if len(futures) == 1 else None
-    listed = futures if first is None or hasattr(first, "__ciel_future__") else list(first)
+    is_one = first is None or hasattr(first, "__ciel_future__")
+    listed = futures if is_one else futures_in(first)
     wait(listed)
     return [future.result() for future in listed]
 

@@ -160,10 +160,7 @@ class Task(Shown, Generic[P, R]):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         name = getattr(self, "__qualname__", "")
-        module = sys.modules.get(getattr(self, "__module__", None) or "")
-        if module is not None and _is_elsewhere(module.__name__) and _found(module, name) is self:
-            return name
-        return object.__reduce_ex__(self, protocol)
+        return name if goes_by_name(self) else object.__reduce_ex__(self, protocol)
 
     def _facts(self) -> Iterator[tuple[str, Any]]:
         options = self.task_options
@@ -189,6 +186,16 @@ class _Bound:
 
     def options(self, **options: Any) -> _Bound:
         return _Bound(self._task.options(**options), self._instance)
+
+
+def goes_by_name(thing: Any) -> bool:
+    """Whether others find a function, a task or a class by its name, in its module."""
+    module = sys.modules.get(getattr(thing, "__module__", None) or "")
+    return (
+        module is not None
+        and _is_elsewhere(module.__name__)
+        and _found(module, getattr(thing, "__qualname__", "")) is thing
+    )
 
 
 def _is_elsewhere(module_name: str) -> bool:

@@ -26,6 +26,11 @@ LOOK_FIRST_S, LOOK_MAX_S = 0.005, 0.25
 CANCEL_MAX_S = 1.0
 """So long coroutines that were left behind may take to end."""
 
+TURNS_TO_BE_HEARD = 3
+"""So often the loop comes round until what is due has cancelled us, if that is what it does: it is
+found; it runs; and whom it woke up does (`asyncio.wait_for`).
+"""
+
 home: ContextVar[Any] = ContextVar("home", default=None)
 """Where the works of a coroutine wait to be run."""
 
@@ -92,6 +97,12 @@ class Looping:
         self._requests.append((work, future))
         self._look_s = LOOK_FIRST_S
         return future
+
+    @property
+    def is_late(self) -> bool:
+        """Whether something is due, such as the end of an `asyncio.timeout`."""
+        timers = self.loop._scheduled  # type: ignore[attr-defined]  # there is no other way to ask
+        return bool(timers) and bool(timers[0].when() <= self.loop.time())
 
     def stop(self) -> None:
         """Leave the loop if what it was run for has ended."""
@@ -259,6 +270,9 @@ def _settled(evaluator: Evaluator, goal: Work) -> Generator[Any, Any, None]:
             yield from looping.request(work)
             continue
         needed = evaluator.advance(work)
+        if looping.is_late:
+            for _ in range(TURNS_TO_BE_HEARD):
+                yield
         if shorten(stack):
             continue
         for need in needed:

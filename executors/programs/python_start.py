@@ -5,21 +5,43 @@ tasks says why, in one line for each of them. Nothing here needs more than Pytho
 import sys
 
 _PROGRAM = "ciel.executors.programs.python"
+_OLDEST = (3, 11)
+"""What ciel needs: its `requires-python`."""
 
 
 def _why_not(expected: str) -> "str | None":  # older interpreters read this
     """Say why this interpreter cannot run tasks of a worker of this version; None if it can."""
+    if sys.version_info < _OLDEST:
+        return f"it is older than what ciel needs, {_python(_OLDEST)}; name another by 'python='"
     try:
         import ciel
 
         found = ciel.__version__
         if found != expected:
-            return f"it has ciel {found}, the worker has ciel {expected}: both must be the same"
+            why = f"it has ciel {found}, the worker has ciel {expected}: both must be the same"
+            return f"{why}; name another by 'python='"
         __import__(_PROGRAM)
         __import__("cloudpickle")
     except Exception as error:  # of whatever is there under that name
-        return f"{type(error).__name__}: {error}; install ciel {expected} there"
+        why = f"{type(error).__name__}: {error}"
+        return f"{why}; install ciel {expected} there, or name another by 'python='"
     return None
+
+
+def _differs(task: dict) -> "str | None":  # type: ignore[type-arg]  # as above
+    """Say that a call was made by another Python than this one; None if not, or nobody knows."""
+    import base64
+    import pickle
+
+    if sys.version_info < _OLDEST or "calls" not in task:
+        return None
+    try:
+        version = pickle.loads(base64.b64decode(task["calls"]))[0]  # see `ciel.python.calls`
+        if version[:2] == sys.version_info[:2]:
+            return None
+    except Exception:  # these are no calls
+        return None
+    return f"the call was made by {_python(version)}, which it is not; name that by 'python='"
 
 
 def _refuse(why: str) -> None:
@@ -27,15 +49,6 @@ def _refuse(why: str) -> None:
     import json
     import struct
 
-    version = f"Python {sys.version_info[0]}.{sys.version_info[1]}"
-    text = f"{sys.executable} ({version}) cannot run tasks: {why}, or name another by 'python='"
-    said = b""
-    for call in (
-        ["error", {"report": text, "reason": "BAD_ARGUMENTS"}],
-        ["exit", {"keep_process": "may_keep"}],
-    ):
-        payload = json.dumps(call).encode("ascii")
-        said += struct.pack(">I", len(payload)) + payload
     with open(sys.argv[-3], "wb", 0) as writes, open(sys.argv[-1], "rb") as reads:
         while True:
             length = reads.read(4)
@@ -44,8 +57,20 @@ def _refuse(why: str) -> None:
             call = json.loads(reads.read(struct.unpack(">I", length)[0]).decode("utf-8"))
             if call[0] == "die":
                 return
-            if call[0] == "start_task":
-                writes.write(said)
+            if call[0] != "start_task":
+                continue
+            here = f"{sys.executable} ({_python(sys.version_info)}) cannot run tasks"
+            text = f"{here}: {_differs(call[1]) or why}"
+            for said in (
+                ["error", {"report": text, "reason": "BAD_ARGUMENTS"}],
+                ["exit", {"keep_process": "may_keep"}],
+            ):
+                payload = json.dumps(said).encode("ascii")
+                writes.write(struct.pack(">I", len(payload)) + payload)
+
+
+def _python(version: tuple) -> str:  # type: ignore[type-arg]  # as above
+    return f"Python {version[0]}.{version[1]}"
 
 
 def _start() -> None:

@@ -61,6 +61,37 @@ with ciel.multiprocessing.Pool() as pool: print(pool.map(work, range(3)))
 SAID = "6\n6765\nb'a\\nb\\n'\n42\n[1, 2, 3]\n(3,)\n[1, 2, 3]\n"
 
 
+ANEW = """
+import ciel
+c = ciel.Client()
+def helper(x):
+    return x + scale
+
+scale = 1
+def f(x):
+    return helper(x)
+
+print(c.submit(f, 1).result())
+scale = 10
+print(c.submit(f, 1).result())
+def helper(x):
+    return -x
+
+print(c.submit(f, 1).result(), list(c.map(f, range(3))))
+"""
+
+
+def test_what_is_typed_anew_is_seen_by_functions_that_were_called_before(
+    client: Client, cluster: HandCluster, tmp_path: Path
+) -> None:
+    del client  # it is in the environment
+    ended = subprocess.run(
+        [sys.executable, "-q", "-i"], input=ANEW + "c.close()\n", cwd=tmp_path,
+        env=cluster.home.environ, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert (ended.stdout, ended.returncode) == ("2\n11\n-1 [0, -1, -2]\n", 0), ended.stderr
+
+
 def test_the_prompt_of_python(client: Client, cluster: HandCluster, tmp_path: Path) -> None:
     del client  # it is in the environment
     ended = subprocess.run(

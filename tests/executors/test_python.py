@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from base64 import b64encode
 from collections.abc import Callable, Iterator
+from importlib.metadata import metadata
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from ciel.core.ids import ObjectId
 from ciel.core.refs import Fixed, Future, Value
 from ciel.core.tasks import Needs
 from ciel.execution.executor import BadArgumentsError, Fail, Finish, Talk, Task
+from ciel.executors.programs import python_start
 from ciel.executors.python import PythonExecutor
 from ciel.executors.python_calls import PythonConversation
 from ciel.python.contents import MOVED, decode
@@ -101,6 +103,11 @@ def test_programs_of_each_interpreter_are_of_a_kind() -> None:
     assert other.program.argv[0] == "/usr/bin/python3"
     assert ours.kind != other.kind
     assert ours.program.env == {"PYTHONHASHSEED": "0"}
+
+
+def test_what_interpreters_are_told_is_what_the_package_requires() -> None:
+    required = ".".join(map(str, python_start._OLDEST))
+    assert metadata("ciel")["Requires-Python"] == f">={required}"
 
 
 def test_a_process_that_waits_goes_on_with_what_it_waited_for_in_its_order() -> None:

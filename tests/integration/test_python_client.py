@@ -4,17 +4,20 @@ import asyncio
 import concurrent.futures
 import gc
 import os
+import queue
+import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
 import numpy as np
 import pytest
 
 import ciel
-from ciel.client.errors import ClientClosedError
+from ciel.client.errors import CallbackWaitError, ClientClosedError
 from ciel.python.tasks import OptionError
 
 
@@ -208,6 +211,125 @@ def test_a_callback_may_submit(client: ciel.Client) -> None:
     client.submit(increment, 1).add_done_callback(go_on)
     assert told.wait(20)
     assert seen[0].result(20) == 3
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda client, other, done: other.result(),
+        lambda client, other, done: other.result(5),
+        lambda client, other, done: other.exception(),
+        lambda client, other, done: client.get([done, other]),
+        lambda client, other, done: ciel.wait([done, other]),
+        lambda client, other, done: ciel.wait([other], return_when="FIRST_COMPLETED"),
+        lambda client, other, done: ciel.wait([done, other], return_when="FIRST_EXCEPTION"),
+        lambda client, other, done: list(client.as_completed([done, other])),
+        lambda client, other, done: list(client.map(increment, [1, 2], chunksize=1)),
+        lambda client, other, done: client.slot_count(),
+    ],
+)
+def test_a_callback_that_would_wait_for_ever_is_told_what_to_do_instead(
+    client: ciel.Client, ask: Callable[[ciel.Client, Any, Any], Any]
+) -> None:
+    caught = in_a_callback(client, ask)
+    assert isinstance(caught, CallbackWaitError), caught
+    assert "callbacks of their own" in str(caught)
+    assert client.submit(increment, 1).result(20) == 2
+
+
+@pytest.mark.parametrize(
+    "ask, answer",
+    [
+        (lambda client, other, done: done.result(), 2),
+        (lambda client, other, done: done.exception(), None),
+        (lambda client, other, done: client.get([done, done]), [2, 2]),
+        (lambda client, other, done: ciel.gather(done), [2]),
+        (lambda client, other, done: ciel.wait([done, other], timeout=0)[0] == {done}, True),
+        (
+            lambda client, other, done: (
+                ciel.wait([done, other], None, "FIRST_COMPLETED")[0] == {done}
+            ),
+            True,
+        ),
+        (lambda client, other, done: next(client.as_completed([other, done])) is done, True),
+        (lambda client, other, done: list(client.as_completed([done])) == [done], True),
+    ],
+)
+def test_a_callback_may_ask_for_what_is_done(
+    client: ciel.Client, ask: Callable[[ciel.Client, Any, Any], Any], answer: Any
+) -> None:
+    assert in_a_callback(client, ask) == answer
+
+
+def in_a_callback(client: ciel.Client, ask: Callable[[ciel.Client, Any, Any], Any]) -> Any:
+    """Return what `ask` returns or raises that is called when a future is done, and another not."""
+    said: queue.Queue[Any] = queue.Queue()
+    other = client.submit(time.sleep, 60)
+
+    def called(done: Any) -> None:
+        try:
+            said.put(ask(client, other, done))
+        except Exception as error:
+            said.put(error)
+
+    client.submit(increment, 1).add_done_callback(called)
+    found = said.get(timeout=20)
+    assert other.cancel()
+    return found
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda client, future: client.get(3),
+        lambda client, future: client.get([future, 3]),
+        lambda client, future: client.get({"a": 3}),
+        lambda client, future: client.gather(3),
+        lambda client, future: client.gather(future, 3),
+        lambda client, future: client.wait(3),
+        lambda client, future: client.wait([future, 3]),
+        lambda client, future: client.as_completed([3]),
+        lambda client, future: client.cancel(3),
+        lambda client, future: client.cancel([3]),
+        lambda client, future: ciel.gather(3),
+        lambda client, future: ciel.gather([future, 3]),
+        lambda client, future: ciel.wait([3]),
+        lambda client, future: ciel.as_completed({3}),
+    ],
+)
+def test_what_is_no_future_is_named(
+    client: ciel.Client, ask: Callable[[ciel.Client, Any], Any]
+) -> None:
+    with pytest.raises(TypeError, match=r"expected, .* not 3"):
+        ask(client, client.submit(increment, 1))
+
+
+def test_one_future_is_not_several(client: ciel.Client) -> None:
+    future: Any = client.submit(list, [1, 2])
+    for ask in (client.wait, client.as_completed, ciel.wait, ciel.as_completed):
+        with pytest.raises(TypeError, match=r"in a list or the like, not <.*Future list"):
+            ask(future)
+    assert client.gather(future) == ciel.gather(future) == [[1, 2]]
+    assert client.gather(item for item in [future]) == [[1, 2]]
+
+
+def test_what_is_no_future_is_named_in_a_task(client: ciel.Client) -> None:
+    def ask(number: int) -> list[str]:
+        said = []
+        for wait in (ciel.wait, ciel.gather, lambda given: list(ciel.as_completed(given))):
+            given: Any
+            for given in (number, [number]):
+                with pytest.raises(TypeError) as caught:
+                    wait(given)
+                said.append(str(caught.value))
+        return said
+
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    try:
+        said = client.submit(ask, 3).result(20)
+    finally:
+        cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
+    assert all(text.endswith("not 3") for text in said), said
 
 
 def test_what_is_called_off_stops(client: ciel.Client, tmp_path: Path) -> None:

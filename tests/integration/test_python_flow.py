@@ -135,6 +135,42 @@ def test_a_coroutine_may_wait_as_functions_do(client: ciel.Client) -> None:
 
 
 @ciel.task
+def pause(seconds: float) -> None:
+    time.sleep(seconds)
+
+
+async def one_by_one(pauses_s: list[float]) -> None:
+    for seconds in pauses_s:
+        await pause.spawn(seconds)
+
+
+@ciel.task(slots=2)  # all there are: the children run in its own process
+async def has_limit(limit_s: float, pauses_s: list[float], *, waits_for: bool) -> tuple[str, bool]:
+    begun_s = time.monotonic()
+    try:
+        if waits_for:
+            await asyncio.wait_for(one_by_one(pauses_s), limit_s)
+        else:
+            async with asyncio.timeout(limit_s):
+                await one_by_one(pauses_s)
+    except TimeoutError:
+        return "late", time.monotonic() - begun_s < sum(pauses_s)
+    return "in time", time.monotonic() - begun_s < limit_s
+
+
+@pytest.mark.parametrize("waits_for", [False, True], ids=["timeout", "wait_for"])
+def test_a_limit_of_time_is_heard_between_children_that_run_in_place(
+    client: ciel.Client, *, waits_for: bool
+) -> None:
+    def found(limit_s: float, pauses_s: list[float]) -> tuple[str, bool]:
+        return client.submit(has_limit, limit_s, pauses_s, waits_for=waits_for).result(WITHIN_S)
+
+    assert found(0.1, [0.05] * 40) == ("late", True)
+    assert found(0.1, [0.5])[0] == "late"  # it cannot be heard before that child has ended
+    assert found(WITHIN_S, [0.001] * 100) == ("in time", True)
+
+
+@ciel.task
 async def leaves_coroutines() -> str:
     async def stubborn() -> None:
         while True:

@@ -169,7 +169,7 @@ class Guarded(Exception):
 
 
 class Picky(Exception):
-    """Has bytes that nobody can read."""
+    """Cannot be made of what it says."""
 
     def __init__(self, code: int, reason: str) -> None:
         super().__init__(f"{code}: {reason}")
@@ -190,20 +190,11 @@ def raise_it(make: Callable[[], BaseException]) -> None:
     raise make()
 
 
-@pytest.mark.parametrize(
-    "make, kind, text",
-    [
-        (lambda: Guarded(), "Guarded", "guarded"),
-        (lambda: Picky(7, "no"), "Picky", "7: no"),
-    ],
-)
-def test_an_exception_that_cannot_travel_is_told(
-    client: ciel.Client, make: Callable[[], BaseException], kind: str, text: str
-) -> None:
-    error = error_of(client.submit(raise_it, make))
+def test_an_exception_that_cannot_travel_is_told(client: ciel.Client) -> None:
+    error = error_of(client.submit(raise_it, Guarded))
     assert isinstance(error, ciel.RemoteError)
-    assert error.kind.endswith(kind)
-    assert text in str(error)
+    assert error.kind.endswith("Guarded")
+    assert "guarded" in str(error)
     assert "raise_it" in str(error)  # the traceback
 
 
@@ -217,6 +208,7 @@ def test_an_exception_that_cannot_travel_is_told(
         (lambda: KeyboardInterrupt("is odd"), KeyboardInterrupt),
         (lambda: StopIteration("is odd"), StopIteration),
         (lambda: Silent("is odd"), Silent),
+        (lambda: Picky(7, "is odd"), Picky),
         (lambda: ValueError("is odd" + "x" * (1 << 20)), Exception),
     ],
 )
@@ -423,15 +415,50 @@ def test_calls_of_another_version_are_refused_in_a_line(
     client: ciel.Client, tmp_path: Path
 ) -> None:
     """By an interpreter that has another ciel."""
-    (tmp_path / "sitecustomize.py").write_text("import ciel\nciel.__version__ = '0.0.9'\n")
-    other = tmp_path / "python"
-    other.write_text(f'#!/bin/sh\nPYTHONPATH={tmp_path} exec {sys.executable} "$@"\n')
-    other.chmod(0o755)
-    error = error_of(ciel.task(python=str(other))(os.getpid).spawn())
-    assert isinstance(error, ciel.TaskError)
-    (line,) = [line for line in str(error).splitlines() if "ciel 0.0.9" in line]
-    assert f"ciel {ciel.__version__}" in line
+    line = refusal_of(another_python(tmp_path, "import ciel\nciel.__version__ = '0.0.9'\n"))
+    assert f"it has ciel 0.0.9, the worker has ciel {ciel.__version__}" in line
     assert "must be the same" in line
+
+
+@pytest.mark.parametrize("version", ["3, 6", "3, 9", "3, 10"])
+def test_an_interpreter_that_is_too_old_is_told_so(
+    client: ciel.Client, tmp_path: Path, version: str
+) -> None:
+    """Whether ciel is there or not: it could not be installed."""
+    begins = f"import sys\nsys.version_info = ({version}, 18, 'final', 0)\n"
+    for blocked in ("", "sys.modules['ciel'] = None\n"):
+        line = refusal_of(another_python(tmp_path, begins + blocked))
+        found = version.replace(", ", ".")
+        assert f"(Python {found}) cannot run tasks: it is older than what ciel needs" in line
+        assert "Python 3.11; name another by 'python='" in line
+
+
+def test_an_interpreter_of_another_version_is_not_to_have_ciel_installed(
+    client: ciel.Client, tmp_path: Path
+) -> None:
+    begins = "import sys\nsys.version_info = (3, 99, 1, 'final', 0)\nsys.modules['ciel'] = None\n"
+    line = refusal_of(another_python(tmp_path, begins))
+    here = f"{sys.version_info[0]}.{sys.version_info[1]}"
+    assert "(Python 3.99) cannot run tasks" in line
+    assert f"the call was made by Python {here}, which it is not; name that by 'python='" in line
+    assert "install" not in line
+
+
+def another_python(place: Path, begins: str) -> str:
+    """Return an interpreter that begins with some lines."""
+    (place / "sitecustomize.py").write_text(begins)
+    other = place / "python"
+    other.write_text(f'#!/bin/sh\nPYTHONPATH={place} exec {sys.executable} "$@"\n')
+    other.chmod(0o755)
+    return str(other)
+
+
+def refusal_of(python: str) -> str:
+    """Return the line by which an interpreter is refused."""
+    error = error_of(ciel.task(python=python)(os.getpid).spawn())
+    assert isinstance(error, ciel.TaskError)
+    (line,) = str(error).splitlines()
+    return line
 
 
 def test_an_interpreter_that_is_not_there_is_named(client: ciel.Client) -> None:

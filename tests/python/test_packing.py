@@ -3,6 +3,7 @@
 import pickle
 import sys
 import threading
+from dataclasses import dataclass
 from typing import Any
 
 import hypothesis.strategies as st
@@ -172,11 +173,51 @@ class WithNoBytes(Exception):
         self.lock = threading.Lock()
 
 
-class OneWay(Exception):
-    """Can be pickled, and not unpickled."""
+class ApiError(Exception):
+    """Has given `Exception` less than it takes itself."""
 
-    def __init__(self, one: int, other: int) -> None:
-        super().__init__("both")
+    def __init__(self, code: int, message: str) -> None:
+        super().__init__(f"{code}: {message}")
+        self.code = code
+
+
+class DoubledError(Exception):
+    """Can be made of its own `args`, and says then something else."""
+
+    def __init__(self, code: int, message: str = "no") -> None:
+        super().__init__(f"{code}: {message}")
+
+
+class NamedError(OSError):
+    def __init__(self, *, path: str) -> None:
+        super().__init__(2, "not here", path)
+
+
+class ChosenError(Exception):
+    """Takes other arguments also where it is allocated."""
+
+    def __new__(cls, *, code: int) -> "ChosenError":
+        return super().__new__(cls, code)
+
+    def __init__(self, *, code: int) -> None:
+        self.code = code
+        self.itself = self
+
+
+@dataclass(frozen=True)
+class FrozenError(Exception):
+    code: int
+
+
+class BoundError(Exception):
+    """Says itself how it is to be packed."""
+
+    def __init__(self, code: int, reason: str) -> None:
+        super().__init__(f"{code}: {reason}")
+        self.made_of = (code, reason)
+
+    def __reduce__(self) -> Any:
+        return BoundError, self.made_of
 
 
 def _raised(error: BaseException) -> BaseException:
@@ -196,12 +237,53 @@ def test_an_exception_keeps_its_class_arguments_and_notes_and_brings_its_traceba
     assert "in _raised" in str(found.__cause__)
 
 
-@pytest.mark.parametrize("kind", [WithNoBytes, OneWay])
-def test_an_exception_that_cannot_travel_is_named(kind: type[Exception]) -> None:
-    found = failures.unpack_error(failures.pack_error(_raised(kind(1, 2))))
+@pytest.mark.parametrize(
+    "error",
+    [
+        ApiError(7, "no"),
+        DoubledError(7),
+        NamedError(path="/nowhere"),
+        ChosenError(code=7),
+        FrozenError(7),
+        FrozenError(code=7),
+        BoundError(7, "no"),
+    ],
+    ids=repr,
+)
+def test_an_exception_whose_class_takes_other_arguments_than_its_own_is_rebuilt(
+    error: Any,
+) -> None:
+    found: Any = failures.unpack_error(failures.pack_error(_raised(error)), "task 3")
+    assert type(found) is type(error)
+    assert (str(found), found.args) == (str(error), error.args)
+    assert vars(found).keys() - vars(error).keys() == {"__notes__"}
+    assert getattr(found, "filename", None) == getattr(error, "filename", None)
+    assert getattr(found, "itself", found) is found
+    assert found.__notes__ == ["task 3"]
+    assert "in _raised" in str(found.__cause__)
+
+
+def test_exceptions_within_a_group_are_rebuilt_too() -> None:
+    error = ExceptionGroup("both", [ApiError(7, "no"), KeyError("k")])
+    error.exceptions[0].add_note("the first")
+    found = failures.unpack_error(failures.pack_error(_raised(error)))
+    assert type(found) is ExceptionGroup
+    assert repr(found.exceptions) == repr(error.exceptions)
+    assert found.exceptions[0].__notes__ == ["the first"]
+
+
+def test_an_exception_that_has_its_own_way_to_be_packed_keeps_it() -> None:
+    error = BoundError(7, "no")
+    error.made_of = (8, "perhaps")
+    found = failures.unpack_error(failures.pack_error(_raised(error)))
+    assert str(found) == "8: perhaps"
+
+
+def test_an_exception_that_cannot_travel_is_named() -> None:
+    found = failures.unpack_error(failures.pack_error(_raised(WithNoBytes(1, 2))))
     assert isinstance(found, failures.RemoteError)
-    assert found.kind.endswith(kind.__name__)
-    assert kind.__name__ in str(found)
+    assert found.kind.endswith("WithNoBytes")
+    assert "WithNoBytes" in str(found)
     assert "both" in str(found)
 
 
