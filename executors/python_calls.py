@@ -14,7 +14,8 @@ Theirs is the conversation of every program that talks, with these calls besides
   and is told that this is another one; then it should not.
 - `room` is answered with the number of slots that wait for work, or null if nobody here knows.
 - `tail_spawn` with `is_fixed`: this program goes on once all that is `needed` is there; `others`
-  are wanted as long. If nothing is needed, it goes on once one of these is there.
+  are wanted as long. If nothing is needed, it goes on once one of these is there or, at the latest,
+  after `timeout_s`: then the last of its inputs is there, which tells it so.
 - `exit` with `values`: the contents of outputs, each with its number.
 - `error` ends the task with the `exit` that follows; its report may be an object.
 """
@@ -28,6 +29,7 @@ from typing import Any, ClassVar
 from ciel.core.events import RECALLED, TaskFault
 from ciel.core.ids import ObjectId
 from ciel.core.refs import REFERENCE_TYPES, Concrete, Future, Reference, Sweetheart
+from ciel.core.tasks import Needs
 from ciel.execution.attempt import Attempt
 from ciel.execution.outputs import BadCallError
 from ciel.executors.conversation import Conversation, Over, read_spawn, take_name
@@ -137,12 +139,20 @@ class PythonConversation(Conversation):
             others = [self._ref(item) for item in args.get("others", ())]
             if needed and others:  # these are wanted, too; one of them is there, as it were
                 others.append(attempt.outputs.publish(attempt.outputs.allocate("there"), b""))
+            if "timeout_s" in args:
+                others.append(self._timer(float(args["timeout_s"])))
             attempt.go_on_later("python", needed, others, sees_errors=True)
             return
         executor, needs, keywords = read_spawn({**args, "executor_name": "python"})
         self._read_inputs(keywords)
         name = take_name(keywords) or attempt.task.spec.name
         attempt.spawn(executor, keywords, needs, delegates=True, name=name)
+
+    def _timer(self, timeout_s: float) -> Reference:
+        """Return what a task makes that nothing does but wait, in no slot."""
+        keywords = {"args": {"inputs": [], "of": self._attempt.task.spec.id}, "n_outputs": 1}
+        outputs, _ = self._attempt.spawn("sync", keywords, Needs(delay_s=timeout_s), name="timer")
+        return Future(outputs[0])
 
     def _error(self, args: dict[str, Any]) -> None:
         report = args["report"]

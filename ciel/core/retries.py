@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from ciel.core.refs import details_text, with_text
-from ciel.core.tasks import NOT_RETRIED, Needs
+from ciel.core.tasks import NOT_RETRIED, Needs, TaskNode
 
 WORKER_LOSSES_MAX = 3
 INPUT_LOSSES_MAX = 10
@@ -46,6 +46,11 @@ class GiveUp(NamedTuple):
 
     reason: str
     details: Any
+
+
+def not_before_s(task: TaskNode, blame: Blame | None) -> float:
+    """Return when a task may begin that could run since its `ready_at_s`; it may be over."""
+    return task.ready_at_s + task.spec.needs.delay_s if blame is None else blame.not_before_s
 
 
 def after_failure(blame: Blame, needs: Needs, reason: str, details: Any) -> Again | GiveUp:

@@ -31,6 +31,7 @@ class Needs(NamedTuple):
     `memory_bytes` is a limit, and counts against what its worker offers. `retry_on`: the kinds of
     failure (see `refs.Failure.reason`) after which it is tried again, if not all that this may
     mend; `retry_delay_s`: before the first time, then twice as long each time (0: by kind).
+    `delay_s`: so long it is held back, in no slot, when its inputs are there.
     """
 
     slots: int = 1
@@ -40,9 +41,15 @@ class Needs(NamedTuple):
     retries: int = 0
     retry_on: tuple[str, ...] = ()
     retry_delay_s: float = 0.0
+    delay_s: float = 0.0
 
 
 USUAL_NEEDS = Needs()
+
+
+def undelayed(needs: Needs) -> Needs:
+    """Return what a task needs that goes on for another: that one was held back already."""
+    return needs._replace(delay_s=0.0) if needs.delay_s else needs
 
 
 class Mentions(Enum):
@@ -229,6 +236,8 @@ def _check_needs(spec: TaskSpec) -> None:
         raise InvalidTaskError(spec.id, f"memory_bytes must be 0 to {MEMORY_MAX_BYTES}")
     if not 0 <= needs.retry_delay_s <= RETRY_DELAY_MAX_S:
         raise InvalidTaskError(spec.id, f"retry_delay_s must be 0 to {RETRY_DELAY_MAX_S:g}")
+    if not 0 <= needs.delay_s <= TIMEOUT_MAX_S:
+        raise InvalidTaskError(spec.id, f"delay_s must be 0 to {TIMEOUT_MAX_S:g}")
     if wrong := wrong_kinds(needs.retry_on):
         raise InvalidTaskError(spec.id, f"retry_on: {wrong}")
 

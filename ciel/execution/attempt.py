@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from ciel.core.errors import InvalidTaskError
 from ciel.core.ids import ObjectId
 from ciel.core.refs import REFERENCE_TYPES, Fixed, Reference
-from ciel.core.tasks import USUAL_NEEDS, Needs, check_task
+from ciel.core.tasks import USUAL_NEEDS, Needs, check_task, undelayed
 from ciel.execution.executor import (
     BadArgumentsError,
     Child,
@@ -236,7 +236,8 @@ class Attempt(ABC):
             arguments["any_dependencies"] = any_of
         form = ChildForm(arguments, 1, False, False, sees_errors, tuple(any_of))
         spec = self.task.spec
-        self.add_child(self._create(executor, form, spec.needs, True, spec.name, None)[0])
+        child, _ = self._create(executor, form, undelayed(spec.needs), True, spec.name, None)
+        self.add_child(child)
 
     def _executor(self, name: str) -> Executor:
         known = self.task.executors.get(name)

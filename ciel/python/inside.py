@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar
 
 from ciel.core.tasks import USUAL_NEEDS
@@ -107,8 +108,12 @@ class Host(Protocol):
 
     def spawn(self, work: Work) -> None: ...
 
-    def settle(self, works: Sequence[Work], *, any_one: bool = False) -> None:
-        """Wait until all these works (or one of them) are done."""
+    def settle(
+        self, works: Sequence[Work], *, any_one: bool = False, timeout_s: float | None = None
+    ) -> None:
+        """Wait until all these works (or one of them) are done; with a time-out, until that is over
+        or more of them are done.
+        """
 
     def look(self, work: Work) -> bool:
         """Say whether a work is done, or can be known to be, without waiting."""
@@ -145,19 +150,21 @@ class TaskFuture(Future[T]):
         future = self.found()
         return future.work.results[future.place] if future.work.state is DONE else None
 
-    def wait(self) -> Result:
-        """Wait for what becomes of it."""
+    def wait(self, timeout: float | None = None) -> Result:
+        """Wait for what becomes of it; raises TimeoutError."""
+        end_s = _end_of(timeout)
         while (outcome := self.outcome()) is None:
-            self.host.settle((self.found().work,))
+            left_s = _left_until(end_s)
+            if left_s == 0 and not self.done():
+                raise TimeoutError("it is not done")
+            self.host.settle((self.found().work,), timeout_s=left_s)
         return outcome
 
     def result(self, timeout: float | None = None) -> T:
-        """Wait for the value and return it, as it says above. In a task, `timeout` counts only if
-        it is 0: who waits holds no slot, and nothing that it could wake up in.
+        """Wait for the value and return it, as it says above. In a task, who waits holds no slot,
+        and what is waited for with a `timeout` does not run within the waiting task.
         """
-        if timeout is not None and timeout <= 0 and not self.done():
-            raise TimeoutError("it is not done")
-        value: T = self.value_of(self.wait())
+        value: T = self.value_of(self.wait(timeout))
         return value
 
     def value_of(self, outcome: Result) -> Any:
@@ -173,9 +180,7 @@ class TaskFuture(Future[T]):
         return self._value
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        if timeout is not None and timeout <= 0 and not self.done():
-            raise TimeoutError("it is not done")
-        outcome = self.wait()
+        outcome = self.wait(timeout)
         if outcome.kind != ERROR:
             return None
         from ciel.python.failures import unpack_error
@@ -387,28 +392,38 @@ class TaskSession:
     def wait(
         self, futures: Iterable[Any], timeout: float | None, return_when: str
     ) -> tuple[set[Any], set[Any]]:
-        """See `sessions.wait`; of timeouts only 0 counts."""
+        """See `sessions.wait`."""
         if return_when not in (ALL_COMPLETED, FIRST_COMPLETED, FIRST_EXCEPTION):
             raise ValueError(f"return_when must not be {return_when!r}")
-        listed = futures_in(futures)
+        listed, end_s = futures_in(futures), _end_of(timeout)
         while True:
             done = {future for future in listed if future.done()}
             waiting = [future.found().work for future in listed if future not in done]
             is_enough = bool(done) and return_when == FIRST_COMPLETED
             if return_when == FIRST_EXCEPTION:
                 is_enough = any(future.wait().kind == ERROR for future in done)
-            if not waiting or is_enough or (timeout is not None and timeout <= 0):
+            left_s = _left_until(end_s)
+            if not waiting or is_enough or left_s == 0:
                 return done, set(listed) - done
-            self._host.settle(waiting, any_one=return_when != ALL_COMPLETED)
+            is_any = return_when != ALL_COMPLETED
+            self._host.settle(waiting, any_one=is_any, timeout_s=left_s)
 
     def as_completed(self, futures: Iterable[Any], timeout: float | None) -> Iterator[Any]:
         """See `sessions.as_completed`."""
-        waiting = set(futures_in(futures))
+        waiting, end_s = set(futures_in(futures)), _end_of(timeout)
         while waiting:
-            done, waiting = self.wait(waiting, timeout, FIRST_COMPLETED)
+            done, waiting = self.wait(waiting, _left_until(end_s), FIRST_COMPLETED)
             if not done:
                 raise TimeoutError(f"{len(waiting)} futures are not done")
             yield from done
+
+
+def _end_of(timeout: float | None) -> float | None:
+    return None if timeout is None else monotonic() + timeout
+
+
+def _left_until(end_s: float | None) -> float | None:
+    return None if end_s is None else max(0.0, end_s - monotonic())
 
 
 def _packing_error(what: str, error: Exception) -> Exception:

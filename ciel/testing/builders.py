@@ -57,6 +57,7 @@ def a_task(
     priority: int = 0,
     retries: int = 0,
     memory_bytes: int = 0,
+    delay_s: float = 0.0,
     name: str = "",
     salt: str = "",
 ) -> TaskSpec:
@@ -72,10 +73,10 @@ def a_task(
     job_id = job if parent is None else parent.job
     parent_id = job_id if parent is None else parent.id
     digest = arguments_digest(executor, [*made, salt], read)
+    needs = Needs(slots, memory_bytes, priority, retries=retries, delay_s=delay_s)
     return TaskSpec(
         child_id(parent_id, ordinal, digest), JobId(job_id), parent_id, ordinal, digest, executor,
-        read, made, Needs(slots, memory_bytes, priority, retries=retries), sees_errors, mentions,
-        name, b"{}", len(alternatives),
+        read, made, needs, sees_errors, mentions, name, b"{}", len(alternatives),
     )  # fmt: skip
 
 

@@ -39,6 +39,8 @@ from ciel.wire.descriptors import make_task, read_arguments
 
 EXECUTOR = "pretend"
 TIME_LIMIT_S = 0.5
+DELAYED_SHARE = 0.1
+"""Of the tasks, so many are held back, for up to a tenth of a second."""
 NOT_HERE = b"(an error)"
 PROCESS = b"(a process)"
 HEALING_GROWTH_FAILS_SHARE = 0.2
@@ -348,6 +350,7 @@ def _draw_task(
         needs = needs._replace(
             retry_on=("RUNTIME_EXCEPTION", "SIGNAL"), retry_delay_s=hungry.random()
         )
+    needs = needs._replace(delay_s=max(0.0, hungry.random() - 1 + DELAYED_SHARE))
     n_outputs = chance.randint(2, 3) if chance.random() < options.wide_share else 1
     sees_errors = chance.random() < options.sees_errors_share and not heals
     mentions = _mentions(chance.choice(tuple(Mentions)), any_of)

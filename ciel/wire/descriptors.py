@@ -104,7 +104,7 @@ def task_fields(spec: TaskSpec) -> list[Any]:
 def _needs_fields(needs: Needs) -> int | list[Any]:
     if needs == USUAL_NEEDS:
         return 0
-    is_plain = not needs.retry_on and not needs.retry_delay_s
+    is_plain = not needs.retry_on and not needs.retry_delay_s and not needs.delay_s
     return list(needs[:_NUMBERS] if is_plain else needs)
 
 
@@ -179,24 +179,25 @@ def _read_shared_id(value: Any) -> Any:
 
 _needs_seen: dict[tuple[Any, ...], Needs] = {}
 _NUMBERS = Needs._fields.index("retry_on")  # stand first; alone, as a rule
+_NEEDS_COUNTS = (_NUMBERS, len(Needs._fields) - 1, len(Needs._fields))  # `delay_s` is younger
 
 
 def _read_needs(value: Any) -> Needs:
     if type(value) is int and value == 0:
         return USUAL_NEEDS
-    if not isinstance(value, list) or len(value) not in (_NUMBERS, len(Needs._fields)):
+    if not isinstance(value, list) or len(value) not in _NEEDS_COUNTS:
         raise DecodeError("what a task needs must be five numbers, and how it is tried again")
     numbers = value[:_NUMBERS]
     if not all(type(i) is int for i in (*numbers[:3], numbers[4])) or not _is_number(numbers[3]):
         raise DecodeError("what a task needs must be five numbers")
     key: tuple[Any, ...] = tuple(numbers)
     if len(value) > _NUMBERS:
-        kinds, delay_s = value[_NUMBERS:]
+        kinds, *delays_s = value[_NUMBERS:]
         if not isinstance(kinds, list) or not all(type(kind) is str for kind in kinds):
             raise DecodeError("the failures after which a task is tried again must be texts")
-        if not _is_number(delay_s):
-            raise DecodeError("the delay before a task is tried again must be a number")
-        key = (*key, tuple(kinds), delay_s)
+        if not all(_is_number(delay_s) for delay_s in delays_s):
+            raise DecodeError("the delays before a task is tried must be numbers")
+        key = (*key, tuple(kinds), *delays_s)
     known = _needs_seen.get(key)
     if known is None:
         if len(_needs_seen) > 1000:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import selectors
 import types
+import weakref
 from asyncio import events
 from collections.abc import Callable, Generator, Sequence
 from contextvars import ContextVar
@@ -21,7 +22,11 @@ if TYPE_CHECKING:
     from ciel.executors.programs.python_evaluator import Evaluator
 
 LOOK_FIRST_S, LOOK_MAX_S = 0.005, 0.25
-"""How often it looks what others have done, while something else of the loop waits, too."""
+"""How often it looks what others have done, while something else of the loop waits, too; then it
+leaves its slot, in which they might have to run, until that may have something to do.
+"""
+LEAVES_MIN_S = 0.1
+"""For so long, at least: all its timers are that late, once nothing else is going on."""
 
 CANCEL_MAX_S = 1.0
 """So long coroutines that were left behind may take to end."""
@@ -72,6 +77,8 @@ class Looping:
         self._requests: list[tuple[Work, asyncio.Future[None]]] = []
         self._goal: Work | None = None
         self._look_s = LOOK_FIRST_S
+        self._leaves_s: float | None = None
+        self._requested: weakref.WeakSet[Work] = weakref.WeakSet()
 
     def run(self, goal: Work) -> None:
         """Run the loop until a coroutine has ended; wait for others where nothing else is left."""
@@ -87,15 +94,20 @@ class Looping:
                 events._set_running_loop(outer)
             self._answer()
             waited = [work for work, _ in self._requests]
-            if not _has_ended(goal) and waited and not self._is_busy_otherwise():
-                self._evaluator.sharing.wait(waited, any_one=True)
+            leaves_s, self._leaves_s = self._leaves_s, None
+            if _has_ended(goal) or not waited:
+                continue
+            if leaves_s is not None or not self._is_busy_otherwise():
+                self._evaluator.sharing.wait(waited, any_one=True, timeout_s=leaves_s)
                 self._answer()
 
     def request(self, work: Work) -> asyncio.Future[None]:
         """Return what is done when others have done a work."""
         future: asyncio.Future[None] = self.loop.create_future()
         self._requests.append((work, future))
-        self._look_s = LOOK_FIRST_S
+        if work not in self._requested:  # not once more, after a time-out
+            self._requested.add(work)
+            self._look_s = LOOK_FIRST_S
         return future
 
     @property
@@ -143,8 +155,15 @@ class Looping:
         ):
             self._answer()
             return 0
+        rest_s = LOOK_MAX_S if timeout is None else timeout
+        if self._selector.has_files:
+            rest_s = min(rest_s, LOOK_MAX_S)
+        if self._look_s == LOOK_MAX_S and self._evaluator.sharing.may_wait:
+            self._leaves_s = max(rest_s, LEAVES_MIN_S)
+            self.loop.stop()
+            return 0
         self._look_s = min(2 * self._look_s, LOOK_MAX_S)
-        return self._look_s if timeout is None else min(timeout, self._look_s)
+        return min(rest_s, self._look_s)
 
     def close(self) -> None:
         """End what coroutines have left behind."""

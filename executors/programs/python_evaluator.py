@@ -77,18 +77,27 @@ class Evaluator:
         if not sharing.is_armed:
             sharing.arm()
 
-    def settle(self, works: Sequence[Work], *, any_one: bool = False) -> None:
+    def settle(
+        self, works: Sequence[Work], *, any_one: bool = False, timeout_s: float | None = None
+    ) -> None:
         if get_ident() != self._thread:
-            self._beside().settle(works, any_one=any_one)
+            self._beside().settle(works, any_one=any_one, timeout_s=timeout_s)
             return
         for work in works:
             if work.state is HELD and self.may_run(work):
+                if timeout_s is not None and self._given(work):
+                    continue
                 self._drive(work)
                 if any_one:
                     return
         missing = [work for work in works if work.state is not DONE]
         if missing:
-            self.sharing.wait(missing, any_one=any_one)
+            self.sharing.wait(missing, any_one=any_one, timeout_s=timeout_s)
+
+    def _given(self, work: Work) -> bool:
+        """Have others do a work, as what runs here is not interrupted; False if that cannot be."""
+        with self._lock:
+            return self.sharing.may_wait and self.sharing.give(work, wanted=True)
 
     def _beside(self) -> Evaluator:
         """Return who evaluates in this thread, which a function has started."""

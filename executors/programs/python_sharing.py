@@ -228,8 +228,17 @@ class Sharing:
                 self._learn(work, ref["__ref__"])
         return all(work.state is DONE for work in works)
 
-    def wait(self, works: Sequence[Work], *, any_one: bool = False) -> None:
-        """Wait, in no slot, until all works are done that cannot be done here; or one of them."""
+    @property
+    def may_wait(self) -> bool:
+        """Whether this task can wait here, in no slot."""
+        return not self.is_closed and get_ident() == self._thread
+
+    def wait(
+        self, works: Sequence[Work], *, any_one: bool = False, timeout_s: float | None = None
+    ) -> None:
+        """Wait, in no slot, until all works are done that cannot be done here; or one of them; or,
+        with a time-out, until that is over or more of them is done.
+        """
         if get_ident() != self._thread:
             raise RuntimeError(
                 "what runs elsewhere can be waited for only in the thread in which a task began"
@@ -249,7 +258,7 @@ class Sharing:
             while (held := self._next_held()) is not None:
                 if not self.give(held, wanted=True):
                     break
-            self._park(works, any_one)
+            self._park(works, any_one, timeout_s)
 
     def _others_work(self, work: Work) -> Work:
         """Have others do a work that cannot be done here; the lock is held."""
@@ -259,13 +268,15 @@ class Sharing:
             self.evaluator.fail_to_give(work)
         return work
 
-    def _park(self, works: Sequence[Work], any_one: bool) -> None:
+    def _park(self, works: Sequence[Work], any_one: bool, timeout_s: float | None) -> None:
         """Have this process go on when works are done; what else is away goes on meanwhile."""
         self._outputs.give_up_drafts()
         listed = list(dict.fromkeys([*works, *self._away]))
-        count = 0 if any_one else len(set(works))
+        count = 0 if any_one or timeout_s is not None else len(set(works))
         items = [item_of(work) for work in listed]
-        told = {"is_fixed": True, "needed": items[:count], "others": items[count:]}
+        told: dict[str, Any] = {"is_fixed": True, "needed": items[:count], "others": items[count:]}
+        if timeout_s is not None:
+            told["timeout_s"] = timeout_s
         self._channel.tell("tail_spawn", told)
         self._channel.tell("exit", {"keep_process": "must_keep"})
         started = self._channel.next_start()

@@ -108,6 +108,7 @@ WRONG: list[tuple[str, Any, str]] = [
     ("spawn", {"executor_name": "proc", "command": "x", "retry_on": "A"}, "must be a list of text"),
     ("spawn", {"executor_name": "proc", "command": "x", "retry_on": ["CANCELLED"]}, "cannot mend"),
     ("spawn", {"executor_name": "proc", "command": "x", "retry_delay_s": -1}, "retry_delay_s must"),
+    ("spawn", {"executor_name": "proc", "command": "x", "delay_s": -0.1}, "delay_s must be 0 to"),
     ("tail_spawn", {"executor_name": "proc", "command": "x", "proc_pargs": [future("out")]},
      "one of its outputs is also its input"),
     ("exit", {"keep_process": "maybe"}, "no, may_keep or must_keep, not 'maybe'"),
@@ -203,7 +204,7 @@ def test_what_a_child_needs_is_asked_for_beside_its_arguments(talk: Begin) -> No
     one = talk()
     needs = {
         "slots": 2, "memory_bytes": 1 << 20, "priority": -1, "timeout_s": 1.5, "retries": 3,
-        "retry_on": ["TIMED_OUT"], "retry_delay_s": 2.5,
+        "retry_on": ["TIMED_OUT"], "retry_delay_s": 2.5, "delay_s": 0.5,
     }  # fmt: skip
     one.call("spawn", executor_name="proc", command="x", **needs)
     spec = one.attempt.children[0].spec

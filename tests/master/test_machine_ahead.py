@@ -266,6 +266,17 @@ def test_who_chooses_is_not_sent_ahead_but_what_follows_it_is() -> None:
     cluster.said("w1: run either", "w1: run last")
 
 
+def test_who_is_to_be_held_back_is_not_sent_ahead() -> None:
+    cluster = Cluster(a_worker("w1", slots=2), delegates=True)
+    first, late = a_task("a"), a_task("late", inputs=["a"], delay_s=1.0)
+    cluster.job(first, late, want=["late"])
+    assert cluster.lines() == ["w1: run a"]
+    cluster.done("w1", first)
+    assert cluster.lines() == []
+    cluster.passes(1.0)
+    cluster.said("w1: run late")
+
+
 def test_who_chooses_says_what_it_waits_for() -> None:
     cluster = Cluster()
     first = a_task("a", name="first")

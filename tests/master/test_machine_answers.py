@@ -147,6 +147,29 @@ def test_what_waits_for_memory_says_who_has_how_much() -> None:
     ]
 
 
+def test_a_task_that_is_held_back_takes_no_room_and_says_how_long() -> None:
+    cluster = one()
+    late = a_task("late", delay_s=5.0, name="late")
+    follower = a_task("follower", inputs=["late"], name="follower")
+    cluster.job(late, follower, a_task("soon", ordinal=1), want=["follower", "soon"])
+    assert cluster.lines() == ["w1: run soon"]
+    cluster.passes(3.0)
+    assert why(cluster, "late") == "it is held back for 2.0 s more, as whoever made it has asked for"
+    cluster.passes(2.0)
+    cluster.said("w1: run late")
+
+
+def test_who_goes_on_after_a_worker_was_lost_is_held_back_no_more() -> None:
+    cluster = one()
+    late = a_task("late", delay_s=5.0, name="late")
+    cluster.job(late, want=["late"])
+    cluster.passes(5.0)
+    cluster.said("w1: run late")
+    cluster.loses("w1")
+    cluster.joins(a_worker("w2"))
+    cluster.said("w2: run late again (2)")
+
+
 def test_a_task_that_failed_says_when_it_is_tried_again() -> None:
     cluster = one()
     task = a_task("a", retries=1, name="again")

@@ -6,7 +6,7 @@ from ciel.core.graph import TaskGraph
 from ciel.core.ids import ObjectId
 from ciel.core.jobs import Job
 from ciel.core.tasks import PRIORITY_MIN, TaskNode, TaskSpec
-from ciel.master.state.ready import LOWEST_EVERY, ReadyQueue
+from ciel.master.state.ready import DELAYED_MIN, LOWEST_EVERY, ReadyQueue
 from ciel.testing.builders import a_chain, a_fan, a_job, a_task
 
 JOB = a_job()
@@ -52,6 +52,13 @@ def test_nothing_comes_out_of_an_empty_queue() -> None:
     with pytest.raises(IndexError):
         queue.pop()
     assert not queue
+
+
+def test_tasks_that_are_held_back_and_not_needed_any_more_take_no_room() -> None:
+    ready = Ready()
+    for number in range(5 * DELAYED_MIN):
+        ready.queue.push_later(a_node(f"n{number}"), 1e6)  # of no graph: nobody needs it
+        assert len(list(ready.queue)) <= DELAYED_MIN
 
 
 # --- what is begun comes first --------------------------------------------------------------------

@@ -145,6 +145,7 @@ SPECS = {
     "needs": a_task("a")._replace(needs=Needs(2, 1 << 30, -7, 1.5, 3)),
     "retries": a_task("a")._replace(needs=Needs(retries=3, retry_on=("NO_SPACE",))),
     "a delay": a_task("a")._replace(needs=Needs(retries=3, retry_delay_s=5.5)),
+    "held back": a_task("a")._replace(needs=Needs(delay_s=0.25)),
     "mentions": a_task("a", mentions=Mentions.INPUTS, name="two of them"),
     "root": a_root_task(),
     "choice": a_task("a", inputs=["c"], any_of=["d", "e", "f"]),
@@ -161,9 +162,16 @@ def test_a_task_survives_a_round_trip(spec: TaskSpec) -> None:
     assert read_task(fields, spec.payload) == spec
 
 
+def test_what_was_written_before_tasks_were_held_back_is_read() -> None:
+    fields = task_fields(SPECS["a delay"])
+    assert fields[8].pop() == 0
+    assert read_task(through_the_wire(fields), b"").needs == Needs(retries=3, retry_delay_s=5.5)
+
+
 @given(
     st.builds(
-        Needs, *[st.integers()] * 3, st.floats(0, 1e9), st.integers(), st.just(()), st.just(0.0)
+        Needs, *[st.integers()] * 3, st.floats(0, 1e9), st.integers(), st.just(()), st.just(0.0),
+        st.sampled_from((0.0, 1.5)),
     ),
     st.booleans(),
     st.sampled_from(Mentions),

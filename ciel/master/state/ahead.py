@@ -122,7 +122,7 @@ class Ahead:
         spec, facts = task.spec, worker.facts
         if task.state is not WAITING or len(spec.inputs) > INPUTS_MAX or spec.id in self._blame:
             return False
-        if spec.any_count:  # what it is given follows from when it begins
+        if spec.any_count or spec.needs.delay_s:  # what it is given follows from when it begins
             return False
         if self._vain and self._vain.get(task, 0) >= VAIN_MAX:
             return False

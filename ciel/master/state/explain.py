@@ -10,6 +10,7 @@ from ciel.core.failures import label, size_text
 from ciel.core.ids import ObjectId
 from ciel.core.plans import HttpPlan, LinkPlan, StreamPlan, plans_for
 from ciel.core.refs import Concrete, Failure, Sweetheart, locations_of
+from ciel.core.retries import not_before_s
 from ciel.core.tasks import TaskNode, TaskState
 from ciel.master.state.machine import MasterMachine
 from ciel.master.state.workers import WorkerNode
@@ -234,8 +235,10 @@ def _why_runnable(machine: MasterMachine, task: TaskNode, now_s: float) -> list[
     if not workers:
         return ["it could run, but there is no worker; start one with ciel-worker"]
     blame = machine.blame.get(task.spec.id)
-    if blame is not None and blame.not_before_s > now_s:
-        wait_s = blame.not_before_s - now_s
+    wait_s = not_before_s(task, blame) - now_s
+    if wait_s > 0:
+        if blame is None:
+            return [f"it is held back for {wait_s:.1f} s more, as whoever made it has asked for"]
         return [f"attempt {task.attempt} came to nothing; it is tried again in {wait_s:.1f} s"]
     for worker in workers:
         if task in worker.parked or task in worker.bound:

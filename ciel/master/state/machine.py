@@ -43,6 +43,7 @@ from ciel.core.retries import (
     GiveUp,
     after_failure,
     after_worker_loss,
+    not_before_s,
 )
 from ciel.core.revival import running
 from ciel.core.tasks import ASSIGNED, RUNNABLE, WAITING, TaskNode
@@ -433,9 +434,9 @@ class MasterMachine(ChildDesk):
                 task.ready_at_s = self._now_s
                 if self.ahead.tasks and self._goes_on_where_it_is(task):
                     continue
-                blame = self.blame.get(task.spec.id) if self.blame else None
-                if blame is not None and blame.not_before_s > self._now_s:
-                    self.dispatcher.ready.push_later(task, blame.not_before_s)
+                due_s = not_before_s(task, self.blame.get(task.spec.id) if self.blame else None)
+                if due_s > self._now_s:
+                    self.dispatcher.ready.push_later(task, due_s)
                 else:
                     push(task)
         self.dispatcher.ready.wake(self._now_s)

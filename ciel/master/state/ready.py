@@ -10,7 +10,7 @@ job's turn is taken by a task of the highest *rank* that it has: of those that a
 graph, in the order in which they came. Every so often it is taken by one of the lowest rank, so
 that nobody waits for ever behind what goes on without end.
 
-Those that are tried again after a failure come when their delay is over.
+Those that are tried again after a failure, or are to be held back, come when their delay is over.
 """
 
 from __future__ import annotations
@@ -18,12 +18,15 @@ from __future__ import annotations
 from bisect import insort
 from collections import deque
 from collections.abc import Iterator
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from itertools import chain
 
 from ciel.core.graph import TaskGraph
 from ciel.core.jobs import Job
 from ciel.core.tasks import PRIORITY_MIN, TaskNode
+
+DELAYED_MIN = 1000
+"""So many are held back before it is looked which of them nobody needs any more."""
 
 LOWEST_EVERY = 8
 """Of so many turns of a job, one is taken by a task of the lowest rank."""
@@ -106,7 +109,7 @@ class _Line:
 class ReadyQueue:
     """Entries are hints: who takes one asks the graph if it still holds."""
 
-    __slots__ = ("_count", "_delayed", "_graph", "_lines", "_order", "_sequence")
+    __slots__ = ("_count", "_delayed", "_delayed_max", "_graph", "_lines", "_order", "_sequence")
 
     def __init__(self, graph: TaskGraph) -> None:
         self._graph = graph
@@ -114,6 +117,7 @@ class ReadyQueue:
         self._order: list[int] = []  # negated priorities, a heap
         self._count = 0
         self._delayed: list[tuple[float, int, TaskNode]] = []  # a heap, by when they come
+        self._delayed_max = DELAYED_MIN
         self._sequence = 0
 
     def __len__(self) -> int:
@@ -155,6 +159,10 @@ class ReadyQueue:
     def push_later(self, task: TaskNode, due_s: float) -> None:
         """Hold a task back until `wake` is called at `due_s` or later."""
         self._sequence += 1
+        if len(self._delayed) >= self._delayed_max:  # perhaps nobody needs most of them any more
+            self._delayed = [entry for entry in self._delayed if self._graph.is_ready(entry[2])]
+            heapify(self._delayed)
+            self._delayed_max = max(DELAYED_MIN, 2 * len(self._delayed))
         heappush(self._delayed, (due_s, self._sequence, task))
 
     def wake(self, now_s: float) -> None:

@@ -39,7 +39,7 @@ class Begun:
         here: str,
     ) -> tuple[Reference, ...] | None:
         """Return the inputs of a child that may begin; None if it may not, or lacks one."""
-        if spec.executor not in self._executors:
+        if spec.executor not in self._executors or spec.needs.delay_s:
             return None
         if spec.id in self._tasks:  # by an earlier attempt at its parent: its outputs may come
             return None
