@@ -154,7 +154,9 @@ def test_a_task_that_is_held_back_takes_no_room_and_says_how_long() -> None:
     cluster.job(late, follower, a_task("soon", ordinal=1), want=["follower", "soon"])
     assert cluster.lines() == ["w1: run soon"]
     cluster.passes(3.0)
-    assert why(cluster, "late") == "it is held back for 2.0 s more, as whoever made it has asked for"
+    assert (
+        why(cluster, "late") == "it is held back for 2.0 s more, as whoever made it has asked for"
+    )
     cluster.passes(2.0)
     cluster.said("w1: run late")
 

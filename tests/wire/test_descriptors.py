@@ -170,7 +170,12 @@ def test_what_was_written_before_tasks_were_held_back_is_read() -> None:
 
 @given(
     st.builds(
-        Needs, *[st.integers()] * 3, st.floats(0, 1e9), st.integers(), st.just(()), st.just(0.0),
+        Needs,
+        *[st.integers()] * 3,
+        st.floats(0, 1e9),
+        st.integers(),
+        st.just(()),
+        st.just(0.0),
         st.sampled_from((0.0, 1.5)),
     ),
     st.booleans(),
