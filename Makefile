@@ -8,7 +8,7 @@ COMPILED := $(wildcard ciel/core/*.py ciel/wire/*.py ciel/master/state/*.py ciel
 	$(shell sed -n 's/^    "\(ciel.*\.py\)",$$/\1/p' setup.py)
 C_OF_SCC := $(wildcard scc/include/*.h scc/src/*.[ch] scc/tools/*.[ch] scc/fuse/*.[ch])
 
-.PHONY: deps dev demo test check check-deep bench appendix arrays check-fuse package clean format
+.PHONY: deps dev demo test check check-deep check-stores bench appendix arrays check-fuse package clean format
 
 # System packages are installed only on request, or for CI, where a missing one would be a skipped test.
 deps:
@@ -61,6 +61,11 @@ check-deep: dev
 	$(RUN)/python scc/tests/mutants.py scc/src/mpb.c scc/src/mpb_pieces.c scc/src/rcce.c \
 	    --tests tests/scc/test_mpb.py -k strict
 	$(RUN)/python scc/tests/mutants.py scc/src/ring.c --tests tests/scc/test_ring.py
+
+# All tests that start clusters, the examples among them, with each of the stores in memory; some minutes.
+check-stores: dev
+	CIEL_STORE=shm $(RUN)/pytest -q tests/integration
+	CIEL_STORE=scc:capacity=1GiB $(RUN)/pytest -q tests/integration
 
 # File-system testers on `ciel shmfs mount`: what of them is installed.
 check-fuse: dev

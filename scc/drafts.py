@@ -11,7 +11,13 @@ import os
 import xxhash
 
 from ciel.scc.shmfs import File
-from ciel.storage.errors import CorruptObjectError, StoreSystemError
+from ciel.storage.errors import (
+    CorruptObjectError,
+    ShortOutputError,
+    StoreSystemError,
+    translated,
+)
+from ciel.storage.space import PAGE_BYTES, is_full
 from ciel.storage.temporaries import Temporaries
 
 _CHUNK_BYTES = 2**20
@@ -26,6 +32,7 @@ class Draft:
         self._name, self._fd = temporaries.create()
         self.is_lent = False
         """Whether somebody may have it open who is not done when we are."""
+        self._was_full = False
 
     @property
     def path(self) -> str:
@@ -54,13 +61,29 @@ class Draft:
         status = self._temporaries.status_of(self._name)
         return None if status is None else status.st_size
 
+    def look_if_full(self) -> None:
+        """See whether the device is full, where what a program writes is refused."""
+        self._was_full = self._was_full or is_full(self._temporaries.directory_fd)
+
+    @property
+    def may_be_short(self) -> bool:
+        """Whether it may have been."""
+        if not (self.size_now() or 0) % PAGE_BYTES:  # what is refused a block ends where one does
+            self.look_if_full()
+        return self._was_full
+
+    def expect_all(self) -> None:
+        """Raise `ShortOutputError` if it may have been."""
+        if self.may_be_short:
+            raise ShortOutputError(self._object_id, self.size_now() or 0)
+
     def write(self, chunk: memoryview) -> None:
         """Append."""
         try:
             while chunk:
                 chunk = chunk[os.write(self._fd, chunk) :]
         except OSError as error:
-            raise StoreSystemError("write", error.errno or errno.EIO) from error
+            raise translated(error, "write", len(chunk), self._fd) from error
 
     def copy_to(self, file: File, size_bytes: int, *, in_place: bool) -> tuple[int, str]:
         """Copy what bears the name into a file with that much room; returns how much it was, less

@@ -190,7 +190,10 @@ class SccWriter(ObjectWriter):
 
     def account(self) -> None:
         self._require_open()
-        size_bytes = self._draft.size_now() if self._draft is not None else None
+        size_bytes = None
+        if self._draft is not None:
+            self._draft.look_if_full()
+            size_bytes = self._draft.size_now()
         if not size_bytes:  # commit will say what is wrong
             return
         try:
@@ -198,6 +201,10 @@ class SccWriter(ObjectWriter):
         except NoSpaceError:
             if not self.may_overrun:  # the draft lies beside the image, and may grow meanwhile
                 raise
+
+    @property
+    def may_be_short(self) -> bool:
+        return self._draft is not None and self._shared and self._draft.may_be_short
 
     def read(self, offset_bytes: int, length_bytes: int) -> bytes:
         self._require_open()
@@ -212,6 +219,8 @@ class SccWriter(ObjectWriter):
 
     def take(self, max_bytes: int, *, is_alone: bool = False) -> bytes | None:
         self._require_open()
+        if self._draft is not None and self._shared:
+            self._draft.expect_all()
         if self._draft is None or self._written_bytes or not is_alone:
             return super().take(max_bytes)
         if (self._draft.size_now() or 0) > max_bytes:
@@ -317,6 +326,8 @@ class SccWriter(ObjectWriter):
 
     def _copy_in(self, draft: Draft) -> tuple[int, str]:
         """Fill the file from the draft; as often as a commit is tried."""
+        if self._shared:
+            draft.expect_all()
         size_bytes = os.fstat(draft.current_fd()).st_size
         try:
             file = self._have_file()

@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from ciel.core.failures import size_text
 from ciel.shm.arena import ROOT, Arena, arena_path, open_arena, plain, remove_arena
 from ciel.shm.upkeep import Upkeep, prefault_bytes
 from ciel.storage import leases
@@ -79,8 +80,11 @@ class ShmStore(FileStore):
         except OSError as error:
             self._let_go()
             raise StoreSystemError(f"open {ROOT}/{name}", error.errno or errno.EIO) from error
-        free_bytes = device.f_bavail * device.f_frsize
+        free_bytes, all_bytes = (n * device.f_frsize for n in (device.f_bavail, device.f_blocks))
         capacity_bytes = capacity_bytes or free_bytes // 2
+        if 0 < all_bytes < capacity_bytes:
+            what = f"which has {size_text(all_bytes)}, less than its capacity"
+            self.about += f", {what} of {size_text(capacity_bytes)}: it is full when that is"
         options = ShelfOptions(
             capacity_bytes=capacity_bytes, whole=True, links_overrun=spills,
             recycle_bytes=_recycled_bytes(capacity_bytes, free_bytes),

@@ -186,7 +186,7 @@ class Worker:
         admit, queue = self._disk_of(store, disk_jobs)
         site = WorkerSite(
             reactor, key, store, lambda object_id: service.uploaded(object_id), logs, streams,
-            admit=admit, figures=lambda: fetcher.figures(), open_healthz=options.open_healthz,
+            admit=admit, figures=lambda: service.figures(), open_healthz=options.open_healthz,
         )  # fmt: skip
         self._closers.append(site.close)
         listener = listen(reactor, options.listen, site.site)
@@ -230,7 +230,7 @@ class Worker:
 
         reconnector = Reconnector(reactor, control, build, service)
         self._closers.append(reconnector.stop)
-        metrics = WorkerMetrics(service, store, disk_jobs, fetcher.figures)
+        metrics = WorkerMetrics(service, store, disk_jobs, service.figures)
         site.control(self._controls(service, store, sorted(executors), reconnector), metrics)
         self._join(reconnector, own, transfers, key)
         settle_memory()

@@ -30,6 +30,9 @@ while rm -rf -- "$@"; [ -d "/proc/$launcher" ] && [ "$tries" -gt 0 ]; do
     tries=$((tries - 1)); sleep 0.1
 done
 rm -rf -- "$@"
+for path; do  # who was killed while it removed one had given it another name
+    case $path in /dev/shm/*) rm -rf -- "$path".* ;; esac
+done
 for path; do  # an arena goes with the last who has something there; else it is busy
     arena=${path%/*}
     case $arena in */ciel-arena-*) [ -d "$arena" ] && umount "$arena" && rmdir "$arena" ;; esac

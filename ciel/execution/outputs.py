@@ -42,6 +42,8 @@ class Outputs:
         self._expected = frozenset(self.ids)
         self.published: dict[int, Reference] = {}
         self.open_ones: dict[int, ObjectWriter] = {}
+        self.lacked_room = False
+        """Whether one that was rolled back may have been refused room."""
         self.level = ""  # where they begin, ...
         self.levels: dict[int, str] = {}  # ...but for these
         self._task_id = task_id
@@ -121,12 +123,15 @@ class Outputs:
 
     def roll_back(self, index: int) -> None:
         """Forget what was written to an output; it may be opened again."""
-        self._writer(index).abort()
+        writer = self._writer(index)
+        self.lacked_room = self.lacked_room or writer.may_be_short
+        writer.abort()
         del self.open_ones[index]
 
     def roll_back_all(self) -> None:
         """Forget whatever is still being written."""
         for writer in self.open_ones.values():
+            self.lacked_room = self.lacked_room or writer.may_be_short
             writer.abort()
         self.open_ones.clear()
 

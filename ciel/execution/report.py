@@ -72,6 +72,15 @@ def no_room_text(worker: str, argv: Sequence[str], error: NoSpaceError) -> str:
     )
 
 
+def full_device_text(worker: str, argv: Sequence[str]) -> str:
+    """Compose the message for an output that may not be all that its program wrote."""
+    whose = command_text(argv) if argv else "it"
+    return (
+        f"the device of the store of worker {worker} was full while {whose} wrote an output, "
+        "which may lack what was refused; make room there, or give the worker another store"
+    )
+
+
 def failure_text(
     what: str, worker: str, argv: Sequence[str], stderr_tail: str, why: str = ""
 ) -> str:

@@ -45,6 +45,19 @@ class NoSpaceError(StorageError):
         super().__init__(f"no space: wanted {wanted_bytes} bytes, {available_bytes} available")
 
 
+class ShortOutputError(StorageError):
+    """The device was full while a program wrote by itself: it may have been refused a block, and
+    not have said so.
+    """
+
+    def __init__(self, object_id: str, size_bytes: int) -> None:
+        self.object_id = object_id
+        self.size_bytes = size_bytes
+        super().__init__(
+            f"{object_id}: its device was full while it was written; of it {size_bytes} bytes came"
+        )
+
+
 class CorruptObjectError(StorageError):
     """What lies there is not what was put there; `code` is one of `interface.Problem`'s codes."""
 

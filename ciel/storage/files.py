@@ -24,6 +24,7 @@ from ciel.storage.errors import (
     NoSpaceError,
     ObjectConflictError,
     ObjectNotFoundError,
+    ShortOutputError,
     StorageError,
     StoreClosedError,
     StoreSystemError,
@@ -40,7 +41,7 @@ from ciel.storage.interface import (
     StoreUsage,
 )
 from ciel.storage.shelf import Shelf, ShelfOptions, file_name
-from ciel.storage.space import occupied_bytes
+from ciel.storage.space import PAGE_BYTES, occupied_bytes
 from ciel.storage.specs import check_options, parse_flag, parse_size
 
 _ADOPT_REASONS = {
@@ -149,7 +150,8 @@ class FileWriter(ObjectWriter):
         self._name = name
         self._fd = fd
         self._pid = os.getpid()
-        self._reserved_bytes = reserved_bytes
+        self._promised_bytes = self._reserved_bytes = reserved_bytes
+        self._times_full = shelf.times_full
         self._old_bytes = old_bytes
         self._map: mmap.mmap | None = None
         self._written_bytes = 0
@@ -206,6 +208,25 @@ class FileWriter(ObjectWriter):
         self._digest.update(chunk)
         self._written_bytes += length_bytes
 
+    @property
+    def may_be_short(self) -> bool:
+        if not self._shared or self._shelf.temporaries.directory_fd < 0:
+            return False
+        status = self._shelf.temporaries.status_of(self._name)
+        return self._may_be_short(0 if status is None else status.st_size)
+
+    def _may_be_short(self, size_bytes: int) -> bool:
+        if not self._shared or self._old_bytes or 0 < self._promised_bytes >= size_bytes:
+            return False  # all of it was there from the beginning
+        shelf = self._shelf
+        is_in_memory = shelf.options.whole
+        if is_in_memory and shelf.times_full != self._times_full:
+            return True
+        # What is refused a block ends where one does. On a disk, where nothing will be done but to
+        # give up, what is empty is thought to be meant so.
+        is_cut = not size_bytes % PAGE_BYTES and (size_bytes > 0 or is_in_memory)
+        return is_cut and shelf.look_if_full()
+
     def view(self, size_bytes: int) -> memoryview:
         self._require_open()
         self._charge(size_bytes)
@@ -224,9 +245,10 @@ class FileWriter(ObjectWriter):
         self._require_open()
         if self._old_bytes:
             return  # no program has had it
+        self._shelf.note_if_full()
         status = self._shelf.temporaries.status_of(self._name)
         if status is not None:  # else commit will say what is wrong
-            self._charge(status.st_size)
+            self._charge(status.st_size, is_there=True)
 
     def read(self, offset_bytes: int, length_bytes: int) -> bytes:
         if self._old_bytes:
@@ -239,9 +261,12 @@ class FileWriter(ObjectWriter):
         status = self._shelf.temporaries.status_of(self._name) if self._shared else None
         ours = os.fstat(self._fd)
         if status is None or self._written_bytes or not os.path.samestat(status, ours):
+            if self._shared and (size_bytes := self.size_bytes) <= max_bytes:
+                self._expect_all(size_bytes)
             return super().take(max_bytes)
         if ours.st_size > max_bytes:
             return None
+        self._expect_all(ours.st_size)
         content = os.pread(self._fd, ours.st_size, 0) if ours.st_size else b""
         if is_alone and not self._lent and ours.st_nlink == 1 and self._pid == os.getpid():
             fd, self._fd = self._fd, -1
@@ -257,7 +282,8 @@ class FileWriter(ObjectWriter):
         self._cut()
         self._unmap()
         status = os.fstat(fd)
-        self._charge(status.st_size)
+        self._expect_all(status.st_size)
+        self._charge(status.st_size, is_there=True)
         found = None if self._shared else str(self._digest.hexdigest())
         try:
             if checksum is not None:
@@ -276,12 +302,16 @@ class FileWriter(ObjectWriter):
             self.abort()
             raise
         self._reserved_bytes = 0
-        self.abort()  # all that is left is the temporary name
+        self._let_go()  # all that is left is the temporary name
         return info
 
     def abort(self) -> None:
-        if self._fd < 0:
-            return
+        if self._fd >= 0:
+            if os.getpid() == self._pid:
+                self._shelf.note_if_full()
+            self._let_go()
+
+    def _let_go(self) -> None:
         os.close(self._fd)
         self._fd = -1
         if os.getpid() == self._pid:  # a forked copy owns neither the file nor the space
@@ -311,11 +341,17 @@ class FileWriter(ObjectWriter):
             raise StoreClosedError(f"the writer of {self.object_id}")
         self._shelf.require_open()
 
-    def _charge(self, size_bytes: int) -> None:
+    def _expect_all(self, size_bytes: int) -> None:
+        if self._may_be_short(size_bytes):
+            raise ShortOutputError(self.object_id, size_bytes)
+
+    def _charge(self, size_bytes: int, *, is_there: bool = False) -> None:
         more_bytes = occupied_bytes(size_bytes) - self._reserved_bytes
         if more_bytes > 0:
             try:
-                self._shelf.space.reserve(more_bytes, may_overrun=self.may_overrun)
+                self._shelf.space.reserve(
+                    more_bytes, may_overrun=self.may_overrun, is_there=is_there
+                )
             except NoSpaceError as error:
                 had_bytes = self._reserved_bytes
                 raise NoSpaceError(size_bytes, error.available_bytes + had_bytes) from None
@@ -413,7 +449,7 @@ class FileStore(ObjectStore):
         self._shelf.require_open()
         charged_bytes = occupied_bytes(size_bytes)
         space, may_overrun = self._shelf.space, self._shelf.options.links_overrun
-        space.reserve(charged_bytes, may_overrun=may_overrun)
+        space.reserve(charged_bytes, may_overrun=may_overrun, is_there=True)
         try:
             temporary = self._shelf.temporaries.link(path)
             try:

@@ -62,7 +62,8 @@ class ObjectInfo:
 class StoreUsage:
     """How full a store is. `used_bytes` are committed, `reserved_bytes` promised to open writers.
 
-    Both are what the objects occupy, so rounded up to the store's blocks.
+    Both are what the objects occupy, so rounded up to the store's blocks. The capacity is what was
+    set, or what the device has if that is less; None if none was set.
     """
 
     capacity_bytes: int | None
@@ -171,6 +172,13 @@ class ObjectWriter(ABC):
         `NoSpaceError`: more than there is room for; end the program, then abort.
         """
 
+    @property
+    def may_be_short(self) -> bool:
+        """Whether a program that writes by itself may have been refused a block for want of room.
+        It need not have said so; `take` and `commit` then raise `ShortOutputError`.
+        """
+        return False
+
     @abstractmethod
     def read(self, offset_bytes: int, length_bytes: int) -> bytes:
         """Return what has been written there so far, by whomever; short or empty past its end."""
@@ -196,7 +204,8 @@ class ObjectWriter(ABC):
         A later one is compared and dropped: equal content returns the kept object, other content
         raises `ObjectConflictError`. `CorruptObjectError`: what a program left is not a file of
         ours (code `output`), or what was written is not what has this `checksum` (code `checksum`).
-        `NoSpaceError`: it wrote more than there is room for. After these two the writer stays open.
+        `NoSpaceError`: it wrote more than there is room for. `ShortOutputError`: it may have been
+        refused some. After these three the writer stays open.
         """
 
     @abstractmethod

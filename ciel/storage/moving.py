@@ -48,6 +48,7 @@ class Mover:
         self._moving: dict[str, bool] = {}  # whether it was called off
         self._to_load: deque[str] = deque()
         self._wants: dict[object, int] = {}  # bytes that writers lack
+        self._lacked_bytes = 0  # by one who is gone; some are to be there for the next
         self._changes = 0  # counts what may have made room
         self._requests = 0  # counts those of the thread
         self._below_failed = False
@@ -150,6 +151,12 @@ class Mover:
         with self._lock:
             self._wants.pop(writer, None)
 
+    def lacked(self, short_bytes: int) -> None:
+        """Somebody has given up for want of so much, or more."""
+        with self._lock:
+            self._lacked_bytes = max(self._lacked_bytes, short_bytes)
+            self._wake()
+
     def await_change(self, seen: int, timeout_s: float) -> bool:
         """Wait until there may be more room than at that count; False if it took too long."""
         with self._lock:
@@ -183,7 +190,7 @@ class Mover:
     def _goal_bytes(self) -> int:
         """Return how much is to be made free."""
         with self._lock:
-            wanted_bytes = max(self._wants.values(), default=0)
+            wanted_bytes = max(self._lacked_bytes, *self._wants.values(), 0)
         usage = self._upper.usage()
         if usage.capacity_bytes is None:
             return wanted_bytes
@@ -241,6 +248,7 @@ class Mover:
             return False
         with self._lock:
             steps = list(steps_to_free(goal_bytes, self._scene()))
+            self._lacked_bytes = 0
         did = False
         for step in steps:
             if self._closed or self._below_failed:

@@ -27,6 +27,7 @@ from ciel.storage.digests import DigestRecords, digest_of
 from ciel.storage.errors import (
     CannotAdoptError,
     CorruptObjectError,
+    NoSpaceError,
     ObjectConflictError,
     StorageError,
     StoreClosedError,
@@ -35,7 +36,7 @@ from ciel.storage.errors import (
 )
 from ciel.storage.interface import ObjectInfo, Problem
 from ciel.storage.segments import SEGMENT_MIN_BYTES, Segments
-from ciel.storage.space import Space, occupied_bytes, reserve_blocks
+from ciel.storage.space import Space, free_bytes, is_full, occupied_bytes, reserve_blocks
 from ciel.storage.temporaries import Temporaries, list_names, open_regular, regular_status
 
 _COMMITTED_MODE = 0o400
@@ -73,13 +74,15 @@ class Shelf:
         self.options = options
         self.reading: set[int] = set()  # descriptors of open readers
         self.writing: set[str] = set()  # temporaries of open writers
+        self.times_full = 0
+        """How often the device was found full, or has refused something."""
         self._digests = DigestRecords()
         self._root_fd = self._objects_fd = -1
         try:
             os.makedirs(directory, 0o700, exist_ok=True)
             self._root_fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             self._objects_fd = leases.open_private("objects", parent_fd=self._root_fd)
-            self.space = Space(options.capacity_bytes, self._recount)
+            self.space = Space(options.capacity_bytes, self._recount, self._device_bytes)
             self.temporaries = Temporaries(self._root_fd, directory)
             self.segments = Segments(self.temporaries, options.recycle_bytes)
         except (OSError, StorageError) as error:
@@ -102,7 +105,24 @@ class Shelf:
 
     def translated(self, error: OSError, operation: str, wanted_bytes: int = 0) -> StorageError:
         """Return our error for the system's."""
-        return translated(error, operation, wanted_bytes, self._root_fd)
+        ours = translated(error, operation, wanted_bytes, self._root_fd)
+        self.times_full += isinstance(ours, NoSpaceError)
+        return ours
+
+    def note_if_full(self) -> None:
+        """Look before room is given back: who was refused a block may find some a moment later.
+        Only in memory, where that has a program run again; on a disk it would have failed.
+        """
+        if self.options.whole:
+            self.look_if_full()
+
+    def look_if_full(self) -> bool:
+        """Whether the device is full; then what was kept of deleted objects is given back."""
+        if self._root_fd < 0 or not is_full(self._root_fd):
+            return False
+        self.times_full += 1
+        self.segments.drop()
+        return True
 
     def open(self, object_id: str) -> int | None:
         """Open a committed file to read; None when there is none."""
@@ -119,6 +139,7 @@ class Shelf:
         """Remove the name of an open committed file; return that of the temporary which it is now,
         if its memory may be worth keeping.
         """
+        self.note_if_full()
         name, status = file_name(object_id), os.fstat(fd)
         size_bytes, temporary = status.st_size, None
         if self._may_recycle(size_bytes) and not status.st_mode & NAMED_BIT:
@@ -142,6 +163,7 @@ class Shelf:
         try:
             reserve_blocks(fd, size_bytes, keep_size=keep_size)
         except OSError:
+            self.times_full += 1  # until what it had of it was given back
             if not self.segments.drop():
                 raise
             reserve_blocks(fd, size_bytes, keep_size=keep_size)
@@ -293,6 +315,10 @@ class Shelf:
             if (status := regular_status(name, self._objects_fd))
         ]
         return sum(sizes), len(sizes)
+
+    def _device_bytes(self) -> int | None:
+        left_bytes = free_bytes(self._root_fd)
+        return None if left_bytes is None else left_bytes + self.segments.kept_bytes
 
     def _close_directories(self) -> None:
         for fd in (self._root_fd, self._objects_fd):

@@ -8,9 +8,8 @@ read below is loaded back when there is room. What is open stays where it is. A 
 room has some made, and waits for it up to `wait_s`. The thread that opened the store is never kept
 waiting, as a reactor runs in it: there a writer that is under way goes beyond the capacity
 meanwhile, within a bound, or ends below where it cannot; one that begins does so below. When
-nothing helps, `NoSpaceError` says what was wanted and what there is.
-
-Belongs to one process: another would move what this one reads. See docs/adr/0027.
+nothing helps, `NoSpaceError` says what was wanted and what there is. Belongs to one process:
+another would move what this one reads. See docs/adr/0027.
 """
 
 from __future__ import annotations
@@ -144,6 +143,11 @@ class TieredWriter(ObjectWriter):
 
     def account(self) -> None:
         self._with_room(self._writer.account)
+        self._tiers.mover.look()
+
+    @property
+    def may_be_short(self) -> bool:
+        return self._writer.may_be_short
 
     def read(self, offset_bytes: int, length_bytes: int) -> bytes:
         return self._writer.read(offset_bytes, length_bytes)
@@ -179,6 +183,8 @@ class TieredWriter(ObjectWriter):
         return info
 
     def abort(self) -> None:
+        if not self._is_over and self._is_above and self._writer.may_be_short:
+            self._tiers.mover.lacked(self._writer.size_bytes)
         self._writer.abort()
         self._end()
 
@@ -305,16 +311,20 @@ class TieredStore(ObjectStore):
         self.about = upper.about
         self.levels_by_place = (lower, upper)  # by whether it is above
         self.wait_s = wait_s
-        self.capacity_bytes = upper.usage().capacity_bytes
-        self.overrun_bytes = max(OVERRUN_MIN_BYTES, (self.capacity_bytes or 0) // OVERRUN_SHARE)
         self.reading: tuple[set[int], set[int]] = (set(), set())
         self.writing: tuple[set[int], set[int]] = (set(), set())
         self._upper = upper
         self._lower = lower
+        self.overrun_bytes = max(OVERRUN_MIN_BYTES, (self.capacity_bytes or 0) // OVERRUN_SHARE)
         self._place = place
         self._hurried = threading.get_ident()
         self._spilled = 0
         self.mover = Mover(upper, lower)
+
+    @property
+    def capacity_bytes(self) -> int | None:
+        """Of what is above; it changes with what others leave of the device."""
+        return self._upper.usage().capacity_bytes
 
     @property
     def may_wait(self) -> bool:
@@ -333,11 +343,12 @@ class TieredStore(ObjectStore):
             if level != DISK and self._may_begin_above():
                 try:
                     writer = self._begin_above(object_id, size_hint_bytes)
+                    return TieredWriter(writer, self, is_above=True)
                 except NoSpaceError as error:
-                    return self._begin_below(object_id, size_hint_bytes, error)
-                return TieredWriter(writer, self, is_above=True)
-            writer = self._lower.begin(object_id, size_hint_bytes=size_hint_bytes)
-            self._spilled += level != DISK
+                    writer = self.begin_lower(object_id, size_hint_bytes, error)
+            else:
+                writer = self._lower.begin(object_id, size_hint_bytes=size_hint_bytes)
+                self._spilled += level != DISK
             return TieredWriter(writer, self, is_above=False)
         except BaseException:
             self.mover.let_go(object_id)
@@ -369,13 +380,6 @@ class TieredStore(ObjectStore):
                         raise
         finally:
             mover.want_no_more(me)
-
-    def _begin_below(
-        self, object_id: str, size_hint_bytes: int | None, error: NoSpaceError
-    ) -> TieredWriter:
-        return TieredWriter(
-            self.begin_lower(object_id, size_hint_bytes, error), self, is_above=False
-        )
 
     def begin_lower(
         self, object_id: str, size_hint_bytes: int | None, error: NoSpaceError
@@ -457,9 +461,8 @@ class TieredStore(ObjectStore):
         self, is_above: bool, object_id: str, digest: Callable[[], str]
     ) -> ObjectInfo | None:
         """Return the object that a level has already if what is to be committed in the other is
-        equal: the first one wins wherever it lies. A damaged one is none, and goes.
-
-        Raises ObjectConflictError.
+        equal: the first one wins wherever it lies. A damaged one is none, and goes. Raises
+        ObjectConflictError.
         """
         store = self.levels_by_place[is_above]
         if store.stat(object_id) is None:

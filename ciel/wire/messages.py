@@ -353,6 +353,11 @@ TO_WORKER: frozenset[type] = frozenset(
 )
 
 
+def kind_of(message: type) -> str:
+    """Return what messages of a class are called on the wire."""
+    return _FORMS[message].kind
+
+
 def encode(message: Message) -> Record:
     """Write a message as a record for `Session.send`."""
     form = _FORMS[type(message)]

@@ -11,12 +11,18 @@ from twisted.logger import Logger
 
 from ciel.core.events import RECALLED, TaskFault
 from ciel.core.failures import size_text
+from ciel.core.refs import details_text
 from ciel.execution.executor import Executor
-from ciel.execution.report import command_text, no_room_text
+from ciel.execution.report import command_text, full_device_text, no_room_text
 from ciel.launch import Stage, why_refused
 from ciel.launch.limits import open_files_advice
 from ciel.launch.messages import ProgramFailed
-from ciel.storage.errors import CorruptObjectError, NoSpaceError, StorageError
+from ciel.storage.errors import (
+    CorruptObjectError,
+    NoSpaceError,
+    ShortOutputError,
+    StorageError,
+)
 
 log = Logger()
 
@@ -65,10 +71,20 @@ def storing_fault(worker: str, argv: Sequence[str], error: StorageError) -> Task
     """What a program wrote could not be taken."""
     if isinstance(error, NoSpaceError):
         return TaskFault("NO_SPACE", no_room_text(worker, argv, error))
+    if isinstance(error, ShortOutputError):
+        return TaskFault("NO_SPACE", full_device_text(worker, argv))
     if isinstance(error, CorruptObjectError) and error.code == "output":  # its program's doing
         text = f"the output of {command_text(argv)} on worker {worker} is lost: {error.detail}"
         return TaskFault("RUNTIME_EXCEPTION", text)
     return TaskFault("WORKER_FAULT", f"worker {worker} could not store its output: {error}")
+
+
+def lacking_fault(worker: str, fault: TaskFault) -> TaskFault:
+    """The fault of a program that may have been refused room for an output: then nobody's."""
+    if fault.reason not in ("RUNTIME_EXCEPTION", "RUNTIME_ERROR", "RAISED"):
+        return fault
+    text = f"{details_text(fault.details)}\n{full_device_text(worker, ())}"
+    return TaskFault("NO_SPACE", text)
 
 
 def memory_fault(used_bytes: int, limit_bytes: int) -> TaskFault:

@@ -17,6 +17,7 @@ class Hosted:
 
     def __init__(self, order: StartAttempt, task: Task, executor: Executor) -> None:
         self.key: Key = (order.spec.id, order.attempt)
+        self.order = order
         self.at_most = order.at_most
         self.task = task
         self.executor = executor
@@ -43,6 +44,11 @@ class Hosted:
         """Why its program may have taken a part of an input for all of it."""
         feeders = self.pipings if self.feeder is None else [self.feeder, *self.pipings]
         return next((feeder.error for feeder in feeders if feeder.error is not None), None)
+
+    @property
+    def may_lack_output(self) -> bool:
+        """Whether its program may have been refused room for what it wrote."""
+        return any(writer.may_be_short for writer in self.writers.values())
 
     def close_inputs(self) -> None:
         if self.due is not None and self.due.active():

@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,7 @@ from ciel.execution.executor import (
 )
 from ciel.execution.kept import KeptAttempts
 from ciel.execution.outputs import commit_output
-from ciel.execution.report import failure_text
+from ciel.execution.report import command_text, failure_text
 from ciel.launch import LaunchSpecError
 from ciel.launch.messages import (
     ProgramExited,
@@ -49,9 +50,10 @@ from ciel.storage.errors import (
     NoSpaceError,
     ObjectConflictError,
     ObjectNotFoundError,
+    ShortOutputError,
     StorageError,
 )
-from ciel.storage.interface import ObjectStore
+from ciel.storage.interface import DISK, MEMORY, ObjectStore
 from ciel.wire.descriptors import read_arguments
 from ciel.wire.errors import WireError
 from ciel.worker.faults import (
@@ -384,6 +386,8 @@ class Hosting:
         if isinstance(action, Finish):
             self._publish(hosted, action, run_s)
         elif isinstance(action, Fail):
+            if hosted.may_lack_output and self._again_on_disk(hosted):
+                return
             why = "" if hosted.is_called_off else whose_signal(signal_number)
             text = failure_text(action.details, worker, hosted.argv, tail, why)
             self._fail(hosted, TaskFault(action.reason, text), run_s, keep=True)
@@ -398,17 +402,38 @@ class Hosting:
                 published.append(self._put(hosted, number, content))
                 hosted.writers.pop(number, None)
         except StorageError as error:
-            fault = storing_fault(self._place.worker, hosted.argv, error)
-            self._fail(hosted, fault, run_s, keep=False)
+            if not (isinstance(error, ShortOutputError) and self._again_on_disk(hosted)):
+                fault = storing_fault(self._place.worker, hosted.argv, error)
+                self._fail(hosted, fault, run_s, keep=False)
             return
         for child in finish.children:
             self._owner.attempt_spawned(hosted.key, child)
         self._clean(hosted)
         self._owner.attempt_ended(hosted.key, tuple(published), None, run_s)
 
+    def _again_on_disk(self, hosted: Hosted) -> bool:
+        """Run a program once more whose output was in memory when that was full, as it may have
+        been refused some of it; False if there is no disk for that, or somebody reads it already.
+        """
+        action = hosted.executor.begin(hosted.task)
+        if not isinstance(action, Run) or action.program.streams or hosted.is_called_off:
+            return False
+        levels = [level.name for level in self._place.store.levels()]
+        if levels != [MEMORY, DISK] or hosted.level == DISK:
+            return False
+        called = command_text(hosted.argv)
+        log.info("memory was full while {called} wrote; it runs again, on disk", called=called)
+        for writer in hosted.writers.values():
+            writer.abort()
+        self._clean(hosted)
+        again = Hosted(hosted.order, hosted.task, hosted.executor)
+        self._hosted[again.key] = again
+        self._begin(again, replace(action.program, store=DISK))
+        return True
+
     def _commit(self, hosted: Hosted, number: int) -> Reference:
         writer = hosted.writers[number]
-        growing = hosted.streams.pop(number, None)
+        growing = hosted.streams.get(number)
         conflicts: list[ObjectConflictError] = []
 
         def commit() -> Reference:
@@ -419,6 +444,7 @@ class Hosting:
             ref = commit()
         else:
             ref, why = self._place.streams.seal(growing, writer.path or "", commit, conflicts)
+            del hosted.streams[number]
             if why:
                 self._owner.stream_broken(ObjectId(growing.object_id), why)
         for error in conflicts:  # the first one wins (failures.md, W12); but it is worth knowing

@@ -28,7 +28,11 @@ _LEVEL_COUNTERS = {
     "waited": "Steps of writers that found it full.",
 }
 
-_FIGURES = {"fetches": "How inputs came here.", "shmd": "What the daemon of its store does."}
+_FIGURES = {
+    "fetches": "How inputs came here.",
+    "shmd": "What the daemon of its store does.",
+    "messages": "What it has told its master, by kind.",
+}
 _OPEN_NOW = frozenset(("connections", "requests_under_way", "open_writes"))
 
 

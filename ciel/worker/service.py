@@ -38,6 +38,7 @@ from ciel.net.turns import DelayedCall, Turns
 from ciel.storage.errors import StorageError
 from ciel.storage.interface import ObjectStore
 from ciel.wire.errors import RefusedError
+from ciel.wire.messages import kind_of
 from ciel.worker.disk_jobs import DiskJobs
 from ciel.worker.events import Events
 from ciel.worker.fetching import Fetcher
@@ -102,6 +103,7 @@ class WorkerService:
         self._store_looks.clock = reactor
         self.events = Events(reactor)
         self.ended_counts: dict[str, int] = {}
+        self._told_counts: dict[type, int] = {}
         self._asked: dict[int, Deferred[Any]] = {}  # of the master
         self._asked_count = 0
         self._wanted: dict[ObjectId, list[Callable[[Losses | None, str], None]]] = {}
@@ -127,7 +129,7 @@ class WorkerService:
         level = level_of(wait_s)
         if level != self._disk_level and self._master is not None:
             self._disk_level = level
-            self._master.send(DiskQueued(pending_bytes, wait_s) if level else DiskQueued(0, 0.0))
+            self._tell(DiskQueued(pending_bytes, wait_s) if level else DiskQueued(0, 0.0))
 
     def watch_store(self, disk_jobs: DiskJobs) -> None:
         """Have the master know what the store holds and does, and how many disk jobs wait. What it
@@ -154,7 +156,7 @@ class WorkerService:
         report = StoresReported(levels, self._disk_jobs.waiting_count)
         if report != self._told_of_store:
             self._told_of_store = report
-            self._master.send(report)
+            self._tell(report)
 
     def close(self) -> None:
         if self._store_looks.running:
@@ -176,6 +178,7 @@ class WorkerService:
         self._joined()
         self._act()
         self.disk_changed()
+        self._tell_of_store()  # who asks at once is to see it
 
     def peer_said(self, peer: Peer, messages: list[Message]) -> None:
         now_s = self._reactor.seconds()
@@ -217,6 +220,11 @@ class WorkerService:
     def has_master(self) -> bool:
         return self._master is not None
 
+    def figures(self) -> dict[str, dict[str, int]]:
+        """Return what was counted here, by what it is about."""
+        told = {kind_of(message): count for message, count in self._told_counts.items()}
+        return {**self._fetcher.figures(), "messages": told}
+
     def abort(self, job: str, task: str | None) -> int:
         """End the attempts that are here at a job's task, or at all of them; return how many."""
         fault = TaskFault("ABORTED", "somebody had it aborted on the worker where it was")
@@ -257,7 +265,7 @@ class WorkerService:
             return answered
         self._asked_count += 1
         self._asked[self._asked_count] = answered
-        self._master.send(Change(self._asked_count, topic, argument))
+        self._tell(Change(self._asked_count, topic, argument))
         return answered
 
     def _answered(self, answer: Answer) -> None:
@@ -426,8 +434,14 @@ class WorkerService:
 
     def _report(self) -> None:
         for report in self.machine.take_reports(self._reactor.seconds()):
-            if self._master is not None:
-                self._master.send(report)
+            self._tell(report)
+
+    def _tell(self, message: Message) -> None:
+        """Say something to the master, if it is there."""
+        if self._master is not None:
+            kind = type(message)
+            self._told_counts[kind] = self._told_counts.get(kind, 0) + 1
+            self._master.send(message)
 
     def _delete(self, objects: tuple[ObjectId, ...]) -> None:
         """Delete in a thread: freeing a large file takes long enough to be felt. So do several

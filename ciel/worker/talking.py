@@ -34,6 +34,7 @@ from ciel.wire.errors import EncodeError, WireError
 from ciel.worker.faults import (
     arguments_fault,
     executor_fault,
+    lacking_fault,
     preparation_fault,
     serving_fault,
     storing_fault,
@@ -243,6 +244,8 @@ class Talking:
         except StorageError as error:
             self._fail(process, storing_fault(self._place.worker, process.argv, error))
             return
+        if fault is not None and talked.outputs.lacked_room:
+            fault = lacking_fault(self._place.worker, fault)
         published = tuple(talked.outputs.published.values()) if fault is None else ()
         process.run_s = self._place.reactor.seconds() - talked.begun_s
         is_kept = over.keep == "must_keep" or (over.keep == "may_keep" and process.guest is None)
@@ -379,6 +382,8 @@ class Talking:
     def _report(self, process: Process, talked: Talked, fault: TaskFault, tail: str) -> None:
         place = self._place
         run_s = place.reactor.seconds() - talked.begun_s
+        if talked.outputs.lacked_room:
+            fault = lacking_fault(place.worker, fault)
         text = fault.details
         if not isinstance(process.end, ProgramFailed):
             text = process.failure_text(place.worker, text, tail)

@@ -1,4 +1,6 @@
 import os
+import secrets
+import shutil
 import signal
 import subprocess
 import sys
@@ -56,6 +58,21 @@ def test_a_sweeper_removes_directories_when_asked(tmp_path: Path) -> None:
     sweeper.add(paths)
     sweeper.finish()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_sweeper_removes_what_was_half_removed_from_memory() -> None:
+    """As a worker leaves it that is killed meanwhile: under a name of its own (`leases`)."""
+    instance = Path("/dev/shm", f"ciel-{secrets.token_hex(8)}")
+    half, other = Path(f"{instance}.{secrets.token_hex(8)}"), Path(f"{instance}x")
+    for directory in (half, other):
+        directory.mkdir()
+        (directory / "object").write_bytes(b"content")
+    sweeper = Sweeper(2**22 + 1)  # which nobody is
+    sweeper.add([instance])
+    sweeper.finish()
+    assert not half.exists()
+    assert other.exists()
+    shutil.rmtree(other)
 
 
 def test_a_sweeper_waits_for_the_launcher(tmp_path: Path) -> None:

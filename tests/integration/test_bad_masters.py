@@ -251,10 +251,10 @@ class Master:
 
     @staticmethod
     def hear(connection: socket.socket, session: Session) -> list[Any]:
-        """Return the next record that is no sign of life."""
+        """Return the next record that is no sign of life, nor tells how full stores are."""
         while True:
             for fields, _ in session.receive(connection.recv(65536)):
-                if fields[0] != "alive":
+                if fields[0] not in ("alive", "stores"):
                     return list(fields)
 
 

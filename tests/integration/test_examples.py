@@ -1,4 +1,6 @@
-"""The examples: each gives what is computed here in another way, also when a worker is killed."""
+"""The examples: each gives what is computed here in another way, the same bytes wherever objects
+lie, also when a worker is killed.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +14,7 @@ import sysconfig
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -24,10 +27,10 @@ from ciel.cli.asking import has_ended, list_jobs
 from ciel.client import Client
 from ciel.testing.homes import HandCluster, Home, wait_for
 from ciel.testing.languages import require_jansson
-from ciel.testing.two_slots import TwoSlots
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SDK = Path(__file__).parents[2] / "executors" / "sdk" / "c"
+STORES = ("disk", "shm:capacity=512MiB", "scc:capacity=512MiB,cores=2,instance=examples-{pid}")
 WORKERS = 3
 TRIES = 8
 IS_LONG = os.environ.get("CIEL_LONG") == "1"
@@ -277,14 +280,32 @@ def test_every_script_is_here() -> None:
     assert found == {run.__name__ for run in CHECKS}
 
 
+@pytest.fixture(scope="module")
+def homes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Home]]:
+    """One with a cluster of two workers for each store."""
+    with ExitStack() as undo:
+        homes = []
+        for store in STORES:
+            home = Home(tmp_path_factory.mktemp(store.partition(":")[0]))
+            spec = store.format(pid=os.getpid())
+            undo.callback(HandCluster.start(home, 2, "--store", spec).stop)
+            homes.append(home)
+        yield homes
+
+
 @pytest.mark.parametrize("check", CHECKS)
-def test_an_example_gives_what_is_right(
-    shared_cluster: TwoSlots, tmp_path: Path, check: Callable[[Run, Path], None]
+def test_an_example_gives_what_is_right_and_the_same_bytes_in_every_store(
+    homes: list[Home], tmp_path: Path, check: Callable[[Run, Path], None]
 ) -> None:
     def run(**given: object) -> Any:
-        done = shared_cluster.home.run(*command(check.__name__, given))
-        assert done.returncode == 0, done.stderr
-        return json.loads(done.stdout)
+        found = set()
+        for home in homes:
+            done = home.run(*command(check.__name__, given))
+            assert done.returncode == 0, done.stderr
+            made = Path(str(given["OUT"])).read_bytes() if "OUT" in given else b""
+            found.add((done.stdout, made))
+        ((text, _),) = found
+        return json.loads(text)
 
     check(run, tmp_path)
 

@@ -1,5 +1,5 @@
 """Two block stores on one host: what one has and the other needs goes from store to store, in one
-hop, without HTTP (CIB-56).
+hop, without HTTP and without the master (CIB-56).
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from urllib.request import Request, urlopen
 import pytest
 
 from ciel.client import Client
+from ciel.shm.client import ShmdClient
 from ciel.testing.homes import HandCluster, Home
 
 SIZE = 300_000
@@ -25,7 +26,7 @@ Counters = dict[str, dict[str, int]]
 
 def counters(cluster: HandCluster) -> Counters:
     """What all workers have counted, together."""
-    total: Counters = {"fetches": {}, "shmd": {}}
+    total: Counters = {"fetches": {}, "shmd": {}, "messages": {}}
     for netloc in cluster.netlocs():
         headers = {"Authorization": f"Bearer {cluster.key}"}
         with urlopen(Request(f"http://{netloc}/api/v1/counters", headers=headers)) as answer:
@@ -52,9 +53,12 @@ def exchange(cluster: HandCluster, path: Path) -> Counters:
         printed = [job.read(whole, timeout_s=30) for whole in wholes]
     digest = hashlib.sha256(bytes(2 * SIZE)).hexdigest()
     assert [words.split()[0].decode() for words in printed] == [digest, digest]
-    after = counters(cluster)
+    return more(before, counters(cluster))
+
+
+def more(before: Counters, after: Counters) -> Counters:
     return {
-        subject: {name: after[subject][name] - before[subject][name] for name in after[subject]}
+        subject: {n: after[subject][n] - before[subject].get(n, 0) for n in after[subject]}
         for subject in after
     }
 
@@ -85,3 +89,31 @@ def test_between_two_stores_an_object_goes_in_one_hop_and_not_over_http(
     shmd = counted["shmd"]
     assert shmd["asked"] == shmd["found"] == 2
     assert shmd["not_served"] == 0
+    # Nothing was asked of the master. It heard of four tasks, and afterwards of the two copies.
+    assert messages(counted) == {"report": 4, "stored": 2}
+
+
+def messages(counted: Counters) -> dict[str, int]:
+    """What the master was told, but for how full stores are, which is told each second."""
+    return {kind: n for kind, n in counted["messages"].items() if n and kind != "stores"}
+
+
+@pytest.mark.parametrize("one, other", [specs[:2] for specs in CASES.values()], ids=CASES)
+def test_a_program_loads_from_another_store_without_a_word_to_the_master(
+    home: Home, one: str, other: str
+) -> None:
+    cluster = HandCluster.start(home, 0)
+    try:
+        cluster.await_worker(cluster.begin_worker("--store", one))
+        with Client(access=str(cluster.access)) as client, client.job("alone") as job:
+            made = job.result(job.run(["head", "-c", str(SIZE), "/dev/zero"]), timeout_s=30)
+            cluster.await_worker(cluster.begin_worker("--store", other, "--spool", "second"))
+            before = counters(cluster)
+            with ShmdClient(home.path / "second" / "store") as shmd:
+                assert Path(shmd.load(made.id)).read_bytes() == bytes(SIZE)
+            counted = more(before, counters(cluster))
+    finally:
+        cluster.stop()
+    assert counted["shmd"]["asked"] == counted["shmd"]["found"] == 1
+    assert counted["fetches"]["http_bytes"] == 0
+    assert messages(counted) == {}

@@ -1,10 +1,11 @@
-"""The examples in Python: each gives what is computed here in another way."""
+"""The examples in Python: each gives what is computed here in another way, wherever objects lie."""
 
 from __future__ import annotations
 
 import re
 import sys
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,17 @@ import pytest
 from ciel.testing.homes import Home
 from ciel.testing.two_slots import TwoSlots
 
+STORES = ("disk", "shm:capacity=256MiB", "scc:capacity=256MiB")
 EXAMPLES = Path(__file__).parents[2] / "examples" / "python"
+
+
+@pytest.fixture(scope="module", params=STORES)
+def shared_cluster(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[TwoSlots]:
+    """Of each store."""
+    with TwoSlots(tmp_path_factory.mktemp("two-slots"), "--store", request.param) as cluster:
+        yield cluster
 
 
 def printed(home: Home, name: str, *words: object) -> str:

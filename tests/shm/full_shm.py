@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ciel.shm.store import open_shm
-from ciel.storage.errors import NoSpaceError
+from ciel.storage.errors import NoSpaceError, ShortOutputError
 from ciel.storage.interface import ObjectStore
 
 OBJECT_BYTES = 64 * 1024
@@ -33,7 +33,10 @@ def empty(store: ObjectStore) -> None:
 def main() -> None:
     # The capacity promises more than there is: the device itself must say no.
     with open_shm({"capacity": "64MiB", "spill": "no"}, Path(sys.argv[1])) as store:
+        assert store.usage().capacity_bytes == 4 * 2**20
+        assert "which has 4 MiB, less than its capacity of 64 MiB" in store.about
         assert 40 < fill(store, "full") <= 64
+        assert store.usage().capacity_bytes == 4 * 2**20
         assert store.check() == []
         empty(store)
 
@@ -42,6 +45,11 @@ def main() -> None:
                 writer.write(b"x")
                 writer.commit()  # or what it did not need would fill the device
         empty(store)
+
+        with pytest.raises(NoSpaceError) as refused:
+            store.begin("large", size_hint_bytes=2**23)
+        assert refused.value.wanted_bytes == 2**23
+        assert 3 * 2**20 < refused.value.available_bytes <= 4 * 2**20
 
         with store.begin("promised", size_hint_bytes=2**20) as writer:
             assert fill(store, "beside") <= 48
@@ -58,7 +66,7 @@ def main() -> None:
 
         with store.begin("too-sparse") as writer:
             os.truncate(str(writer.path), 2**20)
-            with pytest.raises(NoSpaceError):
+            with pytest.raises(ShortOutputError):
                 writer.commit()
         assert store.stat("too-sparse") is None
         store.delete("sparse")

@@ -152,3 +152,8 @@ def test_object_on_a_disk_is_not_adopted(tmp_path: Path) -> None:
 def test_full_shared_memory_is_an_error_and_never_a_signal() -> None:
     mount = ["-t", "tmpfs", "-o", "size=4m", "none"]
     assert run_on_mount(mount, Path(__file__).parent / "full_shm.py", ROOT) == 0
+
+
+def test_a_store_that_was_promised_more_than_there_is_moves_down_in_time() -> None:
+    mount = ["-t", "tmpfs", "-o", "size=16m", "none"]
+    assert run_on_mount(mount, Path(__file__).parent / "small_shm.py", ROOT) == 0

@@ -81,6 +81,7 @@ def test_the_master_is_told_of_the_store_once_it_has_changed(store: Advised) -> 
     scene = Scene(store)
     scene.clock.advance(STORE_LOOK_S)
     scene.service.peer_opened(scene.peer)
+    assert len(scene.peer.sent) == 1  # at once
     scene.clock.pump([STORE_LOOK_S] * 3)
     store.put("a", b"content")
     scene.clock.pump([STORE_LOOK_S] * 3)
@@ -90,7 +91,6 @@ def test_the_master_is_told_of_the_store_once_it_has_changed(store: Advised) -> 
     )  # fmt: skip
     assert second.levels[0]["objects"] == 1
     scene.service.peer_opened(scene.peer)  # a new one knows nothing
-    scene.clock.advance(STORE_LOOK_S)
     assert scene.peer.sent[2] == second
     scene.service.close()
 

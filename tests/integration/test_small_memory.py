@@ -1,0 +1,104 @@
+"""Clusters whose stores were promised more than their device has: a `/dev/shm` of 16 MiB, which
+nobody else sees, or a disk of that size.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ciel.testing.homes import Home
+from ciel.testing.mounts import on_mount
+
+MIB = 1 << 20
+SMALL = ["-t", "tmpfs", "-o", "size=16m,mode=1777", "none"]
+UP = "ciel up --listen 127.0.0.1:0 --workers 1 --slots 2 --store {store} >&2 || exit; "
+PROGRAMS = Path(__file__).parent / "programs"
+SDK = Path(__file__).parents[2] / "executors" / "sdk"
+DOWN = "; status=$?; ciel down >&2; exit $status"
+STORES = {"shm": "shm:capacity=1GiB", "scc": "scc:capacity=4MiB,cores=1"}
+
+
+def run_small(home: Home, store: str, script: str) -> subprocess.CompletedProcess[str]:
+    """Run a script beside a cluster whose `/dev/shm` is that small."""
+    words = ["sh", "-c", UP.format(store=store) + script + DOWN]
+    return home.run(*on_mount(SMALL, Path("/dev/shm"), words))
+
+
+def letters(size_bytes: int, ending: str = "") -> str:
+    """A program that prints that many, and says nothing if it could not."""
+    return f"sh -c 'head -c {size_bytes} /dev/zero 2>/dev/null | tr \"\\0\" a 2>/dev/null{ending}'"
+
+
+def digest(size_bytes: int) -> str:
+    return hashlib.sha256(b"a" * size_bytes).hexdigest()
+
+
+ENDINGS = {"that does not say so": "; exit 0", "that fails of it": ""}
+
+
+@pytest.mark.parametrize("store", STORES.values(), ids=STORES)
+@pytest.mark.parametrize("ending", ENDINGS.values(), ids=ENDINGS)
+def test_a_program_that_was_refused_memory_runs_again_on_disk(
+    home: Home, store: str, ending: str
+) -> None:
+    script = f"ciel submit -- {letters(40 * MIB, ending)} | sha256sum"
+    done = run_small(home, store, script)
+    assert done.stdout.split()[:1] == [digest(40 * MIB)], done.stderr
+    assert not home.processes()
+
+
+def test_objects_beyond_what_there_is_of_memory_move_to_disk(home: Home) -> None:
+    one = f"ciel submit --keep -- {letters(3 * MIB, '; exit 0')} | sha256sum; "
+    # What is told is a second old.
+    moved = "until ciel store stats --json | grep -q '\"evicted\": [1-9]'; do sleep 0.1; done; "
+    done = run_small(home, STORES["shm"], 8 * one + moved + "ciel store stats --json")
+    digests, told = done.stdout.splitlines()[:8], "".join(done.stdout.splitlines()[8:])
+    assert [line.split()[0] for line in digests] == 8 * [digest(3 * MIB)], done.stderr
+    memory, disk = json.loads(told)
+    assert 0 < memory["used_bytes"] <= memory["capacity_bytes"] <= 16 * MIB
+    assert disk["objects"] > 0
+
+
+def test_stores_are_told_of_as_soon_as_a_cluster_is_up(home: Home) -> None:
+    """And a capacity is what there is."""
+    done = run_small(home, STORES["shm"], "ciel store stats --json")
+    memory, disk = json.loads(done.stdout)
+    assert 15 * MIB < memory["capacity_bytes"] <= 16 * MIB
+    assert disk["capacity_bytes"] is None
+
+
+@pytest.mark.parametrize("says_so", ["yes", "no"])
+@pytest.mark.parametrize("retries", [0, 1])
+def test_a_program_that_talks_and_was_refused_memory_fails_for_want_of_it(
+    home: Home, says_so: str, retries: int
+) -> None:
+    """Whatever it makes of that; meanwhile there is made some, for the next try."""
+    home.environ["PYTHONPATH"] = str(SDK)
+    script, program = str(PROGRAMS / "fills.py"), str(PROGRAMS / "refused.py")
+    words = [sys.executable, script, STORES["shm"], program, says_so, str(retries)]
+    done = home.run(*on_mount(SMALL, Path("/dev/shm"), words))
+    expected = f"{8 * MIB} True\n" if retries else "NO_SPACE "
+    assert done.stdout.startswith(expected), done.stdout + done.stderr
+
+
+def test_a_program_that_was_refused_the_disk_has_failed_whatever_it_says(home: Home) -> None:
+    place = home.path / "small"
+    place.mkdir()
+    home.environ |= {"TMPDIR": str(place), "CIEL_STORE": "disk"}
+    words = ["ciel", "submit", "--", "sh", "-c", "head -c 40M /dev/zero 2>/dev/null; exit 0"]
+    done = home.run(*on_mount(SMALL, place, words))
+    assert (done.returncode, len(done.stdout)) == (1, 0)
+    assert " was full while sh -c " in done.stderr
+    assert "which may lack what was refused; make room there" in done.stderr
+
+
+def test_who_reads_along_what_was_refused_memory_does_not_wait_for_ever(home: Home) -> None:
+    words = [sys.executable, str(PROGRAMS / "streams_out.py"), STORES["shm"]]
+    done = home.run(*on_mount(SMALL, Path("/dev/shm"), words))
+    assert done.stdout == "NO_SPACE\nDEPENDENCY_FAILED\n", done.stdout + done.stderr
