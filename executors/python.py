@@ -62,7 +62,9 @@ class PythonExecutor(Executor):
         slots = task.spec.needs.slots
         kind = f"python\0{python}\0{slots}"  # libraries have as many threads
         if self._latest is None or self._latest.argv[0] != python:  # most are of the same
-            self._latest = Program((python, START, __version__), env=_ENVIRONMENT)
+            argv = (python, START, __version__)
+            parent = (*argv, "--preloaded") if python == sys.executable else ()
+            self._latest = Program(argv, env=_ENVIRONMENT, parent=parent)
         program = self._latest
         fixed = arguments.get("fixed")
         if isinstance(fixed, Fixed):

@@ -63,7 +63,8 @@ class Program:
     `names`: texts and paths that are its standard input instead, each ended by a NUL. `preferred`:
     inputs that are better read where it runs than anywhere else, once it has. `delay_s`: how long
     it waits before its start. `chunk_bytes`: what grows is fed in pieces of that size, but for the
-    last. `traces`: it is logged when it had to wait for what grows.
+    last. `traces`: it is logged when it had to wait for what grows. `parent`: the command of what
+    forks such programs, as `executors.programs.python_parent` does; only for those that talk.
     """
 
     argv: tuple[str | InputPath, ...]
@@ -80,6 +81,7 @@ class Program:
     delay_s: float = 0.0
     chunk_bytes: int = 1
     traces: bool = False
+    parent: tuple[str, ...] = ()
 
 
 class ProgramExit(NamedTuple):

@@ -1,8 +1,9 @@
 /* ciel-launcher SOCKET SALT: starts programs and reaps them, so that no daemon of ours ever forks.
  *
- * launcher.py runs it; messages.py is its wire. START and KILL come over SOCKET; STARTED or FAILED
- * answers each START, EXITED follows each STARTED. The end of that stream, or of the process that
- * made it, ends everything started here. Signals do not: all are blocked, and at their defaults.
+ * launcher.py runs it; messages.py is its wire. START, ADOPT and KILL come over SOCKET; STARTED or
+ * FAILED answers each of the first two, EXITED follows each STARTED. The end of that stream, or of
+ * the process that made it, ends everything started here. Signals do not: all are blocked, and at
+ * their defaults.
  *
  *   - A START may have to wait until fewer than so many programs run. Then the next begins without
  *     asking the owner, which is told of several ends at once: a wake-up costs as much as a launch.
@@ -12,6 +13,8 @@
  *     its parents die, and comes to us, a subreaper; its tag says whose it was. If there is always
  *     more of it, all of it is stopped before it is killed, since then it does not fork.
  *   - If the launcher is killed, so are its programs; by the tag its owner finds what they leave.
+ *   - What a program has forked and orphaned may be adopted, and is a program then like any other.
+ *     It made itself what it would have been made here, and waits until ADOPTED tells it to begin.
  *
  * The tag is the soft RLIMIT_LOCKS, SALT << 32 | slot: no kernel since 2.4 obeys that limit, fork
  * and exec hand it on, one call shows it. A mark in the environment is lost to `env -i`, and cannot
@@ -49,11 +52,12 @@ enum {
     ROUNDS_MAX = 3,                /* of killing what was left, before all of it is stopped first */
     QUELL_MS = 500,                /* for which nothing else is done then */
     PIDS = 1 << 22,                /* the kernel's PID_MAX_LIMIT */
+    ADOPTED = SIGUSR1,
 };
 
 /* The wire, as in messages.py: native byte order, no padding. */
 
-enum { START = 1, KILL };
+enum { START = 1, KILL, ADOPT };
 enum { STARTED = 1, FAILED, EXITED };
 enum stage { VFORK = 1, CHDIR, STDIN, STDOUT, STDERR, SETRLIMIT, EXEC };
 enum stream { TO_PATH, APPEND_TO_PATH, DESCRIPTOR, INHERITED, AS_STDOUT, STREAM_KINDS };
@@ -74,13 +78,17 @@ struct start_request {
     uint32_t at_most; /* programs, with this one: it waits until then. 0: it does not wait */
     uint64_t limits[LIMITS]; /* as in resources; UINT64_MAX leaves one alone */
 };
+struct adopt_request {
+    struct request head;
+    uint64_t parent_id, pid; /* of the launch that it came from, which must run */
+};
 struct event {
     uint16_t kind, stage; /* stage: FAILED only */
     int32_t value;        /* STARTED: process id; FAILED: errno; EXITED: wait status */
     uint64_t id, wall_us, user_us, system_us, max_rss_bytes; /* all but the id: EXITED only */
 };
 _Static_assert(sizeof(struct request) == 16 && sizeof(struct start_request) == 64 &&
-               sizeof(struct event) == 48, "as in messages.py");
+               sizeof(struct adopt_request) == 32 && sizeof(struct event) == 48, "as in messages.py");
 
 /* A launch runs, or has ended: its program is dead, but not yet all that it left. Its slot is free
  * (pid 0) only afterwards; hence no tag ever names the wrong launch. Slot 0 means none. */
@@ -332,10 +340,26 @@ static _Noreturn void become(rlim_t tag)
     fail(EXEC);
 }
 
+static uint32_t free_slot(void)
+{
+    return first_free ? first_free : slots_used;
+}
+
+/* A program runs in a slot that was free. */
+static void enter(uint32_t slot, pid_t pid, uint64_t id)
+{
+    first_free = launches[slot].next_free;
+    slots_used += slot == slots_used;
+    launches[slot] = (struct launch){.pid = pid, .exit = {.id = id, .wall_us = now_us()}};
+    slot_of_pid[pid] = slot;
+    running_count++;
+    emit((struct event){STARTED, 0, pid, .id = id});
+}
+
 static void start(void)
 {
     uint64_t id = request.head.id;
-    uint32_t slot = first_free ? first_free : slots_used;
+    uint32_t slot = free_slot();
     pid_t pid = -1;
     errno = EAGAIN;
     failed_stage = 0;
@@ -348,12 +372,37 @@ static void start(void)
         waitpid(pid, NULL, 0);
         emit((struct event){FAILED, (uint16_t)failed_stage, failed_error, .id = id});
     } else {
-        first_free = launches[slot].next_free;
-        slots_used += slot == slots_used;
-        launches[slot] = (struct launch){.pid = pid, .exit = {.id = id, .wall_us = now_us()}};
-        slot_of_pid[pid] = slot;
-        running_count++;
-        emit((struct event){STARTED, 0, pid, .id = id});
+        enter(slot, pid, id);
+    }
+}
+
+/* Whether a process is a child of ours, alive, a session's leader, and bears the tag of a program
+ * that runs: then only we can end what it is, and its number means no other meanwhile. */
+static bool may_adopt(pid_t pid, uint64_t parent_id)
+{
+    siginfo_t dead = {0};
+    if (waitid(P_PID, (id_t)pid, &dead, WEXITED | WNOHANG | WNOWAIT) < 0 || dead.si_pid)
+        return false;
+    const struct launch *parent = &launches[tag_of(pid) % LAUNCHES_MAX];
+    return parent->pid && !parent->ended && parent->exit.id == parent_id && parent->pid != pid &&
+           !slot_of_pid[pid] && getsid(pid) == pid;
+}
+
+/* Until it is adopted, it bears the tag of its parent, and ends with that. */
+static void obey_adopt(const char *bytes)
+{
+    struct adopt_request asked;
+    uint32_t slot = free_slot();
+    struct rlimit tag = {salt << 32 | slot, RLIM_INFINITY};
+    memcpy(&asked, bytes, sizeof asked);
+    require(asked.head.size_bytes == sizeof asked, "ADOPT has a wrong size");
+    require(asked.pid > 0 && asked.pid < PIDS, "ADOPT has no process id");
+    if (slot < LAUNCHES_MAX && may_adopt((pid_t)asked.pid, asked.parent_id) &&
+        prlimit((pid_t)asked.pid, RLIMIT_LOCKS, &tag, NULL) == 0) {
+        enter(slot, (pid_t)asked.pid, asked.head.id);
+        kill((pid_t)asked.pid, ADOPTED);
+    } else {
+        emit((struct event){FAILED, VFORK, ESRCH, .id = asked.head.id});
     }
 }
 
@@ -488,12 +537,14 @@ static bool obey_requests(void)
         if (input_bytes - done_bytes < sizeof head)
             break;
         memcpy(&head, input + done_bytes, sizeof head);
-        require(head.kind == START || head.kind == KILL, "unknown kind");
+        require(head.kind >= START && head.kind <= ADOPT, "unknown kind");
         require(head.size_bytes >= sizeof head && head.size_bytes <= sizeof input, "wrong size");
         if (input_bytes - done_bytes < head.size_bytes)
             break;
         if (head.kind == KILL)
             obey_kill(&head);
+        else if (head.kind == ADOPT)
+            obey_adopt(input + done_bytes);
         else if (!queue_start(input + done_bytes, head.size_bytes))
             break; /* an end makes room */
         done_bytes += head.size_bytes;

@@ -26,7 +26,14 @@ from typing import Self
 
 from ciel.launch.errors import DescendantsRemainError, LauncherDiedError, LauncherMissingError
 from ciel.launch.limits import lower_open_files
-from ciel.launch.messages import Event, LaunchSpec, decode_events, encode_kill, encode_start
+from ciel.launch.messages import (
+    Event,
+    LaunchSpec,
+    decode_events,
+    encode_adopt,
+    encode_kill,
+    encode_start,
+)
 
 _RECEIVE_BYTES = 64 << 10
 _SEND_BYTES = 256 << 10
@@ -122,6 +129,14 @@ class Launcher:
             _close_all(descriptors)
             raise
         self._requests.append((request, descriptors))
+
+    def adopt(self, launch_id: int, parent_id: int, pid: int) -> None:
+        """Queue that a process be a program that this launch has started: ProgramStarted answers,
+        and SIGUSR1 tells it to begin, or ProgramFailed, with ESRCH.
+
+        A running program, `parent_id`, must have forked and orphaned it; it leads a session.
+        """
+        self._requests.append((encode_adopt(launch_id, parent_id, pid), []))
 
     def kill(self, launch_id: int, signal_number: int = signal.SIGKILL) -> None:
         """Queue a signal for the program's process group; one that has ended is left in peace.

@@ -18,9 +18,10 @@ REQUEST_BYTES_MAX = 8 << 20  # the kernel takes less, hence what is refused here
 REQUEST_STRINGS_MAX = 1 << 20
 _START = struct.Struct("=IHHQII3BxI4Q")
 _KILL = struct.Struct("=IHHQ")
+_ADOPT = struct.Struct("=IHHQQQ")
 _EVENT = struct.Struct("=HHiQQQQQ")
 _UNLIMITED = 2**64 - 1
-_START_KIND, _KILL_KIND = 1, 2
+_START_KIND, _KILL_KIND, _ADOPT_KIND = 1, 2, 3
 _STARTED, _FAILED, _EXITED = 1, 2, 3
 _TRUNCATED, _APPENDED, _DESCRIPTOR, _INHERITED, _AS_STDOUT = range(5)
 
@@ -112,7 +113,7 @@ class LaunchSpec:
 
 
 class ProgramStarted(NamedTuple):
-    """The program runs: its exec succeeded."""
+    """The program runs: its exec succeeded, or it was adopted."""
 
     launch_id: int
     pid: int
@@ -219,6 +220,11 @@ def encode_start(launch_id: int, spec: LaunchSpec) -> bytes:
 def encode_kill(launch_id: int, signal_number: int) -> bytes:
     """Return the request."""
     return _KILL.pack(_KILL.size, _KILL_KIND, signal_number, launch_id)
+
+
+def encode_adopt(launch_id: int, parent_id: int, pid: int) -> bytes:
+    """Return the request."""
+    return _ADOPT.pack(_ADOPT.size, _ADOPT_KIND, 0, launch_id, parent_id, pid)
 
 
 def decode_events(data: bytes) -> tuple[list[Event], bytes]:

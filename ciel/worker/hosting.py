@@ -218,7 +218,7 @@ class Hosting:
         place = self._place
         try:
             # Programs that wait for a task count for the launcher, and take no slot.
-            others = self._talking.waiting_count
+            others = self._talking.waiting_count + place.launching.parent_count
             at_most = hosted.at_most and max(1, hosted.at_most + others)
             spec = Preparation(place, hosted, program).spec(at_most)
             limit_bytes = hosted.task.spec.needs.memory_bytes

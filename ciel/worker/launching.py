@@ -17,9 +17,9 @@ from ciel.launch.messages import (
     LaunchSpec,
     ProgramExited,
     ProgramFailed,
-    ProgramStarted,
 )
 from ciel.net.turns import Turns
+from ciel.worker.forks import Forks
 
 log = Logger()
 
@@ -42,26 +42,51 @@ class Launching:
         self._started: dict[int, Callable[[int], None]] = {}
         self._next_id = 0
         self._launcher = Launcher.start_process(self._environ)
+        self._forks = Forks(reactor, self)
         reactor.addReader(self)
 
+    @property
+    def parent_count(self) -> int:
+        """How many programs run that only fork others."""
+        return self._forks.parent_count
+
     def start(
-        self, spec: LaunchSpec, ended: Ended, started: Callable[[int], None] | None = None
+        self,
+        spec: LaunchSpec,
+        ended: Ended,
+        started: Callable[[int], None] | None = None,
+        parent: LaunchSpec | None = None,
     ) -> int:
-        """Start a program; `started` is called with its process id, `ended` when nothing of it runs
-        any more. Raises LaunchSpecError.
+        """Start a program, or have `parent` fork it if it can; `started` is called with its process
+        id, `ended` when nothing of it runs any more. Raises LaunchSpecError.
         """
         self._next_id += 1
-        self._launcher.start(self._next_id, spec)
-        self._owners[self._next_id] = ended
+        launch_id = self._next_id
+        if parent is None or not self._forks.ask(launch_id, spec, parent):
+            self._launcher.start(launch_id, spec)
+        self._owners[launch_id] = ended
         if started is not None:
-            self._started[self._next_id] = started
+            self._started[launch_id] = started
         self._turns.at_end(self._flush)
-        return self._next_id
+        return launch_id
+
+    def start_anew(self, launch_id: int, spec: LaunchSpec, signals: list[int]) -> None:
+        """As `ForksOwner` says."""
+        self._launcher.start(launch_id, spec)
+        for number in signals:
+            self._launcher.kill(launch_id, number)
+        self._turns.at_end(self._flush)
+
+    def adopt(self, launch_id: int, parent_id: int, pid: int) -> None:
+        """As `ForksOwner` says."""
+        self._launcher.adopt(launch_id, parent_id, pid)
+        self._turns.at_end(self._flush)
 
     def kill(self, launch_id: int, signal_number: int) -> None:
         """Send a signal to a program's process group; SIGKILL reaches all that it started."""
-        self._launcher.kill(launch_id, signal_number)
-        self._turns.at_end(self._flush)
+        if not self._forks.keep_signal(launch_id, signal_number):
+            self._launcher.kill(launch_id, signal_number)
+            self._turns.at_end(self._flush)
 
     def recall(self, launch_id: int) -> None:
         """Have a program that still waits fail with ECANCELED; one that has begun goes on."""
@@ -70,6 +95,7 @@ class Launching:
 
     def close(self) -> None:
         """End everything; nobody is told."""
+        self._forks.close()
         self._owners.clear()
         self._started.clear()
         if self._launcher.fileno() >= 0:
@@ -88,18 +114,24 @@ class Launching:
 
     def _tell(self, events: list[Event]) -> None:
         for event in events:
+            if isinstance(event, ProgramFailed) and self._forks.failed(event.launch_id):
+                continue
             if isinstance(event, ProgramExited | ProgramFailed):
                 self._started.pop(event.launch_id, None)
                 ended = self._owners.pop(event.launch_id, None)
                 if ended is not None:
                     ended(event)
-            elif isinstance(event, ProgramStarted) and event.launch_id in self._started:
+                continue
+            for number in self._forks.started(event.launch_id):
+                self.kill(event.launch_id, number)
+            if event.launch_id in self._started:
                 self._started.pop(event.launch_id)(event.pid)
 
     def _replace(self, error: LauncherDiedError) -> None:
         log.error("the launcher died, its programs are killed: {error}", error=error)
         self._reactor.removeReader(self)
         self._reactor.removeWriter(self)
+        self._forks.close()
         self._launcher.kill_descendants()
         self._launcher = Launcher.start_process(self._environ)
         self._reactor.addReader(self)

@@ -14,7 +14,7 @@ from ciel.core.refs import Reference
 from ciel.execution.environment import task_environment
 from ciel.execution.executor import ProgramExit, Talk
 from ciel.execution.report import command_text
-from ciel.launch.messages import File, LaunchSpec, ProgramExited, ProgramFailed, Standard
+from ciel.launch.messages import DEV_NULL, File, LaunchSpec, ProgramExited, ProgramFailed, Standard
 from ciel.net.turns import DelayedCall
 from ciel.storage.errors import ObjectNotFoundError
 from ciel.worker.faults import serving_fault, start_fault, whose_signal
@@ -225,12 +225,23 @@ def start(
             stderr=Standard.STDOUT,
         )
         process.launch_id = place.launching.start(
-            spec, lambda event: ended(process, event), lambda pid: started(process, pid)
+            spec,
+            lambda event: ended(process, event),
+            lambda pid: started(process, pid),
+            parent_of(talk, scratch),
         )
     except Exception:
         discard(talked, scratch, channel)
         raise
     return process
+
+
+def parent_of(talk: Talk, scratch: Scratch) -> LaunchSpec | None:
+    """Return the program that may fork the one that is to serve an attempt, if one may."""
+    argv, env = talk.program.parent, talk.program.env
+    if not argv:
+        return None
+    return LaunchSpec(argv, scratch.path, env, stdout=DEV_NULL, stderr=Standard.STDOUT)
 
 
 def take_in(number: int, guest: Guest, place: Workplace, owner: ChannelOwner) -> Process:

@@ -79,6 +79,12 @@ def _start() -> None:
     if sys.path and os.path.realpath(sys.path[0]) == os.path.dirname(os.path.realpath(__file__)):
         del sys.path[0]  # our neighbours are no modules of users
     why = _why_not(sys.argv[1])
+    if sys.argv[2:] == ["--preloaded"]:
+        if why is not None:
+            raise SystemExit(why)
+        from ciel.executors.programs import python_parent
+
+        python_parent.serve()
     if why is None:
         sys.modules[_PROGRAM].main()
     else:

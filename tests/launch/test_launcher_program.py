@@ -23,7 +23,7 @@ from ciel.launch import (
     ProgramFailed,
     Standard,
 )
-from ciel.launch.messages import REQUEST_BYTES_MAX, encode_kill, encode_start
+from ciel.launch.messages import REQUEST_BYTES_MAX, encode_adopt, encode_kill, encode_start
 
 SOURCE = Path(ciel.launch.__file__).with_name("launcher.c")
 PROGRAM = SOURCE.with_name("ciel-launcher")
@@ -69,7 +69,7 @@ def patched(data: bytes, offset: int, layout: str, value: int) -> bytes:
 
 START = start_bytes(env={"A": "1"})
 MALFORMED = {
-    "unknown kind": patched(START, 4, "=H", 3),
+    "unknown kind": patched(START, 4, "=H", 4),
     "size of zero": patched(START, 0, "=I", 0),
     "size over the limit": patched(START, 0, "=I", REQUEST_BYTES_MAX + 1),
     "largest size": patched(START, 0, "=I", 2**32 - 1),
@@ -84,6 +84,9 @@ MALFORMED = {
     "unknown stream": patched(START, 25, "=B", 5),
     "descriptor that did not come": patched(START, 24, "=B", 2),
     "kill with a tail": patched(encode_kill(1, 9) + bytes(8), 0, "=I", 24),
+    "adoption cut short": patched(encode_adopt(1, 2, 3), 0, "=I", 24)[:24],
+    "adoption of nobody": encode_adopt(1, 2, 0),
+    "adoption of what cannot be": encode_adopt(1, 2, 1 << 22),
 }
 
 
@@ -162,10 +165,11 @@ def test_the_sanitizers_find_nothing_in_ordinary_work(
         for _ in range(10):
             for i, spec in enumerate(specs):
                 launcher.start(i, spec)
+            launcher.adopt(len(specs), 0, os.getpid())
             launcher.kill(len(specs) - 1, signal.SIGTERM)
             launcher.kill(len(specs) - 1)
             launcher.kill(4711)
-            ends(launcher, len(specs))
+            ends(launcher, len(specs) + 1)
         os.close(read_end)
         os.close(write_end)
     assert capfd.readouterr().err == ""

@@ -20,6 +20,7 @@ from ciel.launch import (
 from ciel.launch.messages import (
     REQUEST_BYTES_MAX,
     decode_events,
+    encode_adopt,
     encode_kill,
     encode_start,
 )
@@ -43,6 +44,10 @@ def test_a_start_is_its_size_then_numbers_then_terminated_strings() -> None:
     assert struct.unpack_from("=4Q", request, 32) == (2**64 - 1, 5, 2**64 - 1, 0)
     assert request[64:] == b"/tmp\0/dev/null\0\0\0prog\0\xff\0A=1\0GONE\0"
     assert spec.descriptors == [7]
+
+
+def test_an_adoption_names_a_process_and_whose_it_was() -> None:
+    assert encode_adopt(9, 8, 77) == struct.pack("=IHHQQQ", 32, 3, 0, 9, 8, 77)
 
 
 def test_a_kill_names_its_signal() -> None:
