@@ -141,13 +141,13 @@ class Shelf:
         """
         self.note_if_full()
         name, status = file_name(object_id), os.fstat(fd)
-        size_bytes, temporary = status.st_size, None
+        size_bytes, temporary, recounts = status.st_size, None, self.space.recounts
         if self._may_recycle(size_bytes) and not status.st_mode & NAMED_BIT:
             temporary = self.temporaries.take_in(name, self._objects_fd)
         else:
             os.unlink(name, dir_fd=self._objects_fd)
         self._digests.forget(fd)
-        self.space.forget(occupied_bytes(size_bytes))
+        self.space.forget(occupied_bytes(size_bytes), recounts)
         return temporary
 
     def note_named(self, fd: int, size_bytes: int) -> None:

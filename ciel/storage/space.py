@@ -95,6 +95,7 @@ class Space:
         self._device_bytes = device_bytes
         self._used_bytes, self._object_count = recount()
         self._reserved_bytes = 0
+        self.recounts = 0
         self._device_limit_bytes = 0
         self._looked_s = -LOOK_S
 
@@ -108,6 +109,7 @@ class Space:
         with self._lock:
             if is_bounded and wanted_bytes > self._available_bytes(is_there):
                 self._used_bytes, self._object_count = self._recount()
+                self.recounts += 1
                 self._looked_s = -LOOK_S
                 available_bytes = self._available_bytes(is_there)
                 if wanted_bytes > available_bytes:
@@ -128,9 +130,13 @@ class Space:
             self._used_bytes += reserved_bytes
             self._object_count += 1
 
-    def forget(self, used_bytes: int) -> None:
-        """Count an object out; another process may have brought it, hence never below zero."""
+    def forget(self, used_bytes: int, recounts: int) -> None:
+        """Count an object out whose name has gone, since `recounts` were so many. Another process may
+        have brought it, hence never below zero.
+        """
         with self._lock:
+            if recounts != self.recounts:
+                return  # it may be counted out already; whoever is refused recounts once more
             self._used_bytes = max(0, self._used_bytes - used_bytes)
             self._object_count = max(0, self._object_count - 1)
 

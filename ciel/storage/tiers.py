@@ -307,18 +307,15 @@ class TieredStore(ObjectStore):
             bounded=one.bounded or other.bounded,
             may_block=one.may_block,  # what is slow is left to a thread of its own
         )
-        self.sources = upper.sources
-        self.about = upper.about
+        self.sources, self.about = upper.sources, upper.about
         self.levels_by_place = (lower, upper)  # by whether it is above
         self.wait_s = wait_s
         self.reading: tuple[set[int], set[int]] = (set(), set())
         self.writing: tuple[set[int], set[int]] = (set(), set())
-        self._upper = upper
-        self._lower = lower
+        self._upper, self._lower = upper, lower
         self.overrun_bytes = max(OVERRUN_MIN_BYTES, (self.capacity_bytes or 0) // OVERRUN_SHARE)
         self._place = place
-        self._hurried = threading.get_ident()
-        self._spilled = 0
+        self._hurried, self._spilled = threading.get_ident(), 0
         self.mover = Mover(upper, lower)
 
     @property
@@ -340,16 +337,20 @@ class TieredStore(ObjectStore):
         check_id(object_id)
         self.mover.hold(object_id)
         try:
-            if level != DISK and self._may_begin_above():
+            if level == DISK or not self._may_begin_above():
                 try:
-                    writer = self._begin_above(object_id, size_hint_bytes)
-                    return TieredWriter(writer, self, is_above=True)
-                except NoSpaceError as error:
-                    writer = self.begin_lower(object_id, size_hint_bytes, error)
-            else:
-                writer = self._lower.begin(object_id, size_hint_bytes=size_hint_bytes)
-                self._spilled += level != DISK
-            return TieredWriter(writer, self, is_above=False)
+                    writer = self._lower.begin(object_id, size_hint_bytes=size_hint_bytes)
+                    self._spilled += level != DISK
+                    return TieredWriter(writer, self, is_above=False)
+                except NoSpaceError:
+                    if level == DISK:
+                        raise  # else what moves may hold room there, and have given none back yet
+            try:
+                writer = self._begin_above(object_id, size_hint_bytes)
+                return TieredWriter(writer, self, is_above=True)
+            except NoSpaceError as error:
+                writer = self.begin_lower(object_id, size_hint_bytes, error)
+                return TieredWriter(writer, self, is_above=False)
         except BaseException:
             self.mover.let_go(object_id)
             raise
@@ -395,9 +396,8 @@ class TieredStore(ObjectStore):
 
     def open(self, object_id: str) -> TieredReader:
         check_id(object_id)
-        mover = self.mover
+        mover, is_above = self.mover, True
         mover.hold(object_id)
-        is_above = True
         try:
             try:
                 reader = self._upper.open(object_id)
