@@ -131,8 +131,8 @@ class Space:
             self._object_count += 1
 
     def forget(self, used_bytes: int, recounts: int) -> None:
-        """Count an object out whose name has gone, since `recounts` were so many. Another process may
-        have brought it, hence never below zero.
+        """Count an object out whose name has gone, since `recounts` were so many. Another process
+        may have brought it, hence never below zero.
         """
         with self._lock:
             if recounts != self.recounts:
