@@ -151,7 +151,9 @@ class PythonConversation(Conversation):
     def _timer(self, timeout_s: float) -> Reference:
         """Return what a task makes that nothing does but wait, in no slot."""
         keywords = {"args": {"inputs": [], "of": self._attempt.task.spec.id}, "n_outputs": 1}
-        outputs, _ = self._attempt.spawn("sync", keywords, Needs(delay_s=timeout_s), name="timer")
+        # It goes before whoever the one that waits would go before.
+        needs = Needs(priority=self._attempt.task.spec.needs.priority, delay_s=timeout_s)
+        outputs, _ = self._attempt.spawn("sync", keywords, needs, name="timer")
         return Future(outputs[0])
 
     def _error(self, args: dict[str, Any]) -> None:

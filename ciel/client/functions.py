@@ -25,6 +25,12 @@ INLINE_MAX_BYTES: Final = 4 << 10
 """A function up to this size travels with its calls; a larger one becomes an object."""
 
 
+KNOWN_MAX = 1000
+"""So many are known at a time: one that a list refers to which it refers to itself is not let go of
+as long as it is known.
+"""
+
+
 class Functions:
     """All functions that one client has called. Usable from any thread."""
 
@@ -52,6 +58,8 @@ class Functions:
             kept = lambda: function  # noqa: E731  # it is kept as long as the client
         with self._lock:
             self._known[key] = (kept, packed, variables)
+            if len(self._known) > KNOWN_MAX:
+                self._known.pop(next(iter(self._known)), None)
         return packed
 
     def known(self) -> list[PackedFunction]:

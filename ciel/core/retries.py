@@ -50,7 +50,9 @@ class GiveUp(NamedTuple):
 
 def not_before_s(task: TaskNode, blame: Blame | None) -> float:
     """Return when a task may begin that could run since its `ready_at_s`; it may be over."""
-    return task.ready_at_s + task.spec.needs.delay_s if blame is None else blame.not_before_s
+    if blame is not None:
+        return blame.not_before_s
+    return task.ready_at_s if task.attempt else task.ready_at_s + task.spec.needs.delay_s
 
 
 def after_failure(blame: Blame, needs: Needs, reason: str, details: Any) -> Again | GiveUp:

@@ -100,7 +100,8 @@ class Forks:
         except OSError:  # it is full, or ends
             return False
         self._asked[launch_id] = _Asked(spec)
-        self._listen_for_silence()
+        if self._due is None or not self._due.active():
+            self._listen_for_silence()
         return True
 
     def keep_signal(self, launch_id: int, number: int) -> bool:
@@ -172,6 +173,7 @@ class Forks:
 
     def _silent(self) -> None:
         log.warn("the parent of programs hangs: it is killed")
+        self._is_hopeless = not self._has_answered  # another one would not do better
         self._owner.kill(self._parent_id, signal.SIGKILL)
         self._cut()
 

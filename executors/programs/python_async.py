@@ -22,11 +22,14 @@ if TYPE_CHECKING:
     from ciel.executors.programs.python_evaluator import Evaluator
 
 LOOK_FIRST_S, LOOK_MAX_S = 0.005, 0.25
-"""How often it looks what others have done, while something else of the loop waits, too; then it
-leaves its slot, in which they might have to run, until that may have something to do.
+"""How often it looks what others have done, while something else of the loop waits, too."""
+
+STAYS_S = 0.5
+"""Then it leaves its slot, in which they might have to run, until that may have something to do;
+and again, when it has been back for so long.
 """
 LEAVES_MIN_S = 0.1
-"""For so long, at least: all its timers are that late, once nothing else is going on."""
+"""It leaves for so long, at least: all its timers are that late."""
 
 CANCEL_MAX_S = 1.0
 """So long coroutines that were left behind may take to end."""
@@ -78,6 +81,7 @@ class Looping:
         self._goal: Work | None = None
         self._look_s = LOOK_FIRST_S
         self._leaves_s: float | None = None
+        self._stays_until_s = 0.0
         self._requested: weakref.WeakSet[Work] = weakref.WeakSet()
 
     def run(self, goal: Work) -> None:
@@ -99,6 +103,7 @@ class Looping:
                 continue
             if leaves_s is not None or not self._is_busy_otherwise():
                 self._evaluator.sharing.wait(waited, any_one=True, timeout_s=leaves_s)
+                self._stays_until_s = self.loop.time() + STAYS_S
                 self._answer()
 
     def request(self, work: Work) -> asyncio.Future[None]:
@@ -108,6 +113,7 @@ class Looping:
         if work not in self._requested:  # not once more, after a time-out
             self._requested.add(work)
             self._look_s = LOOK_FIRST_S
+            self._stays_until_s = self.loop.time() + STAYS_S
         return future
 
     @property
@@ -133,7 +139,12 @@ class Looping:
         self._requests = left
 
     def _is_busy_otherwise(self) -> bool:
-        return self._selector.has_files or self._has_timers
+        return self._has_timers or self._hears
+
+    @property
+    def _hears(self) -> bool:
+        """Whether it may be woken up by more than the clock: by files, or by threads of its own."""
+        return self._selector.has_files or self.loop._default_executor is not None  # type: ignore[attr-defined]  # there is no other way to ask
 
     _has_timers = False
 
@@ -156,9 +167,9 @@ class Looping:
             self._answer()
             return 0
         rest_s = LOOK_MAX_S if timeout is None else timeout
-        if self._selector.has_files:
+        if self._hears:
             rest_s = min(rest_s, LOOK_MAX_S)
-        if self._look_s == LOOK_MAX_S and self._evaluator.sharing.may_wait:
+        if self.loop.time() >= self._stays_until_s and self._evaluator.sharing.may_wait:
             self._leaves_s = max(rest_s, LEAVES_MIN_S)
             self.loop.stop()
             return 0
@@ -177,7 +188,7 @@ class Looping:
         self._run_to_end(loop.shutdown_asyncgens())
         if asyncio.all_tasks(loop):  # they will not go
             return
-        if loop._default_executor is None and not self._selector.has_files:  # type: ignore[attr-defined]  # there is no other way to ask
+        if not self._hears:
             _spare.append((loop, self._selector))
         else:
             self._run_to_end(loop.shutdown_default_executor())

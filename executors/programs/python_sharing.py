@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
+from ciel.core.tasks import TIMEOUT_MAX_S
 from ciel.executors.programs.python_sending import Functions, Sending, item_of
 from ciel.python.contents import ERROR
 from ciel.python.inside import (
@@ -239,6 +240,8 @@ class Sharing:
         """Wait, in no slot, until all works are done that cannot be done here; or one of them; or,
         with a time-out, until that is over or more of them is done.
         """
+        if timeout_s is not None and timeout_s >= TIMEOUT_MAX_S:
+            timeout_s = None
         if get_ident() != self._thread:
             raise RuntimeError(
                 "what runs elsewhere can be waited for only in the thread in which a task began"

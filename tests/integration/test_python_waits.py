@@ -7,8 +7,10 @@ The functions here travel with their code: no program of a task can import this 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -159,6 +161,40 @@ def test_a_result_is_waited_for_no_longer_than_its_timeout(wide: ciel.Client) ->
     begun_s = time.monotonic()
     assert wide.submit(waits, 20, 0.1).result(WITHIN_S) == ["after 0.1 s"] * 2
     assert time.monotonic() - begun_s < 10, "nobody waits for a timer that nobody needs"
+
+
+@pytest.mark.parametrize("limit_s", [float("inf"), threading.TIMEOUT_MAX])
+def test_a_timeout_may_be_longer_than_any_clock(wide: ciel.Client, limit_s: float) -> None:
+    assert wide.submit(waits, limit_s, 0.1).result(WITHIN_S) == ["after 0.1 s"] * 2
+
+
+def test_the_timeout_of_who_is_important_does_not_wait_in_line(wide: ciel.Client) -> None:
+    @ciel.task
+    def patience() -> float:
+        future, begun_s = slow.spawn(20.0), time.monotonic()
+        with contextlib.suppress(TimeoutError):
+            future.result(timeout=0.5)
+        return time.monotonic() - begun_s
+
+    waiting = wide.submit(patience.options(priority=9))
+    line = [wide.submit(ciel.task(priority=5)(slow), 0.3) for _ in range(40)]
+    assert waiting.result(WITHIN_S) < 3
+    wide.cancel(line)
+
+
+def test_a_coroutine_hears_its_threads_while_it_waits(wide: ciel.Client) -> None:
+    @ciel.task
+    async def first_of_two() -> float:
+        begun_s = time.monotonic()
+        child = asyncio.ensure_future(awaited(elsewhere.spawn(8.0)))
+        thread = asyncio.ensure_future(asyncio.to_thread(time.sleep, 1.5))
+        clock = asyncio.ensure_future(asyncio.sleep(20))
+        await asyncio.wait({child, thread, clock}, return_when=asyncio.FIRST_COMPLETED)
+        clock.cancel()
+        child.cancel()
+        return time.monotonic() - begun_s
+
+    assert wide.submit(first_of_two).result(WITHIN_S) < 5
 
 
 def test_a_child_with_a_timeout_gets_the_slot_of_its_parent(client: ciel.Client) -> None:

@@ -172,6 +172,16 @@ def test_who_goes_on_after_a_worker_was_lost_is_held_back_no_more() -> None:
     cluster.said("w2: run late again (2)")
 
 
+def test_who_was_taken_back_from_a_worker_is_held_back_no_more() -> None:
+    cluster = one()
+    late = a_task("late", delay_s=5.0, name="late")
+    cluster.job(late, want=["late"])
+    cluster.passes(5.0)
+    cluster.said("w1: run late")
+    cluster.failed("w1", late, reason=RECALLED)
+    cluster.said("w1: run late again (2)")
+
+
 def test_a_task_that_failed_says_when_it_is_tried_again() -> None:
     cluster = one()
     task = a_task("a", retries=1, name="again")
