@@ -8,6 +8,7 @@ import contextlib
 import io
 import math
 import os
+import signal
 import tempfile
 import threading
 import time
@@ -210,8 +211,16 @@ def _left_behind(files_before: set[Path]) -> list[Any]:
             return left
 
 
+def _hear_interrupts() -> None:
+    """Undo what shells do to commands in the background: all that they start ignores Ctrl-C."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGQUIT, signal.SIG_DFL)
+
+
 def pytest_configure(config: pytest.Config) -> None:
     _refuse_old_code()
+    _hear_interrupts()
     if not hasattr(config, "workerinput"):  # else it is inherited from the process that shares out
         os.environ[SESSION_VARIABLE] = uuid.uuid4().hex
 

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Iterator
 from typing import Any
+from unittest import mock
 
 import cloudpickle
 import pytest
@@ -195,6 +196,30 @@ def test_a_coroutine_hears_its_threads_while_it_waits(wide: ciel.Client) -> None
         return time.monotonic() - begun_s
 
     assert wide.submit(first_of_two).result(WITHIN_S) < 5
+
+
+def test_a_coroutine_that_others_may_wake_is_in_its_slot_for_half_of_the_time(
+    wide: ciel.Client,
+) -> None:
+    @ciel.task
+    async def departures() -> int:
+        from ciel.executors.programs.python_sharing import Sharing
+
+        count, wait = 0, Sharing.wait
+
+        def counted(*args: Any, **options: Any) -> Any:
+            nonlocal count
+            count += 1
+            return wait(*args, **options)
+
+        with mock.patch.object(Sharing, "wait", counted):
+            thread = asyncio.ensure_future(asyncio.to_thread(time.sleep, 4))
+            await elsewhere.spawn(3.0)
+            thread.cancel()
+        return count
+
+    # It stays for 0.5 s, is away for 0.25, and so on for 3 s. Who is slow does so less often.
+    assert 1 <= wide.submit(departures).result(WITHIN_S) <= 5
 
 
 def test_a_child_with_a_timeout_gets_the_slot_of_its_parent(client: ciel.Client) -> None:

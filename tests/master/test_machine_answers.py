@@ -161,25 +161,19 @@ def test_a_task_that_is_held_back_takes_no_room_and_says_how_long() -> None:
     cluster.said("w1: run late")
 
 
-def test_who_goes_on_after_a_worker_was_lost_is_held_back_no_more() -> None:
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_who_comes_back_from_a_worker_is_held_back_no_more(is_lost: bool) -> None:
     cluster = one()
     late = a_task("late", delay_s=5.0, name="late")
     cluster.job(late, want=["late"])
     cluster.passes(5.0)
     cluster.said("w1: run late")
-    cluster.loses("w1")
-    cluster.joins(a_worker("w2"))
-    cluster.said("w2: run late again (2)")
-
-
-def test_who_was_taken_back_from_a_worker_is_held_back_no_more() -> None:
-    cluster = one()
-    late = a_task("late", delay_s=5.0, name="late")
-    cluster.job(late, want=["late"])
-    cluster.passes(5.0)
-    cluster.said("w1: run late")
-    cluster.failed("w1", late, reason=RECALLED)
-    cluster.said("w1: run late again (2)")
+    if is_lost:
+        cluster.loses("w1")
+        cluster.joins(a_worker("w2"))
+    else:
+        cluster.failed("w1", late, reason=RECALLED)
+    cluster.said(f"{'w2' if is_lost else 'w1'}: run late again (2)")
 
 
 def test_a_task_that_failed_says_when_it_is_tried_again() -> None:

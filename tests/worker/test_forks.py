@@ -154,6 +154,21 @@ def test_a_parent_that_hangs_is_replaced(forked: Forked, monkeypatch: pytest.Mon
     assert forked.parent_pid() not in (0, hung)
 
 
+def test_a_parent_that_hangs_is_noticed_while_others_ask_it(
+    forked: Forked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(forks, "SILENCE_MAX_S", 0.3)
+    forked.wait(forked.start("pass"))
+    forked.wait(forked.start("pass"))
+    os.kill(forked.parent_pid(), signal.SIGSTOP)
+    began = [forked.start("pass")]
+    while began[0] not in forked.ends and len(began) < 100:
+        time.sleep(0.1)
+        began.append(forked.start("pass"))
+    assert len(began) < 100
+    assert [forked.wait(n).exit_status for n in began] == [0] * len(began)
+
+
 def test_a_parent_that_cannot_begin_is_not_tried_again(forked: Forked) -> None:
     forked.parent = [sys.executable, "-c", "open('begun', 'a').write('1'); exit(1)"]
     forked.parent[2] = f"open({str(forked.directory / 'begun')!r}, 'a').write('1'); exit(1)"
@@ -167,10 +182,12 @@ def test_a_parent_that_has_nothing_to_do_with_it_costs_no_program(
     forked: Forked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(forks, "SILENCE_MAX_S", 0.3)
-    forked.parent = ["sleep", "60"]
+    begun = forked.directory / "begun"
+    forked.parent = ["sh", "-c", f"echo 1 >> {begun}; exec sleep 60"]
     for _ in range(3):
         forked.wait(forked.start(WHO))
     assert forked.printed() == ["False"] * 3
+    assert begun.read_text() == "1\n", "another one would not answer either"
 
 
 def test_when_the_launcher_dies_what_was_asked_for_has_an_end(forked: Forked) -> None:
