@@ -19,7 +19,7 @@ from ciel.wire.errors import RefusedError, RemoteProtocolError
 from ciel.wire.frames import Record
 from ciel.wire.session import Session
 
-READ_BYTES: Final = 256 << 10
+READ_BYTES: Final = 64 << 10
 
 
 class Line(NamedTuple):

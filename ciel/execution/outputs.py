@@ -116,7 +116,9 @@ class Outputs:
             raise BadCallError(
                 f"output {index} is said to have {size_bytes} bytes, {written_bytes} were written"
             )
-        ref = commit_output(self._store, writer, self._here, self._conflict)
+        ref = commit_output(
+            self._store, writer, self._here, self._conflict, size_bytes=written_bytes
+        )
         del self.open_ones[index]
         self._note(index, ref)
         return ref
@@ -159,15 +161,17 @@ def commit_output(
     conflict: Conflict,
     *,
     is_alone: bool = False,
+    size_bytes: int | None = None,
 ) -> Reference:
     """Publish what was written; what is small rides in its reference. `is_alone`: no program that
-    knew its name is left.
+    knew its name is left. `size_bytes`: what it had a moment ago, which is dear to find out.
     """
     object_id = ObjectId(writer.object_id)
     content = writer.take(INLINE_MAX_BYTES, is_alone=is_alone)
     if content is not None:
         return Value.of(object_id, content)
-    size_bytes = writer.size_bytes
+    if size_bytes is None:
+        size_bytes = writer.size_bytes
     try:
         size_bytes = writer.commit().size_bytes
     except ObjectConflictError as error:

@@ -31,7 +31,7 @@ from zope.interface import classImplements
 from ciel.access.keys import Role, Side
 from ciel.core.events import HEARTBEAT_INTERVAL_S, LOST_AFTER_S, Ask, Heartbeat, Message
 from ciel.net.channels import Channels, ChannelTransport, Crossing
-from ciel.net.turns import Clock, DelayedCall, Turns
+from ciel.net.turns import TELL, Clock, DelayedCall, Turns
 from ciel.wire.errors import DecodeError, RefusedError, RemoteProtocolError, WireError
 from ciel.wire.limits import FRAME_MAX_BYTES, HELLO_TIMEOUT_S, RECORDS_PER_FRAME_MAX
 from ciel.wire.messages import (
@@ -194,7 +194,7 @@ class ControlPeer:
         if self._end is not None or self.hello is None:
             return
         if not self._outbox:
-            self._turns.at_end(self._flush)
+            self._turns.at_end(self._flush, TELL)
         self._outbox.append(message)
         if len(self._outbox) == RECORDS_PER_FRAME_MAX:
             self._flush()

@@ -39,6 +39,15 @@ def use_monotonic_clock(reactor: Any) -> None:
     reactor.seconds = time.monotonic
 
 
+DECIDE: Final = 0
+START: Final = 1
+TELL: Final = 2
+"""What ends a turn, in this order: decisions, then what programs of this host get to do, then what
+peers are told. Whoever is told wakes up, and may take the core of who tells for some milliseconds;
+so what could compute meanwhile has to have begun.
+"""
+
+
 class Turns:
     """Runs calls at the end of the current turn, each once however often it was asked for.
 
@@ -50,12 +59,13 @@ class Turns:
     def __init__(self, reactor: Clock) -> None:
         self._reactor = reactor
         self._soon: Callable[[Callable[[], object]], None] | None = getattr(reactor, "soon", None)
-        self._due: dict[Callable[[], object], None] = {}
+        self._due: list[dict[Callable[[], object], None]] = [{}, {}, {}]  # by their place
         self._timer: DelayedCall | None = None
         self._has_asked = False  # the reactor, by `soon`, to end the turn
 
-    def at_end(self, call: Callable[[], object]) -> None:
-        self._due[call] = None
+    def at_end(self, call: Callable[[], object], place: int = DECIDE) -> None:
+        """Have something called, always in the same place."""
+        self._due[place][call] = None
         self._ask()
 
     def _ask(self) -> None:
@@ -77,17 +87,24 @@ class Turns:
 
     def _end(self) -> None:
         ran: set[Callable[[], object]] = set()
-        while waiting := [call for call in self._due if call not in ran]:
+        place = DECIDE
+        while place <= TELL:
+            due = self._due[place]
+            waiting = [call for call in due if call not in ran] if due else None
+            if not waiting:
+                place += 1
+                continue
             for call in waiting:
-                self._due.pop(call, None)
+                due.pop(call, None)
                 ran.add(call)
                 try:
                     call()
                 except Exception:
                     _log.failure("a call at the end of the turn failed")
+            place = DECIDE
         self._timer = None
         self._has_asked = False
-        if self._due:
+        if any(self._due):
             self._ask()
 
 

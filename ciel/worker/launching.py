@@ -18,7 +18,7 @@ from ciel.launch.messages import (
     ProgramExited,
     ProgramFailed,
 )
-from ciel.net.turns import Turns
+from ciel.net.turns import START, Turns
 from ciel.worker.forks import Forks
 
 log = Logger()
@@ -67,7 +67,7 @@ class Launching:
         self._owners[launch_id] = ended
         if started is not None:
             self._started[launch_id] = started
-        self._turns.at_end(self._flush)
+        self._turns.at_end(self._flush, START)
         return launch_id
 
     def start_anew(self, launch_id: int, spec: LaunchSpec, signals: list[int]) -> None:
@@ -75,23 +75,23 @@ class Launching:
         self._launcher.start(launch_id, spec)
         for number in signals:
             self._launcher.kill(launch_id, number)
-        self._turns.at_end(self._flush)
+        self._turns.at_end(self._flush, START)
 
     def adopt(self, launch_id: int, parent_id: int, pid: int) -> None:
         """As `ForksOwner` says."""
         self._launcher.adopt(launch_id, parent_id, pid)
-        self._turns.at_end(self._flush)
+        self._turns.at_end(self._flush, START)
 
     def kill(self, launch_id: int, signal_number: int) -> None:
         """Send a signal to a program's process group; SIGKILL reaches all that it started."""
         if not self._forks.keep_signal(launch_id, signal_number):
             self._launcher.kill(launch_id, signal_number)
-            self._turns.at_end(self._flush)
+            self._turns.at_end(self._flush, START)
 
     def recall(self, launch_id: int) -> None:
         """Have a program that still waits fail with ECANCELED; one that has begun goes on."""
         self._launcher.recall(launch_id)
-        self._turns.at_end(self._flush)
+        self._turns.at_end(self._flush, START)
 
     def close(self) -> None:
         """End everything; nobody is told."""

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from ciel.net.turns import DelayedCall, Turns
+from ciel.net.turns import START, DelayedCall, Turns
 from ciel.wire.calls import encode_call
 from ciel.worker.process import Process
 
@@ -33,7 +33,7 @@ class Telling:
         """The same, for what `encode_call` made."""
         process.unsaid.append(frame)
         self._unsaid[process] = None
-        self._turns.at_end(self._speak)
+        self._turns.at_end(self._speak, START)
 
     def speak_to(self, process: Process) -> None:
         """Tell a program now what it is still to be told."""

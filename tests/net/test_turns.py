@@ -7,7 +7,7 @@ import pytest
 from twisted.internet.task import Clock
 
 import ciel
-from ciel.net.turns import PauseGauge, Turns, use_monotonic_clock
+from ciel.net.turns import START, TELL, PauseGauge, Turns, use_monotonic_clock
 
 
 def test_a_call_runs_once_at_the_end_of_the_turn() -> None:
@@ -37,6 +37,23 @@ def test_what_is_asked_for_at_the_end_still_belongs_to_the_turn() -> None:
     turns.at_end(decide)
     clock.advance(0)
     assert ran == ["decide", "send"]
+
+
+def test_who_computes_is_told_before_who_keeps_books_and_after_what_was_decided() -> None:
+    clock, ran = Clock(), []
+    turns = Turns(clock)
+
+    def start() -> None:
+        ran.append("start")
+
+    def decide() -> None:
+        ran.append("decide")
+        turns.at_end(start, START)
+
+    turns.at_end(lambda: ran.append("tell"), TELL)
+    turns.at_end(decide)
+    clock.advance(0)
+    assert ran == ["decide", "start", "tell"]
 
 
 def test_calls_that_ask_for_each_other_wait_for_the_next_turn() -> None:
