@@ -151,7 +151,7 @@ def read_object(ref: Reference, key: Key, connections: Connections) -> Iterator[
     reasons: list[tuple[str, str]] = []
     for location in _in_order(ref):
         try:
-            for chunk in _download(location, ref.id, start, key, connections):
+            for chunk in _download(location, ref, start, key, connections):
                 start += len(chunk)
                 yield chunk
             return
@@ -175,6 +175,8 @@ def map_object(ref: Reference, key: Key, connections: Connections) -> mmap.mmap 
             continue  # reading it will tell
         if found is not None:
             try:
+                if _known_bytes(ref) not in (None, os.fstat(found).st_size):
+                    continue  # as above
                 return mmap.mmap(found, 0, access=mmap.ACCESS_COPY)
             except (OSError, ValueError):  # a file system without mappings, an empty file
                 continue
@@ -347,10 +349,15 @@ def _in_order(ref: Reference) -> list[str]:
     return places
 
 
+def _known_bytes(ref: Reference) -> int | None:
+    return ref.size_bytes if isinstance(ref, Concrete | Sweetheart) else None
+
+
 def _download(
-    netloc: str, object_id: str, start: int, key: Key, connections: Connections
+    netloc: str, ref: Reference, start: int, key: Key, connections: Connections
 ) -> Iterator[bytes]:
-    target = f"/data/{object_id}"
+    target = f"/data/{ref.id}"
+    known_bytes = _known_bytes(ref)
 
     def headers() -> dict[str, str]:
         said = {"Authorization": _ticket(key, "GET", netloc, target)}
@@ -361,6 +368,9 @@ def _download(
         if answer.status != (206 if start else 200):
             raise _refusal(answer)
         missing_bytes = answer.length
+        found_bytes = known_bytes if missing_bytes is None else start + missing_bytes
+        if known_bytes not in (None, found_bytes):
+            raise _BadAnswer(f"it has {found_bytes} bytes, not {known_bytes}")
         while chunk := answer.read(CHUNK_BYTES):
             if missing_bytes is not None:
                 missing_bytes -= len(chunk)

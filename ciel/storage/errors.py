@@ -19,9 +19,19 @@ class StorageError(CielError):
 class ObjectNotFoundError(StorageError):
     """No committed object of this id: never written, not yet committed, or deleted."""
 
-    def __init__(self, object_id: str) -> None:
+    def __init__(self, object_id: str, why: str = "") -> None:
         self.object_id = object_id
-        super().__init__(f"no object {object_id}")
+        super().__init__(why or f"no object {object_id}")
+
+
+class ChangedObjectError(ObjectNotFoundError):
+    """An object was not as long as it had been, and was deleted: it is as good as gone."""
+
+    def __init__(self, object_id: str, size_bytes: int, found_bytes: int) -> None:
+        self.size_bytes = size_bytes
+        self.found_bytes = found_bytes
+        why = f"{object_id} had {found_bytes} bytes instead of {size_bytes}"
+        super().__init__(object_id, f"{why}: somebody wrote into it who was to read it")
 
 
 class ObjectConflictError(StorageError):

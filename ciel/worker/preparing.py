@@ -100,7 +100,7 @@ class Preparation:
                 piping.trace_as(hosted.trace, [*hosted.task.inputs].index(object_id))
                 hosted.pipings.append(piping)
                 return piping.name
-        reader = self._place.store.open(object_id)
+        reader = self._place.open(object_id, ref)
         hosted.readers.append(reader)
         path = lasting_path(reader, read_once=read_once)
         return path or scratch.write_input(reader.read(0, reader.size_bytes))

@@ -172,7 +172,7 @@ class Talked(Attempt):
         reader = self._readers.get(ref.id)
         if reader is None:
             try:
-                reader = self._place.store.open(ref.id)
+                reader = self._place.open(ref.id, ref)
             except ObjectNotFoundError as error:
                 if not looks or ref.id in self.task.inputs:
                     self._lose(((ref.id, self._netloc),), str(error))

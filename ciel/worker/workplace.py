@@ -17,7 +17,8 @@ from ciel.execution.kept import KeptAttempts
 from ciel.execution.report import logged_name
 from ciel.net.channels import Channels
 from ciel.net.turns import Turns
-from ciel.storage.interface import ObjectStore
+from ciel.storage.errors import ChangedObjectError
+from ciel.storage.interface import ObjectReader, ObjectStore
 from ciel.worker.growth import GrowthWatch
 from ciel.worker.guests import Guest
 from ciel.worker.launching import Launching
@@ -102,6 +103,23 @@ class Workplace:
     @property
     def here(self) -> frozenset[str]:
         return frozenset((self.netloc,))
+
+    def open(self, object_id: ObjectId, ref: Reference | None) -> ObjectReader:
+        """Open an input, of which `ref` is known. One that has another size than it had is deleted:
+        nobody reads on what a program has damaged that may write where it may only read. Raises
+        StorageError.
+        """
+        reader = self.store.open(object_id)
+        known = ref.size_bytes if isinstance(ref, Concrete | Sweetheart) else None
+        if known in (None, reader.size_bytes):
+            return reader
+        assert known is not None
+        found_bytes = reader.size_bytes
+        reader.close()
+        self.store.delete(object_id)
+        error = ChangedObjectError(object_id, known, found_bytes)
+        log.error("{error}: it is deleted", error=error)
+        raise error
 
     def prefer(self, ref: Concrete | Sweetheart) -> None:
         """Have an input be read here rather than anywhere else from now on."""

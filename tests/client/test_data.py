@@ -151,6 +151,17 @@ def test_the_next_holder_goes_on_where_one_broke_off(holders: list[Holder], key:
     ]
 
 
+def test_a_holder_that_has_another_size_is_passed_over(holders: list[Holder], key: Key) -> None:
+    content = bytes(range(256)) * 1000
+    ref = held(holders, content)
+    first, second, third = sorted(holders, key=lambda holder: holder.netloc)
+    first.objects[OBJECT], second.objects[OBJECT] = b"", content + b"more"
+    assert read(ref, key) == content
+    third.objects[OBJECT] = content[1:]
+    with pytest.raises(ObjectUnreadableError, match="it has 255999 bytes, not 256000"):
+        read(ref, key)
+
+
 def test_when_nobody_can_give_it_all_reasons_are_told(holders: list[Holder], key: Key) -> None:
     gone, empty, stranger = holders
     ref = held(holders, b"x" * 5000)

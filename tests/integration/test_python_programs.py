@@ -44,6 +44,18 @@ def slow_square(number: int, seconds: float = 0.2) -> int:
 # --- values in the store --------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("damage", [': > "$1"', 'echo more >> "$1"'])
+def test_what_a_program_does_to_its_input_nobody_else_reads(
+    client: ciel.Client, damage: str
+) -> None:
+    made = client.run(["seq", "100000"], outputs=1)
+    script = f'chmod u+w "$1"; ({damage}); cat "$1" | wc -c'
+    client.run(["sh", "-c", script, "sh", made], outputs=1).result(WITHIN_S)
+    count = client.run(["wc", "-c"], stdin=made, outputs=1)
+    assert count.result(WITHIN_S).split() == [b"588895"]
+    assert len(made.result(WITHIN_S)) == 588_895
+
+
 def made_in_place(count: int) -> dict[str, Any]:
     array = ciel.empty((count, 2), "u2")
     array[:] = 7
