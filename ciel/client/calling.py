@@ -89,7 +89,7 @@ class Calls(Results):
         self, function: Callable[..., Any], rows: Sequence[tuple[Any, ...]], options: Options
     ) -> ClientFuture[calls.Mapped]:
         """Make one task of a call for each row of arguments."""
-        waiting = self._pack(function, (rows,), {}, options)
+        waiting = self._pack(function, (rows,), {}, options, is_map=True)
         waiting.is_map, waiting.is_usual, waiting.rows = True, False, len(rows)
         waiting.function.tally.submitted += len(rows) - 1
         future: ClientFuture[calls.Mapped] = ClientFuture(self, waiting.function.name, waiting)
@@ -138,12 +138,16 @@ class Calls(Results):
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         options: Options,
+        *,
+        is_map: bool = False,
     ) -> WaitingCall:
         found = self.functions.find(function, options)
         try:
             packed, taken = pack_with_futures((args, kwargs))
         except UnpackedError as error:
-            raise packing_error(f"the arguments of {found.name}", _in_words(error)) from None
+            raise packing_error(
+                f"the arguments of {found.name}", _in_words(error, is_map)
+            ) from None
         found.tally.submitted += 1
         return WaitingCall(found, options, packed, taken)
 
@@ -249,7 +253,7 @@ class Calls(Results):
         first = bundle[0]
         sent = calls.Bundle(
             calls.VERSION, self._module_places(), tuple(table), tuple(written),
-            first.function.streams, first.raw, self._locals_wanted,
+            first.streams, first.raw, self._locals_wanted,
         )  # fmt: skip
         packed: bytes | None = calls.pack_bundle(sent)
         if len(packed or b"") > calls.INLINE_MAX_BYTES:
@@ -276,7 +280,7 @@ class Calls(Results):
 
     def _await_lot(self, ref: Unmade, calls_of_lot: Sequence[WaitingCall]) -> None:
         first = calls_of_lot[0]
-        lot = Lot(self, ref, raw=first.raw, is_stream=first.function.streams)
+        lot = Lot(self, ref, raw=first.raw, is_stream=first.streams)
         for call in calls_of_lot:
             lot.functions.append(call.function)
             lot.rows = call.rows
@@ -449,8 +453,17 @@ class Calls(Results):
         self.require_done(listed)
 
 
-def _in_words(error: UnpackedError) -> UnpackedError:
-    """Say which argument is at fault, where it says at which place of (args, kwargs)."""
+def _in_words(error: UnpackedError, is_map: bool) -> UnpackedError:
+    """Say which argument is at fault, where it says at which place of (args, kwargs); those of a
+    map are in its rows.
+    """
+    if is_map:
+        row = re.sub(
+            r"^\[0\]\[0\]\[\d+\]\[(\d+)\]",
+            lambda found: f"argument {int(found[1]) + 1} of a call of the map:",
+            str(error),
+        )
+        return UnpackedError(row)
     text = re.sub(r"^\[0\]\[(\d+)\]", lambda found: f"argument {int(found[1]) + 1}", str(error))
     return UnpackedError(re.sub(r"^\[1\]\['(\w+)'\]", r"argument \1", text))
 

@@ -18,7 +18,7 @@ from ciel.client.changes import Condition
 from ciel.python.calls import Mapped
 from ciel.python.failures import PackingError, pack_error, unpack_error
 from ciel.python.sessions import NoClientError, Session, current, leave
-from ciel.python.tasks import USUAL, Options, Task, read_options, split_task
+from ciel.python.tasks import USUAL, Options, Task, name_of, read_options, split_task
 
 if TYPE_CHECKING:
     from ciel.client import Client
@@ -371,9 +371,11 @@ def chunks_of(rows: Iterable[tuple[Any, ...]], size: int) -> Iterator[list[tuple
 def call_each(function: Callable[..., Any], rows: list[tuple[Any, ...]]) -> Mapped:
     """Call a function with each row, until one raises."""
     values: list[Any] = []
+    session: Any = current()  # that of the task
+    name = name_of(function)
     try:
         for row in rows:
-            values.append(function(*row))
+            values.append(session.whole(function(*row), name))
     except Exception as error:
         return Mapped(values, pack_error(error, 1))
     return Mapped(values, None)

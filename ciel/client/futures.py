@@ -90,6 +90,11 @@ class WaitingCall:
         self.outside: frozenset[str] = frozenset()
         self.lot = self.place = -1
 
+    @property
+    def streams(self) -> bool:
+        """Whether its items go to the output one by one: in a map they are a result."""
+        return self.function.streams and not self.is_map
+
     def is_off(self) -> bool:
         """Tell whether nobody waits for it any more."""
         return all(future.cancelled() for future in self.futures)

@@ -123,6 +123,11 @@ class Host(Protocol):
 
     def call_off(self, work: Work) -> bool: ...
 
+    def whole(self, value: Any, name: str) -> Any:
+        """Return what a value stands for that a function of this name has returned: a future, a
+        generator, a coroutine; any other is its own.
+        """
+
 
 class TaskFuture(Future[T]):
     """A future within a task: the `place`-th outcome of a work."""
@@ -328,6 +333,10 @@ class TaskSession:
     def array(self, shape: Any, dtype: Any) -> Any:
         """Return an array that lies in the store; None if that cannot be."""
         return None if self.drafts is None else self.drafts(shape, dtype)
+
+    def whole(self, value: Any, name: str) -> Any:
+        """Return the result of a call that has returned this, as `Host.whole`."""
+        return self._host.whole(value, name)
 
     def call(
         self,

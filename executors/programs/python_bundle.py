@@ -9,7 +9,7 @@ from base64 import b64decode
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from ciel.executors.programs.python_evaluator import Evaluator
+from ciel.executors.programs.python_evaluator import Evaluator, each_its_own
 from ciel.executors.programs.python_inputs import Inputs
 from ciel.executors.programs.python_lots import told_of
 from ciel.executors.programs.python_outputs import Outputs
@@ -245,20 +245,11 @@ class Run:
             for row in rows:
                 value = function(*row)
                 if type(value) not in _PLAIN_TYPES:
-                    value = self._whole(call, value)
+                    value = self._evaluator.whole(value, call.name)
                 values.append(value)
         except BaseException as raised:  # as above
             error = self._evaluator.packed_error(raised, 1)
         return self._outcomes(call, Mapped(values, error))
-
-    def _whole(self, call: Call, value: Any) -> Any:
-        """Return a value for one that stands for it: a future, a generator, a coroutine."""
-        work = self._work(call)
-        self._evaluator.take(work, value)
-        if work.state is DONE:
-            return value
-        self._evaluator.evaluate(work)
-        return TaskFuture(self._evaluator, work).result()
 
     def _outcomes(self, call: Call, value: Any) -> Sequence[Outcome]:
         """Return what becomes of a call that has returned something."""
@@ -321,11 +312,22 @@ class Run:
         given = [self._given(use, call) for use in call.uses]
         buffers = [memoryview(buffer).toreadonly() for buffer in packed.buffers]
         try:
-            return unpack(packed.head, buffers, given)
+            args, kwargs = unpack(packed.head, buffers, given)
         except UnpackedError:
             raise
         except BaseException as error:  # of anybody's class
             raise _not_here(f"the arguments of {call.name}", error) from error
+        streams = {
+            id(value): use
+            for use, value in zip(call.uses, given, strict=True)
+            if use.how == AS_STREAM
+        }
+        if not streams:
+            return args, kwargs
+        own = each_its_own(streams, lambda use: self._given(use, call))
+        if call.is_map:
+            return ([[own(value) for value in row] for row in args[0]],), kwargs
+        return [own(value) for value in args], {name: own(value) for name, value in kwargs.items()}
 
     def _given(self, use: Use, call: Call) -> Any:
         """Return what a function is given for a future."""

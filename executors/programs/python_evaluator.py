@@ -12,10 +12,11 @@ import os
 import sys
 import types
 import weakref
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from threading import get_ident, local
 from typing import TYPE_CHECKING, Any
 
+from ciel.python.calls import Mapped
 from ciel.python.contents import ERROR, MOVED
 from ciel.python.inside import (
     AWAY,
@@ -31,7 +32,7 @@ from ciel.python.inside import (
     result_of,
 )
 from ciel.python.packing import UnpackedError, unpack
-from ciel.python.tasks import Task
+from ciel.python.tasks import Options, Task
 
 if TYPE_CHECKING:
     from ciel.executors.programs.python_async import Looping
@@ -41,6 +42,11 @@ NESTED_MAX = 100
 """Calls that wait in `result()` above each other; what one more needs runs elsewhere."""
 FRAMES = 1000
 """Calls of Python's within each of them."""
+STANDING_FOR_ANOTHER = frozenset(
+    (TaskFuture, types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType)
+)
+"""Types of what a function returns that is not its result yet."""
+ITEMS_ITERATOR: type = type(iter([]))
 _FRAMES_OF_OURS = 3  # in a traceback
 
 
@@ -163,8 +169,8 @@ class Evaluator:
 
     def may_run(self, work: Work) -> bool:
         """Whether we may run a work that others could run."""
-        if self.is_careful or not work.is_usual:
-            return False
+        if not work.is_usual or (self.is_careful and not self.sharing.is_closed):
+            return False  # where the output is open, nobody else can
         if not self._runs_others:
             self._runs_others = True
             self.sharing.note_within()
@@ -309,6 +315,15 @@ class Evaluator:
         else:
             self._end(work, self._results(work, value))
 
+    def whole(self, value: Any, name: str) -> Any:
+        if type(value) not in STANDING_FOR_ANOTHER:
+            return value
+        work = Work(None, (), {}, Options(name=name))
+        self.take(work, value)
+        self._drive(work)
+        found: Any = TaskFuture(self, work).result()
+        return list(found) if type(found) is Items else found
+
     def _results(self, work: Work, value: Any) -> list[Result]:
         returns = work.options.returns
         try:
@@ -326,7 +341,19 @@ class Evaluator:
                 for item in values
             ]
         except BaseException as error:  # of anybody's __reduce__
+            if type(value) is Mapped and (found := self._until_unpackable(work, value)):
+                return [found]
             return [Result(ERROR, self.packed_error(unpackable(work, error)))] * returns
+
+    def _until_unpackable(self, work: Work, mapped: Mapped) -> Result | None:
+        """Keep the results of a part of a map up to the first without bytes, which has failed."""
+        for place, value in enumerate(mapped.values):
+            try:
+                result_of(value)
+            except BaseException as error:  # as above
+                packed = self.packed_error(unpackable(work, error))
+                return result_of(Mapped(mapped.values[:place], packed))
+        return None
 
     def fail(self, work: Work, error: BaseException, skipped_frames: int = 0) -> None:
         """End a work with what it raised."""
@@ -388,7 +415,29 @@ def arguments_of(work: Work) -> tuple[Sequence[Any], dict[str, Any]]:
     args, kwargs = unpack(
         packed.head, [memoryview(buffer).toreadonly() for buffer in packed.buffers], given
     )
-    return args, kwargs
+    streams = {
+        id(value): future
+        for future, value in zip(work.taken, given, strict=True)
+        if type(value) is ITEMS_ITERATOR
+    }
+    if not streams:
+        return args, kwargs
+    own = each_its_own(streams, _value)
+    return [own(value) for value in args], {name: own(value) for name, value in kwargs.items()}
+
+
+def each_its_own(streams: Mapping[int, Any], again: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Return what makes of an argument one with an iterator of its own: a pickle that was given a
+    stream twice holds one iterator, and whoever has read that leaves nothing to the next.
+    `streams`: what each was made of, by its identity; `again` makes one more of that.
+    """
+    left = dict(streams)
+
+    def own(value: Any) -> Any:
+        is_first = left.pop(id(value), None) is not None
+        return value if is_first or id(value) not in streams else again(streams[id(value)])
+
+    return own
 
 
 def _value(future: TaskFuture[Any]) -> Any:

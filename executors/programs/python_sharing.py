@@ -246,7 +246,11 @@ class Sharing:
             raise RuntimeError(
                 "what runs elsewhere can be waited for only in the thread in which a task began"
             )
-        if self.is_closed and not self.look([work for work in works if work.state is AWAY]):
+        if self.is_closed:
+            self.look([work for work in works if work.state is AWAY])
+            are_done = [work.state is DONE for work in works]
+            if any(are_done) if any_one else all(are_done):
+                return
             raise RuntimeError(
                 "a task that has yielded an item cannot wait for what runs elsewhere: do so before"
             )

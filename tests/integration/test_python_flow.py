@@ -6,6 +6,7 @@ The functions here travel with their code: no program of a task can import this 
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -47,8 +48,17 @@ def raises(kind: type[Exception]) -> None:
     raise kind("as it is")
 
 
+@ciel.task
+async def square_later(number: int) -> int:
+    return number * number
+
+
 def value_of(client: ciel.Client, function: Any) -> Any:
     return client.submit(function).result(WITHIN_S)
+
+
+def values_of(results: Iterator[Any]) -> list[Any]:
+    return list(results)
 
 
 # --- coroutines -----------------------------------------------------------------------------------
@@ -269,3 +279,115 @@ def test_a_stream_that_breaks_off_fails_its_readers(client: ciel.Client) -> None
     made = client.submit(breaks_off)
     with pytest.raises(LookupError, match="in the middle"):
         client.submit(consume, made).result(WITHIN_S)
+
+
+@ciel.task
+def both(one: Iterator[int], other: Iterator[int]) -> list[list[int]]:
+    return [list(one), list(other)]
+
+
+@ciel.task
+def both_within(count: int) -> list[list[int]]:
+    made = items.spawn(count)
+    return ciel.call(both, made, other=made)
+
+
+def test_a_stream_that_is_given_twice_is_read_twice(client: ciel.Client) -> None:
+    made = client.submit(items, 3)
+    for _ in range(2):  # while it is made, and when it is whole
+        assert client.submit(both, made, made).result(WITHIN_S) == [[0, 1, 2]] * 2
+        assert client.submit(both, made, other=made).result(WITHIN_S) == [[0, 1, 2]] * 2
+    assert client.submit(both_within, 3).result(WITHIN_S) == [[0, 1, 2]] * 2
+    mapped = values_of(client.map(both, [made, made], [made, made], chunksize=2))
+    assert mapped == [[[0, 1, 2]] * 2] * 2
+
+
+@ciel.task
+def maps_within(function: Any) -> Any:
+    with ciel.Executor() as executor:
+        return list(executor.map(function, [1, 2], chunksize=2))
+
+
+def test_the_elements_of_a_map_may_yield_or_be_awaited(client: ciel.Client) -> None:
+    assert values_of(client.map(items, [1, 2])) == [[0], [0, 1]]
+    assert values_of(client.map(items, [1, 2], chunksize=1)) == [[0], [0, 1]]
+    with ciel.Executor(max_workers=1, client=client) as executor:
+        assert values_of(executor.map(items, [1, 2])) == [[0], [0, 1]]
+    assert client.submit(maps_within, items).result(WITHIN_S) == [[0], [0, 1]]
+    assert client.submit(maps_within, square_later).result(WITHIN_S) == [1, 4]
+
+
+# --- what is yielded and is no item ---------------------------------------------------------------
+
+
+@ciel.task
+def waits_and_yields(count: int) -> Any:
+    found = yield square.spawn(count)
+    for number in range(count):
+        yield found + number
+        yield square.spawn(number)
+
+
+def test_a_future_that_is_yielded_is_waited_for_and_no_item(client: ciel.Client) -> None:
+    assert client.submit(waits_and_yields, 2).result(WITHIN_S) == [4, 5]
+    assert list(client.map(waits_and_yields, [1, 2])) == [[1], [4, 5]]
+
+
+@ciel.task
+def waits_for_all(count: int) -> Any:
+    total = 0
+    for number in range(count):
+        total += yield square.spawn(number)
+    yield nothing.spawn()
+    return total or None
+
+
+@ciel.task
+def nothing() -> None:
+    pass
+
+
+def test_a_generator_may_wait_for_futures_and_return_something(client: ciel.Client) -> None:
+    assert client.submit(waits_for_all, 4).result(WITHIN_S) == 14
+    assert list(client.map(waits_for_all, [2, 3])) == [1, 5]
+
+
+@ciel.task
+def only_waits() -> Any:
+    yield nothing.spawn()
+
+
+def test_who_only_waits_may_return_nothing(client: ciel.Client) -> None:
+    assert value_of(client, only_waits) is None
+
+
+# --- waiting when the output is open --------------------------------------------------------------
+
+
+@ciel.task
+def yields_and_waits(options: dict[str, Any]) -> Any:
+    yield 1
+    yield square.options(**options).spawn(3).result()
+
+
+def test_who_has_yielded_runs_what_it_spawns_itself(client: ciel.Client) -> None:
+    assert client.submit(yields_and_waits, {}).result(WITHIN_S) == [1, 9]
+
+
+def test_who_has_yielded_cannot_wait_for_what_runs_elsewhere(client: ciel.Client) -> None:
+    with pytest.raises(RuntimeError, match="yielded an item cannot wait for what runs elsewhere"):
+        client.submit(yields_and_waits, {"retries": 1}).result(WITHIN_S)
+
+
+@ciel.task(retries=1)
+def yields_and_waits_again(path: str) -> Any:
+    yield 1
+    if not Path(path).exists():
+        Path(path).touch()
+        os._exit(1)
+    yield square.spawn(3).result()
+
+
+def test_so_does_another_attempt(client: ciel.Client, tmp_path: Path) -> None:
+    made = client.submit(yields_and_waits_again, str(tmp_path / "begun"))
+    assert made.result(WITHIN_S) == [1, 9]

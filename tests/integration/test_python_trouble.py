@@ -233,6 +233,21 @@ def test_an_exception_in_a_map_comes_in_its_place(client: ciel.Client) -> None:
         next(results)
 
 
+def test_a_result_without_bytes_in_a_map_comes_in_its_place(client: ciel.Client) -> None:
+    def lock_or(number: int) -> Any:
+        return threading.Lock() if number == 70 else number
+
+    results = client.map(lock_or, range(100), chunksize=50)
+    assert [next(results) for _ in range(70)] == list(range(70))
+    with pytest.raises(ciel.PackingError, match=r"the result of .*lock_or: _thread\.lock cannot"):
+        next(results)
+
+
+def test_an_argument_without_bytes_in_a_map_is_named(client: ciel.Client) -> None:
+    with pytest.raises(ciel.PackingError, match=r"argument 2 of a call of the map: _thread\.lock"):
+        client.map(divmod, [1, 2], [3, threading.Lock()])
+
+
 # --- processes ------------------------------------------------------------------------------------
 
 
