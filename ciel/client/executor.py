@@ -371,11 +371,12 @@ def chunks_of(rows: Iterable[tuple[Any, ...]], size: int) -> Iterator[list[tuple
 def call_each(function: Callable[..., Any], rows: list[tuple[Any, ...]]) -> Mapped:
     """Call a function with each row, until one raises."""
     values: list[Any] = []
-    session: Any = current()  # that of the task
+    whole = getattr(current(), "whole", None)  # unless the task is within a client of its own
     name = name_of(function)
     try:
         for row in rows:
-            values.append(session.whole(function(*row), name))
+            value = function(*row)
+            values.append(value if whole is None else whole(value, name))
     except Exception as error:
         return Mapped(values, pack_error(error, 1))
     return Mapped(values, None)
