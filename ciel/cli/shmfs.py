@@ -50,7 +50,7 @@ def _add_mount(parser: ArgumentParser) -> None:
 
 
 def _mount(args: Namespace) -> int:
-    options = [f"--name={args.name}"] if args.name else []
+    options = [] if args.name is None else [f"--name={args.name}"]
     options += ["--allow-other"] * args.allow_other + ["--writeback"] * args.writeback
     process = subprocess.Popen(
         [_program(), *options, "--", os.path.abspath(args.directory)],

@@ -358,8 +358,7 @@ class Client(Shown, JobClient):
     def _deliver(self, messages: list[Message]) -> None:
         if self._prints is not None:
             messages = self._prints.sift(messages)
-        if messages:
-            super()._deliver(messages)
+        super()._deliver(messages)
         for listener in self._listeners:
             listener()
 

@@ -160,9 +160,7 @@ class Calls(Results):
         if is_first and not self._client.is_delivering:
             self.flush()
         elif not self._due.is_set():
-            if self._thread is None:
-                self._start_thread()
-            self._due.set()
+            self._remind()
 
     # --- and on -----------------------------------------------------------------------------------
 
@@ -399,8 +397,9 @@ class Calls(Results):
         return (to_array(lot.ref), future.place, lot.raw)
 
     def _remind(self) -> None:
-        if self._thread is not None:
-            self._due.set()
+        if self._thread is None:
+            self._start_thread()
+        self._due.set()
 
     def lose(self, error: BaseException) -> None:
         """The connection is gone for good: nothing more will come."""

@@ -85,7 +85,8 @@ class Client:
         self._workers = data.Connections()
         self.name = name
         self.is_delivered: Callable[[], None] | None = None
-        """Called by the connection's thread after each delivery, holding no lock."""
+        """Called by the connection's thread after each delivery, or once a second;
+        no lock is held."""
         self._delivering: set[int] = set()  # the threads that do so, while they do
         self.cluster: LocalCluster | None = None
         """The cluster that this client started for itself, or was given."""
@@ -333,6 +334,18 @@ class Client:
             self._changed.notify_all()
 
     def _deliver(self, messages: list[Message]) -> None:
+        if messages:
+            self._take(messages)
+        if self.is_delivered is not None:
+            self._delivering.add(threading.get_ident())
+            try:
+                self.is_delivered()
+            except SystemExit:
+                pass  # of somebody's callback, which ends no thread but its own
+            finally:
+                self._delivering.discard(threading.get_ident())
+
+    def _take(self, messages: list[Message]) -> None:
         with self._changed:
             job: Job | None = None
             for message in messages:
@@ -356,14 +369,6 @@ class Client:
                 elif isinstance(message, RequestRefused):
                     self._pass_on(message.job, message)
             self._changed.notify_all()
-        if self.is_delivered is not None:
-            self._delivering.add(threading.get_ident())
-            try:
-                self.is_delivered()
-            except SystemExit:
-                pass  # of somebody's callback, which ends no thread but its own
-            finally:
-                self._delivering.discard(threading.get_ident())
 
     def _pass_on(self, job_id: str, message: Message) -> None:
         if job := self._jobs.get(job_id):

@@ -72,6 +72,7 @@ Queued = tuple[Record, int]
 
 class Connection:
     """An open session. `deliver` and `on_lost` are called by its thread, the latter once at most.
+    A sign of life, which comes once a second if nothing else does, is delivered as no messages.
 
     Usable from any thread of the process that opened it. `is_hopeless` says, when the connection is
     lost, that the master will not come back.
@@ -323,9 +324,8 @@ class Connection:
                 self._take_confirmation(message.total)
             else:
                 messages.append(message)
-        if messages:
-            self._received += len(messages)
-            self._deliver(messages)
+        self._received += len(messages)
+        self._deliver(messages)
 
     def _take_confirmation(self, count: int) -> None:
         with self._changed:

@@ -109,7 +109,9 @@ class Connections:
                 kept = idle.pop() if idle else None
             connection = kept or _connect(netloc)
             try:
-                connection.request(method, target, body(), headers())
+                # Whoever does not want the body says why, and hangs up while it is sent.
+                with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                    connection.request(method, target, body(), headers())
                 return connection, connection.getresponse()
             except (OSError, HTTPException):
                 connection.close()

@@ -11,6 +11,7 @@ import contextlib
 import io
 import mmap
 import threading
+import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Sequence
@@ -41,6 +42,9 @@ EAGER_MAX_BYTES: Final = 64 << 10
 MAPPED_MIN_BYTES: Final = 256 << 10
 """What is larger is not read but mapped, if it is on this host."""
 DROPPED_AT_ONCE: Final = 256
+DROPPED_MAX_S: Final = 0.5
+"""So long after the last ones fewer are let go of as well, when the master is heard: it says
+something once a second. What is called lets go of what was dropped by then in any case."""
 _READERS = 2
 
 
@@ -53,6 +57,7 @@ class Results(ABC):
         self._client = client
         self._lock = threading.Lock()
         self._lots: dict[ObjectId, Lot] = {}  # that are to come
+        self._released_s = 0.0  # when something was last let go of
         self._to_want: deque[Reference] = deque()
         self._news: deque[Reference] = deque()
         self._job: Job | None = None
@@ -84,8 +89,10 @@ class Results(ABC):
         job = self._job
         if job is not None and self._lots and (job.has_ended or job.refusal):
             self._lose(_end_of(job))
-        if len(self.dropped) >= DROPPED_AT_ONCE:
-            self._remind()
+        if self.dropped and job is not None:
+            is_old = time.monotonic() - self._released_s >= DROPPED_MAX_S
+            if is_old or len(self.dropped) >= DROPPED_AT_ONCE:
+                self._remind()
 
     @abstractmethod
     def expedite(self, future: ClientFuture[Any]) -> None:
@@ -269,6 +276,7 @@ class Results(ABC):
 
     def _release_dropped(self) -> None:
         if self.dropped and self._job is not None:
+            self._released_s = time.monotonic()
             refs = [self.dropped.popleft() for _ in range(len(self.dropped))]
             self._job.release(refs, for_good=True)
 

@@ -109,6 +109,9 @@ int main(int argc, char **argv)
     struct tool_image image;
     tool_begin(&tool, argc, argv);
     unmount_dead(tool.given[0]);
+    if (is_mounted_on(tool.given[0])) /* one would lie over the other, and each want an unmount */
+        return tool_failed(&tool, "%s cannot be mounted on: shared memory is mounted there already",
+                           tool.given[0]);
     if (!unmount_when_dead(tool.given[0]))
         return tool_failed(&tool, "nothing would unmount it if it were killed: %s",
                            strerror(errno));

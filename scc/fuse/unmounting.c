@@ -47,6 +47,12 @@ static bool resolve(const char *place, char real[PATH_MAX])
     return is_resolved;
 }
 
+bool is_mounted_on(const char *place)
+{
+    char real[PATH_MAX];
+    return resolve(place, real) && is_shmfs_at(real);
+}
+
 void unmount_dead(const char *place)
 {
     char real[PATH_MAX];

@@ -4,6 +4,9 @@
 
 #include <stdbool.h>
 
+/* Whether a mount of shmfs is uppermost at a place. Asks no file system, so that it cannot wait. */
+bool is_mounted_on(const char *place);
+
 /* Take away the mount of shmfs at a place, if its process is no more. */
 void unmount_dead(const char *place);
 

@@ -13,7 +13,10 @@
 void tool_paths(const struct tool *tool, struct tool_image *image)
 {
     const char *name = tool->image_name;
-    const char *folder = name[0] == '/' ? "" : "/dev/shm/";
+    if (!*name || !strcmp(name, ".") || !strcmp(name, "..") || (*name != '/' && strchr(name, '/')))
+        tool_misused(tool, "an image has a plain name, or a path that begins with a slash, not '%s'",
+                     name);
+    const char *folder = *name == '/' ? "" : "/dev/shm/";
     if (strlen(folder) + strlen(name) + sizeof "-control" > PATH_MAX)
         tool_misused(tool, "the name of the image is too long");
     struct stat status;
@@ -30,11 +33,14 @@ void tool_paths(const struct tool *tool, struct tool_image *image)
 static bool map(struct tool *tool, const char *path, bool is_writable, int *fd, void **at,
                 uint64_t *size_bytes)
 {
-    *fd = open(path, (is_writable ? O_RDWR : O_RDONLY) | O_CLOEXEC);
+    /* Others may have put a pipe there, or a link to what is ours: wait for none, follow none. */
+    *fd = open(path, (is_writable ? O_RDWR : O_RDONLY) | O_NONBLOCK | O_NOFOLLOW | O_CLOEXEC);
     struct stat status;
     if (*fd < 0 || fstat(*fd, &status)) {
         if (errno == ENOENT)
             tool_failed(tool, "there is no %s; shminit makes an image", path);
+        else if (errno == ELOOP)
+            tool_failed(tool, "%s is not part of an image: it is a link", path);
         else
             tool_failed(tool, "%s cannot be opened: %s", path, strerror(errno));
         return false;

@@ -108,7 +108,7 @@ static int give_name(int fd, const char *path)
  * end by someone who is no more. It stays locked. */
 static bool may_replace(struct tool *tool, const struct tool_image *image)
 {
-    int fd = open(image->control_path, O_RDONLY | O_CLOEXEC);
+    int fd = open(image->control_path, O_RDONLY | O_NONBLOCK | O_CLOEXEC); /* it may be a pipe */
     struct stat ours, named;
     if (fd < 0) {
         if (errno == ENOENT) /* removed just now */

@@ -28,6 +28,17 @@ static int give_name(int fd, const char *name)
     return linkat(AT_FDCWD, unnamed, AT_FDCWD, name, AT_SYMLINK_FOLLOW);
 }
 
+/* Have the file that replaces another be whose that is, as far as we may, and as open to others. */
+static void resemble(int fd, const char *target)
+{
+    struct stat status;
+    if (stat(target, &status))
+        return; /* it is a new one */
+    if (fchown(fd, status.st_uid, status.st_gid))
+        errno = 0; /* it becomes ours */
+    fchmod(fd, status.st_mode & 0777);
+}
+
 /* Write it all beside the place where it belongs, and move it there: who looks sees the old file or
  * the new one, and a store that fails or dies leaves the old one. */
 static void store_file(struct tool *tool, struct tool_image *image, const char *name,
@@ -43,6 +54,7 @@ static void store_file(struct tool *tool, struct tool_image *image, const char *
         tool_failed(tool, "%s cannot be written: %s", out, strerror(errno));
         return;
     }
+    resemble(fd, target);
     int64_t stored = shmfs_store(image->fs, name, fd);
     if (stored < 0) {
         tool_failed(tool, "%s cannot be stored in %s: %s", name, out,
@@ -84,6 +96,8 @@ int main(int argc, char **argv)
         store_into(&tool, &image, name, STDOUT_FILENO, "standard output");
     } else if (!stat(out, &status) && S_ISDIR(status.st_mode)) {
         tool_failed(&tool, "%s cannot be written: it is a directory", out);
+    } else if (stat(out, &status) && !lstat(out, &status)) {
+        tool_failed(&tool, "%s cannot be written: it is a link that leads nowhere", out);
     } else if (!stat(out, &status) && !S_ISREG(status.st_mode)) {
         int fd = open(out, O_WRONLY | O_CLOEXEC);
         if (fd < 0)

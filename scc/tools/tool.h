@@ -78,7 +78,8 @@ uint64_t tool_number_of(const struct tool *tool, const char *what, const char *t
 /* --- the image (files.c) ---------------------------------------------------------------------- */
 
 /* Where an image lies: `NAME-control` and `NAME-data` under /dev/shm, or `control` and `data` in
- * NAME where that is a directory. A name that begins with a slash is taken as it is. */
+ * NAME where that is a directory. A name that begins with a slash is taken as it is. Ends the program
+ * for any other that is none of a file. */
 void tool_paths(const struct tool *tool, struct tool_image *image);
 
 /* Map both files, shared; says why not. */

@@ -35,6 +35,7 @@ class Holder:
         self.objects: dict[str, bytes] = {}
         self.breaks_after: int | None = None
         self.answer: tuple[int, bytes] | None = None
+        self.reads_bodies = True
         self.asked: list[tuple[str, str, str | None]] = []
         holder = self
 
@@ -73,7 +74,8 @@ class Holder:
         request.wfile.write(body[: self.breaks_after])
 
     def post(self, request: BaseHTTPRequestHandler) -> None:
-        body = request.rfile.read(int(request.headers["Content-Length"]))
+        body_bytes = int(request.headers["Content-Length"])
+        body = request.rfile.read(body_bytes if self.reads_bodies else 1)
         if not self._admits(request):
             return
         name = ObjectId(request.path.removeprefix("/control/data/"))
@@ -237,6 +239,14 @@ def test_an_upload_that_no_worker_takes_says_why(holders: list[Holder], key: Key
         upload_file(io.BytesIO(b"z" * 2000), "f", [holders[0].netloc], key, Connections())
     with pytest.raises(UploadError, match="the cluster has no worker"):
         upload_file(io.BytesIO(b"z" * 2000), "f", [], key, Connections())
+
+
+def test_why_a_worker_hung_up_during_an_upload_is_read(holders: list[Holder], key: Key) -> None:
+    holders[0].reads_bodies = False
+    holders[0].answer = (507, codec.encode({"error": "no space: wanted 64"}))
+    content, netlocs = io.BytesIO(bytes(64_000_000)), [holders[0].netloc]
+    with pytest.raises(UploadError, match=r"answered 507 .*: no space: wanted 64$"):
+        upload_file(content, "f", netlocs, key, Connections())
 
 
 # --- logs -----------------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ import pytest
 import ciel
 from ciel.client.errors import CallbackWaitError, ClientClosedError
 from ciel.python.tasks import OptionError
+from ciel.testing.homes import wait_for
 
 
 @pytest.fixture(scope="module")
@@ -419,6 +420,24 @@ def test_what_nobody_can_ask_for_any_more_is_not_kept(client: ciel.Client) -> No
     gc.collect()
     client.submit(increment, 1).result(20)
     assert held() < before - 5
+
+
+def test_what_was_dropped_goes_also_when_nothing_else_is_called(client: ciel.Client) -> None:
+    with ciel.Client(client.location) as idle:
+        futures = [idle.submit(bytes, 200_000 + n) for n in range(4)]
+        for future in futures:
+            future.result(60)
+        job = idle.calls.job
+        assert job is not None
+        job_id = job.id
+
+        def wanted() -> int:
+            return int(client.ask("job", {"job": job_id})["summary"][8])
+
+        assert wanted() == 4
+        del futures, future
+        gc.collect()
+        wait_for(lambda: wanted() == 0, "the results to be let go of")
 
 
 def test_what_cannot_be_sent_is_named(client: ciel.Client) -> None:

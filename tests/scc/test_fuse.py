@@ -335,6 +335,15 @@ def test_a_dead_mount_that_stayed_gives_way_to_the_next(mount: Mount, tmp_path: 
     assert not mounts_at(tmp_path)
 
 
+def test_nothing_is_mounted_over_a_mount(mount: Mount) -> None:
+    path = mount.write("a", b"content")
+    refused = ciel_shmfs(mount.image, "mount", mount.place)
+    assert refused.returncode == 1
+    assert refused.stderr.endswith("shared memory is mounted there already\n")
+    assert mounts_at(mount.place).count(b"shmfs") == 2  # once, as its source and as its kind
+    assert path.read_bytes() == b"content"
+
+
 @pytest.mark.parametrize("what", ["no image", "no directory", "no words"])
 def test_a_mount_that_cannot_be_is_refused_with_a_sentence(tmp_path: Path, what: str) -> None:
     with fresh_image("--blocks=16", "--block-size=4KiB", make=what != "no image") as image:

@@ -154,6 +154,26 @@ def test_a_store_goes_through_links_and_into_devices(
     assert Path("/dev/null").is_char_device()
 
 
+def test_a_store_over_a_file_leaves_its_mode(image: Image, source: Source, tmp_path: Path) -> None:
+    image.do("shmld", source("a", b"content"))
+    out = tmp_path / "out"
+    out.write_text("old")
+    out.chmod(0o640)
+    image.do("shmst", "a", out)
+    assert out.read_bytes() == b"content"
+    assert out.stat().st_mode & 0o777 == 0o640
+
+
+def test_a_store_through_a_link_that_leads_nowhere_is_refused(
+    image: Image, source: Source, tmp_path: Path
+) -> None:
+    image.do("shmld", source("a", b"content"))
+    link = tmp_path / "link"
+    link.symlink_to("nothing")
+    assert "a link that leads nowhere" in image.refusal("shmst", "a", link)
+    assert link.is_symlink()
+
+
 def test_a_store_into_what_is_full_says_so(image: Image, source: Source) -> None:
     image.do("shmld", source("a", b"content"))
     assert "No space left" in image.refusal("shmst", "a", "/dev/full")

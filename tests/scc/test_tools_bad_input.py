@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -98,6 +99,34 @@ def test_a_check_ends_on_any_bytes(image: Image, tmp_path: Path) -> None:
         assert (b" problem" in ended.stderr) == bool(ended.returncode)
     assert found > 5
     image.control.write_bytes(sound)
+    image.assert_clean()
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "../x", "a/b", "a/"])
+def test_an_image_is_called_by_a_plain_name(name: str) -> None:
+    with fresh_image(make=False) as image:
+        for tool in ("shminit", "shmdf"):
+            told = image.refusal(tool, f"--name={name}", status=2)
+            assert told.endswith(f"a plain name, or a path that begins with a slash, not '{name}'")
+        image.environ["SHMFS_NAME"] = name
+        if name:  # an empty variable is one that is not set
+            assert "a plain name" in image.refusal("shmfsck", status=2)
+
+
+@pytest.mark.parametrize("part", ["control", "data"])
+def test_a_pipe_or_a_link_in_the_place_of_an_image_is_refused_at_once(
+    image: Image, tmp_path: Path, part: str
+) -> None:
+    path = image.control if part == "control" else image.data
+    shutil.copyfile(path, tmp_path / "kept")
+    path.unlink()
+    path.symlink_to(tmp_path / "kept")
+    for what in ("a link", "not a file"):
+        assert f"it is {what}" in image.refusal("shmdf")
+        assert f"it is {what}" in image.refusal("shmfsck", status=2)
+        path.unlink()
+        os.mkfifo(path)
+    image.do("shminit", *SMALL, "--force")
     image.assert_clean()
 
 
