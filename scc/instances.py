@@ -29,7 +29,12 @@ _FILES_MIN = 1024
 _FILES_MAX = 2**20
 _CLIENTS_MIN = 64  # a core may be open in several processes
 _CLIENTS_PER_CORE = 2
-_HANDLES = 1024
+_HANDLES_MIN, _HANDLES_MAX = 2**10, 2**16
+_HANDLES_SHARE = 64  # of the capacity, at most, for all clients together
+_HANDLE_BYTES, _ENTRY_BYTES = 8, 384  # as `FORMAT.md` has them
+_ENTRIES_MAX = 2**26
+_ENTRIES_SHARE = 16  # of the capacity, at most, unless that is very small
+_ENTRIES_MIN_BYTES = 4 * 2**20
 _LOCK_TIMEOUT_MS = 10_000
 """Locks are held for microseconds, unless their holder is stopped in the middle."""
 
@@ -44,18 +49,24 @@ class Layout(NamedTuple):
     build: Build = "coherent"
 
     def geometry(self) -> Geometry:
-        """Return the image's shape. Every object has a block, unless it is empty, and a name with
-        each core that holds it.
+        """Return the image's shape. Every object has a block, unless it is empty; a name with each
+        core that holds it; and a handle of each process that has it open, and there is one more for
+        who opens it a second time. Names and handles for all cores are had as far as they take no
+        more than a share of the capacity.
         """
         block_count = max(1, self.capacity_bytes // self.block_bytes)
         files = min(max(block_count, _FILES_MIN), _FILES_MAX)
+        clients = max(_CLIENTS_MIN, min(_CLIENTS_PER_CORE * self.cores, CORES_MAX))
+        names_bytes = max(self.capacity_bytes // _ENTRIES_SHARE, _ENTRIES_MIN_BYTES)
+        names = max(2 * files, min(self.cores * files, names_bytes // _ENTRY_BYTES))
+        handles = self.capacity_bytes // _HANDLES_SHARE // (clients * _HANDLE_BYTES)
         return Geometry(
             block_bytes=self.block_bytes,
             block_count=block_count,
             inode_count=files,
-            entry_count=2 * files,
-            client_count=max(_CLIENTS_MIN, min(_CLIENTS_PER_CORE * self.cores, CORES_MAX)),
-            handle_count=_HANDLES,
+            entry_count=min(names, _ENTRIES_MAX),
+            client_count=clients,
+            handle_count=min(max(handles, _HANDLES_MIN) + 1, files + 1, _HANDLES_MAX),
             shard_count=self.shards or min(4 << (self.cores - 1).bit_length(), SHARDS_MAX),
         )
 

@@ -28,8 +28,17 @@ from ciel.storage.interface import Chunk, ObjectInfo, ObjectReader, ObjectWriter
 if TYPE_CHECKING:
     from ciel.scc.store import SccStore
 
-_NO_ROOM = frozenset(("NO_INODES", "NO_ENTRIES", "LINKS"))
-_NUMBERS = {"BUSY": errno.EBUSY, "NO_HANDLES": errno.EMFILE, "NO_CLIENTS": errno.EUSERS}
+_NO_ROOM = {
+    "NO_INODES": "all files of its image are in use",
+    "NO_ENTRIES": "all names of its image are in use, of which a file has one for each core",
+    "LINKS": "a file of its image has as many names as there can be",
+}
+_NO_HANDLES = (
+    "all handles that the image has for this worker are in use: too many objects are open at a "
+    "time; run fewer tasks at a time (--slots) or give each fewer inputs, or give the image more "
+    "capacity or fewer cores"
+)
+_NUMBERS = {"BUSY": errno.EBUSY, "NO_CLIENTS": errno.EUSERS}
 _PIPED_MIN_BYTES = 2**16  # what is smaller is copied sooner than a thread is woken
 
 
@@ -42,7 +51,9 @@ def translated(
     if error.reason == "NO_BLOCKS":
         return NoSpaceError(wanted_bytes, available_bytes)
     if error.reason in _NO_ROOM:
-        return NoSpaceError(wanted_bytes, 0)
+        return NoSpaceError(max(wanted_bytes, 1), 0, _NO_ROOM[error.reason])
+    if error.reason == "NO_HANDLES":  # no limit of the system's, which others would have raised
+        return ShmfsError(error.operation, error.reason, _NO_HANDLES)
     if error.reason == "CORRUPT":
         return CorruptObjectError(object_id, "image", str(error))
     if error.reason in _NUMBERS:

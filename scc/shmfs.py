@@ -67,6 +67,7 @@ class Image:
         self._pid = os.getpid()
         self._lock = threading.RLock()  # a file may be collected within any call
         self._file_count = 0
+        self._shared: dict[tuple[int, int], tuple[int, int]] = {}  # slots of readers, and how many
         self._is_closed = False
         self._fs: Any = None
         try:
@@ -164,9 +165,12 @@ class Image:
         ))  # fmt: skip
 
     def open_file(self, name: str) -> File:
-        """Open a committed file for reading."""
+        """Open a committed file for reading. All who read it here share one handle of the image."""
         text = self._text(name)
-        return self._opened("open", lambda h: self._lib.shmfs_open(self._open_fs(), text, h))
+        with self._lock:
+            file = self._opened("open", lambda h: self._lib.shmfs_open(self._open_fs(), text, h))
+            self._share(file._handle)
+            return file
 
     def reopen(self, name: str) -> File:
         """Open a file that is not committed and has no writer, to write on."""
@@ -273,12 +277,34 @@ class Image:
             self._file_count += 1
         return File(self, handle)
 
+    def _share(self, handle: Any) -> None:
+        """Use the handle that others read the same file by, if there is one, in place of this."""
+        key = (handle.inode, handle.generation)
+        slot, count = self._shared.get(key, (handle.slot, 0))
+        if count:
+            self._lib.shmfs_close(self._fs, handle)
+            handle.inode, handle.slot = key[0], slot
+        self._shared[key] = slot, count + 1
+
+    def _is_shared(self, handle: Any) -> bool:
+        """Count a reader out; whether others still read by its handle. A writer has its own."""
+        key = (handle.inode, handle.generation)
+        slot, count = self._shared.get(key, (-1, 0))
+        if slot != handle.slot:
+            return False
+        if count > 1:
+            self._shared[key] = slot, count - 1
+        else:
+            del self._shared[key]
+        return count > 1
+
     def _closed(self, handle: Any) -> None:
         """Close a file's handle; a forked copy of it owns nothing."""
         if self._pid != os.getpid():
             return
         with self._lock:
-            self._lib.shmfs_close(self._fs, handle)
+            if not self._is_shared(handle):
+                self._lib.shmfs_close(self._fs, handle)
             self._file_count -= 1
             if self._is_closed and not self._file_count:
                 self._let_go()

@@ -86,6 +86,11 @@ def open_scc(options: Mapping[str, str], directory: Path) -> ObjectStore:
     (`coherent`, `flushing` or `strict`), `spill` (where that disk is: `yes` for the directory, `no`
     for nowhere, or a path).
     """
+    return with_spill(open_cores(options), options.get("spill", "yes"), directory)
+
+
+def open_cores(options: Mapping[str, str]) -> SccStore:
+    """Open the memory alone, which several processes may have open as one core."""
     check_options("scc", options, _OPTIONS)
     build = options.get("build", "coherent")
     if build not in BUILDS:
@@ -100,8 +105,7 @@ def open_scc(options: Mapping[str, str], directory: Path) -> ObjectStore:
     _check_shape(layout)
     core = _number(options, "core", 0, layout.cores - 1, -1)
     instance = options.get("instance") or secrets.token_hex(8)
-    store = SccStore(instance, layout, None if core < 0 else core)
-    return with_spill(store, options.get("spill", "yes"), directory)
+    return SccStore(instance, layout, None if core < 0 else core)
 
 
 class SccStore(ObjectStore):

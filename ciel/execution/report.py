@@ -65,9 +65,10 @@ def _text(said: bytes) -> str:
 def no_room_text(worker: str, argv: Sequence[str], error: NoSpaceError) -> str:
     """Compose the message for an output that its store cannot take."""
     whose = command_text(argv) if argv else "it"
+    wanted, available = size_text(error.wanted_bytes), size_text(error.available_bytes)
     return (
         f"{whose} made more than the store of worker {worker} has room for: "
-        f"wanted {size_text(error.wanted_bytes)}, {size_text(error.available_bytes)} available; "
+        f"{error.lacking or f'wanted {wanted}, {available} available'}; "
         "give the worker a larger store, or end jobs whose results it keeps"
     )
 

@@ -47,12 +47,16 @@ class ObjectConflictError(StorageError):
 
 
 class NoSpaceError(StorageError):
-    """The store or its device is full; nothing of the refused step remains."""
+    """The store or its device is full; nothing of the refused step remains. `lacking` says what ran
+    out, if that is not bytes.
+    """
 
-    def __init__(self, wanted_bytes: int, available_bytes: int) -> None:
+    def __init__(self, wanted_bytes: int, available_bytes: int, lacking: str = "") -> None:
         self.wanted_bytes = wanted_bytes
         self.available_bytes = available_bytes
-        super().__init__(f"no space: wanted {wanted_bytes} bytes, {available_bytes} available")
+        self.lacking = lacking
+        lack = lacking or f"wanted {wanted_bytes} bytes, {available_bytes} available"
+        super().__init__(f"no space: {lack}")
 
 
 class ShortOutputError(StorageError):

@@ -261,7 +261,8 @@ class Mover:
     def _carry_out(self, step: Step) -> bool:
         object_id = step.object_id
         with self._lock:
-            if object_id in self._in_use or object_id not in self._above:
+            is_held = object_id in self._in_use or object_id in self._moving
+            if is_held or object_id not in self._above:
                 return False
             self._moving[object_id] = False
         try:
@@ -360,3 +361,23 @@ class Mover:
             del self._moving[object_id]
             self._changes += 1
             self._lock.notify_all()
+
+
+class Dropper(Mover):
+    """Who makes room where nothing may move down: what can be had again goes, for who wants room,
+    and in the thread of whom that is, as it takes no disk and no time. So nobody waits for long.
+    """
+
+    def want(self, writer: object, short_bytes: int) -> None:
+        super().want(writer, short_bytes)
+        with self._lock:
+            steps = list(steps_to_free(max(short_bytes, 1), self._scene()))
+        for step in steps:
+            if step.way is Way.DROP:
+                self._carry_out(step)
+
+    def is_hopeful(self, own: str | None = None) -> bool:
+        return bool(self._moving)  # in another thread; all else that can leave has left
+
+    def _wake(self) -> None:
+        pass

@@ -5,27 +5,45 @@ from __future__ import annotations
 import errno
 import os
 import secrets
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 from ciel.storage import leases
-from ciel.storage.errors import StoreSpecError, StoreSystemError
+from ciel.storage.errors import (
+    NoSpaceError,
+    ObjectNotFoundError,
+    StoreSpecError,
+    StoreSystemError,
+)
 from ciel.storage.files import FileStore
-from ciel.storage.interface import ObjectStore
+from ciel.storage.interface import (
+    MEMORY,
+    Capabilities,
+    ObjectInfo,
+    ObjectReader,
+    ObjectStore,
+    ObjectWriter,
+    StoreLevel,
+    StoreUsage,
+)
+from ciel.storage.moving import Dropper
 from ciel.storage.shelf import ShelfOptions
-from ciel.storage.tiers import TieredStore
+from ciel.storage.tiers import TieredStore, TieredWriter
 
 _PREFIX = "ciel-spill-"
 
 
 def with_spill(upper: ObjectStore, spill: str, directory: Path) -> ObjectStore:
     """Put a store in memory over one on a disk, as its option `spill` says: `yes` under the
-    worker's directory, `no` not at all, or under another directory.
+    worker's directory, `no` over none, or under another directory.
     """
-    if spill == "no":
-        return upper
     with ExitStack() as undo:
         undo.callback(upper.close)
+        if spill == "no":
+            unspilled = UnspilledStore(upper)
+            undo.pop_all()
+            return unspilled
         place = str(directory / "spill") if spill == "yes" else spill
         if spill == "yes":
             lower = FileStore(Path(place), ShelfOptions())
@@ -37,6 +55,97 @@ def with_spill(upper: ObjectStore, spill: str, directory: Path) -> ObjectStore:
         store = TieredStore(upper, lower, place=place)
         undo.pop_all()
     return store
+
+
+class UnspilledStore(TieredStore):
+    """A store in memory with nothing below it: what can be had again is dropped when it is full,
+    and nothing else ever leaves.
+    """
+
+    def __init__(self, upper: ObjectStore) -> None:
+        nothing = NoStore()
+        super().__init__(upper, nothing)
+        self.mover = Dropper(upper, nothing)
+
+    @property
+    def may_wait(self) -> bool:
+        return True  # it is never long
+
+    def begin_in(
+        self, level: str, object_id: str, *, size_hint_bytes: int | None = None
+    ) -> TieredWriter:
+        return super().begin_in(MEMORY, object_id, size_hint_bytes=size_hint_bytes)
+
+    def adopt(self, object_id: str, path: str, *, checksum: str, size_bytes: int) -> ObjectInfo:
+        while True:
+            try:
+                return super().adopt(object_id, path, checksum=checksum, size_bytes=size_bytes)
+            except NoSpaceError as error:
+                if not self._has_dropped_for(error):
+                    raise
+
+    def discover(self, object_id: str) -> ObjectInfo | None:
+        while True:
+            try:
+                return super().discover(object_id)
+            except NoSpaceError as error:
+                if not self._has_dropped_for(error):
+                    raise
+
+    def levels(self) -> tuple[StoreLevel, ...]:
+        return super().levels()[:1]
+
+    def _has_dropped_for(self, error: NoSpaceError) -> bool:
+        """Make room for what found none; whether there is more than before."""
+        mover = self.mover
+        seen = mover.dropped_count
+        if error.wanted_bytes <= (self.capacity_bytes or 0):
+            mover.want(error, error.wanted_bytes - error.available_bytes)
+            mover.want_no_more(error)
+        return mover.dropped_count > seen
+
+
+class NoStore(ObjectStore):
+    """A store that has room for nothing."""
+
+    capabilities = Capabilities(
+        mappable=True,
+        nameable=True,
+        streaming=True,
+        shared_between_processes=True,
+        bounded=True,
+        may_block=False,
+    )
+
+    def begin(self, object_id: str, *, size_hint_bytes: int | None = None) -> ObjectWriter:
+        raise NoSpaceError(size_hint_bytes or 1, 0)
+
+    def open(self, object_id: str) -> ObjectReader:
+        raise ObjectNotFoundError(object_id)
+
+    def stat(self, object_id: str) -> ObjectInfo | None:
+        return None
+
+    def checksum(self, object_id: str) -> str:
+        raise ObjectNotFoundError(object_id)
+
+    def verify(self, object_id: str) -> ObjectInfo:
+        raise ObjectNotFoundError(object_id)
+
+    def adopt(self, object_id: str, path: str, *, checksum: str, size_bytes: int) -> ObjectInfo:
+        raise NoSpaceError(size_bytes, 0)
+
+    def delete(self, object_id: str) -> bool:
+        return False
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(())
+
+    def usage(self) -> StoreUsage:
+        return StoreUsage(0, 0, 0, 0)
+
+    def close(self) -> None:
+        pass
 
 
 class SpillStore(FileStore):

@@ -390,7 +390,7 @@ class TieredStore(ObjectStore):
             writer = self._lower.begin(object_id, size_hint_bytes=size_hint_bytes)
         except NoSpaceError as below:
             available_bytes = max(error.available_bytes, below.available_bytes)
-            raise NoSpaceError(error.wanted_bytes, available_bytes) from None
+            raise NoSpaceError(error.wanted_bytes, available_bytes, error.lacking) from None
         self._spilled += 1
         return writer
 

@@ -62,6 +62,8 @@ def test_an_output_without_room_tells_wanted_and_available() -> None:
         "give the worker a larger store, or end jobs whose results it keeps"
     )
     assert no_room_text("w1", [], NoSpaceError(20, 10)).startswith("it made more")
+    text = no_room_text("w1", [], NoSpaceError(20, 0, "all names are in use"))
+    assert "w1 has room for: all names are in use; give the worker a larger store" in text
 
 
 def test_what_cannot_be_seen_is_escaped_and_lines_stay() -> None:

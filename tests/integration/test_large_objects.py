@@ -17,13 +17,13 @@ SPEC = {"capacity": "1280MiB", "cores": "4"}
 READER = """
 import re, sys
 from pathlib import Path
-from ciel.scc.store import open_scc
+from ciel.scc.store import open_cores
 
 def own_bytes():
     return int(re.findall(r"RssAnon:\\s+(\\d+) kB", Path("/proc/self/status").read_text())[0]) << 10
 
 spec, name, directory = eval(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
-with open_scc(spec | {"spill": "no"}, directory) as store:
+with open_cores(spec) as store:
     before = own_bytes()
     assert store.discover(name)
     with store.open(name) as reader:

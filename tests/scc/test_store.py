@@ -12,7 +12,7 @@ import pytest
 from ciel.scc.builds import Build
 from ciel.scc.shapes import ShmfsError
 from ciel.scc.shmfs import Image
-from ciel.scc.store import open_scc
+from ciel.scc.store import open_cores
 from ciel.storage.interface import Capabilities, ObjectStore
 from ciel.testing.store_suite import StoreSuite
 
@@ -53,9 +53,8 @@ class SccRules(StoreSuite):
         options = {
             "capacity": capacity_bytes or "32MiB", "block": block_bytes, "cores": 4, "core": core,
             "build": self.build, "shards": self.shards, "instance": instance_of(where),
-            "spill": "no",
         }  # fmt: skip
-        return open_scc({name: str(value) for name, value in options.items()}, where)
+        return open_cores({name: str(value) for name, value in options.items()})
 
     def raw_name(self, where: Path, object_id: str) -> str:
         seats = os.listdir(directory_of(where) / "cores")

@@ -4,7 +4,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from itertools import count, cycle
 from pathlib import Path
@@ -21,7 +21,8 @@ from ciel.storage.errors import (
 from ciel.storage.files import FileStore, FileWriter
 from ciel.storage.interface import DISK, MEMORY, Capabilities
 from ciel.storage.shelf import ShelfOptions
-from ciel.storage.tiers import TieredStore
+from ciel.storage.spill import UnspilledStore
+from ciel.storage.tiers import WAIT_S, TieredStore
 from ciel.testing.directory_store_suite import DirectoryStoreSuite
 from ciel.testing.store_rules import digest, exit_code, start_child
 
@@ -440,6 +441,86 @@ def test_without_spilling_a_full_memory_is_full(tmp_path: Path) -> None:
         with pytest.raises(NoSpaceError):
             store.put("a", bytes(2 * UNIT))
         assert len(store.levels()) == 1
+
+
+class TestUnspilledStore(DirectoryStoreSuite):
+    """A store in memory with nothing below it keeps all rules of stores."""
+
+    capabilities = TestTieredStore.capabilities
+
+    def raw_path(self, where: Path, object_id: str) -> Path:
+        return where / "objects" / object_id.replace(":", "+")
+
+    def raw_temporaries(self, where: Path) -> list[Path]:
+        return [path for path in (where / "incoming").rglob("*") if path.is_file()]
+
+    def make_store(self, where: Path, *, capacity_bytes: int | None = None) -> UnspilledStore:
+        options = ShelfOptions(capacity_bytes=capacity_bytes or 32 << 20)
+        return UnspilledStore(FileStore(where, options, may_block=False))
+
+
+def no_turn(place: str, size_bytes: int) -> AbstractContextManager[None]:
+    raise AssertionError(f"a turn at {place}, and there is no disk")
+
+
+@pytest.fixture
+def unspilled(tmp_path: Path) -> Iterator[UnspilledStore]:
+    """Full, half of it with what can be had again."""
+    options = ShelfOptions(capacity_bytes=CAPACITY_BYTES)
+    with UnspilledStore(FileStore(tmp_path / "upper", options, may_block=False)) as store:
+        store.advise(lambda object_id: object_id.startswith("copy"), lambda _: None, no_turn)
+        for number in range(8):
+            store.put(f"own{number}", content(number))
+            store.put(f"copy{number}", content(number))
+        assert store.mover.free_bytes() == 0
+        yield store
+
+
+@pytest.mark.parametrize("where", [elsewhere, lambda act: act()])
+def test_without_spilling_what_can_be_had_again_is_dropped_and_nothing_else(
+    unspilled: UnspilledStore, where: Callable[[Callable[[], Any]], Any]
+) -> None:
+    with unspilled.open("copy2") as reader:
+        where(lambda: unspilled.put("a", bytes(4 * UNIT)))
+        assert reader.read(0, UNIT) == content(2)
+    assert [name for name in sorted(unspilled) if name.startswith("copy")] == [
+        f"copy{number}" for number in (2, 5, 6, 7)
+    ]
+    (memory,) = unspilled.levels()
+    assert (memory.dropped, memory.evicted) == (4, 0)
+    with unspilled.begin("b") as writer:
+        Path(str(writer.path)).write_bytes(bytes(3 * UNIT))
+        writer.account()
+        writer.commit()
+    begun_s = time.monotonic()
+    with pytest.raises(NoSpaceError):
+        unspilled.put("c", bytes(2 * UNIT))
+    assert time.monotonic() - begun_s < WAIT_S / 2
+    assert [name for name in sorted(unspilled) if name.startswith("own")] == [
+        f"own{number}" for number in range(8)
+    ]
+
+
+def test_without_spilling_what_is_taken_over_finds_room_too(
+    unspilled: UnspilledStore, tmp_path: Path
+) -> None:
+    other = FileStore(tmp_path / "other", ShelfOptions(capacity_bytes=None))
+    with other:
+        info = other.put("a", bytes(2 * UNIT))
+        with other.open("a") as reader:
+            found = unspilled.adopt(
+                "a", str(reader.source), checksum=str(info.checksum), size_bytes=2 * UNIT
+            )
+    assert unspilled.get("a") == bytes(2 * UNIT)
+    assert found == info
+    assert unspilled.levels()[0].dropped == 2
+
+
+def test_without_spilling_a_wish_for_the_disk_is_none(unspilled: UnspilledStore) -> None:
+    with unspilled.begin_in(DISK, "a", size_hint_bytes=UNIT) as writer:
+        writer.write(content(1))
+        writer.commit()
+    assert unspilled.get("a") == content(1)
 
 
 @pytest.mark.parametrize("spill", ["maybe", "tmp/x"])
