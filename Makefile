@@ -15,7 +15,7 @@ deps:
 	@.ci/packages install
 
 ifeq ($(CIEL_CI),1)
-$(STAMP): deps
+$(STAMP): | deps
 endif
 $(STAMP): pyproject.toml setup.py ciel/launch/launcher.c $(LOADERS) scc/build_ffi.py $(C_OF_SCC) $(COMPILED)
 	@.ci/packages report

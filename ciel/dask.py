@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from dask import _task_spec
 from dask._task_spec import Alias, DataNode, convert_legacy_graph
 from dask.callbacks import local_callbacks
+from dask.core import getcycle
 from dask.local import start_state_from_dask
 from dask.order import order
 from dask.utils import funcname
@@ -47,7 +48,8 @@ def get(
     one of our own otherwise. `optimize_graph`: chains become one task. `callbacks`: as of every
     scheduler of dask, so its progress bar works; they see of values only those that come here.
     `options`: those of `ciel.task`, for every task. Other arguments are for other schedulers.
-    Raises KeyError for a key that is not in the graph, and what the first task raised that failed.
+    Raises KeyError for a key that is not in the graph, RuntimeError where keys need each other, and
+    what the first task raised that failed.
     """
     session = client or session_here()
     graph = dict(dsk.__dask_graph__() if hasattr(dsk, "__dask_graph__") else dsk)
@@ -56,7 +58,12 @@ def get(
         if key not in graph:
             raise KeyError(key)
     nodes: dict[Any, Any] = _task_spec.cull(convert_legacy_graph(graph), set(wanted))
-    if optimize_graph and len(nodes) > 1:
+    find_cycle: Any = getcycle  # which is not typed
+    if cycle := find_cycle(nodes, wanted):
+        path = "".join(f"\n  -> {key}" for key in cycle)
+        raise RuntimeError(f"Cycle detected between the following keys:{path}")
+    # dask calls a chain after its last key, and has no name for one whose key begins with no text.
+    if optimize_graph and len(nodes) > 1 and all(map(_begins_with_text, nodes)):
         fuse: Any = _task_spec.fuse_linear_task_spec  # which is not typed
         nodes = fuse(nodes, set(wanted))
     with local_callbacks(callbacks) as active:
@@ -179,6 +186,10 @@ def _tell(callbacks: Iterable[Any], which: int, *arguments: Any) -> None:
 def _compute(node: Any, values: dict[Any, Any]) -> Any:
     """Compute a node of a graph, in a task."""
     return node(values)
+
+
+def _begins_with_text(key: Any) -> bool:
+    return isinstance(key[0] if type(key) is tuple and key else key, str)
 
 
 def _is_large(value: Any) -> bool:

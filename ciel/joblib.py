@@ -13,7 +13,6 @@ from concurrent.futures import Future
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final
 
-import cloudpickle
 from joblib.parallel import (
     AutoBatchingMixin,
     FallbackToBackend,
@@ -25,6 +24,7 @@ from joblib.parallel import (
 from ciel.client.executor import Executor, slots_of, when_done
 from ciel.client.shared import session_here
 from ciel.python.packing import PROTOCOL
+from ciel.python.pickling import Pickler
 
 if TYPE_CHECKING:
     from ciel.client import Client
@@ -240,7 +240,7 @@ class _Batch:
         return _read_batch, (file.getvalue(), shared)
 
 
-class _BatchPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle is untyped
+class _BatchPickler(Pickler):
     """Arrays that are mapped from a file go by its name, as joblib sends them: what is written to
     them arrives in the file.
     """

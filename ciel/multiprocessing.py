@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import builtins
 import os
-import queue
 import threading
 import time
 import warnings
@@ -15,9 +14,11 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from ciel.client.executor import Executor, chunks_of, failed, slots_of, when_done
+from ciel.client.feeding import FedResults, Feed
 from ciel.client.shared import session_here
 from ciel.python.calls import Mapped
 from ciel.python.failures import unpack_error
+from ciel.python.tasks import split_task
 
 if TYPE_CHECKING:
     from ciel.client import Client
@@ -64,7 +65,7 @@ class Pool:
             processes, client=client, initializer=initializer, initargs=tuple(initargs)
         )
         self._process_count = processes
-        self._feeders: list[threading.Thread] = []
+        self._feeds: list[Feed] = []
         self._state = RUN
 
     # --- calls ------------------------------------------------------------------------------------
@@ -133,8 +134,9 @@ class Pool:
     def imap(
         self, func: Callable[..., Any], iterable: Iterable[Any], chunksize: int = 1
     ) -> Iterator[Any]:
-        """Call a function with every item; they are taken as they come, by a thread. Yield the
-        results in order.
+        """Call a function with every item; yield the results in order. A thread takes the items,
+        some hundreds of calls ahead of the results; to the end at once if nobody reads those, or
+        waits in `join`. Who drops the iterator in the midst ends that.
         """
         return self._imap(func, iterable, chunksize, in_order=True)
 
@@ -170,20 +172,24 @@ class Pool:
         self._require_running()
         if chunksize < 1:
             raise ValueError(f"Chunksize must be 1+, not {chunksize:n}")
-        results = _Results(in_order)
-        rows = ((item,) for item in iterable)
-        feeder = threading.Thread(
-            target=results.feed,
-            args=(
-                chunks_of(rows, chunksize),
-                lambda chunk: self._executor.map_parts(func, chunk, chunksize)[0],
-            ),
-            name="ciel-pool",
-            daemon=True,
+        if split_task(func)[1].returns != 1:
+            raise ValueError("the functions of a map return one value each")
+        in_chunks, executor = chunksize > 1, self._executor
+
+        def begin(chunk: list[tuple[Any, ...]]) -> Any:
+            if in_chunks:
+                return executor.map_parts(func, chunk, chunksize)[0]
+            return executor.submit(func, *chunk[0])
+
+        feed = Feed(
+            chunks_of(((item,) for item in iterable), chunksize),
+            begin,
+            chunksize,
+            executor.slot_count(),
+            in_thread=not executor.is_of_task,
         )
-        self._feeders = [thread for thread in self._feeders if thread.is_alive()] + [feeder]
-        feeder.start()
-        return results
+        self._feeds = [other for other in self._feeds if not other.is_over()] + [feed]
+        return FedResults(feed, in_order=in_order, in_chunks=in_chunks, owner=self)
 
     # --- the end ----------------------------------------------------------------------------------
 
@@ -195,14 +201,16 @@ class Pool:
     def terminate(self) -> None:
         """Take no further calls, and stop those that run."""
         self._state = TERMINATE
+        for feed in self._feeds:
+            feed.stop()
         self._executor.terminate()
 
     def join(self) -> None:
         """Wait until all calls are over; raises ValueError before `close` and `terminate`."""
         if self._state == RUN:
             raise ValueError("Pool is still running")
-        for feeder in self._feeders:
-            feeder.join()
+        for feed in self._feeds:
+            feed.finish()
         self._executor.shutdown(wait=True)
 
     def __enter__(self) -> Self:
@@ -342,74 +350,6 @@ class AsyncResult:
 
 
 MapResult = ApplyResult = AsyncResult
-
-
-class _Results(Iterator[Any]):
-    """The results of `imap` as they come, of calls that a thread makes."""
-
-    def __init__(self, in_order: bool) -> None:
-        self._in_order = in_order
-        self._coming: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
-        self._early: dict[int, Any] = {}
-        self._next = 0
-        self._count: int | None = None
-        self._values: list[Any] = []
-        self._error: BaseException | None = None
-
-    def feed(
-        self,
-        chunks: Iterator[list[tuple[Any, ...]]],
-        begin: Callable[[list[tuple[Any, ...]]], Future[Any]],
-    ) -> None:
-        """Begin calls as the chunks come; what the iterator raises is the last result."""
-        count = 0
-        try:
-            for chunk in chunks:
-                self._expect(begin(chunk), count)
-                count += 1
-        except Exception as error:
-            self._expect(failed(error), count)
-            count += 1
-        self._coming.put((-1, count))
-
-    def _expect(self, future: Future[Any], number: int) -> None:
-        if not isinstance(future, Future):
-            self._coming.put((number, future))  # a task's own is computed when it is asked for
-        else:
-            when_done(future, lambda future: self._coming.put((number, future)))
-
-    def __next__(self) -> Any:
-        return self.next()
-
-    def next(self, timeout: float | None = None) -> Any:
-        """Return the next result; raises StopIteration, and `multiprocessing.TimeoutError`."""
-        until_s = None if timeout is None else time.monotonic() + timeout
-        while not self._values:
-            if self._error is not None:
-                raised, self._error = self._error, None
-                raise raised
-            self._values, error = self._future(until_s).result()
-            self._values.reverse()
-            self._error = None if error is None else unpack_error(error)
-        return self._values.pop()
-
-    def _future(self, until_s: float | None) -> Future[Any]:
-        while True:
-            wanted = self._next if self._in_order else next(iter(self._early), -1)
-            if wanted in self._early:
-                self._next += 1
-                future: Future[Any] = self._early.pop(wanted)
-                return future
-            if self._count is not None and self._next >= self._count:
-                raise StopIteration
-            try:
-                number, what = self._coming.get(timeout=_left_s(until_s))
-            except queue.Empty:
-                raise TimeoutError from None
-            if number < 0:
-                self._count = what
-            else:
-                self._early[number] = what
 
 
 def _left_s(until_s: float | None) -> float | None:

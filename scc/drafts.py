@@ -17,6 +17,7 @@ from ciel.storage.errors import (
     StoreSystemError,
     translated,
 )
+from ciel.storage.fullness import Fullness
 from ciel.storage.space import PAGE_BYTES, is_full
 from ciel.storage.temporaries import Temporaries
 
@@ -26,13 +27,14 @@ _CHUNK_BYTES = 2**20
 class Draft:
     """One file that a program writes, or that somebody follows while it grows."""
 
-    def __init__(self, temporaries: Temporaries, object_id: str) -> None:
+    def __init__(self, temporaries: Temporaries, object_id: str, fullness: Fullness) -> None:
         self._temporaries = temporaries
+        self._fullness = fullness
+        self._times_full = fullness.count
         self._object_id = object_id
         self._name, self._fd = temporaries.create()
         self.is_lent = False
         """Whether somebody may have it open who is not done when we are."""
-        self._was_full = False
 
     @property
     def path(self) -> str:
@@ -53,7 +55,7 @@ class Draft:
             raise CorruptObjectError(self._object_id, "output", detail)
         if not os.path.sameopenfile(fd, self._fd):
             self._fd, fd = fd, self._fd
-        os.close(fd)
+        self._fullness.close_file(fd)
         return self._fd
 
     def size_now(self) -> int | None:
@@ -63,14 +65,15 @@ class Draft:
 
     def look_if_full(self) -> None:
         """See whether the device is full, where what a program writes is refused."""
-        self._was_full = self._was_full or is_full(self._temporaries.directory_fd)
+        if is_full(self._temporaries.directory_fd):
+            self._fullness.note()
 
     @property
     def may_be_short(self) -> bool:
         """Whether it may have been."""
         if not (self.size_now() or 0) % PAGE_BYTES:  # what is refused a block ends where one does
             self.look_if_full()
-        return self._was_full
+        return self._fullness.was_full(self._times_full)
 
     def expect_all(self) -> None:
         """Raise `ShortOutputError` if it may have been."""
@@ -124,7 +127,7 @@ class Draft:
     def close(self, *, discard: bool = True) -> None:
         """Let go of it; it is gone, unless a forked copy says so."""
         if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+            fd, self._fd = self._fd, -1
+            self._fullness.close_file(fd)
             if discard:
                 self._temporaries.discard(self._name)

@@ -53,10 +53,8 @@ class Seat:
                     free = (number for number in range(core_count) if number not in taken)
                     core = next(free, core_count)
                 if not core < core_count:
-                    text = f"there are {core_count} cores, from 0 on, and this would be one more"
-                    raise StoreSpecError(
-                        f"core={core}", f"{text}; say cores=N where the first does"
-                    )
+                    text = f"the image has cores={core_count}, numbered from 0"
+                    raise StoreSpecError(f"core={core}", f"{text}; say more where the first does")
                 self.core = core
                 self.name = taken.get(core) or f"{core}.{secrets.token_hex(4)}"
                 self._fd = self._opened(self.name, os.O_CREAT)

@@ -36,7 +36,6 @@ _MODE = 0o600
 _MAGIC_BYTES = 8
 _PROBLEMS_MAX = 100
 
-
 _attached: weakref.WeakSet[Image] = weakref.WeakSet()
 
 
@@ -66,9 +65,8 @@ class Image:
         self._sign_fd = -1  # opened apart: a mapping has a duplicate of its descriptor
         self._pid = os.getpid()
         self._lock = threading.RLock()  # a file may be collected within any call
-        self._file_count = 0
-        self._shared: dict[tuple[int, int], tuple[int, int]] = {}  # slots of readers, and how many
-        self._is_closed = False
+        self._file_count, self._is_closed = 0, False
+        self._shared: dict[tuple[int, int], list[int]] = {}  # slots of handles, and who has each
         self._fs: Any = None
         try:
             self._attach(lock_timeout_ms)
@@ -165,12 +163,9 @@ class Image:
         ))  # fmt: skip
 
     def open_file(self, name: str) -> File:
-        """Open a committed file for reading. All who read it here share one handle of the image."""
+        """Open a committed file for reading."""
         text = self._text(name)
-        with self._lock:
-            file = self._opened("open", lambda h: self._lib.shmfs_open(self._open_fs(), text, h))
-            self._share(file._handle)
-            return file
+        return self._opened("open", lambda h: self._lib.shmfs_open(self._open_fs(), text, h))
 
     def reopen(self, name: str) -> File:
         """Open a file that is not committed and has no writer, to write on."""
@@ -275,28 +270,30 @@ class Image:
         with self._lock:
             self._check(operation, call(handle))
             self._file_count += 1
+            self._share(handle)
         return File(self, handle)
 
     def _share(self, handle: Any) -> None:
-        """Use the handle that others read the same file by, if there is one, in place of this."""
+        """Use the handle by which others here have the file open, if any, in place of a new one."""
         key = (handle.inode, handle.generation)
-        slot, count = self._shared.get(key, (handle.slot, 0))
-        if count:
+        shared = self._shared.get(key)
+        if shared is None or not shared[1]:  # the last one may be collected within any step here
+            self._shared[key] = [handle.slot, 1]
+        else:
+            shared[1] += 1
             self._lib.shmfs_close(self._fs, handle)
-            handle.inode, handle.slot = key[0], slot
-        self._shared[key] = slot, count + 1
+            handle.inode, handle.slot = key[0], shared[0]
 
     def _is_shared(self, handle: Any) -> bool:
-        """Count a reader out; whether others still read by its handle. A writer has its own."""
+        """Count one out; whether others still have the file open by its handle."""
         key = (handle.inode, handle.generation)
-        slot, count = self._shared.get(key, (-1, 0))
-        if slot != handle.slot:
+        shared = self._shared.get(key)
+        if shared is None or shared[0] != handle.slot:
             return False
-        if count > 1:
-            self._shared[key] = slot, count - 1
-        else:
+        shared[1] -= 1
+        if not shared[1]:
             del self._shared[key]
-        return count > 1
+        return shared[1] > 0
 
     def _closed(self, handle: Any) -> None:
         """Close a file's handle; a forked copy of it owns nothing."""

@@ -9,6 +9,7 @@ counted.
     /dev/shm/ciel-scc-<instance>/     held by who has it open, and gone with the last (`leases`)
         control, data                 the image
         cores/                        which cores there are
+        owner-<core>                  the process id of the worker that has that core, locked by it
         incoming/                     what programs write
 """
 
@@ -47,6 +48,7 @@ from ciel.scc.objects import SccReader, SccWriter, Users, recorded, translated
 from ciel.scc.seats import Seat
 from ciel.scc.shapes import Info, ShmfsError
 from ciel.scc.shmfs import File
+from ciel.storage import leases
 from ciel.storage.errors import (
     CannotAdoptError,
     CorruptObjectError,
@@ -56,6 +58,7 @@ from ciel.storage.errors import (
     StoreSpecError,
     StoreSystemError,
 )
+from ciel.storage.fullness import Fullness
 from ciel.storage.interface import (
     MEMORY,
     Capabilities,
@@ -103,7 +106,7 @@ def open_cores(options: Mapping[str, str]) -> SccStore:
         build=build,
     )
     _check_shape(layout)
-    core = _number(options, "core", 0, layout.cores - 1, -1)
+    core = _number(options, "core", 0, CORES_MAX - 1, -1)  # what there is, its seat says
     instance = options.get("instance") or secrets.token_hex(8)
     return SccStore(instance, layout, None if core < 0 else core)
 
@@ -126,21 +129,25 @@ class SccStore(ObjectStore):
         self._lock = threading.RLock()  # a writer may be collected, and give back, within any call
         self._pid = os.getpid()
         self._is_closed = True
+        self._owner_fd = -1
         name = directory_name(instance)
         self.scheme = f"scc:{name}/"
         self.sources = ("/", self.scheme)
         self._hold_fd, self._image = open_instance(name, layout)
         try:
+            self._fullness = Fullness(ROOT)
             place = self._image.client, self._image.geometry.client_count
             self._seat = Seat(self._hold_fd, core, layout.cores, place, self._forget)
             self._image.sweep()
-            self._temporaries = Temporaries(self._hold_fd, f"{ROOT}/{name}")
+            self._temporaries = Temporaries(self._hold_fd, f"{ROOT}/{name}", self._fullness)
         except BaseException:
             if hasattr(self, "_seat"):
                 self._seat.close()
             self._image.close()
             os.close(self._hold_fd)
             remove_instance(instance)
+            if hasattr(self, "_fullness"):
+                self._fullness.close()
             raise
         self.block_bytes = self._image.geometry.block_bytes
         self._capacity_bytes = self.block_bytes * self._image.geometry.block_count
@@ -244,6 +251,19 @@ class SccStore(ObjectStore):
         ]
         return problems + super().check()
 
+    def claim(self) -> None:
+        self.require_open()
+        core = self._seat.core
+        if self._owner_fd >= 0:
+            return
+        try:
+            self._owner_fd = leases.own(
+                f"owner-{core}", parent_fd=self._hold_fd, subject=f"instance={self.instance}",
+                what=f"core {core} of it", instead="instance, or another core (core=N)",
+            )  # fmt: skip
+        except OSError as error:
+            raise StoreSystemError("claim", error.errno or errno.EIO) from error
+
     def close(self) -> None:
         if self._is_closed:
             return
@@ -257,9 +277,13 @@ class SccStore(ObjectStore):
             self.copies.close()
         self._seat.close()
         self._image.close()
-        os.close(self._hold_fd)
+        for fd in (self._owner_fd, self._hold_fd):
+            if fd >= 0:
+                os.close(fd)
         if self._pid == os.getpid():
-            remove_instance(self.instance)  # unless somebody else has it open
+            with self._fullness.giving_back():
+                remove_instance(self.instance)  # unless somebody else has it open
+        self._fullness.close()
 
     def __del__(self) -> None:
         self.close()
@@ -299,7 +323,7 @@ class SccStore(ObjectStore):
     def new_draft(self, object_id: str) -> Draft:
         """Make a file that a program can write."""
         try:
-            return Draft(self._temporaries, object_id)
+            return Draft(self._temporaries, object_id, self._fullness)
         except OSError as error:
             raise StoreSystemError("begin", error.errno or errno.EIO) from error
 

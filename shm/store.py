@@ -38,7 +38,8 @@ def open_shm(options: Mapping[str, str], directory: Path) -> ObjectStore:
     """Open a store in memory, over one on a disk for what it has no room for.
 
     Options: `capacity` (a size; half of what `/dev/shm` has free, when not given), `instance`
-    (letters, digits, `_` and `-`; random when not given; a live one is joined), `spill`: where
+    (letters, digits, `_` and `-`; random when not given; a live one is joined, unless both are
+    claimed), `spill`: where
     that disk is, `yes` (when not given) for the directory, `no` for nowhere, or a path; and
     `arena`: `yes` for huge pages from the start, where one may mount (`arena`), and memory that is
     touched ahead. Memory of deleted objects is used again in any case (`upkeep`).
@@ -103,6 +104,9 @@ class ShmStore(FileStore):
         self._arena_fd = root.fd
         self.about = root.about
         return root
+
+    def claim(self) -> None:
+        self._shelf.claim(f"instance={self.instance}", "instance")
 
     def close(self) -> None:
         if self._upkeep is not None:

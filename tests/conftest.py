@@ -162,13 +162,13 @@ LEAVE_WITHIN_S = 10.0
 
 
 def _our_files() -> set[Path]:
-    """Those of clusters; the lines before disks stay."""
+    """Those of clusters; the lines before disks stay, and how often memory was full may."""
     places = (Path("/dev/shm"), ("ciel-", "shmfs")), (Path(tempfile.gettempdir()), ("ciel",))
     return {
         entry
         for place, prefixes in places
         for entry in place.iterdir()
-        if entry.name.startswith(prefixes) and not entry.name.startswith("ciel-io-")
+        if entry.name.startswith(prefixes) and not entry.name.startswith(("ciel-io-", "ciel-full."))
     }
 
 

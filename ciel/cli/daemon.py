@@ -245,10 +245,12 @@ def say_ready(facts: dict[str, Any]) -> None:
     os.write(1, codec.encode(facts) + b"\n")
 
 
-def say_failed(reason: str) -> None:
-    """Tell the parent of an embedded daemon why it will never be ready; too late, it is ignored."""
+def say_failed(reason: str, status: int) -> None:
+    """Tell the parent of an embedded daemon why it will never be ready, and how it will end; too
+    late, it is ignored.
+    """
     with contextlib.suppress(OSError):
-        say_ready({"error": reason[:REASON_MAX_LENGTH]})
+        say_ready({"error": reason[:REASON_MAX_LENGTH], "status": status})
 
 
 def stop_on_signals(reactor: Any, stop: Callable[[], None]) -> None:

@@ -176,7 +176,7 @@ class Master:
         self.status = 1
         log.error("{reason}", reason=reason)
         if self._options.embedded:
-            say_failed(reason)
+            say_failed(reason, self.status)
         self.stop()
 
     def stop(self) -> None:

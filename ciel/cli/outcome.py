@@ -20,6 +20,7 @@ from ciel.client.errors import (
     ClientClosedError,
     ClientError,
     ClusterError,
+    ClusterOptionError,
     ConnectionLostError,
     JobEndedError,
     NoMasterError,
@@ -62,7 +63,7 @@ OF_JOB_STATE: Final = {
 
 # The first row that matches counts.
 _OF_ERROR: tuple[tuple[type[BaseException] | tuple[type[BaseException], ...], Status], ...] = (
-    ((SettingsError, PackageError, QueryError, WireError), Status.USAGE),
+    ((SettingsError, PackageError, QueryError, WireError, ClusterOptionError), Status.USAGE),
     ((NoMasterError, AccessRefusedError, AccessError), Status.NO_MASTER),
     ((ClusterError, ConnectionLostError), Status.NO_MASTER),
     ((UploadError, CielError, OSError), Status.FAILED),

@@ -28,11 +28,11 @@ from ciel.access.addresses import TAKEN, is_loopback, netloc, parse_url
 from ciel.access.errors import AccessError, AccessFileMissingError
 from ciel.access.places import access_path, current_path, drop_current, point_current
 from ciel.cli.options import WORKERS_MAX, crashed, make_parser
-from ciel.cli.outcome import Status, UsageError, conclude, say, text_of
+from ciel.cli.outcome import Status, UsageError, conclude, say, status_of, text_of
 from ciel.cli.parser import whole_number
 from ciel.cli.printing import print_json, print_text
 from ciel.cli.ways import add_channel_options, channel_switches
-from ciel.client.errors import ClientError, ClusterError, NoMasterError
+from ciel.client.errors import ClientError, ClusterError, ClusterOptionError, NoMasterError
 from ciel.core.tasks import SLOTS_MAX
 
 if TYPE_CHECKING:
@@ -205,7 +205,8 @@ def _read_ready(fd: int, log: Path, log_start_bytes: int) -> dict[str, Any]:
         said += data
     ready: dict[str, Any] = json.loads(said)
     if "error" in ready:
-        raise ClusterError(ready["error"])
+        kind = ClusterOptionError if ready["status"] == Status.USAGE else ClusterError
+        raise kind(ready["error"])
     return ready
 
 
@@ -226,8 +227,9 @@ def supervise() -> int:
         try:
             cluster = _open(config, path)
         except (ClientError, AccessError, OSError) as error:
-            _say_ready({"error": text_of(error)})
-            return Status.NO_MASTER
+            status = status_of(error)
+            _say_ready({"error": text_of(error), "status": status})
+            return status
         with cluster:
             _say_ready({"url": cluster.location.url, "description": cluster.describe()})
             cluster.ended.wait()

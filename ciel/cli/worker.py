@@ -176,7 +176,7 @@ class Worker:
         become_subreaper()
         self._spool.mkdir(mode=0o700, parents=True, exist_ok=True)
         logs = JobLogs(reactor, _logs_directory(options.log, self._spool))
-        store = self._keep(self._open_store())
+        store = self._open_store()
         launching = self._keep(Launching(reactor, turns, inherited(os.environ)))
         transfers = self._keep(Transfers(reactor))
         executors, lacking, known = _executors_here()
@@ -303,7 +303,8 @@ class Worker:
     def _open_store(self) -> ObjectStore:
         name, store_options = parse_spec(self._options.store)
         open_store = plugins.load("ciel.stores", name)
-        store: ObjectStore = open_store(store_options, self._spool / "store")
+        store: ObjectStore = self._keep(open_store(store_options, self._spool / "store"))
+        store.claim()
         if store.about:
             log.info("objects lie in {about}", about=store.about)
         return store
@@ -348,7 +349,7 @@ class Worker:
         self.status = status
         log.error("{reason}", reason=reason)
         if self._options.embedded:
-            say_failed(reason)
+            say_failed(reason, status)
         self._reactor.callLater(0, self.stop)
 
     def stop(self) -> None:

@@ -43,6 +43,12 @@ PARTS_PER_SLOT: Final = 16
 """Into so many parts for each slot `map` divides its work."""
 PART_MAX: Final = 4096
 
+_OF_FUNCTIONS: Final = {
+    "returns": "'outputs=', files that it writes itself",
+    "python": "its interpreter in 'argv', in front",
+}
+"""Options of tasks that mean nothing to a program, and what does instead."""
+
 Argument = str | int | Path | Reference | Future[Any]
 
 
@@ -204,15 +210,18 @@ class Client(Shown, JobClient):
         several, one after the other; `files` lie under these relative names where it runs. Values
         of functions are written as they are (bytes, or a text in UTF-8); `put` makes a future of
         anything. With `outputs` of two or more, the program writes them itself: `OUTPUT_FILES`
-        names a text file with a path a line; returned is a list of futures. `options`: see
-        `ciel.task`. Raises OptionError and as `submit`.
+        names a text file with a path a line; returned is a list of futures. `options`: those of
+        `ciel.task` but `returns` and `python`. Raises OptionError and as `submit`.
         """
-        if isinstance(argv, str | bytes) or not argv:
+        if isinstance(argv, str | bytes) or not isinstance(argv, Sequence) or not argv:
             raise OptionError(
                 "argv", f"it is a list of the program and its arguments, not {argv!r:.80}"
             )
         if outputs < 1:
             raise OptionError("outputs", f"it must be at least 1, not {outputs}")
+        for option, instead in _OF_FUNCTIONS.items():
+            if options.get(option) is not None:
+                raise OptionError(option, f"it is for functions; a program has {instead}")
         chosen = read_options(Options(name=str(argv[0])[:200]), options)
         line = [self._argument(item) for item in argv]
         inputs = [] if stdin is None else stdin if isinstance(stdin, list | tuple) else [stdin]
@@ -266,7 +275,8 @@ class Client(Shown, JobClient):
         raw = self.calls.as_bytes(item)
         if raw.lot is None:
             self.calls.flush()
-        assert raw.lot is not None  # it was sent
+        if raw.lot is None:
+            raise raw.unsent_error()
         return raw.lot.ref
 
     # --- values -----------------------------------------------------------------------------------

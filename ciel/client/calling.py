@@ -18,10 +18,15 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from ciel.client import bundling
-from ciel.client.errors import ClientClosedError, ClientError
+from ciel.client.errors import (
+    CallbackWaitError,
+    ClientClosedError,
+    ClientError,
+    ForeignFutureError,
+)
 from ciel.client.forks import forbid, tell_of_forks
 from ciel.client.functions import Functions
-from ciel.client.futures import ClientFuture, Lot, WaitingCall
+from ciel.client.futures import ClientFuture, Lot, WaitingCall, fail_unsent, still_wanted
 from ciel.client.results import Results
 from ciel.core.refs import INLINE_MAX_BYTES, Reference
 from ciel.core.refs import Future as Unmade
@@ -100,6 +105,7 @@ class Calls(Results):
     def as_bytes(self, future: Any) -> ClientFuture[bytes]:
         """Return a future of a value as programs read it: bytes as they are, a text in UTF-8."""
         if isinstance(future, ClientFuture) and future.lot is not None and future.lot.raw:
+            self._place_of(future)
             return future
         waiting = self._pack(_itself, (future,), {}, USUAL)
         waiting.raw, waiting.is_usual = True, False
@@ -125,10 +131,15 @@ class Calls(Results):
             packed, taken = pack_with_futures(value)
         except UnpackedError as error:
             raise packing_error("the value", error) from None
-        refs = [self._placed(future) for future in taken]
+        named = [self._place_of(future) for future in taken]
+        refs = [
+            (to_array(lot.ref), future.place, lot.raw)
+            for lot, future in zip(named, taken, strict=True)
+        ]
         future: ClientFuture[Any] = ClientFuture(self, type(value).__name__)
-        ref = self._store([Outcome(VALUE, packed, tuple(refs))], "the value")
-        future.sent_as(Lot(self, ref), 0)
+        lot = Lot(self, self._store([Outcome(VALUE, packed, tuple(refs))], "the value"))
+        lot.named = named
+        future.sent_as(lot, 0)
         future.settle(None)
         return future
 
@@ -145,13 +156,30 @@ class Calls(Results):
         try:
             packed, taken = pack_with_futures((args, kwargs))
         except UnpackedError as error:
-            raise packing_error(
-                f"the arguments of {found.name}", _in_words(error, is_map)
-            ) from None
+            words = _in_words(error, is_map)
+            raise packing_error(f"the arguments of {found.name}", words) from None
+        for future in taken:
+            if getattr(future, "calls", None) is not self:
+                self._admit(future)
         found.tally.submitted += 1
         return WaitingCall(found, options, packed, taken)
 
+    def _admit(self, future: Any) -> None:
+        """Have a future of another client be known to our master; raises ForeignFutureError."""
+        theirs = getattr(future, "calls", None)
+        here = self._client.location
+        if theirs is None or theirs.location.cluster_id != here.cluster_id:
+            raise ForeignFutureError(future, here.url, theirs and theirs.location.url)
+        theirs.expedite(future)
+        if future.lot is None and not future.done():
+            raise CallbackWaitError(f"the sending of {future.name}")
+
     def _add(self, call: WaitingCall) -> None:
+        for future in call.taken:
+            if future.is_called_off or (future.calls is not self and future.has_failed):
+                call.function.tally.submitted -= call.rows
+                fail_unsent([call], future.unsent_error())
+                return
         with self._lock:
             if self._ended is not None:
                 raise self._ended
@@ -166,11 +194,10 @@ class Calls(Results):
 
     def expedite(self, future: ClientFuture[Any]) -> None:
         """Somebody waits for a future: send what it needs, if that was not sent."""
+        if not future.is_sought and not future.cancelled():
+            self._seek(future)
         if (future.waiting_call or self._to_want) and not self._client.is_delivering:
             self.flush()
-        elif future.lot is not None and not future.lot.is_made and future.lot.id not in self._lots:
-            if not future.done():  # it may have been called off
-                self._seek(future)
 
     def flush(self) -> None:
         """Send all calls that wait."""
@@ -186,17 +213,16 @@ class Calls(Results):
         with self._sending:
             with self._lock:
                 line = self._waiting[:]
-            waiting = [call for call in line if not (call.has_cancelled and call.is_off())]
+            waiting = still_wanted(line)
             try:
                 self._want_all()
                 self._release_dropped()
                 if waiting:
-                    for call in waiting:
-                        self._look_around(call)
+                    waiting = [call for call in waiting if self._look_around(call)]
                     for bundle in bundling.form(waiting, self._slot_count()):
                         self._try_to_send(bundle)
             except Exception as error:
-                _fail(waiting, error)
+                fail_unsent(waiting, error)
                 if not isinstance(error, ClientError):
                     raise
             except BaseException:
@@ -210,20 +236,23 @@ class Calls(Results):
         try:
             self._send(bundle)
         except Exception as error:  # it is for whoever waits for these calls
-            _fail(bundle, error)
+            fail_unsent(bundle, error)
 
-    def _look_around(self, call: WaitingCall) -> None:
-        """Find out what a call needs that is not there."""
+    def _look_around(self, call: WaitingCall) -> bool:
+        """Find out what a call needs that is not there; False if that will never be."""
         call.call_s = call.function.took_s
         outside = set()
         for future in call.taken:
             other = future.waiting_call
             if other is not None:
                 call.local.append(other)
-            elif future.lot is not None and not future.lot.is_made:
+            elif future.lot is None:
+                fail_unsent([call], future.unsent_error())
+                return False
+            elif not future.lot.is_made:
                 outside.add(str(future.lot.id))
-        if outside:
-            call.outside = frozenset(outside)
+        call.outside = frozenset(outside)
+        return True
 
     def _send(self, bundle: list[WaitingCall]) -> None:
         job = self._open_job()
@@ -311,7 +340,8 @@ class Calls(Results):
             place = waiting.place + waiting.futures.index(future)
             return calls.Use(-1, waiting.lot, place, False, how)
         lot = future.lot
-        assert lot is not None  # it was sent, or is in this bundle
+        if lot is None:  # it could not be sent
+            raise future.unsent_error()
         if lot.is_stream and how == calls.AS_VALUE:
             how = calls.AS_STREAM
         return calls.Use(inputs.number(lot.ref), 0, future.place, lot.raw, how)
@@ -365,16 +395,18 @@ class Calls(Results):
         """A future was cancelled: stop what runs for it alone."""
         lot = future.lot
         if (call := future.waiting_call) is not None:
-            call.function.tally.submitted -= call.rows
             call.has_cancelled = True
+            if call.is_off():
+                call.function.tally.submitted -= call.rows
         if lot is None or self._job is None:
             return  # it will not be sent
         with self._lock:
-            if len(lot.functions) > 1 or any(not other.cancelled() for other in lot.futures):
-                return
-            if self._lots.pop(lot.id, None) is not None:
-                for function in lot.functions:
-                    function.tally.submitted -= lot.rows
+            if future in lot.futures:
+                lot.futures.remove(future)
+            if lot.futures or self._lots.pop(lot.id, None) is None:
+                return  # others wait for it, or it is there
+            for function in lot.functions:
+                function.tally.submitted -= lot.rows
         self._called_off.append(lot.ref)
         self._stop_called_off()
 
@@ -386,15 +418,23 @@ class Calls(Results):
             try:
                 found = [self._called_off.popleft() for _ in range(len(self._called_off))]
                 if self._job is not None:
-                    self._job.release({ref.id: ref for ref in found}.values())
+                    # Another future may stand for one of these, and was asked for since.
+                    self._job.release([ref for ref in found if ref.id not in self._lots])
             finally:
                 self._sending.release()
 
-    def _placed(self, future: Any) -> Any:
-        """Return where a future's value is, for what is put with it inside."""
-        self.expedite(future)
-        lot = future.lot
-        return (to_array(lot.ref), future.place, lot.raw)
+    def _place_of(self, future: Any) -> Lot:
+        """Return what a future's value is or will be in, for who names that; raises what the future
+        does if it was cancelled, or never sent.
+        """
+        seek = self.expedite if getattr(future, "calls", None) is self else self._admit
+        seek(future)
+        if future.cancelled() or (future.lot is None and future.done()):
+            raise future.unsent_error()
+        if future.lot is None:
+            raise CallbackWaitError(f"the sending of {future.name}")
+        found: Lot = future.lot
+        return found
 
     def _remind(self) -> None:
         if self._thread is None:
@@ -413,7 +453,7 @@ class Calls(Results):
         super()._lose(error)
         with self._lock:
             waiting, self._waiting = self._waiting, []
-        _fail(waiting, error)
+        fail_unsent(waiting, error)
 
     def close(self) -> None:
         """End: what is not done by now will not be. The job ends well if all is done."""
@@ -433,7 +473,7 @@ class Calls(Results):
     ) -> tuple[set[Any], set[Any]]:
         listed = set(futures_in(futures))
         for future in listed:
-            self.expedite(future)
+            future.calls.expedite(future)
         if timeout is None or timeout > 0:
             self.require_done(list(listed), return_when)
         return tuple(concurrent.futures.wait(listed, timeout, return_when))  # type: ignore[return-value]  # two
@@ -441,7 +481,7 @@ class Calls(Results):
     def as_completed(self, futures: Iterable[Any], timeout: float | None) -> Iterator[Any]:
         listed = futures_in(futures)
         for future in listed:
-            self.expedite(future)
+            future.calls.expedite(future)
         if self._client.is_delivering and (timeout is None or timeout > 0):
             return self._done_first(listed)
         return concurrent.futures.as_completed(listed, timeout)
@@ -483,14 +523,6 @@ class _Inputs:
         if number == len(self.refs):
             self.refs.append(ref)
         return number
-
-
-def _fail(waiting: Iterable[WaitingCall], error: BaseException) -> None:
-    """Fail the calls that were not sent."""
-    for call in waiting:
-        for future in call.futures:
-            if future.lot is None:
-                future.fail(error)
 
 
 def _lots_of(bundle: list[WaitingCall]) -> list[list[WaitingCall]]:

@@ -417,6 +417,8 @@ class Client:
                 )
             return self.cluster.location
         self.cluster = address
+        if address.ended.is_set() and (cause := address.cause_of_death()):
+            raise cause
         return address.location
 
     def _connect(self, name: str) -> Connection:

@@ -23,10 +23,11 @@ from typing import Any, Self
 from ciel.access.keys import Key
 from ciel.access.settings import MasterLocation
 from ciel.client.changes import Flag
-from ciel.client.daemons import Daemon, LocalDaemon, end_in_words, failure
+from ciel.client.daemons import Daemon, LocalDaemon, end_in_words, failure, refused
 from ciel.client.errors import ClientError, ClusterError, ForkedError
 from ciel.client.forks import tell_of_forks
 from ciel.client.runs import RunDirectory, Sweeper
+from ciel.client.stores import WorkerStores, in_arena, shm_directory
 from ciel.client.watching import Watcher
 from ciel.core.tasks import SLOTS_MAX
 from ciel.execution.kept import KeptAttempts
@@ -37,7 +38,6 @@ from ciel.python.showing import Shown
 START_TIMEOUT_S = 30.0
 
 _DEATH_NOTICE_S = 0.5
-_SHARE_MIN_BYTES = 1 << 20
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -70,9 +70,7 @@ class LocalCluster(Shown):
     ) -> None:
         if workers < 1 or (slots is not None and not 1 <= slots <= SLOTS_MAX):
             raise ValueError(f"a cluster has at least one worker with 1 to {SLOTS_MAX} slots")
-        self._store = store or environ.get("CIEL_STORE") or None
-        self._seats = _seats(self._store, workers)
-        self._share_bytes = _memory_share_bytes(workers)
+        self._stores = WorkerStores(store or environ.get("CIEL_STORE") or None, workers)
         self.slots = slots or max(1, len(os.sched_getaffinity(0)) // workers)
         self._memory_bytes = memory_of_host() // workers
         self._switches = [*switches, *([] if delegates else ["--no-delegation"])]
@@ -141,7 +139,7 @@ class LocalCluster(Shown):
         yield "", "closed" if self._closed else self.died or self.location.url
         yield "workers", len(self._workers)
         yield "slots", self.slots * len(self._workers)
-        yield "store", self._store
+        yield "store", self._stores.spec
         yield "directory", self.directory
 
     # --- its daemons ------------------------------------------------------------------------------
@@ -186,9 +184,10 @@ class LocalCluster(Shown):
             raise ValueError(f"a worker has 1 to {SLOTS_MAX} slots, not {slots}")
         with self._growing:
             number = len(self._spools)
-            if self._seats is not None and number >= self._seats:
+            seats = self._stores.seats
+            if seats is not None and number >= seats:
                 raise ClusterError(
-                    f"the scc store of this cluster has seats for {self._seats} workers, and all "
+                    f"the scc store of this cluster has seats for {seats} workers, and all "
                     "are taken; give it more from the start, as in store='scc:cores=8'"
                 )
             self._make_room()
@@ -199,10 +198,13 @@ class LocalCluster(Shown):
     def _require_open(self) -> None:
         if os.getpid() != self._pid:
             raise ForkedError(self._pid, os.getpid(), "cluster")
-        if self._closed:
-            raise ClusterError("the cluster is closed")
+        if (error := self._end()) is not None:
+            raise error
+
+    def _end(self) -> ClusterError | None:
         if self.died:
-            raise ClusterError(self.died, self._master.log, self._master.log_start_bytes)
+            return ClusterError(self.died, self._master.log, self._master.log_start_bytes)
+        return ClusterError("the cluster is closed") if self._closed else None
 
     @property
     def location(self) -> MasterLocation:
@@ -230,13 +232,8 @@ class LocalCluster(Shown):
         return text
 
     def cause_of_death(self) -> ClientError | None:
-        """Return why it died, if it did, for whoever has just lost the connection to it."""
-        if not self._has_died():
-            return None
-        return ClusterError(self.died, self._master.log, self._master.log_start_bytes)
-
-    def _has_died(self) -> bool:
-        return self.ended.wait(_DEATH_NOTICE_S) and bool(self.died)
+        """Return why it ended, if it did, for whoever has just lost the connection to it."""
+        return self._end() if self.ended.wait(_DEATH_NOTICE_S) else None
 
     # --- start ------------------------------------------------------------------------------------
 
@@ -271,11 +268,11 @@ class LocalCluster(Shown):
         """Make a place for the files of another worker, which will be swept however we end."""
         spool = Path(tempfile.gettempdir(), f"ciel-worker-{secrets.token_hex(6)}")
         instance = secrets.token_hex(8)
-        paths = [spool, _shm_directory(instance)]
-        paths.append(_shm_directory(f"arena-{os.geteuid()}") / f"ciel-{instance}")
+        paths = [spool, shm_directory(instance), in_arena(instance)]
         if not self._spools:
-            paths.append(_shm_directory(f"scc-{instance}"))
+            paths.append(shm_directory(f"scc-{instance}"))
         self._sweeper.add(paths)
+        self._sweeper.add_leased(self._stores.left_by(len(self._spools)))
         spool.mkdir(mode=0o700)
         self._spools.append(spool)
         self._instances.append(instance)
@@ -288,28 +285,10 @@ class LocalCluster(Shown):
         arguments += ["--spool", str(self._spools[number])]
         if self._memory_bytes:
             arguments += ["--memory", str(self._memory_bytes)]
-        if self._store is not None:
-            arguments += ["--store", self._store_of(self._store, number)]
+        store = self._stores.told(number, self._instances[number], self._instances[0])
+        if store is not None:
+            arguments += ["--store", store]
         return self._daemon(f"worker-{number + 1}", "ciel.cli.worker", arguments)
-
-    def _store_of(self, store: str, number: int) -> str:
-        """Name the instance of a store under /dev/shm, whose files must be found when all is dead.
-        One that all workers share has a seat for each.
-        """
-        name, _, text = store.partition(":")
-        given = text.split(",") if text else []
-        if name == "shm":
-            ours = {"instance": self._instances[number]}
-            if "arena=yes" not in given:  # whose memory is another
-                ours["capacity"] = str(self._share_bytes)
-        elif name == "scc":
-            shared = self._instances[0]
-            ours = {"instance": shared, "cores": str(self._seats), "core": str(number)}
-        else:
-            return store
-        named = {option.partition("=")[0] for option in given}
-        added = [f"{option}={value}" for option, value in ours.items() if option not in named]
-        return f"{name}:{','.join([*given, *added])}"
 
     def _start(self, deadline_s: float) -> None:
         """Start all at once, introduce the workers to the master, and wait until all are ready."""
@@ -342,7 +321,7 @@ class LocalCluster(Shown):
         except ValueError:
             raise failure(daemon, "said something else than ready") from None
         if daemon.refusal:
-            raise ClusterError(f"{daemon.name} could not start: {daemon.refusal}")
+            raise refused(daemon)
         return goes_on
 
     def _tell(self, daemon: Daemon, fields: Mapping[str, str]) -> None:
@@ -393,26 +372,3 @@ def _entries(directory: Path) -> Iterable[Path]:
         return list(directory.iterdir())
     except OSError:
         return []
-
-
-def _memory_share_bytes(workers: int) -> int:
-    """Return what each of so many stores under /dev/shm may take: half of it is for all of them."""
-    try:
-        device = os.statvfs("/dev/shm")
-    except OSError:
-        return _SHARE_MIN_BYTES  # the worker says what is wrong
-    return max(device.f_bavail * device.f_frsize // 2 // max(workers, 1), _SHARE_MIN_BYTES)
-
-
-def _seats(store: str | None, workers: int) -> int | None:
-    """Return how many workers can share a store; None if each has its own."""
-    name, _, text = (store or "").partition(":")
-    if name != "scc":
-        return None
-    options = dict(option.partition("=")[::2] for option in text.split(","))
-    cores = options.get("cores", "")
-    return int(cores) if cores.isdecimal() else workers
-
-
-def _shm_directory(instance: str) -> Path:
-    return Path("/dev/shm", f"ciel-{instance}")

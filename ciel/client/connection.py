@@ -374,6 +374,8 @@ class Connection:
             else:
                 self._resume(line)
                 return
+        else:
+            reason = reason and f"; {reason}"
         raise ConnectionLostError(self.address, f"{loss.reason}{reason}")
 
     def _require_use(self) -> None:

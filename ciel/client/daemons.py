@@ -15,9 +15,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ciel.client.errors import ClusterError
+from ciel.client.errors import ClusterError, ClusterOptionError
 from ciel.launch import Descriptor, File, Launcher, LaunchSpec, ProgramExited, ProgramFailed
 
+_USAGE = 2  # the exit status when the command line is at fault
 _LINE_MAX_BYTES = 4096  # what is told and said; so little never blocks in a pipe
 # The cluster is ours alone: its daemons must not follow our own settings to another one.
 _ENVIRONMENT = {"CIEL_MASTER": None, "CIEL_ACCESS": None, "CIEL_CONFIG": None}
@@ -37,6 +38,8 @@ class Daemon:
         self.ready: dict[str, Any] | None = None
         self.refusal = ""
         """Why it does not start, in its own words."""
+        self.is_misused = False
+        """Whether what it was told to be is why."""
         self._module = module
         self._arguments = arguments
         self._stdin_fd = self._stdout_fd = -1
@@ -46,6 +49,7 @@ class Daemon:
         """Start it, or start it again."""
         self.close()
         self.launch_id, self.ready, self.refusal, self._said = launch_id, None, "", b""
+        self.is_misused = False
         self.pid = 0
         with contextlib.suppress(FileNotFoundError):
             self.log_start_bytes = self.log.stat().st_size
@@ -91,6 +95,7 @@ class Daemon:
                 raise ValueError("not an object")
             if "error" in said:
                 self.refusal = str(said["error"])
+                self.is_misused = said.get("status") == _USAGE
             else:
                 self.ready = said
         if end or not data:
@@ -139,6 +144,12 @@ class LocalDaemon:
 def failure(daemon: Daemon, what: str) -> ClusterError:
     """Return the error that a daemon is in trouble, with the end of its log."""
     return ClusterError(f"{daemon.name} {what}", daemon.log, daemon.log_start_bytes)
+
+
+def refused(daemon: Daemon) -> ClusterError:
+    """Return the error that a daemon has told us why it does not start."""
+    kind = ClusterOptionError if daemon.is_misused else ClusterError
+    return kind(f"{daemon.name} could not start: {daemon.refusal}")
 
 
 def end_in_words(event: ProgramExited | ProgramFailed) -> str:

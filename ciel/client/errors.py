@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ciel.core.errors import CielError
 
@@ -78,6 +78,18 @@ class CallbackWaitError(ClientError, RuntimeError):
             "own, or wait in a thread of yours"
         )
         self.what = what
+
+
+class ForeignFutureError(ClientError, ValueError):
+    """A future was given to a client that cannot read its value; `future` is that."""
+
+    def __init__(self, future: Any, here_url: str, there_url: str | None) -> None:
+        whose = "a task" if there_url is None else f"a client of another cluster ({there_url})"
+        super().__init__(
+            f"{future!r:.200} is of {whose}: the cluster at {here_url} cannot read its value. Wait "
+            "for that, and give 'future.result()' instead"
+        )
+        self.future = future
 
 
 class QueryError(ClientError):
@@ -196,6 +208,10 @@ class ClusterError(ClientError):
         super().__init__(f"{reason}; the end of {log}:\n{tail}" if tail else reason)
         self.reason = reason
         self.log = log
+
+
+class ClusterOptionError(ClusterError):
+    """A cluster of our own cannot be as it was asked for."""
 
 
 _TAIL_LINES = 10

@@ -123,9 +123,18 @@ class Executor(futures.Executor):
         called, options = self._called(fn)
         return self._line.add_parts(called, rows, options, chunksize)
 
+    @property
+    def is_of_task(self) -> bool:
+        """Whether its calls are those of a task, where nothing runs while nobody waits."""
+        return self._line.is_task
+
+    def slot_count(self) -> int:
+        """Return how many calls may run at once; a task does not know more than this host could."""
+        return self._line.slot_count()
+
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """Take no further calls. `wait`: return when all that were taken are over.
-        `cancel_futures`: cancel those that can be, see above.
+        `cancel_futures`: cancel those that can be, see above: also what runs, without a limit.
         """
         self._line.close(wait, cancel_futures)
 
@@ -159,15 +168,22 @@ class _Line:
     def __init__(self, session: Session, owned: Client | None, limit: int | None) -> None:
         self.broken: BaseException | None = None
         self._session: Any = session
-        self._is_task = not hasattr(session, "map_parts")
+        self.is_task = not hasattr(session, "map_parts")
         self._owned = owned
         self._limit = limit
+        self._slots = 0  # as many as there were when somebody asked
         self._changed = Condition()
         self._waiting: deque[tuple[_Outer, tuple[Any, ...]]] = deque()
         self._begun: dict[Any, _Outer | None] = {}
         self._begin_count = 0
         self._is_closed = False
         _open_lines.add(self)
+
+    def slot_count(self) -> int:
+        """Return how many of its calls may run at once."""
+        if not self._slots:
+            self._slots = self._limit or slots_of(self._session, len(os.sched_getaffinity(0)))
+        return self._slots
 
     def add(self, *call: Any) -> Any:
         """Begin a call (see `Session.call`), or keep it for later; return its future."""
@@ -195,7 +211,7 @@ class _Line:
         self, function: Any, rows: list[tuple[Any, ...]], options: Options, size: int | None
     ) -> list[Any]:
         """Begin a call with each row, `size` of them in a task; return futures of `Mapped`."""
-        if self._limit is not None or self._is_task:
+        if self._limit is not None or self.is_task:
             return [
                 self.add(call_each, (function, chunk), {}, options)
                 for chunk in chunks_of(rows, size or 1)
@@ -238,7 +254,7 @@ class _Line:
 
     def finish(self) -> None:
         """Wait until all calls are over, and end the client that is ours."""
-        if self._is_task:
+        if self.is_task:
             self._session.wait(list(self._begun), None, futures.ALL_COMPLETED)  # now they run
             self._begun.clear()
             self._begin_count = 0
@@ -254,7 +270,7 @@ class _Line:
     def _watch(self, future: Any, outer: _Outer | None) -> None:
         with self._changed:
             self._begun[future] = outer
-        if not self._is_task:
+        if not self.is_task:
             when_done(future, self._ended)
 
     def _ended(self, future: Any) -> None:

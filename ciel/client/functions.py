@@ -18,7 +18,8 @@ from ciel.client.variables import Variables
 from ciel.core.refs import Reference
 from ciel.python.calls import Function, function_of
 from ciel.python.failures import packing_error
-from ciel.python.packing import PROTOCOL, UnpackedError, pack
+from ciel.python.packing import UnpackedError, pack
+from ciel.python.pickling import dumps
 from ciel.python.tasks import Options, Task, name_of
 
 INLINE_MAX_BYTES: Final = 4 << 10
@@ -70,7 +71,7 @@ class Functions:
     def _pack(self, function: Callable[..., Any], options: Options) -> PackedFunction:
         name = name_of(function, options)
         try:
-            content = cloudpickle.dumps(function, PROTOCOL)
+            content = dumps(function)
         except Exception:  # of anybody's __reduce__
             try:
                 packed = pack(function)  # which finds out what is at fault

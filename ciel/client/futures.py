@@ -7,7 +7,7 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import threading
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ciel.client.changes import Condition
@@ -64,7 +64,9 @@ class PackedFunction:
 
 
 class WaitingCall:
-    """A call that is to be sent. `taken`: the futures in its arguments."""
+    """A call that is to be sent. `taken`: the futures in its arguments. `is_sent`: it was, or never
+    will be.
+    """
 
     __slots__ = (
         "arguments", "call_s", "function", "futures", "has_cancelled", "is_map", "is_sent",
@@ -106,8 +108,8 @@ class Lot:
     """
 
     __slots__ = (
-        "__weakref__", "calls", "content", "functions", "futures", "is_stream", "lock", "raw",
-        "ref", "rows",
+        "__weakref__", "calls", "content", "functions", "futures", "is_counted", "is_stream",
+        "lock", "named", "raw", "ref", "rows",
     )  # fmt: skip
 
     def __init__(
@@ -120,8 +122,11 @@ class Lot:
         self.futures: list[ClientFuture[Any]] = []  # who waits for it
         self.functions: list[PackedFunction] = []
         self.rows = 1  # how many calls each of these stands for
+        self.named: list[Lot] = []  # in its content: they stay as long as it does
+        self.is_counted = False
         self.content: list[Outcome] | None = None
         self.lock = threading.Lock()
+        calls.lots_by_id[ref.id] = self
 
     @property
     def id(self) -> ObjectId:
@@ -132,7 +137,10 @@ class Lot:
         return not isinstance(self.ref, Unmade)
 
     def count(self, outcomes: Sequence[Outcome] | None = None, *, failed: bool = False) -> None:
-        """Count its calls as done or failed, by what became of each if that is known."""
+        """Count its calls as done or failed, once, by what became of each if that is known."""
+        if self.is_counted:
+            return
+        self.is_counted = True
         place = 0
         for function in self.functions:
             if failed or (outcomes is not None and outcomes[place].kind == ERROR):
@@ -164,12 +172,17 @@ _STATES = {
 class ClientFuture(Shown, concurrent.futures.Future[T], Future[T]):
     """A future of a client. `lot` and `place`: where its value will be; None before it is sent."""
 
+    is_sought = True
+    """False for one that came within a value, as long as nobody has asked for it."""
+    is_called_off = False
+    """As `cancelled`, which takes a lock: that counts where thousands are arguments."""
+
     def __init__(self, calls: Results, name: str, call: WaitingCall | None = None) -> None:
         super().__init__()
         # Not one of `threading`, which Ctrl-C may leave locked.
         self._condition = Condition()  # type: ignore[assignment]  # has what is asked of it
         self.name = name
-        self._calls = calls
+        self.calls = calls
         self._call = call
         self.lot: Lot | None = None
         self.place = 0
@@ -191,21 +204,27 @@ class ClientFuture(Shown, concurrent.futures.Future[T], Future[T]):
         return found
 
     def _expect(self, timeout: float | None) -> None:
-        self._calls.expedite(self)
+        self.calls.expedite(self)
         if self._state != "FINISHED" and (timeout is None or timeout > 0):
-            self._calls.require_done([self])
+            self.calls.require_done([self])
+
+    def done(self) -> bool:
+        if not self.is_sought:
+            self.calls.expedite(self)
+        return super().done()
 
     def cancel(self) -> bool:
-        if self.done():
+        if super().done():
             return False
         if not super().cancel():
             return False
+        self.is_called_off = True
         self.set_running_or_notify_cancel()
-        self._calls.call_off(self)
+        self.calls.call_off(self)
         return True
 
     def add_done_callback(self, fn: Callable[[Any], object]) -> None:
-        self._calls.expedite(self)
+        self.calls.expedite(self)
         super().add_done_callback(fn)
 
     def __await__(self) -> Generator[Any, Any, T]:
@@ -275,6 +294,14 @@ class ClientFuture(Shown, concurrent.futures.Future[T], Future[T]):
         """Learn where the value will be."""
         self.lot, self.place, self._call = lot, place, None
 
+    def never_sent(self) -> None:
+        """Learn that the call will not be sent."""
+        self._call = None
+
+    def unsent_error(self) -> BaseException:
+        """Return what becomes of whoever needs the value, if the call was never sent."""
+        return self._exception or concurrent.futures.CancelledError()
+
     def settle(self, outcome: Outcome | None) -> None:
         """Be done with a value: that of an outcome, or (None) what its lot holds, unread as yet."""
         self._outcome = outcome
@@ -283,6 +310,7 @@ class ClientFuture(Shown, concurrent.futures.Future[T], Future[T]):
 
     def fail(self, error: BaseException) -> None:
         """Be done, having failed."""
+        self._call = None
         with contextlib.suppress(concurrent.futures.InvalidStateError):  # it was called off
             self.set_exception(error)
 
@@ -302,13 +330,43 @@ class ClientFuture(Shown, concurrent.futures.Future[T], Future[T]):
         lot = self.lot
         assert lot is not None
         if lot.raw:
-            return self._calls.read_bytes(lot.ref)
+            return self.calls.read_bytes(lot.ref)
         if lot.is_stream:
-            return self._calls.read_items(lot)
+            return self.calls.read_items(lot)
         outcome = self._outcome
         if outcome is None:
-            outcome = self._calls.outcomes(lot)[self.place]
-        return self._calls.value_of(outcome, self.name)
+            outcome = self.calls.outcomes(lot)[self.place]
+        return self.calls.value_of(outcome, self.name)
+
+
+def still_wanted(line: list[WaitingCall]) -> list[WaitingCall]:
+    """Return the calls that somebody waits for, if only another call; the others are let go."""
+    if not any(call.has_cancelled for call in line):
+        return line
+    found: list[WaitingCall] = []
+    needed: set[WaitingCall | None] = set()
+    for call in reversed(line):  # who takes a result is behind who makes it
+        is_off = call.has_cancelled and call.is_off()
+        if is_off and call not in needed:
+            call.is_sent = True  # nor will it be
+            for future in call.futures:
+                future.never_sent()
+            continue
+        if is_off:
+            call.function.tally.submitted += call.rows  # after all
+        found.append(call)
+        needed.update([future.waiting_call for future in call.taken])
+    found.reverse()
+    return found
+
+
+def fail_unsent(waiting: Iterable[WaitingCall], error: BaseException) -> None:
+    """Fail the calls that were not sent."""
+    for call in waiting:
+        call.is_sent = True  # nor will they be
+        for future in call.futures:
+            if future.lot is None:
+                future.fail(error)
 
 
 def _size_bytes(ref: Reference) -> int | None:

@@ -12,6 +12,7 @@ import io
 import mmap
 import threading
 import time
+import weakref
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Sequence
@@ -25,15 +26,27 @@ from ciel.client.errors import (
     RequestRefusedError,
 )
 from ciel.client.futures import ClientFuture, Lot, read_value
-from ciel.core.ids import ObjectId
+from ciel.core.ids import ObjectId, is_output
 from ciel.core.refs import Failure, Reference, Value
-from ciel.python.contents import ERROR, ITEM, MOVED, RETURNED, VALUE, Outcome, decode, read_stream
+from ciel.core.refs import Future as Unmade
+from ciel.python.contents import (
+    ERROR,
+    ITEM,
+    MOVED,
+    RETURNED,
+    STREAM_MAGIC,
+    VALUE,
+    Outcome,
+    decode,
+    read_stream,
+)
 from ciel.python.failures import error_of, packing_error, unpack_error
 from ciel.python.packing import UnpackedError, unpack
 from ciel.python.sessions import ALL_COMPLETED, FIRST_COMPLETED
 from ciel.wire.references import from_array
 
 if TYPE_CHECKING:
+    from ciel.access.settings import MasterLocation
     from ciel.client.api import Client
     from ciel.client.jobs import Job
 
@@ -54,6 +67,9 @@ class Results(ABC):
     def __init__(self, client: Client) -> None:
         self.dropped: deque[Reference] = deque()
         """Objects that nobody here can ask for any more."""
+        self.lots_by_id: weakref.WeakValueDictionary[ObjectId, Lot] = weakref.WeakValueDictionary()
+        """All that somebody here can ask for: an object has one lot, however many values name it,
+        or it would be released when the first of several goes."""
         self._client = client
         self._lock = threading.Lock()
         self._lots: dict[ObjectId, Lot] = {}  # that are to come
@@ -69,6 +85,11 @@ class Results(ABC):
             self._job = self._client.job(self._client.name)
             self._client.follow_prints(self._job)
         return self._job
+
+    @property
+    def location(self) -> MasterLocation:
+        """Where the master is that they are sent to."""
+        return self._client.location
 
     @property
     def job(self) -> Job | None:
@@ -124,7 +145,8 @@ class Results(ABC):
 
     def _settle(self, lot: Lot, ref: Reference) -> None:
         lot.ref = ref
-        futures, lot.futures = lot.futures, []
+        with self._lock:  # others may join who wait
+            futures, lot.futures = lot.futures, []
         if isinstance(ref, Failure):
             lot.count(failed=True)
             for future in futures:
@@ -153,6 +175,11 @@ class Results(ABC):
 
     def _take(self, lot: Lot, futures: list[ClientFuture[Any]], content: Any) -> None:
         """Have the futures of a lot be done with what it holds."""
+        if content[: len(STREAM_MAGIC)] == STREAM_MAGIC:  # of a child that yields
+            lot.is_stream = True
+            for future in futures:
+                future.settle(None)
+            return
         try:
             found = decode(content)
         except UnpackedError as error:
@@ -162,9 +189,9 @@ class Results(ABC):
         outcomes = found.outcomes
         if lot.functions:
             each_s = found.took_s / len(lot.functions)
-            lot.count(outcomes)
-            for function in set(lot.functions):
+            for function in () if lot.is_counted else set(lot.functions):
                 function.note(each_s)
+            lot.count(outcomes)
         for future in futures:
             outcome = outcomes[future.place]
             if outcome.kind == VALUE:
@@ -183,9 +210,7 @@ class Results(ABC):
         self._seek(future)
 
     def _lot(self, ref: Reference, raw: bool) -> Lot:
-        with self._lock:
-            known = self._lots.get(ref.id)
-        return known or Lot(self, ref, raw=raw)
+        return self.lots_by_id.get(ref.id) or Lot(self, ref, raw=raw)
 
     def _expect(self, lot: Lot, name: str, place: int = 0) -> ClientFuture[Any]:
         """Return a future of something that is to come."""
@@ -197,19 +222,44 @@ class Results(ABC):
         return future
 
     def _seek(self, future: ClientFuture[Any]) -> None:
-        """Want the object of a future that came within a value, or was handed on."""
+        """Have a future be done that came within a value, or was handed on, when its object is
+        there: perhaps it is already.
+        """
         lot = future.lot
         assert lot is not None
+        ref = lot.ref
+        # What no task makes the master cannot tell of: whoever named it knew all.
+        is_known = isinstance(ref, Value | Failure) or not (
+            isinstance(ref, Unmade) or is_output(lot.id)
+        )
         with self._lock:
             ended = self._ended
-            lot = future.lot = self._lots.setdefault(lot.id, lot)
             if future not in lot.futures:
                 lot.futures.append(future)
-            self._to_want.append(lot.ref)
-        if ended is not None:
+            if not is_known:
+                self._lots[lot.id] = lot
+                self._to_want.append(ref)
+            future.is_sought = True
+        if is_known and (ended is None or isinstance(ref, Value | Failure)):
+            self._settle(lot, ref)
+        elif ended is not None:
+            with self._lock:
+                self._lots[lot.id] = lot
             self._lose(ended)
-            return
-        self._want_all()
+        else:
+            self._want_all()
+            self._settle_wanted(lot)
+
+    def _settle_wanted(self, lot: Lot) -> None:
+        """Settle a lot if its object was wanted before: of what became of that we were told then,
+        and are not told again.
+        """
+        known = None if self._job is None else self._job.settled(lot.ref)
+        if known is not None:
+            with self._lock:
+                found = self._lots.pop(lot.id, None)
+            if found is not None:
+                self._settle(found, known)
 
     def _want_all(self) -> None:
         """Want what is to be wanted, also by those who were interrupted before they had."""
@@ -225,6 +275,7 @@ class Results(ABC):
         for array, place, raw in outcome.refs:
             future: ClientFuture[Any] = ClientFuture(self, name)
             future.sent_as(self._lot(from_array(array), raw), place)
+            future.is_sought = False
             given.append(future)
         return read_value(outcome, given)
 
@@ -277,15 +328,19 @@ class Results(ABC):
     def _release_dropped(self) -> None:
         if self.dropped and self._job is not None:
             self._released_s = time.monotonic()
-            refs = [self.dropped.popleft() for _ in range(len(self.dropped))]
+            dropped = [self.dropped.popleft() for _ in range(len(self.dropped))]
+            # Another value may have named one of these since.
+            refs = [ref for ref in dropped if ref.id not in self.lots_by_id]
             self._job.release(refs, for_good=True)
 
     def _lose(self, error: BaseException) -> None:
         """Nothing more will come."""
         with self._lock:
             lots, self._lots = list(self._lots.values()), {}
-        for lot in lots:
-            futures, lot.futures = lot.futures, []
+            waiting = [lot.futures for lot in lots]
+            for lot in lots:
+                lot.futures = []
+        for futures in waiting:
             for future in futures:
                 future.fail(error)
 

@@ -21,10 +21,25 @@ from ciel.access.places import state_directory
 RUNS_KEPT: Final = 10
 
 # Reads what it is to remove, a line each, until the end of its standard input, which is ours; then
-# waits for the launcher (at most 5 s), which by then is killing all that could still write.
+# waits for the launcher (at most 5 s), which by then is killing all that could still write. What is
+# leased (`ciel.storage.leases`) goes after that, unless another cluster holds it.
 _SWEEP = """
 launcher=$1; shift
-while IFS= read -r path; do set -- "$@" "$path"; done
+newline='
+'
+leased=
+while IFS= read -r path; do
+    case $path in
+        leased:*) leased=$leased${path#leased:}$newline ;;
+        *) set -- "$@" "$path" ;;
+    esac
+done
+take() {
+    [ -d "$1" ] && [ ! -L "$1" ] && [ -O "$1" ] && (
+        flock -n 9 && [ "$1" -ef /proc/self/fd/9 ] &&
+            mv -- "$1" "$1.$$" && rm -rf -- "$1.$$"
+    ) 9<"$1"
+}
 tries=50
 while rm -rf -- "$@"; [ -d "/proc/$launcher" ] && [ "$tries" -gt 0 ]; do
     tries=$((tries - 1)); sleep 0.1
@@ -33,6 +48,13 @@ rm -rf -- "$@"
 for path; do  # who was killed while it removed one had given it another name
     case $path in /dev/shm/*) rm -rf -- "$path".* ;; esac
 done
+printf %s "$leased" | while IFS= read -r path; do
+    case $path in
+        *'*') for left in "${path%?}"*; do take "$left"; done ;;
+        *) take "$path" ;;
+    esac
+done
+take "/dev/shm/ciel-full.$(id -u)"
 for path; do  # an arena goes with the last who has something there; else it is busy
     arena=${path%/*}
     case $arena in */ciel-arena-*) [ -d "$arena" ] && umount "$arena" && rmdir "$arena" ;; esac
@@ -113,6 +135,12 @@ class Sweeper:
         """Have these removed, too, which need not be there yet."""
         for path in paths:
             self._pipe.write(os.fsencode(path) + b"\n")
+
+    def add_leased(self, paths: Iterable[str]) -> None:
+        """Have these removed, too, unless others hold them then. A `*` at the end stands for more
+        of the name.
+        """
+        self.add(Path(f"leased:{path}") for path in paths)
 
     def let_go(self) -> None:
         """Be a copy in a forked child, whose parent has the other."""

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
-from ciel.client.daemons import Daemon, end_in_words, failure
+from ciel.client.daemons import Daemon, end_in_words, failure, refused
 from ciel.client.errors import ClientError, ClusterError
 from ciel.launch import Launcher, LaunchError, ProgramExited, ProgramFailed, ProgramStarted
 
@@ -175,7 +175,7 @@ class Watcher:
         if start.is_ending:
             pass
         elif daemon.refusal:
-            self._fail(start, ClusterError(f"{daemon.name} could not start: {daemon.refusal}"))
+            self._fail(start, refused(daemon))
             return
         elif daemon.ready is not None and daemon.pid:
             del self._starts[daemon]
@@ -222,7 +222,7 @@ class Watcher:
             if daemon in self._starts:
                 error = failure(daemon, f"{end} before it was ready")
                 if daemon.refusal:
-                    error = ClusterError(f"{daemon.name} could not start: {daemon.refusal}")
+                    error = refused(daemon)
                 self._fail(start, error)
             self._start_again(daemon, end)
         else:

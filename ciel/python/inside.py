@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar
 from ciel.core.tasks import USUAL_NEEDS
 from ciel.python.contents import ERROR, MOVED, VALUE, Outcome
 from ciel.python.futures import Future, futures_in
-from ciel.python.packing import PROTOCOL, Buffer, Packed, UnpackedError, pack_with_futures, unpack
+from ciel.python.packing import Buffer, Packed, UnpackedError, pack_with_futures, unpack
 from ciel.python.sessions import (
     ALL_COMPLETED,
     FIRST_COMPLETED,
@@ -378,10 +378,10 @@ class TaskSession:
         work.args, work.kwargs = (), {}
 
     def _pack_function(self, work: Work, function: Callable[..., Any]) -> None:
-        import cloudpickle
+        from ciel.python.pickling import dumps
 
         try:
-            content = cloudpickle.dumps(function, PROTOCOL)
+            content = dumps(function)
         except Exception as error:  # of anybody's __reduce__
             raise _packing_error(f"the function {work.name}", error) from None
         work.function = unpack(content)

@@ -104,11 +104,11 @@ def _by_value() -> bool:
 
 
 def _with_code(value: Any, buffers: list[pickle.PickleBuffer]) -> bytes:
-    import cloudpickle
+    from ciel.python.pickling import Pickler
 
     file = io.BytesIO()
     try:
-        cloudpickle.Pickler(file, PROTOCOL, buffer_callback=buffers.append).dump(value)
+        Pickler(file, PROTOCOL, buffer_callback=buffers.append).dump(value)
     except UnpackedError:
         raise
     except RecursionError:
@@ -174,10 +174,10 @@ def _parts(value: Any) -> Iterable[tuple[str, Any]]:
 
 
 def _can_be_packed(value: Any) -> bool:
-    import cloudpickle
+    from ciel.python.pickling import dumps
 
     try:
-        cloudpickle.dumps(value, PROTOCOL)
+        dumps(value)
     except Exception:  # of anybody's __reduce__
         return _context.embedded is None and hasattr(value, "__ciel_future__")
     return True

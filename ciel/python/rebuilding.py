@@ -9,9 +9,8 @@ import io
 from types import FunctionType
 from typing import Any, Final
 
-import cloudpickle
-
 from ciel.python.packing import PROTOCOL
+from ciel.python.pickling import Pickler
 
 _HEAP_TYPE: Final = 1 << 9  # of `__flags__`: it was made by a class statement
 
@@ -25,7 +24,7 @@ def pack_rebuilt(error: BaseException) -> bytes:
     return file.getvalue()
 
 
-class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle is untyped
+class _Pickler(Pickler):
     def reducer_override(self, value: Any) -> Any:
         if not isinstance(value, BaseException) or _comes_back(value):
             return super().reducer_override(value)

@@ -72,11 +72,12 @@ class FileReader(ObjectReader):
 
     def __init__(self, object_id: str, fd: int, path: str, shelf: Shelf) -> None:
         self.object_id = object_id
-        self.size_bytes = os.fstat(fd).st_size
+        status = os.fstat(fd)
+        self.size_bytes = status.st_size
         self._fd = fd
         self._shelf = shelf
         self._path = path
-        shelf.reading.add(fd)
+        shelf.reading[fd] = status.st_ino
 
     @property
     def path(self) -> str:
@@ -124,9 +125,8 @@ class FileReader(ObjectReader):
 
     def close(self) -> None:
         if self._fd >= 0:
-            self._shelf.reading.discard(self._fd)  # before the number can be another's
-            os.close(self._fd)
-            self._fd = -1
+            fd, self._fd = self._fd, -1
+            self._shelf.close_reader(fd)
 
     def __del__(self) -> None:
         self.close()
@@ -151,7 +151,7 @@ class FileWriter(ObjectWriter):
         self._fd = fd
         self._pid = os.getpid()
         self._promised_bytes = self._reserved_bytes = reserved_bytes
-        self._times_full = shelf.times_full
+        self._times_full = shelf.fullness.count
         self._old_bytes = old_bytes
         self._map: mmap.mmap | None = None
         self._written_bytes = 0
@@ -220,12 +220,11 @@ class FileWriter(ObjectWriter):
             return False  # all of it was there from the beginning
         shelf = self._shelf
         is_in_memory = shelf.options.whole
-        if is_in_memory and shelf.times_full != self._times_full:
-            return True
         # What is refused a block ends where one does. On a disk, where nothing will be done but to
         # give up, what is empty is thought to be meant so.
         is_cut = not size_bytes % PAGE_BYTES and (size_bytes > 0 or is_in_memory)
-        return is_cut and shelf.look_if_full()
+        # In this order: what is given back between the two is counted.
+        return (is_cut and shelf.look_if_full()) or shelf.fullness.was_full(self._times_full)
 
     def view(self, size_bytes: int) -> memoryview:
         self._require_open()
@@ -245,7 +244,8 @@ class FileWriter(ObjectWriter):
         self._require_open()
         if self._old_bytes:
             return  # no program has had it
-        self._shelf.note_if_full()
+        if self._shelf.options.whole:
+            self._shelf.look_if_full()
         status = self._shelf.temporaries.status_of(self._name)
         if status is not None:  # else commit will say what is wrong
             self._charge(status.st_size, is_there=True)
@@ -307,13 +307,11 @@ class FileWriter(ObjectWriter):
 
     def abort(self) -> None:
         if self._fd >= 0:
-            if os.getpid() == self._pid:
-                self._shelf.note_if_full()
             self._let_go()
 
     def _let_go(self) -> None:
-        os.close(self._fd)
-        self._fd = -1
+        fd, self._fd = self._fd, -1
+        self._shelf.fullness.close_file(fd)
         if os.getpid() == self._pid:  # a forked copy owns neither the file nor the space
             self._shelf.writing.discard(self._name)
             self._shelf.temporaries.discard(self._name)
@@ -325,8 +323,9 @@ class FileWriter(ObjectWriter):
     def _cut(self) -> None:
         """Take from the file what it has from its past life."""
         if self._old_bytes:
-            self._old_bytes = 0
-            os.ftruncate(self._fd, self._written_bytes)
+            surplus_bytes, self._old_bytes = self._old_bytes - self._written_bytes, 0
+            with self._shelf.fullness.giving_back(max(surplus_bytes, 0)):
+                os.ftruncate(self._fd, self._written_bytes)
 
     def _unmap(self) -> None:
         if self._map is not None:
@@ -371,7 +370,7 @@ class FileWriter(ObjectWriter):
             raise CorruptObjectError(self.object_id, "output", detail)
         if not os.path.sameopenfile(fd, self._fd):
             self._fd, fd = fd, self._fd
-        os.close(fd)
+        self._shelf.fullness.close_file(fd)
         return self._fd
 
 
@@ -494,6 +493,9 @@ class FileStore(ObjectStore):
     def check(self) -> list[Problem]:
         self._shelf.require_open()
         return self._shelf.problems() + super().check()
+
+    def claim(self) -> None:
+        self._shelf.claim(self._shelf.path, "directory")
 
     def close(self) -> None:
         self._shelf.close()

@@ -375,6 +375,12 @@ class ObjectStore(ABC):
         called from any thread, and only the last may wait.
         """
 
+    def claim(self) -> None:  # noqa: B027  # a store that nobody else can open is its opener's
+        """Be the one worker that has this store, until it is closed: a worker offers all that it
+        finds there, and deletes what its master does not know. Others may open it as before. Raises
+        `StoreSpecError` when another has it.
+        """
+
     @abstractmethod
     def close(self) -> None:
         """End the store. Open writers are aborted, open readers live on; twice is once."""

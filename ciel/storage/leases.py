@@ -7,6 +7,9 @@ lock is also right in containers that share `/dev/shm`, cannot be fooled by a re
 no file to be written.
 
 A process made by a bare fork holds what its parent held, until it ends or executes another program.
+
+Of those who hold a directory one may own it, by an exclusive lock on a file in it: a worker, which
+says of all it finds in its store that it is its own, and deletes what nobody wants.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ import fcntl
 import os
 import secrets
 import shutil
+import stat
 
 from ciel.storage.errors import StoreSpecError
 
@@ -44,6 +48,11 @@ def open_private(name: str, *, parent_fd: int) -> int:
     return fd
 
 
+def is_ours(status: os.stat_result) -> bool:
+    """Tell a regular file of this user from whatever else may be planted in a store."""
+    return stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid()
+
+
 def hold(name: str, *, parent_fd: int) -> int:
     """Make or join the directory and return the descriptor that holds it."""
     for _ in range(_HOLD_TRIES):
@@ -64,6 +73,28 @@ def hold(name: str, *, parent_fd: int) -> int:
             return fd
         os.close(fd)
     raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), name)
+
+
+def own(name: str, *, parent_fd: int, subject: str, what: str, instead: str) -> int:
+    """Lock a file in a held directory, which says who has `what`, and return the descriptor: until
+    it is closed nobody else has. Raises `StoreSpecError`, about `subject`, when somebody has.
+    """
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    fd = os.open(name, flags, 0o600, dir_fd=parent_fd)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        pid = os.pread(fd, 20, 0).decode(errors="replace")
+        os.close(fd)
+        if not isinstance(error, BlockingIOError):
+            raise
+        holder = f"process {pid}" if pid.isdecimal() else "another process"
+        reason = f"{holder} has {what}, which is one worker's alone; name another {instead}"
+        raise StoreSpecError(subject, reason) from None
+    with contextlib.suppress(OSError):  # a full device: then nobody is told who has it
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, str(os.getpid()).encode(), 0)
+    return fd
 
 
 def remove_unheld(name: str, *, parent_fd: int) -> bool:

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from ciel.storage.fullness import Fullness
 from ciel.storage.space import reserve_blocks
 from ciel.storage.temporaries import Temporaries, open_regular
 
@@ -40,8 +41,9 @@ class Segment:
 class Segments:
     """The kept files of one open store: no more of them once they have `limit_bytes`."""
 
-    def __init__(self, temporaries: Temporaries, limit_bytes: int) -> None:
+    def __init__(self, temporaries: Temporaries, limit_bytes: int, fullness: Fullness) -> None:
         self._temporaries = temporaries
+        self._fullness = fullness
         self._limit_bytes = limit_bytes
         self._lock = threading.Lock()
         self._kept: list[Segment] = []
@@ -71,7 +73,8 @@ class Segments:
             self.used_s = time.monotonic()
             self.recycled += 1
         if one.size_bytes > size_bytes:
-            os.ftruncate(one.fd, size_bytes)
+            with self._fullness.giving_back(one.size_bytes - size_bytes):
+                os.ftruncate(one.fd, size_bytes)
         return replace(one, size_bytes=min(one.size_bytes, size_bytes))
 
     def _fitting(self, size_bytes: int) -> list[Segment]:
@@ -115,7 +118,8 @@ class Segments:
         """Have a segment of fresh pages, touched; False if there is no room for it."""
         name, fd = self._temporaries.create()
         try:
-            reserve_blocks(fd, size_bytes, keep_size=False)
+            with self._fullness.taking(size_bytes):
+                reserve_blocks(fd, size_bytes, keep_size=False)
             os.ftruncate(fd, size_bytes)
             if self._keep(name, fd):
                 return True

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 from ciel.storage.errors import CannotAdoptError, StorageError, StoreSystemError
 from ciel.storage.interface import ObjectInfo, ObjectStore
-from ciel.storage.temporaries import is_ours
+from ciel.storage.leases import is_ours
 
 _CHUNK_BYTES: Final = 1024 * 1024
 _WRITABLE_BITS: Final = 0o222

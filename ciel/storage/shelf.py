@@ -1,8 +1,9 @@
 """The directory behind a store of files: what lies where, and the step that makes it visible.
 
-    objects/     committed objects, 0400; the name is the id with `:` written `+`, which no id
-    contains incoming/    one held directory for each open store (`leases`), with its writers'
-    temporaries aside/       what stood under an object's name and was no object
+    objects/     committed objects, 0400; the name is the id with `:` written `+`, which no id has
+    incoming/    one held directory for each open store (`leases`), with its writers' temporaries
+    aside/       what stood under an object's name and was no object
+    owner        the process id of the worker that has it, which holds a lock on this (`leases`)
 
 The commit point is one hard link from `incoming` to `objects`: dying before it leaves nothing
 visible, dying after it a second name that goes with the temporaries.
@@ -34,6 +35,7 @@ from ciel.storage.errors import (
     StoreSystemError,
     translated,
 )
+from ciel.storage.fullness import Fullness
 from ciel.storage.interface import ObjectInfo, Problem
 from ciel.storage.segments import SEGMENT_MIN_BYTES, Segments
 from ciel.storage.space import Space, free_bytes, is_full, occupied_bytes, reserve_blocks
@@ -70,26 +72,40 @@ class Shelf:
     """One open directory of objects. Its methods raise OSError where they do not say otherwise."""
 
     def __init__(self, directory: str, options: ShelfOptions) -> None:
+        self.path = directory
         self.objects_path = f"{directory}/objects"
         self.options = options
-        self.reading: set[int] = set()  # descriptors of open readers
+        self.reading: dict[int, int] = {}  # descriptors of open readers, and their files' numbers
         self.writing: set[str] = set()  # temporaries of open writers
-        self.times_full = 0
-        """How often the device was found full, or has refused something."""
         self._digests = DigestRecords()
-        self._root_fd = self._objects_fd = -1
+        self._root_fd = self._objects_fd = self._owner_fd = -1
+        # On a disk who was refused something has failed, so that nobody need know in time.
+        self.fullness = Fullness(os.path.dirname(directory) if options.whole else None)
         try:
             os.makedirs(directory, 0o700, exist_ok=True)
             self._root_fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             self._objects_fd = leases.open_private("objects", parent_fd=self._root_fd)
             self.space = Space(options.capacity_bytes, self._recount, self._device_bytes)
-            self.temporaries = Temporaries(self._root_fd, directory)
-            self.segments = Segments(self.temporaries, options.recycle_bytes)
+            self.temporaries = Temporaries(self._root_fd, directory, self.fullness)
+            self.segments = Segments(self.temporaries, options.recycle_bytes, self.fullness)
         except (OSError, StorageError) as error:
             self._close_directories()
             if isinstance(error, StorageError):
                 raise
             raise StoreSystemError(f"open {directory}", error.errno or errno.EIO) from error
+
+    def claim(self, subject: str, instead: str) -> None:
+        """Have the directory as the only worker; `StoreSpecError` when another does."""
+        self.require_open()
+        if self._owner_fd >= 0:
+            return
+        what = "this store"
+        try:
+            self._owner_fd = leases.own(
+                "owner", parent_fd=self._root_fd, subject=subject, what=what, instead=instead
+            )
+        except OSError as error:
+            raise StoreSystemError("claim", error.errno or errno.EIO) from error
 
     def close(self) -> None:
         """Drop the temporaries; closing twice is closing once."""
@@ -97,6 +113,14 @@ class Shelf:
             self.segments.drop()
             self.temporaries.close()
             self._close_directories()
+
+    def close_reader(self, fd: int) -> None:
+        """Close the descriptor of a reader."""
+        number = self.reading.pop(fd, None)  # before the descriptor's can be another's
+        if number in self.reading.values():
+            os.close(fd)
+        else:
+            self.fullness.close_file(fd)
 
     def require_open(self) -> None:
         """Raise `StoreClosedError` after close."""
@@ -106,21 +130,15 @@ class Shelf:
     def translated(self, error: OSError, operation: str, wanted_bytes: int = 0) -> StorageError:
         """Return our error for the system's."""
         ours = translated(error, operation, wanted_bytes, self._root_fd)
-        self.times_full += isinstance(ours, NoSpaceError)
+        if isinstance(ours, NoSpaceError):
+            self.fullness.note()
         return ours
-
-    def note_if_full(self) -> None:
-        """Look before room is given back: who was refused a block may find some a moment later.
-        Only in memory, where that has a program run again; on a disk it would have failed.
-        """
-        if self.options.whole:
-            self.look_if_full()
 
     def look_if_full(self) -> bool:
         """Whether the device is full; then what was kept of deleted objects is given back."""
         if self._root_fd < 0 or not is_full(self._root_fd):
             return False
-        self.times_full += 1
+        self.fullness.note()
         self.segments.drop()
         return True
 
@@ -139,7 +157,6 @@ class Shelf:
         """Remove the name of an open committed file; return that of the temporary which it is now,
         if its memory may be worth keeping.
         """
-        self.note_if_full()
         name, status = file_name(object_id), os.fstat(fd)
         size_bytes, temporary, recounts = status.st_size, None, self.space.recounts
         if self._may_recycle(size_bytes) and not status.st_mode & NAMED_BIT:
@@ -161,12 +178,13 @@ class Shelf:
     def reserve(self, fd: int, size_bytes: int, *, keep_size: bool) -> None:
         """See `reserve_blocks`; rather than fail, it gives up what was kept of deleted objects."""
         try:
-            reserve_blocks(fd, size_bytes, keep_size=keep_size)
+            with self.fullness.taking(size_bytes):
+                reserve_blocks(fd, size_bytes, keep_size=keep_size)
         except OSError:
-            self.times_full += 1  # until what it had of it was given back
             if not self.segments.drop():
                 raise
-            reserve_blocks(fd, size_bytes, keep_size=keep_size)
+            with self.fullness.taking(size_bytes):
+                reserve_blocks(fd, size_bytes, keep_size=keep_size)
 
     def _may_recycle(self, size_bytes: int) -> bool:
         return self.options.recycle_bytes >= size_bytes >= SEGMENT_MIN_BYTES
@@ -214,7 +232,9 @@ class Shelf:
     ) -> None:
         """Give a temporary the shape of a committed file. `is_named`: see `note_named`."""
         if surplus_bytes:
-            os.ftruncate(fd, status.st_size)  # frees what was reserved beyond the end
+            beyond_bytes = max(status.st_blocks * 512 - occupied_bytes(status.st_size), 0)
+            with self.fullness.giving_back(beyond_bytes):
+                os.ftruncate(fd, status.st_size)  # frees what was reserved beyond the end
         if self.options.whole and status.st_blocks * 512 < status.st_size:
             self.reserve(fd, status.st_size, keep_size=False)
         if checksum is None:
@@ -294,7 +314,7 @@ class Shelf:
                 raise ObjectConflictError(object_id, kept, refused)
             return ObjectInfo(object_id, os.fstat(kept_fd).st_size, kept)
         finally:
-            os.close(kept_fd)
+            self.fullness.close_file(kept_fd)
 
     def _set_aside(self, name: str) -> None:
         """Move what is no object out of an object's way; it may be a directory, and not ours."""
@@ -321,10 +341,11 @@ class Shelf:
         return None if left_bytes is None else left_bytes + self.segments.kept_bytes
 
     def _close_directories(self) -> None:
-        for fd in (self._root_fd, self._objects_fd):
+        for fd in (self._owner_fd, self._root_fd, self._objects_fd):
             if fd >= 0:
                 os.close(fd)
-        self._root_fd = self._objects_fd = -1
+        self._root_fd = self._objects_fd = self._owner_fd = -1
+        self.fullness.close()
 
 
 def file_name(object_id: str) -> str:

@@ -8,6 +8,9 @@ import secrets
 import stat
 
 from ciel.storage import leases
+from ciel.storage.fullness import Fullness
+from ciel.storage.leases import is_ours
+from ciel.storage.space import PAGE_BYTES
 
 # Without O_NONBLOCK a planted FIFO would hold us until somebody writes to it.
 _OPEN = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -41,11 +44,6 @@ def regular_status(name: str, parent_fd: int) -> os.stat_result | None:
     return status if is_ours(status) else None
 
 
-def is_ours(status: os.stat_result) -> bool:
-    """Tell a regular file of this user from whatever else may be planted in a store."""
-    return stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid()
-
-
 def list_names(directory_fd: int) -> list[str]:
     """Return the names in a directory, by a descriptor of its own: threads share positions."""
     fd = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=directory_fd)
@@ -58,7 +56,8 @@ def list_names(directory_fd: int) -> list[str]:
 class Temporaries:
     """Makes, finds and discards the temporaries of one open store. Errors are OSErrors."""
 
-    def __init__(self, root_fd: int, root_path: str) -> None:
+    def __init__(self, root_fd: int, root_path: str, fullness: Fullness) -> None:
+        self._fullness = fullness
         self._token = secrets.token_hex(8)
         self._path = f"{root_path}/incoming/{self._token}"
         self._numbers = itertools.count()
@@ -132,7 +131,7 @@ class Temporaries:
             self.discard(name)
             return
         if status.st_size:
-            os.ftruncate(fd, 0)
+            os.ftruncate(fd, 0)  # a page, which makes no difference to `fullness`
         self._spare.append((name, fd))
 
     def discard(self, name: str) -> None:
@@ -140,9 +139,17 @@ class Temporaries:
         if self.directory_fd < 0:
             return
         try:
-            os.unlink(name, dir_fd=self.directory_fd)
+            self._unlink(name)
         except OSError:
             pass  # gone, or replaced by a directory: then it goes when the store closes
+
+    def _unlink(self, name: str) -> None:
+        status = os.stat(name, dir_fd=self.directory_fd, follow_symlinks=False)
+        if status.st_nlink > 1 or status.st_blocks * 512 <= PAGE_BYTES:
+            os.unlink(name, dir_fd=self.directory_fd)
+        else:
+            with self._fullness.giving_back(status.st_blocks * 512):
+                os.unlink(name, dir_fd=self.directory_fd)
 
     def close(self) -> None:
         """Remove the directory with all that is left in it."""
@@ -151,5 +158,6 @@ class Temporaries:
         self._spare.clear()
         os.close(self.directory_fd)
         self.directory_fd = -1
-        leases.remove_unheld(self._token, parent_fd=self._parent_fd)
+        with self._fullness.giving_back():
+            leases.remove_unheld(self._token, parent_fd=self._parent_fd)
         os.close(self._parent_fd)

@@ -451,8 +451,7 @@ class TieredStore(ObjectStore):
 
     def discover(self, object_id: str) -> ObjectInfo | None:
         with self.mover.alone_with(check_id(object_id)):
-            found = self._upper.discover(object_id)
-            if found is not None:
+            if (found := self._upper.discover(object_id)) is not None:
                 self.mover.used(object_id, found.size_bytes)
                 return found
             return self._lower.discover(object_id)
@@ -472,10 +471,9 @@ class TieredStore(ObjectStore):
         except CorruptObjectError:
             self.delete(object_id)
             return None
-        refused = digest()
-        if kept.checksum == refused:
-            return kept
-        raise ObjectConflictError(object_id, str(kept.checksum), refused)
+        if kept.checksum != (refused := digest()):
+            raise ObjectConflictError(object_id, str(kept.checksum), refused)
+        return kept
 
     def delete(self, object_id: str) -> bool:
         check_id(object_id)
@@ -489,9 +487,7 @@ class TieredStore(ObjectStore):
         above = list(self._upper)
         known = frozenset(above)
         yield from above
-        for object_id in self._lower:
-            if object_id not in known:
-                yield object_id
+        yield from (object_id for object_id in self._lower if object_id not in known)
 
     def usage(self) -> StoreUsage:
         one, other = self._upper.usage(), self._lower.usage()
@@ -533,6 +529,10 @@ class TieredStore(ObjectStore):
 
     def check(self) -> list[Problem]:
         return self._upper.check() + self._lower.check()
+
+    def claim(self) -> None:
+        self._upper.claim()
+        self._lower.claim()
 
     def close(self) -> None:
         self.mover.close()

@@ -82,7 +82,8 @@ class Home:
         found = {
             str(path): f"/dev/shm/{path.name}"
             for path in segments
-            if not path.name.startswith("ciel-io-")  # the lines before disks are everybody's
+            # The lines before disks, and how often it was full, are everybody's.
+            if not path.name.startswith(("ciel-io-", "ciel-full."))
         }
         for inode, name in re.findall(r"(\d+) (@ciel-\S+)", sockets):
             found[name] = f"socket:[{inode}]"

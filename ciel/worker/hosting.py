@@ -402,7 +402,8 @@ class Hosting:
                 published.append(self._put(hosted, number, content))
                 hosted.writers.pop(number, None)
         except StorageError as error:
-            if not (isinstance(error, ShortOutputError) and self._again_on_disk(hosted)):
+            lacks_room = isinstance(error, ShortOutputError | NoSpaceError)
+            if not (lacks_room and self._again_on_disk(hosted)):
                 fault = storing_fault(self._place.worker, hosted.argv, error)
                 self._fail(hosted, fault, run_s, keep=False)
             return

@@ -23,7 +23,7 @@ from ciel.python.calls import (
 )
 from ciel.python.contents import ERROR, VALUE, Outcome, encode
 from ciel.python.inside import AWAY, DONE, HELD, Result, TaskFuture, Work, packed_of
-from ciel.python.packing import PROTOCOL, Packed, pack_with_futures
+from ciel.python.packing import Packed, pack_with_futures
 from ciel.python.tasks import Task
 
 if TYPE_CHECKING:
@@ -56,9 +56,9 @@ class Functions:
         known = self._packed.get(id(function))
         if known is not None:
             return known[1]
-        import cloudpickle
+        from ciel.python.pickling import dumps
 
-        travels = function_of(cloudpickle.dumps(function, PROTOCOL))
+        travels = function_of(dumps(function))
         if getattr(function, "__closure__", None) is None:  # others are made anew each time
             self._packed[id(function)] = (function, travels)
         return travels

@@ -21,7 +21,7 @@ def _why_not(expected: str) -> "str | None":  # older interpreters read this
             why = f"it has ciel {found}, the worker has ciel {expected}: both must be the same"
             return f"{why}; name another by 'python='"
         __import__(_PROGRAM)
-        __import__("cloudpickle")
+        __import__("ciel.python.pickling")
     except Exception as error:  # of whatever is there under that name
         why = f"{type(error).__name__}: {error}"
         return f"{why}; install ciel {expected} there, or name another by 'python='"

@@ -34,6 +34,8 @@ class Traces:
         except (OSError, ValueError):
             return "standard output closed"
         os.fchdir(self._directory)
+        if (signals := sys.modules.get("signal")) is not None:  # else nobody has set a timer
+            _stop_timers(signals)
         if sys.getrecursionlimit() != self._frames:
             sys.setrecursionlimit(self._frames)
         if threading.active_count() > 1 + self.own_threads:
@@ -42,6 +44,13 @@ class Traces:
             if left:
                 return f"threads running ({', '.join([t.name for t in left])})"
         return "processes running" if _has_children() else ""
+
+
+def _stop_timers(signals: Any) -> None:
+    """See to it that no timer rings in another task, which its signal would kill."""
+    for timer in (signals.ITIMER_REAL, signals.ITIMER_VIRTUAL, signals.ITIMER_PROF):
+        if signals.getitimer(timer)[0]:
+            signals.setitimer(timer, 0)
 
 
 def _has_children() -> bool:

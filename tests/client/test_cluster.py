@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from ciel.client import Client, LocalCluster
-from ciel.client.errors import ClusterError, TaskFailedError
+from ciel.client.errors import ClusterError, ClusterOptionError, TaskFailedError
 from ciel.core.refs import Concrete
 from ciel.core.tasks import Needs
 from ciel.execution.kept import KEPT_ATTEMPTS_MAX
@@ -128,7 +128,77 @@ def test_what_a_failed_task_left_is_kept_where_its_story_says() -> None:
     assert [path.read_text() for path in kept.rglob("clue")] == ["trace\n"]
 
 
-@pytest.mark.parametrize("store", ["shm", "scc:capacity=64MiB,cores=2"])
+def left_of(instance: str, spill: Path) -> list[str]:
+    """List what stores of a name that was given have in memory, and below a path."""
+    left = [path.name for path in Path("/dev/shm").glob(f"ciel*{instance}*")]
+    return sorted(left + [path.name for path in spill.glob("*")])
+
+
+@pytest.mark.parametrize("store", ["shm:", "scc:cores=3,"])
+def test_stores_with_a_given_name_are_each_workers_own_and_go_with_the_cluster(
+    state: Path, store: str
+) -> None:
+    instance = f"test-{os.getpid()}"
+    spec = f"{store}capacity=16MiB,instance={instance},spill={state}/spill"
+    with LocalCluster(workers=2, store=spec) as cluster, Client(cluster) as client:
+        cluster.add_worker()
+        with client.job() as job:
+            job.result(job.run(["head", "-c", "3000000", "/dev/zero"]))
+        names = [name for name in left_of(instance, state / "spill") if "spill" not in name]
+        if store == "shm:":
+            assert names == [f"ciel-{instance}", f"ciel-{instance}-2", f"ciel-{instance}-3"]
+        else:
+            assert names == [f"ciel-scc-{instance}"]
+        assert len(left_of(instance, state / "spill")) == len(names) + 3
+    assert left_of(instance, state / "spill") == []
+
+
+@pytest.mark.parametrize("name", ["shm", "scc"])
+def test_a_store_with_a_given_name_is_one_workers_at_a_time(state: Path, name: str) -> None:
+    instance = f"test-{os.getpid()}"
+    spec = f"{name}:capacity=16MiB,instance={instance}"
+    with LocalCluster(store=spec) as cluster, Client(cluster) as client, client.job() as job:
+        ref = job.run(["seq", "100000"])
+        size_bytes = len(job.read(ref, 30))
+        said = f"'instance={instance}': process {cluster.workers[0].pid} has"
+        with pytest.raises(ClusterOptionError, match=f"^worker-1 could not start: {said} "):
+            LocalCluster(store=spec)
+        assert len(job.read(ref, 30)) == size_bytes
+        os.kill(cluster.workers[0].pid, signal.SIGKILL)  # then it is taken again
+        assert job.read(job.run(["echo", "well"]), 30) == b"well\n"
+    assert left_of(instance, state) == ["state", "tmp"]
+
+
+def test_two_clusters_in_one_image_leave_each_others_objects_alone(state: Path) -> None:
+    specs = [f"scc:cores=2,capacity=16MiB,instance=test-{os.getpid()},core={n}" for n in (0, 1)]
+    with LocalCluster(store=specs[0]) as cluster, Client(cluster) as client, client.job() as job:
+        ref = job.run(["seq", "100000"])
+        content = job.read(ref, 30)
+        with LocalCluster(store=specs[1]) as other, Client(other) as stranger:
+            with stranger.job() as another:
+                assert another.read(another.run(["seq", "100000"]), 30) == content
+            assert len(stranger.ask("workers")) == 1
+        assert job.read(ref, 30) == content
+    assert left_of(f"test-{os.getpid()}", state) == ["state", "tmp"]
+
+
+def test_a_store_that_workers_cannot_share_is_refused() -> None:
+    refused = {
+        "scc:cores=1": "'cores=1': 2 workers need as many; say cores=2 or more, or leave it out",
+        "scc:core=0": "'core=0': that is one worker's, and there are 2; leave it out, and each has "
+        "its own",
+        "shm:capacity": "'shm:capacity': 'capacity' is not option=value",
+    }
+    for store, said in refused.items():
+        with pytest.raises(ClusterOptionError) as caught:
+            LocalCluster(workers=2, store=store)
+        assert str(caught.value) == said
+
+
+@pytest.mark.parametrize(
+    "store",
+    ["shm", "scc:capacity=64MiB,cores=2", "shm:capacity=8MiB,instance={name},spill={state}/spill"],
+)
 def test_a_killed_client_takes_everything_along(state: Path, store: str) -> None:
     code = (
         "import ciel, sys\n"
@@ -140,6 +210,7 @@ def test_a_killed_client_takes_everything_along(state: Path, store: str) -> None
         "print(*cluster._instances, flush=True)\n"
         "job.wait()\n"
     )
+    store = store.format(name=f"test-{os.getpid()}", state=state)
     command = [sys.executable, "-c", code, str(state), store]
     with subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True) as owner:
         assert owner.stdout is not None
@@ -150,6 +221,7 @@ def test_a_killed_client_takes_everything_along(state: Path, store: str) -> None
     assert eventually(lambda: list((state / "tmp").iterdir()) == [])
     left = [Path("/dev/shm", f"ciel-{kind}{i}") for kind in ("", "scc-") for i in instances]
     assert eventually(lambda: not any(path.exists() for path in left))
+    assert eventually(lambda: left_of(f"test-{os.getpid()}", state / "spill") == [])
 
 
 def test_a_killed_worker_is_started_again(state: Path) -> None:
@@ -170,6 +242,16 @@ def test_a_master_that_dies_ends_every_wait_with_the_end_of_its_log(state: Path)
             job.wait(WAIT_S)
         assert caught.value.log == cluster.directory / "master.log"
         assert cluster.ended.is_set()
+
+
+def test_a_cluster_that_was_closed_says_so() -> None:
+    with LocalCluster() as cluster, Client(cluster) as client:
+        job = client.job()
+        cluster.close()
+        with pytest.raises(ClusterError, match=r"^the cluster is closed$"):
+            job.wait(WAIT_S)
+        with pytest.raises(ClusterError, match=r"^the cluster is closed$"):
+            Client(cluster)
 
 
 def test_what_does_not_start_says_why(state: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 import ciel.client.connection as connection_module
 from ciel.client.connection import Connection, open_connection
 from ciel.client.dialing import Dialer
-from ciel.client.errors import ClientClosedError, ClientError, ConnectionLostError
+from ciel.client.errors import ClientClosedError, ClientError, ConnectionLostError, NoMasterError
 from ciel.core.events import Answer, Ask, Heartbeat, Message, Received, WatchJob
 from ciel.core.ids import JobId
 
@@ -179,6 +179,22 @@ def test_one_that_is_known_to_be_dead_is_not_sought(acceptor: Any, caller: Calle
     caller.wait_for(lambda: caller.lost)
     assert str(caller.lost[0]).endswith("it closed the connection")
     assert len(acceptor.hellos) <= 1  # the first may have come to nothing
+
+
+def test_one_that_is_known_to_be_dead_meanwhile_is_sought_no_longer(
+    acceptor: Any, caller: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    say(caller, 0)
+    eventually(lambda: heard(acceptor))
+
+    def dial(timeout_s: float, received: int | None = None) -> Any:
+        caller.is_hopeless = True
+        raise NoMasterError(acceptor.address, "nothing listens there")
+
+    monkeypatch.setattr(caller.connection._dialer, "dial", dial)
+    acceptor.drop()
+    caller.wait_for(lambda: caller.lost)
+    assert str(caller.lost[0]).endswith("it closed the connection; nothing listens there")
 
 
 def test_a_close_does_not_wait_for_a_master_that_is_away(acceptor: Any, caller: Caller) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from ciel.client.runs import RUNS_KEPT, RunDirectory, Sweeper
+from ciel.storage import leases
 
 
 @pytest.fixture
@@ -73,6 +74,23 @@ def test_the_sweeper_removes_what_was_half_removed_from_memory() -> None:
     assert not half.exists()
     assert other.exists()
     shutil.rmtree(other)
+
+
+def test_a_sweeper_leaves_what_others_hold(tmp_path: Path) -> None:
+    names = ("dead", "held", "of * 1", "of * 2", "off")
+    paths = {name: _full_directory(tmp_path / name) for name in names}
+    (tmp_path / "link").symlink_to(paths["off"])
+    (tmp_path / "of * file").touch()
+    holder = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
+    held = [leases.hold(name, parent_fd=holder) for name in ("held", "of * 2")]
+    sweeper = Sweeper(2**22 + 1)  # which nobody is
+    leased = [*(str(paths[name]) for name in ("dead", "held")), f"{tmp_path}/of *"]
+    sweeper.add_leased([*leased, f"{tmp_path}/link", f"{tmp_path}/absent"])
+    sweeper.finish()
+    left = ["held", "link", "of * 2", "of * file", "off"]
+    assert sorted(os.listdir(tmp_path)) == left
+    for fd in (*held, holder):
+        os.close(fd)
 
 
 def test_a_sweeper_waits_for_the_launcher(tmp_path: Path) -> None:

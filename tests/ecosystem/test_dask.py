@@ -12,6 +12,7 @@ from unittest import mock
 
 import cloudpickle
 import dask.array
+import dask.local
 import dask.tests.test_callbacks
 import dask.tests.test_multiprocessing
 import dask.tests.test_threaded
@@ -138,3 +139,16 @@ def nested() -> int:
 
 def test_a_graph_is_computed_within_a_task(client: Client) -> None:
     assert client.submit(nested).result(60) == 6
+
+
+@pytest.mark.parametrize("keys", [(1, 2, 3), (("x", 1), ("x", 2), 7), ((0, "x"), 1.5, "z")])
+def test_keys_need_not_be_texts(keys: tuple[Any, ...]) -> None:
+    graph = {keys[0]: -5, keys[1]: (abs, keys[0]), keys[2]: (float, keys[1])}
+    assert ciel.dask.get(graph, keys[2]) == dask.local.get_sync(graph, keys[2]) == 5.0
+    assert ciel.dask.get(graph, list(keys)) == (-5, 5, 5.0)
+
+
+@pytest.mark.parametrize("graph", [{"a": (abs, "b"), "b": (abs, "a")}, {1: (abs, 2), 2: (abs, 1)}])
+def test_a_cycle_is_refused(graph: dict[Any, Any]) -> None:
+    with pytest.raises(RuntimeError, match="Cycle detected between the following keys:\n  -> "):
+        ciel.dask.get(graph, next(iter(graph)))

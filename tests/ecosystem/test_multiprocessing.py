@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import multiprocessing
 import os
 import sys
+import threading
 import unittest
 from collections.abc import Iterator
+from concurrent.futures import CancelledError
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -16,6 +20,7 @@ import pytest
 
 import ciel.multiprocessing
 from ciel import Client
+from ciel.client.feeding import ITEMS_AHEAD
 from ciel.multiprocessing import Pool
 from ciel.testing import borrowed
 
@@ -104,3 +109,111 @@ def test_a_pool_says_what_state_it_is_in(client: Client) -> None:
     with pytest.raises(ValueError, match="not running"):
         pool.apply(abs, (1,))
     pool.join()
+
+
+class Endless:
+    """Counts, and knows how far, and whether it was dropped."""
+
+    def __init__(self) -> None:
+        self.read = 0
+        self.dropped = threading.Event()
+
+    def __iter__(self) -> Iterator[int]:
+        try:
+            for number in itertools.count():
+                self.read = number
+                yield number
+        finally:
+            self.dropped.set()
+
+
+@pytest.mark.parametrize("in_order", [True, False])
+@pytest.mark.parametrize("chunksize", [1, 100])
+def test_an_iterable_is_read_only_so_far_ahead(
+    client: Client, in_order: bool, chunksize: int
+) -> None:
+    numbers = Endless()
+    with Pool() as pool:
+        imap = pool.imap if in_order else pool.imap_unordered
+        results = imap(abs, numbers, chunksize)
+        for taken in range(3 * ITEMS_AHEAD):
+            value = next(results)
+            assert value == taken or not in_order
+            assert numbers.read <= taken + ITEMS_AHEAD + 16 * client.slot_count() * chunksize
+        del results
+        assert numbers.dropped.wait(20)
+
+
+def test_a_loop_that_is_left_ends_the_reading(client: Client) -> None:
+    numbers = Endless()
+    with Pool() as pool:
+        for value in pool.imap_unordered(abs, numbers):
+            if value > 10:
+                break
+        assert numbers.dropped.wait(20)
+
+
+def count_in(place: tuple[str, int]) -> None:
+    with open(place[0], "ab") as file:
+        file.write(b"x")
+
+
+@pytest.mark.parametrize("is_kept", [True, False])
+def test_calls_whose_results_nobody_reads_are_made_all_the_same(
+    client: Client, tmp_path: Path, is_kept: bool
+) -> None:
+    path, count = tmp_path / "calls", 2 * ITEMS_AHEAD
+    with Pool() as pool:
+        results = pool.imap_unordered(count_in, ((str(path), n) for n in range(count)))
+        if not is_kept:
+            del results
+        pool.close()
+        pool.join()
+    assert path.stat().st_size == count
+    if is_kept:
+        assert len(list(results)) == count
+
+
+def test_what_cannot_be_sent_fails_in_its_place(client: Client) -> None:
+    items = [-1, threading.Lock(), -3]
+    cases: list[tuple[int, list[Any]]] = [(1, [1, "argument 1", 3]), (2, ["arguments of abs", 3])]
+    for chunksize, expected in cases:
+        with Pool() as pool:
+            results = pool.imap(abs, items, chunksize)
+            for wanted in expected:
+                if isinstance(wanted, int):
+                    assert next(results) == wanted
+                else:
+                    with pytest.raises(ciel.PackingError, match=wanted):
+                        next(results)
+            assert list(results) == []
+
+
+def test_what_the_iterable_raises_is_the_last_result(client: Client) -> None:
+    with Pool() as pool:
+        results = pool.imap(abs, (1 // (3 - number) for number in range(9)))
+        assert [next(results), next(results), next(results)] == [0, 0, 1]
+        with pytest.raises(ZeroDivisionError):
+            next(results)
+        assert list(results) == []
+
+
+def test_who_reads_hears_of_the_end_of_the_pool(client: Client) -> None:
+    with Pool() as pool:
+        results = pool.imap(abs, itertools.count())
+        assert next(results) == 0
+    with pytest.raises(CancelledError):
+        list(results)
+
+
+def far_in_a_task() -> int:
+    with Pool() as pool:
+        assert next(pool.imap(abs, itertools.count())) == 0
+        kept = pool.imap(abs, range(3000), 7)
+        pool.close()
+        pool.join()
+        return sum(kept)
+
+
+def test_a_task_reads_ahead_too(client: Client) -> None:
+    assert client.submit(far_in_a_task).result(60) == sum(range(3000))

@@ -364,13 +364,24 @@ def test_a_program_may_have_several_outputs(client: ciel.Client) -> None:
     assert (one.result(20), other.result(20)) == (b"a\n", b"b\n")
 
 
-@pytest.mark.parametrize("argv, outputs", [([], 1), ("sort -u", 1), (["true"], 0), (["true"], -1)])
+@pytest.mark.parametrize(
+    "argv, outputs",
+    [([], 1), ("sort -u", 1), (iter(["true"]), 1), ({"true"}, 1), (["true"], 0), (["true"], -1)],
+)
 def test_a_program_that_makes_no_sense_is_refused_and_harms_nothing(
     client: ciel.Client, argv: Any, outputs: int
 ) -> None:
     with pytest.raises(OptionError, match=r"argv: it is a list|outputs: it must be at least 1"):
         client.run(argv, outputs=outputs)
     assert client.submit(increment, 1).result(20) == 2
+
+
+@pytest.mark.parametrize("option", [{"returns": 2}, {"python": "python3.12"}])
+def test_options_of_functions_are_refused_for_programs(
+    client: ciel.Client, option: dict[str, Any]
+) -> None:
+    with pytest.raises(OptionError, match="it is for functions; a program has"):
+        client.run(["true"], **option)
 
 
 def test_a_value_is_put_once_and_read_by_many(client: ciel.Client) -> None:

@@ -6,14 +6,16 @@ The functions here travel with their code: no program of a task can import this 
 
 from __future__ import annotations
 
+import dataclasses
 import os
+import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import cloudpickle
 import numpy as np
@@ -170,6 +172,84 @@ def test_a_task_finds_the_program_as_the_first_did(client: ciel.Client) -> None:
     _, *before = client.submit(surroundings).result(WITHIN_S)
     pid = client.submit(disturbs).result(WITHIN_S)
     assert client.submit(surroundings).result(WITHIN_S) == (pid, *before)
+
+
+TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
+
+
+def leaves_timers() -> int:
+    for timer in TIMERS:
+        signal.setitimer(timer, 0.2, 0.2)
+    return os.getpid()
+
+
+def outlives_timers() -> tuple[int, list[tuple[float, float]]]:
+    until_s = time.process_time() + 0.5  # two of them count the time of the processor
+    while time.process_time() < until_s:
+        pass
+    return os.getpid(), [signal.getitimer(timer) for timer in TIMERS]
+
+
+def test_a_timer_that_a_task_leaves_does_not_ring_in_the_next(client: ciel.Client) -> None:
+    pid = client.submit(leaves_timers).result(WITHIN_S)
+    assert client.submit(outlives_timers).result(WITHIN_S) == (pid, [(0.0, 0.0)] * 3)
+
+
+# --- classes that travel with their code ----------------------------------------------------------
+
+
+@dataclasses.dataclass(slots=True)
+class Point:
+    x: int
+
+
+class Named:
+    __slots__ = "x"
+
+    def __init__(self, x: int) -> None:
+        self.x = x
+
+
+class Hidden(Named):
+    __slots__ = ("__hidden", "__weakref__")
+
+    def __init__(self, x: int) -> None:
+        super().__init__(x)
+        self.__hidden = x
+
+    def hidden(self) -> int:
+        return self.__hidden
+
+
+class Wider(Hidden):
+    """Has a `__dict__`, too."""
+
+
+class Pair(NamedTuple):
+    x: int
+
+
+class Slotted(Exception):
+    __slots__ = ("x",)
+
+    def __init__(self, x: int) -> None:
+        super().__init__(x)
+        self.x = x
+
+
+def same(value: Any) -> tuple[Any, bool]:
+    return value, hasattr(value, "__dict__")
+
+
+@pytest.mark.parametrize("kind", [Point, Named, Hidden, Wider, Pair, Slotted])
+def test_instances_of_classes_with_slots_come_back(client: ciel.Client, kind: Any) -> None:
+    sent = kind(3)
+    found, has_dict = client.submit(same, sent).result(WITHIN_S)
+    assert (type(found), found.x) == (kind, 3)
+    assert has_dict == hasattr(sent, "__dict__") or kind is Pair
+    assert client.submit(kind, 4).result(WITHIN_S).x == 4
+    if isinstance(found, Hidden):
+        assert found.hidden() == 3
 
 
 # --- interpreters ---------------------------------------------------------------------------------

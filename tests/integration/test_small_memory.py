@@ -53,6 +53,19 @@ def test_a_program_that_was_refused_memory_runs_again_on_disk(
     assert not home.processes()
 
 
+@pytest.mark.parametrize("store", STORES.values(), ids=STORES)
+@pytest.mark.parametrize("ending", ENDINGS.values(), ids=ENDINGS)
+def test_what_one_worker_gives_back_hides_nothing_that_anothers_program_was_refused(
+    home: Home, store: str, ending: str
+) -> None:
+    store, out = store.replace("cores=1", "cores=2"), home.path / "out"
+    submit = f"ciel submit --out {out} --array 1-40 -- {letters(3 * MIB, ending)}"
+    words = ["sh", "-c", UP.format(store=store).replace("workers 1", "workers 2") + submit + DOWN]
+    done = home.run(*on_mount(SMALL, Path("/dev/shm"), words))
+    assert done.returncode == 0, done.stderr
+    assert {file.stat().st_size for file in out.iterdir()} == {3 * MIB}
+
+
 def test_objects_beyond_what_there_is_of_memory_move_to_disk(home: Home) -> None:
     one = f"ciel submit --keep -- {letters(3 * MIB, '; exit 0')} | sha256sum; "
     # What is told is a second old.

@@ -34,6 +34,19 @@ def test_a_spool_may_be_named_from_where_the_worker_is_started(
     assert (home.path / "my-spool" / "store").is_dir()
 
 
+def test_a_spool_is_one_workers_at_a_time(home: Home, cluster: HandCluster) -> None:
+    first = cluster.start_worker("--spool", "my-spool")
+    access = ("--access", str(cluster.access))
+    done = home.run("ciel-worker", *access, "--store", "disk", "--spool", "my-spool")
+    store = home.path / "my-spool" / "store"
+    said = f"process {first.pid} has this store, which is one worker's alone"
+    assert done.returncode == 2
+    assert f"ciel-worker: '{store}': {said}; name another directory\n" in done.stderr
+    first.kill()
+    first.wait()
+    cluster.start_worker("--spool", "my-spool")
+
+
 SMALL = ["-t", "tmpfs", "-o", "size=16m,nr_inodes=200", "none"]
 
 

@@ -13,9 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from ciel.launch.limits import open_files_advice
-from ciel.scc import instances
-from ciel.scc.instances import Layout, remove_instance
+from ciel.scc.instances import remove_instance
 from ciel.scc.shapes import ShmfsError
 from ciel.scc.shmfs import Image
 from ciel.scc.store import SccStore, open_cores, open_scc
@@ -294,8 +292,21 @@ def test_who_names_no_core_is_given_the_first_that_is_free(cores: list[SccStore]
     with open_core() as fourth:
         fourth.put("a", b"content")
         assert cores[0].discover("a") is not None
-        with pytest.raises(StoreSpecError, match="4 cores"):
+        with pytest.raises(StoreSpecError, match="cores=4, numbered from 0"):
             open_core()
+
+
+def test_a_core_is_claimed_by_one_worker_and_open_to_others(cores: list[SccStore]) -> None:
+    cores[0].claim()
+    cores[1].claim()
+    with open_core(0) as again:
+        said = f"'instance={INSTANCE}': process {os.getpid()} has core 0 of it"
+        with pytest.raises(StoreSpecError, match=f"^{said}, .* or another core"):
+            again.claim()
+        again.put("a", CONTENT)
+        assert cores[0].get("a") == CONTENT
+        cores[0].close()
+        again.claim()
 
 
 def test_all_who_share_must_ask_for_the_same(cores: list[SccStore]) -> None:
@@ -387,94 +398,6 @@ def test_a_shape_that_there_cannot_be_is_refused_by_its_option(
 ) -> None:
     with pytest.raises(StoreSpecError, match=f"^'{option}="):
         open_core(None, **options).close()
-
-
-def test_a_store_without_room_for_another_file_says_so(cores: list[SccStore]) -> None:
-    for number in range(1024):
-        cores[0].put(f"o{number}", b"")
-    with pytest.raises(NoSpaceError, match="all files of its image are in use") as caught:
-        cores[0].put("more", b"")
-    assert caught.value.available_bytes == 0 < caught.value.wanted_bytes
-    cores[0].delete("o1")
-    cores[0].put("more", b"")
-
-
-def test_a_store_without_room_for_another_name_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(instances, "_ENTRIES_MAX", 3)
-    with open_core(0) as one, open_core(1) as other:
-        for name in "ab":
-            one.put(name, b"")
-        other.discover("a")
-        with pytest.raises(NoSpaceError, match="all names of its image are in use"):
-            other.discover("b")
-        with pytest.raises(NoSpaceError, match="all names of its image are in use"):
-            one.put("c", b"")
-
-
-def test_every_core_has_a_name_for_every_file() -> None:
-    with ExitStack() as stack:
-        cores = [stack.enter_context(open_core(core)) for core in range(4)]
-        for number in range(1024):
-            cores[0].put(f"o{number}", b"")
-            assert all(core.discover(f"o{number}") is not None for core in cores[1:])
-        assert cores[0].check() == []
-
-
-@pytest.mark.parametrize(
-    "layout, names_of_each, handles",
-    [
-        (Layout(), 8, 2**14),
-        (Layout(cores=4), 4, 2**14),
-        (Layout(cores=1024), 8, 2**11),
-        (Layout(capacity_bytes=2**22, block_bytes=2**12), 8, 2**10),
-        (Layout(capacity_bytes=2**36), 8, 2**16),
-        (Layout(block_bytes=2**12), 2, 2**14),
-    ],
-)
-def test_names_and_handles_are_as_many_as_the_memory_is_worth(
-    layout: Layout, names_of_each: int, handles: int
-) -> None:
-    geometry = layout.geometry()
-    assert geometry.entry_count >= names_of_each * geometry.inode_count
-    assert geometry.handle_count >= handles
-    too_many_bytes = max(layout.capacity_bytes // 8, 8 << 20)
-    assert geometry.client_count * geometry.handle_count * 8 < too_many_bytes
-    if names_of_each > 2:
-        assert geometry.entry_count * 384 < too_many_bytes
-
-
-def test_any_number_of_readers_of_an_object_is_one_handle(cores: list[SccStore]) -> None:
-    for name in "ab":
-        cores[0].put(name, CONTENT)
-    with ExitStack() as stack:
-        readers = [stack.enter_context(cores[0].open(name)) for name in "ab" * 1000]
-        assert readers[0].read(0, 9) == readers[-2].read(0, 9) == CONTENT[:9]
-        view = readers[-1].view()
-        cores[0].delete("a")
-        readers[0].close()
-        assert readers[2].view() == CONTENT
-    with pytest.raises(ObjectNotFoundError):
-        cores[0].open("a")
-    assert used(cores[0]) == 2 * BLOCK_BYTES
-    cores[0].delete("b")
-    assert view == CONTENT
-    del view
-    assert used(cores[0]) == 0
-    assert cores[0].check() == []
-
-
-def test_who_has_too_many_objects_open_is_not_sent_to_the_limits_of_the_system(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(instances, "_HANDLES_MAX", 2)
-    with open_core() as store:
-        for name in "abc":
-            store.put(name, CONTENT)
-        with store.open("a"), store.open("b"):
-            with pytest.raises(ShmfsError, match="all handles that the image has") as caught:
-                store.open("c")
-            assert open_files_advice(caught.value) == ""
-        assert store.get("c") == CONTENT
 
 
 def test_an_image_that_is_no_image_is_refused_and_left_alone(tmp_path: Path) -> None:

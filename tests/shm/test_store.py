@@ -97,6 +97,19 @@ def test_instance_goes_with_the_last_who_has_it_open(tmp_path: Path) -> None:
     assert not directory_of(tmp_path).exists()
 
 
+def test_an_instance_is_claimed_by_one_worker_and_open_to_others(tmp_path: Path) -> None:
+    with open_at(tmp_path) as first, open_at(tmp_path) as second:
+        first.claim()
+        first.claim()
+        second.put("a", b"content")
+        said = f"'instance={instance_of(tmp_path)}': process {os.getpid()} has this store"
+        with pytest.raises(StoreSpecError, match=f"^{said}, .*; name another instance$"):
+            second.claim()
+        first.close()
+        second.claim()
+        assert second.get("a") == b"content"
+
+
 def test_dead_instance_is_not_joined(tmp_path: Path) -> None:
     assert exit_code(start_child(lambda: die_with_an_open_store(tmp_path))) == -signal.SIGKILL
     with open_at(tmp_path) as store:

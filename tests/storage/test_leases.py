@@ -1,4 +1,5 @@
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -7,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from ciel.storage import leases
+from ciel.storage.errors import StoreSpecError
 from ciel.testing.store_rules import exit_code, start_child
 
 ROUNDS = 1500
@@ -53,6 +55,36 @@ def test_holder_never_loses_its_directory_to_a_remover(parent_fd: int, tmp_path:
     children = [start_child(come_and_go) for _ in range(4)]
     assert [exit_code(pid) for pid in children] == [0, 0, 0, 0]
     assert os.listdir(tmp_path) == []
+
+
+def test_a_directory_has_one_owner_until_that_one_is_gone(parent_fd: int, tmp_path: Path) -> None:
+    def own() -> int:
+        return leases.own(
+            "owner", parent_fd=parent_fd, subject="name=it", what="it", instead="name"
+        )
+
+    def own_and_die() -> None:
+        own()
+        os.write(ready, b".")
+        os.read(gate, 1)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    gate, end = os.pipe()
+    wait, ready = os.pipe()
+    child = start_child(own_and_die)
+    os.read(wait, 1)
+    said = f"^'name=it': process {child} has it, which is one worker's alone; name another name$"
+    with pytest.raises(StoreSpecError, match=said):
+        own()
+    os.write(end, b".")
+    assert exit_code(child) == -signal.SIGKILL
+    fd = own()
+    with pytest.raises(StoreSpecError, match=f"process {os.getpid()} has it"):
+        own()
+    os.close(fd)
+    os.close(own())
+    for fd in (gate, end, wait, ready):
+        os.close(fd)
 
 
 def test_what_stands_there_instead_of_a_directory_is_removed_alone(tmp_path: Path) -> None:

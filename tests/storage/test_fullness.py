@@ -1,0 +1,86 @@
+"""How often a device in memory was full: who notes it, who learns of it, who holds the count."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ciel.storage.errors import StoreSpecError
+from ciel.storage.fullness import Fullness
+from ciel.testing.mounts import run_on_mount
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Iterator[tuple[Fullness, Fullness]]:
+    one, other = Fullness(str(tmp_path)), Fullness(str(tmp_path))
+    yield one, other
+    one.close()
+    other.close()
+
+
+def test_what_one_notes_all_see(pair: tuple[Fullness, Fullness]) -> None:
+    one, other = pair
+    since = other.count
+    assert not other.was_full(since)
+    one.note()
+    assert other.was_full(since)
+    assert not other.was_full(other.count)
+
+
+def test_it_goes_with_the_last_who_has_it(tmp_path: Path) -> None:
+    one, other = Fullness(str(tmp_path)), Fullness(str(tmp_path))
+    one.close()
+    other.note()
+    assert other.count == 1
+    other.close()
+    other.close()
+    assert not list(tmp_path.iterdir())
+
+
+def test_where_nobody_says_in_time_it_may_have_been_full(
+    pair: tuple[Fullness, Fullness], tmp_path: Path
+) -> None:
+    _, other = pair
+    (count,) = tmp_path.glob("ciel-full.*/count")
+    held = os.open(count, os.O_RDONLY)
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX)  # as one that was stopped while it gave something back
+        assert other.was_full(other.count)
+    finally:
+        os.close(held)
+    assert not other.was_full(other.count)
+
+
+@pytest.mark.parametrize("plant", ["link", "file"])
+def test_what_stands_in_its_place_is_refused(tmp_path: Path, plant: str) -> None:
+    place, elsewhere = tmp_path / f"ciel-full.{os.geteuid()}", tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    if plant == "link":
+        place.symlink_to(elsewhere)
+    else:
+        place.touch()
+    with pytest.raises(StoreSpecError):
+        Fullness(str(tmp_path))
+    assert not list(elsewhere.iterdir())
+
+
+def test_without_a_device_in_memory_nothing_is_counted(tmp_path: Path) -> None:
+    nothing = Fullness(None)
+    nothing.note()
+    assert not nothing.was_full(0)
+    nothing.close()
+
+
+@pytest.mark.parametrize("kind", ["shm", "scc"])
+def test_who_was_refused_learns_what_others_gave_back(kind: str) -> None:
+    mount = ["-t", "tmpfs", "-o", "size=16m", "none"]
+    os.environ["FULL_STORE"] = kind
+    try:
+        scenario = Path(__file__).parent / "full_memory.py"
+        assert run_on_mount(mount, scenario, Path("/dev/shm")) == 0
+    finally:
+        del os.environ["FULL_STORE"]
