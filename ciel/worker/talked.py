@@ -290,10 +290,10 @@ class Talked(Attempt):
             self._place.growth.add(self.key, watched)
         if streams:
             object_id = self.outputs.ids[index]
-            try:
-                self._streams[index] = self._place.streams.open(object_id, writer.fileno())
-            except ValueError as error:
-                raise BadCallError(str(error)) from None
+            former = self._place.streams.get(object_id)
+            if former is not None and not former.is_over:  # it was called off, and has not ended
+                self._place.streams.break_off(former, f"{object_id}: another attempt makes it")
+            self._streams[index] = self._place.streams.open(object_id, writer.fileno())
             self._place.owner.streams_opened(self.key, (object_id,))
         return path
 
@@ -309,7 +309,7 @@ class Talked(Attempt):
         )
         del self._streams[index]
         if why:
-            self._place.owner.stream_broken(ObjectId(growing.object_id), why)
+            self._tell_broken(growing, why)
         return ref
 
     def roll_back_output(self, index: int) -> None:
@@ -321,7 +321,12 @@ class Talked(Attempt):
     def _break_off(self, growing: Growing, why: str) -> None:
         details = f"{growing.object_id}: {why}"
         self._place.streams.break_off(growing, details)
-        self._place.owner.stream_broken(ObjectId(growing.object_id), details)
+        self._tell_broken(growing, details)
+
+    def _tell_broken(self, growing: Growing, details: str) -> None:
+        """Tell who reads it, unless another attempt makes it by now: they read that."""
+        if self._place.streams.get(growing.object_id) in (None, growing):
+            self._place.owner.stream_broken(ObjectId(growing.object_id), details)
 
     def close_outputs(self) -> None:
         """Publish what is still open, as a program may leave it when it has ended well."""

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from ciel.core.events import InputsLost
+from ciel.core.events import InputsLost, StreamsOpened
 from ciel.core.ids import ObjectId
 from ciel.core.refs import Concrete, Future, Reference, Value
 from ciel.storage.errors import NoSpaceError
@@ -98,6 +98,26 @@ def expect_lost(worker: Talker, key: Key, object_id: str, *words: str) -> None:
 
 
 # --- well -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_cancelled", [True, False])
+def test_a_stream_is_begun_anew_before_the_attempt_has_ended_that_was_called_off(
+    start: Start, tmp_path: Path, is_cancelled: bool
+) -> None:
+    worker = start(slots=3)
+    former = Writing(worker, WELL, tmp_path)
+    again = worker.assign(worker.machine.attempts[former.key].spec, attempt=2)
+    wait_for(lambda: sum(isinstance(each, StreamsOpened) for each in worker.reports) == 2, "both")
+    if is_cancelled:
+        worker.cancel(former.key)
+        worker.end(former.key)
+        former.go_on()
+    else:
+        reader = former.read(tmp_path / "mark")
+        former.go_on()
+        assert worker.content(reader) == digest(100_000)
+        worker.end(former.key)
+    assert worker.content(again) == content(100_000)
 
 
 @pytest.mark.parametrize("options", HOW.values(), ids=HOW)
