@@ -335,8 +335,9 @@ class Hosting:
         if hosted is None:
             self._talking.fail(key, fault)
         else:
+            assert hosted.launch_id is not None  # it is its program that was looked at
             hosted.killed = fault
-            self.kill(key, force=True)
+            self._place.launching.kill(hosted.launch_id, signal.SIGKILL)
 
     def _program_ended(self, hosted: Hosted, event: ProgramExited | ProgramFailed) -> None:
         try:
@@ -360,7 +361,8 @@ class Hosting:
             return
         killed = hosted.killed
         if killed is not None and killed.reason == "NO_SPACE":  # what it left would not fit either
-            self._fail(hosted, killed, run_s, keep=False)
+            if not self._again_on_disk(hosted):
+                self._fail(hosted, killed, run_s, keep=False)
             return
         if killed is None and (unread := hosted.input_error) is not None:
             text = f"an input of it could not be read to the end: {unread}"
@@ -413,8 +415,9 @@ class Hosting:
         self._owner.attempt_ended(hosted.key, tuple(published), None, run_s)
 
     def _again_on_disk(self, hosted: Hosted) -> bool:
-        """Run a program once more whose output was in memory when that was full, as it may have
-        been refused some of it; False if there is no disk for that, or somebody reads it already.
+        """Run a program once more whose output was in memory when that was full, and may have been
+        refused some of it or would not have fitted; False if there is no disk for that, or somebody
+        reads it already.
         """
         action = hosted.executor.begin(hosted.task)
         if not isinstance(action, Run) or action.program.streams or hosted.is_called_off:

@@ -19,6 +19,7 @@ from ciel.net.turns import DelayedCall
 from ciel.storage.errors import ObjectNotFoundError
 from ciel.worker.faults import serving_fault, start_fault, whose_signal
 from ciel.worker.guests import ENDED, Guest, Left
+from ciel.worker.memory import MemoryWatch
 from ciel.worker.programs import ChannelOwner, ProgramChannel, channel_environment
 from ciel.worker.scratch import Scratch
 from ciel.worker.state.pool import IDLE_MAX_S
@@ -116,6 +117,13 @@ class Process:
         if self._stderr < 0 and not self._is_closed:
             self._stderr = self.scratch.open_stderr()
         return self._stderr < 0 or os.lseek(self._stderr, 0, os.SEEK_END) > self.logged_bytes
+
+    def limit_memory(self, watch: MemoryWatch) -> None:
+        """Have it held, once it is there, to what its task may take."""
+        talked = self.talked
+        limit_bytes = 0 if talked is None else talked.task.spec.needs.memory_bytes
+        if talked is not None and limit_bytes and self.pid:
+            watch.add(talked.key, self.pid, limit_bytes)
 
     def close(self) -> None:
         """Hold nothing open any more."""

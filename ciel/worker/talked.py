@@ -13,12 +13,12 @@ from typing import Any, Protocol, TypeVar
 from twisted.logger import Logger
 
 from ciel.core.ids import ObjectId
-from ciel.core.refs import Concrete, Future, Reference, Stream, Sweetheart, Value
+from ciel.core.refs import Concrete, Fixed, Future, Reference, Stream, Sweetheart, Value
 from ciel.execution.attempt import Attempt, Growth, OpenInput
 from ciel.execution.executor import Child, Executor, Task
 from ciel.execution.outputs import BadCallError, Outputs
 from ciel.storage.errors import ObjectConflictError, ObjectNotFoundError
-from ciel.storage.interface import ObjectReader
+from ciel.storage.interface import DISK, MEMORY, ObjectReader
 from ciel.worker.feeding import Piping
 from ciel.worker.growth import Growing as GrowingFiles
 from ciel.worker.programs import send_descriptor
@@ -73,12 +73,14 @@ class Talked(Attempt):
         place: Workplace,
         owner: TalkedOwner,
         outer: Talked | None = None,
+        level: str = "",
     ) -> None:
+        """`level`: where its outputs begin, if not where its task says."""
         self._conflicts: list[ObjectConflictError] = []
         outputs = Outputs(
             task.spec.id, task.spec.outputs, place.store, place.here, self._conflicts.append
         )
-        outputs.level = task.arguments.get("store") or ""  # its executor has looked at that
+        outputs.level = level or task.arguments.get("store") or ""  # its executor looked at that
         super().__init__(task, outputs, place.netloc)
         self.scratch: Scratch
         self.order = order
@@ -97,11 +99,22 @@ class Talked(Attempt):
         self._holds: dict[str, Hold] = {}  # of inputs that were to be whole
         self._streams: dict[int, Growing] = {}
         self._waiters: list[Any] = []
-        self._has_written = False
+        self._has_written = self._has_streamed = False
 
     @property
     def where(self) -> str:
         return f"{super().where} on worker {self._place.worker}"
+
+    @property
+    def may_run_on_disk(self) -> bool:
+        """Whether it can be served once more, with its outputs on disk: they were in memory, nobody
+        has heard of them, and no program has waited for it.
+        """
+        levels = [level.name for level in self._place.store.levels()]
+        is_known = self.children_count or self._has_streamed or self._outer is not None
+        goes_on = any(isinstance(ref, Fixed) for ref in self.task.inputs.values())
+        is_in_memory = self.outputs.level != DISK and levels == [MEMORY, DISK]
+        return self._has_written and is_in_memory and not is_known and not goes_on
 
     def close(self) -> None:
         """Let go of all inputs; outputs were published or rolled back before."""
@@ -289,6 +302,7 @@ class Talked(Attempt):
             watched = GrowingFiles("", self.outputs.open_ones)  # who runs it looks at the rest
             self._place.growth.add(self.key, watched)
         if streams:
+            self._has_streamed = True
             object_id = self.outputs.ids[index]
             former = self._place.streams.get(object_id)
             if former is not None and not former.is_over:  # it was called off, and has not ended

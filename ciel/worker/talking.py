@@ -24,11 +24,11 @@ from ciel.core.events import RECALLED, TaskFault
 from ciel.core.ids import ObjectId
 from ciel.core.tasks import TaskSpec
 from ciel.execution.executor import Executor, Talk, Task
-from ciel.execution.report import command_text
 from ciel.launch import LaunchSpecError
 from ciel.launch.messages import ProgramFailed
 from ciel.net.turns import DelayedCall
 from ciel.storage.errors import ObjectNotFoundError, StorageError
+from ciel.storage.interface import DISK
 from ciel.wire.calls import Call, encode_call, frame_call
 from ciel.wire.errors import EncodeError, WireError
 from ciel.worker.faults import (
@@ -85,9 +85,11 @@ class Talking:
 
     # --- starting ---------------------------------------------------------------------------------
 
-    def begin(self, order: StartAttempt, task: Task, executor: Executor, talk: Talk) -> None:
-        """Have an attempt served; its end is told to the owner, whatever happens."""
-        talked = Talked(order, task, executor, self._place, self)
+    def begin(
+        self, order: StartAttempt, task: Task, executor: Executor, talk: Talk, level: str = ""
+    ) -> None:
+        """Have an attempt served and its end told, whatever happens; `level`: as `Talked` says."""
+        talked = Talked(order, task, executor, self._place, self, level=level)
         if talk.fixed is not None:
             process = self._fixed.pop(talk.fixed, None)
             if process is None:
@@ -123,9 +125,7 @@ class Talking:
             self._fail(process, arguments_fault(executor.name, error))
         except Exception as error:  # an executor may be anybody's
             self._fail(process, executor_fault(talked.executor, error))
-        limit_bytes = talked.task.spec.needs.memory_bytes
-        if limit_bytes and process.pid:
-            self._place.memory.add(talked.key, process.pid, limit_bytes)
+        process.limit_memory(self._place.memory)
 
     def _start(self, talked: Talked, talk: Talk) -> Process | None:
         place = self._place
@@ -158,14 +158,11 @@ class Talking:
 
     def guests(self) -> list[tuple[Guest, ProgramChannel]]:
         """List the processes that are attached, with what is said to each by."""
-        found = [(process.guest, process.channel) for process in self._guests.values()]
-        return [(guest, channel) for guest, channel in found if guest is not None]
+        return [(each.guest, each.channel) for each in self._guests.values() if each.guest]
 
     def _process_started(self, process: Process, pid: int) -> None:
         process.pid = pid
-        talked = process.talked
-        if talked is not None and talked.task.spec.needs.memory_bytes:
-            self._place.memory.add(talked.key, pid, talked.task.spec.needs.memory_bytes)
+        process.limit_memory(self._place.memory)
 
     def _silent(self, process: Process) -> None:
         """A new program had its time to take its first task."""
@@ -246,11 +243,11 @@ class Talking:
             return
         if fault is not None and talked.outputs.lacked_room:
             fault = lacking_fault(self._place.worker, fault)
-        published = tuple(talked.outputs.published.values()) if fault is None else ()
+        process.verdict, published = fault, talked.outputs.published.values()
+        process.published = tuple(published) if fault is None else ()
         process.run_s = self._place.reactor.seconds() - talked.begun_s
         is_kept = over.keep == "must_keep" or (over.keep == "may_keep" and process.guest is None)
         if not is_kept or process.is_called_off:
-            process.published, process.verdict = published, fault
             self._leave(process)
             if process.end is not None:
                 self._settle(process)
@@ -266,7 +263,13 @@ class Talking:
             for number in self._pool.put(process.number, process.kind, over.soft_keys, now_s):
                 self._dismiss(self._processes[number], "others are needed more")
             self._reap_later()
-        self._place.owner.attempt_ended(talked.key, published, fault, process.run_s)
+        self._tell(process, talked)
+
+    def _tell(self, process: Process, talked: Talked) -> None:
+        """Tell of an attempt whose program is well."""
+        fault = process.verdict
+        if fault is None or not self._again_on_disk(process, talked, fault):
+            self._place.owner.attempt_ended(talked.key, process.published, fault, process.run_s)
 
     def _let_go(self, process: Process, talked: Talked) -> None:
         """An attempt is over; what it had open is closed, and its complaints are logged."""
@@ -347,14 +350,15 @@ class Talking:
 
     def _tell_end(self, process: Process, talked: Talked) -> None:
         if not process.is_done and process.is_stale:
-            self._again(process, talked)
+            self._let_go(process, talked)
+            self._clean(process)
+            log.info("{who} was gone; another is started", who=process.called)
+            self._again(talked)
             return
         if process.is_done:
             self._let_go(process, talked)
             self._clean(process)
-            published = process.published
-            verdict = process.verdict
-            self._place.owner.attempt_ended(talked.key, published, verdict, process.run_s)
+            self._tell(process, talked)
             return
         fault = process.fault
         if fault is None:
@@ -371,19 +375,30 @@ class Talking:
             return
         self._report(process, talked, fault, tail)
 
-    def _again(self, process: Process, talked: Talked) -> None:
-        self._let_go(process, talked)
-        self._clean(process)
-        log.info("{command} was gone; another is started", command=command_text(process.argv))
+    def _again_on_disk(self, process: Process, talked: Talked, fault: TaskFault) -> bool:
+        """Have an attempt served once more that found no room in memory for what it wrote; False if
+        it has failed of something else, or that would not help.
+        """
+        is_over = process.is_called_off or process.guest is not None
+        if is_over or fault.reason != "NO_SPACE" or not talked.may_run_on_disk:
+            return False
+        log.info("memory was full while {who} wrote; its task is begun anew", who=process.called)
+        self._again(talked, DISK)
+        return True
+
+    def _again(self, talked: Talked, level: str = "") -> None:
         action = talked.executor.begin(talked.task)
         assert isinstance(action, Talk)
-        self.begin(talked.order, talked.task, talked.executor, action)
+        self.begin(talked.order, talked.task, talked.executor, action, level)
 
     def _report(self, process: Process, talked: Talked, fault: TaskFault, tail: str) -> None:
         place = self._place
         run_s = place.reactor.seconds() - talked.begun_s
         if talked.outputs.lacked_room:
             fault = lacking_fault(place.worker, fault)
+        if self._again_on_disk(process, talked, fault):
+            self._clean(process)
+            return
         text = fault.details
         if not isinstance(process.end, ProgramFailed):
             text = process.failure_text(place.worker, text, tail)

@@ -74,11 +74,11 @@ def test_a_gigabyte_of_complaints_fills_neither_disk_nor_memory(cluster: TwoSlot
     assert all(after_bytes[name] < before_bytes[name] + 4 * MIB for name in before_bytes)
 
 
-@pytest.mark.parametrize("store", ["disk", "shm"])
+@pytest.mark.parametrize("store", ["disk:", "shm:spill=no,"], ids=["disk", "shm"])
 def test_an_output_that_outgrows_its_store_ends_its_program(tmp_path: Path, store: str) -> None:
-    with TwoSlots(tmp_path, "--store", f"{store}:capacity=100MiB") as cluster:
+    with TwoSlots(tmp_path, "--store", f"{store}capacity=100MiB") as cluster:
         place = cluster.spool / "store"
-        if store == "shm":
+        if store.startswith("shm"):
             instance = Path(f"/proc/{cluster.pid('worker')}/cmdline").read_text().split("instance=")
             place = Path("/dev/shm", f"ciel-{instance[1].split(chr(0))[0]}")
         most_bytes, done = most_while(

@@ -53,6 +53,13 @@ def test_a_program_that_was_refused_memory_runs_again_on_disk(
     assert not home.processes()
 
 
+def test_a_program_that_outgrows_the_capacity_runs_again_on_disk(home: Home) -> None:
+    """It is stopped while it writes, as the device itself would let it go on."""
+    steadily = "sh -c 'for i in 1 2 3 4 5 6 7 8; do head -c 1048576 /dev/zero; sleep 0.2; done'"
+    done = run_small(home, "shm:capacity=4MiB", f"ciel submit -- {steadily} | sha256sum")
+    assert done.stdout.split()[:1] == [hashlib.sha256(bytes(8 * MIB)).hexdigest()], done.stderr
+
+
 @pytest.mark.parametrize("store", STORES.values(), ids=STORES)
 @pytest.mark.parametrize("ending", ENDINGS.values(), ids=ENDINGS)
 def test_what_one_worker_gives_back_hides_nothing_that_anothers_program_was_refused(
@@ -87,16 +94,20 @@ def test_stores_are_told_of_as_soon_as_a_cluster_is_up(home: Home) -> None:
 
 
 @pytest.mark.parametrize("says_so", ["yes", "no"])
-@pytest.mark.parametrize("retries", [0, 1])
-def test_a_program_that_talks_and_was_refused_memory_fails_for_want_of_it(
-    home: Home, says_so: str, retries: int
+@pytest.mark.parametrize(
+    "spawns, retries, is_well", [("no", 0, True), ("yes", 0, False), ("yes", 1, True)]
+)
+def test_a_program_that_talks_and_was_refused_memory_is_asked_again(
+    home: Home, says_so: str, spawns: str, retries: int, is_well: bool
 ) -> None:
-    """Whatever it makes of that; meanwhile there is made some, for the next try."""
+    """Whatever it makes of that, and unless it has children by then, who know what it made. For the
+    next try there is made some room.
+    """
     home.environ["PYTHONPATH"] = str(SDK)
     script, program = str(PROGRAMS / "fills.py"), str(PROGRAMS / "refused.py")
-    words = [sys.executable, script, STORES["shm"], program, says_so, str(retries)]
+    words = [sys.executable, script, STORES["shm"], program, says_so, spawns, str(retries)]
     done = home.run(*on_mount(SMALL, Path("/dev/shm"), words))
-    expected = f"{8 * MIB} True\n" if retries else "NO_SPACE "
+    expected = f"{8 * MIB} True\n" if is_well else "NO_SPACE "
     assert done.stdout.startswith(expected), done.stdout + done.stderr
 
 

@@ -10,14 +10,15 @@ from ciel.client.errors import TaskFailedError
 from ciel.core.tasks import Needs
 
 MIB = 1 << 20
-store, program, says_so, retries = sys.argv[1:]
+store, program, says_so, spawns, retries = sys.argv[1:]
 
 with (
     LocalCluster(workers=1, slots=1, store=store) as cluster, Client(cluster) as client,
     client.job("fills", keep=True) as job,
 ):  # fmt: skip
     job.read(job.run(["sh", "-c", f"head -c {12 * MIB} /dev/zero"]))
-    arguments = {"command": program, "proc_pargs": [8 * MIB, says_so == "yes"], "proc_kwargs": {}}
+    pargs = [8 * MIB, says_so == "yes", spawns == "yes"]
+    arguments = {"command": program, "proc_pargs": pargs, "proc_kwargs": {}}
     needs = Needs(retries=int(retries), retry_on=("NO_SPACE",), retry_delay_s=0.3)
     (made,) = job.add("proc", arguments, needs=needs)
     try:
