@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import secrets
 import shutil
@@ -52,6 +53,7 @@ from ciel.net.outside import Outside
 from ciel.net.transfers import Transfers
 from ciel.net.transports import Reconnector, listen
 from ciel.net.turns import Turns
+from ciel.storage import leases
 from ciel.storage.errors import StorageError
 from ciel.storage.interface import ObjectStore
 from ciel.storage.specs import parse_spec
@@ -148,6 +150,9 @@ def parser() -> argparse.ArgumentParser:
     return parse
 
 
+_OWNER = "owner"  # of a spool
+
+
 class Worker:
     """A worker daemon, from finding its master to its end."""
 
@@ -174,7 +179,7 @@ class Worker:
         channels = open_channels(reactor, options)
         reactor.look_s = look_s(options, WORKER_LOOKS_US)
         become_subreaper()
-        self._spool.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._open_spool()
         logs = JobLogs(reactor, _logs_directory(options.log, self._spool))
         store = self._open_store()
         launching = self._keep(Launching(reactor, turns, inherited(os.environ)))
@@ -300,6 +305,18 @@ class Worker:
         self._closers.append(neighbours.close)
         return neighbours
 
+    def _open_spool(self) -> None:
+        """Have a spool alone, whichever stores are in it: two workers would overwrite its pins."""
+        self._spool.mkdir(mode=0o700, parents=True, exist_ok=True)
+        place_fd = os.open(self._spool, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._closers.append(partial(os.close, place_fd))
+        with contextlib.suppress(OSError):  # a file system without locks
+            owner_fd = leases.own(
+                _OWNER, parent_fd=place_fd, subject=str(self._spool), what="this spool",
+                instead="directory",
+            )  # fmt: skip
+            self._closers.append(partial(os.close, owner_fd))
+
     def _open_store(self) -> ObjectStore:
         name, store_options = parse_spec(self._options.store)
         open_store = plugins.load("ciel.stores", name)
@@ -369,6 +386,7 @@ class Worker:
 
     def _remove_spool(self) -> None:
         """Remove the spool, but not what failed tasks left: whoever made it takes that along."""
+        (self._spool / _OWNER).unlink(missing_ok=True)
         for entry in self._spool.iterdir() if self._spool.exists() else ():
             if entry.name != "kept":
                 shutil.rmtree(entry, ignore_errors=True)

@@ -34,14 +34,15 @@ def test_a_spool_may_be_named_from_where_the_worker_is_started(
     assert (home.path / "my-spool" / "store").is_dir()
 
 
-def test_a_spool_is_one_workers_at_a_time(home: Home, cluster: HandCluster) -> None:
+@pytest.mark.parametrize("store", ["disk", "shm"])
+def test_a_spool_is_one_workers_at_a_time(home: Home, cluster: HandCluster, store: str) -> None:
+    """Whichever stores they have in it."""
     first = cluster.start_worker("--spool", "my-spool")
     access = ("--access", str(cluster.access))
-    done = home.run("ciel-worker", *access, "--store", "disk", "--spool", "my-spool")
-    store = home.path / "my-spool" / "store"
-    said = f"process {first.pid} has this store, which is one worker's alone"
+    done = home.run("ciel-worker", *access, "--store", store, "--spool", "my-spool")
+    said = f"process {first.pid} has this spool, which is one worker's alone"
     assert done.returncode == 2
-    assert f"ciel-worker: '{store}': {said}; name another directory\n" in done.stderr
+    assert f"ciel-worker: '{home.path}/my-spool': {said}; name another directory\n" in done.stderr
     first.kill()
     first.wait()
     cluster.start_worker("--spool", "my-spool")
