@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
 import secrets
 import shutil
@@ -309,13 +308,16 @@ class Worker:
         """Have a spool alone, whichever stores are in it: two workers would overwrite its pins."""
         self._spool.mkdir(mode=0o700, parents=True, exist_ok=True)
         place_fd = os.open(self._spool, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        self._closers.append(partial(os.close, place_fd))
-        with contextlib.suppress(OSError):  # a file system without locks
+        try:
             owner_fd = leases.own(
                 _OWNER, parent_fd=place_fd, subject=str(self._spool), what="this spool",
                 instead="directory",
             )  # fmt: skip
-            self._closers.append(partial(os.close, owner_fd))
+        except OSError:
+            return  # on a file system without locks, or a full one
+        finally:
+            os.close(place_fd)
+        self._closers.append(partial(os.close, owner_fd))
 
     def _open_store(self) -> ObjectStore:
         name, store_options = parse_spec(self._options.store)
