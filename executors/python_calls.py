@@ -7,7 +7,8 @@ Theirs is the conversation of every program that talks, with these calls besides
   far, by `spawn`, `put` and `create`, in that order, or `{"output": n}`, one of its own. Nobody is
   answered. `takes`: the outputs of this task that the child makes in its place. `wanted`: it is
   needed before the end of this task.
-- `put` makes an object of some bytes; `create` opens one, of a known size, to be written.
+- `put` makes an object of some bytes; `create` opens one, of a known size and digest, to be
+  written, unless this task made it already: then `filename` is null. Their content names both.
 - `made` is answered with references to what is meant by `items`, `look` with what became of it,
   as far as that is known here.
 - `within`: from now on it may run what others could. If it dies in its first attempt it runs again,
@@ -22,17 +23,22 @@ Theirs is the conversation of every program that talks, with these calls besides
 
 from __future__ import annotations
 
+import re
 from binascii import a2b_base64
 from collections.abc import Callable
+from hashlib import blake2b
 from typing import Any, ClassVar
 
 from ciel.core.events import RECALLED, TaskFault
 from ciel.core.ids import ObjectId
+from ciel.core.naming import DIGEST_BYTES
 from ciel.core.refs import REFERENCE_TYPES, Concrete, Future, Reference, Sweetheart
 from ciel.core.tasks import Needs
 from ciel.execution.attempt import Attempt
 from ciel.execution.outputs import BadCallError
 from ciel.executors.conversation import Conversation, Over, read_spawn, take_name
+
+_DIGEST = re.compile("[0-9a-f]{32}")
 
 
 class PythonConversation(Conversation):
@@ -45,7 +51,7 @@ class PythonConversation(Conversation):
         self._made: list[ObjectId] = []
         self._fault: tuple[str, Any] | None = None
         self._runs_others = False
-        attempt.maps_files = True
+        attempt.maps_files = attempt.names_by_content = True
         for ref in attempt.task.inputs.values():
             if isinstance(ref, Concrete | Sweetheart) and ref.id not in attempt.at_hand:
                 attempt.open_whole(ref, self._opened(ref.id))
@@ -57,14 +63,21 @@ class PythonConversation(Conversation):
 
     def _put(self, args: dict[str, Any]) -> None:
         outputs = self._attempt.outputs
-        ref = outputs.publish(outputs.allocate("put"), _content(args["value"]))
-        self._made.append(ref.id)
+        content = _content(args["value"])
+        index = outputs.allocate_named(
+            "put", blake2b(content, digest_size=DIGEST_BYTES).hexdigest()
+        )
+        self._made.append(outputs.ids[index])
+        if index not in outputs.published:
+            outputs.publish(index, content)
 
     def _create(self, args: dict[str, Any]) -> None:
         outputs = self._attempt.outputs
-        index = outputs.allocate("put")
-        path = self._attempt.open_output(index, False, _size(args))
+        index = outputs.allocate_named("put", _digest(args))
         self._made.append(outputs.ids[index])
+        path = None
+        if index not in outputs.published:
+            path = self._attempt.open_output(index, False, _size(args))
         self._say("create", {"index": index, "filename": path})
 
     def _open_output(self, args: dict[str, Any]) -> None:
@@ -150,7 +163,9 @@ class PythonConversation(Conversation):
 
     def _timer(self, timeout_s: float) -> Reference:
         """Return what a task makes that nothing does but wait, in no slot."""
-        keywords = {"args": {"inputs": [], "of": self._attempt.task.spec.id}, "n_outputs": 1}
+        attempt = self._attempt  # another one waits anew
+        of = [attempt.task.spec.id, attempt.task.attempt, attempt.life]
+        keywords = {"args": {"inputs": [], "of": of}, "n_outputs": 1}
         # It goes before whoever the one that waits would go before.
         needs = Needs(priority=self._attempt.task.spec.needs.priority, delay_s=timeout_s)
         outputs, _ = self._attempt.spawn("sync", keywords, needs, name="timer")
@@ -179,6 +194,13 @@ def _content(text: Any) -> bytes:
         return a2b_base64(text, strict_mode=True)
     except (TypeError, ValueError):
         raise BadCallError("what it publishes is not base64") from None
+
+
+def _digest(args: dict[str, Any]) -> str:
+    digest = args.get("digest")
+    if not isinstance(digest, str) or not _DIGEST.fullmatch(digest):
+        raise BadCallError(f"'digest' must be 32 hexadecimal digits, not {digest!r:.40}")
+    return digest
 
 
 def _size(args: dict[str, Any]) -> int | None:

@@ -14,6 +14,7 @@ from ciel.core.tasks import Mentions, TaskNode
 
 if TYPE_CHECKING:
     from ciel.core.graph import TaskGraph
+    from ciel.core.ids import ObjectId
 
 
 def look(graph: TaskGraph, task: TaskNode) -> None:
@@ -37,4 +38,19 @@ def leave(graph: TaskGraph, task: TaskNode) -> None:
     task.is_bare = False
     if not is_named_by_others(graph, task):
         for object_id in task.outputs:
-            graph.objects.nodes[object_id].holds += 1
+            node = graph.objects.nodes[object_id]
+            node.holds += node.producer is task
+
+
+def take_over(graph: TaskGraph, object_id: ObjectId, task: TaskNode) -> None:
+    """Make another task the producer of an output, and keep the output as that one's are kept."""
+    node = graph.objects.nodes[object_id]
+    before = node.producer
+    if before is not None:
+        node.holds += _holds_outputs(graph, task) - _holds_outputs(graph, before)
+    node.producer = task
+
+
+def _holds_outputs(graph: TaskGraph, task: TaskNode) -> bool:
+    """Whether the outputs of a task are kept while it exists, since anything may name them."""
+    return task.mentions is Mentions.ANYTHING or is_named_by_others(graph, task)

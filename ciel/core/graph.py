@@ -84,6 +84,8 @@ class TaskGraph:
         """
         known = self.tasks.get(spec.id)
         if known is not None:
+            if known.spec.outputs != spec.outputs:
+                raise InvalidTaskError(spec.id, "a task with this id has other outputs")
             heirs.note(self, known)
             return known
         parent = self._parent_of(spec, job)
@@ -117,6 +119,7 @@ class TaskGraph:
         if parent is not None:
             self._note_child(parent, spec)
         if known_outputs:  # somebody may want them already
+            heirs.note(self, node)
             for object_id in producing:
                 output = nodes[object_id]
                 if output.ref is None and self._is_sought(object_id, output):
@@ -142,8 +145,7 @@ class TaskGraph:
             else:
                 output.others += 1
                 if output.producer is not parent:
-                    heirs.note(self, task)
-                    continue  # named by content: the task that came first makes it for both
+                    continue  # another task makes it, unless `heirs` decides otherwise
                 output.producer = task
                 self.disturbed = True
                 if object_id in self.objects.growing:

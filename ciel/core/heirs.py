@@ -1,15 +1,16 @@
-"""Tasks that hand their outputs over otherwise when they run again.
+"""Tasks that hand their outputs to another child when they run again.
 
-Where a script stops depends on what is there when it runs. One that runs again, since something
-that it had made on the side was lost, may stop elsewhere than before, or not at all: then nobody
-will make what the task waits for that took its outputs over the first time. The one that took them
-over the last time makes them instead: its heir.
+A task that runs again may stop elsewhere than the first time, hand other parts of its work over, or
+wait in another process. The child that it created for its outputs the first time may then wait for
+something that nobody produces any more. So the child that a task created last for an output is the
+one that produces it: the heir.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ciel.core.bare import take_over
 from ciel.core.failures import label
 from ciel.core.refs import Failure
 from ciel.core.tasks import ACTIVE, TaskNode
@@ -19,30 +20,12 @@ if TYPE_CHECKING:
     from ciel.core.ids import ObjectId
 
 
-def note(graph: TaskGraph, task: TaskNode) -> None:
-    """A task is handed outputs of its parent over that another took over before; or once more."""
-    parent = graph.tasks.get(task.spec.parent)
-    if parent is not None and not set(task.spec.outputs).isdisjoint(parent.spec.outputs):
-        parent.heir = task
-
-
-def miss(graph: TaskGraph, task: TaskNode) -> None:
-    """A task has ended well: what it made on the side before and not now is an error for those who
-    still wait for it when its heir has come in.
+def note(graph: TaskGraph, heir: TaskNode) -> None:
+    """Make a child the producer of those outputs of its parent that the parent just handed to it
+    and that are not there, and let earlier producers sleep that nobody needs any more.
     """
-    for object_id in task.extras:
-        node = graph.objects.nodes[object_id]
-        if node.ref is None and node.producer is task and graph.is_awaited(object_id):
-            _come_in(graph, task)
-            if graph.is_awaited(object_id):
-                reason = f"{label(task)} made it once, and ended without making it again"
-                graph.publish(Failure(object_id, "NO_OUTPUT", reason))
-
-
-def _come_in(graph: TaskGraph, task: TaskNode) -> None:
-    """Have a task's heir make what is not there of its outputs, and let those be that were to."""
-    heir, task.heir = task.heir, None
-    if heir is None or graph.tasks.get(heir.spec.id) is not heir:
+    parent = graph.tasks.get(heir.spec.parent)
+    if parent is None or set(heir.spec.outputs).isdisjoint(parent.spec.outputs):
         return
     nodes = graph.objects.nodes
     replaced: dict[TaskNode, None] = {}
@@ -51,8 +34,9 @@ def _come_in(graph: TaskGraph, task: TaskNode) -> None:
         before = nodes[object_id].producer
         if before is None or before is heir or nodes[object_id].ref is not None:
             continue
-        if _stands_for(graph, before, task, object_id):
-            nodes[object_id].producer = heir
+        is_handed_on = _came_from(graph, before, heir, object_id)
+        if not is_handed_on and _came_from(graph, before, parent, object_id):
+            take_over(graph, object_id, heir)
             replaced[before] = None
             inherited.append(object_id)
     graph.disturbed = graph.disturbed or bool(inherited)
@@ -65,9 +49,20 @@ def _come_in(graph: TaskGraph, task: TaskNode) -> None:
     graph.demand(inherited)
 
 
-def _stands_for(graph: TaskGraph, successor: TaskNode, task: TaskNode, object_id: ObjectId) -> bool:
-    """Whether an output of a task came to another by being handed over, maybe several times."""
-    found: TaskNode | None = successor
+def miss(graph: TaskGraph, task: TaskNode) -> None:
+    """Publish an error for each object that a task created in an earlier attempt and not in the one
+    that just ended, if somebody still waits for it.
+    """
+    for object_id in task.extras:
+        node = graph.objects.nodes[object_id]
+        if node.ref is None and node.producer is task and graph.is_awaited(object_id):
+            reason = f"{label(task)} made it once, and ended without making it again"
+            graph.publish(Failure(object_id, "NO_OUTPUT", reason))
+
+
+def _came_from(graph: TaskGraph, producer: TaskNode, task: TaskNode, object_id: ObjectId) -> bool:
+    """Whether a task handed an output over to its producer, maybe through several others."""
+    found: TaskNode | None = producer
     while found is not None and found is not task and object_id in found.spec.outputs:
         found = graph.tasks.get(found.spec.parent)
     return found is task

@@ -19,6 +19,8 @@ TaskId = NewType("TaskId", str)
 ObjectId = NewType("ObjectId", str)
 
 ID_MAX_LENGTH = 128
+_ORDINAL_DIGITS = 15
+"""Of a digest, as an ordinal: 60 bits, which every reader of JSON takes for a whole number."""
 UPLOAD_PREFIX = "upload:"
 """How the names of what clients bring begin."""
 _ID = re.compile(rf"[A-Za-z0-9_][A-Za-z0-9_:.\-]{{0,{ID_MAX_LENGTH - 1}}}", re.ASCII)
@@ -54,6 +56,13 @@ def child_id(parent: str, ordinal: int, digest: str) -> TaskId:
     """
     text = f"{parent}\n{ordinal}\n{digest}"
     return TaskId(blake2b(text.encode(), digest_size=16).hexdigest())
+
+
+def content_ordinal(digest: str, twin: int) -> int:
+    """Number a child by what it is to do, so that its name does not depend on when its parent
+    creates it. `twin`: how many children with the same digest the parent created before.
+    """
+    return int(digest[:_ORDINAL_DIGITS], 16) + twin
 
 
 def root_task_id(job: str) -> TaskId:

@@ -86,13 +86,18 @@ class NamedArguments(NamedTuple):
     text: bytes
 
 
-def name_arguments(executor: str, arguments: Any, any_of: tuple[str, ...] = ()) -> NamedArguments:
+def name_arguments(
+    executor: str, arguments: Any, any_of: tuple[str, ...] = (), takes: tuple[str, ...] = ()
+) -> NamedArguments:
     """Digest what is to be run, and list the references in it; raises as `canonical` does.
-    `any_of`: those of them of which one is enough.
+    `any_of`: those of them of which one is enough. `takes`: outputs of its parent that the task
+    takes over, where these are part of its name.
     """
     text, references = _canonical(arguments)
-    choice = ("any of", *sorted(any_of)) if any_of else ()  # the first is no id
-    return NamedArguments(_digest(executor, text, choice), references, text.encode())
+    more = ("any of", *sorted(any_of)) if any_of else ()  # the first is no id
+    if takes:
+        more = (*more, "takes", *takes)
+    return NamedArguments(_digest(executor, text, more), references, text.encode())
 
 
 def _digest(executor: str, arguments: str, inputs: tuple[str, ...]) -> str:

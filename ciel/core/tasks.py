@@ -143,7 +143,6 @@ class TaskNode:
         "attempt",
         "children",
         "extras",
-        "heir",
         "holds_inputs",
         "is_bare",
         "job",
@@ -166,7 +165,6 @@ class TaskNode:
         self.worker: str | None = None
         self.children: dict[int, TaskId] | None = None
         self.extras: tuple[ObjectId, ...] = ()  # what it published besides what it promised
-        self.heir: TaskNode | None = None  # to whom it handed outputs over again, and otherwise
         self.reason = ""  # why it was placed where it is, if there was a choice
         self.holds_inputs = True
         self.is_bare = False  # it has ended, and made nothing but what it promised

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection
+from functools import partial
 from typing import Any, NamedTuple
 
 from ciel.core.errors import InvalidTaskError
@@ -58,6 +59,12 @@ class Attempt(ABC):
         self.has_delegated = False  # its promised outputs, to a child
         self.handed_over: set[int] = set()  # promised outputs that children have taken over
         self.at_hand: frozenset[str] = frozenset()  # objects that its program has from other tasks
+        self._twins: dict[str, int] = {}  # children of one content, by the first one's id
+
+    names_by_content = False
+    """Whether its children are named by what they do, and not by how many came before them: its
+    program creates them in an order that depends on time, and hands over what outputs are left.
+    """
 
     maps_files = False
     """Whether its program has files for nothing but to map, to read and to write them itself: see
@@ -225,7 +232,8 @@ class Attempt(ABC):
             raise BadCallError(f"{executor!r} has no processes that could go on")
         self._require_promises()
         if self.attached is None:
-            index = self.outputs.allocate("fixed")
+            # Another execution leaves another process: the name must not be taken for this one's.
+            index = self.outputs.allocate(f"fixed.{self.life}.{self.task.attempt}")
             fixed = Fixed(self.outputs.ids[index], self._netloc)
             self.outputs.add(index, fixed)
         else:
@@ -238,6 +246,13 @@ class Attempt(ABC):
         spec = self.task.spec
         child, _ = self._create(executor, form, undelayed(spec.needs), True, spec.name, None)
         self.add_child(child)
+
+    @property
+    def life(self) -> str:
+        """Name the worker process that runs this attempt, in letters and digits; no two that ever
+        ran have one name.
+        """
+        return ""
 
     def _executor(self, name: str) -> Executor:
         known = self.task.executors.get(name)
@@ -282,7 +297,7 @@ class Attempt(ABC):
             outputs = tuple([spec.outputs[index] for index in takes])
         elif delegates:
             outputs = spec.outputs
-            if self.handed_over:
+            if self.handed_over or self.names_by_content:
                 outputs = tuple([spec.outputs[index] for index in self._promised()])
         arguments = form.arguments
         if self.outputs.published:
@@ -290,16 +305,21 @@ class Attempt(ABC):
         package = self.task.arguments.get("package_ref")
         if package is not None and self.task.executors[executor].wants_package:
             arguments = {**arguments, "package_ref": package}
+        make = partial(
+            make_task,
+            job=spec.job, parent=spec.id, executor=executor,
+            ordinal=None if self.names_by_content else self.children_count,
+            arguments=arguments, n_outputs=form.n_outputs,
+            memoise=form.memoise and outputs is None, outputs=outputs, needs=needs,
+            sees_errors=form.sees_errors, any_of=form.any_of,
+            mentions=mentions_of(self.task.executors, executor), name=name,
+        )  # fmt: skip
         try:
-            child = Child(
-                *make_task(
-                    job=spec.job, parent=spec.id, ordinal=self.children_count, executor=executor,
-                    arguments=arguments, n_outputs=form.n_outputs,
-                    memoise=form.memoise and outputs is None, outputs=outputs, needs=needs,
-                    sees_errors=form.sees_errors, any_of=form.any_of,
-                    mentions=mentions_of(self.task.executors, executor), name=name,
-                )
-            )  # fmt: skip
+            child = Child(*make())
+            if self.names_by_content:
+                twin = self._twins.get(child.spec.id, 0)
+                self._twins[child.spec.id] = twin + 1
+                child = Child(*make(twin=twin)) if twin else child
             check_task(child.spec)
         except (TypeError, ValueError) as error:
             raise BadCallError(f"the arguments of a spawn cannot be encoded: {error}") from None

@@ -51,6 +51,7 @@ class Outputs:
         self._here = here
         self._conflict = conflict
         self._numbers: dict[str, int] = {}  # of what was published, by id
+        self._named: dict[str, int] = {}  # of outputs named by content, by digest
 
     def index(self, value: object) -> int:
         """Check the number of an output; None stands for the only one. Raises BadCallError."""
@@ -64,8 +65,19 @@ class Outputs:
 
     def allocate(self, prefix: str) -> int:
         """Add an output; return its number."""
-        number = len(self.ids) - self.expected_count
-        if number >= ALLOCATED_MAX:
+        return self._allocate(prefix, len(self.ids) - self.expected_count)
+
+    def allocate_named(self, prefix: str, digest: str) -> int:
+        """Add an output that is named by the digest of its content, and not by how many came before
+        it; return its number, which is that of an earlier output with the same content.
+        """
+        number = self._named.get(digest)
+        if number is None:
+            number = self._named[digest] = self._allocate(f"{prefix}.{digest}", 0)
+        return number
+
+    def _allocate(self, prefix: str, number: int) -> int:
+        if len(self.ids) - self.expected_count >= ALLOCATED_MAX:
             raise BadCallError(f"a task may allocate at most {ALLOCATED_MAX} outputs")
         try:
             object_id = ObjectId(check_id(f"{self._task_id}:{prefix or 'pub'}:{number}"))

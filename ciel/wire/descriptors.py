@@ -12,7 +12,15 @@ from sys import intern
 from typing import Any
 
 from ciel.core.errors import InvalidSchedulingError
-from ciel.core.ids import ID_MAX_LENGTH, JobId, ObjectId, check_id, child_id, output_ids
+from ciel.core.ids import (
+    ID_MAX_LENGTH,
+    JobId,
+    ObjectId,
+    check_id,
+    child_id,
+    content_ordinal,
+    output_ids,
+)
 from ciel.core.jobs import JOB_NAME_MAX_LENGTH, JobSpec, JobState, JobSummary
 from ciel.core.naming import memo_output_ids, name_arguments
 from ciel.core.refs import Future, Reference
@@ -37,7 +45,7 @@ def make_task(
     *,
     job: JobId,
     parent: str,
-    ordinal: int,
+    ordinal: int | None,
     executor: str,
     arguments: dict[str, Any],
     n_outputs: int = 1,
@@ -48,15 +56,21 @@ def make_task(
     mentions: Mentions = Mentions.ANYTHING,
     name: str = "",
     any_of: Iterable[Reference] = (),
+    twin: int = 0,
 ) -> tuple[TaskSpec, tuple[Reference, ...]]:
     """Make the `ordinal`-th task of `parent`; references inside `arguments` become its inputs.
 
     `outputs` are given when it takes over its parent's; memoised ones are named by executor and
     arguments within the job, others by the task. Of the references that are also in `any_of` one is
-    enough. Returns the task and those inputs that are no futures.
+    enough. Without an ordinal the task is named by what it is to do and what it takes over; `twin`
+    is the number of equal tasks that the parent created before. Returns the task and those inputs
+    that are no futures.
     """
     alternatives = dict.fromkeys([ref.id for ref in any_of])
-    digest, references, text = name_arguments(executor, arguments, tuple(alternatives))
+    takes = outputs if ordinal is None and outputs is not None else ()
+    digest, references, text = name_arguments(executor, arguments, tuple(alternatives), takes)
+    if ordinal is None:
+        ordinal = content_ordinal(digest, twin)
     inputs = tuple([ref.id for ref in references])
     if alternatives:
         if not alternatives.keys() <= set(inputs):

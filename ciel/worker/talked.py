@@ -106,6 +106,10 @@ class Talked(Attempt):
         return f"{super().where} on worker {self._place.worker}"
 
     @property
+    def life(self) -> str:
+        return self._place.worker
+
+    @property
     def may_run_on_disk(self) -> bool:
         """Whether it can be served once more, with its outputs on disk: they were in memory, nobody
         has heard of them, and no program has waited for it.

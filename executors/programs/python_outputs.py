@@ -86,9 +86,21 @@ class Outputs:
         if size_bytes <= TOLD_MAX_BYTES:
             self._channel.tell("put", {"value": encoded(b"".join(pieces))})
             return
-        reply = self._channel.reply("create", {"size": size_bytes})
+        told = {"size": size_bytes, "digest": _digest_of(pieces)}
+        reply = self._channel.reply("create", told)
+        if reply["filename"] is None:
+            return
         write(reply["filename"], pieces)
         self._channel.ask("close_output", {"index": reply["index"], "size": size_bytes})
+
+
+def _digest_of(pieces: Sequence[Buffer]) -> str:
+    from xxhash import xxh3_128
+
+    digest = xxh3_128()
+    for piece in pieces:
+        digest.update(piece)
+    return digest.hexdigest()
 
 
 def _length(piece: Any) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ciel.core.arrivals import publish_early
+from ciel.core.errors import InvalidTaskError
 from ciel.core.fixed import forget_released, let_all_go, place_of
 from ciel.core.ids import ObjectId
 from ciel.core.losses import lose_location
@@ -78,25 +79,33 @@ def handed_over(*, times: int) -> tuple[Scene, TaskSpec, TaskSpec]:
 
 
 @pytest.mark.parametrize("times", [1, 2, 3])
-def test_who_takes_outputs_over_when_a_task_runs_again_makes_them(times: int) -> None:
-    """The task stops elsewhere than before, and does not make again what it had made for that."""
+def test_the_child_that_was_created_last_for_an_output_produces_it(times: int) -> None:
+    """The task stops elsewhere than before, and does not produce again what it had for that."""
     scene, maker, former = handed_over(times=times)
     heir = a_task("a", parent=maker, salt="otherwise")
     scene.add(heir)
-    assert scene.state(heir) is TaskState.DORMANT
-    scene.finish(maker)
     assert scene.state(former) is TaskState.DORMANT
+    scene.finish(maker)
     scene.run(heir)
     assert scene.ref("a") == stored("a", W1)
 
 
-def test_who_took_outputs_over_at_first_makes_them_if_he_can_do_so_after_all() -> None:
+def test_a_child_that_runs_is_called_off_when_its_output_is_handed_to_another() -> None:
     scene, maker, former = handed_over(times=1)
+    scene.graph.publish(stored(extra(maker), W1))
+    scene.start(former)
     heir = a_task("a", parent=maker, salt="otherwise")
     scene.add(heir)
-    scene.finish(maker, stored(extra(maker), W2))
-    assert scene.state(heir) is TaskState.DORMANT
-    scene.run(former)
+    assert scene.graph.unneeded == [scene.node(former)]
+    assert scene.state(heir) is TaskState.RUNNABLE
+
+
+def test_a_child_that_handed_its_output_on_keeps_it_so() -> None:
+    """The task that runs again creates the very same child: nothing changes by that."""
+    scene, _, former = handed_over(times=2)
+    successor = scene.graph.tasks[former.parent].spec
+    scene.add(successor)
+    assert scene.graph.objects.nodes["a"].producer is scene.node(former)
 
 
 def test_of_several_the_one_who_took_outputs_over_the_last_time_makes_them() -> None:
@@ -104,11 +113,40 @@ def test_of_several_the_one_who_took_outputs_over_the_last_time_makes_them() -> 
     others = [a_task("a", parent=maker, salt=salt) for salt in ("otherwise", "again otherwise")]
     for heir in (*others, others[0]):
         scene.add(heir)
-        scene.graph.requeue(scene.node(maker))
-        scene.start(maker)
     scene.finish(maker)
     assert scene.state(former) is scene.state(others[1]) is TaskState.DORMANT
     scene.run(others[0])
+
+
+def test_each_output_may_be_handed_to_another_child() -> None:
+    maker = a_task("a", "b")
+    first = [a_task(name, inputs=[extra(maker)], parent=maker) for name in ("a", "b")]
+    scene = Scene(maker, wanted=["a", "b"])
+    scene.start(maker)
+    for child in first:
+        scene.add(child)
+    scene.finish(maker, stored(extra(maker), W1))
+    scene.lose(extra(maker))
+    assert not scene.graph.is_ready(scene.node(first[0]))
+    scene.start(maker)
+    heirs = [a_task(name, parent=maker, salt="otherwise") for name in ("a", "b")]
+    for heir in heirs:
+        scene.add(heir)
+    scene.finish(maker)
+    for heir in heirs:
+        scene.run(heir)
+    assert scene.ref("a") == stored("a", W1)
+    assert scene.ref("b") == stored("b", W1)
+
+
+def test_a_known_id_with_other_outputs_is_refused_before_anything_changes() -> None:
+    parent = a_task("a")
+    child = a_task("b", parent=parent)
+    scene = Scene(parent, child, wanted=["a"])
+    forged = child._replace(outputs=(ObjectId("c"),))
+    with pytest.raises(InvalidTaskError, match="has other outputs"):
+        scene.add(forged)
+    assert ObjectId("c") not in scene.graph.objects.nodes
 
 
 def test_an_heir_who_lacks_the_same_is_no_help() -> None:

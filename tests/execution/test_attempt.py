@@ -149,7 +149,7 @@ def test_who_goes_on_later_may_see_errors(attempt: FakeAttempt) -> None:
 
 def test_a_process_goes_on_under_a_name_that_only_it_has(attempt: FakeAttempt) -> None:
     attempt.go_on_later("talkative", [Future(ObjectId("x"))], [])
-    fixed = Fixed(ObjectId(f"{attempt.task.spec.id}:fixed:0"), "here:1")
+    fixed = Fixed(ObjectId(f"{attempt.task.spec.id}:fixed..{attempt.task.attempt}:0"), "here:1")
     (child,) = attempt.children
     assert attempt.fixed == fixed.id
     assert attempt.outputs.published == {2: fixed}

@@ -244,7 +244,7 @@ def test_a_lot_is_handed_over_with_its_output(dialogue: Dialogue) -> None:
 
 
 def test_a_large_object_is_written_by_name(dialogue: Dialogue, store: FileStore) -> None:
-    ((_, reply),) = dialogue.call("create", size=5000)
+    ((_, reply),) = dialogue.call("create", size=5000, digest="d" * 32)
     Path(reply["filename"]).write_bytes(bytes(5000))
     dialogue.call("close_output", index=reply["index"], size=5000)
     ((_, made),) = dialogue.call("made", items=[0])
@@ -253,7 +253,7 @@ def test_a_large_object_is_written_by_name(dialogue: Dialogue, store: FileStore)
 
 @pytest.mark.parametrize("size", [-1, "x", 1.5, True])
 def test_a_size_is_a_number(dialogue: Dialogue, size: Any) -> None:
-    dialogue.call("create", size=size)
+    dialogue.call("create", size=size, digest="d" * 32)
     assert "'size'" in dialogue.fault()[1]
 
 

@@ -55,9 +55,10 @@ class ChildDesk(JobDesk):
         except CielError as error:
             self._say(worker.facts.id, CancelTask(parent.spec.id, parent.attempt))
             self.graph.fail(parent, "BAD_SPAWN", str(error))
-        if message.wanted and parent.state is ASSIGNED and spec.id in self.graph.tasks:
-            self.graph.errands.add(parent, spec.outputs)
-            self.graph.demand(spec.outputs)
+        added = self.graph.tasks.get(spec.id)
+        if message.wanted and parent.state is ASSIGNED and added is not None:
+            self.graph.errands.add(parent, added.spec.outputs)
+            self.graph.demand(added.spec.outputs)
         if message.begun:
             task = self.graph.tasks.get(spec.id)
             if not is_new or task is None or not self._delegates:
