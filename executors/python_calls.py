@@ -9,6 +9,8 @@ Theirs is the conversation of every program that talks, with these calls besides
   needed before the end of this task.
 - `put` makes an object of some bytes; `create` opens one, of a known size and digest, to be
   written, unless this task made it already: then `filename` is null. Their content names both.
+- `lose` reports that an input is not where the worker said: the attempt ends, and counts as one
+  that could not get its inputs.
 - `made` is answered with references to what is meant by `items`, `look` with what became of it,
   as far as that is known here.
 - `within`: from now on it may run what others could. If it dies in its first attempt it runs again,
@@ -91,6 +93,9 @@ class PythonConversation(Conversation):
     def _look(self, args: dict[str, Any]) -> None:
         resolve = self._attempt.resolve
         self._say("look", {"refs": [resolve(self._ref(item)) for item in args["items"]]})
+
+    def _lose(self, args: dict[str, Any]) -> None:
+        self._attempt.lose_input(str(args["id"]), str(args["details"]))
 
     def _ref(self, item: Any) -> Reference:
         """Return what a program means by an input."""
@@ -216,6 +221,7 @@ PythonConversation.METHODS = Conversation.METHODS | {
     "open_output": PythonConversation._open_output,
     "made": PythonConversation._tell_made,
     "look": PythonConversation._look,
+    "lose": PythonConversation._lose,
     "room": PythonConversation._tell_room,
     "within": PythonConversation._note_within,
     "spawn": PythonConversation._spawn,

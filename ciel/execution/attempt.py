@@ -96,6 +96,10 @@ class Attempt(ABC):
         """Give a resolved input a path, even if it is still being made."""
 
     @abstractmethod
+    def lose_input(self, object_id: str, details: str) -> None:
+        """Note that an input is not where this worker said: the attempt ends without an outcome."""
+
+    @abstractmethod
     def prefer(self, ref: Reference) -> None:
         """Have a resolved input be read here rather than elsewhere from now on; only a hint."""
 

@@ -28,6 +28,7 @@ class FakeAttempt(Attempt):
         self.is_slow = False
         self.path_of_all = ""  # of inputs, if they have one
         self.children: list[Child] = []
+        self.lost: list[str] = []
         self.wanted: list[Child] = []  # of those, before the end
         self.within: list[FakeAttempt] = []  # at those that run within
         self.ended: list[tuple[str, str] | None] = []  # how this one did, that runs within another
@@ -86,6 +87,9 @@ class FakeAttempt(Attempt):
             path = self._path_of(ref)
             found = OpenInput(path, Growth(Path(path).stat().st_size, True), True)
         self._come(lambda: then(found))
+
+    def lose_input(self, object_id: str, details: str) -> None:
+        self.lost.append(object_id)
 
     def prefer(self, ref: Reference) -> None:
         self.preferred.append(ref)

@@ -445,11 +445,14 @@ class WorkerService:
 
     def _delete(self, objects: tuple[ObjectId, ...]) -> None:
         """Delete in a thread: freeing a large file takes long enough to be felt. So do several
-        threads that take turns with ours, hence one at a time.
+        threads that take turns with ours, hence one at a time. An object that came anew meanwhile,
+        or is about to, stays: the store took the old file for it.
         """
 
         def delete() -> None:
             for object_id in objects:
+                if self.machine.expects(object_id):
+                    continue
                 self._copied.discard(object_id)
                 try:
                     self._store.delete(object_id)

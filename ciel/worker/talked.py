@@ -213,6 +213,9 @@ class Talked(Attempt):
         late = self._late(come)
         self._place.owner.fetch(ref, fetched)
 
+    def lose_input(self, object_id: str, details: str) -> None:
+        self._lose(((ObjectId(object_id), self._netloc),), details)
+
     def _lose(self, losses: Losses, details: str) -> None:
         self.lost = (losses, f"on worker {self._place.worker}: {details}")
 

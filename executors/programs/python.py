@@ -10,7 +10,7 @@ from typing import Any
 from ciel.executors.programs.python_bundle import Run
 from ciel.executors.programs.python_channel import Channel, connect
 from ciel.executors.programs.python_clock import Clock
-from ciel.executors.programs.python_inputs import Kept, LostInputError
+from ciel.executors.programs.python_inputs import Kept
 from ciel.executors.programs.python_sending import Functions
 from ciel.executors.programs.python_traces import Modules, Traces
 from ciel.python.calls import Function
@@ -54,8 +54,6 @@ class Program:
                 Run(self, *started).run()
             except UnpackedError as error:
                 self.fail("BAD_ARGUMENTS", str(error))
-            except LostInputError as error:
-                self.fail("MISSING_INPUT", str(error))
             except Exception as error:  # what functions raise is an outcome: this is ours
                 self._fail_badly(error)
         self.clock.close()

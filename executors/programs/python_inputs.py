@@ -10,7 +10,7 @@ from binascii import a2b_base64
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from ciel.executors.programs.python_maps import mapped
 from ciel.python.contents import ERROR, MOVED, Outcome, decode
@@ -24,10 +24,6 @@ MAPPED_MIN_BYTES = 64 << 10
 KEPT_MAX = 8
 KEPT_MAX_BYTES = 64 << 20
 """Of objects at hand: what is mapped keeps its memory, even if its store has deleted it."""
-
-
-class LostInputError(Exception):
-    """An input is not there, though it was waited for."""
 
 
 UNCHANGING = frozenset((bytes, str))
@@ -156,7 +152,10 @@ class Inputs:
         kept = self._kept.find(array[1])
         if kept is not None:
             return kept
-        content = _read(self.path(array))
+        try:
+            content = _read(self.path(array))
+        except FileNotFoundError as error:
+            self._lose(array, str(error))
         if isinstance(content, memoryview):
             self._kept.keep(array[1], content)
         return content
@@ -176,9 +175,17 @@ class Inputs:
             ref = {"__ref__": array}
             path = self._channel.reply("open_ref", {"ref": ref}).get("filename")
             if path is None:
-                raise LostInputError(f"{array[1]} is not there, though it was waited for")
+                self._lose(array, "it is not there, though it was waited for")
             self._paths[array[1]] = path
         return path
+
+    def _lose(self, array: list[Any], details: str) -> NoReturn:
+        """Report that an object is gone and end this process: the engine produces the object again
+        and runs the task anew. An exception would become the outcome of a call.
+        """
+        self._channel.tell("lose", {"id": array[1], "details": details})
+        self._channel.flush()
+        os._exit(0)
 
 
 def _read(path: str) -> Buffer:

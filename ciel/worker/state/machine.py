@@ -127,6 +127,10 @@ class WorkerMachine:
         """How many slots nobody holds; fewer than none while programs are prepared ahead."""
         return self._slots.free
 
+    def expects(self, object_id: ObjectId) -> bool:
+        """Whether the store is to have an object, or a fetch may bring it. Any thread may ask."""
+        return object_id in self.stored or object_id in self._fetching
+
     def keep(self, objects: Mapping[ObjectId, int]) -> None:
         """Note what the own store has from an earlier life; only before a master is reached."""
         self.stored.update(objects)
