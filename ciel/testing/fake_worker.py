@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from ciel.core.events import (
@@ -31,6 +31,7 @@ from ciel.core.refs import (
 from ciel.core.tasks import TaskSpec
 from ciel.master.state.workers import WorkerFacts
 from ciel.testing.imaginary import PEER, Connection, World, size_of, through_wire
+from ciel.testing.lots import Surroundings, run_lots
 from ciel.testing.workloads import PROCESS, Outcome, run
 from ciel.wire import messages
 from ciel.wire.descriptors import read_arguments
@@ -42,6 +43,7 @@ from ciel.worker.state.orders import (
     FetchObject,
     Key,
     KillAttempt,
+    Phase,
     RecallAttempt,
     StartAttempt,
 )
@@ -70,6 +72,7 @@ class Run:
     started_at_s: float
     outer: Key | None = None
     within: Key | None = None
+    puts: dict[ObjectId, bytes] = field(default_factory=dict)
 
 
 class FakeWorker:
@@ -97,7 +100,7 @@ class FakeWorker:
         self.running: dict[Key, Run] = {}
         self.waiting: deque[StartAttempt] = deque()
         self.growing: dict[ObjectId, Growing] = {}
-        self.processes: dict[ObjectId, None] = {}  # that wait
+        self.processes: dict[ObjectId, tuple[int, ...]] = {}  # that wait, and what they remember
         self._followers: dict[ObjectId, list[tuple[FakeWorker, Growing]]] = {}
         self.is_dead = False
         self.is_frozen = False
@@ -364,16 +367,24 @@ class FakeWorker:
             return
         self.world.witness.chose(order.spec, order.inputs)
         self.running[key] = Run(order, now_s)
-        for ref in order.inputs:
-            self.processes.pop(ref.id, None)  # it goes on
-        self._run(key, contents, read)
+        memory = [self.processes.pop(ref.id) for ref in order.inputs if ref.id in self.processes]
+        self._run(key, contents, read, memory[0] if memory else None)
 
     def _run(
-        self, key: Key, contents: Sequence[bytes | None], read: Sequence[ObjectId] = ()
+        self,
+        key: Key,
+        contents: Sequence[bytes | None],
+        read: Sequence[ObjectId] = (),
+        memory: tuple[int, ...] | None = None,
     ) -> None:
-        """Have a program do what it does; some of its inputs it may read while they grow."""
+        """Have a program do what it does; some of its inputs it may read while they grow. `memory`:
+        that of the process in which it goes on.
+        """  # fmt: skip
         order = self.running[key].order
         failures = self.world.witness.started(key)
+        if "lots" in read_arguments(order.spec.payload):
+            self._run_lots(key, memory)
+            return
         is_retried = order.spec.job in self.world.witness.retried
         outcome = run(
             order.spec, order.inputs, contents, failures,
@@ -387,6 +398,15 @@ class FakeWorker:
         if outcome.streams:
             share = self.world.chance.uniform(0.0, 0.5)
             self._later(outcome.duration_s * share, self._open, key, outcome)
+        self._act_out(key, outcome)
+
+    def _run_lots(self, key: Key, memory: tuple[int, ...] | None) -> None:
+        around = Surroundings(key[1], self.facts.id, self.facts.netloc, self.world.chance)
+        outcome = run_lots(self.running[key].order.spec, around, memory)
+        self.running[key].puts = dict(outcome.puts)
+        self._act_out(key, outcome)
+
+    def _act_out(self, key: Key, outcome: Outcome) -> None:
         moments = sorted(self.world.chance.random() for _ in outcome.children)
         for moment, (child, known) in zip(moments, outcome.children, strict=True):
             self._later(outcome.duration_s * moment, self._spawn, key, child, known)
@@ -394,6 +414,10 @@ class FakeWorker:
             self._later(outcome.duration_s, self._end, key, outcome)
 
     def _spawn(self, key: Key, child: TaskSpec, known: tuple[Reference, ...]) -> None:
+        attempt = self.machine.attempts.get(key)
+        if key in self.running and attempt is not None and attempt.phase is Phase.RUNNING:
+            puts = self.running[key].puts
+            self.store.update({ref.id: puts[ref.id] for ref in known if ref.id in puts})
         if key in self.running and not self._begins_within(key, child, known):
             may = self.running[key].order.may_run_children
             wanted = may and self.world.happens(self.world.options.within_share / 2)
@@ -408,7 +432,9 @@ class FakeWorker:
         outer, inner = self.running[key], (child.id, 0)
         arguments = read_arguments(child.payload)
         is_plain = not (
-            arguments["hangs"] or child.any_count or {"streams", "blocks"} & {*arguments}
+            arguments.get("hangs")
+            or child.any_count
+            or {"streams", "blocks", "lots"} & {*arguments}
         )
         contents = {ref.id: ref.content for ref in known if isinstance(ref, Value)}
         contents |= {o: self.store[o] for o in child.inputs if o in self.store}
@@ -472,8 +498,12 @@ class FakeWorker:
                 self.store[object_id] = content
                 here = frozenset((self.facts.netloc,))
                 published.append(Concrete(object_id, size_bytes, here))
+        for object_id, content in outcome.puts:
+            self.world.witness.made(object_id, content)
+            here = frozenset((self.facts.netloc,))
+            published.append(Concrete(object_id, size_of(object_id, self.world.options), here))
         for object_id in outcome.processes:
-            self.processes[object_id] = None
+            self.processes[object_id] = outcome.memory
             published.append(Fixed(object_id, self.facts.netloc))
         now_s = self.world.timeline.now_s
         self._close(key, outcome)

@@ -52,6 +52,7 @@ class Options:
     policy_share: float = 0.0  # of jobs: a policy that is not the usual one, or with options
     choosing_share: float = 0.0  # of tasks with inputs: of some of these one is enough
     within_share: float = 0.0  # of children that may run within their parents' programs: they do
+    bundle_share: float = 0.0  # of tasks: they hand lots of their work over when others have time
     uploads_per_job: int = 2
     upload_inline_share: float = 1.0
     phases_max: int = 3  # in how many batches a client adds its tasks
@@ -69,6 +70,7 @@ class Options:
     # The faults, until `faults_end_s`.
     faults_end_s: float = 12.0
     kill_interval_s: float = 0.0
+    blackout_interval_s: float = 0.0  # all workers at once
     wipe_share: float = 0.3
     move_share: float = 0.3  # come back under another address
     restart_mean_s: float = 1.0
@@ -129,6 +131,17 @@ SCENARIOS: dict[str, Options] = {
         _CALM, tasks_per_job=8, growing_share=0.9, growth_depth_max=4, within_share=0.9,
         flaky_share=0.1, kill_interval_s=2.0, wipe_share=0.5, cut_interval_s=3.0, cancel_share=0.2,
         release_share=0.4, fetch_failure_share=0.05,
+    ),
+    "bundles": replace(
+        _CALM, tasks_per_job=12, bundle_share=0.6, growing_share=0.1, inline_share=0.1, workers=2,
+        slots_per_worker=1, task_mean_s=0.05, hand_over_share=0.2, kill_interval_s=2.0,
+        wipe_share=0.5, restart_mean_s=0.3, cut_interval_s=8.0, fetch_failure_share=0.05,
+    ),
+    # Stores in memory, and all workers die, often at once.
+    "blackouts": replace(
+        _CALM, tasks_per_job=12, bundle_share=0.6, within_share=0.5, growing_share=0.3,
+        inline_share=0.1, workers=2, slots_per_worker=1, task_mean_s=0.05, phases_max=4,
+        blackout_interval_s=1.5, wipe_share=1.0, restart_mean_s=0.2,
     ),
     "memory": replace(
         _CALM, jobs=3, workers=4, slots_per_worker=3, memory_per_worker=MEMORY, hungry_share=0.7,
@@ -211,4 +224,6 @@ def options_for(scenario: str, seed: int) -> Options:
         hungry_share=Random(f"hungry {seed}").choice((0.0, 0.0, 0.3, 0.9)),
         memory_per_worker=Random(f"memory {seed}").choice((0, MEMORY, MEMORY)),
         policy_share=Random(f"policy {seed}").choice((0.0, 0.0, 0.5)),
+        bundle_share=Random(f"bundles {seed}").choice((0.0, 0.0, 0.0, 0.2, 0.6)),
+        blackout_interval_s=Random(f"blackouts {seed}").choice((0.0, 0.0, 0.0, 2.0, 5.0)),
     )

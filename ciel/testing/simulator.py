@@ -75,6 +75,7 @@ class Simulation:
             self.clients.append(FakeClient(self.world, plan, self._dial_as_client))
         self.user = FakeUser(self.world, self.master, self.clients, self._is_excused_or_right)
         self._every(options.kill_interval_s, self._kill)
+        self._every(options.blackout_interval_s, self._kill_all)
         self._every(options.cut_interval_s, self._cut)
         self._every(options.pause_interval_s, self._pause)
         self._every(options.client_cut_interval_s, self._cut_client)
@@ -116,8 +117,12 @@ class Simulation:
     def _is_silent(self) -> bool:
         return self.chance.random() < self.options.silent_share
 
-    def _kill(self) -> None:
-        worker = self.chance.choice(self.workers)
+    def _kill_all(self) -> None:
+        for worker in self.workers:
+            self._kill(worker)
+
+    def _kill(self, worker: FakeWorker | None = None) -> None:
+        worker = worker or self.chance.choice(self.workers)
         if not worker.is_dead:
             self.world.note(worker.facts.id, "was killed")
             worker.die(silently=self._is_silent())

@@ -56,6 +56,8 @@ class Outcome(NamedTuple):
     hangs: bool = False
     streams: bool = False  # what it makes can be read meanwhile
     processes: tuple[ObjectId, ...] = ()  # what it leaves waiting for its continuation
+    puts: tuple[tuple[ObjectId, bytes], ...] = ()  # what it stores for its children
+    memory: tuple[int, ...] = ()  # what the process that waits remembers
 
 
 def run(
@@ -100,6 +102,11 @@ def run(
     own += tuple([ref.id for ref in extras if ref.id not in processes])
     made = tuple([(o, _content(o, seen)) for o in own])
     return Outcome(duration_s, tuple(children), made, streams=streams, processes=processes)
+
+
+def lot_content(seed: str, lot: int) -> bytes:
+    """Return the content of one lot of a bundle (see `lots`), by whichever task it is produced."""
+    return blake2b(f"{seed} lot {lot}".encode(), digest_size=16).digest()
 
 
 def _content(object_id: ObjectId, seen: bytes) -> bytes:
@@ -199,6 +206,11 @@ class Truth:
         )
 
     def _run(self, spec: TaskSpec) -> None:
+        arguments = read_arguments(spec.payload)
+        if "lots" in arguments:
+            for object_id, lot in zip(spec.outputs, arguments["lots"], strict=True):
+                self.values[object_id] = lot_content(arguments["seed"], lot)
+            return
         contents = [self.values[i] for i in spec.inputs]
         outcome = Outcome(0.0)
         needed, choice = contents[: len(spec.needed)], contents[len(spec.needed) :]
@@ -332,6 +344,7 @@ def _draw_task(
         arguments["blocks"] = True
     if Random(f"{job} {ordinal} {chance.getstate()[1][0]}").random() < options.streaming_share:
         arguments["streams"] = True
+    bundles = Random(f"{job} {ordinal} bundles").random() < options.bundle_share
     chooses = Random(f"{job} {ordinal} {chance.getstate()[1][1]}")
     any_of: list[Reference] = []
     if chosen and chooses.random() < options.choosing_share:
@@ -353,6 +366,18 @@ def _draw_task(
     needs = needs._replace(delay_s=max(0.0, hungry.random() - 1 + DELAYED_SHARE))
     n_outputs = chance.randint(2, 3) if chance.random() < options.wide_share else 1
     sees_errors = chance.random() < options.sees_errors_share and not heals
+    if bundles:
+        n_outputs = Random(f"{job} {ordinal} lots").randint(2, 6)
+        arguments = {
+            "inputs": [], "duration_s": arguments["duration_s"], "seed": f"{job} {ordinal}",
+            "lots": list(range(n_outputs)),
+        }  # fmt: skip
+        return [
+            make_task(
+                job=job, parent=job, ordinal=ordinal, executor=EXECUTOR, arguments=arguments,
+                n_outputs=n_outputs, needs=Needs(), mentions=Mentions.OWN,
+            )[0]
+        ]  # fmt: skip
     mentions = _mentions(chance.choice(tuple(Mentions)), any_of)
     has_twin = chance.random() < options.twin_share
 

@@ -8,14 +8,16 @@ from dataclasses import replace
 
 import pytest
 
-from ciel.core.events import AssignTask, Message, ReleaseObjects, TaskReported
+from ciel.core.events import AssignTask, Message, ReleaseObjects, SpawnTask, TaskReported
+from ciel.core.graph import TaskGraph
 from ciel.core.ids import ObjectId
 from ciel.core.jobs import Job
 from ciel.core.objects import ObjectNode
 from ciel.core.refs import Future
-from ciel.core.tasks import TaskNode
+from ciel.core.tasks import TaskNode, TaskSpec
 from ciel.master.state.machine import MasterMachine
 from ciel.master.state.workers import WorkerNode
+from ciel.testing import lots
 from ciel.testing.options import SCENARIOS
 from ciel.testing.simulator import Simulation, SimulationError, simulate
 from ciel.testing.witness import Violation
@@ -176,6 +178,64 @@ def test_a_wrong_machine_is_found_out(
 
     with pytest.raises(SimulationError):
         run_twenty_seeds()
+
+
+class NamesByOrder(lots.Names):
+    """Names what a program creates by its place in one execution, as once led to wrong answers."""
+
+    def ordinal(self) -> int | None:
+        self.child_count += 1
+        return self.child_count - 1
+
+    def put(self, content: bytes) -> ObjectId:
+        self.put_count += 1
+        return ObjectId(f"{self.spec.id}:put:{self.put_count - 1}")
+
+    def process(self) -> ObjectId:
+        return ObjectId(f"{self.spec.id}:fixed:0")
+
+
+class HidesDivergence(MasterMachine):
+    """Does not note that a task created other children than before: only what follows can tell."""
+
+    def end_turn(self, now_s: float) -> None:
+        super().end_turn(now_s)
+        self.graph.divergent.clear()
+
+
+class Forgiving(TaskGraph):
+    """Takes a task that comes with other outputs for the one that it knows under that id."""
+
+    def add(self, spec: TaskSpec, job: Job) -> TaskNode:
+        known = self.tasks.get(spec.id)
+        return known if known is not None else super().add(spec, job)
+
+
+class Forgives(HidesDivergence):
+    def __init__(self, *, delegates: bool = True) -> None:
+        super().__init__(delegates=delegates)
+        self.graph.__class__ = Forgiving
+
+    def _spawned(self, worker: WorkerNode, parent: TaskNode, message: SpawnTask) -> None:
+        super()._spawned(worker, parent, message)
+        if message.wanted:
+            self.graph.demand(message.spec.outputs)
+
+
+@pytest.mark.parametrize("scenario", ["bundles", "blackouts"])
+@pytest.mark.parametrize("make_master", [MasterMachine, HidesDivergence, Forgives])
+def test_names_that_depend_on_the_execution_are_found_out(
+    make_master: Callable[..., MasterMachine], scenario: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A0 and G1: results of other calls, and jobs that hang."""
+    monkeypatch.setattr(lots, "make_names", NamesByOrder)
+
+    def run_seeds() -> None:
+        for seed in range(1, 41):
+            simulate(seed, scenario, make_master)
+
+    with pytest.raises(SimulationError):
+        run_seeds()
 
 
 def test_what_never_ends_is_found_without_a_look_at_the_books() -> None:

@@ -161,8 +161,10 @@ class MasterMachine(ChildDesk):
                 parent = self._speaker(worker, spec.parent, attempt)
                 if parent is not None:
                     self._spawned(worker, parent, message)
-                elif message.begun:
-                    self._call_off_begun(worker, spec)
+                else:
+                    self._drop_unlisted(worker, message.known)
+                    if message.begun:
+                        self._call_off_begun(worker, spec)
             case InputsLost():
                 self._inputs_lost(worker, message)
             case ObjectsStored(refs, kept, idle):

@@ -1,0 +1,97 @@
+"""What `tried as a user` showed about lost workers: results of other calls, jobs that hang.
+
+A0, G1, H3 and H5: each call gets its own result, whichever workers die and whatever they held.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import ciel
+from ciel.client.cluster import LocalCluster
+
+RESULT_TIMEOUT_S = 60.0
+STORES = ("disk", "shm:capacity=200MiB", "scc:capacity=256MiB")
+
+
+def make(number: int) -> bytes:
+    time.sleep(0.003)
+    return bytes([number]) * 200_000
+
+
+def look(content: bytes) -> tuple[int, int]:
+    time.sleep(0.01)
+    return content[0], len(content)
+
+
+@pytest.fixture(params=STORES)
+def cluster(request: pytest.FixtureRequest) -> Iterator[LocalCluster]:
+    with LocalCluster(workers=2, slots=1, store=request.param) as cluster:
+        yield cluster
+
+
+def answers(readers: list[ciel.Future[tuple[int, int]]]) -> list[tuple[int, int]]:
+    return [reader.result(timeout=RESULT_TIMEOUT_S) for reader in readers]
+
+
+@pytest.mark.parametrize("cluster", ["shm:capacity=200MiB"], indirect=True)
+def test_a0_calls_get_their_own_results_after_workers_were_lost(cluster: LocalCluster) -> None:
+    with ciel.Client(cluster) as client:
+        made = [client.submit(make, number) for number in range(96)]
+        ciel.wait(made)
+        cluster.restart(0)
+        readers = [client.submit(look, result) for result in made]
+        time.sleep(0.2)  # so that some run when the next worker dies
+        cluster.restart(1)
+        cluster.restart(0)
+        assert answers(readers) == [(number, 200_000) for number in range(96)]
+
+
+def test_g1_results_are_produced_again_after_all_workers_died(cluster: LocalCluster) -> None:
+    with ciel.Client(cluster) as client:
+        made = [client.submit(make, number) for number in range(24)]
+        ciel.wait(made)
+        cluster.restart(0)
+        cluster.restart(1)
+        readers = [client.submit(look, result) for result in made]
+        assert answers(readers) == [(number, 200_000) for number in range(24)]
+
+
+@pytest.mark.parametrize("cluster", ["shm:capacity=200MiB"], indirect=True)
+def test_h3_results_are_produced_again_after_a_worker_was_killed(cluster: LocalCluster) -> None:
+    with ciel.Client(cluster) as client:
+        made = [client.submit(make, number) for number in range(24)]
+        ciel.wait(made)
+        os.kill(_pids_of_workers()[0], signal.SIGKILL)
+        readers = [client.submit(look, result) for result in made]
+        assert answers(readers) == [(number, 200_000) for number in range(24)]
+
+
+@pytest.mark.parametrize("cluster", ["shm:capacity=200MiB"], indirect=True)
+def test_h5_a_map_gives_all_results_though_workers_are_restarted(cluster: LocalCluster) -> None:
+    with ciel.Client(cluster) as client:
+        results = client.map(make, range(24))
+        time.sleep(0.1)
+        cluster.restart(0)
+        cluster.restart(1)
+        assert [content[0] for content in results] == list(range(24))
+
+
+def _pids_of_workers() -> list[int]:
+    """List the worker daemons that this test's process started."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            command = (process / "cmdline").read_bytes()
+            environ = (process / "environ").read_bytes()
+        except OSError:
+            continue  # it ended
+        if b"ciel.cli.worker" in command and os.environ["TEST_SESSION"].encode() in environ:
+            found.append(int(process.name))
+    return found
