@@ -114,8 +114,9 @@ static void do_read(fuse_req_t request, fuse_ino_t id, size_t size_bytes, off_t 
     uint64_t begin = (uint64_t)offset;
     uint64_t left = begin < node->size_bytes ? node->size_bytes - begin : 0;
     int count = place(mount, node, left < size_bytes ? left : size_bytes, begin, rows);
-    if (count < 0)
-        fuse_reply_err(request, error_number(count));
+    int error = error_number(count);
+    if (error)
+        fuse_reply_err(request, error);
     else
         fuse_reply_iov(request, rows, count); /* before the lock goes: a file may be cut */
     node_drop(mount, node);
@@ -124,7 +125,6 @@ static void do_read(fuse_req_t request, fuse_ino_t id, size_t size_bytes, off_t 
 static void do_write(fuse_req_t request, fuse_ino_t id, const char *from, size_t size_bytes,
                      off_t offset, struct fuse_file_info *file)
 {
-    (void)file;
     struct mount *mount = mount_of(request);
     struct node *node = node_find(mount, id);
     if (!node) {
@@ -132,16 +132,24 @@ static void do_write(fuse_req_t request, fuse_ino_t id, const char *from, size_t
         return;
     }
     int64_t written = shmfs_write(mount->fs, &node->handle, from, size_bytes, (uint64_t)offset);
-    if (written >= 0) {
+    int error = error_number(written);
+    if (!error) {
         uint64_t end = (uint64_t)offset + size_bytes;
         node->size_bytes = end > node->size_bytes ? end : node->size_bytes;
         node->modified = node->changed = now();
     }
+    bool is_late = error && file->writepage; /* no program hears of the error */
+    bool is_committed = node->is_committed;
+    if (is_late && !is_committed && !node->write_error)
+        node->write_error = error;
     node_drop(mount, node);
-    if (written < 0)
-        fuse_reply_err(request, error_number(written));
+    if (error)
+        fuse_reply_err(request, error);
     else
         fuse_reply_write(request, (size_t)written);
+    /* A mapping that outlived the commit was written to: the kernel forgets those bytes. */
+    if (is_late && is_committed)
+        fuse_lowlevel_notify_inval_inode(mount->session, id, offset, (off_t)size_bytes);
 }
 
 static int allocate(struct mount *mount, struct node *node, int mode, uint64_t end)

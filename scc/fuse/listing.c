@@ -49,8 +49,9 @@ static void do_readdir(fuse_req_t request, fuse_ino_t id, size_t size_bytes, off
         fits = add_name(request, names, size_bytes, &used, name, info.inode + 1, S_IFREG,
                         (off_t)cursor + DOT_DOT);
     }
-    if (found < 0 && !used)
-        fuse_reply_err(request, error_number(found));
+    int error = error_number(found);
+    if (error == EIO || (error && !used))
+        fuse_reply_err(request, error);
     else
         fuse_reply_buf(request, names, used);
     free(names);

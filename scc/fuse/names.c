@@ -59,20 +59,11 @@ static void do_lookup(fuse_req_t request, fuse_ino_t parent, const char *name)
         reply_named(request, name);
 }
 
-static void reply_root(fuse_req_t request)
+/* Answer with what the directory is like, once it is as `what` says. */
+static void reply_root(fuse_req_t request, const struct stat *to, int what)
 {
     struct mount *mount = mount_of(request);
-    struct timespec changed = directory_changed(mount);
-    struct stat attributes = {
-        .st_ino = FUSE_ROOT_ID,
-        .st_mode = S_IFDIR | 0755,
-        .st_nlink = 2,
-        .st_uid = mount->uid,
-        .st_gid = mount->gid,
-        .st_atim = mount->began,
-        .st_mtim = changed,
-        .st_ctim = changed,
-    };
+    struct stat attributes = directory_change(mount, to, what);
     fuse_reply_attr(request, &attributes, mount->attribute_timeout_s);
 }
 
@@ -80,7 +71,7 @@ static void do_getattr(fuse_req_t request, fuse_ino_t id, struct fuse_file_info 
 {
     (void)file;
     if (id == FUSE_ROOT_ID) {
-        reply_root(request);
+        reply_root(request, NULL, 0);
         return;
     }
     struct mount *mount = mount_of(request);
@@ -157,15 +148,30 @@ static int change(struct mount *mount, struct node *node, const struct stat *to,
     return 0;
 }
 
+/* Have the kernel send what programs stored into mappings of a file, before it is committed. The
+ * kernel answers once we have written it, so no lock may be held. */
+static void fetch_mapped(struct mount *mount, fuse_ino_t id)
+{
+    struct node *node = node_find(mount, id);
+    if (!node)
+        return;
+    bool is_open = !node->is_committed && node->open_count;
+    node_drop(mount, node);
+    if (is_open)
+        fuse_lowlevel_notify_inval_inode(mount->session, id, 0, 0);
+}
+
 static void do_setattr(fuse_req_t request, fuse_ino_t id, struct stat *to, int what,
                        struct fuse_file_info *file)
 {
     (void)file;
     if (id == FUSE_ROOT_ID) {
-        fuse_reply_err(request, EPERM);
+        reply_root(request, to, what);
         return;
     }
     struct mount *mount = mount_of(request);
+    if (what & FUSE_SET_ATTR_MODE && !(what & FUSE_SET_ATTR_SIZE) && !(to->st_mode & 0222))
+        fetch_mapped(mount, id);
     struct node *node = node_find(mount, id);
     struct shmfs_info info;
     struct stat attributes = {0};

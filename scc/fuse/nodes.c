@@ -4,6 +4,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "cutting.h"
 #include "nodes.h"
 
 struct timespec now(void)
@@ -25,6 +26,8 @@ int error_number(int64_t error)
         {SHMFS_ERROR_NO_ENTRIES, ENOSPC},  {SHMFS_ERROR_NO_HANDLES, ENFILE},
         {SHMFS_ERROR_LINKS, EMLINK},       {SHMFS_ERROR_STALE, ESTALE},
     };
+    if (image_is_cut())
+        return EIO;
     if (error >= 0)
         return 0;
     for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++)
@@ -39,7 +42,16 @@ bool nodes_make(struct mount *mount)
     for (int i = 0; i < NODE_LOCKS; i++)
         pthread_mutex_init(&mount->locks[i], NULL);
     pthread_mutex_init(&mount->directory_lock, NULL);
-    mount->directory_changed = mount->began;
+    mount->directory = (struct stat){
+        .st_ino = FUSE_ROOT_ID,
+        .st_mode = S_IFDIR | 0755,
+        .st_nlink = 2,
+        .st_uid = mount->uid,
+        .st_gid = mount->gid,
+        .st_atim = mount->began,
+        .st_mtim = mount->began,
+        .st_ctim = mount->began,
+    };
     return mount->nodes;
 }
 
@@ -57,16 +69,30 @@ void nodes_free(struct mount *mount)
 void directory_note(struct mount *mount)
 {
     pthread_mutex_lock(&mount->directory_lock);
-    mount->directory_changed = now();
+    mount->directory.st_mtim = mount->directory.st_ctim = now();
     pthread_mutex_unlock(&mount->directory_lock);
 }
 
-struct timespec directory_changed(struct mount *mount)
+struct stat directory_change(struct mount *mount, const struct stat *to, int what)
 {
+    struct timespec time = now();
     pthread_mutex_lock(&mount->directory_lock);
-    struct timespec changed = mount->directory_changed;
+    struct stat *directory = &mount->directory;
+    if (what & FUSE_SET_ATTR_MODE)
+        directory->st_mode = S_IFDIR | (to->st_mode & 07777);
+    if (what & FUSE_SET_ATTR_UID)
+        directory->st_uid = to->st_uid;
+    if (what & FUSE_SET_ATTR_GID)
+        directory->st_gid = to->st_gid;
+    if (what & (FUSE_SET_ATTR_ATIME | FUSE_SET_ATTR_ATIME_NOW))
+        directory->st_atim = what & FUSE_SET_ATTR_ATIME_NOW ? time : to->st_atim;
+    if (what & (FUSE_SET_ATTR_MTIME | FUSE_SET_ATTR_MTIME_NOW))
+        directory->st_mtim = what & FUSE_SET_ATTR_MTIME_NOW ? time : to->st_mtim;
+    if (what)
+        directory->st_ctim = time;
+    struct stat attributes = *directory;
     pthread_mutex_unlock(&mount->directory_lock);
-    return changed;
+    return attributes;
 }
 
 static struct node *lock(struct mount *mount, uint32_t inode)
@@ -219,6 +245,8 @@ int node_commit(struct mount *mount, struct node *node)
 {
     if (node->is_committed)
         return 0;
+    if (node->write_error)
+        return node->write_error;
     bool is_open = node->handle.inode;
     int error = is_open ? 0 : node_open(mount, node);
     if (error)

@@ -23,6 +23,8 @@ struct node {
     bool is_kept;        /* the kernel's cache may hold content that will never change */
     bool is_committed;   /* once true, always */
     bool is_to_commit;   /* made without permission to write: committed when closed */
+    int write_error;     /* errno of the first write that failed after its program was told that it
+                            succeeded: the file is never committed */
     uint32_t open_count; /* through this mount; all share `handle` */
     uint64_t size_bytes; /* true while `handle` is open */
     struct shmfs_handle handle;
@@ -35,6 +37,7 @@ struct node {
 
 struct mount {
     struct shmfs *fs;
+    struct fuse_session *session;
     const uint8_t *data;
     struct shmfs_geometry geometry;
     struct node *nodes;                /* by inode number */
@@ -46,7 +49,7 @@ struct mount {
     struct timespec began;
     _Atomic uint32_t open_count;       /* nodes with an open handle */
     pthread_mutex_t directory_lock;
-    struct timespec directory_changed; /* through this mount */
+    struct stat directory; /* what is told of the only directory */
 };
 
 /* The number by which the kernel knows a file; 1 is the directory. */
@@ -71,7 +74,9 @@ struct node *node_take(struct mount *mount, const struct shmfs_info *info, const
 
 /* Note that names changed. */
 void directory_note(struct mount *mount);
-struct timespec directory_changed(struct mount *mount);
+
+/* Set what `what`, of FUSE_SET_ATTR_*, says of the directory; 0 sets nothing. Returns how it is. */
+struct stat directory_change(struct mount *mount, const struct stat *to, int what);
 
 /* Lock the node that the kernel speaks of, or NULL if that file is no more. */
 struct node *node_find(struct mount *mount, fuse_ino_t id);
@@ -92,7 +97,7 @@ int node_stat(struct mount *mount, struct node *node, struct shmfs_info *info);
 int node_open(struct mount *mount, struct node *node);
 int node_close(struct mount *mount, struct node *node);
 
-/* Commit the file, if it is not. */
+/* Commit the file, if it is not. Fails with `write_error` if content is missing. */
 int node_commit(struct mount *mount, struct node *node);
 
 /* A name that the file has now, or ESTALE. */
@@ -101,7 +106,7 @@ int node_name(struct mount *mount, struct node *node);
 void node_attributes(const struct mount *mount, const struct node *node,
                      const struct shmfs_info *info, struct stat *attributes);
 
-/* The errno for an error of shmfs. */
+/* The errno for what a call of shmfs returned; EIO, also for success, once the image is cut. */
 int error_number(int64_t error);
 
 struct timespec now(void);

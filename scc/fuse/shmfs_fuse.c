@@ -11,6 +11,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "cutting.h"
 #include "operations.h"
 #include "unmounting.h"
 #include "../tools/tool.h"
@@ -79,9 +80,12 @@ static int run(struct tool *tool, struct tool_image *image)
         .gid = status.st_gid,
         .began = now(),
     };
+    if (!survive_cutting(&image->memory))
+        return tool_failed(tool, "signals cannot be watched for: %s", strerror(errno));
     if (!nodes_make(&mount))
         return tool_failed(tool, "no memory is left");
     struct fuse_session *session = make_session(&mount, options[OTHERS].given);
+    mount.session = session;
     int ended = session ? serve(tool, &mount, session, place)
                         : tool_failed(tool, "libfuse cannot be used");
     if (session)

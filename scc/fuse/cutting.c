@@ -1,0 +1,47 @@
+/* cutting.c: images that other programs truncate while they are mounted.
+ *
+ * The kernel sends SIGBUS to a thread that touches a page beyond the end of the file. The handler
+ * puts a page of zeros there, so that the call goes on and ends (the library trusts nothing that it
+ * reads), and notes that the image is cut: every operation then fails with EIO. */
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdint.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "cutting.h"
+
+static struct shmfs_memory mapped;
+static uintptr_t page_bytes;
+static atomic_bool is_cut;
+
+static bool is_within(uintptr_t place, const void *from, uint64_t size_bytes)
+{
+    return place - (uintptr_t)from < size_bytes; /* what lies before becomes more than any size */
+}
+
+static void put_zeros(int number, siginfo_t *info, void *context)
+{
+    (void)context;
+    const uintptr_t place = (uintptr_t)info->si_addr;
+    void *page = (void *)(place & ~(page_bytes - 1));
+    atomic_store(&is_cut, true);
+    if ((!is_within(place, mapped.control, mapped.control_bytes) &&
+         !is_within(place, mapped.data, mapped.data_bytes)) ||
+        mmap(page, page_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1,
+             0) == MAP_FAILED)
+        signal(number, SIG_DFL); /* the access is made again, and ends the process */
+}
+
+bool survive_cutting(const struct shmfs_memory *memory)
+{
+    struct sigaction action = {.sa_sigaction = put_zeros, .sa_flags = SA_SIGINFO};
+    mapped = *memory;
+    page_bytes = (uintptr_t)sysconf(_SC_PAGESIZE);
+    return !sigaction(SIGBUS, &action, NULL);
+}
+
+bool image_is_cut(void)
+{
+    return atomic_load(&is_cut);
+}

@@ -1,0 +1,135 @@
+"""The mount where programs map files, copy whole trees with their attributes, or cut the image."""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+import re
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ciel.testing.shm_mounts import can_mount, mounted
+from ciel.testing.shm_tools import Image, fresh_image
+
+BLOCK = 4096
+SIZE = 2 * BLOCK
+WAIT_S = 20.0
+
+
+@pytest.fixture
+def image() -> Iterator[Image]:
+    if not can_mount():
+        pytest.xfail("no FUSE here; tests/scc/test_fuse.py shows that this is said clearly")
+    with fresh_image("--blocks=512", "--block-size=4KiB") as image:
+        yield image
+
+
+def make_mapped(path: Path, mode: int = 0o644) -> mmap.mmap:
+    """Make a file, and store into it through a mapping that stays."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, mode)
+    os.ftruncate(fd, SIZE)
+    memory = mmap.mmap(fd, SIZE)
+    os.close(fd)
+    memory[:] = b"A" * SIZE
+    return memory
+
+
+@pytest.mark.parametrize("options", [(), ("--writeback",)])
+def test_a7_what_was_stored_into_a_mapping_is_committed(
+    image: Image, tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    with mounted(image, tmp_path, *options):
+        for n in range(20):
+            memory = make_mapped(tmp_path / f"{n}")
+            (tmp_path / f"{n}").chmod(0o444)
+            assert image.do("shmst", f"{n}", "-") == b"A" * SIZE
+            memory.close()
+
+
+def test_a7_a_file_committed_by_closing_has_what_was_mapped(image: Image, tmp_path: Path) -> None:
+    with mounted(image, tmp_path):
+        make_mapped(tmp_path / "a", 0o444).close()
+    assert image.names()["a"]["committed"]
+    assert image.do("shmst", "a", "-") == b"A" * SIZE
+
+
+def test_a7_a_mapping_that_outlives_the_commit_changes_nothing(
+    image: Image, tmp_path: Path
+) -> None:
+    with mounted(image, tmp_path):
+        memory = make_mapped(tmp_path / "a")
+        (tmp_path / "a").chmod(0o444)
+        memory[:1] = b"B"
+        with pytest.raises(OSError, match=re.escape(os.strerror(errno.EROFS))):
+            memory.flush()
+        memory.close()
+        # the kernel drops the changed bytes a moment after it has answered the flush
+        deadline = time.monotonic() + WAIT_S
+        while (tmp_path / "a").read_bytes() != b"A" * SIZE:
+            assert time.monotonic() < deadline
+            time.sleep(0.002)
+    assert image.do("shmst", "a", "-") == b"A" * SIZE
+
+
+@pytest.mark.parametrize("tool", ["rsync", "tar", "cp"])
+def test_h8_a_tree_is_copied_with_the_attributes_of_its_root(
+    image: Image, tmp_path: Path, tool: str
+) -> None:
+    source, place = tmp_path / "source", tmp_path / "mount"
+    source.mkdir()
+    place.mkdir()
+    for name, mode in (("open", 0o644), ("finished", 0o444)):
+        (source / name).write_bytes(name.encode() * 1000)
+        (source / name).chmod(mode)
+    source.chmod(0o750)
+    os.utime(source, (1_000_000_007, 1_000_000_007))
+    archive = tmp_path / "archive"
+    subprocess.run(["tar", "-C", source, "-cf", archive, "."], check=True)
+    assert shutil.which(tool), f"install {tool} (apt install {tool})"
+    command = {
+        "rsync": ["rsync", "-a", f"{source}/", f"{place}/"],
+        "tar": ["tar", "-C", place, "-xpf", archive],
+        "cp": ["cp", "-a", f"{source}/.", f"{place}/"],
+    }[tool]
+    with mounted(image, place):
+        subprocess.run(command, check=True)
+        status = place.stat()
+        assert (status.st_mode & 0o7777, int(status.st_mtime)) == (0o750, 1_000_000_007)
+        for name in ("open", "finished"):
+            assert (place / name).read_bytes() == (source / name).read_bytes()
+    assert image.names()["finished"]["committed"]
+    assert not image.names()["open"]["committed"]
+
+
+def refused_with_eio(path: Path, flags: int = os.O_RDONLY) -> None:
+    with pytest.raises(OSError, match=re.escape(os.strerror(errno.EIO))):
+        fd = os.open(path, flags | os.O_CREAT * (flags != os.O_RDONLY), 0o644)
+        try:
+            if flags == os.O_RDONLY:
+                os.read(fd, SIZE)
+            else:
+                os.write(fd, b"x" * SIZE)
+        finally:
+            os.close(fd)
+
+
+@pytest.mark.parametrize("part", ["control", "data"])
+def test_h8_a_mount_of_a_truncated_image_answers_with_errors(
+    image: Image, tmp_path: Path, part: str
+) -> None:
+    with mounted(image, tmp_path) as process:
+        (tmp_path / "a").write_bytes(b"x" * 10 * BLOCK)
+        (tmp_path / "a").chmod(0o444)
+        os.truncate(image.control if part == "control" else image.data, BLOCK)
+        refused_with_eio(tmp_path / "b", os.O_WRONLY)
+        refused_with_eio(tmp_path / "a")
+        with pytest.raises(OSError, match=re.escape(os.strerror(errno.EIO))):
+            os.listdir(tmp_path)
+        assert process.poll() is None
+    assert process.returncode == 0
