@@ -143,8 +143,12 @@ class Work:
         found = Found(offer.path, offer.size_bytes, offer.checksum)
         if link(self.store, name, found) is not None:
             return Done(self._seen(name, found.checksum), 0)
-        with self._turn(found.path, found.size_bytes):
-            copy_in(self.store, name, found, is_called_off=lambda: self.is_called_off)
+        # Room first: objects that are moved to a disk to make some wait for their turn, too.
+        writer = self.store.begin(name, size_hint_bytes=found.size_bytes)
+        with writer, self._turn(found.path, found.size_bytes):
+            copy_in(
+                self.store, name, found, writer=writer, is_called_off=lambda: self.is_called_off
+            )
         return Done(self._seen(name, found.checksum), found.size_bytes)
 
     def _lift(self, name: str) -> ObjectInfo:
@@ -152,8 +156,8 @@ class Work:
         recorded = self.behind.stat(name)
         with (
             self.behind.open(name) as reader,
-            self._turn(reader.path or "/", reader.size_bytes),
             self.store.begin(name, size_hint_bytes=reader.size_bytes) as writer,
+            self._turn(reader.path or "/", reader.size_bytes),
         ):
             buffer = memoryview(bytearray(min(_CHUNK_BYTES, max(reader.size_bytes, 1))))
             offset_bytes = 0

@@ -11,7 +11,7 @@ from io import FileIO
 from typing import Final, NamedTuple
 
 from ciel.storage.errors import CannotAdoptError, StorageError, StoreSystemError
-from ciel.storage.interface import ObjectInfo, ObjectStore
+from ciel.storage.interface import ObjectInfo, ObjectStore, ObjectWriter
 from ciel.storage.leases import is_ours
 
 _CHUNK_BYTES: Final = 1024 * 1024
@@ -53,10 +53,12 @@ def copy_in(
     object_id: str,
     found: Found,
     *,
+    writer: ObjectWriter | None = None,
     is_called_off: Callable[[], bool] = lambda: False,
 ) -> ObjectInfo:
     """Copy another store's file. May take long; it is called off between two pieces. Raises what a
     store raises, with nothing left. Every look is at the file that was opened, as with a link.
+    `writer`: of the object, with room for it, to be used up; if not given, the store begins one.
     """
     path = found.path
     # What has no name but a process's descriptor is always behind a link.
@@ -73,7 +75,7 @@ def copy_in(
             reason = f"{status.st_size} bytes, not {found.size_bytes}"
             raise CannotAdoptError(object_id, path, reason)
         buffer = memoryview(bytearray(min(_CHUNK_BYTES, max(found.size_bytes, 1))))
-        with store.begin(object_id, size_hint_bytes=found.size_bytes) as writer:
+        with writer or store.begin(object_id, size_hint_bytes=found.size_bytes) as writer:
             while count := _read(source, buffer):
                 if is_called_off():
                     raise CannotAdoptError(object_id, path, "called off")

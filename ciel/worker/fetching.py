@@ -201,16 +201,19 @@ class Fetcher:
     def _copy_file(self, object_id: ObjectId, found: Found) -> Any:
         """Copy a file of this host, which lies where ours cannot be linked to. It waits for the
         disk to which it goes, or else for that from which it comes: who waited for both could wait
-        for ever.
+        for ever. Before that it waits for room in the store: objects that are moved to a disk to
+        make room wait for that disk, too.
         """
-        if self._store.capabilities.may_block or self._enter is None:
-            ticket = yield self._admit(found.size_bytes)
-        else:
-            ticket = yield self._enter(found.path, found.size_bytes)
-        try:
-            yield deferToThread(copy_in, self._store, object_id, found)
-        finally:
-            ticket.leave()
+        begun = deferToThread(self._store.begin, object_id, size_hint_bytes=found.size_bytes)
+        with (yield begun) as writer:
+            if self._store.capabilities.may_block or self._enter is None:
+                ticket = yield self._admit(found.size_bytes)
+            else:
+                ticket = yield self._enter(found.path, found.size_bytes)
+            try:
+                yield deferToThread(copy_in, self._store, object_id, found, writer=writer)
+            finally:
+                ticket.leave()
         self.counts.copied += 1
         self.counts.copied_bytes += found.size_bytes
 
