@@ -18,7 +18,7 @@ from ciel.storage.errors import (
     translated,
 )
 from ciel.storage.fullness import Fullness
-from ciel.storage.space import PAGE_BYTES, is_full
+from ciel.storage.space import PAGE_BYTES, is_full, reserve_blocks
 from ciel.storage.temporaries import Temporaries
 
 _CHUNK_BYTES = 2**20
@@ -87,6 +87,16 @@ class Draft:
                 chunk = chunk[os.write(self._fd, chunk) :]
         except OSError as error:
             raise translated(error, "write", len(chunk), self._fd) from error
+
+    def reserve(self, size_bytes: int) -> None:
+        """Have room for so many bytes, so that whoever writes them cannot be refused any. Raises
+        NoSpaceError.
+        """
+        try:
+            with self._fullness.taking(size_bytes):
+                reserve_blocks(self._fd, size_bytes, keep_size=True)
+        except OSError as error:
+            raise translated(error, "begin", size_bytes, self._fd) from error
 
     def copy_to(self, file: File, size_bytes: int, *, in_place: bool) -> tuple[int, str]:
         """Copy what bears the name into a file with that much room; returns how much it was, less

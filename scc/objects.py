@@ -153,6 +153,7 @@ class SccWriter(ObjectWriter):
         self._charged_bytes = 0
         self._digest = xxhash.xxh3_64()
         self._viewed_bytes = 0
+        self._hint_bytes = hint_bytes
         self._shared = False  # once a program may write too, only the file knows what was written
         if hint_bytes:
             self._have_room(hint_bytes)
@@ -232,7 +233,7 @@ class SccWriter(ObjectWriter):
         self._require_open()
         if self._draft is not None and self._shared:
             self._draft.expect_all()
-        if self._draft is None or self._written_bytes or not is_alone:
+        if self._draft is None or self._written_bytes or self._hint_bytes or not is_alone:
             return super().take(max_bytes)
         if (self._draft.size_now() or 0) > max_bytes:
             return None
@@ -323,8 +324,14 @@ class SccWriter(ObjectWriter):
         self._require_open()
         if self._draft is None:
             draft = self._store.new_draft(self.object_id)
-            if self._written_bytes:
-                draft.write(memoryview(self.read(0, self._written_bytes)))
+            try:
+                if self._hint_bytes > self._written_bytes:
+                    draft.reserve(self._hint_bytes)
+                if self._written_bytes:
+                    draft.write(memoryview(self.read(0, self._written_bytes)))
+            except StorageError:
+                draft.close()
+                raise
             self._draft = draft
         return self._draft
 

@@ -122,14 +122,30 @@ class TieredWriter(ObjectWriter):
 
     @property
     def path(self) -> str | None:
-        return self._writer.path
+        return self._with_file(lambda: self._writer.path)
 
     @property
     def mapped_path(self) -> str | None:
-        return self._writer.mapped_path
+        return self._with_file(lambda: self._writer.mapped_path)
 
     def fileno(self, *, to_write: bool = True) -> int:
-        return self._writer.fileno(to_write=to_write)
+        return self._with_file(lambda: self._writer.fileno(to_write=to_write))
+
+    def _with_file(self, give: Callable[[], T]) -> T:
+        """Return what a file is needed for. Where the level above has no room for one, and nothing
+        was written yet, the object begins below instead.
+        """
+        try:
+            return give()
+        except NoSpaceError as error:
+            if not self._is_above or self.size_bytes:
+                raise
+            lower = self._tiers.begin_lower(self.object_id, error.wanted_bytes, error)
+        self._writer.abort()
+        self._tiers.writing[True].discard(id(self))
+        self._writer, self._is_above = lower, False
+        self._tiers.writing[False].add(id(self))
+        return give()
 
     @property
     def size_bytes(self) -> int:

@@ -1,0 +1,69 @@
+"""Stores that are small, full or gone, as whoever calls functions meets them."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+import ciel
+from ciel.testing.homes import Home
+from ciel.testing.mounts import on_mount
+
+MIB = 1 << 20
+STALL_S = 8.0  # a wait for room that nobody can make takes ten
+
+SMALL = ["-t", "tmpfs", "-o", "size=36m,mode=1777", "none"]
+RETURNS_MUCH = """
+import ciel
+MIB = 1 << 20
+with ciel.LocalCluster(slots=2, store="{store}") as cluster, ciel.Client(cluster) as client:
+    for number in range(3):
+        future = client.submit(lambda: bytes([number]) * 6 * MIB)
+        try:
+            assert future.result() == bytes([number]) * 6 * MIB
+            length = client.submit(len, future).result()
+            print(length // MIB)
+        except ciel.TaskError as error:
+            print(error.reason)
+"""
+
+
+def make(number: int) -> bytes:
+    return bytes([number]) * 4 * MIB
+
+
+def seconds_for(store: str) -> float:
+    """Have two workers make 24 results of 4 MiB; return how long that took."""
+    with ciel.LocalCluster(workers=2, slots=1, store=store) as cluster:
+        with ciel.Client(cluster) as client:
+            begun_s = time.monotonic()
+            futures = [client.submit(make, number) for number in range(24)]
+            results = [future.result() for future in futures]
+            took_s = time.monotonic() - begun_s
+    assert [result[:1] for result in results] == [bytes([number]) for number in range(24)]
+    assert all(result == make(number) for number, result in enumerate(results))
+    return took_s
+
+
+def test_h6_results_that_do_not_fit_into_an_image_take_hardly_longer() -> None:
+    ample_s = seconds_for("scc:capacity=256MiB")
+    assert seconds_for("scc:capacity=32MiB") < ample_s + STALL_S
+
+
+def run_small(home: Home, store: str) -> list[str]:
+    words = [sys.executable, "-c", RETURNS_MUCH.format(store=store)]
+    done = home.run(*on_mount(SMALL, Path("/dev/shm"), words))
+    assert not home.processes()
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()
+
+
+def test_h7_what_a_function_returns_goes_to_disk_if_the_device_of_an_image_is_full(
+    home: Home,
+) -> None:
+    assert run_small(home, "scc:capacity=32MiB") == ["6", "6", "6"]
+
+
+def test_h7_without_a_disk_a_full_device_is_called_no_space(home: Home) -> None:
+    assert run_small(home, "scc:capacity=32MiB,spill=no") == ["NO_SPACE"] * 3
