@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import os
 import secrets
-import shutil
 import sys
 import tempfile
 from collections.abc import Callable
@@ -56,6 +55,7 @@ from ciel.storage import leases
 from ciel.storage.errors import StorageError
 from ciel.storage.interface import ObjectStore
 from ciel.storage.specs import parse_spec
+from ciel.storage.trees import remove_tree
 from ciel.wire.errors import RefusedError
 from ciel.wire.session import Session
 from ciel.worker.disk_jobs import Admit, DiskJobs, at_once
@@ -391,7 +391,7 @@ class Worker:
         (self._spool / _OWNER).unlink(missing_ok=True)
         for entry in self._spool.iterdir() if self._spool.exists() else ():
             if entry.name != "kept":
-                shutil.rmtree(entry, ignore_errors=True)
+                remove_tree(entry)
         try:
             self._spool.rmdir()
         except OSError:

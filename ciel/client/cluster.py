@@ -10,7 +10,6 @@ import contextlib
 import os
 import secrets
 import select
-import shutil
 import signal
 import tempfile
 import time
@@ -34,6 +33,7 @@ from ciel.execution.kept import KeptAttempts
 from ciel.launch import Launcher, LaunchError, ProgramExited, ProgramFailed, ProgramStarted
 from ciel.launch.memory import memory_of_host
 from ciel.python.showing import Shown
+from ciel.storage.trees import move_tree
 
 START_TIMEOUT_S = 30.0
 
@@ -358,11 +358,9 @@ class LocalCluster(Shown):
         for number, spool in enumerate(self._spools):
             for kept in _entries(spool / "kept"):
                 scratch = self._scratch(number)
-                with contextlib.suppress(
-                    OSError, shutil.Error
-                ):  # a full disk must not keep us here
+                with contextlib.suppress(OSError):  # a full disk must not keep us here
                     scratch.mkdir(mode=0o700, parents=True, exist_ok=True)
-                    shutil.move(kept, scratch / kept.name)
+                    move_tree(kept, scratch / kept.name)
             with contextlib.suppress(OSError):
                 KeptAttempts(self._scratch(number)).make_room()
 

@@ -10,13 +10,13 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import shutil
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
 from ciel.access.places import state_directory
+from ciel.storage.trees import remove_tree
 
 RUNS_KEPT: Final = 10
 
@@ -97,7 +97,7 @@ def _prune(runs: Path, kept: int) -> None:
             fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(path)
+                remove_tree(path)
             finally:
                 os.close(fd)
 

@@ -11,13 +11,12 @@ import os
 import threading
 from pathlib import Path
 
-from ciel.storage.leases import remove_tree
+from ciel.storage.trees import bytes_below, remove_tree
 
 KEPT_ATTEMPTS_MAX = 100
 KEPT_BYTES_MAX = 1 << 30
 """Of each directory, and so of each worker."""
 
-_FILE_BYTES_MIN = 4096  # an empty file is not for nothing
 _FREE_FILES_SHARE_MIN = 1 / 16
 """What is kept goes when fewer of a device's files are left: their number may be limited, too."""
 
@@ -44,7 +43,7 @@ class KeptAttempts:
 
     def admit(self, name: str) -> str:
         """Count in an entry just made; if there is no room for it, it goes: return why."""
-        size_bytes = _occupied_bytes(self.path / name)
+        size_bytes = bytes_below(self.path / name)
         if size_bytes > self._bytes_max:
             remove_tree(self.path / name)
             return f"they take {size_bytes} bytes, of {self._bytes_max} for all that is kept"
@@ -64,7 +63,7 @@ class KeptAttempts:
     def _known(self) -> dict[str, int]:
         if self._sizes is None:
             names = sorted(_ages_ns(self.path).items(), key=lambda item: item[1])
-            self._sizes = {name: _occupied_bytes(self.path / name) for name, _ in names}
+            self._sizes = {name: bytes_below(self.path / name) for name, _ in names}
         return self._sizes
 
     def _remove_surplus(self, sizes: dict[str, int]) -> None:
@@ -85,19 +84,6 @@ def _ages_ns(path: Path) -> dict[str, int]:
             found[entry.name] = entry.lstat().st_mtime_ns
     except FileNotFoundError:
         pass  # nothing was kept yet, or it is just being removed
-    return found
-
-
-def _occupied_bytes(path: Path) -> int:
-    """Return what a directory with all that is in it takes on its device."""
-    found = 0
-    for directory, _, files in os.walk(path):
-        for name in (".", *files):
-            try:
-                blocks_bytes = os.lstat(os.path.join(directory, name)).st_blocks * 512
-                found += max(blocks_bytes, _FILE_BYTES_MIN)
-            except OSError:
-                continue  # it goes, or is closed to us
     return found
 
 

@@ -19,10 +19,10 @@ import errno
 import fcntl
 import os
 import secrets
-import shutil
 import stat
 
 from ciel.storage.errors import StoreSpecError
+from ciel.storage.trees import remove_tree
 
 # A directory is busy only between a remover's lock and its rename, or newborn and not yet locked.
 _HOLD_TRIES = 1000
@@ -119,33 +119,6 @@ def remove_unheld(name: str, *, parent_fd: int) -> bool:
         return False  # held, or on a file system without locks: then nothing is ever thought dead
     finally:
         os.close(fd)
-
-
-def remove_tree(path: str | os.PathLike[str], *, parent_fd: int | None = None) -> None:
-    """Remove a directory with all that is in it, also where a program left directories that cannot
-    be written or entered, as some package caches are; what stands there instead of it goes, too.
-
-    Errors are left to the next sweep: a program may still be writing there.
-    """
-    top = os.fspath(path) if parent_fd is None else f"/proc/self/fd/{parent_fd}/{path}"
-    if os.path.islink(top) or not os.path.isdir(top):
-        with contextlib.suppress(OSError):
-            os.unlink(top)
-        return
-    shutil.rmtree(top, ignore_errors=True)
-    if not os.path.lexists(top):
-        return
-    _open_up(top)
-    for directory, names, _ in os.walk(top):
-        for name in names:
-            _open_up(os.path.join(directory, name))
-    shutil.rmtree(top, ignore_errors=True)
-
-
-def _open_up(path: str) -> None:
-    if not os.path.islink(path):
-        with contextlib.suppress(OSError):  # not ours, or gone
-            os.chmod(path, 0o700)
 
 
 def sweep(parent_fd: int, *, prefix: str = "") -> int:

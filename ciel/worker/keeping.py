@@ -7,7 +7,7 @@ import shutil
 import stat
 
 from ciel.execution.kept import KeptAttempts
-from ciel.storage.leases import remove_tree
+from ciel.storage.trees import remove_tree
 from ciel.worker.growth import STDERR_LEFT_BYTES, STDERR_MAX_BYTES
 from ciel.worker.scratch import Scratch
 

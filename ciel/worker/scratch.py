@@ -23,6 +23,7 @@ from pathlib import Path
 
 from ciel.execution.report import STDERR_TAIL_BYTES, printed_text, tail_text
 from ciel.storage import leases
+from ciel.storage.trees import move_tree, remove_tree
 
 _PRIVATE_DIRECTORY = stat.S_IFDIR | 0o700
 _SPARE_MAX = 64
@@ -248,18 +249,18 @@ class Scratch:
         except FileNotFoundError:
             pass
         except OSError:  # no file any more
-            leases.remove_tree(self.stderr_path)
+            remove_tree(self.stderr_path)
         if self._inputs is not None:
-            leases.remove_tree(self._inputs)
+            remove_tree(self._inputs)
         try:
             os.rmdir(self._base)
         except OSError:
-            leases.remove_tree(self._base)
+            remove_tree(self._base)
 
     def keep(self, kept: Path) -> None:
         """Move what the attempt left to `kept`, a directory that does not exist."""
         kept.mkdir(parents=True, mode=0o700)
         for place, name in ((self.stderr_path, "stderr"), (self._base, "scratch")):
             if os.path.lexists(place):  # the program may have removed it
-                shutil.move(place, kept / name)
+                move_tree(place, kept / name)
         self.remove()

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from pathlib import Path
+
+import pytest
 
 import ciel
 from ciel.testing.homes import Home
@@ -35,12 +38,12 @@ def make(number: int) -> bytes:
 
 def seconds_for(store: str) -> float:
     """Have two workers make 24 results of 4 MiB; return how long that took."""
-    with ciel.LocalCluster(workers=2, slots=1, store=store) as cluster:
-        with ciel.Client(cluster) as client:
-            begun_s = time.monotonic()
-            futures = [client.submit(make, number) for number in range(24)]
-            results = [future.result() for future in futures]
-            took_s = time.monotonic() - begun_s
+    cluster = ciel.LocalCluster(workers=2, slots=1, store=store)
+    with cluster, ciel.Client(cluster) as client:
+        begun_s = time.monotonic()
+        futures = [client.submit(make, number) for number in range(24)]
+        results = [future.result() for future in futures]
+        took_s = time.monotonic() - begun_s
     assert [result[:1] for result in results] == [bytes([number]) for number in range(24)]
     assert all(result == make(number) for number, result in enumerate(results))
     return took_s
@@ -67,3 +70,24 @@ def test_h7_what_a_function_returns_goes_to_disk_if_the_device_of_an_image_is_fu
 
 def test_h7_without_a_disk_a_full_device_is_called_no_space(home: Home) -> None:
     assert run_small(home, "scc:capacity=32MiB,spill=no") == ["NO_SPACE"] * 3
+
+
+def dig(depth: int) -> None:
+    """Make directories, one in the other, and end as a program that has failed."""
+    for _ in range(depth):
+        os.mkdir("d")
+        os.chdir("d")
+    os._exit(3)
+
+
+def leave() -> None:
+    os._exit(4)
+
+
+def test_g9_deep_directories_of_one_task_do_no_harm_to_later_ones(tmp_path: Path) -> None:
+    cluster = ciel.LocalCluster(slots=1, directory=tmp_path)
+    with cluster, ciel.Client(cluster) as client:
+        for function, words in ((dig, (3000,)), (leave, ()), (leave, ())):
+            with pytest.raises(ciel.TaskError, match="its files are kept in"):
+                client.submit(function, *words).result()
+    assert len(list(tmp_path.glob("scratch/*/*"))) >= 2  # of the deep one, if it need not be copied
