@@ -264,6 +264,9 @@ class SccStore(ObjectStore):
         except OSError as error:
             raise StoreSystemError("claim", error.errno or errno.EIO) from error
 
+    def gone(self) -> str:
+        return leases.moved((self._temporaries.place,))
+
     def close(self) -> None:
         if self._is_closed:
             return

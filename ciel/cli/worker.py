@@ -212,7 +212,7 @@ class Worker:
             kept=self._spool / "kept", logs=logs, channels=channels,
         )  # fmt: skip
         service.watch_disk(queue)
-        service.watch_store(disk_jobs)
+        service.watch_store(disk_jobs, self.fail)
         fetcher = Fetcher(
             reactor, transfers, store, streams, key, service, admit=admit, enter=disk_jobs.enter,
             neighbours=self._open_neighbours(store, cluster_id, own, service, disk_jobs),

@@ -54,7 +54,7 @@ printf %s "$leased" | while IFS= read -r path; do
         *) take "$path" ;;
     esac
 done
-take "/dev/shm/ciel-full.$(id -u)"
+for left in "/dev/shm/ciel-full.$(id -u)" "/dev/shm/ciel-full.$(id -u)".[0-9]; do take "$left"; done
 for path; do  # an arena goes with the last who has something there; else it is busy
     arena=${path%/*}
     case $arena in */ciel-arena-*) [ -d "$arena" ] && umount "$arena" && rmdir "$arena" ;; esac

@@ -193,6 +193,18 @@ class Launcher:
             if not remaining_s:
                 return []
 
+    def keep_going(self) -> bool:
+        """Continue the launcher if it was stopped, as by one of its programs; whether it was."""
+        if self._pidfd is None:
+            return False
+        try:
+            was_stopped = os.waitid(os.P_PIDFD, self._pidfd, os.WSTOPPED | os.WNOHANG) is not None
+            if was_stopped:
+                signal.pidfd_send_signal(self._pidfd, signal.SIGCONT)
+        except (ChildProcessError, ProcessLookupError):  # it has ended: its stream tells that
+            return False
+        return was_stopped
+
     def close(self, timeout_s: float = 5.0) -> None:
         """End the launcher with all its programs, and reap it; requests not yet sent are dropped.
 

@@ -497,5 +497,8 @@ class FileStore(ObjectStore):
     def claim(self) -> None:
         self._shelf.claim(self._shelf.path, "directory")
 
+    def gone(self) -> str:
+        return self._shelf.gone()
+
     def close(self) -> None:
         self._shelf.close()

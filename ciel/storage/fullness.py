@@ -2,6 +2,8 @@
 
     <device>/ciel-full.<uid>/count    an empty file, whose length is that number
 
+Where something of another user stands at that name, `ciel-full.<uid>.1` serves, and so on.
+
 Who is refused a block may find one a moment later, and no file system remembers. So whoever gives
 room back sees whether there was any just before: it does so alone, under a lock, and then compares
 what is free with what it has given. More may have been written meanwhile, which makes it find a
@@ -17,6 +19,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import stat
 import threading
 import time
 from collections.abc import Iterator
@@ -27,6 +30,7 @@ from ciel.storage.errors import StoreSpecError
 from ciel.storage.space import FULL_BYTES, PAGE_BYTES, free_bytes
 
 _NAME = "ciel-full."  # no instance of a store has a dot
+_NAMES = 8
 _COUNT = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 AMPLE_BYTES = 1 << 28
 """With so much left nobody is refused anything before one who has looked gives back, unless that
@@ -45,14 +49,14 @@ class Fullness:
         self._lock = threading.RLock()  # a file may be collected, and given back, within any call
         self._depth = 0
         self._given_bytes = 0
+        self._name = ""
         self._fd = self._hold_fd = self._parent_fd = -1
         if parent is None:
             return
-        self._name = f"{_NAME}{os.geteuid()}"
         try:
             os.makedirs(parent, 0o700, exist_ok=True)
             self._parent_fd = os.open(parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            self._hold_fd = leases.hold(self._name, parent_fd=self._parent_fd)
+            self._name, self._hold_fd = _held(self._parent_fd)
             self._fd = os.open("count", _COUNT, 0o600, dir_fd=self._hold_fd)
             if not leases.is_ours(os.fstat(self._fd)):
                 raise StoreSpecError(self._name, "another user's file lies in it")
@@ -182,3 +186,27 @@ class Fullness:
                 if now_s >= until_s:
                     return False
                 os.sched_yield()  # most often it is giving back a file, or was put off by us
+
+
+def _held(parent_fd: int) -> tuple[str, int]:
+    """Hold the directory of this user: one that is there, or the first that can be made. Anybody
+    may make files in `/dev/shm`, so a name may be taken. Returns its name and a descriptor.
+    """
+    name = f"{_NAME}{os.geteuid()}"
+    names = [name, *(f"{name}.{number}" for number in range(1, _NAMES))]
+    names.sort(key=lambda name: not _is_our_directory(name, parent_fd))
+    while True:
+        name = names.pop(0)
+        try:
+            return name, leases.hold(name, parent_fd=parent_fd)
+        except StoreSpecError:
+            if not names:
+                raise
+
+
+def _is_our_directory(name: str, parent_fd: int) -> bool:
+    try:
+        status = os.stat(name, dir_fd=parent_fd, follow_symlinks=False)
+    except OSError:
+        return False
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()

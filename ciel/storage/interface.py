@@ -381,6 +381,12 @@ class ObjectStore(ABC):
         `StoreSpecError` when another has it.
         """
 
+    def gone(self) -> str:
+        """Return which directory of the store was removed or replaced by somebody else, so that
+        nothing can be stored any more; empty while all is there.
+        """
+        return ""
+
     @abstractmethod
     def close(self) -> None:
         """End the store. Open writers are aborted, open readers live on; twice is once."""

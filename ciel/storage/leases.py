@@ -20,6 +20,7 @@ import fcntl
 import os
 import secrets
 import stat
+from collections.abc import Iterable
 
 from ciel.storage.errors import StoreSpecError
 from ciel.storage.trees import remove_tree
@@ -128,6 +129,20 @@ def sweep(parent_fd: int, *, prefix: str = "") -> int:
     names = [name for name in os.listdir(parent_fd) if name.startswith(prefix)]
     names = [name for name in names if not name.startswith(NOT_HELD)]
     return sum(remove_unheld(name, parent_fd=parent_fd) for name in names)
+
+
+def moved(places: Iterable[tuple[str, int]]) -> str:
+    """Return the first path that does not lead to the directory of its descriptor any more; empty
+    if all do.
+    """
+    for path, fd in places:
+        try:
+            if os.path.samestat(os.stat(path, follow_symlinks=False), os.fstat(fd)):
+                continue
+        except OSError:
+            pass
+        return path
+    return ""
 
 
 def _stands_at(fd: int, name: str, parent_fd: int) -> bool:

@@ -107,6 +107,11 @@ class Shelf:
         except OSError as error:
             raise StoreSystemError("claim", error.errno or errno.EIO) from error
 
+    def gone(self) -> str:
+        """Return which of its directories is not where it was; empty if none."""
+        objects = self.objects_path, self._objects_fd
+        return leases.moved((objects, self.temporaries.place))
+
     def close(self) -> None:
         """Drop the temporaries; closing twice is closing once."""
         if self._root_fd >= 0:

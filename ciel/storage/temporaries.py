@@ -98,6 +98,11 @@ class Temporaries:
         os.rename(name, ours, src_dir_fd=parent_fd, dst_dir_fd=self.directory_fd)
         return ours
 
+    @property
+    def place(self) -> tuple[str, int]:
+        """The directory, as a path and a descriptor."""
+        return self._path, self.directory_fd
+
     def path_of(self, name: str) -> str:
         """Return the name by which another process can open a temporary."""
         return f"{self._path}/{name}"

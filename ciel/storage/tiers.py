@@ -550,6 +550,9 @@ class TieredStore(ObjectStore):
         self._upper.claim()
         self._lower.claim()
 
+    def gone(self) -> str:
+        return self._upper.gone() or self._lower.gone()
+
     def close(self) -> None:
         self.mover.close()
         self._upper.close()

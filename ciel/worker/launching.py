@@ -18,10 +18,15 @@ from ciel.launch.messages import (
     ProgramExited,
     ProgramFailed,
 )
-from ciel.net.turns import START, Turns
+from ciel.net.turns import START, DelayedCall, Turns
 from ciel.worker.forks import Forks
 
 log = Logger()
+
+STOPPED_LOOK_S = 1.0
+"""So often it is seen to that the launcher runs, while it has programs: they may stop it, and then
+nothing would begin or end on this worker, nor be killed when its time is over.
+"""
 
 Ended = Callable[[ProgramExited | ProgramFailed], None]
 
@@ -43,6 +48,7 @@ class Launching:
         self._next_id = 0
         self._launcher = Launcher.start_process(self._environ)
         self._forks = Forks(reactor, self)
+        self._look: DelayedCall | None = None
         reactor.addReader(self)
 
     @property
@@ -65,6 +71,8 @@ class Launching:
         if parent is None or not self._forks.ask(launch_id, spec, parent):
             self._launcher.start(launch_id, spec)
         self._owners[launch_id] = ended
+        if self._look is None:
+            self._look = self._reactor.callLater(STOPPED_LOOK_S, self._see_to_it)
         if started is not None:
             self._started[launch_id] = started
         self._turns.at_end(self._flush, START)
@@ -93,9 +101,19 @@ class Launching:
         self._launcher.recall(launch_id)
         self._turns.at_end(self._flush, START)
 
+    def _see_to_it(self) -> None:
+        """Continue a launcher that was stopped."""
+        if self._launcher.keep_going():
+            log.warn("the launcher was stopped, by a program or a person; it goes on")
+        again = self._owners and self._launcher.fileno() >= 0
+        self._look = self._reactor.callLater(STOPPED_LOOK_S, self._see_to_it) if again else None
+
     def close(self) -> None:
         """End everything; nobody is told."""
         self._forks.close()
+        if self._look is not None:
+            self._look.cancel()
+            self._look = None
         self._owners.clear()
         self._started.clear()
         if self._launcher.fileno() >= 0:

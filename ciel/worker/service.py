@@ -99,7 +99,8 @@ class WorkerService:
         self._disk_jobs: DiskJobs | None = None
         self._copied: set[str] = set()  # what came from others, who may still have it
         self._told_of_store: StoresReported | None = None
-        self._store_looks = LoopingCall(self._tell_of_store)
+        self._store_looks = LoopingCall(self._look_at_store)
+        self._store_gone: Callable[[str], object] = lambda reason: None
         self._store_looks.clock = reactor
         self.events = Events(reactor)
         self.ended_counts: dict[str, int] = {}
@@ -131,10 +132,14 @@ class WorkerService:
             self._disk_level = level
             self._tell(DiskQueued(pending_bytes, wait_s) if level else DiskQueued(0, 0.0))
 
-    def watch_store(self, disk_jobs: DiskJobs) -> None:
+    def watch_store(
+        self, disk_jobs: DiskJobs, gone: Callable[[str], object] = lambda reason: None
+    ) -> None:
         """Have the master know what the store holds and does, and how many disk jobs wait. What it
-        drops for want of room is known as gone from then on.
+        drops for want of room is known as gone from then on. `gone` is called with the reason if
+        somebody removes the store itself: then this worker is of no use.
         """
+        self._store_gone = gone
         machine = self.machine
 
         def can_be_had_again(object_id: str) -> bool:
@@ -148,6 +153,19 @@ class WorkerService:
         self._store.advise(can_be_had_again, dropped, disk_jobs.turn)
         self._disk_jobs = disk_jobs
         self._store_looks.start(STORE_LOOK_S, now=False)
+
+    def _look_at_store(self) -> None:
+        if not self._has_lost_store():
+            self._tell_of_store()
+
+    def _has_lost_store(self) -> bool:
+        """Whether somebody has removed the store; then this worker is told to leave."""
+        path = self._store.gone()
+        if path:
+            if self._store_looks.running:
+                self._store_looks.stop()
+            self._store_gone(f"{path}, which this worker's objects lie in, was removed or replaced")
+        return bool(path)
 
     def _tell_of_store(self) -> None:
         if self._master is None or self._disk_jobs is None:
@@ -294,6 +312,8 @@ class WorkerService:
     def attempt_ended(
         self, key: Key, published: tuple[Reference, ...], fault: TaskFault | None, run_s: float
     ) -> None:
+        if fault is not None and fault.reason == "WORKER_FAULT" and self._has_lost_store():
+            return  # the master gives it to another, as this worker leaves
         self.machine.ended(key, published, fault, run_s, self._reactor.seconds())
         how = "done" if fault is None else fault.reason
         self.ended_counts[how] = self.ended_counts.get(how, 0) + 1

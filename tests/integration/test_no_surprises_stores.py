@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 import time
 from pathlib import Path
@@ -91,3 +92,25 @@ def test_g9_deep_directories_of_one_task_do_no_harm_to_later_ones(tmp_path: Path
             with pytest.raises(ciel.TaskError, match="its files are kept in"):
                 client.submit(function, *words).result()
     assert len(list(tmp_path.glob("scratch/*/*"))) >= 2  # of the deep one, if it need not be copied
+
+
+@pytest.mark.parametrize("store", ["disk", "shm", "scc:capacity=16MiB"])
+def test_h8_a_worker_whose_store_was_removed_leaves_and_fails_no_task(store: str) -> None:
+    cluster = ciel.LocalCluster(slots=1, store=store)
+    with cluster, ciel.Client(cluster) as client:
+        assert client.submit(make, 1).result() == make(1)
+        (before,) = [daemon.pid for daemon in cluster.workers]
+        removed = [Path(text) for text in open_directories(before) if text.endswith("incoming")]
+        assert removed
+        for incoming in removed:
+            shutil.rmtree(incoming.parent)
+        assert client.submit(make, 2).result() == make(2)
+        (after,) = [daemon.pid for daemon in cluster.workers]
+        assert after != before
+        logs = (cluster.directory / "worker-1.log").read_text()
+    assert "was removed or replaced" in logs
+
+
+def open_directories(pid: int) -> list[str]:
+    """List what the descriptors of a process lead to."""
+    return [os.readlink(path) for path in Path(f"/proc/{pid}/fd").iterdir() if path.is_symlink()]

@@ -56,13 +56,25 @@ def test_where_nobody_says_in_time_it_may_have_been_full(
 
 
 @pytest.mark.parametrize("plant", ["link", "file"])
-def test_what_stands_in_its_place_is_refused(tmp_path: Path, plant: str) -> None:
-    place, elsewhere = tmp_path / f"ciel-full.{os.geteuid()}", tmp_path / "elsewhere"
+def test_h8_what_stands_in_its_place_is_gone_round(tmp_path: Path, plant: str) -> None:
+    name, elsewhere = f"ciel-full.{os.geteuid()}", tmp_path / "elsewhere"
     elsewhere.mkdir()
-    if plant == "link":
-        place.symlink_to(elsewhere)
-    else:
-        place.touch()
+
+    def put(place: Path) -> None:
+        place.symlink_to(elsewhere) if plant == "link" else place.touch()
+
+    put(tmp_path / name)
+    one, other = Fullness(str(tmp_path)), Fullness(str(tmp_path))
+    one.note()
+    assert other.count == 1
+    (tmp_path / name).unlink()  # whoever comes now joins those who are there
+    third = Fullness(str(tmp_path))
+    assert third.count == 1
+    for each in (one, other, third):
+        each.close()
+    for number in range(1, 8):
+        put(tmp_path / f"{name}.{number}")
+    put(tmp_path / name)
     with pytest.raises(StoreSpecError):
         Fullness(str(tmp_path))
     assert not list(elsewhere.iterdir())
