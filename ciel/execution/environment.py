@@ -8,6 +8,10 @@ from collections.abc import Mapping
 
 from ciel.core.tasks import TaskSpec
 
+TEMPORARY_MAX_BYTES = 64
+"""Temporary files of a task lie in its scratch directory, and go with it, unless the path is so
+long that a socket there could have no name: the kernel takes 107 bytes.
+"""
 SECRET_NAMES = frozenset(("CIEL_ACCESS", "CIEL_KEY"))
 SECRET_PARTS = ("SECRET", "TOKEN", "PASSWORD", "PASSWD", "CREDENTIAL", "PRIVATE_KEY", "API_KEY")
 
@@ -35,6 +39,8 @@ def task_environment(
         "CIEL_SCRATCH": scratch,
         "CIEL_SLOTS": str(spec.needs.slots),
     }
+    if len(scratch) <= TEMPORARY_MAX_BYTES:
+        environment["TMPDIR"] = scratch.rstrip("/")
     if spec.needs.memory_bytes:
         environment["CIEL_MEMORY_BYTES"] = str(spec.needs.memory_bytes)
     return environment | dict(extra)

@@ -2,7 +2,7 @@
 
     <device>/ciel-full.<uid>/count    an empty file, whose length is that number
 
-Where something of another user stands at that name, `ciel-full.<uid>.1` serves, and so on.
+If another user has taken that name, processes use `ciel-full.<uid>.1` instead, or the next up to 7.
 
 Who is refused a block may find one a moment later, and no file system remembers. So whoever gives
 room back sees whether there was any just before: it does so alone, under a lock, and then compares

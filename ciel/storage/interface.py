@@ -382,8 +382,8 @@ class ObjectStore(ABC):
         """
 
     def gone(self) -> str:
-        """Return which directory of the store was removed or replaced by somebody else, so that
-        nothing can be stored any more; empty while all is there.
+        """Return the directory of the store that another program has removed or replaced, so that
+        nothing can be stored any more; empty while all are there.
         """
         return ""
 

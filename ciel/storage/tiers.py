@@ -132,8 +132,8 @@ class TieredWriter(ObjectWriter):
         return self._with_file(lambda: self._writer.fileno(to_write=to_write))
 
     def _with_file(self, give: Callable[[], T]) -> T:
-        """Return what a file is needed for. Where the level above has no room for one, and nothing
-        was written yet, the object begins below instead.
+        """Call `give`, which has the writer make a file. If the level above has no room for the
+        file, and nothing was written yet, start the object in the level below.
         """
         try:
             return give()

@@ -136,8 +136,8 @@ class WorkerService:
         self, disk_jobs: DiskJobs, gone: Callable[[str], object] = lambda reason: None
     ) -> None:
         """Have the master know what the store holds and does, and how many disk jobs wait. What it
-        drops for want of room is known as gone from then on. `gone` is called with the reason if
-        somebody removes the store itself: then this worker is of no use.
+        drops for want of room is known as gone from then on. `gone` is called with the reason
+        when another program has removed the store: then this worker is of no use.
         """
         self._store_gone = gone
         machine = self.machine
@@ -159,7 +159,7 @@ class WorkerService:
             self._tell_of_store()
 
     def _has_lost_store(self) -> bool:
-        """Whether somebody has removed the store; then this worker is told to leave."""
+        """Return whether the store was removed; if so, have this worker leave."""
         path = self._store.gone()
         if path:
             if self._store_looks.running:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from ciel.executors.programs.python_bundle import Run
@@ -117,7 +118,32 @@ class Program:
     def _leave(self, left: str) -> None:
         if left:
             self.channel.flush()
+            _let_libraries_clean()
             os._exit(0)  # whatever still runs here
+
+
+def _let_libraries_clean() -> None:
+    """Have libraries remove what outlives processes, such as named semaphores: what they do at the
+    end of a program, and then what their trackers do. Other processes that are left end before, as
+    they will be killed in any case. The worker kills this program if that takes too long.
+    """
+    import atexit
+    import signal
+    from pathlib import Path
+
+    modules = [sys.modules[name] for name in sys.modules if name.endswith(".resource_tracker")]
+    trackers = [getattr(module, "_resource_tracker", None) for module in modules]
+    stay = {getattr(tracker, "_pid", None) for tracker in trackers}
+    with suppress(OSError):
+        for listed in Path("/proc/self/task").glob("*/children"):
+            for pid in map(int, listed.read_text().split()):
+                if pid not in stay:
+                    os.kill(pid, signal.SIGKILL)
+    with suppress(Exception):
+        atexit._run_exitfuncs()
+    for tracker in trackers:
+        with suppress(Exception):
+            tracker._stop()  # type: ignore[union-attr]  # or there is none
 
 
 def main() -> None:

@@ -34,7 +34,15 @@ def test_a_task_knows_what_it_is() -> None:
         "CIEL_WORKER": "w1",
         "CIEL_SCRATCH": "/scratch/",
         "CIEL_SLOTS": "3",
+        "TMPDIR": "/scratch",
     }
+
+
+def test_c12_temporary_files_go_with_a_task_unless_sockets_there_had_no_names() -> None:
+    found = task_environment(a_task("out"), 1, "w", f"/{'long' * 20}/", {})
+    assert "TMPDIR" not in found
+    found = task_environment(a_task("out"), 1, "w", "/scratch/", {"TMPDIR": "/mine"})
+    assert found["TMPDIR"] == "/mine"
 
 
 def test_a_limit_of_memory_is_told_where_there_is_one() -> None:

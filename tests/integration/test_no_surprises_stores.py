@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -114,3 +115,25 @@ def test_h8_a_worker_whose_store_was_removed_leaves_and_fails_no_task(store: str
 def open_directories(pid: int) -> list[str]:
     """List what the descriptors of a process lead to."""
     return [os.readlink(path) for path in Path(f"/proc/{pid}/fd").iterdir() if path.is_symlink()]
+
+
+def use_loky() -> str:
+    """Compute in processes of joblib's, which it keeps, and make a temporary file."""
+    from joblib import Parallel, delayed
+
+    assert sum(Parallel(n_jobs=2, backend="loky")(delayed(abs)(n) for n in range(10))) == 45
+    handle, path = tempfile.mkstemp(prefix="left-by-a-task-")
+    os.close(handle)
+    return path
+
+
+def test_c12_a_task_with_processes_of_joblib_leaves_nothing(tmp_path: Path) -> None:
+    def left() -> set[str]:
+        return {name for name in os.listdir("/dev/shm") if "loky" in name or "joblib" in name}
+
+    before = left()
+    cluster = ciel.LocalCluster(slots=1, directory=tmp_path)
+    with cluster, ciel.Client(cluster) as client:
+        path = Path(client.submit(use_loky).result())
+    assert left() <= before
+    assert not path.exists()

@@ -92,13 +92,13 @@ def test_h8_a_tree_is_copied_with_the_attributes_of_its_root(
     archive = tmp_path / "archive"
     subprocess.run(["tar", "-C", source, "-cf", archive, "."], check=True)
     assert shutil.which(tool), f"install {tool} (apt install {tool})"
-    command = {
+    commands: dict[str, list[str | Path]] = {
         "rsync": ["rsync", "-a", f"{source}/", f"{place}/"],
         "tar": ["tar", "-C", place, "-xpf", archive],
         "cp": ["cp", "-a", f"{source}/.", f"{place}/"],
-    }[tool]
+    }
     with mounted(image, place):
-        subprocess.run(command, check=True)
+        subprocess.run(commands[tool], check=True)
         status = place.stat()
         assert (status.st_mode & 0o7777, int(status.st_mtime)) == (0o750, 1_000_000_007)
         for name in ("open", "finished"):

@@ -9,6 +9,7 @@ import pytest
 
 from ciel.storage import leases
 from ciel.storage.errors import StoreSpecError
+from ciel.storage.trees import remove_tree
 from ciel.testing.store_rules import exit_code, start_child
 
 ROUNDS = 1500
@@ -92,14 +93,14 @@ def test_what_stands_there_instead_of_a_directory_is_removed_alone(tmp_path: Pat
     (tmp_path / "file").touch()
     (tmp_path / "link").symlink_to("there")
     for name in ("file", "link", "absent"):
-        leases.remove_tree(tmp_path / name)
+        remove_tree(tmp_path / name)
     assert os.listdir(tmp_path) == ["there"]
     assert (tmp_path / "there" / "inner").stat().st_mode & 0o777 == 0o500
 
 
 CLOSED_TREE = """
 import os, sys
-from ciel.storage import leases
+from ciel.storage.trees import remove_tree
 
 os.chdir(sys.argv[1])
 os.makedirs("tree/writable/closed/deep")
@@ -112,7 +113,7 @@ try:
 except PermissionError:
     print("closed")
 fd = os.open(".", os.O_RDONLY | os.O_DIRECTORY)
-leases.remove_tree("tree", parent_fd=fd if sys.argv[2] == "fd" else None)
+remove_tree("tree", parent_fd=fd if sys.argv[2] == "fd" else None)
 print(*os.listdir("."))
 """
 

@@ -29,7 +29,7 @@ def test_g9_a_deep_tree_is_measured_and_removed(tmp_path: Path) -> None:
     assert bytes_below(tmp_path / "top") >= 2 * DEPTH * 512
     remove_tree(tmp_path / "top")
     assert list(tmp_path.iterdir()) == []
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(os.listdir("/proc/self/fd")) <= before  # others may be collected meanwhile
 
 
 def test_each_directory_comes_after_what_is_in_it(tmp_path: Path) -> None:
