@@ -63,7 +63,6 @@ class Sharing:
         self._clock = clock
         self._homes: list[Home] = []  # of works that nobody has begun, the oldest body's first
         self._away: dict[Work, None] = {}
-        self._ids: dict[Work, str] = {}  # of what works make that others do, as far as asked for
         self._given_at_once = 1
         self.done_count = 0  # works that were done here since the last look
 
@@ -227,7 +226,6 @@ class Sharing:
         with self.lock:
             reply = self._channel.reply("look", {"items": [item_of(work) for work in away]})
             for work, ref in zip(away, reply["refs"], strict=True):
-                self._ids[work] = ref["__ref__"][1]
                 self._learn(work, ref["__ref__"])
         return all(work.state is DONE for work in works)
 
@@ -257,18 +255,17 @@ class Sharing:
                 "a task that has yielded an item cannot wait for what runs elsewhere: do so before"
             )
         with self.lock:
-            works = _left([self._others_work(work) for work in _left(works)])
+            works = [self._others_work(work) for work in works if work.state is not DONE]
+            works = [work for work in works if work.state is not DONE]
             if not works:
                 return
             if self.look(works) or (any_one and any(work.state is DONE for work in works)):
                 return
-            works = _left(works)
+            works = [work for work in works if work.state is not DONE]
             while (held := self._next_held()) is not None:
                 if not self.give(held, wanted=True):
                     break
             self._park(works, any_one, timeout_s)
-            while not any_one and timeout_s is None and (works := _left(works)):
-                self._park(works, any_one, timeout_s)
 
     def _others_work(self, work: Work) -> Work:
         """Have others do a work that cannot be done here; the lock is held."""
@@ -279,14 +276,9 @@ class Sharing:
         return work
 
     def _park(self, works: Sequence[Work], any_one: bool, timeout_s: float | None) -> None:
-        """Have this process go on when works are done; what else is away goes on meanwhile.
-
-        The task that goes on may be one that an earlier attempt has created, which waited for more
-        or for less: its inputs are told apart by their ids.
-        """
+        """Have this process go on when works are done; what else is away goes on meanwhile."""
         self._outputs.give_up_drafts()
         listed = list(dict.fromkeys([*works, *self._away]))
-        ids = self._ids_of(listed)
         count = 0 if any_one or timeout_s is not None else len(set(works))
         items = [item_of(work) for work in listed]
         told: dict[str, Any] = {"is_fixed": True, "needed": items[:count], "others": items[count:]}
@@ -303,23 +295,12 @@ class Sharing:
         if not self.evaluator.is_careful:
             self._channel.tell("within", {})
         self.sending.begin_anew()
-        arrays = {item["__ref__"][1]: item["__ref__"] for item in resumed["inputs"]}
-        self._ids.clear()
-        for work, object_id in zip(listed, ids, strict=True):
-            array = arrays.get(object_id, ["f2", object_id])
+        arrays = [item["__ref__"] for item in resumed["inputs"]]
+        for work, array in zip(listed, arrays, strict=False):
             work.child, work.array = -1, array
             if array[0] == "s2":
                 array = ["c2", *array[1:]]  # it is read as it grows: to its end
             self._learn(work, array)
-
-    def _ids_of(self, works: Sequence[Work]) -> list[str]:
-        """Return the ids of the objects that works make which others do."""
-        unknown = [work for work in works if work.array is None and work not in self._ids]
-        if unknown:
-            reply = self._channel.reply("made", {"items": [item_of(work) for work in unknown]})
-            for work, ref in zip(unknown, reply["refs"], strict=True):
-                self._ids[work] = ref["__ref__"][1]
-        return [self._ids[work] if work.array is None else work.array[1] for work in works]
 
     def _learn(self, work: Work, array: list[Any]) -> None:
         """Take in what became of a work that others do, if that is known."""
@@ -340,10 +321,4 @@ class Sharing:
         else:
             return
         self._away.pop(work, None)
-        self._ids.pop(work, None)
         self.evaluator.settle_away(work, results)
-
-
-def _left(works: Sequence[Work]) -> list[Work]:
-    """Return the works that are not done."""
-    return [work for work in works if work.state is not DONE]
