@@ -17,12 +17,16 @@ What all executors share that run an ordinary program is read here, into a `Prog
 - `store`, beyond the original: whether outputs begin in `memory` or on `disk`, on a worker that has
   both.
 
+Beyond the original, words of `command_line`, values of `env`, and names in `files` (then a list of
+pairs) may be `{"base64": "…"}`, for bytes that are no UTF-8.
+
 Unknown keys are ignored, as scripts use them to tell equal tasks apart.
 """
 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, TypeGuard
@@ -38,6 +42,7 @@ from ciel.execution.executor import (
     Task,
     store_level,
 )
+from ciel.wire.system_texts import SystemTextError, from_value, is_bytes
 
 SLOW_S = 3.0
 """How long `go_slow` waits."""
@@ -167,7 +172,8 @@ def words_of(args: dict[str, Any], key: str) -> list[str | InputPath]:
     if not isinstance(line, list):
         raise BadArgumentsError(f"{key!r} must be a list of texts, numbers and references")
     words: list[str | InputPath] = []
-    for number, item in enumerate(line):
+    for number, given in enumerate(line):
+        item = _system_text(given)
         if isinstance(item, str):
             if "\0" in item:
                 raise BadArgumentsError(f"element {number} of {key!r} contains a NUL character")
@@ -181,6 +187,14 @@ def words_of(args: dict[str, Any], key: str) -> list[str | InputPath]:
                 f"element {number} of {key!r} must be text, a number or a reference"
             )
     return words
+
+
+def _system_text(value: Any) -> Any:
+    """Return a value, or the text whose bytes it stands for."""
+    try:
+        return from_value(value) if is_bytes(value) else value
+    except SystemTextError as error:
+        raise BadArgumentsError(str(error)) from None
 
 
 def required_text(args: dict[str, Any], key: str) -> str:
@@ -215,7 +229,9 @@ def _sweethearts(args: dict[str, Any]) -> tuple[ObjectId, ...]:
 
 def _files(args: dict[str, Any]) -> dict[str, Any]:
     files = args.get("files", {})
-    if not isinstance(files, dict):
+    if isinstance(files, list) and all(type(pair) is list and len(pair) == 2 for pair in files):
+        files = {_system_text(name): ref for name, ref in files}
+    if not isinstance(files, dict) or not all(isinstance(name, str) for name in files):
         raise BadArgumentsError("'files' must be an object of names and references")
     for name, ref in files.items():
         parts = name.split("/")
@@ -229,8 +245,8 @@ def _files(args: dict[str, Any]) -> dict[str, Any]:
 def _require_places(files: Mapping[str, ObjectId]) -> None:
     """Refuse names that no directory can have at a time."""
     for name in files:
-        longest = max(len(part.encode()) for part in name.split("/"))
-        if longest > _NAME_MAX_BYTES or len(name.encode()) > _PATH_MAX_BYTES:
+        longest = max(len(os.fsencode(part)) for part in name.split("/"))
+        if longest > _NAME_MAX_BYTES or len(os.fsencode(name)) > _PATH_MAX_BYTES:
             raise BadArgumentsError(f"{name!r:.80} in 'files' is too long for the name of a file")
     # What is in a directory follows right behind its name.
     for name, next_name in pairwise(sorted(files, key=lambda name: name.replace("/", "\0"))):
@@ -240,6 +256,8 @@ def _require_places(files: Mapping[str, ObjectId]) -> None:
 
 def _env(args: dict[str, Any]) -> dict[str, str]:
     env = args.get("env", {})
+    if isinstance(env, dict):
+        env = {name: _system_text(value) for name, value in env.items()}
     if not isinstance(env, dict) or not all(isinstance(item, str) for item in env.values()):
         raise BadArgumentsError("'env' must be an object whose values are texts")
     for name, value in env.items():

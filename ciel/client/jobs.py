@@ -49,6 +49,7 @@ from ciel.wire import codec
 from ciel.wire.descriptors import make_task, read_summary
 from ciel.wire.packages import encode_package
 from ciel.wire.references import to_json
+from ciel.wire.system_texts import to_value
 
 if TYPE_CHECKING:
     from ciel.client.changes import Changes
@@ -125,15 +126,19 @@ class Job(Shown):
 
         References in the command line become paths, `inputs` are joined on standard input, `files`
         lie under these relative names in the directory where it runs. `store`: where the output
-        begins, `memory` or `disk`; by default as its job says.
+        begins, `memory` or `disk`; by default as its job says. Texts with surrogate escapes (see
+        `os.fsdecode`) reach the program as the bytes that they stand for.
         """
-        args: dict[str, Any] = {"command_line": list(command_line)}
+        words = [to_value(word) if isinstance(word, str) else word for word in command_line]
+        args: dict[str, Any] = {"command_line": words}
         if inputs:
             args["inputs"] = list(inputs)
         if files:
-            args["files"] = dict(files)
+            named = [(to_value(path), ref) for path, ref in files.items()]
+            has_bytes = any(type(path) is not str for path, _ in named)
+            args["files"] = [[*pair] for pair in named] if has_bytes else dict(files)
         if env:
-            args["env"] = dict(env)
+            args["env"] = {variable: to_value(value) for variable, value in env.items()}
         if store := store or self.store:
             args["store"] = store
         return self.add(

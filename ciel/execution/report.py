@@ -4,6 +4,7 @@ complained.
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from collections.abc import Sequence
@@ -25,9 +26,18 @@ def logged_name(name: str, task_id: str) -> str:
 
 
 def command_text(argv: Sequence[str]) -> str:
-    """Return a command line as one would type it, cut to a sane length."""
-    text = shlex.join(argv)
+    """Return a command line as one would type it, cut to a sane length; bytes that are no UTF-8 are
+    escaped.
+    """
+    text = unicode_text(shlex.join(argv))
     return text if len(text) <= COMMAND_MAX_LENGTH else text[: COMMAND_MAX_LENGTH - 3] + "..."
+
+
+def unicode_text(text: str) -> str:
+    """Return a text of the operating system as one that can be sent: other bytes are escaped."""
+    if text.isascii():
+        return text
+    return os.fsencode(text).decode(errors="backslashreplace")
 
 
 def visible(text: str) -> str:

@@ -1,0 +1,42 @@
+"""Arguments, variables and names of files as JSON: a text, or `{"base64": "…"}` for bytes that are
+no UTF-8. Within a process they are texts with surrogate escapes, as `os.fsdecode` makes them.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import os
+from typing import Any
+
+from ciel.core.errors import CielError
+
+_KEY = "base64"
+
+
+class SystemTextError(CielError):
+    """A value is neither a text nor bytes in base64."""
+
+
+def to_value(text: str) -> str | dict[str, str]:
+    """Return what stands for a text in JSON."""
+    if text.isascii():
+        return text
+    try:
+        text.encode()
+        return text
+    except UnicodeEncodeError:
+        return {_KEY: base64.b64encode(os.fsencode(text)).decode()}
+
+
+def is_bytes(value: Any) -> bool:
+    """Whether a value of JSON stands for bytes that are no text."""
+    return isinstance(value, dict) and value.keys() == {_KEY}
+
+
+def from_value(value: dict[str, Any]) -> str:
+    """Return the text for which `is_bytes` holds; raises SystemTextError."""
+    try:
+        return os.fsdecode(base64.b64decode(value[_KEY], validate=True))
+    except (binascii.Error, TypeError, ValueError):
+        raise SystemTextError(f"{value[_KEY]!r:.60} is no base64") from None
