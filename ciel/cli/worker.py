@@ -191,6 +191,7 @@ class Worker:
         site = WorkerSite(
             reactor, key, store, lambda object_id: service.uploaded(object_id), logs, streams,
             admit=admit, figures=lambda: service.figures(), open_healthz=options.open_healthz,
+            kept=self._spool / "kept",
         )  # fmt: skip
         self._closers.append(site.close)
         listener = listen(reactor, options.listen, site.site)

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, overload
 
 from ciel.client.client import Client as JobClient
-from ciel.core.events import Message, WatchJob
+from ciel.core.events import Message
 from ciel.core.refs import REFERENCE_TYPES, Reference
 from ciel.core.refs import Future as Unmade
 from ciel.python import sessions
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from ciel.client.errors import ClientError
     from ciel.client.explaining import Explanation
     from ciel.client.jobs import Job
-    from ciel.client.prints import Prints, Sink
+    from ciel.client.prints import Sink
     from ciel.python.calls import Mapped
 
 T = TypeVar("T")
@@ -78,7 +78,6 @@ class Client(Shown, JobClient):
         self._calls: Calls | None = None
         self._locals = locals
         self._is_closed = False
-        self._prints: Prints | None = None
         self._wants_prints = prints
         self._listeners: list[Callable[[], None]] = []
         super().__init__(
@@ -104,8 +103,6 @@ class Client(Shown, JobClient):
         try:
             if self._calls is not None:
                 self._calls.close()
-            if self._prints is not None:
-                self._prints.close()
         finally:
             super().close()
 
@@ -349,14 +346,8 @@ class Client(Shown, JobClient):
 
     def follow_prints(self, job: Job) -> None:
         """Have what the tasks of a job print appear, if that is wanted at all."""
-        if self._wants_prints is False:
-            return
-        if self._prints is None:
-            from ciel.client.prints import Prints
-
-            sink = None if self._wants_prints is True else self._wants_prints
-            self._prints = Prints(self.location.key, super()._deliver, sink)
-        self.send(WatchJob(job.id, prints=True))
+        if self._wants_prints is not False:
+            self.show_prints(job, None if self._wants_prints is True else self._wants_prints)
 
     def listen(self, listener: Callable[[], None], *, listens: bool = True) -> None:
         """Have a function called after each delivery, or no more; it must not wait."""
@@ -366,15 +357,11 @@ class Client(Shown, JobClient):
             self._listeners.remove(listener)
 
     def _deliver(self, messages: list[Message]) -> None:
-        if self._prints is not None:
-            messages = self._prints.sift(messages)
         super()._deliver(messages)
         for listener in self._listeners:
             listener()
 
     def _on_lost(self, error: ClientError) -> None:
-        if self._prints is not None:
-            self._prints.drain()
         super()._on_lost(error)
         if self._calls is not None:
             self._calls.lose(self._lost or error)

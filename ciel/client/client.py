@@ -36,6 +36,7 @@ from ciel.core.events import (
     CancelJob,
     Change,
     JobChanged,
+    JobPrinted,
     Message,
     ObjectSettled,
     RequestRefused,
@@ -51,6 +52,7 @@ from ciel.wire.descriptors import read_summary
 if TYPE_CHECKING:
     from ciel.client.attached import AttachedJob
     from ciel.client.cluster import LocalCluster
+    from ciel.client.prints import Prints, Sink
 
 ANSWER_TIMEOUT_S = 30.0
 
@@ -83,6 +85,7 @@ class Client:
         self._ask_count = 0
         self._lost: ClientError | None = None
         self._workers = data.Connections()
+        self._prints: Prints | None = None
         self.name = name
         self.is_delivered: Callable[[], None] | None = None
         """Called by the connection's thread after each delivery, or once a second;
@@ -119,6 +122,8 @@ class Client:
         cancelled by the master.
         """
         try:
+            if self._prints is not None:
+                self._prints.close()
             self._connection.close()
         finally:
             self._workers.close()
@@ -333,7 +338,25 @@ class Client:
         with self._changed:
             self._changed.notify_all()
 
+    def show_prints(
+        self,
+        job: Job,
+        sink: Sink | None = None,
+        label: Callable[[JobPrinted], str] | None = None,
+    ) -> None:
+        """Have what the tasks of a job print appear line by line, see `client.prints`; `sink` and
+        `label` are those of the first call.
+        """
+        if self._prints is None:
+            from ciel.client.prints import Prints
+
+            self._prints = Prints(self.location.key, self._deliver_now, sink, label)
+        self.send(WatchJob(job.id, prints=True))
+
     def _deliver(self, messages: list[Message]) -> None:
+        self._deliver_now(messages if self._prints is None else self._prints.sift(messages))
+
+    def _deliver_now(self, messages: list[Message]) -> None:
         if messages:
             self._take(messages)
         if self.is_delivered is not None:
@@ -385,6 +408,8 @@ class Client:
         return self.cluster is not None and self.cluster.ended.is_set()
 
     def _on_lost(self, error: ClientError) -> None:
+        if self._prints is not None:
+            self._prints.drain()
         cause = self.cluster.cause_of_death() if self.cluster else None
         with self._changed:
             self._lost = cause or error

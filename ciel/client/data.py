@@ -24,6 +24,7 @@ from ciel.access.tickets import make_ticket
 from ciel.client.errors import (
     LogUnreadableError,
     ObjectUnreadableError,
+    OutputGoneError,
     TaskFailedError,
     UploadError,
 )
@@ -279,6 +280,31 @@ class Pieces(io.RawIOBase):
             room[: len(part)] = part
         self._position += len(part)
         return len(part)
+
+
+def read_kept(netloc: str, name: str, key: Key) -> Iterator[bytes]:
+    """Yield what a failed program had printed, which a worker keeps under that name. Raises
+    OutputGoneError.
+    """
+    offset = 0
+    while True:
+        target = f"/kept/{name}?offset={offset}"
+        headers = {"Authorization": _ticket(key, "GET", netloc, target)}
+        try:
+            with contextlib.closing(_connect(netloc)) as connection:
+                connection.request("GET", target, headers=headers)
+                answer = connection.getresponse()
+                if answer.status != 200:
+                    raise _refusal(answer)
+                content = answer.read()
+        except Exception as error:
+            if not _is_remote(error):
+                raise
+            raise OutputGoneError(netloc, _text(error)) from None
+        if not content:
+            return
+        offset += len(content)
+        yield content
 
 
 class LogReader:

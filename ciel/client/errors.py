@@ -163,6 +163,15 @@ class LogUnreadableError(ClientError):
         self.reason = reason
 
 
+class OutputGoneError(ClientError):
+    """A worker does not have what a failed program had printed, or not any more."""
+
+    def __init__(self, netloc: str, reason: str) -> None:
+        super().__init__(f"worker {netloc}: {reason}")
+        self.netloc = netloc
+        self.reason = reason
+
+
 class UploadError(ClientError):
     """A file could not be brought to any worker."""
 

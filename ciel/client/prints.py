@@ -1,4 +1,5 @@
-"""What tasks print, brought to where the client prints.
+"""What tasks print, brought to where the client prints: their standard output to its own, and their
+standard error to its standard error.
 
 The master says of each job that is listened to what its tasks have printed, before it says anything
 that followed from their end. Short texts ride along, the others are read from the worker's log. A
@@ -25,6 +26,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterable, Sequence
+from itertools import groupby
 from typing import Any, Final, Protocol
 
 from ciel.access.keys import Key
@@ -50,23 +52,27 @@ class Sink(Protocol):
 
 
 class Prints:
-    """The prints of one client. `deliver` takes the messages that came behind; `sink`: None is
-    `sys.stdout`, whatever that is when something is written.
+    """The prints of one client. `deliver` takes the messages that came behind; `sink` takes all
+    that is printed: None is `sys.stdout` and `sys.stderr`, whatever these are when something is
+    written. `label` says what stands in brackets before each line; nothing does if it is empty.
     """
 
     def __init__(
-        self, key: Key, deliver: Callable[[list[Message]], None], sink: Sink | None = None
+        self,
+        key: Key,
+        deliver: Callable[[list[Message]], None],
+        sink: Sink | None = None,
+        label: Callable[[JobPrinted], str] | None = None,
     ) -> None:
         self._key = key
         self._deliver = deliver
         self._sink = sink
+        self._label = label or label_of
         self._changed = Changes()
         self._line: list[Message] = []  # what is printed, and what came behind, in order
         self._is_busy = False
         self._is_closed = False
         self._thread: threading.Thread | None = None
-        self._first = ""  # the task that printed first, until another does
-        self._are_several = False
 
     def sift(self, messages: list[Message]) -> list[Message]:
         """Take out of what the master said what is printed, and what must not overtake it; return
@@ -120,8 +126,8 @@ class Prints:
             if not line:
                 return
             for printed, behind in _parted(line):
-                if printed:
-                    self._write("".join([self._text_of(message) for message in printed]))
+                for is_stderr, some in groupby(printed, lambda message: message.is_stderr):
+                    self._write("".join([self._text_of(message) for message in some]), is_stderr)
                 if behind:
                     try:
                         self._deliver(behind)
@@ -130,11 +136,9 @@ class Prints:
 
     def _text_of(self, printed: JobPrinted) -> str:
         text = printed.text or self._fetched(printed)
-        self._first = self._first or printed.task
-        self._are_several |= printed.task != self._first
-        if not self._are_several:
+        label = self._label(printed)
+        if not label:
             return text
-        label = label_of(printed)
         return "".join([f"[{label}] {line}\n" for line in text.splitlines()])
 
     def _fetched(self, printed: JobPrinted) -> str:
@@ -154,13 +158,13 @@ class Prints:
         lines = content[: printed.size_bytes].decode(errors="replace").splitlines()
         return "".join([f"{line.removeprefix(prefix)}\n" for line in lines])
 
-    def _write(self, text: str) -> None:
-        sink = self._sink or sys.stdout
+    def _write(self, text: str, is_stderr: bool) -> None:
+        sink = self._sink or (sys.stderr if is_stderr else sys.stdout)
         try:
             sink.write(text)
             sink.flush()
         except UnicodeEncodeError:
-            self._write(text.encode("ascii", "backslashreplace").decode())
+            self._write(text.encode("ascii", "backslashreplace").decode(), is_stderr)
         except (
             OSError,
             ValueError,

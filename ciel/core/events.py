@@ -126,6 +126,7 @@ class JobPrinted(NamedTuple):
     start: int
     size_bytes: int
     text: str
+    is_stderr: bool = False
 
 
 class Answer(NamedTuple):
@@ -256,7 +257,7 @@ class ObjectsStored(NamedTuple):
 class TaskPrinted(NamedTuple):
     """An attempt has printed some lines; said before its end is. `text` has them if they are short
     enough to travel here; else it is empty, and they are so many bytes of its job's log on this
-    worker, from `start` on.
+    worker, from `start` on. `is_stderr`: its program wrote them to standard error.
     """
 
     task: TaskId
@@ -264,6 +265,7 @@ class TaskPrinted(NamedTuple):
     start: int
     size_bytes: int
     text: str
+    is_stderr: bool = False
 
 
 class InputsLost(NamedTuple):

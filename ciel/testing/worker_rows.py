@@ -98,6 +98,7 @@ WORKER_ROWS: Final = (
     Row("GET", "/healthz"),
     Row("GET", "/metrics"),
     Row("GET", "/log/{job}"),
+    Row("GET", "/kept/{name}", status=404),
     Row("GET", "/api/v1/counters"),
     *_data(),
     *_control(),

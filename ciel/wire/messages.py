@@ -233,7 +233,7 @@ _FORMS: dict[type, Form] = {
     ),
     JobPrinted: Form(
         "printed",
-        lambda m: ([*m[:-1]], m.text.encode()),
+        lambda m: ([*m[:-2], int(m.is_stderr)], m.text.encode()),
         lambda f, p: JobPrinted(
             _id(f[0]),
             _id(f[1]),
@@ -243,6 +243,7 @@ _FORMS: dict[type, Form] = {
             _count(f[5]),
             _count(f[6]),
             p.decode(),
+            bool(_count(f[7])),
         ),
     ),
     Answer: Form("answer", lambda m: ([m.number, m.error], codec.encode(m.value)), _read_answer),
@@ -294,8 +295,15 @@ _FORMS: dict[type, Form] = {
     ),
     TaskPrinted: Form(
         "prints",
-        lambda m: ([*m[:-1]], m.text.encode()),
-        lambda f, p: TaskPrinted(_id(f[0]), _count(f[1]), _count(f[2]), _count(f[3]), p.decode()),
+        lambda m: ([*m[:-2], int(m.is_stderr)], m.text.encode()),
+        lambda f, p: TaskPrinted(
+            _id(f[0]),
+            _count(f[1]),
+            _count(f[2]),
+            _count(f[3]),
+            p.decode(),
+            bool(_count(f[4])),
+        ),
     ),
     InputsLost: Form(
         "lost",

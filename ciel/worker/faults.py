@@ -13,7 +13,7 @@ from ciel.core.events import RECALLED, TaskFault
 from ciel.core.failures import size_text
 from ciel.core.refs import details_text
 from ciel.execution.executor import Executor
-from ciel.execution.report import command_text, full_device_text, no_room_text
+from ciel.execution.report import command_text, full_device_text, no_room_text, unicode_text
 from ciel.launch import Stage, why_refused
 from ciel.launch.limits import open_files_advice
 from ciel.launch.messages import ProgramFailed
@@ -54,7 +54,7 @@ def start_fault(
     worker: str, argv: Sequence[str], event: ProgramFailed, cwd: str, search_path: str | None
 ) -> TaskFault:
     """A program could not be started, or did not begin before it was recalled."""
-    program = argv[0]
+    program = unicode_text(argv[0])
     if event.stage is Stage.VFORK and event.errno == errno.ECANCELED:
         return TaskFault(RECALLED, "it was given back before it began")
     if event.stage is not Stage.EXEC:
@@ -62,7 +62,7 @@ def start_fault(
         text = f"worker {worker} could not start {program!r}: {event.reason}"
         return TaskFault(reason, text)
     path = search_path or os.environ.get("PATH", os.defpath)
-    why = why_refused(program, event.errno, cwd=cwd, path=path)
+    why = unicode_text(why_refused(argv[0], event.errno, cwd=cwd, path=path))
     text = f"{program!r} could not be started on worker {worker}: {why}"
     return TaskFault("PROGRAM_NOT_STARTED", text)
 

@@ -214,15 +214,14 @@ class Forks:
 
 def encode_fork(launch_id: int, spec: LaunchSpec) -> bytes | None:
     """Return a request to the parent; None if it does not make such programs."""
-    plain = (DEV_NULL, Standard.STDOUT, Limits(), 0)
-    if (spec.stdin, spec.stderr, spec.limits, spec.at_most) != plain:
+    if (spec.stdin, spec.limits, spec.at_most) != (DEV_NULL, Limits(), 0):
         return None
-    if not isinstance(spec.stdout, File) or not spec.stdout.append:
+    stderr = spec.stdout if spec.stderr is Standard.STDOUT else spec.stderr
+    paths = [file.path for file in (spec.stdout, stderr) if isinstance(file, File) and file.append]
+    if len(paths) != 2:
         return None
     try:
-        request = json.dumps(
-            [launch_id, list(spec.argv), spec.cwd, spec.stdout.path, dict(spec.env)]
-        )
+        request = json.dumps([launch_id, list(spec.argv), spec.cwd, *paths, dict(spec.env)])
     except TypeError:  # bytes, or paths
         return None
     return None if "\\u0000" in request else request.encode()  # a start says what is wrong

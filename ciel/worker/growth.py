@@ -33,10 +33,10 @@ log = Logger()
 
 class Growing(NamedTuple):
     """The files of one attempt that grow; `outputs`, which may change, only where there is a limit
-    for them. `printed` is called now and then, since there may be more in the first.
+    for them. `printed` is called now and then, since there may be more in the first ones.
     """
 
-    stderr_path: str
+    printed_paths: tuple[str, ...]
     outputs: Mapping[int, ObjectWriter]
     printed: Callable[[], None] | None = None
 
@@ -69,8 +69,9 @@ class GrowthWatch:
     def _look(self) -> None:
         self._due = None
         for key, growing in list(self._growing.items()):
-            if is_too_long(growing.stderr_path):
-                deferToThread(shorten, growing.stderr_path).addErrback(_not_shortened)
+            for path in growing.printed_paths:
+                if is_too_long(path):
+                    deferToThread(shorten, path).addErrback(_not_shortened)
             if growing.printed is not None:
                 growing.printed()
             for output in list(growing.outputs.values()):

@@ -56,6 +56,7 @@ from ciel.storage.errors import (
 from ciel.storage.interface import DISK, MEMORY, ObjectStore
 from ciel.wire.descriptors import read_arguments
 from ciel.wire.errors import WireError
+from ciel.worker.failed_output import details_with, ending, printed
 from ciel.worker.faults import (
     arguments_fault,
     executor_fault,
@@ -235,7 +236,7 @@ class Hosting:
                 outputs = hosted.writers if self._is_bounded else {}
                 path = hosted.scratch.stderr_path
                 place.growth.add(
-                    hosted.key, GrowingFiles(path, outputs, lambda: self._log_stderr(hosted))
+                    hosted.key, GrowingFiles((path,), outputs, lambda: self._log_stderr(hosted))
                 )
             if program.streams:
                 self._open_streams(hosted)
@@ -375,10 +376,11 @@ class Hosting:
             self._log_stderr(hosted, to_the_end=True)
         if hosted.trace is not None:
             line = f"trace_io: {hosted.trace.text}"
-            self._place.log(hosted.task.spec, hosted.key[1], line)
+            self._place.log(hosted.task.spec, hosted.key[1], line, is_stderr=True)
+        how = ending(program_exit)
         if killed is not None:
             text = failure_text(program_exit.describe(), worker, hosted.argv, tail, killed.details)
-            self._fail(hosted, TaskFault(killed.reason, text), run_s, keep=True)
+            self._fail(hosted, TaskFault(killed.reason, {"text": text, **how}), run_s, keep=True)
             return
         try:
             action = hosted.executor.ended(hosted.task, program_exit)
@@ -392,7 +394,7 @@ class Hosting:
                 return
             why = "" if hosted.is_called_off else whose_signal(signal_number)
             text = failure_text(action.details, worker, hosted.argv, tail, why)
-            self._fail(hosted, TaskFault(action.reason, text), run_s, keep=True)
+            self._fail(hosted, TaskFault(action.reason, {"text": text, **how}), run_s, keep=True)
 
     def _publish(self, hosted: Hosted, finish: Finish, run_s: float) -> None:
         published: list[Reference] = []
@@ -474,10 +476,11 @@ class Hosting:
         name = f"{hosted.key[0]}.{hosted.key[1]}"
         writer = None if hosted.stdout is None else hosted.writers.get(hosted.stdout)
         partial = writer.path if writer is not None else None
+        facts = printed(partial, self._place.netloc, name)
         keeping = deferToThread(keep_files, self._place.kept, name, hosted.scratch, partial)
 
         def told(what: str) -> None:
-            details = f"{fault.details}\n{what}"
+            details = details_with(fault.details, what, facts)
             self._failed(hosted, TaskFault(fault.reason, details), run_s)
 
         def done(what: str) -> None:
@@ -510,7 +513,8 @@ class Hosting:
     def _log_stderr(self, hosted: Hosted, *, to_the_end: bool = False) -> None:
         """Append what a program has complained meanwhile to its job's log."""
         if hosted.scratch is not None:
-            log_text = partial(self._place.log, hosted.task.spec, hosted.key[1])
+            spec, attempt = hosted.task.spec, hosted.key[1]
+            log_text = partial(self._place.log, spec, attempt, is_stderr=True)
             hosted.logged_bytes = hosted.scratch.log_lines(
                 hosted.logged_bytes, log_text, to_the_end=to_the_end
             )

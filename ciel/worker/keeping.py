@@ -23,7 +23,8 @@ def keep_files(kept: KeptAttempts, name: str, scratch: Scratch, partial: str | N
     place = kept.path / name
     try:
         scratch.keep(place)
-        _shorten(f"{place}/stderr")
+        for printed in ("stderr", "stdout"):
+            _shorten(f"{place}/{printed}")
         if partial is not None:
             _take_output(partial, f"{place}/stdout")
     except OSError:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 from ciel.core.events import TaskFault
@@ -42,6 +43,47 @@ class Patience(NamedTuple):
 USUAL_PATIENCE = Patience()
 
 
+class _Printed:
+    """One standard stream of a program, over all tasks that the program serves."""
+
+    def __init__(self, scratch: Scratch, path: str, *, is_stderr: bool) -> None:
+        self._scratch = scratch
+        self._path = path
+        self._is_stderr = is_stderr
+        self._start_bytes = 0  # where that of the present task begins
+        self._logged_bytes = 0  # how much of it is in logs
+        self._fd = -1  # opened once it is kept
+        self._is_closed = False
+
+    def log(self, talked: Talked, *, to_the_end: bool) -> None:
+        """Log what is there, as far as it is whole lines, or to the end."""
+        log_text = partial(talked.log, is_stderr=self._is_stderr)
+        self._logged_bytes = self._scratch.log_lines(
+            self._logged_bytes, log_text, to_the_end=to_the_end, path=self._path
+        )
+
+    def log_rest(self, talked: Talked) -> None:
+        """Log what was written for a task that is over."""
+        if self._may_have_grown():
+            self.log(talked, to_the_end=True)
+        self._start_bytes = self._logged_bytes
+
+    def tail(self) -> str:
+        return self._scratch.stderr_tail(self._start_bytes, self._path)
+
+    def close(self) -> None:
+        self._is_closed = True
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def _may_have_grown(self) -> bool:
+        """Whether there may be something to log: asked after every task, so not by a path."""
+        if self._fd < 0 and not self._is_closed:
+            self._fd = self._scratch.open_printed(self._path)
+        return self._fd < 0 or os.lseek(self._fd, 0, os.SEEK_END) > self._logged_bytes
+
+
 class Process:
     """One program, the attempt that it serves, and how both have ended."""
 
@@ -70,10 +112,10 @@ class Process:
         self.unsaid: list[bytes] = []  # frames for it, until the turn ends
         self.end: End | None = None
         self.broke = ""  # how its channel ended
-        self.stderr_start = 0  # where that of the present task begins
-        self.logged_bytes = 0  # how much of it is in logs
-        self._stderr = -1  # opened once it is kept
-        self._is_closed = False
+        self._printed = (
+            _Printed(scratch, scratch.stdout_path, is_stderr=False),
+            _Printed(scratch, scratch.stderr_path, is_stderr=True),
+        )
         self.run_s = 0.0
         self.due: DelayedCall | None = None
 
@@ -104,19 +146,20 @@ class Process:
     def log_lines(self) -> None:
         """Log what it has printed meanwhile, as far as that is whole lines."""
         if self.talked is not None:
-            self._log(self.talked, to_the_end=False)
+            for printed in self._printed:
+                printed.log(self.talked, to_the_end=False)
 
     def log_rest(self, talked: Talked) -> None:
         """Log what it has printed for a task that is over."""
-        if self._may_have_printed():
-            self._log(talked, to_the_end=True)
-        self.stderr_start = self.logged_bytes
+        for printed in self._printed:
+            printed.log_rest(talked)
 
-    def _may_have_printed(self) -> bool:
-        """Whether there may be something to log: asked after every task, so not by a path."""
-        if self._stderr < 0 and not self._is_closed:
-            self._stderr = self.scratch.open_stderr()
-        return self._stderr < 0 or os.lseek(self._stderr, 0, os.SEEK_END) > self.logged_bytes
+    def tail(self) -> str:
+        """Return the end of what it wrote to standard error for its task; if that is nothing, to
+        standard output.
+        """
+        stdout, stderr = self._printed
+        return stderr.tail() or stdout.tail()
 
     def limit_memory(self, watch: MemoryWatch) -> None:
         """Have it held, once it is there, to what its task may take."""
@@ -127,16 +170,9 @@ class Process:
 
     def close(self) -> None:
         """Hold nothing open any more."""
-        self._is_closed = True
         self.channel.close()
-        if self._stderr >= 0:
-            os.close(self._stderr)
-            self._stderr = -1
-
-    def _log(self, talked: Talked, *, to_the_end: bool) -> None:
-        self.logged_bytes = self.scratch.log_lines(
-            self.logged_bytes, talked.log, to_the_end=to_the_end
-        )
+        for printed in self._printed:
+            printed.close()
 
     def lost_fault(self) -> TaskFault:
         """Say that it has left the conversation, and nothing is known of its end."""
@@ -229,8 +265,8 @@ def start(
             argv=process.argv,
             cwd=scratch.path,
             env=environment_of(talked, talk, place, scratch),
-            stdout=File(scratch.stderr_path, append=True),
-            stderr=Standard.STDOUT,
+            stdout=File(scratch.stdout_path, append=True),
+            stderr=File(scratch.stderr_path, append=True),
         )
         process.launch_id = place.launching.start(
             spec,

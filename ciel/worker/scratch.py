@@ -1,7 +1,8 @@
 """The files of one attempt besides its outputs: scratch directory, standard input, standard error.
 
     <spool>/scratch/<life>/<number>/         the program's directory, CIEL_SCRATCH
-    <spool>/scratch/<life>/<number>.stderr   what it complained
+    <spool>/scratch/<life>/<number>.stderr   what it wrote to standard error
+    <spool>/scratch/<life>/<number>.stdout   of a program that talks: what it printed
     <spool>/scratch/<life>/<number>.in/      inputs that came inside their references
 
 All of it goes when the attempt ends well; a failed one's is moved to `kept`, and named in the
@@ -82,6 +83,7 @@ class Scratch:
         self._base = f"{spool}/scratch/{name}"
         self.path = f"{self._base}/"
         self.stderr_path = f"{self._base}.stderr"
+        self.stdout_path = f"{self._base}.stdout"
         self._inputs: str | None = None
         self._input_count = 0
         self._stderr_bytes: int | None = None  # not known while a program runs
@@ -133,18 +135,12 @@ class Scratch:
         os.chmod(path, 0o700)
         return path
 
-    def stderr_bytes_now(self) -> int:
-        """Return how much a program that runs has complained so far."""
-        try:
-            return os.lstat(self.stderr_path).st_size
-        except OSError:
-            return 0
-
-    def open_stderr(self) -> int:
-        """Return a descriptor of what a program that runs complains; -1 if there is no file."""
+    @staticmethod
+    def open_printed(path: str) -> int:
+        """Return a descriptor of what a program that runs prints; -1 if there is no file."""
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         try:
-            fd = os.open(self.stderr_path, flags)
+            fd = os.open(path, flags)
         except OSError:
             return -1
         if stat.S_ISREG(os.fstat(fd).st_mode):
@@ -164,28 +160,33 @@ class Scratch:
                 self._stderr_bytes = 0
         return self._stderr_bytes
 
-    def stderr_tail(self, start_bytes: int = 0) -> str:
-        """Return the end of standard error, as text, of what came from `start_bytes` on; nothing if
-        the program left no file there.
+    def stderr_tail(self, start_bytes: int = 0, path: str = "") -> str:
+        """Return the end of standard error (or of the file at `path`), as text, of what came from
+        `start_bytes` on; nothing if the program left no file there.
         """
+        path = path or self.stderr_path
         try:
-            if not stat.S_ISREG(os.lstat(self.stderr_path).st_mode):
+            if not stat.S_ISREG(os.lstat(path).st_mode):
                 return ""
-            with open(self.stderr_path, "rb") as file:
+            with open(path, "rb") as file:
                 size = os.fstat(file.fileno()).st_size
                 file.seek(max(size - STDERR_TAIL_BYTES, start_bytes))
                 return tail_text(file.read(STDERR_TAIL_BYTES), size - start_bytes)
         except OSError:
             return ""
 
-    def lines_from(self, start_bytes: int, *, to_the_end: bool = False) -> tuple[str, int]:
-        """Return the next whole lines that the program printed, from `start_bytes` on, and where
-        they end; `to_the_end`: also one that is not whole. What is too far behind is left out.
+    def lines_from(
+        self, start_bytes: int, *, to_the_end: bool = False, path: str = ""
+    ) -> tuple[str, int]:
+        """Return the next whole lines that the program wrote to standard error (or to the file at
+        `path`), from `start_bytes` on, and where they end; `to_the_end`: also one that is not
+        whole. What is too far behind is left out.
         """
+        path = path or self.stderr_path
         try:
-            if not stat.S_ISREG(os.lstat(self.stderr_path).st_mode):
+            if not stat.S_ISREG(os.lstat(path).st_mode):
                 return "", start_bytes
-            with open(self.stderr_path, "rb") as file:
+            with open(path, "rb") as file:
                 size_bytes = os.fstat(file.fileno()).st_size
                 first = max(start_bytes, size_bytes - BEHIND_MAX_BYTES)
                 file.seek(first)
@@ -205,17 +206,24 @@ class Scratch:
         return left_out + printed_text(said), first + len(said)
 
     def log_lines(
-        self, start_bytes: int, log: Callable[[str], None], *, to_the_end: bool = False
+        self,
+        start_bytes: int,
+        log: Callable[[str], None],
+        *,
+        to_the_end: bool = False,
+        path: str = "",
     ) -> int:
-        """Log what the program printed from `start_bytes` on; return how far that goes now. While
-        it runs (not `to_the_end`) that is not all of it, if it is much.
+        """Log what the program wrote to standard error (or to the file at `path`) from
+        `start_bytes` on; return how far that goes now. While it runs (not `to_the_end`) that is not
+        all of it, if it is much.
         """
+        path = path or self.stderr_path
         for count in itertools.count():
-            if self.stderr_bytes_now() <= start_bytes:
+            if _size_bytes(path) <= start_bytes:
                 break
             if count == PIECES_AT_A_LOOK and not to_the_end:
                 break
-            text, end_bytes = self.lines_from(start_bytes, to_the_end=to_the_end)
+            text, end_bytes = self.lines_from(start_bytes, to_the_end=to_the_end, path=path)
             if end_bytes <= start_bytes:
                 break
             start_bytes = end_bytes
@@ -244,14 +252,10 @@ class Scratch:
 
     def remove(self) -> None:
         """Remove everything. May take long when the program left much: then call it in a thread."""
-        try:
-            os.unlink(self.stderr_path)
-        except FileNotFoundError:
-            pass
-        except OSError:  # no file any more
-            remove_tree(self.stderr_path)
+        _remove_file(self.stderr_path)
         if self._inputs is not None:
             remove_tree(self._inputs)
+            _remove_file(self.stdout_path)  # only a program that talks has one, and it has inputs
         try:
             os.rmdir(self._base)
         except OSError:
@@ -260,7 +264,27 @@ class Scratch:
     def keep(self, kept: Path) -> None:
         """Move what the attempt left to `kept`, a directory that does not exist."""
         kept.mkdir(parents=True, mode=0o700)
-        for place, name in ((self.stderr_path, "stderr"), (self._base, "scratch")):
+        for place, name in (
+            (self.stderr_path, "stderr"), (self.stdout_path, "stdout"), (self._base, "scratch")
+        ):  # fmt: skip
             if os.path.lexists(place):  # the program may have removed it
                 move_tree(place, kept / name)
         self.remove()
+
+
+def _size_bytes(path: str) -> int:
+    """Return how large a file is that may grow; 0 if there is none."""
+    try:
+        return os.lstat(path).st_size
+    except OSError:
+        return 0
+
+
+def _remove_file(path: str) -> None:
+    """Remove a file, or what a program has put in its place."""
+    try:
+        os.unlink(path)
+    except FileNotFoundError:
+        pass
+    except OSError:  # no file any more
+        remove_tree(path)

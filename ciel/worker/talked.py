@@ -306,7 +306,7 @@ class Talked(Attempt):
             raise OSError("this store cannot take the output of a program by name")
         if not self._has_written and self._place.store.capabilities.bounded:
             self._has_written = True
-            watched = GrowingFiles("", self.outputs.open_ones)  # who runs it looks at the rest
+            watched = GrowingFiles((), self.outputs.open_ones)  # who runs it looks at the rest
             self._place.growth.add(self.key, watched)
         if streams:
             self._has_streamed = True
@@ -378,8 +378,8 @@ class Talked(Attempt):
         finally:
             os.close(fd)
 
-    def log(self, text: str) -> None:
-        self._place.log(self.task.spec, self.key[1], text)
+    def log(self, text: str, *, is_stderr: bool = False) -> None:
+        self._place.log(self.task.spec, self.key[1], text, is_stderr=is_stderr)
 
     def room(self) -> int | None:
         return self._place.owner.room()

@@ -143,7 +143,8 @@ class Talking:
             return None
         self._processes[process.number] = process
         self._by_channel[process.channel] = process
-        growing = GrowingFiles(process.scratch.stderr_path, {}, process.log_lines)
+        paths = (process.scratch.stdout_path, process.scratch.stderr_path)
+        growing = GrowingFiles(paths, {}, process.log_lines)
         place.growth.add(process.key, growing)
         process.due = place.reactor.callLater(self._patience.first_call_s, self._silent, process)
         return process
@@ -366,7 +367,7 @@ class Talking:
             fault = process.end_fault(self._place.worker)
             if process.conversation is not None:
                 fault = process.conversation.died(fault, process.how_it_ended)
-        tail = process.scratch.stderr_tail(process.stderr_start)
+        tail = process.tail()
         self._let_go(process, talked)
         if talked.lost is not None:
             self._clean(process)

@@ -87,11 +87,11 @@ def _fork(launcher: int, link: int, wanted: list[Any]) -> int | None:
 
 def _become(launcher: int, reads_go: int, writes_pid: int, wanted: list[Any]) -> None:
     """Be what was wanted, and wait until the launcher knows."""
-    argv, directory, stdout, environ = wanted
+    argv, directory, stdout, stderr, environ = wanted
     os.setsid()
     os.chdir(directory)
-    _move(os.open(stdout, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOCTTY, 0o666), 1)
-    os.dup2(1, 2)
+    for path, number in ((stdout, 1), (stderr, 2)):
+        _move(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOCTTY, 0o666), number)
     for name, value in environ.items():
         if value is None:
             os.environ.pop(name, None)

@@ -88,6 +88,11 @@ def tell_in_pieces() -> None:
     print("b", end="")  # and no end of the line
 
 
+def label_in(lines: list[str]) -> str:
+    """Return what stands in brackets before the first line."""
+    return lines[0].partition("[")[2].partition("] ")[0]
+
+
 # --- with a cluster -------------------------------------------------------------------------------
 
 
@@ -106,7 +111,11 @@ def test_what_a_task_printed_is_there_before_its_result(
     screen = io.StringIO()
     with ciel.Client(cluster, prints=screen) as client:
         client.submit(task).result(WAIT_S)
-        assert screen.getvalue().splitlines() == lines
+        found = screen.getvalue().splitlines()
+        assert sorted(found) == sorted(f"[{label_in(found)}] {line}" for line in lines)
+        assert [line for line in found if " err " not in line] == [
+            f"[{label_in(found)}] {line}" for line in lines if not line.startswith("err")
+        ]
 
 
 @pytest.mark.parametrize(
@@ -124,14 +133,14 @@ def test_so_is_what_it_printed_before_it_failed(
     with ciel.Client(cluster, prints=screen) as client:
         with pytest.raises(error):
             client.submit(task).result(WAIT_S)
-        assert screen.getvalue() == f"{line}\n"
+        assert screen.getvalue().rpartition("] ")[2] == f"{line}\n"
 
 
 def test_what_a_program_complains_is_a_print_too(cluster: ciel.LocalCluster) -> None:
     screen = io.StringIO()
     with ciel.Client(cluster, prints=screen) as client:
         assert client.run(["sh", "-c", "echo result; echo oh >&2"]).result(WAIT_S) == b"result\n"
-        assert screen.getvalue() == "oh\n"
+        assert screen.getvalue() == "[sh 1] oh\n"
 
 
 def test_lines_come_while_a_task_runs(cluster: ciel.LocalCluster, tmp_path: Any) -> None:
@@ -140,7 +149,7 @@ def test_lines_come_while_a_task_runs(cluster: ciel.LocalCluster, tmp_path: Any)
         future = client.submit(tell_and_wait, str(tmp_path / "release"))
         assert screen.written.wait(WAIT_S)
         assert not future.done()
-        assert screen.getvalue() == "it has begun\n"
+        assert screen.getvalue() == "[tell_and_wait 1] it has begun\n"
         (tmp_path / "release").touch()
         future.result(WAIT_S)
 
@@ -159,8 +168,7 @@ def test_lines_of_several_tasks_stay_whole_and_in_order_and_say_whose_they_are(
             label, _, text = line.rpartition("] ")
             who = text.split()[0]
             found.setdefault(who, []).append(text)
-            if label:  # until the second task prints, there is nothing to tell apart
-                assert label == f"[much {'abc'.index(who) + 1}"
+            assert label == f"[much {'abc'.index(who) + 1}"
     assert found.keys() == set("abc")
     for who, texts in found.items():
         assert texts == [f"{who} {n} {'x' * (n % 97)}" for n in range(2000)]
@@ -173,7 +181,30 @@ def test_prints_go_to_standard_output_and_can_be_turned_off(
         client.submit(tell, "heard").result(WAIT_S)
     with ciel.Client(cluster, prints=False) as client:
         client.submit(tell, "not heard").result(WAIT_S)
-    assert capsys.readouterr().out == "heard\n"
+    assert capsys.readouterr().out == "[tell 1] heard\n"
+
+
+def test_b7_standard_error_goes_to_standard_error_and_every_line_has_its_label(
+    cluster: ciel.LocalCluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def log() -> None:
+        import logging
+        import warnings
+
+        print("a result")
+        logging.warning("logged")
+        warnings.warn("careful", stacklevel=1)
+
+    log.__name__ = "log"
+    with ciel.Client(cluster) as client:
+        for _ in range(2):  # the second in a process that is warm
+            client.submit(ciel.task(name="log", retries=1)(log)).result(WAIT_S)
+    out, err = capsys.readouterr()
+    assert out.splitlines() == ["[log 1] a result", "[log 2] a result"]
+    lines = [line for line in err.splitlines() if not line.startswith("ciel: ")]
+    assert all(line.startswith(("[log 1] ", "[log 2] ")) for line in lines)
+    assert sum("WARNING:root:logged" in line for line in lines) == 2
+    assert any("UserWarning: careful" in line for line in lines)
 
 
 # --- without one ----------------------------------------------------------------------------------
@@ -205,7 +236,7 @@ def test_what_came_behind_waits_and_nothing_else_does() -> None:
     messages: list[Message] = [first, printed("1\n"), second, printed("2\n"), third]
     assert delivered.prints.sift(messages) == [first]
     delivered.prints.close()
-    assert delivered.messages == [(second, "1\n"), (third, "1\n2\n")]
+    assert delivered.messages == [(second, "[f 1] 1\n"), (third, "[f 1] 1\n[f 1] 2\n")]
     assert delivered.prints.sift([first]) == [first]
 
 
@@ -234,7 +265,7 @@ def test_a_screen_of_few_characters_gets_the_others_escaped() -> None:
     prints = Prints(Key.new(), lambda messages: None, screen)
     prints.sift([printed("Zürich\n")])
     prints.close()
-    assert binary.getvalue() == b"Z\\xfcrich\n"
+    assert binary.getvalue() == b"[f 1] Z\\xfcrich\n"
 
 
 @pytest.mark.parametrize(

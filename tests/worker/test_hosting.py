@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import os
 import shutil
 import threading
@@ -335,7 +336,7 @@ def test_an_input_that_vanishes_while_it_is_fed_fails_the_attempt(
     fault = worker.end(key).fault
     assert fault is not None
     assert fault.reason == "WORKER_FAULT"
-    assert "an input of it could not be read to the end" in fault.details
+    assert "an input of it could not be read to the end" in fault.text
 
 
 def test_a_small_input_may_vanish_from_the_store_before_it_is_read(
@@ -399,7 +400,9 @@ def test_a_failed_attempt_leaves_partial_output_and_complaint(worker: Worker) ->
     outcome = worker.shell("echo half; echo 'no luck' >&2; echo rest >left.txt; exit 3")
     assert outcome.fault is not None
     (kept,) = (worker.path / "kept").iterdir()
-    assert outcome.fault == TaskFault(
+    assert outcome.fault.details["exit_status"] == "3"
+    assert base64.b64decode(outcome.fault.details["stdout"]) == b"half\n"
+    assert outcome.fault._replace(details=outcome.fault.text) == TaskFault(
         "RUNTIME_EXCEPTION",
         "sh -c 'echo half; echo '\"'\"'no luck'\"'\"' >&2; echo rest >left.txt; exit 3'"
         " ended with exit status 3 on worker w1\n"
@@ -416,7 +419,7 @@ def test_files_that_cannot_be_kept_are_removed(worker: Worker) -> None:
     (worker.path / "kept").write_text("in the way")
     outcome = worker.shell("echo why >&2; exit 1")
     assert outcome.fault is not None
-    assert "exit status 1" in outcome.fault.details
+    assert "exit status 1" in outcome.fault.text
 
 
 def test_a_success_leaves_no_file_whatever_it_made(worker: Worker) -> None:
@@ -442,7 +445,7 @@ def test_a_program_that_cannot_be_started(
     assert fault is not None
     assert fault.reason == "PROGRAM_NOT_STARTED"
     for word in words:
-        assert word in fault.details
+        assert word in fault.text
 
 
 def test_bad_arguments_are_told(worker: Worker) -> None:
@@ -456,7 +459,7 @@ def test_an_executor_that_raises_fails_its_task_only(worker: Worker, early: bool
     fault = worker.do("broken", {"early": early}).fault
     assert fault is not None
     assert fault.reason == "EXECUTOR_FAULT"
-    assert "LookupError" in fault.details
+    assert "LookupError" in fault.text
 
 
 def test_a_store_that_is_full_is_told_as_such(in_reactor: Any, tmp_path: Path) -> None:
@@ -507,7 +510,7 @@ def test_a_killed_attempt_ends_by_its_signal(worker: Worker, force: bool, signal
     worker.in_reactor(worker.hosting.kill, key, force=force)
     fault = worker.end(key).fault
     assert fault is not None
-    assert f"was killed by {signal_name}" in fault.details
+    assert f"was killed by {signal_name}" in fault.text
     worker.in_reactor(worker.hosting.kill, key, force=force)
 
 

@@ -133,7 +133,8 @@ def test_files_of_a_failed_task_are_kept(worker: Talker) -> None:
     fault = worker.fault(worker.python(script))
     (kept,) = (worker.path / "kept").iterdir()
     assert f"its files are kept in {kept}" in fault.details
-    assert (kept / "stderr").read_text() == "no luck\n"
+    assert (kept / "stdout").read_text() == "no luck\n"
+    assert (kept / "stderr").read_text() == ""
     assert (kept / "scratch" / "left.txt").read_text() == "rest"
     wait_for(lambda: worker.left() == [], "the removal of the rest")
 

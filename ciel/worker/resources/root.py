@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from ciel.access.keys import Key, Role
@@ -15,7 +17,7 @@ from ciel.net.gate import Gate
 from ciel.net.http import Answer, Request, Route, Routes, SecureSite
 from ciel.storage.interface import ObjectStore
 from ciel.worker.disk_jobs import Admit, at_once
-from ciel.worker.logs import JobLogs
+from ciel.worker.logs import CHUNK_BYTES, JobLogs
 from ciel.worker.metrics import WorkerMetrics
 from ciel.worker.resources.control import Controls, add_controls
 from ciel.worker.resources.data import BlockList, Data
@@ -53,6 +55,37 @@ class Log(Route):
         return self._logs.grown(job).addCallback(lambda _: self._logs.read(job, int(offset)))
 
 
+class KeptOutput(Route):
+    """Serves the standard output of a failed program, while the worker keeps it: at most 1 MiB from
+    an offset on, nothing at the end.
+    """
+
+    needs_role = Role.READ
+
+    def __init__(self, kept: Path | None) -> None:
+        self._kept = kept or Path(os.devnull)  # below which there is nothing
+
+    def render_GET(self, request: Request) -> bytes:
+        try:
+            name = check_id(request.params["name"])
+        except InvalidIdError as error:
+            raise HttpError(400, str(error)) from None
+        offset = request.args.get(b"offset", [b"0"])[0]
+        if not _is_offset(offset):
+            raise HttpError(400, "the offset must be a number of bytes")
+        request.setHeader("Content-Type", "application/octet-stream")
+        for beginning in ("stdout", "stdout.beginning"):  # the second is of a very long one
+            try:
+                with open(self._kept / name / beginning, "rb") as file:
+                    file.seek(int(offset))
+                    return file.read(CHUNK_BYTES)
+            except (FileNotFoundError, NotADirectoryError):
+                continue
+            except OSError as error:
+                raise HttpError(500, f"it cannot be read: {error.strerror}") from None
+        raise HttpError(404, "no output of that attempt is kept here any more")
+
+
 class Health(Route):
     """Says that the daemon serves, and which it is."""
 
@@ -87,6 +120,7 @@ class WorkerSite:
         logs: JobLogs,
         streams: Streams,
         *,
+        kept: Path | None = None,
         admit: Admit = at_once,
         figures: Figures = dict,
         open_healthz: bool = False,
@@ -99,6 +133,7 @@ class WorkerSite:
         data = Data(store, streams)
         self.routes.add("/data/{id}", data)
         self.routes.add("/log/{job}", Log(logs))
+        self.routes.add("/kept/{name}", KeptOutput(kept))
         self.routes.add("/api/v1/counters", Counters(figures))
         add_uploads(self.routes, self._bringing, data, BlockList(store))
         self.site: Any = SecureSite(reactor, self.routes, self._gate, open_healthz=open_healthz)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from ciel.core.events import RECALLED, AssignTask, InputsLost, TaskFault, TaskReported
 from ciel.core.ids import ObjectId, TaskId
 from ciel.core.plans import Plan
-from ciel.core.refs import Future, Reference
+from ciel.core.refs import Future, Reference, with_text
 from ciel.core.tasks import TaskSpec
 
 
@@ -126,4 +126,5 @@ def ending_of(cause: TaskFault, fault: TaskFault | None) -> TaskFault:
     if cause.reason != "TIMED_OUT" or fault is None:
         return cause
     how, end, more = fault.text.partition("\n")
-    return TaskFault(cause.reason, f"{how}: {cause.text}{end}{more}")
+    text = f"{how}: {cause.text}{end}{more}"
+    return TaskFault(cause.reason, with_text(fault.details, text))
