@@ -6,13 +6,20 @@ import re
 from argparse import Namespace
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from ciel.cli.asking import chosen_jobs, has_ended
 from ciel.cli.outcome import OF_JOB_STATE, Status, say
-from ciel.cli.printing import print_json, write_output
+from ciel.cli.printing import (
+    JSON_OUTPUT_MAX_BYTES,
+    json_content,
+    print_json,
+    write_output,
+)
+from ciel.cli.result_files import FAILED
 from ciel.client.client import Client
 from ciel.client.errors import ObjectUnreadableError, TaskFailedError, WaitTimeoutError
+from ciel.client.failed_runs import printed_before
 from ciel.client.jobs import LOSS_NOTICE_S
 from ciel.core.jobs import JobState, JobSummary
 from ciel.core.refs import Failure, Reference, Value
@@ -20,7 +27,6 @@ from ciel.execution.report import visible
 from ciel.wire.references import from_json
 
 _STORIES_MAX = 20
-_JSON_OUTPUT_MAX_BYTES: Final = 64 << 10
 _FILE_NAME = re.compile(r"[\w+=@,-][\w+=@,.-]{0,99}", re.ASCII)
 
 
@@ -80,7 +86,8 @@ class _Output:
     def _put(self, number: int, name: str, ref: Reference) -> None:
         """Print a result, or write it to a file; raises _LostError if nothing of it was printed."""
         if isinstance(ref, Failure):
-            facts = {"state": "failed", "reason": ref.reason, "story": ref.text}
+            facts: dict[str, Any] = {"state": "failed", "reason": ref.reason, "story": ref.text}
+            self._put_printed(number, name, ref, facts)
             self._count_failure(number, name, ref.id, facts, str(TaskFailedError(ref)))
         elif self._json or self._directory is not None:
             try:
@@ -92,6 +99,20 @@ class _Output:
         else:
             self._flush()
             self._print(number, name, ref)
+
+    def _put_printed(self, number: int, name: str, failure: Failure, facts: dict[str, Any]) -> None:
+        """Print what a failed run had printed, as `ciel submit` does."""
+        content = printed_before(self._client, failure).content
+        if not content:
+            return
+        if self._directory is not None:
+            path = self._directory / f"{self._file_name(number, name)}{FAILED}"
+            path.write_bytes(content)
+        elif self._json:
+            facts.update(json_content("output", content[:JSON_OUTPUT_MAX_BYTES]))
+        else:
+            self._flush()
+            write_output(content)
 
     def _flush(self) -> None:
         if self._short:
@@ -115,11 +136,11 @@ class _Output:
         size_bytes = (
             len(ref.content) if isinstance(ref, Value) else getattr(ref, "size_bytes", None)
         )
-        facts = {"state": "done", "size_bytes": size_bytes}
+        facts: dict[str, Any] = {"state": "done", "size_bytes": size_bytes}
         if self._directory is not None:
             facts["file"] = self._write_file(self._directory / self._file_name(number, name), ref)
-        elif size_bytes is not None and size_bytes <= _JSON_OUTPUT_MAX_BYTES:
-            facts["output"] = self._client.read(ref).decode(errors="backslashreplace")
+        elif size_bytes is not None and size_bytes <= JSON_OUTPUT_MAX_BYTES:
+            facts.update(json_content("output", self._client.read(ref)))
         if self._json:
             self._print_line(number, name, ref.id, facts)
 

@@ -36,11 +36,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command that the words name; return the exit status, and never raise."""
     words = list(sys.argv[1:] if argv is None else argv)
     if words[:1] == ["--version"]:
-        print(f"ciel {__version__}")
-        return 0
-    if not words or words[0] in ("-h", "--help", "help"):
-        print(_help(), file=sys.stdout if words else sys.stderr)
-        return 0 if words else 2
+        return _tell(f"ciel {__version__}")
+    if words and words[0] in ("-h", "--help", "help"):
+        return _tell(_help())
+    if not words:
+        print(_help(), file=sys.stderr)
+        return 2
     name, *rest = words
     if name not in COMMANDS:
         from ciel.cli.parser import likely
@@ -49,6 +50,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"ciel: {unknown}; ciel --help lists them", file=sys.stderr)
         return 2
     return start(COMMANDS[name][0], name, rest, is_process=argv is None)
+
+
+def _tell(text: str) -> int:
+    """Print a text; return the exit status, also where it cannot be written."""
+    from ciel.cli.outcome import conclude
+    from ciel.cli.printing import print_text
+
+    def command() -> int:
+        print_text(text)
+        return 0
+
+    return conclude(command)
 
 
 def start(module: str, name: str, words: Sequence[str], *, is_process: bool) -> int:

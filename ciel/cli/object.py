@@ -18,7 +18,9 @@ from ciel.cli.asking import chosen_jobs
 from ciel.cli.options import count, require_text
 from ciel.cli.outcome import Status, UsageError, say
 from ciel.cli.printing import (
+    JSON_OUTPUT_MAX_BYTES,
     duration,
+    json_content,
     print_json,
     print_text,
     screen_width,
@@ -36,7 +38,6 @@ from ciel.execution.report import visible
 from ciel.wire.references import from_json, to_json
 
 _LISTED = 100
-_JSON_OUTPUT_MAX_BYTES = 64 << 10
 _NAME_MAX_LENGTH = 200
 _MEANT_OTHERWISE = frozenset((ALL, LAST))
 _STANDARD_INPUT = "-"
@@ -117,8 +118,8 @@ def _get(client: Client, args: Namespace) -> int:
                 for chunk in client.read_chunks(ref):
                     write_output(chunk)
             elif (size_bytes := told["size_bytes"]) is not None:
-                if size_bytes <= _JSON_OUTPUT_MAX_BYTES:
-                    told["output"] = client.read(ref).decode(errors="backslashreplace")
+                if size_bytes <= JSON_OUTPUT_MAX_BYTES:
+                    told |= json_content("output", client.read(ref))
             if args.json:
                 print_json(told)
     return Status.DONE

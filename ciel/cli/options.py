@@ -18,6 +18,7 @@ from ciel.client.client import Client
 from ciel.client.errors import NoMasterError
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)?")
+_CLOCK = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d\d(?:\.\d+)?)")
 _HELP_WIDTH = 78  # where there is no terminal
 _UNIT_S = {None: 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
@@ -128,10 +129,17 @@ def _crash() -> str:
 
 
 def seconds(text: str) -> float:
-    """Read a time span such as `90`, `1.5s`, `10m`, `2h` (an argparse type)."""
+    """Read a time span such as `90`, `1.5s`, `10m`, `2h`, `05:00` for five minutes, `01:00:00` for
+    an hour, or `1-00:00:00` for a day (an argparse type).
+    """
+    if clock := _CLOCK.fullmatch(text.strip()):
+        days, hours, minutes, left = clock.groups()
+        return 86400 * int(days or 0) + 3600 * int(hours or 0) + 60 * int(minutes) + float(left)
     match = _DURATION.fullmatch(text.strip())
     if match is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a time span; write 90, 1.5s, 10m or 2h")
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a time span; write 90, 1.5s, 10m, 2h or 01:00:00"
+        )
     return float(match[1]) * _UNIT_S[match[2]]
 
 
@@ -147,13 +155,12 @@ def assignments(option: str, given: Sequence[str], ours: Mapping[str, str]) -> d
         if not equals and name not in ours:
             raise UsageError(f"{option} {name}: there is no such variable here")
         found[name] = value if equals else ours[name]
-        require_text(f"{option}: the value of {name}", found[name])
         require_text(f"{option}: a name", name)
     return found
 
 
 def require_text(what: str, text: str) -> None:
-    """Refuse what cannot be sent; raises UsageError."""
+    """Refuse a name that is to be shown, and is no UTF-8; raises UsageError."""
     if not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text):
         raise UsageError(f"{what} is not UTF-8")
 

@@ -90,18 +90,17 @@ class Terminated(BaseException):
 
 def conclude(command: Callable[[], int]) -> int:
     """Run a command to its end; print what went wrong, and return the exit status."""
-    for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:  # it was closed when we started: nobody wants to see it
-            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w"))
+    _replace_closed()
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
     for number in before:
         signal.signal(number, _terminate)
     try:
-        status = command()
-        sys.stdout.flush()
+        try:
+            status = command()
+        except SystemExit as error:  # argparse's, which has said why, or has printed its help
+            status = error.code if isinstance(error.code, int) else Status.USAGE
+        _flush_stdout()
         return status
-    except SystemExit as error:  # argparse's, which has said why
-        return error.code if isinstance(error.code, int) else Status.USAGE
     except KeyboardInterrupt:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # all is over: nothing is left to interrupt
         say("interrupted")
@@ -126,6 +125,35 @@ def conclude(command: Callable[[], int]) -> int:
                 stream.flush()
             except (OSError, ValueError):  # and it must not be tried again at exit
                 _let_go(stream)
+
+
+def _flush_stdout() -> None:
+    """Write out what was printed; raises OSError that says what could not be written."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise _unwritable(error) from None
+
+
+def _unwritable(error: OSError) -> OSError:
+    """Return an error that says what could not be written to."""
+    error.filename = error.filename or "standard output"
+    return error
+
+
+def _replace_closed() -> None:
+    """Open something in place of standard streams that were closed when we started, so that no file
+    of ours takes their numbers. What is written to standard output then fails, as it should.
+    """
+    for name, number, flags in (("stdout", 1, os.O_RDONLY), ("stderr", 2, os.O_WRONLY)):
+        if getattr(sys, name) is None:
+            null_fd = os.open(os.devnull, flags)
+            if null_fd != number:
+                os.dup2(null_fd, number, inheritable=False)
+                os.close(null_fd)
+            setattr(sys, name, os.fdopen(number, "w"))
 
 
 def _let_go(stream: TextIO) -> None:

@@ -5,25 +5,36 @@ JSON; and those that failed are listed at the end.
 from __future__ import annotations
 
 import argparse
+import os
 from bisect import insort
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ciel.cli.elements import Element
 from ciel.cli.outcome import say
-from ciel.cli.printing import cut, print_json, write_output
+from ciel.cli.printing import (
+    JSON_OUTPUT_MAX_BYTES,
+    cut,
+    json_content,
+    print_json,
+    write_output,
+)
+from ciel.cli.result_files import ResultFiles
 from ciel.client.client import Client
 from ciel.client.errors import ObjectUnreadableError, TaskFailedError
+from ciel.client.failed_runs import printed_before
 from ciel.client.jobs import Job
 from ciel.core.errors import CielError
 from ciel.core.refs import Concrete, Failure, Reference, Sweetheart, Value
 from ciel.execution.report import visible
 
+if TYPE_CHECKING:
+    from ciel.cli.joblog import JobLog
+
 _STORIES_MAX = 20
 _TEXT_WIDTH = 100
-_JSON_OUTPUT_MAX_BYTES = 64 << 10
 
 
 class TornOutputError(CielError):
@@ -38,33 +49,40 @@ class TornOutputError(CielError):
 class Outputs:
     """Takes results as they come; keeps none but the stories of the first that failed."""
 
-    def __init__(self, client: Client, job: Job, args: argparse.Namespace) -> None:
+    def __init__(
+        self, client: Client, job: Job, files: ResultFiles | None, args: argparse.Namespace
+    ) -> None:
+        self.joblog: JobLog | None = None
         self.failed_count = 0
         self._client = client
         self._job = job
-        self._out: Path | None = args.out
+        self._files = files
         self._json: bool = args.json
         self._first: list[tuple[int, str, str]] = []  # number, who it is, and its story
         self._words: list[str] = [word for word in args.program[1:] if "{}" not in word]
-        self._sent = {path.name for path in args.inputs}
+        self._sent = {Path(path).name for path in args.inputs}
 
     def put(self, batch: Sequence[tuple[Element, Reference]]) -> None:
-        """Print results, or write them where `--out` says; those that failed are told of later."""
+        """Print results, or write them where `--out` says; the standard output of failed runs, too.
+        `list_failures` says later why those failed.
+        """
+        if self.joblog is not None:
+            self.joblog.note(batch)
         short: list[bytes] = []  # printed in one go
         for element, ref in batch:
             if self._json:
                 self._print_line(element, ref)
                 continue
-            if isinstance(ref, Value) and self._out is None:
+            if isinstance(ref, Value) and self._files is None:
                 short.append(ref.content)
                 continue
             if short:
                 write_output(b"".join(short))
                 short.clear()
-            write = self._print if self._out is None else self._write_file
-            found = self._read(ref, partial(write, element))
+            found = self._read(ref, partial(self._put, element))
             if isinstance(found, Failure):
                 self._note(element, found)
+                self._put_printed(element, found)
         if short:
             write_output(b"".join(short))
 
@@ -120,7 +138,10 @@ class Outputs:
                 ref = self._job.await_copy(error, ref)
         return ref
 
-    def _print(self, element: Element, ref: Reference) -> None:
+    def _put(self, element: Element, ref: Reference) -> None:
+        if self._files is not None:
+            self._files.write(element, self._client.read_chunks(ref))
+            return
         chunks = self._client.read_chunks(ref)
         size_bytes = 0
         try:
@@ -132,23 +153,17 @@ class Outputs:
                 raise TornOutputError(element.number, size_bytes, error) from None
             raise
 
-    def _write_file(self, element: Element, ref: Reference) -> None:
-        """Write an output; it has its name only when it is whole."""
-        path = self._path(element)
-        begun = path.with_name(f".{path.name}.partial")
-        try:
-            with begun.open("wb") as file:
-                file.writelines(self._client.read_chunks(ref))
-            begun.replace(path)
-        except OSError as error:
-            error.filename = error.filename or str(path)
-            raise
-        finally:
-            begun.unlink(missing_ok=True)
-
-    def _path(self, element: Element) -> Path:
-        assert self._out is not None  # else nothing is written
-        return self._out / str(element.number)
+    def _put_printed(self, element: Element, failure: Failure) -> None:
+        """Print what a failed run had printed, or write it to a file of its own."""
+        printed = printed_before(self._client, failure)
+        if not printed.content:
+            return
+        if self._files is None:
+            write_output(printed.content)
+        else:
+            self._files.write_failed(element, [printed.content])
+        if printed.missing:
+            say(f"{_name(element)}: {printed.missing}")
 
     def _print_line(self, element: Element, ref: Reference) -> None:
         """Print one result as a line of JSON, with its output if that is short."""
@@ -156,17 +171,21 @@ class Outputs:
 
         def use(ref: Reference) -> None:
             size_bytes = read["size_bytes"] = _size_bytes(ref)
-            if self._out is not None:
-                self._write_file(element, ref)
-                read["file"] = str(self._path(element))
-            elif size_bytes is not None and size_bytes <= _JSON_OUTPUT_MAX_BYTES:
-                read["output"] = self._client.read(ref).decode(errors="backslashreplace")
+            if self._files is not None:
+                path = self._files.write(element, self._client.read_chunks(ref))
+                read["file"] = visible(str(path))
+            elif size_bytes is not None and size_bytes <= JSON_OUTPUT_MAX_BYTES:
+                read.update(json_content("output", self._client.read(ref)))
 
         ref = self._read(ref, use)
-        line: dict[str, Any] = {"number": element.number, "element": element.text, "object": ref.id}
+        line: dict[str, Any] = {"number": element.number, "element": None, "object": ref.id}
+        if element.text is not None:
+            line.update(json_content("element", os.fsencode(element.text)))
         if isinstance(ref, Failure):
             self.failed_count += 1
-            print_json(line | {"state": "failed", "reason": ref.reason, "story": ref.text})
+            printed = printed_before(self._client, ref).content[:JSON_OUTPUT_MAX_BYTES]
+            told = {"state": "failed", "reason": ref.reason, "story": ref.text}
+            print_json(line | told | (json_content("output", printed) if printed else {}))
         else:
             print_json(line | {"state": "done"} | read)
 

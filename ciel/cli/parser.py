@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import errno
+import os
 import re
+import sys
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import Any, NoReturn
 
 _is_number = re.compile(r"\d{1,18}", re.ASCII).fullmatch
 _SHOWN_MAX_LENGTH = 80
+_OUTPUT_CLOSED = 141  # as shells tell of SIGPIPE
 
 
 class ParserBuilt(BaseException):  # which no command takes for its own failure
@@ -28,6 +33,24 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {message} ({self.prog} --help tells more)\n")
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        """Print a help text or an error; end with a status that says so where that cannot be."""
+        try:
+            if file is None:  # a standard stream that was closed when we started
+                raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+            file.write(message)
+            file.flush()
+        except BrokenPipeError:
+            _let_go(file)
+            sys.exit(_OUTPUT_CLOSED)
+        except OSError as error:
+            _let_go(file)
+            if file is sys.stderr:  # nobody can be told; the status is the same
+                return
+            if sys.stderr is not None:
+                print(f"{self.prog}: standard output: {error.strerror}", file=sys.stderr)
+            sys.exit(1)
 
     def options_among(self, words: Iterable[str]) -> list[str]:
         """Return which words look like options of ours."""
@@ -56,6 +79,16 @@ class Parser(argparse.ArgumentParser):
         return super().parse_known_args(args, namespace)
 
 
+def _let_go(file: Any) -> None:
+    """Have what could not be written go nowhere, also when it is tried again at exit."""
+    if file is None:
+        return
+    with suppress(OSError, ValueError):
+        null_fd = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null_fd, file.fileno())
+        os.close(null_fd)
+
+
 def likely(word: str, known: Iterable[str], prefix: str = "") -> str:
     """Say in brackets which known word was probably meant; nothing if none is like it. `prefix`:
     what all begin with, which makes none of them likelier.
@@ -80,7 +113,7 @@ def whole_number(first: int, last: int) -> Callable[[str], int]:
 
 
 def memory_size(text: str) -> int:
-    """Read an amount of memory such as `512MiB` or `8GiB` (an argparse type)."""
+    """Read an amount of memory such as `512MiB`, `8GiB` or `8G` (an argparse type)."""
     from ciel.core.tasks import MEMORY_MAX_BYTES  # which few commands need
     from ciel.storage.errors import StorageError
     from ciel.storage.specs import parse_size

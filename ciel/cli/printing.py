@@ -6,21 +6,36 @@ Results go to standard output, all else to standard error.
 from __future__ import annotations
 
 import json
+import os
+import re
+import signal
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NamedTuple, Self, TextIO
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, TextIO
 
 from ciel.cli.outcome import OutputClosedError
+from ciel.client.errors import ClientError
 from ciel.execution.report import visible
 
 if TYPE_CHECKING:
+    from ciel.client.client import Client
     from ciel.client.jobs import Job
+
+JSON_OUTPUT_MAX_BYTES: Final = 64 << 10
+"""Of a result, that is told within a line of JSON."""
 
 _REDRAW_S = 0.2
 _PLAIN_S = 30.0  # between lines where nothing can be redrawn
+_ASKED_EVERY_S = 0.5
+_RATE_OVER_S = 20.0  # so much of the past says how quick it is
+_USUAL_COLUMNS = 80
+_RED, _GREEN, _PLAIN = "\x1b[31m", "\x1b[32m", "\x1b[0m"
 _ERASE = "\r\x1b[K"
 _GAP = "  "  # between columns
 
@@ -43,6 +58,19 @@ def print_json(value: Any) -> None:
     write_output(json.dumps(value, ensure_ascii=False).encode() + b"\n")
 
 
+def json_content(key: str, content: bytes) -> dict[str, str]:
+    """Return content as fields of an object: as text, or, where it is no UTF-8, in base64, which a
+    second field says then.
+    """
+    try:
+        return {key: content.decode()}
+    except UnicodeDecodeError:
+        import base64
+
+        encoding = "encoding" if key == "output" else f"{key}_encoding"
+        return {key: base64.b64encode(content).decode(), encoding: "base64"}
+
+
 def print_text(text: str) -> None:
     """Print text and a line end, whatever the locale."""
     write_output(text.encode(errors="backslashreplace") + b"\n")
@@ -62,21 +90,23 @@ def table(
 ) -> str:
     """Lay out rows under headings; columns that hold only numbers lean to the right.
 
-    Where the table is wider than `width`, the widest columns of text are cut.
+    Where the table is wider than `width`, the widest columns of text are cut, and where that is not
+    enough, its lines.
     """
     cells = [[visible(str(cell)) for cell in row] for row in rows]
     columns = range(len(headings))
     right = [bool(cells) and all(_is_number(row[i]) for row in cells) for i in columns]
-    widths = [max([len(headings[i]), *(len(row[i]) for row in cells)]) for i in columns]
+    widths = [max([len(headings[i]), *(columns_of(row[i]) for row in cells)]) for i in columns]
     if width is not None:
         _narrow(widths, [i for i in columns if not right[i]], headings, width)
 
     def line(row: Sequence[str]) -> str:
         padded = [
-            text.rjust(width) if to_right else cut(text, width).ljust(width)
-            for text, width, to_right in zip(row, widths, right, strict=True)
+            text.rjust(own) if to_right else _filled(cut(text, own), own)
+            for text, own, to_right in zip(row, widths, right, strict=True)
         ]
-        return _GAP.join(padded).rstrip()
+        text = _GAP.join(padded).rstrip()
+        return text if width is None else cut(text, width)
 
     return "\n".join([line(headings), *map(line, cells)])
 
@@ -92,7 +122,27 @@ def _narrow(widths: list[int], texts: Sequence[int], headings: Sequence[str], wi
 
 def cut(text: str, width: int) -> str:
     """Return text that takes at most `width` columns, with a mark where something is missing."""
-    return text if len(text) <= width else f"{text[: width - 1]}…"
+    if text.isascii():
+        return text if len(text) <= width else f"{text[: max(0, width - 1)]}…"
+    if columns_of(text) <= width:
+        return text
+    while text and columns_of(text) > width - 1:
+        text = text[:-1]
+    return f"{text}…"
+
+
+def columns_of(text: str) -> int:
+    """Return how many columns of a terminal a text takes."""
+    if text.isascii():
+        return len(text)
+    from unicodedata import combining, east_asian_width  # which few texts need
+
+    return sum(0 if combining(c) else 1 + (east_asian_width(c) in "WF") for c in text)
+
+
+def _filled(text: str, width: int) -> str:
+    """Return text with blanks behind it, up to `width` columns."""
+    return text + " " * (width - columns_of(text))
 
 
 def _is_number(text: str) -> bool:
@@ -130,21 +180,61 @@ class Counts(NamedTuple):
         )  # fmt: skip
 
 
-def progress_text(name: str, counts: Counts, elapsed_s: float) -> str:
-    """Write the live line."""
+class RunningCount:
+    """Says how many of a job's tasks run. The master counts a task as assigned while it waits on a
+    worker, too; no more of them run than workers say that they run.
+    """
+
+    def __init__(self, client: Client, slots: int = 1) -> None:
+        self._client = client
+        self._slots = slots  # that each task takes
+        self._busy = 0
+        self._asked_s = -_ASKED_EVERY_S
+
+    def among(self, assigned: int) -> int:
+        """Return how many of those that are assigned run; may ask the master."""
+        now_s = time.monotonic()
+        if assigned and now_s >= self._asked_s + _ASKED_EVERY_S:
+            self._asked_s = now_s
+            with suppress(ClientError):  # what is waited for tells more
+                self._busy = sum(worker["running"] for worker in self._client.ask("workers"))
+        return min(assigned, self._busy // self._slots)
+
+
+def progress_text(name: str, counts: Counts, elapsed_s: float, per_s: float | None = None) -> str:
+    """Write the live line. `per_s`: how many end in a second now; by default, on average."""
     ended = counts.done + counts.failed
     parts = [f"{counts.done} done", f"{counts.running} running"]
     if counts.failed:
         parts.append(f"{counts.failed} failed")
     parts.append(f"{counts.total} {'so far' if counts.growing else 'in all'}")
-    if ended and elapsed_s > 0:
-        parts.append(f"{ended / elapsed_s:.1f}/s")
-    return f"{name}: {', '.join(parts)}"
+    if per_s is None:
+        per_s = ended / elapsed_s if elapsed_s > 0 else 0.0
+    if ended and per_s:
+        parts.append(f"{per_s:.1f}/s")
+        left = counts.total - ended
+        if left > 0 and not counts.growing:
+            parts.append(f"{duration(left / per_s)} left")
+    return f"{visible(name)}: {', '.join(parts)}"
+
+
+def summary_text(name: str, counts: Counts, elapsed_s: float) -> str:
+    """Write what is left of the live line when all is over."""
+    failed = f", {counts.failed} failed" if counts.failed else ""
+    return f"{visible(name)}: {counts.done} done{failed} in {duration(elapsed_s)}"
+
+
+def coloured(stream: TextIO, environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether colours may be written: to a terminal that has them, unless NO_COLOR is set."""
+    if environ.get("NO_COLOR") or environ.get("TERM", "dumb") == "dumb":
+        return False
+    return stream.isatty()
 
 
 class Progress:
-    """A line about a job on a terminal, redrawn while the context lasts; elsewhere a plain line now
-    and then; with `quiet`, nothing. Whoever prints meanwhile does so within `aside`.
+    """A line about a job on a terminal, redrawn while the context lasts and when the terminal gets
+    another size; elsewhere a plain line now and then; with `quiet`, nothing. Whoever prints
+    meanwhile does so within `aside`. It is a file, too, for what goes to the same terminal.
     """
 
     def __init__(
@@ -160,11 +250,16 @@ class Progress:
         self._stream = stream or sys.stderr
         self._quiet = quiet
         self._live = not quiet and self._stream.isatty()
+        self._has_colours = self._live and coloured(self._stream)
         self._drawn = False
+        self._was_shown = False
         self._lock = threading.Lock()
         self._stop = threading.Event()
+        self._due = threading.Event()  # to be drawn before its time
         self._thread = threading.Thread(target=self._draw_on, name="ciel-progress", daemon=True)
         self._start_s = time.monotonic()
+        self._past: deque[tuple[float, int]] = deque([(self._start_s, 0)])
+        self._restore_signal: Callable[[], object] | None = None
 
     @classmethod
     def of_job(cls, job: Job, *, quiet: bool = False) -> Self:
@@ -176,6 +271,9 @@ class Progress:
         )
 
     def __enter__(self) -> Self:
+        if self._live and threading.current_thread() is threading.main_thread():
+            before = signal.signal(signal.SIGWINCH, lambda number, frame: self._due.set())
+            self._restore_signal = partial(signal.signal, signal.SIGWINCH, before)
         if not self._quiet:
             self._thread.start()
         return self
@@ -187,32 +285,79 @@ class Progress:
         traceback: TracebackType | None,
     ) -> None:
         self._stop.set()
+        self._due.set()
         if not self._quiet:
             self._thread.join()
+        if self._restore_signal is not None:
+            self._restore_signal()
         self._erase()
+        if self._was_shown and error is None:
+            self._conclude()
 
-    def aside(self, print_something: Callable[[], None]) -> None:
+    def aside(self, print_something: Callable[[], object]) -> None:
         """Call it while the live line is out of the way."""
         with self._lock:
             self._erase()
             print_something()
 
-    def _draw_on(self) -> None:
-        while not self._stop.wait(_REDRAW_S if self._live else _PLAIN_S):
-            with self._lock:
-                self._draw()
+    def write(self, text: str) -> None:
+        """Write text that ends with its line, above the live one."""
+        self.aside(lambda: self._stream.write(text))
 
-    def _draw(self) -> None:
-        text = progress_text(self._name, self._counts(), time.monotonic() - self._start_s)
+    def flush(self) -> None:
+        self._stream.flush()
+
+    def _draw_on(self) -> None:
+        while not self._stop.is_set():
+            self._due.wait(_REDRAW_S if self._live else _PLAIN_S)
+            self._due.clear()
+            if not self._stop.is_set():
+                counts = self._counts()  # may ask the master: nobody is to wait for that
+                with self._lock:
+                    self._draw(counts)
+
+    def _draw(self, counts: Counts) -> None:
+        now_s = time.monotonic()
+        self._past.append((now_s, counts.done + counts.failed))
+        while len(self._past) > 2 and self._past[0][0] < now_s - _RATE_OVER_S:
+            self._past.popleft()
+        then_s, then = self._past[0]
+        per_s = (counts.done + counts.failed - then) / max(now_s - then_s, 1e-3)
+        text = progress_text(self._name, counts, now_s - self._start_s, per_s)
         try:
+            if self._live:
+                text = self._paint(cut(text, self._columns() - 1))
             self._stream.write(f"{_ERASE}{text}" if self._live else f"ciel: {text}\n")
             self._stream.flush()
-        except OSError:
+        except (OSError, ValueError):
             self._stop.set()  # the terminal is gone; the job goes on
-        self._drawn = self._live
+        self._drawn, self._was_shown = self._live, True
+
+    def _columns(self) -> int:
+        """Return how wide the terminal is now; the last column stays free, or it would wrap."""
+        try:
+            return os.get_terminal_size(self._stream.fileno()).columns or _USUAL_COLUMNS
+        except (OSError, ValueError):
+            return _USUAL_COLUMNS
+
+    def _paint(self, text: str) -> str:
+        if not self._has_colours:
+            return text
+        text = re.sub(r"\d+ failed", f"{_RED}\\g<0>{_PLAIN}", text)
+        return re.sub(r"\d+ done", f"{_GREEN}\\g<0>{_PLAIN}", text)
+
+    def _conclude(self) -> None:
+        """Leave a line that says how it went, where there was one that said how it goes."""
+        counts = self._counts()
+        if counts.total > 1:
+            text = summary_text(self._name, counts, time.monotonic() - self._start_s)
+            with suppress(OSError, ValueError):
+                self._stream.write(f"ciel: {self._paint(text)}\n")
+                self._stream.flush()
 
     def _erase(self) -> None:
         if self._drawn:
-            self._stream.write(_ERASE)
-            self._stream.flush()
             self._drawn = False
+            with suppress(OSError, ValueError):
+                self._stream.write(_ERASE)
+                self._stream.flush()

@@ -4,30 +4,31 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
 
+from ciel.cli import standard_input
 from ciel.cli.detaching import print_summary, tell_detached
-from ciel.cli.elements import Element, Known, Lines, Template
+from ciel.cli.elements import Element, Known, Lines, Pieces, Template, has_place, substitute
+from ciel.cli.numbers import number_ranges
 from ciel.cli.options import (
     add_cluster_options,
     add_own_cluster_options,
     assignments,
     connect,
     connect_or_start,
-    make_directory,
     make_parser,
     require_text,
     seconds,
 )
 from ciel.cli.outcome import OF_JOB_STATE, Status, UsageError, cancelling
 from ciel.cli.outputs import Outputs
-from ciel.cli.parser import memory_size, whole_number
-from ciel.cli.printing import Counts, Progress
-from ciel.client.arrays import Array
+from ciel.cli.parser import Parser, memory_size, whole_number
+from ciel.cli.printing import Counts, Progress, RunningCount
+from ciel.cli.result_files import ResultFiles
+from ciel.client.arrays import UNSETTLED_MAX, Array
 from ciel.client.client import Client
 from ciel.client.errors import JobEndedError
 from ciel.client.jobs import Job
@@ -44,30 +45,34 @@ from ciel.core.tasks import (
     Needs,
     TaskState,
 )
+from ciel.execution.report import visible
 from ciel.storage.interface import LEVELS
 
-_RANGE = re.compile(r"(\d{1,18})(?:-(\d{1,18}))?(?::(\d{1,18}))?")
-ELEMENTS_MAX = 10_000_000
 _KINDS = (
     "RUNTIME_EXCEPTION", "TIMED_OUT", "MEMORY_LIMIT", "NO_SPACE", "PROGRAM_NOT_STARTED",
     "WORKER_FAULT",
 )  # fmt: skip
 """The failures of an ordinary program that another attempt may mend."""
 
-_EPILOG = """\
-PROGRAM with a slash is a path from here; otherwise it is sought in the worker's PATH. There is no
-shell. In an array, {} in an argument becomes the element and {#} its number; CIEL_ELEMENT and
-CIEL_INDEX carry them too. Lines run as they come. Output is printed in the order of the array. The
-exit status is 0 only if that of every element was. Results of more than 10,000 elements are not
-kept once they are printed or written; with --detach they are.
+_BLOCK_BYTES = 1 << 20  # as GNU parallel's
+_PIECES_PER_SLOT = 2
+"""Of standard input, that are on their way: more would only fill the store."""
 
-  ciel submit -- sort words.txt
-  ciel submit --array 1-10 -- seq {}
-  ls *.log | ciel submit --each-line - -- grep -c error {}
+_EPILOG = """\
+Options end at the first word that is none: what follows is the program's. PROGRAM with a slash is a
+path from here; otherwise it is sought in the worker's PATH. There is no shell. Standard input goes
+to a single program. In an array, {} in an argument becomes the element and {#} its number;
+CIEL_ELEMENT and CIEL_INDEX carry them too. Lines run as they come. Output is printed in the order
+of the array. The exit status is 0 only if that of every element was. Results of more than 10,000
+elements are not kept once they are printed or written; with --detach they are.
+
+  ciel submit sort words.txt
+  ciel submit --array 1-10 seq {}
+  ls *.log | ciel submit --each-line - grep -c error {}
 """
 
 
-Elements = Known | Lines
+Elements = Known | Lines | Pieces
 
 
 def main(prog: str, words: Sequence[str]) -> int:
@@ -75,39 +80,68 @@ def main(prog: str, words: Sequence[str]) -> int:
     args = _parse(words)
     argv = _program(args.program)
     env = assignments("--env", args.env, os.environ)
-    files = _files(args.inputs)
+    is_array = args.is_array
+    own, inputs = _split(args.inputs, is_array)
+    own_objects, objects = _split(args.objects, is_array)
+    files = _files([Path(path) for path in inputs])
     elements = _elements(args)
-    if args.out is not None:
-        make_directory(args.out)
-    name = args.name or os.path.basename(argv[0])
-    client = connect(args, "ciel submit") if args.detach else connect_or_start(args, "ciel submit")
+    if is_array and not args.pipe and args.each_line != "-":
+        standard_input.tell_unread()
+    files_out = None if args.out is None else ResultFiles(args.out, is_array)
+    name = args.name or visible(os.path.basename(argv[0]))
+    reach = connect if args.detach else connect_or_start
+    client = reach(args, "ciel submit")
     with closing(client):
-        sent = _objects(client, args.objects, files)
+        sent = _objects(client, objects, files)
         sent |= {name: client.upload(path) for name, path in files.items()}
+        own_objects = [_fixed_last(client, assignment) for assignment in own_objects]
+        stdin = None if is_array else standard_input.upload(client, visible(args.program[0]))
         job = client.job(
             name[:JOB_NAME_MAX_LENGTH], detached=args.detach, keep=args.keep, store=args.store,
             scheduling=read_scheduling(args.policy),
         )  # fmt: skip
+        template = Template(argv, env)
         with cancelling(client, job):
-            run = _adder(job, elements, args, Template(argv), sent, env)
-            array = Array(client, job, elements, run, in_order=args.json or args.out is None)
+            run = _adder(
+                client, job, elements, args, template, sent, _PerElement(own, own_objects), stdin
+            )
+            if files_out is not None:
+                run = files_out.clearing(run)
+            array = Array(
+                client, job, elements, run, in_order=_in_order(args),
+                at_once=_at_once(client, args), keeps=not args.pipe,
+            )  # fmt: skip
             elements.start(client.wake)
             if args.detach:
                 array.submit()
                 return tell_detached(client, job, args.json)
-            return _follow(client, job, array, elements, args)
+            return _follow(client, job, array, elements, template, files_out, args)
 
 
 def _follow(
-    client: Client, job: Job, array: Array[Element], elements: Elements, args: argparse.Namespace
+    client: Client,
+    job: Job,
+    array: Array[Element],
+    elements: Elements,
+    template: Template,
+    files_out: ResultFiles | None,
+    args: argparse.Namespace,
 ) -> int:
     """Submit and print the results as they come, then what failed."""
-    outputs = Outputs(client, job, args)
+    with ExitStack() as stack:
+        outputs = Outputs(client, job, files_out, args)
+        if args.joblog is not None:
+            from ciel.cli.joblog import JobLog  # few ask for one
 
-    def counts() -> Counts:
-        return _counts(job, array, elements)
+            outputs.joblog = stack.enter_context(JobLog(args.joblog, client, job, template))
+        running = RunningCount(client, args.slots)
 
-    with Progress(job.name, counts, quiet=args.quiet) as progress:
+        def counts() -> Counts:
+            return _counts(job, array, elements, running)
+
+        progress = stack.enter_context(Progress(job.name, counts, quiet=args.quiet))
+        if args.stderr:
+            client.show_prints(job, progress, lambda told: told.name if args.is_array else "")
         for batch in array.results():
             progress.aside(partial(outputs.put, batch))
         summary = job.wait()
@@ -120,27 +154,81 @@ def _follow(
     return Status.FAILED if outputs.failed_count else OF_JOB_STATE[summary.state]
 
 
+class _PerElement:
+    """The files that each element has for itself: `--in` and `--object` with `{}` in them."""
+
+    def __init__(self, inputs: Sequence[str], objects: Sequence[str]) -> None:
+        self._inputs = inputs
+        self._objects = objects
+
+    def bring(
+        self, client: Client, element: Element, sent: Mapping[str, Reference]
+    ) -> Mapping[str, Reference]:
+        """Return all files of an element, by name; raises UsageError, and as `Client.upload`."""
+        if not (self._inputs or self._objects):
+            return sent
+        files = _files([Path(substitute(path, element)) for path in self._inputs])
+        wanted = [substitute(assignment, element) for assignment in self._objects]
+        found = _objects(client, wanted, {**files, **dict.fromkeys(sent, Path())})
+        return {**sent, **found, **{name: client.upload(path) for name, path in files.items()}}
+
+
+def _split(given: Sequence[str], is_array: bool) -> tuple[list[str], list[str]]:
+    """Part what has a place for an element from what is the same for all."""
+    own = [text for text in given if is_array and has_place(text)]
+    return own, [text for text in given if text not in own]
+
+
+def _fixed_last(client: Client, assignment: str) -> str:
+    """Return what `--object` says, with the number of the job that is the last before this one."""
+    name, _, text = assignment.partition("=")
+    if not text.startswith("last:"):
+        return assignment
+    number = client.ask("jobs", {"job": "last"})[0][1]
+    return f"{name}={number}:{text.removeprefix('last:')}"
+
+
+def _in_order(args: argparse.Namespace) -> bool:
+    return not args.unordered and (args.json or args.out is None)
+
+
+def _at_once(client: Client, args: argparse.Namespace) -> int:
+    """Return how many elements may be on their way at a time."""
+    given = [args.jobs or 0, args.array.at_once if args.array is not None else 0]
+    at_once = min([number for number in given if number], default=UNSETTLED_MAX)
+    if args.pipe and not args.detach:
+        at_once = min(at_once, max(1, client.slot_count()) * _PIECES_PER_SLOT)
+    return at_once
+
+
 def _adder(
+    client: Client,
     job: Job,
     elements: Elements,
     args: argparse.Namespace,
     template: Template,
-    files: Mapping[str, Reference],
-    env: Mapping[str, str],
+    sent: Mapping[str, Reference],
+    per_element: _PerElement,
+    stdin: Reference | None,
 ) -> Callable[[Element], Future]:
     """Return how to add the task of an element."""
     needs = Needs(
         slots=args.slots, memory_bytes=args.memory, priority=args.priority, timeout_s=args.timeout,
         retries=args.retries, retry_on=args.retry_on, retry_delay_s=args.retry_delay,
     )  # fmt: skip
+    inputs = [] if stdin is None else [stdin]
 
     def run(element: Element) -> Future:
         try:
-            words, own = template.fill(element)
+            words, env = template.fill(element)
         except ValueError as error:
             raise UsageError(f"{elements.place(element)} {error}") from None
+        files = per_element.bring(client, element, sent)
+        read = inputs
+        if element.content is not None:
+            read = [client.upload_content(element.content, elements.place(element))]
         return job.run(
-            words, files=files, env={**env, **own}, needs=needs, name=str(element.number)
+            words, inputs=read, files=files, env=env, needs=needs, name=str(element.number)
         )
 
     return run
@@ -151,14 +239,8 @@ def _adder(
 
 def _parse(words: Sequence[str]) -> argparse.Namespace:
     parser = make_parser("ciel submit", "Run one program, or an array of them, as a job.", _EPILOG)
-    parser.usage = "ciel submit [OPTION…] -- PROGRAM [ARG…]"
-    array = parser.add_mutually_exclusive_group()
-    array.add_argument(
-        "--array", metavar="A-B", type=number_range, help="one run for each number (A-B:STEP too)"
-    )
-    array.add_argument(
-        "--each-line", metavar="FILE", help="one run for each line (- is standard input)"
-    )
+    parser.usage = "ciel submit [OPTION…] PROGRAM [ARG…]"
+    _add_array_options(parser)
     _add_surroundings(parser)
     parser.add_argument("--name", metavar="TEXT", help="what to call the job")
     parser.add_argument(
@@ -167,7 +249,7 @@ def _parse(words: Sequence[str]) -> argparse.Namespace:
     )  # fmt: skip
     parser.add_argument(
         "--memory", type=memory_size, default=0, metavar="SIZE",
-        help="have so much kept free for each run; end one that takes more of its own (512MiB)",
+        help="have so much kept free for each run; end one that takes more of its own (512M, 2G)",
     )  # fmt: skip
     parser.add_argument(
         "--priority", type=_priority, default=0, metavar="N",
@@ -181,8 +263,9 @@ def _parse(words: Sequence[str]) -> argparse.Namespace:
         "--keep", action="store_true", help="keep all that is made until the job is removed"
     )
     parser.add_argument(
-        "--timeout", type=_timeout, default=0.0, metavar="TIME", help="end a run after 90s, 10m, 2h"
-    )
+        "--timeout", type=_timeout, default=0.0, metavar="TIME",
+        help="end a run after 90s, 10m, 2h, 01:00:00",
+    )  # fmt: skip
     parser.add_argument(
         "--retries", type=whole_number(0, RETRIES_MAX), default=0, metavar="N",
         help="run a failed one again, so often",
@@ -203,20 +286,72 @@ def _parse(words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--quiet", action="store_true", help="show no progress")
     add_own_cluster_options(parser)
     add_cluster_options(parser)
-    parser.add_argument("program", nargs="*", metavar="PROGRAM [ARG…]")
+    program = parser.add_argument(
+        "program", nargs=argparse.REMAINDER, metavar="PROGRAM [ARG…]",
+        help="options end at the first word that is none",
+    )  # fmt: skip
+    program.required = False
     args: argparse.Namespace = parser.parse_args(words)
+    if args.program[:1] == ["--"]:
+        del args.program[0]
     if not args.program:
-        parser.error("no program; write it after --, as in: ciel submit -- sort words.txt")
-    require_text("--name", args.name or "")
-    if args.detach and args.out is not None:
-        parser.error("--out needs somebody who waits for the outputs; leave --detach away")
+        parser.error("no program; write it behind the options, as in: ciel submit sort words.txt")
+    args.is_array = args.array is not None or args.each_line is not None or args.pipe
+    _check(parser, args)
     return args
+
+
+def _check(parser: Parser, args: argparse.Namespace) -> None:
+    """Refuse options that do not go together."""
+    require_text("--name", args.name or "")
+    if args.is_array and has_place(args.name or ""):
+        parser.error("--name names the job, which all elements share: leave {} and {#} away")
+    if args.null and args.each_line is None:
+        parser.error("-0 tells how --each-line is to be read, and there is no --each-line")
+    if args.block is not None and not args.pipe:
+        parser.error("--block tells how --pipe is to cut, and there is no --pipe")
+    limit = args.jobs or (args.array.at_once if args.array is not None else 0)
+    waiting = {"--out": args.out, "--joblog": args.joblog, "--stderr": args.stderr}
+    for option, given in (waiting | {"-j (or %N in --array)": limit}).items():
+        if args.detach and given:
+            parser.error(f"{option} needs a command that stays with the job; leave --detach away")
+
+
+def _add_array_options(parser: argparse.ArgumentParser) -> None:
+    """Add what says how many runs there are, and how they follow each other."""
+    array = parser.add_mutually_exclusive_group()
+    array.add_argument(
+        "--array", metavar="A-B", type=number_ranges,
+        help="one run for each number (A-B:STEP; 1,3,5-9; 001-100; 1-100%%4: four at a time)",
+    )  # fmt: skip
+    array.add_argument(
+        "--each-line", metavar="FILE", help="one run for each line (- is standard input)"
+    )
+    array.add_argument(
+        "--pipe", action="store_true",
+        help="one run for each piece of standard input, which it reads; cut at ends of lines",
+    )  # fmt: skip
+    parser.add_argument(
+        "-0", "--null", action="store_true", help="what --each-line reads ends with NULs, not lines"
+    )
+    # argparse takes -0 for a number, and then no negative number for a value any more.
+    parser._has_negative_number_optionals.clear()
+    parser.add_argument(
+        "--block", metavar="SIZE", type=memory_size, help="of the pieces of --pipe (default 1M)"
+    )
+    parser.add_argument(
+        "-j", "--jobs", metavar="N", type=whole_number(1, UNSETTLED_MAX),
+        help="have at most N elements run, or wait for a slot, at a time",
+    )  # fmt: skip
+    parser.add_argument(
+        "--unordered", action="store_true", help="print results as they come, not in their order"
+    )
 
 
 def _add_surroundings(parser: argparse.ArgumentParser) -> None:
     """Add what says which files and variables a program has, and where its output goes."""
     parser.add_argument(
-        "--in", dest="inputs", metavar="FILE", action="append", default=[], type=Path,
+        "--in", dest="inputs", metavar="FILE", action="append", default=[],
         help="send a file along, into the directory where the program runs (repeat)",
     )  # fmt: skip
     parser.add_argument(
@@ -224,8 +359,18 @@ def _add_surroundings(parser: argparse.ArgumentParser) -> None:
         help="have an object there as a file, see `ciel object` (repeat)",
     )  # fmt: skip
     parser.add_argument(
-        "--out", metavar="DIR", type=Path, help="write outputs to DIR/N instead of printing them"
-    )
+        "--out", metavar="DIR",
+        help="write outputs to DIR/N instead of printing them, or to the file that a name with {} "
+        "or {#} makes; a file of an earlier run is removed first",
+    )  # fmt: skip
+    parser.add_argument(
+        "--joblog", metavar="FILE",
+        help="write a line for each element that ended: host, start, seconds, status, command",
+    )  # fmt: skip
+    parser.add_argument(
+        "--stderr", action="store_true",
+        help="show what programs write to standard error, line by line while they run",
+    )  # fmt: skip
     parser.add_argument(
         "--env", metavar="NAME=VALUE", action="append", default=[],
         help="set a variable; NAME alone takes ours (repeat)",
@@ -260,22 +405,6 @@ def _retry_delay(text: str) -> float:
     return delay_s
 
 
-def number_range(text: str) -> range:
-    """Read `A-B`, `A` or `A-B:STEP`, both ends included (an argparse type)."""
-    match = _RANGE.fullmatch(text)
-    first = int(match[1]) if match else 0
-    last = int(match[2] or match[1]) if match else -1
-    step = int(match[3] or 1) if match else 1
-    if match is None or last < first or step < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not A-B, whole numbers with A up to B")
-    numbers = range(first, last + 1, step)
-    if len(numbers) > ELEMENTS_MAX:
-        raise argparse.ArgumentTypeError(
-            f"{text!r} has {len(numbers):,} elements; {ELEMENTS_MAX:,} are allowed"
-        )
-    return numbers
-
-
 def _timeout(text: str) -> float:
     timeout_s = seconds(text)
     if not 0 < timeout_s <= TIMEOUT_MAX_S:
@@ -289,13 +418,13 @@ def _elements(args: argparse.Namespace) -> Elements:
     if args.array is not None:
         return Known.numbers(args.array)
     if args.each_line is not None:
-        return Lines(args.each_line)
+        return Lines(args.each_line, b"\0" if args.null else b"\n")
+    if args.pipe:
+        return Pieces(args.block or _BLOCK_BYTES)
     return Known([Element(1, None)], 1)
 
 
 def _program(words: Sequence[str]) -> list[str]:
-    for number, word in enumerate(words):
-        require_text(f"argument {number} of the program", word)
     program, *arguments = words
     if not program:
         raise UsageError("the program's name is empty")
@@ -325,7 +454,6 @@ def _files(paths: Sequence[Path]) -> dict[str, Path]:
         if not path.is_file():
             reason = "is no regular file" if path.exists() else "there is no such file"
             raise UsageError(f"--in {path}: {reason}")
-        require_text(f"--in {path}: its name", path.name)
         if path.name in files:
             raise UsageError(f"--in {path}: {files[path.name]} has the same name")
         files[path.name] = path
@@ -335,9 +463,12 @@ def _files(paths: Sequence[Path]) -> dict[str, Path]:
 # --- results --------------------------------------------------------------------------------------
 
 
-def _counts(job: Job, array: Array[Element], elements: Elements) -> Counts:
+def _counts(
+    job: Job, array: Array[Element], elements: Elements, slots_taken: RunningCount
+) -> Counts:
     summary = job.summary
-    running = summary.counts.get(str(TaskState.ASSIGNED), 0) if summary else 0
+    assigned = summary.counts.get(str(TaskState.ASSIGNED), 0) if summary else 0
+    running = slots_taken.among(assigned)
     submitted, failed = array.submitted, job.failed_count
     done = job.settled_count - failed
     running = max(0, min(running, submitted - done - failed))

@@ -57,8 +57,10 @@ class Source(Protocol[E]):
 class Array(Generic[E]):
     """Feeds a job from a source, as fast as it is worked off. `run` adds the task of an element.
 
-    `in_order`: results are yielded in the order of the elements, else as they come. A source for
-    which somebody has to be woken calls `Client.wake`.
+    `in_order`: results are yielded in the order of the elements, else as they come. `at_once`: no
+    more elements than that are submitted and not settled. `keeps`: unless it is true, results are
+    handed over however few they are. A source for which somebody has to be woken calls
+    `Client.wake`.
     """
 
     def __init__(
@@ -69,12 +71,16 @@ class Array(Generic[E]):
         run: Callable[[E], Future],
         *,
         in_order: bool = True,
+        at_once: int = UNSETTLED_MAX,
+        keeps: bool = True,
     ) -> None:
         self._client = client
         self._job = job
         self._source = source
         self._run = run
         self._in_order = in_order
+        self._at_once = min(at_once, UNSETTLED_MAX)
+        self._keeps = keeps
         self._closed = False
         self._line: deque[tuple[E, Future]] = deque()  # not yielded yet, in order
         self._crowd: dict[ObjectId, E] = {}  # the same where order does not matter
@@ -102,8 +108,8 @@ class Array(Generic[E]):
         RequestRefusedError, ConnectionLostError.
         """
         while True:
-            if self._has_room:
-                self._submit_batch()
+            if room := self._room:
+                self._submit_batch(room)
             if batch := self._take_results():
                 yield batch
                 self._use(batch)
@@ -120,15 +126,16 @@ class Array(Generic[E]):
         return len(self._line) + len(self._crowd)
 
     @property
-    def _has_room(self) -> bool:
-        return (
-            not self._closed
-            and self.submitted - self._job.settled_count <= UNSETTLED_MAX - _BATCH
-            and self._waiting_count <= AHEAD_MAX - _BATCH
-        )
+    def _room(self) -> int:
+        """How many elements may be submitted now."""
+        if self._closed or self._waiting_count > AHEAD_MAX - _BATCH:
+            return 0
+        free = self._at_once - (self.submitted - self._job.settled_count)
+        fewest = _BATCH if self._at_once >= UNSETTLED_MAX else 1  # a batch costs as much as one
+        return min(free, _BATCH) if free >= fewest else 0
 
-    def _submit_batch(self) -> list[Future]:
-        elements = self._source.take(_BATCH)
+    def _submit_batch(self, count: int = _BATCH) -> list[Future]:
+        elements = self._source.take(count)
         futures = [self._run(element) for element in elements]
         if self._in_order:
             self._line.extend(zip(elements, futures, strict=True))
@@ -170,7 +177,7 @@ class Array(Generic[E]):
         self._client.take_time(min(_LATE_MAX_S, _LATE_S_EACH * self._waiting_count))
 
         def is_due() -> bool:
-            return self._has_result() or (self._has_room and self._source.is_ready())
+            return self._has_result() or (self._room > 0 and self._source.is_ready())
 
         self._job.wait_until(is_due, None, "the next result")
 
@@ -183,7 +190,7 @@ class Array(Generic[E]):
             self._hand_over()
 
     def _hand_over(self) -> None:
-        if self.submitted > KEPT_MAX and self._used:
+        if self._used and (not self._keeps or self.submitted > KEPT_MAX):
             self._job.release(self._used, for_good=True)
             self.handed_over += len(self._used)
             self._used = []

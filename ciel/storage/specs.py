@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from ciel.storage.errors import StoreSpecError
 
 _NAME = re.compile(r"[a-z][a-z0-9_-]*")
-_SIZE = re.compile(r"([0-9]{1,15})(B|[KMGT]iB)?")
-_UNIT_BYTES = {None: 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
+_SIZE = re.compile(r"([0-9]{1,15})(?:B|([KMGT])(?:iB)?)?")
+_UNIT_BYTES = {None: 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
 def parse_spec(text: str) -> tuple[str, dict[str, str]]:
@@ -40,7 +40,7 @@ def check_options(store: str, options: Mapping[str, str], known: tuple[str, ...]
 
 
 def parse_size(text: str) -> int:
-    """Return the bytes meant by `8GiB`, `512MiB` or `1000000`: powers of 1024, never zero."""
+    """Return the bytes meant by `8GiB`, `8G`, `512MiB` or `1000000`: powers of 1024, never zero."""
     match = _SIZE.fullmatch(text)
     size_bytes = int(match[1]) * _UNIT_BYTES[match[2]] if match else 0
     if not size_bytes:

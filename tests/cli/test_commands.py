@@ -116,7 +116,7 @@ def test_files_are_sent_along_and_variables_set(up: Shell) -> None:
 def test_failed_elements_are_listed_with_their_stories(up: Shell) -> None:
     script = "echo {}; echo why {} >&2; exit {}"
     status, out, err = up.run("submit", "--array", "0-2", "--", "sh", "-c", script)
-    assert (status, out) == (1, "0\n")
+    assert (status, out) == (1, "0\n1\n2\n")
     assert "ciel: 2 of 3 elements failed:\n" in err
     assert "element 1: " in err
     assert "exit status 2" in err
@@ -184,7 +184,8 @@ def test_progress_is_drawn_on_a_terminal(up: Shell) -> None:
     assert process.returncode == 0
     assert b"sleep: " in drawn
     assert b"running, 4 in all" in drawn
-    assert drawn.endswith(b"\r\x1b[K")
+    assert b"\r\x1b[Kciel: sleep: " in drawn
+    assert drawn.rstrip().endswith(b"s")
 
 
 # --- jobs and status ------------------------------------------------------------------------------
@@ -207,6 +208,9 @@ def test_waiting_ends_as_the_job_did(up: Shell) -> None:
 
 def test_a_job_is_cancelled_from_elsewhere(up: Shell) -> None:
     process = up.start("submit", "--", "sleep", "1000")
+    assert process.stdin is not None
+    process.stdin.close()  # which sleep could read
+    process.stdin = None
     assert eventually(lambda: "sleep 1000" in up.processes())
     assert up.run("job", "wait", "last", "--timeout", "0.1s")[0] == 5
     status, _, err = up.run("job", "cancel", "last")

@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ciel.cli import elements
-from ciel.cli.elements import WORD_MAX_BYTES, Element, Known, Lines, Template, substitute
+from ciel.cli.elements import WORD_MAX_BYTES, Element, Known, Lines, Pieces, Template, substitute
+from ciel.cli.numbers import number_ranges
 from ciel.cli.outcome import UsageError
 
 PLACES = [
@@ -76,7 +77,7 @@ def test_many_numbers_in_an_argument_count_as_well() -> None:
 
 
 def test_an_array_numbers_itself() -> None:
-    source = Known.numbers(range(3, 8, 2))
+    source = Known.numbers(number_ranges("3-8:2"))
     assert source.total == 3
     assert source.take(2) == [Element(3, "3"), Element(5, "5")]
     assert not source.ended
@@ -114,14 +115,14 @@ def pipe(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     """What writes to a standard input."""
     read_fd, write_fd = os.pipe()
     with open(write_fd, "wb") as writer, open(read_fd, "rb"):
-        monkeypatch.setattr(elements, "_open", lambda name: read_fd)
+        monkeypatch.setattr(elements, "_open", lambda option, name: read_fd)
         yield write_fd
         writer.close()
 
 
 def test_lines_are_numbered_from_one(tmp_path: Path) -> None:
     path = tmp_path / "lines"
-    path.write_bytes("a\r\n\n\u00e9 b\nlast".encode())
+    path.write_bytes("a\n\n\u00e9 b\nlast".encode())
     lines = open_lines(path)
     assert lines.total is None
     assert all_of(lines) == [
@@ -133,12 +134,61 @@ def test_lines_are_numbered_from_one(tmp_path: Path) -> None:
     assert lines.total == 4
 
 
+def test_b10_lines_are_bytes_and_a_carriage_return_is_one_of_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "lines"
+    path.write_bytes(b"a\r\n\xff\nb\r\n")
+    found = [element.text or "" for element in all_of(open_lines(path))]
+    assert [os.fsencode(text) for text in found] == [b"a\r", b"\xff", b"b\r"]
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert "line 1 ends with a carriage return" in said
+
+
+def test_b10_names_may_end_with_nul_and_hold_line_ends(tmp_path: Path) -> None:
+    path = tmp_path / "names"
+    path.write_bytes(b"a\0b\nc\r\0\0last")
+    lines = Lines(str(path), b"\0")
+    lines.start(lambda: None)
+    assert [element.text for element in all_of(lines)] == ["a", "b\nc\r", "", "last"]
+
+
+def test_a5_variables_take_the_element_too() -> None:
+    template = Template(["p"], {"X": "<{}>{#}", "Y": "{ }"})
+    assert template.fill(Element(7, "x")) == (
+        ["p"], {"X": "<x>7", "Y": "{ }", "CIEL_INDEX": "7", "CIEL_ELEMENT": "x"}
+    )  # fmt: skip
+    assert template.fill(Element(1, None)) == (["p"], {"X": "<{}>{#}", "Y": "{ }"})
+    with pytest.raises(ValueError, match="a program can be given"):
+        template.fill(Element(1, "x" * (WORD_MAX_BYTES - 4)))
+
+
+@given(
+    st.lists(st.binary(max_size=40).map(lambda line: line.replace(b"\n", b""))),
+    st.integers(1, 60),
+    st.integers(1, 60),
+)
+def test_b3_pieces_end_with_lines_and_are_all_there_is(
+    lines: list[bytes], size_bytes: int, block_bytes: int
+) -> None:
+    content = b"".join([line + b"\n" for line in lines])
+    pieces = Pieces.__new__(Pieces)
+    pieces._size_bytes, pieces._rest, pieces._searched_bytes = size_bytes, bytearray(), 0
+    blocks = [content[at : at + block_bytes] for at in range(0, len(content), block_bytes)]
+    found = [piece for block in (*blocks, b"") for piece in pieces._whole(block)]
+    assert b"".join(found) == content
+    assert all(piece.endswith(b"\n") for piece in found)
+    # One is longer than asked for only if it is a single line.
+    assert all(len(piece) <= size_bytes or piece.count(b"\n") == 1 for piece in found)
+
+
 def test_an_empty_file_has_no_lines(tmp_path: Path) -> None:
     (tmp_path / "empty").touch()
     assert all_of(open_lines(tmp_path / "empty")) == []
 
 
-@given(st.lists(st.text(st.characters(codec="utf-8", exclude_characters="\n\r\0"))), st.booleans())
+@given(st.lists(st.text(st.characters(codec="utf-8", exclude_characters="\n\0"))), st.booleans())
 def test_lines_come_as_they_are(texts: list[str], last_ends: bool) -> None:
     if texts and not texts[-1]:
         last_ends = True  # else it is none
@@ -180,7 +230,7 @@ def test_it_does_not_read_on_while_nobody_takes(pipe: int) -> None:
     assert written < (elements._BLOCKS_MAX + 2) * elements._BLOCK_BYTES + (64 << 10)
 
 
-BAD = [(b"\xff", "is not UTF-8"), (b"a\0b", "holds a zero byte"), (b"x" * 200_000, "is longer")]
+BAD = [(b"a\0b", "holds a zero byte"), (b"x" * 200_000, "is longer")]
 
 
 @pytest.mark.parametrize("line, said", BAD)

@@ -4,8 +4,8 @@ from pathlib import Path
 import pytest
 
 from ciel.cli import submit
+from ciel.cli.numbers import number_ranges
 from ciel.cli.outcome import UsageError
-from ciel.cli.submit import number_range
 
 
 @pytest.mark.parametrize(
@@ -19,7 +19,37 @@ from ciel.cli.submit import number_range
     ],
 )
 def test_a_range_holds_both_ends(text: str, numbers: list[int]) -> None:
-    assert list(number_range(text)) == numbers
+    assert [number for number, _ in number_ranges(text)] == numbers
+
+
+@pytest.mark.parametrize(
+    "text, texts",
+    [
+        ("001-003", ["001", "002", "003"]),
+        ("08-10", ["08", "09", "10"]),
+        ("1-010:9", ["001", "010"]),
+        ("0-2", ["0", "1", "2"]),
+        ("1,3,5-7", ["1", "3", "5", "6", "7"]),
+        ("7,01", ["7", "01"]),
+    ],
+)
+def test_a5_numbers_keep_their_leading_zeros_and_their_order(text: str, texts: list[str]) -> None:
+    assert [shown for _, shown in number_ranges(text)] == texts
+
+
+def test_a_percent_sign_says_how_many_run_at_once() -> None:
+    numbers = number_ranges("1-100%4")
+    assert (len(numbers), numbers.at_once) == (100, 4)
+    assert number_ranges("1-100").at_once == 0
+    with pytest.raises(argparse.ArgumentTypeError, match="at least 1"):
+        number_ranges("1-100%0")
+
+
+@pytest.mark.parametrize("text", ["1,1", "1-5,3", "1-9:2,2-9:3"])
+def test_no_number_is_taken_twice(text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match="twice"):
+        number_ranges(text)
+    assert len(number_ranges("1-9:2,2-8:2")) == 9
 
 
 @pytest.mark.parametrize(
@@ -27,14 +57,14 @@ def test_a_range_holds_both_ends(text: str, numbers: list[int]) -> None:
 )
 def test_what_is_no_range_is_said(text: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError, match="is not A-B"):
-        number_range(text)
+        number_ranges(text)
 
 
 def test_an_array_of_more_than_can_be_meant_is_refused() -> None:
-    assert len(number_range("1-10000000")) == 10_000_000
-    for text in ("1-10000001", f"0-{'9' * 18}"):
+    assert len(number_ranges("1-10000000")) == 10_000_000
+    for text in ("1-10000001", f"0-{'9' * 18}", "1-9000000,10000000-19000000"):
         with pytest.raises(argparse.ArgumentTypeError, match="10,000,000 are allowed"):
-            number_range(text)
+            number_ranges(text)
 
 
 def test_a_program_with_a_slash_is_found_from_here(
@@ -45,10 +75,9 @@ def test_a_program_with_a_slash_is_found_from_here(
     assert submit._program(["run"]) == ["run"]
 
 
-@pytest.mark.parametrize("words, said", [([""], "name is empty"), (["p", "\udcff"], "argument 1")])
-def test_what_cannot_be_a_program_is_said(words: list[str], said: str) -> None:
-    with pytest.raises(UsageError, match=said):
-        submit._program(words)
+def test_what_cannot_be_a_program_is_said() -> None:
+    with pytest.raises(UsageError, match="name is empty"):
+        submit._program([""])
 
 
 def test_files_are_checked_before_anything_starts(tmp_path: Path) -> None:
@@ -70,7 +99,12 @@ def test_files_are_checked_before_anything_starts(tmp_path: Path) -> None:
     [
         ([], "no program"),
         (["--array", "1-2", "--each-line", "f", "--", "p"], "not allowed with argument"),
-        (["--detach", "--out", "d", "--", "p"], "--out needs somebody who waits"),
+        (["--detach", "--out", "d", "--", "p"], "--out needs a command that stays"),
+        (["--detach", "-j", "2", "--", "p"], "-j (or %N in --array) needs a command that stays"),
+        (["--array", "1-2", "--name", "n{}", "p"], "--name names the job"),
+        (["-0", "p"], "there is no --each-line"),
+        (["--block", "1M", "p"], "there is no --pipe"),
+        (["--pipe", "--array", "1-2", "p"], "not allowed with argument"),
         (["--slots", "0", "--", "p"], "'0' is not a number from 1 to 1024"),
         (["--slots", "5000", "--", "p"], "'5000' is not a number from 1 to 1024"),
         (["--retries", "-1", "--", "p"], "'-1' is not a number from 0 to 1000"),
@@ -97,6 +131,27 @@ def test_wrong_usage_is_one_line(
     text = capsys.readouterr().err
     assert said in text
     assert text.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "words, program",
+    [
+        (
+            ["./sim.sh", "--name", "run7", "--out", "results"],
+            ["./sim.sh", "--name", "run7", "--out", "results"],
+        ),
+        (["ls", "-l"], ["ls", "-l"]),
+        (["--slots", "2", "ls", "--json"], ["ls", "--json"]),
+        (["--name", "x", "--", "--odd", "--"], ["--odd", "--"]),
+        (["p", "--", "-x"], ["p", "--", "-x"]),
+        (["--array=1-2", "--", "p", "--", "{}"], ["p", "--", "{}"]),
+        (["--stderr", "p", "--help"], ["p", "--help"]),
+    ],
+)
+def test_b5_the_first_word_that_is_no_option_ends_ours(
+    words: list[str], program: list[str]
+) -> None:
+    assert submit._parse(words).program == program
 
 
 def test_options_of_the_program_are_its_own() -> None:

@@ -68,7 +68,7 @@ def cluster(
 
 # --- numbers and names ----------------------------------------------------------------------------
 
-NO_RANGE: Final = "is not A-B, whole numbers with A up to B"
+NO_RANGE: Final = "is not A-B, whole numbers with A up to B, nor a list like 1,3,5-9"
 OPTIONS: Final = {
     "a backward array": ("--array", "5-1", f"'5-1' {NO_RANGE}"),
     "an array to a float": ("--array", "1-1e9", f"'1-1e9' {NO_RANGE}"),
@@ -95,12 +95,12 @@ OPTIONS: Final = {
     "time in words": (
         "--timeout",
         "soon",
-        "'soon' is not a time span; write 90, 1.5s, 10m or 2h",
+        "'soon' is not a time span; write 90, 1.5s, 10m, 2h or 01:00:00",
     ),
     "negative time": (
         "--timeout",
         "-1",
-        "'-1' is not a time span; write 90, 1.5s, 10m or 2h",
+        "'-1' is not a time span; write 90, 1.5s, 10m, 2h or 01:00:00",
     ),
 }
 
@@ -134,7 +134,6 @@ def test_more_slots_than_any_worker_has_fail_the_job(cluster: Cluster) -> None:
 WORDS: Final = {
     "a variable without a name": (["--env", "=x"], "--env =x: expected NAME=VALUE"),
     "an unknown variable": (["--env", "NO"], "--env NO: there is no such variable here"),
-    "a variable of bytes": ([b"--env", b"A=\xff"], "--env: the value of A is not UTF-8"),
     "a variable's name of bytes": ([b"--env", b"\xff=1"], "--env: a name is not UTF-8"),
     "a name of bytes": ([b"--name", b"\xff"], "--name is not UTF-8"),
     "a missing file": (["--in", "absent"], "--in absent: there is no such file"),
@@ -155,8 +154,6 @@ def test_what_a_job_cannot_be_given_is_named(
 
 PROGRAMS: Final = {
     "of no name": ([""], "the program's name is empty"),
-    "of bytes": ([b"\xff"], "argument 0 of the program is not UTF-8"),
-    "with an argument of bytes": (["echo", b"\xff"], "argument 1 of the program is not UTF-8"),
 }
 
 
@@ -184,7 +181,7 @@ def test_whatever_an_element_is_called_arrives_as_it_is(cluster: Cluster) -> Non
     assert not (cluster.home.path / "bad").exists()
 
 
-@pytest.mark.parametrize("content", [b"a\r\n\r\nb\r\n", b"a\n\nb\n", b"a\n\nb", b"a\r\n\nb"])
+@pytest.mark.parametrize("content", [b"a\n\nb\n", b"a\n\nb"])
 def test_lines_may_end_in_any_way(cluster: Cluster, content: bytes) -> None:
     (cluster.home.path / "lines").write_bytes(content)
     done = cluster.ciel("submit", "--each-line", "lines", "--", "echo", "<{}>")
@@ -200,9 +197,7 @@ def test_an_empty_file_is_an_array_of_nothing(cluster: Cluster) -> None:
 LONG: Final = b"x" * 200_000
 TOO_LONG: Final = "is longer than 131071 bytes, more than a program can be given"
 LINES: Final = {
-    "a zero byte": (b"a\0b\n", 1, "holds a zero byte"),
-    "bytes that are no text": (b"fine\n\xff\n", 2, "is not UTF-8"),
-    "half a character": (b"fine\nfine\n\xe2\x98", 3, "is not UTF-8"),
+    "a zero byte": (b"a\0b\n", 1, "holds a zero byte (-0 reads names that end so)"),
     "200 kB": (b"fine\n" + LONG + b"\n", 2, TOO_LONG),
     "20 MB without an end": (LONG * 100, 1, TOO_LONG),
 }

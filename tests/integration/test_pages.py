@@ -59,7 +59,33 @@ def test_coming_from_xargs_and_parallel(cluster: Home) -> None:
     for number, name in enumerate(("ant", "bee", "cat"), 1):
         (cluster.path / f"{name}.txt").write_text("line\n" * number)
     mark = str(cluster.path / "fixed")
-    assert run_page("from-xargs-and-parallel.md", cluster, {"/tmp/fixed": mark}) > 15
+    assert run_page("coming-from.md", cluster, {"/tmp/fixed": mark}) > 15
+
+
+TUTORIAL = re.compile(
+    r"^\| `(parallel .*?|cat .*?|env .*?)` \| `(.*?)` \| (yes|sorted) \|$", re.MULTILINE
+)
+
+
+def test_f_what_parallels_tutorial_does_ours_does(cluster: Home) -> None:
+    """Both commands of each row of the table are run, and print the same."""
+    if shutil.which("parallel") is None:
+        pytest.skip("GNU parallel is not installed (make deps)")
+    (cluster.path / "abc-file").write_text("A\nB\nC\n")
+    (cluster.path / "abc0-file").write_text("A\0B\0C\0")
+    (cluster.path / "num30000").write_text("".join([f"{n}\n" for n in range(1, 30001)]))
+    rows = TUTORIAL.findall((DOCS / "coming-from.md").read_text())
+    assert len(rows) >= 20
+    for *pair, same in rows:
+        printed = []
+        for command in pair:
+            done = subprocess.run(
+                ["bash", "-c", command.replace("\\|", "|")], env=cluster.environ, cwd=cluster.path,
+                stdin=subprocess.DEVNULL, capture_output=True, timeout=60, check=False,
+            )  # fmt: skip
+            lines = done.stdout.splitlines()
+            printed.append((sorted(lines) if same == "sorted" else lines, done.stderr))
+        assert printed[0][0] == printed[1][0], (pair, printed)
 
 
 def test_a_task_in_any_language(cluster: Home) -> None:

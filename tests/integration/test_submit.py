@@ -72,12 +72,12 @@ def test_a_slow_element_holds_no_file_up(shared: Home) -> None:
     assert (out / "17").read_text() == "17\n"
 
 
-def test_failed_elements_are_listed_in_order_and_print_nothing(shared: Home) -> None:
+def test_failed_elements_are_listed_in_order_and_print_what_they_had(shared: Home) -> None:
     """Every third of 75 fails; only twenty stories are told."""
     command = "sleep 0.00$((7 * {} % 9)); echo {}; [ $(({} % 3)) != 0 ]"
     done = shared.run("ciel", "submit", "--array", "1-75", "--", "sh", "-c", command)
     assert done.returncode == 1
-    assert done.stdout.split() == [str(number) for number in range(1, 76) if number % 3]
+    assert done.stdout.split() == [str(number) for number in range(1, 76)]
     said = [line.split(": ")[1] for line in done.stderr.splitlines() if "element " in line]
     assert "25 of 75 elements failed:" in done.stderr
     assert said == [f"element {number}" for number in range(3, 61, 3)]
@@ -193,7 +193,7 @@ def test_of_a_job_that_was_handed_over_what_failed_stays(
     command = "echo {}; [ {} != 3 ]"
     assert main(["submit", "--quiet", "--array", "1-60", "--", "sh", "-c", command]) == 1
     stdout, stderr = capfd.readouterr()
-    assert stdout.split() == [str(n) for n in range(1, 61) if n != 3]
+    assert stdout.split() == [str(n) for n in range(1, 61)]
     assert "1 of 60 elements failed" in stderr
     wait_for(lambda: last_job(shared).handed_over == 59, "what the command said last")
     job = last_job(shared)
@@ -202,7 +202,7 @@ def test_of_a_job_that_was_handed_over_what_failed_stays(
 
 @pytest.mark.parametrize(
     "line, said",
-    [(b"\xff\n", "line 2 is not UTF-8"), (b"a\0\n", "line 2 holds"), (b"x" * 140_000, "line 2 is")],
+    [(b"a\0\n", "line 2 holds"), (b"x" * 140_000, "line 2 is")],
 )
 def test_a_bad_line_ends_what_the_lines_before_it_started(
     shared: Home, line: bytes, said: str

@@ -1,0 +1,416 @@
+"""`ciel submit` and what it prints, as users of xargs, GNU parallel and plain commands expect."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import pty
+import re
+import signal
+import struct
+import subprocess
+import termios
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ciel.testing.homes import HandCluster, Home
+
+TIMEOUT_S = 60
+
+
+@pytest.fixture
+def shared(lasting_cluster: HandCluster) -> Home:
+    """A home with a cluster of two workers, with a slot each."""
+    return lasting_cluster.home
+
+
+def run(
+    home: Home, *argv: str | bytes, stdin: bytes | int | None = subprocess.DEVNULL
+) -> subprocess.CompletedProcess[bytes]:
+    """Run a command with bytes as its standard input, or with a descriptor."""
+    given: dict[str, Any] = {"input": stdin} if isinstance(stdin, bytes) else {"stdin": stdin}
+    done: subprocess.CompletedProcess[bytes] = subprocess.run(
+        argv, env=home.environ, cwd=home.path, capture_output=True, timeout=TIMEOUT_S, **given
+    )
+    return done
+
+
+def lines_of(done: subprocess.CompletedProcess[bytes]) -> list[str]:
+    assert done.returncode == 0, done.stderr.decode()
+    return done.stdout.decode().splitlines()
+
+
+# --- A: files of earlier runs, texts of elements --------------------------------------------------
+
+
+def test_a4_a_file_of_an_earlier_run_goes_before_the_element_runs(shared: Home) -> None:
+    command = ("ciel", "submit", "--out", "again", "--array")
+    lines_of(run(shared, *command, "1-5", "echo", "old {}"))
+    done = run(shared, *command, "1-3", "sh", "-c", "echo new {}; test {} != 2")
+    assert done.returncode == 1
+    found = {path.name: path.read_text() for path in (shared.path / "again").iterdir()}
+    assert found == {
+        "1": "new 1\n", "2.failed": "new 2\n", "3": "new 3\n", "4": "old 4\n", "5": "old 5\n"
+    }  # fmt: skip
+    lines_of(run(shared, *command, "2", "echo", "newer {}"))
+    assert (shared.path / "again" / "2").read_text() == "newer 2\n"
+    assert not (shared.path / "again" / "2.failed").exists()
+
+
+def test_a5_zero_padding_is_kept_and_templates_work_in_variables_and_files(shared: Home) -> None:
+    script = 'echo "{} $CIEL_ELEMENT $X"'
+    command = ("ciel", "submit", "--array", "008-010", "--env", "X=<{}>")
+    assert lines_of(run(shared, *command, "sh", "-c", script)) == [
+        "008 008 <008>", "009 009 <009>", "010 010 <010>"
+    ]  # fmt: skip
+    lines_of(run(shared, *command, "--out", "padded/{}/{#}.txt", "sh", "-c", script))
+    assert (shared.path / "padded" / "009" / "9.txt").read_text() == "009 009 <009>\n"
+
+
+def test_a5_two_elements_are_never_written_to_one_file(shared: Home) -> None:
+    command = ("ciel", "submit", "--each-line", "-", "--out", "same/{}", "echo", "{#}")
+    done = run(shared, *command, stdin=b"a\nb\na\n")
+    assert done.returncode == 2
+    assert b"elements 1 and 3 would both be written to same/a" in done.stderr
+    lines_of(run(shared, *command[:5], "same/{}-{#}", "echo", "{#}", stdin=b"a\nb\na\n"))
+    assert sorted(os.listdir(shared.path / "same")) == ["a-1", "a-3", "b-2"]
+
+
+# --- B3: standard input ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [3, 300_000], ids=["little", "much"])
+def test_b3_standard_input_reaches_a_single_program(shared: Home, count: int) -> None:
+    content = "".join([f"{number}\n" for number in range(count)]).encode()
+    piped = run(shared, "ciel", "submit", "cat", stdin=content)
+    assert (piped.returncode, piped.stdout == content) == (0, True), piped.stderr
+    (shared.path / "numbers").write_bytes(content)
+    with (shared.path / "numbers").open("rb") as file:
+        file.readline()
+        os.lseek(file.fileno(), 2, os.SEEK_SET)
+        read = run(shared, "ciel", "submit", "cat", stdin=file.fileno())
+        assert read.stdout == content[2:]
+        assert os.lseek(file.fileno(), 0, os.SEEK_CUR) == len(content)  # it is read, as by others
+
+
+def test_b3_pieces_of_standard_input_reach_the_runs_of_an_array(shared: Home) -> None:
+    content = "".join([f"{number}\n" for number in range(40_000)]).encode()
+    counts = lines_of(
+        run(shared, "ciel", "submit", "--pipe", "--block", "50K", "wc", "-l", stdin=content)
+    )
+    assert len(counts) == len(content) // (50 << 10) + 1
+    assert sum(map(int, counts)) == 40_000
+    same = run(shared, "ciel", "submit", "--pipe", "--block", "9000", "cat", stdin=content)
+    assert same.stdout == content
+
+
+def test_b3_what_an_array_does_not_read_is_said_and_left_alone(shared: Home) -> None:
+    (shared.path / "left").write_text("left alone\n")
+    with (shared.path / "left").open("rb") as file:
+        done = run(shared, "ciel", "submit", "--array", "1-2", "echo", "{}", stdin=file.fileno())
+        assert os.lseek(file.fileno(), 0, os.SEEK_CUR) == 0
+    assert lines_of(done) == ["1", "2"]
+    assert b"do not read standard input: --each-line - has" in done.stderr
+
+
+@pytest.mark.parametrize("kind", ["null", "closed", "empty", "idle"])
+def test_b3_standard_input_without_anything_disturbs_no_array(shared: Home, kind: str) -> None:
+    """As in cron, in continuous integration, behind ssh."""
+    closed = "<&-" if kind == "closed" else ""
+    command = ("sh", "-c", f"ciel submit --array 1-2 echo {{}} {closed}")
+    read_fd, write_fd = os.pipe()
+    if kind == "empty":
+        os.close(write_fd)
+    try:
+        stdin = subprocess.DEVNULL if kind in ("null", "closed") else read_fd
+        done = run(shared, *command, stdin=stdin)
+    finally:
+        os.close(read_fd)
+        if kind != "empty":
+            os.close(write_fd)
+    assert (lines_of(done), done.stderr) == (["1", "2"], b"")
+
+
+@pytest.mark.parametrize("redirect", ["</dev/null", "<&-"])
+def test_b3_a_program_without_standard_input_reads_nothing(shared: Home, redirect: str) -> None:
+    done = run(shared, "sh", "-c", f"ciel submit cat {redirect}")
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
+
+
+def test_b3_the_user_is_told_what_a_command_waits_for(shared: Home) -> None:
+    process = shared.start("ciel", "submit", "cat", stdin=subprocess.PIPE)
+    assert process.stderr is not None
+    assert (
+        "waiting for the end of standard input, which cat is to read" in process.stderr.readline()
+    )
+    assert process.communicate("late\n", timeout=TIMEOUT_S)[0] == "late\n"
+
+
+# --- B5: whose options ----------------------------------------------------------------------------
+
+
+def test_b5_options_of_the_program_are_the_programs(shared: Home) -> None:
+    (shared.path / "sim.sh").write_text('#!/bin/sh\necho "$@"\n')
+    (shared.path / "sim.sh").chmod(0o755)
+    given = ("./sim.sh", "--name", "run7", "--out", "results")
+    assert lines_of(run(shared, "ciel", "submit", *given)) == ["--name run7 --out results"]
+    assert not (shared.path / "results").exists()
+    assert lines_of(run(shared, "ciel", "submit", "--", *given)) == ["--name run7 --out results"]
+    assert lines_of(run(shared, "ciel", "submit", "ls", "-d", "/"))[0] == "/"
+
+
+# --- B7, B8: what programs write ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [10, 30_000], ids=["short", "long"])
+def test_b8_what_a_failed_run_had_printed_is_printed_in_its_turn(shared: Home, size: int) -> None:
+    script = f"head -c {size} /dev/zero | tr '\\0' {{}}; echo; test {{}} != 2"
+    done = run(shared, "ciel", "submit", "--array", "1-3", "sh", "-c", script)
+    assert done.returncode == 1
+    assert done.stdout.decode().splitlines() == ["1" * size, "2" * size, "3" * size]
+    again = run(shared, "ciel", "job", "output", "last")
+    assert again.stdout == done.stdout
+    assert again.returncode == 1
+
+
+def test_b8_a_run_that_took_too_long_shows_what_it_had_printed(shared: Home) -> None:
+    script = "echo begun; exec sleep 60"
+    done = run(shared, "ciel", "submit", "--timeout", "0.5s", "sh", "-c", script)
+    assert (done.returncode, done.stdout) == (1, b"begun\n")
+    assert b"longer than its limit" in done.stderr
+
+
+def test_b8_standard_error_is_shown_line_by_line_while_programs_run(shared: Home) -> None:
+    script = "echo one >&2; until [ -e go-{} ]; do sleep 0.02; done; echo two >&2; echo out"
+    script = script.replace("go-", f"{shared.path}/go-")
+    process = shared.start("ciel", "submit", "--stderr", "--array", "1-2", "sh", "-c", script)
+    assert process.stderr is not None
+    assert sorted(process.stderr.readline() for _ in "12") == ["[1] one\n", "[2] one\n"]
+    (shared.path / "go-2").touch()
+    assert process.stderr.readline() == "[2] two\n"
+    (shared.path / "go-1").touch()
+    out, err = process.communicate(timeout=TIMEOUT_S)
+    assert (out, err) == ("out\nout\n", "[1] two\n")
+    single = run(shared, "ciel", "submit", "--stderr", "sh", "-c", "echo why >&2")
+    assert (single.stdout, single.stderr) == (b"", b"why\n")
+
+
+# --- B9: standard output that takes nothing -------------------------------------------------------
+
+
+COMMANDS = (
+    "ciel --help", "ciel --version", "ciel submit --help", "ciel job list --help",
+    "ciel-worker --help", "ciel submit echo hello", "ciel job list --all", "ciel status",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_b9_output_that_cannot_be_written_is_an_error(shared: Home, command: str) -> None:
+    full = run(shared, "sh", "-c", f"{command} >/dev/full")
+    assert full.returncode == 1
+    assert full.stderr.endswith(b": standard output: No space left on device\n")
+    assert full.stderr.count(b"\n") == 1
+    if not command.startswith("ciel-worker"):
+        closed = run(shared, "sh", "-c", f"{command} >&-")
+        assert closed.returncode == 1
+        assert closed.stderr.endswith(b": standard output: Bad file descriptor\n")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_b9_a_reader_that_goes_away_is_no_error_to_tell(shared: Home, command: str) -> None:
+    script = f"{command} | true; echo ${{PIPESTATUS[0]}}"
+    done = run(shared, "bash", "-c", script)
+    assert done.stderr == b""
+    assert done.stdout in (b"141\n", b"0\n")  # the second if it was quicker
+
+
+# --- B10: names as bytes --------------------------------------------------------------------------
+
+
+def test_b10_names_are_bytes_wherever_they_go(shared: Home) -> None:
+    name = b"caf\xe9"
+    (Path(os.fsdecode(os.fsencode(shared.path) + b"/" + name))).write_bytes(b"inside\n")
+    assert run(shared, "ciel", "submit", "printf", "%s", name).stdout == name
+    script = 'printf "%s." "$1" "$CIEL_ELEMENT"'
+    listed = run(
+        shared, "ciel", "submit", "--each-line", "-", "sh", "-c", script, "_", "{}",
+        stdin=name + b"\nplain\n",
+    )  # fmt: skip
+    assert listed.stdout == name + b"." + name + b"." + b"plain.plain."
+    sent = run(shared, "ciel", "submit", "--in", name, "--env", b"X=" + name, "sh", "-c",
+               'cat "$X"')  # fmt: skip
+    assert (sent.stdout, sent.stderr) == (b"inside\n", b"")
+    failed = run(shared, "ciel", "submit", "sh", "-c", "exit 7", name)
+    assert failed.returncode == 1
+    assert b"exit status 7" in failed.stderr
+
+
+def test_b10_names_end_with_nul_where_that_is_asked_for(shared: Home) -> None:
+    done = run(
+        shared, "ciel", "submit", "-0", "--each-line", "-", "printf", "<%s>", "{}",
+        stdin=b"a b\0c\nd\r\0",
+    )  # fmt: skip
+    assert done.stdout == b"<a b><c\nd\r>"
+
+
+def test_b10_a_carriage_return_belongs_to_its_line_and_is_told_of_once(shared: Home) -> None:
+    command = ("ciel", "submit", "--each-line", "-", "printf", "<%s>", "{}")
+    done = run(shared, *command, stdin=b"a\r\nb\r\n")
+    assert done.stdout == b"<a\r><b\r>"
+    assert done.stderr.count(b"carriage return") == 1
+
+
+# --- D3: the line at a terminal -------------------------------------------------------------------
+
+
+def at_terminal(home: Home, argv: Sequence[str], columns: int, **environ: str) -> str:
+    """Run a command with a terminal of some width as its standard error; return what it drew."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    env = home.environ | {"TERM": "xterm"} | environ
+    with subprocess.Popen(
+        argv,
+        env=env,
+        cwd=home.path,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=theirs,
+    ) as process:
+        os.close(theirs)
+        drawn = b""
+        try:
+            while data := os.read(ours, 4096):
+                drawn += data
+        except OSError:
+            pass  # the end of a terminal
+    os.close(ours)
+    assert process.returncode == 0
+    return drawn.decode()
+
+
+def drawn_lines(drawn: str) -> list[str]:
+    """What was drawn one over the other, without colours."""
+    return re.sub("\x1b\\[[0-9]*m", "", drawn).split("\r\x1b[K")
+
+
+@pytest.mark.parametrize("columns", [20, 40, 200])
+def test_d3_the_line_never_wraps_and_a_summary_stays(shared: Home, columns: int) -> None:
+    argv = ("ciel", "submit", "--name", "a rather long name", "--array", "1-6", "sleep", "0.25")
+    *pictures, last = drawn_lines(at_terminal(shared, argv, columns))
+    assert len(pictures) > 2
+    assert all(len(picture) < columns and "\n" not in picture for picture in pictures)
+    assert re.fullmatch(r"ciel: a rather long name: 6 done in \S+\r\n", last)
+    if columns == 200:
+        assert any(" left" in picture for picture in pictures)
+        running = [int(n) for n in re.findall(r"(\d+) running", "".join(pictures))]
+        assert max(running) in (1, 2)  # of two slots
+
+
+def test_d3_colours_are_for_terminals_that_have_them(shared: Home) -> None:
+    argv = ("ciel", "submit", "--array", "1-2", "sleep", "0.4")
+    assert "\x1b[32m" in at_terminal(shared, argv, 100)
+    assert "\x1b[32m" not in at_terminal(shared, argv, 100, NO_COLOR="1")
+    assert "\x1b[32m" not in at_terminal(shared, argv, 100, TERM="dumb")
+
+
+def test_d3_the_line_is_drawn_anew_when_the_terminal_gets_another_size(shared: Home) -> None:
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 100, 0, 0))
+    process = shared.start(
+        "ciel", "submit", "--array", "1-2", "sh", "-c",
+        f"until [ -e {shared.path}/resized ]; do sleep 0.02; done", stderr=theirs,
+    )  # fmt: skip
+    os.close(theirs)
+    drawn = b""
+    while b"in all" not in drawn:
+        drawn += os.read(ours, 4096)
+    fcntl.ioctl(ours, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 12, 0, 0))
+    process.send_signal(signal.SIGWINCH)
+    narrow = ""
+    while narrow.count("\u2026") < 2:
+        narrow += os.read(ours, 4096).decode(errors="replace")
+    assert all(len(line) < 12 for line in drawn_lines(narrow)[1:])
+    (shared.path / "resized").touch()
+    try:
+        while os.read(ours, 4096):
+            pass
+    except OSError:
+        pass
+    process.communicate(timeout=TIMEOUT_S)
+    os.close(ours)
+    assert process.returncode == 0
+
+
+# --- F: what was asked for next -------------------------------------------------------------------
+
+
+def test_f_sizes_and_times_are_written_as_elsewhere(shared: Home) -> None:
+    options = ("--memory", "2M", "--timeout", "01:00:00")
+    assert lines_of(
+        run(shared, "ciel", "submit", *options, "sh", "-c", "echo $CIEL_MEMORY_BYTES")
+    ) == [str(2 << 20)]
+
+
+def test_f_an_array_is_a_list_and_runs_few_at_once(shared: Home) -> None:
+    place = shared.path / "few"
+    place.mkdir()
+    script = f"touch {place}/{{}}; ls {place} | wc -l; sleep 0.05; rm {place}/{{}}"
+    for words in (("--array", "1,3,5-9%1"), ("--array", "1,3,5-9", "-j", "1")):
+        assert lines_of(run(shared, "ciel", "submit", *words, "sh", "-c", script)) == ["1"] * 7
+
+
+def test_f_results_come_as_they_are_ready(shared: Home) -> None:
+    mark = shared.path / "second-is-out"
+    script = f"if [ {{}} = 1 ]; then until [ -e {mark} ]; do sleep 0.02; done; fi; echo {{}}"
+    process = shared.start("ciel", "submit", "--unordered", "--array", "1-2", "sh", "-c", script)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "2\n"
+    mark.touch()
+    assert process.communicate(timeout=TIMEOUT_S)[0] == "1\n"
+
+
+def test_f_each_element_has_inputs_of_its_own(shared: Home) -> None:
+    lines_of(run(shared, "ciel", "submit", "--array", "1-3", "expr", "{}", "*", "10"))
+    read = ("--object", "in=last:{}", "cat", "in")
+    assert lines_of(run(shared, "ciel", "submit", "--array", "1-3", *read)) == ["10", "20", "30"]
+    for name in "ab":
+        (shared.path / f"{name}.csv").write_text(f"data of {name}\n")
+    words = ("--each-line", "-", "--in", "{}.csv", "cat", "{}.csv")
+    done = run(shared, "ciel", "submit", *words, stdin=b"a\nb\n")
+    assert lines_of(done) == ["data of a", "data of b"]
+
+
+def test_f_a_joblog_has_a_line_for_each_element(shared: Home) -> None:
+    script = "test {} != 2 || exit 3; test {} != 3 || kill -KILL $$; sleep 0.1; echo {}"
+    done = run(shared, "ciel", "submit", "--joblog", "log", "--array", "1-4", "sh", "-c", script)
+    assert done.returncode == 1
+    heading, *rows = [line.split("\t") for line in (shared.path / "log").read_text().splitlines()]
+    assert heading == [
+        "Seq", "Host", "Starttime", "JobRuntime", "Send", "Receive", "Exitval", "Signal", "Command"
+    ]  # fmt: skip
+    found = {row[0]: (row[5], row[6], row[7]) for row in rows}
+    assert found == {
+        "1": ("2", "0", "0"), "2": ("0", "3", "0"), "3": ("0", "0", "9"), "4": ("2", "0", "0")
+    }  # fmt: skip
+    assert all(row[1] == os.uname().nodename for row in rows)
+    assert all(float(row[2]) > 1e9 for row in rows)
+    assert float(rows[0][3]) >= 0.1
+    assert (
+        rows[3][8]
+        == "sh -c 'test 4 != 2 || exit 3; test 4 != 3 || kill -KILL $$; sleep 0.1; echo 4'"
+    )
+
+
+def test_f_json_carries_what_is_no_text_without_loss(shared: Home) -> None:
+    line = run(shared, "ciel", "submit", "--json", "printf", r"\377\351").stdout.splitlines()[0]
+    told = json.loads(line)
+    assert (told["output"], told["encoding"]) == ("/+k=", "base64")
+    text = json.loads(run(shared, "ciel", "submit", "--json", "echo", "x").stdout.splitlines()[0])
+    assert (text["output"], "encoding" in text) == ("x\n", False)
+    for words in (("job", "output", "last"), ("object", "get", "last:1")):
+        told = json.loads(run(shared, "ciel", *words, "--json").stdout.splitlines()[0])
+        assert told["output"] == "x\n"
