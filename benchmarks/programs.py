@@ -86,7 +86,7 @@ class Scene:
     def down(self) -> None:
         """End the cluster if it is up."""
         if self.access_file.exists():
-            self.ciel("down", stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            self.ciel("down", "--force", stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
     @property
     def access_file(self) -> Path:

@@ -5,7 +5,7 @@ JSON.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from ciel.cli.outcome import UsageError
 from ciel.cli.selectors import ALL, JobTerm, describe, read_jobs
@@ -20,14 +20,21 @@ _ENDED = frozenset(str(state) for state in ENDED)
 
 
 def list_jobs(
-    client: Client, limit: int | None = None, first: int = 0, last: int = _LAST_NUMBER
+    client: Client,
+    limit: int | None = None,
+    first: int = 0,
+    last: int = _LAST_NUMBER,
+    state: str | None = None,
 ) -> list[JobSummary]:
-    """Return the newest jobs among those numbered `first` to `last`, oldest first."""
+    """Return the newest jobs among those numbered `first` to `last`, or of these only those in
+    `state`, oldest first.
+    """
     pages: list[list[JobSummary]] = []
     left = _LAST_NUMBER if limit is None else limit
     while left > 0:
         asked = min(_PAGE, left)
-        answer = client.ask("jobs", {"limit": asked, "first": first, "last": last})
+        question = {"limit": asked, "first": first, "last": last, "state": state}
+        answer = client.ask("jobs", question)
         pages.append([read_summary(fields) for fields in answer])
         left -= len(answer)
         if len(answer) < asked:
@@ -73,10 +80,19 @@ def has_ended(job: JobSummary) -> bool:
     return job.state in _ENDED
 
 
-def master_now_s(client: Client) -> float:
-    """Return the time on the master's monotonic clock, in which jobs tell theirs."""
-    now_s: float = client.ask("status")["now_s"]
-    return now_s
+class MasterClock(NamedTuple):
+    """The master's monotonic clock, in which jobs tell their times. `epoch_s` is what makes one of
+    its times one since the epoch.
+    """
+
+    now_s: float
+    epoch_s: float
+
+
+def master_clock(client: Client) -> MasterClock:
+    """Ask the master what time it is."""
+    status = client.ask("status")
+    return MasterClock(status["now_s"], status["epoch_s"])
 
 
 def elapsed_s(job: JobSummary, now_s: float) -> float:
@@ -84,9 +100,13 @@ def elapsed_s(job: JobSummary, now_s: float) -> float:
     return (now_s if job.ended_at_s is None else job.ended_at_s) - job.created_at_s
 
 
-def job_json(job: JobSummary, now_s: float) -> dict[str, Any]:
-    """Return a job as an object; times are spans, since the master's clock means nothing here."""
-    fields = job._asdict()
-    del fields["created_at_s"], fields["ended_at_s"]
-    age_s = round(now_s - job.created_at_s, 3)
-    return fields | {"elapsed_s": round(elapsed_s(job, now_s), 3), "age_s": age_s}
+def job_json(job: JobSummary, clock: MasterClock) -> dict[str, Any]:
+    """Return a job as an object, its times as seconds since the epoch."""
+    ended_at_s = None if job.ended_at_s is None else round(job.ended_at_s + clock.epoch_s, 3)
+    return {
+        **job._asdict(),
+        "created_at_s": round(job.created_at_s + clock.epoch_s, 3),
+        "ended_at_s": ended_at_s,
+        "elapsed_s": round(elapsed_s(job, clock.now_s), 3),
+        "age_s": round(clock.now_s - job.created_at_s, 3),
+    }

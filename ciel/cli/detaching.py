@@ -26,6 +26,6 @@ def tell_detached(client: Client, job: Job, as_json: bool) -> int:
 
 def print_summary(client: Client, summary: JobSummary) -> None:
     """Print how a job stands, as JSON."""
-    from ciel.cli.asking import job_json, master_now_s  # for this alone
+    from ciel.cli.asking import job_json, master_clock  # for this alone
 
-    print_json({"job": job_json(summary, master_now_s(client))})
+    print_json({"job": job_json(summary, master_clock(client))})

@@ -10,7 +10,15 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from typing import Any
 
-from ciel.cli.asking import chosen_jobs, elapsed_s, has_ended, job_json, list_jobs, master_now_s
+from ciel.cli.asking import (
+    MasterClock,
+    chosen_jobs,
+    elapsed_s,
+    has_ended,
+    job_json,
+    list_jobs,
+    master_clock,
+)
 from ciel.cli.options import count, seconds
 from ciel.cli.outcome import OF_JOB_STATE, Status, say
 from ciel.cli.printing import (
@@ -22,19 +30,24 @@ from ciel.cli.printing import (
     screen_width,
     table,
 )
+from ciel.cli.task_rows import clock_text, render_tasks, run_text
 from ciel.cli.verbs import Verb, run_verb
 from ciel.client.client import Client
 from ciel.client.errors import QueryError
 from ciel.core.jobs import JobState, JobSummary
 from ciel.core.refs import details_text
 from ciel.core.tasks import TaskState
+from ciel.execution.commands import with_command
 from ciel.execution.report import visible, visible_text
 from ciel.wire.descriptors import read_summary
 from ciel.wire.references import from_json
 
 _LISTED = 20
+_WORKERS_SHOWN = 5
+_ENDS = (TaskState.DONE, TaskState.FAILED, TaskState.CANCELLED)
 _SELECTORS = """\
-JOB is a number, a range (1-10, 1-10:2), last, all, an id, or several of these (1,4,last).
+JOB is a number, a range (1-10, 1-10:2), last, all, an id, a name, or several of these (1,4,last).
+A name (of ciel submit --name) means the newest job that has it.
 all means what can be meant: to wait and cancel what has not ended, to retry what has failed, to rm
 what has ended.
 """
@@ -49,15 +62,17 @@ def main(prog: str, words: Sequence[str]) -> int:
 
 
 def _list(client: Client, args: Namespace) -> int:
-    jobs = list_jobs(client, None if args.all else args.limit)
-    status = client.ask("status")
+    jobs = list_jobs(client, None if args.all else args.limit, state=args.state)
+    clock = master_clock(client)
     if args.json:
-        print_json([job_json(job, status["now_s"]) for job in jobs])
+        print_json([job_json(job, clock) for job in jobs])
         return Status.DONE
-    print_text(render_list(jobs, status["now_s"], screen_width()))
-    there_are = sum(status["jobs"].values())
+    print_text(render_list(jobs, clock.now_s, screen_width()))
+    totals = client.ask("status")["jobs"]
+    there_are = sum(totals.values()) if args.state is None else totals.get(args.state, 0)
     if there_are > len(jobs):
-        say(f"the newest {len(jobs)} of {there_are} jobs; --all lists them all")
+        kind = f"{args.state} jobs" if args.state else "jobs"
+        say(f"the newest {len(jobs)} of {there_are} {kind}; --all lists them all")
     return Status.DONE
 
 
@@ -67,34 +82,48 @@ def render_list(jobs: Sequence[JobSummary], now_s: float, width: int | None = No
         return "no jobs"
     rows = [
         (
-            job.number, job.name, job.state, _results(job, "/"), sum(job.counts.values()),
-            job.counts.get(str(TaskState.FAILED), 0), duration(elapsed_s(job, now_s)),
-            duration(now_s - job.created_at_s),
+            job.number, job.name, job.state, sum(job.counts.values()),
+            *[job.counts.get(str(state), 0) for state in _ENDS],
+            duration(elapsed_s(job, now_s)), duration(now_s - job.created_at_s),
         )
         for job in jobs
     ]  # fmt: skip
-    headings = ("JOB", "NAME", "STATE", "RESULTS", "TASKS", "FAILED", "TIME", "AGE")
-    return table(headings, rows, width)
+    ends = [str(state).upper() for state in _ENDS]
+    return table(("JOB", "NAME", "STATE", "TASKS", *ends, "TIME", "AGE"), rows, width)
 
 
-def _results(job: JobSummary, of: str) -> str:
-    """Say how many results are there, failed or not, those handed over among them."""
-    there = job.wanted - job.unsettled + job.handed_over
-    return f"{there}{of}{job.wanted + job.handed_over}"
+def _results(job: JobSummary) -> str:
+    """Say how many results a job wants, how many of them its tasks still have to make, and how many
+    its client has taken.
+    """
+    text = f"{job.wanted + job.handed_over} wanted"
+    if job.unsettled:
+        text += f", {job.unsettled} still to come"
+    if job.handed_over:
+        text += f", {job.handed_over} handed over to the client and no longer kept"
+    return text
 
 
 def _info(client: Client, args: Namespace) -> int:
     jobs = chosen_jobs(client, args.jobs)
-    now_s = master_now_s(client)
+    clock = master_clock(client)
     for place, chosen in enumerate(jobs):
         answer = client.ask("job", {"job": chosen.id})
         job = read_summary(answer["summary"])
         names = answer["failed_tasks"]
         failures = [_failure(*found) for found in zip(answer["failures"], names, strict=True)]
         if args.json:
-            print_json(job_json(job, now_s) | {"open": answer["open"], "failures": failures})
+            first = answer["first_task"]
+            told = {
+                "open": answer["open"],
+                "failures": failures,
+                "first_task": None if first is None else with_command(first),
+                "ran_on": answer["ran_on"],
+                "tasks": [with_command(row) for row in answer["tasks"]],
+            }
+            print_json(job_json(job, clock) | told)
         else:
-            print_text("\n" * bool(place) + render_info(job, failures, now_s))
+            print_text("\n" * bool(place) + render_info(job, answer, failures, clock))
     return Status.DONE
 
 
@@ -105,26 +134,52 @@ def _failure(fields: Any, name: str | None) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def render_info(job: JobSummary, failures: Sequence[dict[str, Any]], now_s: float) -> str:
-    """Lay out what is known of one job, with the stories of what failed."""
+def render_info(
+    job: JobSummary, answer: dict[str, Any], failures: Sequence[dict[str, Any]], clock: MasterClock
+) -> str:
+    """Lay out what is known of one job: what ran, where, when, and how it ended, with the stories
+    of what failed. `answer`: the master's answer to `job`.
+    """
     counts = ", ".join(f"{n} {state}" for state, n in job.counts.items()) or "none"
-    age = duration(now_s - job.created_at_s)
     told = [failure for failure in failures if failure["reason"] != "CANCELLED"]
     is_new = job.reason and not (told and job.state == str(JobState.FAILED))  # else the first tells
     lines = [
         f"job {job.number} ({job.id})" + (f": {visible(job.name)}" if job.name else ""),
         f"state: {job.state}" + (f" ({_first_line(job.reason)})" if is_new else ""),
+        *_what_ran(job, answer),
         f"tasks: {counts}",
-        f"results: {_results(job, ' of ')}",
-        f"time: {duration(elapsed_s(job, now_s))}, submitted {age} ago",
+        f"results: {_results(job)}",
+        f"time: {_when(job, clock)}",
     ]
-    if job.handed_over:
-        lines[3] += f", {job.handed_over} of them handed over to the client and no longer kept"
+    if rows := [with_command(row) for row in answer["tasks"]]:
+        lines += ["", render_tasks(rows, screen_width())]
+        if (there_are := sum(job.counts.values())) > len(rows):
+            lines.append(f"{len(rows)} of {there_are} tasks; ciel task list {job.number} --all")
     for failure in told:
         story = [f"  {line}" for line in visible_text(failure["story"]).split("\n")]
         maker = f"task {visible(failure['task'])}: " if failure["task"] else ""
         lines += ["", f"{maker}{failure['object']} failed ({visible(failure['reason'])}):", *story]
     return "\n".join(lines)
+
+
+def _what_ran(job: JobSummary, answer: dict[str, Any]) -> list[str]:
+    """Say what the first task of a job runs, and which workers ran how many attempts."""
+    first, ran_on = answer["first_task"], answer["ran_on"]
+    count = sum(job.counts.values())
+    more = f" (the first of {count} tasks)" if count > 1 else ""
+    lines = [] if first is None else [f"command: {run_text(with_command(first))}{more}"]
+    if ran_on:
+        shown = [f"{visible(worker)} ({count})" for worker, count in ran_on.items()]
+        more = f" and {len(shown) - _WORKERS_SHOWN} more" if len(shown) > _WORKERS_SHOWN else ""
+        lines.append(f"ran on: {', '.join(shown[:_WORKERS_SHOWN])}{more}")
+    return lines
+
+
+def _when(job: JobSummary, clock: MasterClock) -> str:
+    submitted, ended_at_s = clock_text(job.created_at_s + clock.epoch_s), job.ended_at_s
+    age = duration(clock.now_s - job.created_at_s)
+    text = f"{duration(elapsed_s(job, clock.now_s))}, submitted at {submitted}, {age} ago"
+    return text if ended_at_s is None else f"{text}, ended {clock_text(ended_at_s + clock.epoch_s)}"
 
 
 def _first_line(text: str) -> str:
@@ -188,7 +243,6 @@ def _retry(client: Client, args: Namespace) -> int:
     chosen = chosen_jobs(client, args.jobs, lambda job: job.state == str(JobState.FAILED))
     status = Status.DONE
     again = []
-    failed = str(TaskState.FAILED)
     for before in chosen:
         try:
             job = client.retry_job(before.id)
@@ -196,7 +250,7 @@ def _retry(client: Client, args: Namespace) -> int:
             say(str(error))
             status = Status.FAILED
             continue
-        tasks = before.counts.get(failed, 0) - job.counts.get(failed, 0)
+        tasks = _unmade(before) - _unmade(job)
         say(f"job {job.number}: {tasks} {'task runs' if tasks == 1 else 'tasks run'} again")
         again.append(job)
     if not chosen:
@@ -206,6 +260,11 @@ def _retry(client: Client, args: Namespace) -> int:
     if args.json:
         _print_jobs(client, again)
     return status
+
+
+def _unmade(job: JobSummary) -> int:
+    """Count the tasks of a job that failed or were cancelled."""
+    return sum(job.counts.get(str(state), 0) for state in (TaskState.FAILED, TaskState.CANCELLED))
 
 
 def _rm(client: Client, args: Namespace) -> int:
@@ -232,8 +291,8 @@ def _rm(client: Client, args: Namespace) -> int:
 
 
 def _print_jobs(client: Client, jobs: Sequence[JobSummary]) -> None:
-    now_s = master_now_s(client)
-    print_json([job_json(job, now_s) for job in jobs])
+    clock = master_clock(client)
+    print_json([job_json(job, clock) for job in jobs])
 
 
 # --- output, log, graph ---------------------------------------------------------------------------
@@ -261,7 +320,7 @@ def _graph(client: Client, args: Namespace) -> int:
 
 
 def _add_jobs(parser: ArgumentParser) -> None:
-    parser.add_argument("jobs", metavar="JOB", nargs="+", help="a number, A-B, last, all, an id")
+    parser.add_argument("jobs", metavar="JOB", nargs="+", help="a number, A-B, last, all, a name")
 
 
 def _add_list(parser: ArgumentParser) -> None:
@@ -269,6 +328,7 @@ def _add_list(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--limit", type=count, default=_LISTED, metavar="N", help="the newest N (default 20)"
     )
+    parser.add_argument("--state", choices=[str(state) for state in JobState], help="only those")
 
 
 def _add_wait(parser: ArgumentParser) -> None:
@@ -278,7 +338,9 @@ def _add_wait(parser: ArgumentParser) -> None:
 
 def _add_retry(parser: ArgumentParser) -> None:
     _add_jobs(parser)
-    parser.add_argument("--failed", action="store_true", help="only those that failed (always so)")
+    parser.add_argument(
+        "--failed", action="store_true", help="only those that did not end well (always so)"
+    )
     parser.add_argument("--wait", action="store_true", help="wait until it has ended, as job wait")
     parser.add_argument("--timeout", type=seconds, metavar="TIME", help="wait no longer (90s, 10m)")
 
@@ -294,7 +356,7 @@ def _add_log(parser: ArgumentParser) -> None:
 
 
 def _add_graph(parser: ArgumentParser) -> None:
-    parser.add_argument("job", metavar="JOB", help="a number, last, an id")
+    parser.add_argument("job", metavar="JOB", help="a number, last, a name")
     parser.add_argument("-o", dest="output", metavar="FILE", help="write it to FILE; by its ending")
     parser.add_argument(
         "--format", choices=("svg", "dot", "json"), help="whatever FILE ends in (default svg)"
@@ -311,6 +373,8 @@ VERBS = {
     "cancel": Verb(
         "cancel jobs, and wait until their programs are gone", _add_wait, _cancel, _SELECTORS
     ),
-    "retry": Verb("run the failed tasks of jobs again", _add_retry, _retry, _SELECTORS),
+    "retry": Verb(
+        "run the failed and cancelled tasks of jobs again", _add_retry, _retry, _SELECTORS
+    ),
     "rm": Verb("forget jobs that have ended, with their results", _add_jobs, _rm, _SELECTORS),
 }

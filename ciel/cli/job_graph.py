@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from ciel.cli.asking import chosen_jobs, elapsed_s, job_json, master_now_s
+from ciel.cli.asking import MasterClock, chosen_jobs, elapsed_s, job_json, master_clock
 from ciel.cli.graph_dot import draw_dot
 from ciel.cli.graph_outline import Outline, Task, Thing, TooLargeError, read_task, states_text
 from ciel.cli.outcome import Status, UsageError, say
@@ -35,9 +35,9 @@ def print_graph(client: Client, args: Namespace) -> int:
     if len(jobs) != 1:
         raise UsageError(f"{args.job!r} names {len(jobs)} jobs; a graph is of one")
     (job,) = jobs
-    now_s = master_now_s(client)
+    clock = master_clock(client)
     draw = {"svg": _svg, "dot": _dot, "json": _json}[form]
-    parts = draw(job, now_s, read_tasks(client, job.id))
+    parts = draw(job, clock, read_tasks(client, job.id))
     _write(path, parts)
     if job.handed_over:
         say(f"{job.handed_over} tasks of job {job.number} are forgotten: their results were taken")
@@ -102,7 +102,7 @@ def _title(job: JobSummary) -> str:
     return f"job {job.number}: {job.name}" if job.name else f"job {job.number}"
 
 
-def _svg(job: JobSummary, now_s: float, tasks: Iterable[Task]) -> Iterator[str]:
+def _svg(job: JobSummary, clock: MasterClock, tasks: Iterable[Task]) -> Iterator[str]:
     from ciel.cli.graph_drawing import BOXES_MAX, LINES_MAX, Heading, draw_svg
 
     outline = Outline()
@@ -116,17 +116,21 @@ def _svg(job: JobSummary, now_s: float, tasks: Iterable[Task]) -> Iterator[str]:
             f"{BOXES_MAX:,} boxes with {LINES_MAX:,} lines are as much as one can look at; "
             "--format json and --format dot write all of it"
         ) from None
-    facts = (job.state, states_text(job.counts) or "no tasks", duration(elapsed_s(job, now_s)))
+    facts = (
+        job.state,
+        states_text(job.counts) or "no tasks",
+        duration(elapsed_s(job, clock.now_s)),
+    )
     return draw_svg(Heading(_title(job), " · ".join(facts)), boxes)
 
 
-def _dot(job: JobSummary, now_s: float, tasks: Iterable[Task]) -> Iterator[str]:
+def _dot(job: JobSummary, clock: MasterClock, tasks: Iterable[Task]) -> Iterator[str]:
     return draw_dot(_title(job), tasks)
 
 
-def _json(job: JobSummary, now_s: float, tasks: Iterable[Task]) -> Iterator[str]:
+def _json(job: JobSummary, clock: MasterClock, tasks: Iterable[Task]) -> Iterator[str]:
     """Yield one JSON object, a task a line."""
-    yield f'{{"job": {_text(job_json(job, now_s))}, "tasks": ['
+    yield f'{{"job": {_text(job_json(job, clock))}, "tasks": ['
     between = "\n"
     for task in tasks:
         yield between + _text(_task_json(task))

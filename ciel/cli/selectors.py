@@ -1,6 +1,6 @@
 """Selectors: which jobs and tasks are meant, in the words of whoever types them.
 
-    3   1-10   1-10:2   last   all   1,4,last   a job's full id
+    3   1-10   1-10:2   last   all   1,4,last   a job's full id   a job's name
     3:17   last:1-20   last:NAME   last (all its tasks)
 
 Pure: what there really is, others find out.
@@ -13,13 +13,14 @@ from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 from ciel.cli.outcome import UsageError
+from ciel.core.jobs import JOB_NAME_MAX_LENGTH
 
 ALL: Final = "all"
 LAST: Final = "last"
 
 _NUMBERS = re.compile(r"(\d{1,9})(?:-(\d{1,9})(?::(\d{1,9}))?)?", re.ASCII)
 _LIKE_NUMBERS = re.compile(r"[\d:]*-[\d:-]*", re.ASCII)
-_ID = re.compile(r"\w[\w.-]{0,127}", re.ASCII)
+_NAME = re.compile(rf"[^,:]{{1,{JOB_NAME_MAX_LENGTH}}}")
 _SHOWN_MAX_LENGTH = 80
 
 
@@ -32,7 +33,7 @@ class SelectorError(UsageError):
 
 
 JobTerm = range | str
-"""Numbers of jobs, or ALL, LAST, or an id."""
+"""Numbers of jobs, or ALL, LAST, an id or a name."""
 
 
 class TaskSelector(NamedTuple):
@@ -55,8 +56,9 @@ def _read_job(text: str) -> JobTerm:
         return numbers
     if ":" in text:
         raise SelectorError(text, "names a task; a job is wanted here")
-    if not _ID.fullmatch(text):
-        raise SelectorError(text, "is no job: name it by its number, A-B, last, all or its id")
+    if not _NAME.fullmatch(text) or not text.isprintable():
+        reason = "is no job: name it by its number, A-B, last, all, its id or its name"
+        raise SelectorError(text, reason)
     return text
 
 

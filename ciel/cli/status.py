@@ -21,7 +21,7 @@ def main(prog: str, words: Sequence[str]) -> int:
     with closing(connect(args, "ciel status")) as client:
         status = client.ask("status")
         origin = client.location.origin
-    del status["now_s"]  # of the master's own clock
+    del status["now_s"], status["epoch_s"]  # of the master's own clock
     status["up_s"] = round(time.time() - status.pop("started_at_s"), 3)
     if args.json:
         print_json(status)

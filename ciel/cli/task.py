@@ -1,4 +1,6 @@
-"""`ciel task`: list a job's tasks, look at them, and ask why they stand as they do."""
+"""`ciel task`: list a job's tasks, look at them, ask why they stand as they do, cancel some, run
+some again.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +12,15 @@ from typing import Any
 from ciel.cli.asking import chosen_jobs
 from ciel.cli.options import count
 from ciel.cli.outcome import Status, UsageError, say
-from ciel.cli.printing import print_json, print_text, screen_width, table
+from ciel.cli.printing import print_json, print_text, screen_width
 from ciel.cli.selectors import describe, read_task
+from ciel.cli.task_rows import how_it_ran, render_tasks, size_text
 from ciel.cli.verbs import Verb, run_verb
 from ciel.client.client import Client
+from ciel.client.errors import QueryError
 from ciel.core.refs import Failure, Reference, Value, locations_of
 from ciel.core.tasks import TaskState
+from ciel.execution.commands import with_command
 from ciel.execution.report import logged_name, visible, visible_text
 from ciel.wire.references import from_json
 
@@ -42,7 +47,7 @@ def _rows(
         question["elements"] = [elements[0], elements[-1], elements.step]
     while question["first"] is not None:
         page = client.ask("tasks", question)
-        yield from page["tasks"]
+        yield from map(with_command, page["tasks"])
         question["first"] = page["next"]
 
 
@@ -65,30 +70,12 @@ def _list(client: Client, args: Namespace) -> int:
     if args.json:
         print_json(rows)
     else:
-        print_text(render_list(rows, screen_width()))
+        print_text(render_tasks(rows, screen_width()))
     if more:
         say(f"the first {len(rows)} tasks; --all lists them all")
     if job.handed_over:
         say(f"{job.handed_over} tasks of job {job.number} are forgotten: their results were taken")
     return Status.DONE
-
-
-def render_list(rows: Sequence[dict[str, Any]], width: int | None = None) -> str:
-    """Lay out tasks in the order of their creation."""
-    if not rows:
-        return "no tasks"
-    cells = [
-        (
-            row["number"], row["name"], row["state"], row["attempt"], row["worker"] or "",
-            row.get("failed") or _size(row.get("size_bytes")),
-        )
-        for row in rows
-    ]  # fmt: skip
-    return table(("TASK", "NAME", "STATE", "ATTEMPT", "WORKER", "RESULT"), cells, width)
-
-
-def _size(size_bytes: int | None) -> str:
-    return "" if size_bytes is None else f"{size_bytes} bytes"
 
 
 # --- info, explain --------------------------------------------------------------------------------
@@ -110,7 +97,8 @@ def _tell(
     render: Callable[[dict[str, Any]], str],
 ) -> int:
     """Tell of each task that is meant, up to a number that one can read."""
-    tasks, more = _chosen(client, args.task)
+    found, more = _chosen(client, args.task)
+    tasks = [with_command(task) for task in found]
     for place, task in enumerate(tasks):
         for key in ("inputs", "outputs"):
             task[key] = [_object(ref) for ref in from_json(task[key])]
@@ -179,10 +167,12 @@ def render_info(task: dict[str, Any]) -> str:
             asked.append(f"{needs[name]:g} {unit}")
     if needs["priority"]:
         asked.append(f"priority {needs['priority']}")
-    place = f" on worker {task['worker']}" if task["worker"] else ""
+    is_over = task["started_at_s"] is not None
+    place = f" on worker {task['worker']}" if task["worker"] and not is_over else ""
     lines = [
         f"{_title(task)} ({task['task']})",
         f"state: {task['state']}, attempt {task['attempt']}{place}",
+        *how_it_ran(task),
         f"executor: {visible(task['executor'])}, with {', '.join(asked)}",
     ]
     if task["parent"]:
@@ -211,7 +201,7 @@ def _title(task: dict[str, Any]) -> str:
 
 
 def _object_line(described: dict[str, Any]) -> str:
-    size = _size(described.get("size_bytes"))
+    size = size_text(described.get("size_bytes"))
     facts = [described["state"], visible(described.get("reason", "")), size]
     facts.append(" ".join(described.get("at", ())))
     return f"  {described['object']}: {', '.join(filter(None, facts))}"
@@ -227,6 +217,45 @@ def _reasons(task: dict[str, Any]) -> list[str]:
 
 def _indented(texts: Sequence[str]) -> list[str]:
     return [f"  {line}" for text in texts for line in visible_text(text).split("\n")]
+
+
+# --- cancel, retry --------------------------------------------------------------------------------
+
+
+def _cancel(client: Client, args: Namespace) -> int:
+    return _change(client, args, "cancel_task", "is cancelled")
+
+
+def _retry(client: Client, args: Namespace) -> int:
+    return _change(client, args, "retry_task", "runs again")
+
+
+def _change(client: Client, args: Namespace, topic: str, done: str) -> int:
+    """Have tasks changed that are named one by one or by a range; say what became of each."""
+    selector = read_task(args.task)
+    if selector.tasks is None:
+        verb = topic.removesuffix("_task")
+        raise UsageError(f"which tasks? name them as JOB:TASK; ciel job {verb} means all of a job")
+    (job,) = chosen_jobs(client, [selector.job])
+    if isinstance(selector.tasks, str):
+        ids = [selector.tasks]
+    else:
+        ids = [row["task"] for row in _rows(client, job.id, selector.tasks)]
+        if not ids:
+            raise UsageError(f"job {job.number} has no task {describe(selector.tasks)}")
+    changed, status = [], Status.DONE
+    for task_id in ids:
+        try:
+            task = client.change(topic, {"job": job.id, "task": task_id})
+        except QueryError as error:
+            say(str(error))
+            status = Status.FAILED
+            continue
+        changed.append(task)
+        say(f"task {visible(task['name'] or task['task'])} of job {job.number} {done}")
+    if args.json:
+        print_json(changed)
+    return status
 
 
 # --- the command line -----------------------------------------------------------------------------
@@ -254,5 +283,7 @@ VERBS = {
     "list": Verb("list the tasks of a job", _add_list, _list),
     "info": Verb("show all that is known of tasks", _add_task, _info, _SELECTORS),
     "explain": Verb("say why tasks run, wait or failed", _add_task, _explain, _SELECTORS),
+    "cancel": Verb("cancel some tasks of a job", _add_task, _cancel, _SELECTORS),
+    "retry": Verb("run failed or cancelled tasks again", _add_task, _retry, _SELECTORS),
     "log": Verb("print what tasks complained", _add_log, _log, _SELECTORS),
 }

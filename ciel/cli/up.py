@@ -31,6 +31,7 @@ from ciel.cli.options import WORKERS_MAX, crashed, make_parser
 from ciel.cli.outcome import Status, UsageError, conclude, say, status_of, text_of
 from ciel.cli.parser import whole_number
 from ciel.cli.printing import print_json, print_text
+from ciel.cli.unfinished import may_end
 from ciel.cli.ways import add_channel_options, channel_switches
 from ciel.client.errors import ClientError, ClusterError, ClusterOptionError, NoMasterError
 from ciel.core.tasks import SLOTS_MAX
@@ -76,13 +77,13 @@ def _up(words: Sequence[str]) -> int:
     args = parser.parse_args(words)
     if (up := _current()) is not None and up.is_alive():
         say(f"already up at {up.url}; `ciel down` ends it")
-        _print(up.url, "up", args.json)
+        _print(up.url, "up", args.json, in_words=True)
         return Status.DONE
     if gone := crashed():
         say(f"the last cluster, at {gone.url}, had crashed (process {gone.pid} is gone)")
     ready = _start(args)
     say(f"up at {ready['url']}: {ready['description']}")
-    _print(ready["url"], "up", args.json)
+    _print(ready["url"], "up", args.json, in_words=True)
     return Status.DONE
 
 
@@ -288,13 +289,21 @@ def _say_ready(fields: dict[str, Any]) -> None:
 
 
 def _down(words: Sequence[str]) -> int:
-    parser = make_parser("ciel down", "End the local cluster that `ciel up` started.")
+    parser = make_parser(
+        "ciel down",
+        "End the local cluster that `ciel up` started. If jobs are unfinished, it asks on a "
+        "terminal, and elsewhere refuses with status 1 unless --force says to end them.",
+    )
+    parser.add_argument("--force", action="store_true", help="end unfinished jobs, too")
     parser.add_argument("--json", action="store_true", help="print JSON, for programs")
     args = parser.parse_args(words)
     found = _current()
     if found is None:
         raise NoMasterError("", "no cluster of `ciel up` is up")
     path = current_path(os.environ).readlink()
+    if not args.force and found.is_alive() and not may_end(found):
+        _print(found.url, "up", args.json)
+        return Status.FAILED
     if not _end_process(found):
         say(f"the cluster at {found.url} had crashed (process {found.pid} is gone)")
     else:
@@ -331,10 +340,10 @@ def _end_process(found: AccessFile) -> bool:
     raise ClusterError(f"process {found.pid} does not end, not even by SIGKILL")
 
 
-def _print(url: str, state: str, as_json: bool) -> None:
+def _print(url: str, state: str, as_json: bool, *, in_words: bool = False) -> None:
     if as_json:
         print_json({"url": url, "state": state})
-    elif state == "up":
+    elif in_words:
         print_text(url)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import secrets
 import sys
 import tempfile
 from collections.abc import Callable
@@ -60,7 +59,7 @@ from ciel.wire.errors import RefusedError
 from ciel.wire.session import Session
 from ciel.worker.disk_jobs import Admit, DiskJobs, at_once
 from ciel.worker.fetching import Fetcher
-from ciel.worker.host import host_identity
+from ciel.worker.host import host_identity, host_name, new_worker_id
 from ciel.worker.hosting import Hosting
 from ciel.worker.launching import Launching
 from ciel.worker.logs import JobLogs
@@ -158,7 +157,7 @@ class Worker:
     def __init__(self, reactor: Any, options: argparse.Namespace) -> None:
         self._reactor = reactor
         self._options = options
-        self._id = secrets.token_hex(8)
+        self._id = new_worker_id()
         self._made_spool = options.spool is None
         spool = Path(options.spool or tempfile.mkdtemp(prefix="ciel-worker-"))
         self._spool = spool.absolute()  # programs have directories of their own
@@ -221,7 +220,8 @@ class Worker:
         )  # fmt: skip
         service.equip(self._keep(hosting), fetcher)
         about = {
-            "kind": "worker", "worker": self._id, "netloc": own, "host": host, "slots": slots,
+            "kind": "worker", "worker": self._id, "netloc": own, "host": host,
+            "hostname": host_name(), "slots": slots,
             "memory_bytes": memory_bytes, "executors": sorted(executors), "lacking": lacking,
             "channels": channels.names if channels else [],
         }  # fmt: skip

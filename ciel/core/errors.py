@@ -79,3 +79,21 @@ class CannotRetryError(CielError):
         self.number = number
         self.reason = reason
         super().__init__(f"job {number} cannot be tried again: {reason}")
+
+
+class CannotRetryTaskError(CielError):
+    """A task cannot be tried again. `task` names it, as in `task 17`."""
+
+    def __init__(self, task: str, reason: str) -> None:
+        self.task = task
+        self.reason = reason
+        super().__init__(f"{task} cannot be tried again: {reason}")
+
+
+class CannotCancelTaskError(CielError):
+    """A task cannot be cancelled, since it is over. `task` names it, as in `task 17`."""
+
+    def __init__(self, task: str, state: str) -> None:
+        self.task = task
+        self.state = state
+        super().__init__(f"{task} cannot be cancelled: it is {state}")

@@ -81,8 +81,9 @@ class Ask(NamedTuple):
 
 
 class Change(NamedTuple):
-    """Have something changed that is not one's own (`remove` or `retry` a job; from a worker:
-    `attach` a process to a new one, or `fail` it); answered as an `Ask` is.
+    """Have something changed that is not one's own (`remove` or `retry` a job, `cancel_task`,
+    `retry_task`; from a worker: `attach` a process to a new one, or `fail` it); answered as an
+    `Ask` is.
     """
 
     number: int
@@ -210,7 +211,7 @@ class TaskFault(NamedTuple):
 
 class TaskReported(NamedTuple):
     """An attempt is over: what it published, or why it failed; `run_s` is the time its program
-    took.
+    took. `exit_status`: see `tasks.Ending`.
     """
 
     task: TaskId
@@ -218,6 +219,7 @@ class TaskReported(NamedTuple):
     published: tuple[Reference, ...]
     fault: TaskFault | None
     run_s: float
+    exit_status: int | None = None
 
 
 class SpawnTask(NamedTuple):

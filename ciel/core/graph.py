@@ -99,6 +99,8 @@ class TaskGraph:
             for object_id in producing:
                 nodes[object_id] = ObjectNode(node)
         self.tasks[spec.id] = node
+        if job.first is None:
+            job.first = spec
         job.tasks.append(spec.id)
         job.count(spec, None, DORMANT)
         for object_id in spec.inputs:

@@ -38,7 +38,7 @@ JOB_TRANSITIONS: dict[JobState, frozenset[JobState]] = {
     JobState.CANCELLING: frozenset((JobState.CANCELLED,)),
     JobState.COMPLETED: frozenset(),
     JobState.FAILED: frozenset((JobState.ACTIVE,)),  # its failed tasks are tried again
-    JobState.CANCELLED: frozenset(),
+    JobState.CANCELLED: frozenset((JobState.ACTIVE,)),  # its cancelled tasks, too
 }
 _MEANT_OTHERWISE = re.compile("last|all|[0-9]{1,19}")
 ENDED = frozenset((JobState.COMPLETED, JobState.FAILED, JobState.CANCELLED))
@@ -93,11 +93,13 @@ class Job:
         "counts",
         "created_at_s",
         "ended_at_s",
+        "first",
         "foreign",
         "handed_over",
         "number",
         "open",
         "promised",
+        "ran_on",
         "reason",
         "spec",
         "state",
@@ -133,6 +135,8 @@ class Job:
         self.tasks: list[TaskId] = []
         self.uploads: dict[ObjectId, None] = {}  # without a producer; its tasks read them
         self.foreign: dict[ObjectId, None] = {}  # what its tasks read that may not be its own
+        self.first: TaskSpec | None = None  # tells what kind of job it is when all are forgotten
+        self.ran_on: dict[str, int] = {}  # worker: attempts that ended there
         self.handed_over = 0  # how many of its tasks were forgotten, since its client has the rest
         self.promised: dict[ObjectId, None] = {}  # handed over too, but not to be forgotten yet
         self.wanted: dict[ObjectId, None] = {}

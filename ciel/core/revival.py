@@ -4,11 +4,15 @@ failed.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from ciel.core.graph import TaskGraph
 from ciel.core.ids import ObjectId
 from ciel.core.jobs import Job
 from ciel.core.refs import Failure
-from ciel.core.tasks import ASSIGNED, DONE, FAILED, Mentions, TaskNode
+from ciel.core.tasks import ASSIGNED, CANCELLED, DONE, FAILED, Mentions, TaskNode
+
+_REVIVED = frozenset((DONE, FAILED, CANCELLED))
 
 
 def running(graph: TaskGraph, job: Job) -> list[TaskNode]:
@@ -30,14 +34,26 @@ def cancel(graph: TaskGraph, job: Job, details: str) -> None:
         graph.publish(Failure(object_id, "CANCELLED", details))
 
 
-def revive(graph: TaskGraph, job: Job) -> int:
-    """Have what failed of a job's results, or of what they name, made again; return how many
-    tasks are to run again. One that saw an error is not among them: its output stays as it is.
+def _makes_any(graph: TaskGraph, task: TaskNode) -> bool:
+    """Whether a task makes an output, and no other makes all of them instead."""
+    return any(graph.objects.nodes[object_id].producer is task for object_id in task.outputs)
+
+
+def revive(graph: TaskGraph, job: Job, objects: Iterable[ObjectId] | None = None) -> int:
+    """Have what failed of a job's results (or of these objects), or of what they name, made again;
+    return how many tasks may run again. One that saw an error is not among them: its output stays
+    as it is. Of a job that was cancelled all cancelled tasks are, since those that run again find
+    their children there.
     """
     nodes = graph.objects.nodes
     revived: dict[TaskNode, None] = {}
+    if objects is None and job.called_off:
+        known = [graph.tasks[task_id] for task_id in job.tasks if task_id in graph.tasks]
+        cancelled = [task for task in known if task.state is CANCELLED]
+        revived = dict.fromkeys([task for task in cancelled if _makes_any(graph, task)])
+    job.called_off = False
     seen: set[ObjectId] = set()
-    pending = list(reversed(job.wanted))
+    pending = list(reversed(job.wanted)) if objects is None else list(objects)
     while pending:
         object_id = pending.pop()
         task = nodes[object_id].producer
@@ -45,7 +61,7 @@ def revive(graph: TaskGraph, job: Job) -> int:
             continue
         seen.add(object_id)
         failed = type(nodes[object_id].ref) is Failure
-        if failed and (task.state is FAILED or task.state is DONE):
+        if failed and task.state in _REVIVED:
             revived[task] = None
         elif nodes[object_id].ref is None:
             pass  # who needed it failed before, so it was not made: what it needs may have failed

@@ -122,7 +122,7 @@ class TaskState(Enum):
 DORMANT, WAITING, RUNNABLE, ASSIGNED, DONE, FAILED, CANCELLED = TaskState
 
 # Every legal step. DONE goes back to DORMANT when an object of it was lost and must be made again,
-# FAILED when its user has it tried again.
+# FAILED and CANCELLED when its user has it tried again.
 TRANSITIONS: dict[TaskState, frozenset[TaskState]] = {
     DORMANT: frozenset((WAITING, RUNNABLE, FAILED, CANCELLED)),
     WAITING: frozenset((RUNNABLE, DORMANT, FAILED, CANCELLED)),
@@ -130,10 +130,27 @@ TRANSITIONS: dict[TaskState, frozenset[TaskState]] = {
     ASSIGNED: frozenset((DONE, FAILED, RUNNABLE, WAITING, DORMANT, CANCELLED)),
     DONE: frozenset((DORMANT,)),
     FAILED: frozenset((DORMANT,)),
-    CANCELLED: frozenset(),
+    CANCELLED: frozenset((DORMANT,)),
 }
 FINISHED = frozenset((DONE, FAILED, CANCELLED))
 ACTIVE = frozenset((WAITING, RUNNABLE, ASSIGNED))
+
+
+class Ending:
+    """How the latest attempt at a task ended. `exit_status`: that of its program, or minus the
+    number of the signal that ended it; None if there was no program of its own.
+    """
+
+    __slots__ = ("ended_at_s", "exit_status", "hostname", "run_s", "worker")
+
+    def __init__(
+        self, worker: str, hostname: str, ended_at_s: float, run_s: float, exit_status: int | None
+    ) -> None:
+        self.worker = worker
+        self.hostname = hostname
+        self.ended_at_s = ended_at_s
+        self.run_s = run_s
+        self.exit_status = exit_status
 
 
 class TaskNode:
@@ -142,6 +159,7 @@ class TaskNode:
     __slots__ = (
         "attempt",
         "children",
+        "ending",
         "extras",
         "holds_inputs",
         "is_bare",
@@ -164,6 +182,7 @@ class TaskNode:
         self.ready_at_s = 0.0  # when it could run, as far as is known
         self.worker: str | None = None
         self.children: dict[int, TaskId] | None = None
+        self.ending: Ending | None = None  # of its latest attempt that is over
         self.extras: tuple[ObjectId, ...] = ()  # what it published besides what it promised
         self.reason = ""  # why it was placed where it is, if there was a choice
         self.holds_inputs = True

@@ -61,7 +61,7 @@ class MasterService:
         self._journal = journal
         self._about = about  # what status tells besides the machine's own facts
         self._started_at_s = time.time()
-        self.epoch_s = self._started_at_s - reactor.seconds()
+        self.epoch_s = machine.epoch_s = self._started_at_s - reactor.seconds()
         """What makes a time of this master's clock one since the epoch."""
         self.waiters = Waiters(reactor)  # for a job's end by its id, and for `WORKERS`
         self._workers_version = 0
@@ -205,7 +205,8 @@ class MasterService:
         if topic == "status":
             # Times of jobs are on this master's own clock, which only it can read.
             now_s = self._reactor.seconds()
-            value = {**self._about, "started_at_s": self._started_at_s, "now_s": now_s, **value}
+            value = {**self._about, "started_at_s": self._started_at_s, "now_s": now_s,
+                     "epoch_s": self.epoch_s, **value}  # fmt: skip
         return to_json(value)
 
     def change(self, topic: str, argument: Any) -> Any:
@@ -338,6 +339,10 @@ def worker_facts(about: Mapping[str, Any]) -> WorkerFacts:
     memory_bytes = about.get("memory_bytes", 0)
     if type(memory_bytes) is not int or not 0 <= memory_bytes <= MEMORY_MAX_BYTES:
         raise ValueError(f"its memory_bytes must be 0 to {MEMORY_MAX_BYTES}")
+    hostname = about.get("hostname", "")
+    if not isinstance(hostname, str) or len(hostname) > ID_MAX_LENGTH:
+        raise ValueError("the name of its host must be a text")
     return WorkerFacts(
-        str(worker), netloc, host, slots, frozenset(executors), lacking, memory_bytes=memory_bytes
-    )
+        str(worker), netloc, host, slots, frozenset(executors), lacking,
+        memory_bytes=memory_bytes, hostname=hostname,
+    )  # fmt: skip

@@ -17,6 +17,7 @@ from ciel.testing.witness import Violation
 TRIES_MAX = 2
 AWKWARD_SHARE = 0.5  # of jobs to be removed: best while results that were lost are made again
 AWKWARD_INTERVAL_S = 0.05
+_TRIED_AGAIN = (JobState.FAILED, JobState.CANCELLED)
 
 
 class FakeUser:
@@ -37,6 +38,7 @@ class FakeUser:
         self._master = master
         self._check = check
         self._tries: dict[str, int] = {}
+        self.revived: set[str] = set()  # jobs that were cancelled, and tried again
         self._doomed: dict[str, bool] = {}  # jobs: whether to wait for an awkward moment
         options = world.options
         for client in clients:
@@ -74,7 +76,8 @@ class FakeUser:
         job_id = job.spec.id
         wanted = [machine.graph.objects.nodes[object_id] for object_id in job.wanted]
         failed = [node for node in wanted if isinstance(node.ref, Failure) and node.producer]
-        can_retry = job.state is JobState.FAILED and not job.called_off
+        was_cancelled = job.state is JobState.CANCELLED
+        can_retry = was_cancelled or (job.state is JobState.FAILED and not job.called_off)
         is_final = saw_error(machine.graph, job) is not None  # it made something of an error
         is_excused = witness.is_excused(machine, job)
         refusal = self._master.change("retry", job_id)
@@ -83,6 +86,8 @@ class FakeUser:
         if refusal:
             self._tries[job_id] = 0
             return
+        if was_cancelled:
+            self.revived.add(job_id)
         self._tries[job_id] -= 1
         self.retried += 1
         client.plan.truth.retry()
@@ -105,6 +110,6 @@ class FakeUser:
         """List what is still to be done."""
         jobs = self._master.machine.jobs
         to_retry = [job_id for job_id, tries in self._tries.items() if tries]
-        failed = [j for j in to_retry if j in jobs and jobs[j].state is JobState.FAILED]
+        failed = [j for j in to_retry if j in jobs and jobs[j].state in _TRIED_AGAIN]
         doomed = [job_id for job_id in self._doomed if job_id in jobs]
         return [(job_id, "its user is not done with it") for job_id in (*failed, *doomed)]

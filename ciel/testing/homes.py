@@ -15,7 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from ciel.worker.host import new_worker_id
+
 BIN = Path(sys.executable).parent
+WORKER_ID = rf"\b{re.escape(new_worker_id().rpartition('-')[0])}-[0-9a-f]{{10}}\b"
+"""Matches the ids of workers that started on this host."""
 
 
 def wait_for(condition: Callable[[], object], what: str, timeout_s: float = 20.0) -> None:

@@ -14,7 +14,7 @@ import shlex
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from ciel.testing.homes import BIN, HandCluster
+from ciel.testing.homes import BIN, WORKER_ID, HandCluster
 
 GOLDEN = Path(__file__).parents[2] / "tests" / "stories" / "golden"
 IS_WRITING = os.environ.get("CIEL_STORIES") == "write"
@@ -22,7 +22,7 @@ IS_WRITING = os.environ.get("CIEL_STORIES") == "write"
 _NAMED: Sequence[tuple[str, str]] = (
     ("cluster C", r"\bcluster [0-9a-f]{16}\b"),
     ("@ciel-NAME", r"@ciel-[0-9a-f]{8}-[0-9a-f]{16}\b"),
-    ("W", r"\b[0-9a-f]{16}\b"),
+    ("W", WORKER_ID),
     ("ID", r"\b[0-9a-f]{32}\b"),
     ("HOST:", r"\b127\.0\.0\.1:\d{4,5}\b"),
 )
@@ -36,6 +36,8 @@ _ALIKE: Sequence[tuple[str, str]] = (
     (r"\b\d+ more given ahead", "N more given ahead"),
     (r"\b\d+ tasks of its priority", "N tasks of its priority"),
     (r"\b(time:|up for) .*", r"\1 T"),
+    (r"\b\d\d:\d\d:\d\d\b", "CLOCK"),
+    (r"\b\d+\.\ds\b", "T"),
     (r"\b\d{4}-\d\d-\d\dT\d\d-\d\d-\d\d\.\d+\b", "RUN"),
     (r"\b\d+ slots?\b(?=;)", "N slots"),
     (r"\bwas lost \(.*?\)", "was lost (WHY)"),

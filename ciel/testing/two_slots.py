@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple, Self
 
-from ciel.testing.homes import Home, private_bytes, wait_for
+from ciel.testing.homes import WORKER_ID, Home, private_bytes, wait_for
 
 
 class Ends(NamedTuple):
@@ -38,12 +38,12 @@ class TwoSlots:
             assert warm.stdout == "warm\n" * 9, warm.stderr
             self.descriptors = self.count_descriptors()
         except BaseException:
-            self.run("down")
+            self.run("down", "--force")
             raise
         return self
 
     def __exit__(self, *error: object) -> None:
-        self.run("down")
+        self.run("down", "--force")
         assert not self.home.processes()
         assert not list(self.home.tmp.iterdir())
 
@@ -109,7 +109,7 @@ class TwoSlots:
         """Replace what differs from run to run."""
         text = text.replace(str(self.spool), "SPOOL").replace(str(self.home.path), "HOME")
         text = re.sub(r"\b[0-9a-f]{32}\.", "TASK.", text)
-        return re.sub(r"\bworker [0-9a-f]{16}\b", "worker W", text)
+        return re.sub(WORKER_ID, "W", text)
 
     def ends(self, done: subprocess.CompletedProcess[str]) -> Ends:
         """How a command ended, without what differs from run to run."""

@@ -65,6 +65,8 @@ from ciel.wire.references import from_array, to_array
 Fields = list[Any]
 N = TASK_FIELD_COUNT
 SECONDS_MAX = 1e10  # three centuries
+_EXIT_STATUS_MAX = 255
+_SIGNAL_MAX = 64
 LEVELS_MAX = 8  # of a store; there are two
 
 
@@ -129,7 +131,10 @@ def _id(value: Any) -> Any:
 
 def _write_report(m: TaskReported) -> tuple[Fields, bytes]:
     fault = 0 if m.fault is None else list(m.fault)
-    return [m.task, m.attempt, _arrays(m.published), fault, round(m.run_s, 6)], b""
+    fields = [m.task, m.attempt, _arrays(m.published), fault, round(m.run_s, 6)]
+    if m.exit_status is not None:
+        fields.append(m.exit_status)
+    return fields, b""
 
 
 def _read_report(f: Fields, payload: bytes) -> TaskReported:
@@ -138,7 +143,14 @@ def _read_report(f: Fields, payload: bytes) -> TaskReported:
         if not isinstance(f[3], list) or len(f[3]) != 2:
             raise DecodeError("a fault must be a reason and details")
         fault = TaskFault(_text(f[3][0]), _details(f[3][1]))
-    return TaskReported(_id(f[0]), _count(f[1]), _refs(f[2]), fault, _seconds(f[4]))
+    exit_status = _exit_status(f[5]) if len(f) > 5 else None
+    return TaskReported(_id(f[0]), _count(f[1]), _refs(f[2]), fault, _seconds(f[4]), exit_status)
+
+
+def _exit_status(value: Any) -> int:
+    if type(value) is not int or not -_SIGNAL_MAX <= value <= _EXIT_STATUS_MAX:
+        raise DecodeError("how a program ended must be an exit status or minus a signal")
+    return value
 
 
 def _read_losses(value: Any) -> Any:

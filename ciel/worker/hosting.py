@@ -255,12 +255,14 @@ class Hosting:
         opened = tuple([ObjectId(growing.object_id) for growing in hosted.streams.values()])
         self._owner.streams_opened(hosted.key, opened)
 
-    def _tell_fault(self, key: Key, fault: TaskFault, run_s: float) -> None:
+    def _tell_fault(
+        self, key: Key, fault: TaskFault, run_s: float, exit_status: int | None = None
+    ) -> None:
         if fault.reason == "NO_SPACE":
             deferToThread(self._place.kept.make_room).addErrback(
                 lambda failure: log.failure("kept files could not be removed", failure)
             )
-        self._owner.attempt_ended(key, (), fault, run_s)
+        self._owner.attempt_ended(key, (), fault, run_s, exit_status)
 
     def _discard(self, hosted: Hosted) -> None:
         """Undo what was prepared for a program that was not started."""
@@ -360,6 +362,7 @@ class Hosting:
             fault = start_fault(worker, hosted.argv, event, path, hosted.search_path)
             self._fail(hosted, fault, run_s, keep=False)
             return
+        hosted.exit_status = os.waitstatus_to_exitcode(event.status)
         killed = hosted.killed
         if killed is not None and killed.reason == "NO_SPACE":  # what it left would not fit either
             if not self._again_on_disk(hosted):
@@ -414,7 +417,8 @@ class Hosting:
         for child in finish.children:
             self._owner.attempt_spawned(hosted.key, child)
         self._clean(hosted)
-        self._owner.attempt_ended(hosted.key, tuple(published), None, run_s)
+        status = hosted.exit_status
+        self._owner.attempt_ended(hosted.key, tuple(published), None, run_s, status)
 
     def _again_on_disk(self, hosted: Hosted) -> bool:
         """Run a program once more whose output was in memory when that was full, and may have been
@@ -497,7 +501,7 @@ class Hosting:
         for writer in hosted.writers.values():
             writer.abort()
         self._clean(hosted)
-        self._tell_fault(hosted.key, fault, run_s)
+        self._tell_fault(hosted.key, fault, run_s, hosted.exit_status)
 
     def _clean(self, hosted: Hosted) -> None:
         self._hosted.pop(hosted.key, None)

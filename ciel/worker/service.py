@@ -310,11 +310,16 @@ class WorkerService:
     # --- what came of orders ----------------------------------------------------------------------
 
     def attempt_ended(
-        self, key: Key, published: tuple[Reference, ...], fault: TaskFault | None, run_s: float
+        self,
+        key: Key,
+        published: tuple[Reference, ...],
+        fault: TaskFault | None,
+        run_s: float,
+        exit_status: int | None = None,
     ) -> None:
         if fault is not None and fault.reason == "WORKER_FAULT" and self._has_lost_store():
             return  # the master gives it to another, as this worker leaves
-        self.machine.ended(key, published, fault, run_s, self._reactor.seconds())
+        self.machine.ended(key, published, fault, run_s, self._reactor.seconds(), exit_status)
         how = "done" if fault is None else fault.reason
         self.ended_counts[how] = self.ended_counts.get(how, 0) + 1
         self.events.note("ended", *key, how, run_s)

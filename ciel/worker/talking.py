@@ -11,6 +11,7 @@ or has failed, when nothing of that runs any more.
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -25,7 +26,7 @@ from ciel.core.ids import ObjectId
 from ciel.core.tasks import TaskSpec
 from ciel.execution.executor import Executor, Talk, Task
 from ciel.launch import LaunchSpecError
-from ciel.launch.messages import ProgramFailed
+from ciel.launch.messages import ProgramExited, ProgramFailed
 from ciel.net.turns import DelayedCall
 from ciel.storage.errors import ObjectNotFoundError, StorageError
 from ciel.storage.interface import DISK
@@ -63,7 +64,10 @@ class Talking:
     """All programs that talk on this worker."""
 
     def __init__(
-        self, place: Workplace, told: Callable[[Key, TaskFault, float], None], patience: Patience
+        self,
+        place: Workplace,
+        told: Callable[[Key, TaskFault, float, int | None], None],
+        patience: Patience,
     ) -> None:
         self._place = place
         self._patience = patience
@@ -139,7 +143,7 @@ class Talking:
             place.owner.inputs_gone(talked.key, losses, f"on worker {place.worker}: {error}")
             return None
         except (StorageError, LaunchSpecError, OSError) as error:
-            self._told(talked.key, preparation_fault(place.worker, error), 0.0)
+            self._told(talked.key, preparation_fault(place.worker, error), 0.0, None)
             return None
         self._processes[process.number] = process
         self._by_channel[process.channel] = process
@@ -342,12 +346,15 @@ class Talking:
 
     def _tell_fault(self, process: Process, talked: Talked, fault: TaskFault, run_s: float) -> None:
         """Tell of whoever has to do with it first: the others will look what became of that."""
-        self._told(talked.key, fault, run_s)
+        status = None
+        if isinstance(process.end, ProgramExited):
+            status = os.waitstatus_to_exitcode(process.end.status)
+        self._told(talked.key, fault, run_s, status)
         self._give_back(process)
 
     def _give_back(self, process: Process) -> None:
         for outer in process.aside:
-            self._told(outer.key, _GIVEN_BACK, 0.0)
+            self._told(outer.key, _GIVEN_BACK, 0.0, None)
 
     def _tell_end(self, process: Process, talked: Talked) -> None:
         if not process.is_done and process.is_stale:

@@ -38,7 +38,12 @@ class AttemptsOwner(Protocol):
     """Who is told of attempts. The end of each is told exactly once, by the first or the second."""
 
     def attempt_ended(
-        self, key: Key, published: tuple[Reference, ...], fault: TaskFault | None, run_s: float
+        self,
+        key: Key,
+        published: tuple[Reference, ...],
+        fault: TaskFault | None,
+        run_s: float,
+        exit_status: int | None = None,
     ) -> None: ...
 
     def inputs_gone(self, key: Key, losses: Losses, details: str) -> None: ...

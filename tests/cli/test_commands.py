@@ -65,7 +65,7 @@ def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
     assert status == 0, err
     assert out.startswith("http://127.0.0.1:")
     yield shell
-    assert shell.run("down")[0] == 0
+    assert shell.run("down", "--force")[0] == 0
     assert shell.processes() == []
     assert list((shell.home / "tmp").iterdir()) == []
 

@@ -43,7 +43,7 @@ class FakeClient:
     def ask(self, topic: str, argument: Any = None) -> Any:
         match topic:
             case "status":
-                return {"now_s": 3.0}
+                return {"now_s": 3.0, "epoch_s": 0.0}
             case "jobs":
                 return [list(summary) for summary in self._summaries]
         place = (argument["first"] or [0])[0]

@@ -27,7 +27,7 @@ def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Home]:
     assert home.run("ciel", "submit", *words).returncode == 1
     assert home.run("ciel", "run", str(EXAMPLES / "hello.pack")).returncode == 0
     yield home
-    home.run("ciel", "down")
+    home.run("ciel", "down", "--force")
     home.expect_nothing_left()
 
 

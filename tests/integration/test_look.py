@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from ciel.cli import job_output
-from ciel.testing.homes import Home, wait_for
+from ciel.testing.homes import WORKER_ID, Home, wait_for
 
 SCRIPT = "echo {}; echo why {} >&2; test $(({} % 7)) != 0"
 
@@ -38,7 +38,7 @@ class Up(Home):
         assert done.returncode == 0, done.stderr
 
     def down(self) -> None:
-        self.ciel("down")
+        self.ciel("down", "--force")
         for pid in self.processes():
             os.kill(pid, signal.SIGKILL)
 
@@ -75,7 +75,8 @@ class Up(Home):
 def normalised(text: str) -> str:
     for pattern, name in (
         (r"\b[0-9a-f]{32}\b", "ID"),
-        (r"\b[0-9a-f]{16}\b", "WORKER"),
+        (WORKER_ID, "WORKER"),
+        (r"\b\d\d:\d\d:\d\d\b", "CLOCK"),
         (r"127\.0\.0\.1:\d+", "ADDRESS"),
         (r"\S*/kept/\S*", "KEPT"),
         (r"\b\d+(\.\d+)? ?s\b", "TIME"),

@@ -37,7 +37,7 @@ def cluster(home: Home) -> Iterator[Home]:
     up = home.run("ciel", "up", "--workers", "1", "--slots", "2", "--listen", "127.0.0.1:0")
     assert up.returncode == 0, up.stderr
     yield home
-    home.run("ciel", "down")
+    home.run("ciel", "down", "--force")
     home.expect_nothing_left()
 
 

@@ -61,7 +61,9 @@ def cluster(
         cluster.submit("--", "sleep", "1000")
         yield cluster
     finally:
-        ended = cluster.run("ciel", "down", "--json")
+        refused = cluster.run("ciel", "down", "--json")
+        ended = cluster.run("ciel", "down", "--force", "--json")
+    schemas.check("down", json.loads(refused.stdout))
     schemas.check("down", json.loads(ended.stdout))
 
 

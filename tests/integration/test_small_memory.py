@@ -20,7 +20,7 @@ SMALL = ["-t", "tmpfs", "-o", "size=16m,mode=1777", "none"]
 UP = "ciel up --listen 127.0.0.1:0 --workers 1 --slots 2 --store {store} >&2 || exit; "
 PROGRAMS = Path(__file__).parent / "programs"
 SDK = Path(__file__).parents[2] / "executors" / "sdk"
-DOWN = "; status=$?; ciel down >&2; exit $status"
+DOWN = "; status=$?; ciel down --force >&2; exit $status"
 STORES = {"shm": "shm:capacity=1GiB", "scc": "scc:capacity=4MiB,cores=1"}
 
 

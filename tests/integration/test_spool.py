@@ -12,7 +12,7 @@ from ciel.client import Client
 from ciel.core.ids import ObjectId
 from ciel.core.refs import Concrete
 from ciel.storage.files import open_disk
-from ciel.testing.homes import HandCluster, Home, wait_for
+from ciel.testing.homes import WORKER_ID, HandCluster, Home, wait_for
 from ciel.testing.mounts import on_mount
 
 
@@ -110,9 +110,7 @@ def test_a_worker_goes_on_when_a_full_disk_has_room_again(
     assert run(fill.format(place=small_spool)).returncode == 0
     for _ in range(3):
         done = run(script)
-        said = re.sub(
-            "worker [0-9a-f]{16}", "worker W", re.sub("take [0-9]+", "take N", done.stderr)
-        )
+        said = re.sub(WORKER_ID, "W", re.sub("take [0-9]+", "take N", done.stderr))
         assert (done.returncode, said) == (
             1,
             f"ciel: sh -c '{script}' ended with exit status 1 on worker W\n{told}",

@@ -291,7 +291,7 @@ def steps() -> Iterator[Step]:
 def home(tmp_path: Path) -> Iterator[Home]:
     home = Home(tmp_path)
     yield home
-    home.run("ciel", "down")
+    home.run("ciel", "down", "--force")
     home.expect_nothing_left()
 
 

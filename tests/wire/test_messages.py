@@ -112,7 +112,13 @@ messages: dict[type, st.SearchStrategy[Message]] = {
         MeetWorkers, st.lists(st.builds(Neighbour, places(), texts), max_size=3).map(tuple)
     ),
     TaskReported: st.builds(
-        TaskReported, tasks, counts, refs, st.none() | st.builds(TaskFault, texts, texts), seconds
+        TaskReported,
+        tasks,
+        counts,
+        refs,
+        st.none() | st.builds(TaskFault, texts, texts),
+        seconds,
+        st.none() | st.integers(-64, 255),
     ),
     SpawnTask: st.builds(SpawnTask, specs, refs, counts, st.booleans()),
     StreamsOpened: st.builds(StreamsOpened, tasks, counts, refs),

@@ -135,7 +135,12 @@ class Worker:
         """There is none."""
 
     def attempt_ended(
-        self, key: Key, published: tuple[Reference, ...], fault: TaskFault | None, run_s: float
+        self,
+        key: Key,
+        published: tuple[Reference, ...],
+        fault: TaskFault | None,
+        run_s: float,
+        exit_status: int | None = None,
     ) -> None:
         assert run_s >= 0
         outcome = self._outcomes[key]

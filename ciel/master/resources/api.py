@@ -10,6 +10,7 @@ from typing import Any, Final
 from ciel.core.ids import JobId
 from ciel.core.jobs import ENDED, Job, JobState
 from ciel.core.tasks import TaskState
+from ciel.execution.commands import with_command
 from ciel.master.resources import submissions
 from ciel.master.resources.resource import (
     Resource,
@@ -43,7 +44,11 @@ class Listing(Resource):
             self._names.get(name, name): value for name, value in request.params.items()
         }
         arguments |= self.asked(request)
-        return request.reply(self.service.answer(self._topic, arguments))
+        return request.reply(self.shape(self.service.answer(self._topic, arguments)))
+
+    def shape(self, told: Any) -> Any:
+        """Return an answer as it is shown."""
+        return told
 
     def asked(self, request: Request) -> dict[str, Any]:
         """Return what the query says."""
@@ -62,6 +67,16 @@ class Tasks(Page):
 
     def asked(self, request: Request) -> dict[str, Any]:
         return super().asked(request) | {"state": text_asked(request, "state", _TASK_STATES)}
+
+    def shape(self, told: Any) -> Any:
+        return told | {"tasks": [with_command(row) for row in told["tasks"]]}
+
+
+class OneTask(Listing):
+    """All that is known of one task."""
+
+    def shape(self, told: Any) -> Any:
+        return with_command(told)
 
 
 class Results(Resource):
@@ -160,7 +175,7 @@ def add_api(routes: Routes, service: MasterService) -> None:
     routes.add("/api/v1/jobs/{job}/cancel", Cancelled(service))
     routes.add("/api/v1/jobs/{job}/retry", Retried(service))
     routes.add("/api/v1/jobs/{job}/tasks", Tasks(service, "tasks"))
-    routes.add("/api/v1/jobs/{job}/tasks/{task}", Listing(service, "task"))
+    routes.add("/api/v1/jobs/{job}/tasks/{task}", OneTask(service, "task"))
     routes.add("/api/v1/jobs/{job}/results", Results(service))
     routes.add("/api/v1/objects", Page(service, "objects"))
     routes.add("/api/v1/objects/{id}", Listing(service, "object", id="object"))

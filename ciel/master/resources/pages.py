@@ -4,6 +4,7 @@ escaped, they load nothing and run nothing, and lists come in pages.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable
 from datetime import UTC, datetime
 from html import escape
@@ -11,6 +12,7 @@ from typing import Any, Final
 from urllib.parse import quote
 
 from ciel.core.refs import Failure, Reference, Value, locations_of
+from ciel.execution.commands import with_command
 from ciel.master.resources.resource import Resource, number_asked
 from ciel.master.state import answers, faces
 from ciel.net.http import Request, Routes
@@ -100,6 +102,10 @@ class TaskPage(Page):
             self.service.now_s(),
         )  # fmt: skip
         inputs, outputs = described.pop("inputs"), described.pop("outputs")
+        described = with_command(described)
+        described["command_line"] = shlex.join(described["command_line"] or ())
+        for name in ("started", "ended"):
+            described[name] = _date(described.pop(f"{name}_at_s"))
         described = {key: _shown(value) for key, value in described.items()}
         return self.page(
             request, f"task {task.spec.name or task.spec.id}", _facts(described),

@@ -1,9 +1,11 @@
 """What the master tells those who ask: status, workers, jobs and their tasks.
 
     status, workers, stores     all of the cluster; all workers; what their stores hold and did
-    jobs {limit, first, last}   summaries of the newest jobs, oldest first; of such numbers only
+    jobs {limit, first, last, state}
+                                summaries of the newest jobs, oldest first; of such numbers, or in
+                                that state, only
     jobs {job}                  the summary of one job, quickly, however large it is
-    job {job}                   one job: its summary, its results, what failed
+    job {job}                   one job: its summary, its results, what failed, its first tasks
     results {job, first}        a page of what it wants, with the names of the tasks that make it
     tasks {job, first, state, elements}
                                 a page of its tasks; of a state, or of [first, last, step], only
@@ -15,8 +17,8 @@
     trace {jobs, first}         a page of what their attempts did when
     object, objects             see `holdings`
 
-A job is named by its number, its id, or `last`; a task by its name, its id, or its number. Only
-`change` changes anything.
+A job is named by its number, its id, its name, or `last`; a task by its name, its id, or its
+number. Only `change` changes anything.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ from ciel.core.events import Change
 from ciel.core.jobs import Job, JobState, Kind, summarise, summarise_briefly
 from ciel.core.refs import Concrete, Failure, Reference, Value, locations_of
 from ciel.core.tasks import TaskNode, TaskState
-from ciel.master.state import explain, holdings
+from ciel.master.state import explain, history, holdings
 from ciel.master.state.machine import MasterMachine
 
 RESULTS_MAX = 1000
@@ -39,6 +41,7 @@ FAILURES_MAX = 100
 ROOM_CHARACTERS = 1 << 20  # of references in one answer: a failure may have much to say
 JOBS_LISTED_MAX = 1000  # in one answer; some 15 ms
 TASKS_LISTED_MAX = 1000
+TASKS_OF_JOB_MAX = 10  # that come with what is told of a job
 TASKS_LOOKED_AT_MAX = 10_000  # for one page; some 5 ms
 TASKS_COUNTED_MAX = 5_000  # by kind, for one answer; some 10 ms
 RESULTS_LOOKED_AT_MAX = 100_000  # for errors; some 20 ms
@@ -62,6 +65,7 @@ def workers(machine: MasterMachine, now_s: float) -> list[dict[str, Any]]:
             "worker": worker.facts.id,
             "netloc": worker.facts.netloc,
             "host": worker.facts.host,
+            "hostname": worker.facts.hostname or None,
             "slots": worker.facts.slots,
             "running": min(worker.slots_used, worker.facts.slots),
             "queued": max(worker.slots_used - worker.facts.slots, 0)
@@ -99,7 +103,8 @@ def status(machine: MasterMachine, now_s: float) -> dict[str, Any]:
 
 
 def jobs(machine: MasterMachine, arguments: dict[str, Any]) -> list[list[Any]]:
-    """List jobs, the newest last; only those numbered `first` to `last`, or one, if that is asked.
+    """List jobs, the newest last; only those numbered `first` to `last`, or in `state`, or one, if
+    that is asked.
 
     Raises UnknownQuestionError for one that is not there.
     """
@@ -110,11 +115,13 @@ def jobs(machine: MasterMachine, arguments: dict[str, Any]) -> list[list[Any]]:
     found = list(machine.jobs.values())
     if isinstance(first, int) and isinstance(last, int):
         found = [job for job in found if first <= job.number <= last]
+    if (state := arguments.get("state")) is not None:
+        found = [job for job in found if str(job.state) == state]
     return [list(summarise_briefly(job)) for job in found[-count:]]
 
 
 def find(machine: MasterMachine, selector: Any) -> Job:
-    """Find a job by number, id, or `last`."""
+    """Find a job by number, id, name (the newest that has it), or `last`."""
     everyone = machine.jobs
     if selector == "last" and everyone:
         return next(reversed(everyone.values()))
@@ -124,6 +131,10 @@ def find(machine: MasterMachine, selector: Any) -> Job:
     for job in everyone.values():
         if job.number == number:
             return job
+    if isinstance(selector, str) and selector:
+        for job in reversed(everyone.values()):
+            if job.spec.name == selector:
+                return job
     shown = holdings.shown_name(selector)
     raise UnknownQuestionError(f"there is no job {shown}; `ciel job list` lists those there are")
 
@@ -177,7 +188,9 @@ def _gone(job: Job) -> str:
 
 
 def job(machine: MasterMachine, selector: Any) -> dict[str, Any]:
-    """Describe one job: its summary, its results, and what failed with its story."""
+    """Describe one job: its summary, its results, what failed with its story, what it was asked to
+    run, where it ran, and how its first tasks ended.
+    """
     found = find(machine, selector)
     reference = machine.graph.objects.reference
     results = _within_room(reference(o) for o in islice(found.wanted, RESULTS_MAX))
@@ -189,6 +202,9 @@ def job(machine: MasterMachine, selector: Any) -> dict[str, Any]:
         "failures": [list(failure) for failure in failures],
         "failed_tasks": [None if maker is None else maker.spec.name for maker in makers],
         "open": found.open,
+        "first_task": history.first_task(found),
+        "ran_on": history.ran_on(found),
+        "tasks": tasks(machine, {"job": found.spec.id, "limit": TASKS_OF_JOB_MAX})["tasks"],
     }
 
 
@@ -223,6 +239,10 @@ def tasks(machine: MasterMachine, arguments: dict[str, Any]) -> dict[str, Any]:
     """
     found = find(machine, arguments.get("job"))
     first, state = arguments.get("first"), arguments.get("state")
+    limit = arguments.get("limit")
+    row_count = (
+        limit if isinstance(limit, int) and 0 < limit < TASKS_LISTED_MAX else TASKS_LISTED_MAX
+    )
     elements = _elements(arguments.get("elements"))
     start = first if isinstance(first, int) and first > 0 else 0
     page = found.tasks[start : start + TASKS_LOOKED_AT_MAX]
@@ -235,7 +255,7 @@ def tasks(machine: MasterMachine, arguments: dict[str, Any]) -> dict[str, Any]:
             continue
         if elements is None or _element(task, position) in elements:
             rows.append(_task_row(machine, position, task))
-            if len(rows) == TASKS_LISTED_MAX:
+            if len(rows) == row_count:
                 break
     return {
         "tasks": rows,
@@ -262,6 +282,8 @@ def _element(task: TaskNode, position: int) -> int:
 def _task_row(machine: MasterMachine, position: int, task: TaskNode) -> dict[str, Any]:
     return {
         **_facts(position, task),
+        **history.ran(machine, task),
+        "payload": history.payload_text(task.spec),
         **_result(machine.graph.objects.reference(task.spec.outputs[0])),
     }
 
@@ -417,6 +439,15 @@ def change(machine: MasterMachine, topic: str, argument: Any, now_s: float) -> A
             machine.remove_job(found)
         case "retry":
             machine.retry_job(found, now_s)
+        case "retry_task" | "cancel_task":
+            task = find_task(machine, found, arguments.get("task"))
+            if topic == "retry_task":
+                machine.retry_task(task, now_s)
+            else:
+                machine.cancel_task(task, "cancelled by its user", now_s)
+            named = {"job": found.spec.id, "task": task.spec.id}
+            machine.journal.append(Change(0, topic, named))
+            return {"task": task.spec.id, "name": task.spec.name, "state": str(task.state)}
         case _:
             raise UnknownQuestionError(f"this master cannot change {topic[:_SHOWN_MAX_LENGTH]!r}")
     machine.journal.append(Change(0, topic, {"job": found.spec.id}))

@@ -12,6 +12,7 @@ from ciel.core.plans import HttpPlan, LinkPlan, StreamPlan, plans_for
 from ciel.core.refs import Concrete, Failure, Sweetheart, locations_of
 from ciel.core.retries import not_before_s
 from ciel.core.tasks import TaskNode, TaskState
+from ciel.master.state.history import payload_text, ran
 from ciel.master.state.machine import MasterMachine
 from ciel.master.state.workers import WorkerNode
 
@@ -39,7 +40,8 @@ def describe(machine: MasterMachine, task: TaskNode, now_s: float) -> dict[str, 
         "executor": spec.executor,
         "parent": None if spec.parent == spec.job else spec.parent,
         "attempt": task.attempt,
-        "worker": task.worker,
+        **ran(machine, task),
+        "payload": payload_text(spec),
         "needs": spec.needs._asdict(),
         "inputs": [reference(object_id) for object_id in spec.inputs[:_INPUTS_MAX]],
         "inputs_count": len(spec.inputs),

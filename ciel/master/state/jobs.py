@@ -12,7 +12,13 @@ from typing import TYPE_CHECKING
 
 from ciel.core.arrivals import introduce
 from ciel.core.endings import failed_results, saw_error, stuck
-from ciel.core.errors import CannotRetryError, CielError, JobNotEndedError, UnknownJobError
+from ciel.core.errors import (
+    CannotRetryError,
+    CannotRetryTaskError,
+    CielError,
+    JobNotEndedError,
+    UnknownJobError,
+)
 from ciel.core.events import (
     CLIENT_GRACE_S,
     AddTask,
@@ -32,6 +38,7 @@ from ciel.core.events import (
     WantObjects,
     WatchJob,
 )
+from ciel.core.failures import label
 from ciel.core.fixed import let_all_go
 from ciel.core.graph import TaskGraph
 from ciel.core.ids import JobId, ObjectId
@@ -262,9 +269,13 @@ class JobDesk(ABC):
         self._touched.pop(job.spec.id, None)
 
     def retry_job(self, job: Job, now_s: float) -> None:
-        """Have the failed tasks of an ended job run again; raises CielError if that cannot be."""
+        """Have the failed and cancelled tasks of an ended job run again; raises CielError if that
+        cannot be.
+        """
         self._now_s = now_s
-        if job.state is not JobState.FAILED or job.called_off:
+        if job.state is not JobState.CANCELLED and (
+            job.state is not JobState.FAILED or job.called_off
+        ):
             raise CannotRetryError(job.number, f"it is {job.state}, nothing failed")
         if seer := saw_error(self.graph, job):
             raise CannotRetryError(job.number, f"its task {seer} made its result from an error")
@@ -273,7 +284,30 @@ class JobDesk(ABC):
                 self._tell_of_retry(self.graph.tasks[task_id])
         if not revive(self.graph, job):
             raise CannotRetryError(job.number, "nothing of it failed")
-        self._move(job, JobState.ACTIVE)
+        self._go_on(job)
+
+    def retry_task(self, task: TaskNode, now_s: float) -> None:
+        """Have a failed or cancelled task run again, and what it needs that failed; raises
+        CielError if that cannot be. Its job goes on if it had ended.
+        """
+        self._now_s = now_s
+        job = task.job
+        if task.state not in (TaskState.FAILED, TaskState.CANCELLED):
+            raise CannotRetryTaskError(label(task), f"it is {task.state}")
+        if job.state is JobState.CANCELLING or (job.state is JobState.FAILED and job.called_off):
+            raise CannotRetryTaskError(label(task), f"its job is {job.state}: {job.reason}")
+        if job.state is JobState.ACTIVE and not job.spec.detached:
+            why = "its job runs, and whoever waits for it was told of the failure already"
+            raise CannotRetryTaskError(label(task), why)
+        if self.blame.pop(task.spec.id, None) is not None:
+            self._tell_of_retry(task)
+        revive(self.graph, job, task.outputs)
+        self._go_on(job)
+
+    def _go_on(self, job: Job) -> None:
+        """Have a job go on whose tasks are tried again."""
+        if job.state is not JobState.ACTIVE:
+            self._move(job, JobState.ACTIVE)
         job.reason = ""
         job.ended_at_s = None
         self._touched[job.spec.id] = job

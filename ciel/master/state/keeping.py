@@ -51,7 +51,10 @@ def unlisted(
             continue
         node = graph.objects.get(ref.id)
         if node is None:
-            if idle or is_output(ref.id):
+            namesake = graph.tasks.get(ref.id.partition(":")[0])
+            if namesake is not None and namesake.worker == worker.facts.id:
+                worker.spared[ref.id] = ref  # it may make that besides what it promised
+            elif idle or is_output(ref.id):
                 doomed.append(ref.id)
             continue
         maker = node.producer

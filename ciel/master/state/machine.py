@@ -12,6 +12,7 @@ from collections.abc import Iterable
 
 from ciel.core.arrivals import open_streams
 from ciel.core.choices import given
+from ciel.core.errors import CannotCancelTaskError
 from ciel.core.events import (
     LOST_AFTER_S,
     RECALLED,
@@ -30,6 +31,7 @@ from ciel.core.events import (
     TaskPrinted,
     TaskReported,
 )
+from ciel.core.failures import label
 from ciel.core.fixed import forget_released
 from ciel.core.ids import ObjectId
 from ciel.core.jobs import Job
@@ -46,7 +48,7 @@ from ciel.core.retries import (
     not_before_s,
 )
 from ciel.core.revival import running
-from ciel.core.tasks import ASSIGNED, RUNNABLE, WAITING, TaskNode
+from ciel.core.tasks import ASSIGNED, FINISHED, RUNNABLE, WAITING, Ending, TaskNode
 from ciel.master.state.ahead import Ahead
 from ciel.master.state.children import ChildDesk
 from ciel.master.state.copies import EarlyCopies, Followers
@@ -72,6 +74,7 @@ class MasterMachine(ChildDesk):
             TaskNode, tuple[WorkerNode, TaskReported]
         ] = {}  # till all they read is whole
         self.timeline = Timeline()
+        self.epoch_s = 0.0  # what makes a time of its clock one since the epoch, for answers
         self.workers_joined = 0  # of all there ever were
         self.workers_lost = 0
         self._delegates = delegates
@@ -123,6 +126,8 @@ class MasterMachine(ChildDesk):
             given_at_s = worker.given_at_s.get((task.spec.id, attempt), now_s)
             run_s = now_s - given_at_s if may_have_run else 0.0
             self.timeline.note(worker, task, attempt, given_at_s, now_s, run_s, "WORKER_LOST")
+            if may_have_run:
+                self._note_ending(task, worker, run_s, None)
             self._touched[task.spec.job] = task.job
             if isinstance(verdict, Again):
                 self.graph.requeue(task)
@@ -258,6 +263,14 @@ class MasterMachine(ChildDesk):
         if fault != RECALLED:
             given_at_s = worker.given_at_s.get(key)
             self.timeline.note(worker, task, key[1], given_at_s, self._now_s, report.run_s, fault)
+            self._note_ending(task, worker, report.run_s, report.exit_status)
+
+    def _note_ending(
+        self, task: TaskNode, worker: WorkerNode, run_s: float, exit_status: int | None
+    ) -> None:
+        facts, ran_on = worker.facts, task.job.ran_on
+        task.ending = Ending(facts.id, facts.hostname, self._now_s, run_s, exit_status)
+        ran_on[facts.id] = ran_on.get(facts.id, 0) + 1
 
     def _count(self, task: TaskNode, worker: WorkerNode, report: TaskReported) -> None:
         """Take a good report: all that the attempt read is whole."""
@@ -347,6 +360,19 @@ class MasterMachine(ChildDesk):
     def abort(self, task: TaskNode) -> bool:
         """Have the attempt of a task end, as a failure of its own; return whether there is one."""
         return self._stop(task, aborts=True) is not None
+
+    def cancel_task(self, task: TaskNode, reason: str, now_s: float) -> None:
+        """End a task now, and fail those that need it; raises CielError if it is over. Its program
+        ends soon, and its job goes on.
+        """
+        self._now_s = now_s
+        if task.state in FINISHED:
+            raise CannotCancelTaskError(label(task), str(task.state))
+        if task.state is ASSIGNED:
+            self._stop(task)
+        self._touched[task.spec.job] = task.job
+        self.graph.fail(task, "CANCELLED", reason)
+        self._drop_held(task)
 
     def _drop_held(self, task: TaskNode) -> None:
         """Forget a report that does not count, after its task was set back, and what it made."""

@@ -32,6 +32,7 @@ class WorkerFacts(NamedTuple):
     lacking: Mapping[str, str] = MappingProxyType({})
     software: str = ""
     memory_bytes: int = 0  # for the programs of tasks; 0: nobody knows
+    hostname: str = ""  # for people; `host` tells whether two share files
 
 
 class WorkerNode:

@@ -459,6 +459,7 @@ class WorkerMachine:
         fault: TaskFault | None,
         run_s: float,
         now_s: float,
+        exit_status: int | None = None,
     ) -> None:
         """An attempt is over and nothing of it runs any more."""
         attempt = self.attempts.get(key)
@@ -478,7 +479,7 @@ class WorkerMachine:
             self._close(attempt, ending)
         else:
             fault = fault if ending is None else ending_of(ending, fault)
-            self._close(attempt, TaskReported(*key, published, fault, run_s))
+            self._close(attempt, TaskReported(*key, published, fault, run_s, exit_status))
         self._hold_made(published, now_s)
         self._settle(attempt, published, now_s)
         self._start_next(now_s)

@@ -1,0 +1,36 @@
+"""What a task was asked to run, as people typed it: read from its payload by whoever shows it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ciel.core.errors import CielError
+from ciel.core.refs import REFERENCE_TYPES
+from ciel.wire.descriptors import read_arguments
+from ciel.wire.errors import WireError
+
+
+def command_line(payload: str | None) -> list[str] | None:
+    """Return the words of the command in a task's payload, the ids of objects in place of their
+    files; None if its executor takes no command, or the payload is none.
+    """
+    if payload is None:
+        return None
+    try:
+        arguments = read_arguments(payload.encode())
+    except (WireError, CielError):
+        return None
+    args = arguments.get("args")
+    line = args.get("command_line") if isinstance(args, dict) else None
+    if line is None:
+        line = arguments.get("command")
+    words = line if isinstance(line, list) else [] if line is None else [line]
+    return [word.id if isinstance(word, REFERENCE_TYPES) else str(word) for word in words] or None
+
+
+def with_command(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what was told of a task with its command line in place of its payload."""
+    told = dict(row)
+    told["command_line"] = command_line(told.pop("payload", None))
+    return told

@@ -1,0 +1,69 @@
+"""Where and when tasks ran, how their programs ended, and what they were asked to run.
+
+Payloads are passed on as they are: whoever asks decodes them (see `execution.commands`).
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from ciel.core.jobs import Job
+from ciel.core.tasks import TaskNode, TaskSpec
+from ciel.master.state.machine import MasterMachine
+
+PAYLOAD_MAX_BYTES: Final = 16 << 10
+"""Longer payloads are not told: few command lines are, and a listing has a thousand of them."""
+WORKERS_TOLD_MAX: Final = 1000
+
+
+def ran(machine: MasterMachine, task: TaskNode) -> dict[str, Any]:
+    """Tell where a task's latest attempt ran, when, for how long, and how its program ended. Times
+    are seconds since the epoch; all is None that is not known yet.
+    """
+    ending = task.ending
+    if task.worker is not None or ending is None:
+        node = machine.workers.get(task.worker or "")
+        hostname = None if node is None else node.facts.hostname
+        return _told(task.worker, hostname, None, None, None)
+    ended_at_s = ending.ended_at_s + machine.epoch_s
+    return _told(ending.worker, ending.hostname, ended_at_s, ending.run_s, ending.exit_status)
+
+
+def _told(
+    worker: str | None, hostname: str | None, ended_at_s: float | None, run_s: float | None,
+    exit_status: int | None,
+) -> dict[str, Any]:  # fmt: skip
+    started_at_s = None
+    if ended_at_s is not None and run_s is not None:
+        started_at_s, ended_at_s = round(ended_at_s - run_s, 3), round(ended_at_s, 3)
+    return {
+        "worker": worker,
+        "hostname": hostname or None,
+        "started_at_s": started_at_s,
+        "ended_at_s": ended_at_s,
+        "run_s": None if run_s is None else round(run_s, 6),
+        "exit_status": exit_status,
+    }
+
+
+def payload_text(spec: TaskSpec) -> str | None:
+    """Return a task's payload; None if it is too long to be told, or no text."""
+    if len(spec.payload) > PAYLOAD_MAX_BYTES:
+        return None
+    try:
+        return spec.payload.decode()
+    except UnicodeDecodeError:
+        return None
+
+
+def first_task(job: Job) -> dict[str, Any] | None:
+    """Tell what the first task of a job was asked to run, also when it is forgotten."""
+    spec = job.first
+    if spec is None:
+        return None
+    return {"executor": spec.executor, "name": spec.name, "payload": payload_text(spec)}
+
+
+def ran_on(job: Job) -> dict[str, int]:
+    """Count the attempts of a job that ended on each worker, for so many workers at most."""
+    return dict(list(job.ran_on.items())[:WORKERS_TOLD_MAX])
