@@ -17,7 +17,7 @@ from ciel.client.executor import Executor, chunks_of, failed, slots_of, when_don
 from ciel.client.feeding import FedResults, Feed
 from ciel.client.shared import session_here
 from ciel.python.calls import Mapped
-from ciel.python.failures import unpack_error
+from ciel.python.failures import error_of_map
 from ciel.python.tasks import split_task
 
 if TYPE_CHECKING:
@@ -254,7 +254,7 @@ def _joined(parts: list[Mapped]) -> list[Any]:
     for values, error in parts:
         joined += values
         if error is not None:
-            raise unpack_error(error)
+            raise error_of_map(error, len(joined))
     return joined
 
 

@@ -84,8 +84,10 @@ class Conversation:
         """What people are told has failed; nothing: the program, by its command."""
         return ""
 
-    def died(self, fault: TaskFault, how: str) -> TaskFault:
-        """Say why the task has failed whose program has ended in its middle; `how`, in words."""
+    def died(self, fault: TaskFault, how: str, *, was_ended: bool = False) -> TaskFault:
+        """Say why the task has failed whose program has ended in its middle; `how`, in words.
+        `was_ended`: the worker has ended it, for this task.
+        """
         return fault
 
     def _go_on(self) -> None:

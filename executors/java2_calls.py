@@ -41,7 +41,7 @@ class Java2Conversation(Conversation):
         self._has_called = True
         super().called(calls)
 
-    def died(self, fault: TaskFault, how: str) -> TaskFault:
+    def died(self, fault: TaskFault, how: str, *, was_ended: bool = False) -> TaskFault:
         if self._has_called or not how:
             return fault
         hint = f"are the bindings, with {MAIN_CLASS}, among its jars, or in CIEL_JARS_DIR there?"

@@ -117,8 +117,8 @@ class PythonConversation(Conversation):
     def subject(self) -> str:
         return self._attempt.where
 
-    def died(self, fault: TaskFault, how: str) -> TaskFault:
-        if not self._runs_others or self._attempt.task.attempt > 1:
+    def died(self, fault: TaskFault, how: str, *, was_ended: bool = False) -> TaskFault:
+        if was_ended or not self._runs_others or self._attempt.task.attempt > 1:
             return TaskFault(fault.reason, f"its process {how}") if how else fault
         text = "its program ended, maybe of another call than its own: that will run elsewhere"
         return TaskFault(RECALLED, text)

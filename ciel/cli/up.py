@@ -304,10 +304,14 @@ def _down(words: Sequence[str]) -> int:
     if not args.force and found.is_alive() and not may_end(found):
         _print(found.url, "up", args.json)
         return Status.FAILED
+    scratch = path.parent / "scratch"
+    before = set(scratch.glob("worker-*/*"))
     if not _end_process(found):
         say(f"the cluster at {found.url} had crashed (process {found.pid} is gone)")
     else:
         say(f"the cluster at {found.url} is down")
+    if set(scratch.glob("worker-*/*")) - before:
+        say(f"what failed tasks left is now in {scratch}")
     drop_current(os.environ, path)
     _print(found.url, "down", args.json)
     return Status.DONE

@@ -375,10 +375,13 @@ def _results(parts: list[Any], deadline_s: float | None) -> Iterator[Any]:
     from ciel.client.futures import mapped_values
 
     parts.reverse()
+    count = 0
     try:
         while parts:
             left_s = None if deadline_s is None else deadline_s - time.monotonic()
-            yield from mapped_values(parts.pop().result(left_s))
+            mapped = parts.pop().result(left_s)
+            first, count = count, count + len(mapped.values)
+            yield from mapped_values(mapped, first)
     finally:
         for part in parts:
             part.cancel()

@@ -28,6 +28,7 @@ from ciel.client.forks import forbid, tell_of_forks
 from ciel.client.functions import Functions
 from ciel.client.futures import ClientFuture, Lot, WaitingCall, fail_unsent, still_wanted
 from ciel.client.results import Results
+from ciel.client.trace import is_traced
 from ciel.core.refs import INLINE_MAX_BYTES, Reference
 from ciel.core.refs import Future as Unmade
 from ciel.core.tasks import Mentions
@@ -280,7 +281,7 @@ class Calls(Results):
         first = bundle[0]
         sent = calls.Bundle(
             calls.VERSION, self._module_places(), tuple(table), tuple(written),
-            first.streams, first.raw, self._locals_wanted,
+            first.streams, first.raw, self._locals_wanted, is_traced(self._client),
         )  # fmt: skip
         packed: bytes | None = calls.pack_bundle(sent)
         if len(packed or b"") > calls.INLINE_MAX_BYTES:

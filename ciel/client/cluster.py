@@ -226,9 +226,13 @@ class LocalCluster(Shown):
         return f"{workers} with {slots}{each}; logs in {self.directory}"
 
     def relocated(self, text: str) -> str:
-        """Replace the paths of kept scratch directories by those they will have in the end."""
+        """Replace the paths of kept scratch directories by those they will have in the end, which
+        lead there from now on.
+        """
         for number, spool in enumerate(self._spools):
-            text = text.replace(str(spool / "kept"), str(self._scratch(number)))
+            if str(spool / "kept") in text:
+                text = text.replace(str(spool / "kept"), str(self._scratch(number)))
+                self._link_scratch(number)
         return text
 
     def cause_of_death(self) -> ClientError | None:
@@ -353,9 +357,21 @@ class LocalCluster(Shown):
     def _scratch(self, number: int) -> Path:
         return self.directory / "scratch" / f"worker-{number + 1}"
 
+    def _link_scratch(self, number: int) -> None:
+        """Have what failed tasks left be found already where it will lie in the end."""
+        scratch = self._scratch(number)
+        with contextlib.suppress(OSError):  # a full disk; it is moved there in the end
+            scratch.mkdir(mode=0o700, parents=True, exist_ok=True)
+            for kept in _entries(self._spools[number] / "kept"):
+                with contextlib.suppress(FileExistsError):
+                    (scratch / kept.name).symlink_to(kept)
+
     def _keep_scratch(self) -> None:
         """Move what failed tasks left to where it may stay, beside what earlier ones left."""
         for number, spool in enumerate(self._spools):
+            for link in _entries(self._scratch(number)):
+                if link.is_symlink():
+                    link.unlink(missing_ok=True)
             for kept in _entries(spool / "kept"):
                 scratch = self._scratch(number)
                 with contextlib.suppress(OSError):  # a full disk must not keep us here

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from ciel.client.changes import Condition
 from ciel.python.calls import Mapped
-from ciel.python.failures import PackingError, pack_error, unpack_error
+from ciel.python.failures import PackingError, error_of_map, pack_error
 from ciel.python.sessions import NoClientError, Session, current, leave
 from ciel.python.tasks import USUAL, Options, Task, name_of, read_options, split_task
 
@@ -404,15 +404,17 @@ def _results(
     until_s: float | None,
 ) -> Iterator[Any]:
     """Yield the results of parts in order, holding none of those that were taken."""
+    count = 0
     try:
         while waiting:
             mapped = _value(waiting, until_s)
+            count += len(mapped.values)
             waiting.extend(itertools.islice(further, 1))
             mapped.values.reverse()
             while mapped.values:
                 yield mapped.values.pop()
             if mapped.error is not None:
-                raise unpack_error(mapped.error)
+                raise error_of_map(mapped.error, count)
     finally:
         for future in waiting:
             future.cancel()

@@ -79,11 +79,12 @@ def explain(client: Client, future: Any) -> Explanation:
     if not future.done():
         client.calls.expedite(future)
     lot = future.lot
+    has_failed = bool(future.done() and future.exception() is not None)
     if lot is None:
         return Explanation(name, "unsent", here or ("its call is on its way to the cluster",))
     if len(lot.functions) > 1:
         here = (*here, f"its task makes the results of {len(lot.functions)} calls, this among them")
-    return _told(client, lot.id, name, here)
+    return _told(client, lot.id, name, here, has_failed=has_failed)
 
 
 def _known_here(future: Any) -> tuple[str, ...]:
@@ -92,10 +93,13 @@ def _known_here(future: Any) -> tuple[str, ...]:
     error = future.exception()
     if error is None:
         return ("its value is there",)
-    return (f"it has failed: {traceback.format_exception_only(error)[0].strip()}",)
+    why = f"it has failed: {traceback.format_exception_only(error)[0].strip()}"
+    return (why, *map(str, getattr(error, "__notes__", ())))
 
 
-def _told(client: Client, object_id: str, name: str, here: tuple[str, ...]) -> Explanation:
+def _told(
+    client: Client, object_id: str, name: str, here: tuple[str, ...], *, has_failed: bool = False
+) -> Explanation:
     try:
         told = client.ask("task", {"object": object_id})
     except QueryError as error:
@@ -104,15 +108,17 @@ def _told(client: Client, object_id: str, name: str, here: tuple[str, ...]) -> E
         return Explanation(name or object_id, "unknown", (error.reason,))
     relocated = client.cluster.relocated if client.cluster is not None else str
     why, story = [[relocated(text) for text in told[key]] for key in ("why", "story")]
-    if told["state"] == "failed" and here:
-        why = []  # it says the same
+    state = "running" if told["runs"] else told["state"]
+    if has_failed:
+        state = "failed"  # though its program ended well: what the function raised is its result
+        why = []  # it says the same, or how the program ended
         story = story if len(story) > 1 else []
     inputs = [_reading(ref) for ref in from_json(told["inputs"])]
     left_out = told["inputs_count"] - len(inputs)
     more = [f"and {left_out} more"] if left_out else []
     return Explanation(
         name=name or told["name"] or told["task"],
-        state="running" if told["runs"] else told["state"],
+        state=state,
         why=(*here, *why),
         story=tuple(story),
         task=told["task"],

@@ -17,7 +17,7 @@ from typing import Any, Final
 from ciel.client.bundling import BACKLOG_PER_SLOT
 from ciel.client.executor import failed, when_done
 from ciel.python.calls import Mapped
-from ciel.python.failures import PackingError, unpack_error
+from ciel.python.failures import PackingError, error_of_map, unpack_error
 
 Rows = list[tuple[Any, ...]]
 
@@ -163,6 +163,7 @@ class FedResults(Iterator[Any]):
         self._count: int | None = None
         self._values: list[Any] = []
         self._error: BaseException | None = None
+        self._taken = 0  # of the results in chunks
         self._was_read = False
 
     def __next__(self) -> Any:
@@ -185,7 +186,10 @@ class FedResults(Iterator[Any]):
     def _take(self, mapped: Mapped) -> None:
         self._values = mapped.values
         self._values.reverse()
-        self._error = None if mapped.error is None else unpack_error(mapped.error)
+        self._taken += len(mapped.values)
+        if (error := mapped.error) is not None:
+            in_order = self._in_order
+            self._error = error_of_map(error, self._taken) if in_order else unpack_error(error)
 
     def _future(self, until_s: float | None) -> Any:
         while True:

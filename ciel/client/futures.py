@@ -17,7 +17,7 @@ from ciel.core.refs import Future as Unmade
 from ciel.core.refs import Reference, Value, locations_of
 from ciel.python.calls import Function, Mapped
 from ciel.python.contents import ERROR, Outcome
-from ciel.python.failures import packing_error, unpack_error
+from ciel.python.failures import error_of_map, packing_error
 from ciel.python.futures import Future
 from ciel.python.packing import Packed, UnpackedError, unpack
 from ciel.python.showing import Shown
@@ -373,13 +373,13 @@ def _size_bytes(ref: Reference) -> int | None:
     return len(ref.content) if isinstance(ref, Value) else getattr(ref, "size_bytes", None)
 
 
-def mapped_values(mapped: Mapped) -> Iterator[Any]:
-    """Yield the results of a part of a map; raises what the function raised, behind those before
-    it.
+def mapped_values(mapped: Mapped, first: int) -> Iterator[Any]:
+    """Yield the results of a part of a map that begins with the `first`th call; raises what the
+    function raised, behind those before it.
     """
     yield from mapped.values
     if mapped.error is not None:
-        raise unpack_error(mapped.error)
+        raise error_of_map(mapped.error, first + len(mapped.values))
 
 
 def read_value(outcome: Outcome, given: list[Any]) -> Any:

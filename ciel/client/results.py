@@ -26,6 +26,7 @@ from ciel.client.errors import (
     RequestRefusedError,
 )
 from ciel.client.futures import ClientFuture, Lot, read_value
+from ciel.client.trace import note_calls
 from ciel.core.ids import ObjectId, is_output
 from ciel.core.refs import Failure, Reference, Value
 from ciel.core.refs import Future as Unmade
@@ -187,6 +188,8 @@ class Results(ABC):
                 future.fail(packing_error(f"the result of {future.name}", error))
             return
         outcomes = found.outcomes
+        if found.times is not None:
+            note_calls(self._client, lot.id, [each.name for each in lot.functions], found.times)
         if lot.functions:
             each_s = found.took_s / len(lot.functions)
             for function in () if lot.is_counted else set(lot.functions):

@@ -4,6 +4,7 @@ The file is a JSON array of events, as Google's "Trace Event Format" says: a pro
 worker, in it a row for each slot, and on that a complete event (`X`) for each attempt. Times are
 the master's, in microseconds from the beginning. An attempt's arguments tell how long it waited:
 for a worker (`waited_in_line_s`), and there for its inputs and a slot (`waited_on_worker_s`).
+Within the bar of a task that ran several calls of functions, each of these has a bar of its own.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
@@ -20,6 +21,7 @@ from ciel.python import sessions
 
 if TYPE_CHECKING:
     from ciel.client.api import Client
+    from ciel.python.contents import Times
 
 
 class Attempt(NamedTuple):
@@ -38,6 +40,18 @@ class Attempt(NamedTuple):
     ended_at_s: float | None
     run_s: float
     fault: str
+
+
+class CallSpan(NamedTuple):
+    """A call of a function, as the program that ran it has timed it. `output`: which output of
+    which task it helped to make; `begun_s` is since the epoch.
+    """
+
+    output: str
+    name: str
+    worker: str
+    begun_s: float
+    took_s: float
 
 
 class Bar(NamedTuple):
@@ -83,16 +97,24 @@ def lay_out(attempts: Iterable[Attempt], slots: int, now_s: float) -> list[Bar]:
 
 
 def events_of(
-    attempts: Iterable[Attempt], slots: Mapping[str, int], now_s: float
-) -> list[dict[str, Any]]:
-    """Return the events of a trace."""
+    attempts: Iterable[Attempt], slots: Mapping[str, int], now_s: float,
+    calls: Sequence[CallSpan] = (), epoch_s: float = 0.0,
+) -> list[dict[str, Any]]:  # fmt: skip
+    """Return the events of a trace. `epoch_s`: what makes a time of the master's clock one since
+    the epoch.
+    """
     by_worker: dict[str, list[Attempt]] = {}
     for attempt in attempts:
         by_worker.setdefault(attempt.worker, []).append(attempt)
-    placed = [
-        (number, worker, lay_out(of_worker, slots.get(worker, 1), now_s))
-        for number, (worker, of_worker) in enumerate(sorted(by_worker.items()), 1)
-    ]
+    placed = []
+    within: dict[tuple[str, int], list[CallSpan]] = {}
+    for number, (worker, of_worker) in enumerate(sorted(by_worker.items()), 1):
+        timed = [
+            call._replace(begun_s=call.begun_s - epoch_s)
+            for call in calls if call.worker == worker
+        ]  # fmt: skip
+        exact = _fit(of_worker, timed, within) if timed else of_worker
+        placed.append((number, worker, lay_out(exact, slots.get(worker, 1), now_s)))
     first_s = min([bar.start_s for _, _, bars in placed for bar in bars], default=0.0)
     events: list[dict[str, Any]] = []
     for number, worker, bars in placed:
@@ -100,7 +122,68 @@ def events_of(
         rows = range(max(1, slots.get(worker, 1)))
         events += [_named("thread_name", number, row + 1, f"slot {row + 1}") for row in rows]
         events += [_complete(bar, number, first_s) for bar in bars]
+        for bar in bars:
+            known = within.get((bar.attempt.task, bar.attempt.attempt), ())
+            events += [_call_event(call, bar, number, first_s) for call in known]
     return events
+
+
+def _fit(
+    attempts: list[Attempt],
+    calls: Iterable[CallSpan],
+    within: dict[tuple[str, int], list[CallSpan]],
+) -> list[Attempt]:
+    """Find the attempt that ran each call: at the task that was to make its output, or at a child
+    to which that was handed over. Return the attempts with the times that their calls tell, which
+    are more exact than those of the reports, in the order of their ends.
+    """
+    by_task: dict[str, list[Attempt]] = {}
+    for attempt in attempts:
+        by_task.setdefault(attempt.task, []).append(attempt)
+        if attempt.parent:
+            by_task.setdefault(attempt.parent, []).append(attempt)
+    for call in calls:
+        candidates = by_task.get(call.output.partition(":")[0])
+        if candidates is not None:  # else it ended before the trace began, or is forgotten
+            found = min(candidates, key=lambda attempt: _distance_s(attempt, call))
+            within.setdefault((found.task, found.attempt), []).append(call)
+    exact = [
+        _timed_by(attempt, within.get((attempt.task, attempt.attempt))) for attempt in attempts
+    ]
+    return sorted(exact, key=lambda a: float("inf") if a.ended_at_s is None else a.ended_at_s)
+
+
+def _distance_s(attempt: Attempt, call: CallSpan) -> float:
+    """Return how far a call lies outside of the time of an attempt, as its report tells that."""
+    if attempt.ended_at_s is None:
+        return 0.0
+    middle_s = call.begun_s + call.took_s / 2
+    start_s = attempt.ended_at_s - attempt.run_s
+    return max(start_s - middle_s, middle_s - attempt.ended_at_s, 0.0)
+
+
+def _timed_by(attempt: Attempt, calls: list[CallSpan] | None) -> Attempt:
+    """Return an attempt that lasts from the first to the last of its calls."""
+    if not calls or attempt.ended_at_s is None:
+        return attempt
+    ended_at_s = max(call.begun_s + call.took_s for call in calls)
+    begun_s = min(call.begun_s for call in calls)
+    return attempt._replace(ended_at_s=ended_at_s, run_s=ended_at_s - begun_s)
+
+
+def _call_event(call: CallSpan, bar: Bar, process: int, first_s: float) -> dict[str, Any]:
+    start_s = min(max(call.begun_s, bar.start_s), bar.end_s)
+    end_s = min(max(call.begun_s + call.took_s, start_s), bar.end_s)
+    return {
+        "name": call.name,
+        "cat": "call",
+        "ph": "X",
+        "ts": round((start_s - first_s) * 1e6, 3),
+        "dur": round((end_s - start_s) * 1e6, 3),
+        "pid": process,
+        "tid": bar.row + 1,
+        "args": {"task": bar.attempt.task, "job": bar.attempt.job},
+    }
 
 
 def _named(kind: str, process: int, row: int, name: str) -> dict[str, Any]:
@@ -144,6 +227,7 @@ class Trace:
         self._client = client
         self._firsts: dict[int, int] = {}
         self._events: list[dict[str, Any]] = []  # of clients that were closed meanwhile
+        self._calls: dict[int, list[CallSpan]] = {}  # of each client
 
     def __enter__(self) -> Self:
         for client in self._clients():
@@ -192,7 +276,9 @@ class Trace:
             slots |= page["slots"]
             place, now_s = page["next"], page["now_s"]
         highest = max([event["pid"] for event in self._events], default=0)
-        events = events_of(attempts, slots, now_s)
+        calls = self._calls.get(id(client), [])
+        epoch_s = client.ask("status")["epoch_s"] if calls else 0.0
+        events = events_of(attempts, slots, now_s, calls, epoch_s)
         self._events = self._events + [{**event, "pid": event["pid"] + highest} for event in events]
 
     def _clients(self) -> list[Any]:
@@ -200,12 +286,33 @@ class Trace:
             return [self._client]
         return [session for session in sessions.everyone() if hasattr(session, "job_ids")]
 
+    def note(self, client: Client, calls: Iterable[CallSpan]) -> None:
+        """Take in when calls of a client ran."""
+        self._calls.setdefault(id(client), []).extend(calls)
+
     def takes(self, client: Client) -> bool:
         """Whether what a client does belongs into it."""
         return self._client is None or self._client is client
 
 
 _open: list[Trace] = []
+
+
+def is_traced(client: Client) -> bool:
+    """Whether a trace is open to which what a client does belongs: its calls are to be timed."""
+    return any(trace.takes(client) for trace in _open)
+
+
+def note_calls(client: Client, output: str, names: Sequence[str], times: Times) -> None:
+    """Have the traces that are open take in when calls ran. `names`: of the functions of an output;
+    the last is that of all further calls, which are elements of a map.
+    """
+    for trace in _open:
+        if trace.takes(client) and names:
+            trace.note(client, [
+                CallSpan(output, names[min(place, len(names) - 1)], times.worker, *span)
+                for place, span in enumerate(times.spans)
+            ])  # fmt: skip
 
 
 def closing(client: Client) -> None:

@@ -106,12 +106,15 @@ class Failure(NamedTuple):
 
     def passed_on(self, maker: str = "") -> tuple[str, Any]:
         """Say why a task fails that never ran: by the failure of its input, which `maker` was to
-        make; told once however long the chain.
+        make; told once however long the chain, the culprit first.
         """
         if self.reason in ("DEPENDENCY_FAILED", "CANCELLED"):
             return self.reason, self.details
-        whose = f"{self.id}, which {maker} was to make," if maker else self.id
-        text = f"its input {whose} failed ({self.reason}): {self.text}"
+        text = f"its input {self.id} failed ({self.reason}): {self.text}"
+        if maker:
+            text = (
+                f"{maker} failed ({self.reason}): {self.text}\nits output {self.id} is needed here"
+            )
         return "DEPENDENCY_FAILED", with_text(self.details, text)
 
 

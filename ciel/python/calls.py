@@ -80,7 +80,8 @@ class Bundle(NamedTuple):
     """What is in a task's arguments. `places`: directories from which its modules may come
     (sys.path). `streams`: what it yields goes to output 0 while it runs; it is the only call then.
     `raw`: output 0 is what it returns as it is (bytes or a text), for programs to read; it is the
-    only call then, too. `locals_wanted`: tracebacks are to show local variables.
+    only call then, too. `locals_wanted`: tracebacks are to show local variables. `timed`: the
+    time of each call is noted for a trace (`contents.Times`).
     """
 
     version: tuple[int, int, str]
@@ -90,6 +91,7 @@ class Bundle(NamedTuple):
     streams: bool = False
     raw: bool = False
     locals_wanted: bool = False
+    timed: bool = False
 
 
 def function_of(packed: bytes) -> Function:
@@ -112,7 +114,8 @@ def pack_bundle(bundle: Bundle) -> bytes:
         for lot in bundle.lots
     ]  # fmt: skip
     functions = list(map(tuple, bundle.functions))
-    rest = (bundle.places, functions, lots, bundle.streams, bundle.raw, bundle.locals_wanted)
+    rest = (bundle.places, functions, lots, bundle.streams, bundle.raw, bundle.locals_wanted,
+            bundle.timed)  # fmt: skip
     return pickle.dumps((bundle.version, rest), PROTOCOL)
 
 

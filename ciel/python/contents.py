@@ -36,25 +36,41 @@ class Outcome(NamedTuple):
     refs: tuple[Any, ...] = ()
 
 
+class Times(NamedTuple):
+    """When the calls of a lot ran, for a trace: on which worker, and for each (of a map, for each
+    element) when it began, in seconds since the epoch, and how many seconds it took.
+    """
+
+    worker: str
+    spans: list[tuple[float, float]]
+
+
 class Contents(NamedTuple):
-    """Outcomes, and how long they took, in seconds."""
+    """Outcomes, and how long they took, in seconds. `times`: only if a trace was asked for."""
 
     outcomes: list[Outcome]
     took_s: float
+    times: Times | None = None
 
 
 def index_of(
-    outcomes: Sequence[Outcome], places: Sequence[Sequence[tuple[int, int]]], took_s: float
+    outcomes: Sequence[Outcome],
+    places: Sequence[Sequence[tuple[int, int]]],
+    took_s: float,
+    times: Times | None = None,
 ) -> bytes:
     """Return the index: `places` are offset and length of each buffer, for each outcome."""
     rows = [
         (outcome.kind, outcome.packed.head, tuple(spans), outcome.refs)
         for outcome, spans in zip(outcomes, places, strict=True)
     ]
-    return pickle.dumps((rows, took_s), PROTOCOL)
+    index = (rows, took_s) if times is None else (rows, took_s, tuple(times))
+    return pickle.dumps(index, PROTOCOL)
 
 
-def encode(outcomes: Sequence[Outcome], took_s: float = 0.0) -> list[Buffer]:
+def encode(
+    outcomes: Sequence[Outcome], took_s: float = 0.0, times: Times | None = None
+) -> list[Buffer]:
     """Return the pieces of an object, to be written one after the other; no buffer is copied."""
     places: list[list[tuple[int, int]]] = []
     buffers: list[Buffer] = []
@@ -70,7 +86,7 @@ def encode(outcomes: Sequence[Outcome], took_s: float = 0.0) -> list[Buffer]:
             spans.append((position + gap, raw.nbytes))
             buffers.append(raw.cast("B") if raw.nbytes else b"")
             position += gap + raw.nbytes
-    index = index_of(outcomes, places, took_s)
+    index = index_of(outcomes, places, took_s, times)
     return [HEADER.pack(MAGIC, position, len(index)), *buffers, index]
 
 
@@ -83,14 +99,14 @@ def decode(content: Buffer) -> Contents:
         magic, start, size_bytes = HEADER.unpack_from(view)
         if magic != MAGIC:
             raise ValueError
-        rows, took_s = pickle.loads(view[start : start + size_bytes])
+        rows, took_s, *times = pickle.loads(view[start : start + size_bytes])
         outcomes = [
             Outcome(kind, Packed(head, tuple([view[at : at + size] for at, size in spans])), refs)
             for kind, head, spans, refs in rows
         ]
     except (ValueError, TypeError, EOFError, struct.error, pickle.UnpicklingError):
         raise UnpackedError(f"{len(view)} bytes that no Python task has made") from None
-    return Contents(outcomes, took_s)
+    return Contents(outcomes, took_s, Times(*times[0]) if times else None)
 
 
 # --- streams --------------------------------------------------------------------------------------

@@ -99,10 +99,11 @@ _KINDS: Final[dict[str, type[TaskError]]] = {
 
 
 def pack_error(
-    error: BaseException, skipped_frames: int = 0, locals_wanted: bool = False, worker: str = ""
-) -> bytes:
-    """Pack an exception with its traceback, less the outermost frames, which are ours, and the
-    worker on which it was raised. Never raises.
+    error: BaseException, skipped_frames: int = 0, locals_wanted: bool = False, worker: str = "",
+    name: str = "",
+) -> bytes:  # fmt: skip
+    """Pack an exception with its traceback, less the outermost frames, which are ours, the worker
+    on which it was raised and the name of the call that raised it. Never raises.
     """
     trace = error.__traceback__
     for _ in range(skipped_frames):
@@ -117,7 +118,7 @@ def pack_error(
     head = _pack_alone(error.with_traceback(None))
     error.with_traceback(trace)
     notes = list(getattr(error, "__notes__", ()))
-    return pickle.dumps((head, text, kind, notes, worker), PROTOCOL)
+    return pickle.dumps((head, text, kind, notes, worker, name), PROTOCOL)
 
 
 def _pack_alone(error: BaseException) -> bytes | None:
@@ -143,8 +144,10 @@ def _pack_alone(error: BaseException) -> bytes | None:
 
 
 def unpack_error(packed: bytes, where: str = "") -> BaseException:
-    """Return the exception, to be raised: `where` (task, worker, attempt) becomes a note of it."""
-    head, text, kind, notes, worker = pickle.loads(packed)
+    """Return the exception, to be raised: `where` (task, worker, attempt) becomes a note of it. If
+    another call raised it, on whose result that task depends, a note before that names the culprit.
+    """
+    head, text, kind, notes, worker, name = pickle.loads(packed)
     error: BaseException | None = None
     if head is not None:
         try:
@@ -155,14 +158,32 @@ def unpack_error(packed: bytes, where: str = "") -> BaseException:
         error = RemoteError(f"a task raised {kind}, which cannot be pickled:\n{text}", kind=kind)
     told = list(getattr(error, "__notes__", ()))
     told += [note for note in notes if note not in told]
-    if where:
+    if name and not where.startswith(f"in task {name} ("):
+        found = [f"in task {name} on worker {worker}" if worker else f"in task {name}"]
+        found += [f"its result was needed {where}"] if where else []
+        told += [note for note in found if note not in told]
+    elif where:
         is_whole = not worker or " on worker " in where
         told.append(where if is_whole else f"{where} on worker {worker}")
     if told:
-        object.__setattr__(error, "__notes__", told)  # frozen classes refuse `add_note`
+        _set_notes(error, told)
     if not isinstance(error, RemoteError):
         object.__setattr__(error, "__cause__", RemoteTraceback(text))
     return error
+
+
+def error_of_map(packed: bytes, index: int) -> BaseException:
+    """Return what a call of a map raised, to be raised, with a note that says which call it was:
+    `index` counts from 0.
+    """
+    error = unpack_error(packed)
+    note = f"in element {index} of the map, counted from 0"
+    _set_notes(error, [*getattr(error, "__notes__", ()), note])
+    return error
+
+
+def _set_notes(error: BaseException, notes: list[str]) -> None:
+    object.__setattr__(error, "__notes__", notes)  # frozen classes refuse `add_note`
 
 
 def error_text(packed: bytes) -> str:

@@ -208,7 +208,7 @@ class HandCluster:
     def netlocs(self) -> list[str]:
         """Where the workers serve, as they logged it."""
         logs = [self.log(f"worker{number}") for number in range(1, len(self.workers) + 1)]
-        return [re.findall(r"worker \w+ at (127\.0\.0\.1:\d+)", log)[0] for log in logs]
+        return [re.findall(r"worker \S+ at (127\.0\.0\.1:\d+)", log)[0] for log in logs]
 
     def start_worker(self, *options: str) -> subprocess.Popen[str]:
         """Start a worker with a slot; return it once it has joined."""
@@ -227,7 +227,7 @@ class HandCluster:
     def await_worker(log: Path) -> None:
         def is_ready() -> bool:  # it may have joined before it says where it is
             told = log.read_text() if log.exists() else ""
-            return "joined the master" in told and re.search(r"worker \w+ at ", told) is not None
+            return "joined the master" in told and re.search(r"worker \S+ at ", told) is not None
 
         wait_for(is_ready, "a worker")
 

@@ -37,6 +37,7 @@ _ALIKE: Sequence[tuple[str, str]] = (
     (r"\b\d+ tasks of its priority", "N tasks of its priority"),
     (r"\b(time:|up for) .*", r"\1 T"),
     (r"\b\d\d:\d\d:\d\d\b", "CLOCK"),
+    (r"(?<=\S) {2,}", "  "),  # columns are as wide as the names of hosts
     (r"\b\d+\.\ds\b", "T"),
     (r"\b\d{4}-\d\d-\d\dT\d\d-\d\d-\d\d\.\d+\b", "RUN"),
     (r"\b\d+ slots?\b(?=;)", "N slots"),

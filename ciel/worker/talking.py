@@ -373,7 +373,8 @@ class Talking:
             talked.roll_back_outputs()
             fault = process.end_fault(self._place.worker)
             if process.conversation is not None:
-                fault = process.conversation.died(fault, process.how_it_ended)
+                was_ended = process.is_called_off
+                fault = process.conversation.died(fault, process.how_it_ended, was_ended=was_ended)
         tail = process.tail()
         self._let_go(process, talked)
         if talked.lost is not None:

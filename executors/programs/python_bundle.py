@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import sys
 import time
 from base64 import b64decode
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ciel.executors.programs.python_evaluator import Evaluator, each_its_own
 from ciel.executors.programs.python_inputs import Inputs
@@ -16,7 +17,7 @@ from ciel.executors.programs.python_outputs import Outputs
 from ciel.executors.programs.python_sharing import Sharing
 from ciel.python import sessions
 from ciel.python.calls import AS_PATH, AS_STREAM, Bundle, Call, Function, Mapped, Use, unpack_bundle
-from ciel.python.contents import ERROR, MOVED, VALUE, Outcome
+from ciel.python.contents import ERROR, MOVED, VALUE, Outcome, Times
 from ciel.python.inside import (
     _PLAIN_TYPES,
     DONE,
@@ -27,11 +28,12 @@ from ciel.python.inside import (
     result_from,
 )
 from ciel.python.packing import PROTOCOL, Packed, UnpackedError, unpack
-from ciel.python.tasks import Options, Task
+from ciel.python.tasks import Options, Task, name_of
 
 if TYPE_CHECKING:
     from ciel.executors.programs.python import Program
 
+T = TypeVar("T")
 _NO_OPTIONS = Options()
 
 
@@ -64,6 +66,7 @@ class Run:
         self._functions: dict[int, Any] = {}
         self._is_alone = [len(lot) for lot in self._bundle.lots] == [1]
         self._heir: TaskFuture[Any] | None = None  # who makes our result
+        self._spans: list[tuple[float, float]] = []  # of calls, for a trace
 
     def _read_bundle(self, told: dict[str, Any]) -> Bundle:
         encoded = told.get("calls")
@@ -109,11 +112,12 @@ class Run:
         if len(lots) > 1:
             self._sharing.lots = self
             self._sharing.arm()
+        run_call = self._run_timed if self._bundle.timed else self._run_call
         while (number := self._take_lot()) is not None:
             begun_s = time.perf_counter()
             outcomes = self._made[number]
             for call in lots[number]:
-                outcomes += self._run_call(call)
+                outcomes += run_call(call)
                 if self._sharing.has_works:
                     self._sharing.drop_all()
             if self._heir is not None:
@@ -124,8 +128,31 @@ class Run:
             took_s = time.perf_counter() - begun_s
             if self._bundle.raw:
                 return self._publish_raw(outcomes[0])
-            self._outputs.publish(number, outcomes, took_s)
+            self._outputs.publish(number, outcomes, took_s, self._take_times())
         return None
+
+    def _run_timed(self, call: Call) -> Sequence[Outcome]:
+        """Run a call, and note its time for a trace; of a map each element is noted."""
+        return self._run_call(call) if call.is_map else self._timed(self._run_call)(call)
+
+    def _timed(self, function: Callable[..., T]) -> Callable[..., T]:
+        """Return a function that notes when a call of another one ran."""
+
+        def timed(*args: Any) -> T:
+            begun_s = time.time()
+            try:
+                return function(*args)
+            finally:
+                self._spans.append((begun_s, time.time() - begun_s))
+
+        return timed
+
+    def _take_times(self) -> Times | None:
+        """Return when the calls of the lot ran that has ended, if a trace was asked for."""
+        if not self._bundle.timed:
+            return None
+        spans, self._spans = self._spans, []
+        return Times(os.environ.get("CIEL_WORKER", ""), spans)
 
     def _run_stream(self, call: Call) -> bytes | None:
         """Run a call whose items are read meanwhile; return what it raised."""
@@ -150,7 +177,7 @@ class Run:
         except BaseException as error:  # whatever a function raises is its outcome
             if work.state is DONE and work.results[0].kind == ERROR:
                 return bytes(work.results[0].payload)
-            return self._evaluator.packed_error(error, 1)
+            return self._evaluator.packed_error(error, 1, self._name(call))
         finally:
             writing.close()
         return None
@@ -241,14 +268,15 @@ class Run:
     ) -> Sequence[Outcome]:
         values: list[Any] = []
         error: bytes | None = None
+        call_row = self._timed(function) if self._bundle.timed else function
         try:
             for row in rows:
-                value = function(*row)
+                value = call_row(*row)
                 if type(value) not in _PLAIN_TYPES:
                     value = self._evaluator.whole(value, call.name)
                 values.append(value)
         except BaseException as raised:  # as above
-            error = self._evaluator.packed_error(raised, 1)
+            error = self._evaluator.packed_error(raised, 1, self._name(call))
         return self._outcomes(call, Mapped(values, error))
 
     def _outcomes(self, call: Call, value: Any) -> Sequence[Outcome]:
@@ -274,8 +302,13 @@ class Run:
         return self._sharing.sending.outcome_of(result)
 
     def _failed(self, call: Call, error: BaseException, skipped_frames: int) -> Sequence[Outcome]:
-        packed = self._evaluator.packed_error(error, skipped_frames)
+        packed = self._evaluator.packed_error(error, skipped_frames, self._name(call))
         return [Outcome(ERROR, Packed(packed))] * call.returns
+
+    def _name(self, call: Call) -> str:
+        """Name a call to people, as its client does."""
+        function = self._functions.get(call.function)
+        return call.name or ("" if function is None else name_of(function))
 
     # --- what calls are made with -----------------------------------------------------------------
 

@@ -357,14 +357,14 @@ class Evaluator:
 
     def fail(self, work: Work, error: BaseException, skipped_frames: int = 0) -> None:
         """End a work with what it raised."""
-        packed = self.packed_error(error, skipped_frames)
+        packed = self.packed_error(error, skipped_frames, work.name)
         self._end(work, [Result(ERROR, packed)] * work.options.returns)
 
-    def packed_error(self, error: BaseException, skipped_frames: int = 0) -> bytes:
+    def packed_error(self, error: BaseException, skipped_frames: int = 0, name: str = "") -> bytes:
         from ciel.python.failures import pack_error
 
         worker = os.environ.get("CIEL_WORKER", "")
-        return pack_error(error, skipped_frames, self.locals_wanted, worker)
+        return pack_error(error, skipped_frames, self.locals_wanted, worker, name)
 
     def _end(self, work: Work, results: list[Result]) -> None:
         work.results = results

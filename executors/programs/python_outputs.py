@@ -9,7 +9,7 @@ from binascii import b2a_base64
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from ciel.python.contents import Outcome, encode
+from ciel.python.contents import Outcome, Times, encode
 
 if TYPE_CHECKING:
     from ciel.executors.programs.python_channel import Channel
@@ -62,12 +62,14 @@ class Outputs:
             self.drafts.give_up()
             self.drafts = None
 
-    def publish(self, lot: int, outcomes: Sequence[Outcome], took_s: float) -> None:
+    def publish(
+        self, lot: int, outcomes: Sequence[Outcome], took_s: float, times: Times | None = None
+    ) -> None:
         """Make an output of what became of some calls."""
         if self.drafts is not None and self.drafts.publish(outcomes, took_s):
             del self._numbers[lot]
             return
-        self.publish_pieces(lot, encode(outcomes, took_s))
+        self.publish_pieces(lot, encode(outcomes, took_s, times))
 
     def publish_pieces(self, lot: int, pieces: Sequence[Buffer]) -> None:
         """Make an output of some bytes."""

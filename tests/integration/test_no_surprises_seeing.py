@@ -342,3 +342,130 @@ def test_d1_workers_have_ids_that_begin_with_the_names_of_their_hosts(cluster: C
     for worker in cluster.facts("worker", "list"):
         assert re.fullmatch(WORKER_ID, worker["worker"])
         assert worker["hostname"] == host_name()
+
+
+# --- D4: who failed -------------------------------------------------------------------------------
+
+CHAIN = """\
+import ciel
+def fetch(): raise OSError('the disk is on fire')
+def sort(words): return words
+def count(words): return len(words)
+@ciel.task
+def spawns(): return ciel.task(count).spawn(ciel.task(fetch).spawn()).result()
+with ciel.Client() as client:
+    first = client.submit(fetch)
+    last = client.submit(count, client.submit(sort, first))
+    for future in (last, client.submit(spawns)):
+        try:
+            future.result()
+        except OSError as error:
+            print(*error.__notes__, sep='|')
+    print(client.explain(last))
+"""
+
+
+def test_d4_the_task_that_failed_is_named_first_then_the_one_that_needed_it(
+    cluster: Cluster,
+) -> None:
+    chain, spawned, *explained = cluster.python(CHAIN).splitlines()
+    culprit, path = chain.split("|")
+    assert culprit.startswith(f"in task fetch on worker {host_name().partition('.')[0]}-")
+    assert path.startswith("its result was needed in task count (")
+    culprit, path = spawned.split("|")
+    assert culprit.startswith("in task fetch on worker ")
+    assert path.startswith("in task spawns (")
+    assert explained[0].startswith("count is failed on worker ")
+    assert "it has failed: OSError: the disk is on fire" in explained[2]
+    assert not any("ended well" in line for line in explained)
+
+
+def test_d4_an_error_of_a_map_says_which_element_it_was(cluster: Cluster) -> None:
+    script = """\
+import ciel
+def inverse(number): return 1 / (number - 37)
+def note(rows):
+    try:
+        list(rows)
+    except ZeroDivisionError as error:
+        print(error.__notes__[-1])
+with ciel.Client() as client:
+    note(client.map(inverse, range(100)))
+    note(client.map(inverse, range(100), chunksize=7))
+with ciel.Executor() as executor:
+    note(executor.map(inverse, range(100), chunksize=10))
+"""
+    told = cluster.python(script).splitlines()
+    assert told[:2] == ["in element 37 of the map, counted from 0"] * 2
+    assert told[2] == told[0]
+
+
+# --- D5: true sentences ---------------------------------------------------------------------------
+
+
+def test_d5_a_parent_that_runs_out_of_time_is_said_to_have_done_so(home: Home) -> None:
+    """In a cluster of its own, whose files are found at once where they are said to be."""
+    script = """\
+import os, time, ciel
+def child(): time.sleep(60)
+@ciel.task(timeout_s=0.5)
+def parent(): return ciel.task(child).spawn().result()
+with ciel.Client() as client:
+    try:
+        client.submit(parent).result()
+    except ciel.TaskTimeoutError as error:
+        print(error)
+        print(os.listdir(str(error).rpartition(' ')[2]))
+"""
+    (home.path / "my.py").write_text(script)
+    done = home.run("python", "my.py")
+    assert done.returncode == 0, done.stderr
+    said, kept, files = done.stdout.splitlines()
+    assert said.endswith(
+        ": its process was killed by SIGTERM: it ran longer than its limit of 0.5 s"
+    )
+    assert "elsewhere" not in said
+    assert "scratch" in files
+    place = Path(kept.removeprefix("its files are kept in "))
+    assert place.is_dir()  # now, too, when the cluster is gone
+    assert not place.is_symlink()
+
+
+def test_d5_down_says_where_the_files_of_failed_tasks_are_then(home: Home) -> None:
+    assert home.run("ciel", "up", "--listen", "127.0.0.1:0").returncode == 0
+    assert home.run("ciel", "submit", "--", "sh", "-c", "touch made; exit 1").returncode == 1
+    done = home.run("ciel", "down")
+    assert done.returncode == 0, done.stderr
+    place = done.stderr.splitlines()[-1].removeprefix("ciel: what failed tasks left is now in ")
+    assert list(Path(place).glob("worker-1/*/scratch/made"))
+
+
+# --- D6: traces -----------------------------------------------------------------------------------
+
+
+def test_d6_a_trace_has_an_event_for_each_call(cluster: Cluster) -> None:
+    script = """\
+import time, ciel
+def pause(number):
+    time.sleep(0.002)
+    return number
+with ciel.Client() as client:
+    list(client.map(pause, range(60)))  # it is known to be short by now
+    with ciel.trace('trace.json'):
+        futures = [client.submit(pause, number) for number in range(60)]
+        assert sum(future.result() for future in futures) == 1770
+        assert sum(client.map(pause, range(60))) == 1770
+"""
+    cluster.python(script)
+    events = json.loads((cluster.path / "trace.json").read_text())
+    calls = [event for event in events if event.get("cat") == "call"]
+    assert [event["name"] for event in calls] == ["pause"] * 120
+    assert sum(event["dur"] >= 2000 for event in calls) > 110  # as long as they took, in us
+    bars = {
+        (event["pid"], event["tid"], event["args"]["task"]): event
+        for event in events if event["ph"] == "X" and event["cat"] == "python"
+    }  # fmt: skip
+    for event in calls:
+        bar = bars[event["pid"], event["tid"], event["args"]["task"]]
+        assert bar["ts"] - 1 <= event["ts"]
+        assert event["ts"] + event["dur"] <= bar["ts"] + bar["dur"] + 1

@@ -61,6 +61,7 @@ def cluster(
         cluster.submit("--", "sleep", "1000")
         yield cluster
     finally:
+        cluster.submit("--", "sleep", "1000")
         refused = cluster.run("ciel", "down", "--json")
         ended = cluster.run("ciel", "down", "--force", "--json")
     schemas.check("down", json.loads(refused.stdout))

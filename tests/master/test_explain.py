@@ -181,8 +181,7 @@ def test_who_depends_on_a_task_that_failed_says_which_that_was() -> None:
     told.reports(first, reason="RUNTIME_EXCEPTION")
     assert told.why("fetch") == ["RUNTIME_EXCEPTION: no luck"]
     assert told.why("count") == [
-        "DEPENDENCY_FAILED: its input a, which task fetch was to make, failed (RUNTIME_EXCEPTION): "
-        "no luck"
+        "DEPENDENCY_FAILED: task fetch failed (RUNTIME_EXCEPTION): no luck"
     ]
 
 

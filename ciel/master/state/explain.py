@@ -249,8 +249,12 @@ def _why_runnable(machine: MasterMachine, task: TaskNode, now_s: float) -> list[
     needs = task.spec.needs
     if needs.memory_bytes:
         return _why_cramped(machine, task, workers)
-    lines = ["it could run, but every worker has as much as it can take:"]
-    lines += [f"worker {worker.facts.id}: {_load(worker)}" for worker in workers[:_INPUTS_MAX]]
+    able = [worker for worker in workers if needs.slots <= worker.facts.slots]
+    if any(worker.has_room for worker in able):
+        lines = ["it can run, and is about to be given to a worker that has room:"]
+    else:
+        lines = ["it could run, but every worker has as much as it can take:"]
+    lines += [f"worker {worker.facts.id}: {_load(worker)}" for worker in able[:_INPUTS_MAX]]
     ahead = machine.dispatcher.ready.count_from(needs.priority)
     return [*lines, f"{ahead} tasks of its priority or a higher one are in line, itself included"]
 

@@ -218,6 +218,11 @@ class MasterMachine(ChildDesk):
     def _reported(self, worker: WorkerNode, report: TaskReported) -> None:
         task = self._current(worker, report.task, report.attempt)
         if task is None:
+            late = worker.assigned.get((report.task, report.attempt))
+            if late is not None and late.state in FINISHED and late.attempt == report.attempt:
+                self._note_ending(
+                    late, worker, report.run_s, report.exit_status
+                )  # of a cancelled one
             self._superseded(worker, report.task, report.attempt)
             self._drop_unlisted(worker, report.published)
             self._tell_of_unlike(worker.facts.id, report)
