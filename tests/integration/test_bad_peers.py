@@ -208,7 +208,7 @@ def joined(cluster: HandCluster) -> list[str]:
 
 
 def own_name(cluster: HandCluster) -> str:
-    return str(re.findall(r"worker (\w+) at", cluster.log("worker1"))[0])
+    return str(re.findall(r"worker (\S+) at", cluster.log("worker1"))[0])
 
 
 def test_questions_that_make_no_sense_are_answered(cluster: HandCluster) -> None:

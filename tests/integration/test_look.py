@@ -20,6 +20,7 @@ import pytest
 
 from ciel.cli import job_output
 from ciel.testing.homes import WORKER_ID, Home, wait_for
+from ciel.worker.host import host_name
 
 SCRIPT = "echo {}; echo why {} >&2; test $(({} % 7)) != 0"
 
@@ -155,9 +156,11 @@ def test_jobs_are_named_in_every_way(up: Up, array: str) -> None:
 def test_a_job_in_the_list(up: Up, array: str) -> None:
     _, out, _ = up.ciel("job", "list", "--all")
     heading, *rows = normalised(out).splitlines()
-    assert heading.split() == ["JOB", "NAME", "STATE", "RESULTS", "TASKS", "FAILED", "TIME", "AGE"]
+    assert heading.split() == [
+        "JOB", "NAME", "STATE", "TASKS", "DONE", "FAILED", "CANCELLED", "TIME", "AGE"
+    ]  # fmt: skip
     (row,) = [row for row in rows if row.split()[0] == array]
-    assert row.split() == [array, "thirty", "failed", "30/30", "30", "4", "TIME", "TIME"]
+    assert row.split() == [array, "thirty", "failed", "30", "26", "4", "0", "TIME", "TIME"]
 
 
 def test_the_list_shows_the_newest_and_says_how_many_there_are(up: Up, array: str) -> None:
@@ -171,14 +174,18 @@ def test_the_list_shows_the_newest_and_says_how_many_there_are(up: Up, array: st
 
 def test_job_info(up: Up, array: str) -> None:
     told = up.shown("job", "info", array)
-    head, _, failures = told.partition("\n\n")
-    assert head == (
+    head, _, rest = told.partition("\n\n")
+    table, _, failures = rest.partition("\n\n")
+    assert re.sub(r"WORKER \(\d+\)", "WORKER (N)", head) == (
         f"job {array} (ID): thirty\n"
         "state: failed\n"
+        "command: sh -c 'echo 1; echo why 1 >&2; test $((1 % 7)) != 0' (the first of 30 tasks)\n"
+        "ran on: WORKER (N), WORKER (N)\n"
         "tasks: 26 done, 4 failed\n"
-        "results: 30 of 30\n"
-        "time: TIME, submitted TIME ago"
+        "results: 30 wanted\n"
+        "time: TIME, submitted at CLOCK, TIME ago, ended CLOCK"
     )
+    assert table.endswith(f"\n10 of 30 tasks; ciel task list {array} --all")
     first, *others = failures.split("\n\n")
     assert first == (
         "task 7: ID:out:0 failed (RUNTIME_EXCEPTION):\n"
@@ -191,11 +198,12 @@ def test_job_info(up: Up, array: str) -> None:
     assert len(others) == 3
 
 
-def test_json_of_a_job_tells_times_as_spans(up: Up, array: str) -> None:
+def test_json_of_a_job_tells_spans_and_times(up: Up, array: str) -> None:
     job = up.facts("job", "info", array)
     assert sorted(job) == [
-        "age_s", "counts", "elapsed_s", "failures", "handed_over", "id", "name", "number", "open",
-        "reason", "state", "unsettled", "wanted",
+        "age_s", "counts", "created_at_s", "elapsed_s", "ended_at_s", "failures", "first_task",
+        "handed_over", "id", "name", "number", "open", "ran_on", "reason", "state", "tasks",
+        "unsettled", "wanted",
     ]  # fmt: skip
     assert job["counts"] == {"done": 26, "failed": 4}
     assert 0 <= job["elapsed_s"] <= job["age_s"] < 1000
@@ -203,7 +211,7 @@ def test_json_of_a_job_tells_times_as_spans(up: Up, array: str) -> None:
         ["object", "reason", "story", "task"]
     ] * 4
     jobs = up.facts("job", "list", "--all")
-    assert set(jobs[0]) == set(job) - {"failures", "open"}
+    assert set(jobs[0]) == set(job) - {"failures", "first_task", "open", "ran_on", "tasks"}
 
 
 def test_status_tells_no_clock_of_the_master(up: Up) -> None:
@@ -330,7 +338,7 @@ def test_what_was_handed_over_cannot_be_printed_and_that_is_said(up: Up) -> None
     status, out, err = up.ciel("job", "output", "last")
     assert (status, out) == (1, "2\n")
     assert "handed 2 results over" in err
-    assert "results: 3 of 3, 2 of them handed over" in up.shown("job", "info", "last")
+    assert "results: 3 wanted, 2 handed over to the client" in up.shown("job", "info", "last")
 
 
 def test_the_output_of_a_cancelled_job(up: Up) -> None:
@@ -448,13 +456,17 @@ def test_following_is_interrupted_without_a_word_too_many(up: Up) -> None:
 # --- tasks and workers ----------------------------------------------------------------------------
 
 
+def command(number: int) -> str:
+    return f"sh -c '{SCRIPT.replace('{}', str(number))}'"
+
+
 def test_tasks_are_listed(up: Up, array: str) -> None:
     assert up.shown("task", "list", f"{array}:5-8") == (
-        "TASK  NAME  STATE  ATTEMPT  WORKER  RESULT\n"
-        "  5  5  done  1  2 bytes\n"
-        "  6  6  done  1  2 bytes\n"
-        "  7  7  failed  1  RUNTIME_EXCEPTION\n"
-        "  8  8  done  1  2 bytes\n"
+        "TASK  NAME  STATE  ATTEMPT  WORKER  STARTED  TIME  EXIT  RESULT  COMMAND\n"
+        f"  5  5  done  1  WORKER  CLOCK  TIME  0  2 bytes  {command(5)}\n"
+        f"  6  6  done  1  WORKER  CLOCK  TIME  0  2 bytes  {command(6)}\n"
+        f"  7  7  failed  1  WORKER  CLOCK  TIME  1  RUNTIME_EXCEPTION  {command(7)}\n"
+        f"  8  8  done  1  WORKER  CLOCK  TIME  0  2 bytes  {command(8)}\n"
     )
     assert up.shown("task", "list", array, "--state", "failed").count("RUNTIME_EXCEPTION") == 4
     assert up.shown("task", "list", array, "--state", "dormant") == "no tasks\n"
@@ -467,6 +479,9 @@ def test_a_task_is_told_of(up: Up, array: str) -> None:
     assert up.shown("task", "info", f"{array}:7") == (
         f"task 7 of job {array} (ID)\n"
         "state: failed, attempt 1\n"
+        f"command: {command(7)}\n"
+        f"ran: on {host_name()}, worker WORKER, from CLOCK, for TIME\n"
+        "exit status: 1\n"
         "executor: stdinout, with 1 slot\n"
         "inputs: none\n"
         "outputs:\n"
