@@ -124,7 +124,8 @@ def events_of(
         events += [_complete(bar, number, first_s) for bar in bars]
         for bar in bars:
             known = within.get((bar.attempt.task, bar.attempt.attempt), ())
-            events += [_call_event(call, bar, number, first_s) for call in known]
+            if len(known) > 1:  # else its bar is that of its only call
+                events += [_call_event(call, bar, number, first_s) for call in known]
     return events
 
 

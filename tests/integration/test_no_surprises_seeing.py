@@ -459,12 +459,15 @@ with ciel.Client() as client:
     cluster.python(script)
     events = json.loads((cluster.path / "trace.json").read_text())
     calls = [event for event in events if event.get("cat") == "call"]
-    assert [event["name"] for event in calls] == ["pause"] * 120
-    assert sum(event["dur"] >= 2000 for event in calls) > 110  # as long as they took, in us
+    assert {event["name"] for event in calls} == {"pause"}
+    assert sum(event["dur"] >= 2000 for event in calls) > len(calls) / 2  # in us, as they took
     bars = {
         (event["pid"], event["tid"], event["args"]["task"]): event
         for event in events if event["ph"] == "X" and event["cat"] == "python"
     }  # fmt: skip
+    of_several = {event["args"]["task"] for event in calls}
+    alone = [task for _, _, task in bars if task not in of_several]
+    assert len(calls) + len(alone) == 120
     for event in calls:
         bar = bars[event["pid"], event["tid"], event["args"]["task"]]
         assert bar["ts"] - 1 <= event["ts"]

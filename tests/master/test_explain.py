@@ -181,7 +181,8 @@ def test_who_depends_on_a_task_that_failed_says_which_that_was() -> None:
     told.reports(first, reason="RUNTIME_EXCEPTION")
     assert told.why("fetch") == ["RUNTIME_EXCEPTION: no luck"]
     assert told.why("count") == [
-        "DEPENDENCY_FAILED: task fetch failed (RUNTIME_EXCEPTION): no luck\nits output a is needed here"
+        "DEPENDENCY_FAILED: task fetch failed (RUNTIME_EXCEPTION): no luck\n"
+        "its output a is needed here"
     ]
 
 
@@ -229,5 +230,5 @@ def test_d5_a_task_that_is_about_to_be_placed_is_not_said_to_lack_room() -> None
     told.machine.worker_joined(a_worker("w2", slots=2), told.now_s)  # before the turn's end
     told.machine.worker_lost("w1", "it was killed", told.now_s)
     first, *workers = told.why("first")
-    assert first == "it can run, and is about to be given to a worker that has room:"
+    assert first == "it can run, and is in line for a worker that has room:"
     assert workers[0] == "worker w2: 0 of 2 slots taken, 0 more given ahead"

@@ -251,7 +251,7 @@ def _why_runnable(machine: MasterMachine, task: TaskNode, now_s: float) -> list[
         return _why_cramped(machine, task, workers)
     able = [worker for worker in workers if needs.slots <= worker.facts.slots]
     if any(worker.has_room for worker in able):
-        lines = ["it can run, and is about to be given to a worker that has room:"]
+        lines = ["it can run, and is in line for a worker that has room:"]
     else:
         lines = ["it could run, but every worker has as much as it can take:"]
     lines += [f"worker {worker.facts.id}: {_load(worker)}" for worker in able[:_INPUTS_MAX]]
