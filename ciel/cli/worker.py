@@ -220,10 +220,9 @@ class Worker:
         )  # fmt: skip
         service.equip(self._keep(hosting), fetcher)
         about = {
-            "kind": "worker", "worker": self._id, "netloc": own, "host": host,
-            "hostname": host_name(), "slots": slots,
+            "kind": "worker", "worker": self._id, "netloc": own, "host": host, "slots": slots,
             "memory_bytes": memory_bytes, "executors": sorted(executors), "lacking": lacking,
-            "channels": channels.names if channels else [],
+            "channels": channels.names if channels else [], "hostname": host_name(),
         }  # fmt: skip
 
         def build(owner: Owner) -> ControlPeer:
