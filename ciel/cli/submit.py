@@ -23,15 +23,16 @@ from ciel.cli.options import (
     require_text,
     seconds,
 )
-from ciel.cli.outcome import OF_JOB_STATE, Status, UsageError, cancelling
+from ciel.cli.outcome import OF_JOB_STATE, Status, UsageError, cancelling, say
 from ciel.cli.outputs import Outputs
 from ciel.cli.parser import memory_size, whole_number
 from ciel.cli.printing import Counts, Progress
 from ciel.client.arrays import Array
+from ciel.client.caller import caller_context
 from ciel.client.client import Client
 from ciel.client.errors import JobEndedError
 from ciel.client.jobs import Job
-from ciel.core.jobs import JOB_NAME_MAX_LENGTH
+from ciel.core.jobs import JOB_NAME_MAX_LENGTH, CallerContext
 from ciel.core.refs import Future, Reference
 from ciel.core.scheduling import LOCALITY, POLICIES, read_scheduling
 from ciel.core.tasks import (
@@ -55,11 +56,12 @@ _KINDS = (
 """The failures of an ordinary program that another attempt may mend."""
 
 _EPILOG = """\
-PROGRAM with a slash is a path from here; otherwise it is sought in the worker's PATH. There is no
-shell. In an array, {} in an argument becomes the element and {#} its number; CIEL_ELEMENT and
-CIEL_INDEX carry them too. Lines run as they come. Output is printed in the order of the array. The
-exit status is 0 only if that of every element was. Results of more than 10,000 elements are not
-kept once they are printed or written; with --detach they are.
+PROGRAM runs in this directory, with this environment (docs/where-programs-run.md). With a slash it
+is a path from here; otherwise it is sought in PATH. There is no shell. In an array, {} in an
+argument becomes the element and {#} its number; CIEL_ELEMENT and CIEL_INDEX carry them too. Lines
+run as they come. Output is printed in the order of the array. The exit status is 0 only if that of
+every element was. Results of more than 10,000 elements are not kept once they are printed or
+written; with --detach they are.
 
   ciel submit -- sort words.txt
   ciel submit --array 1-10 -- seq {}
@@ -73,9 +75,10 @@ Elements = Known | Lines
 def main(prog: str, words: Sequence[str]) -> int:
     """Submit, and unless detached wait and print."""
     args = _parse(words)
-    argv = _program(args.program)
-    env = assignments("--env", args.env, os.environ)
     files = _files(args.inputs)
+    argv = _program(args.program, files)
+    env = assignments("--env", args.env, os.environ)
+    context = _context(args)
     elements = _elements(args)
     if args.out is not None:
         make_directory(args.out)
@@ -86,7 +89,7 @@ def main(prog: str, words: Sequence[str]) -> int:
         sent |= {name: client.upload(path) for name, path in files.items()}
         job = client.job(
             name[:JOB_NAME_MAX_LENGTH], detached=args.detach, keep=args.keep, store=args.store,
-            scheduling=read_scheduling(args.policy),
+            scheduling=read_scheduling(args.policy), context=context,
         )  # fmt: skip
         with cancelling(client, job):
             run = _adder(job, elements, args, Template(argv), sent, env)
@@ -114,6 +117,8 @@ def _follow(
     if OF_JOB_STATE[summary.state] == Status.CANCELLED:
         raise JobEndedError(summary.number, summary.state, summary.reason)
     outputs.list_failures(array.submitted)
+    if job.notices:
+        _tell_of_deleted(job.notices[0].text, args)
     if args.json:
         # The last results may have been handed over after the job's end.
         print_summary(client, summary._replace(handed_over=array.handed_over))
@@ -134,14 +139,17 @@ def _adder(
         retries=args.retries, retry_on=args.retry_on, retry_delay_s=args.retry_delay,
     )  # fmt: skip
 
+    executables = [path.name for path in args.inputs if os.access(path, os.X_OK)]
+
     def run(element: Element) -> Future:
         try:
             words, own = template.fill(element)
         except ValueError as error:
             raise UsageError(f"{elements.place(element)} {error}") from None
         return job.run(
-            words, files=files, env={**env, **own}, needs=needs, name=str(element.number)
-        )
+            words, files=files, env={**env, **own}, executables=executables, needs=needs,
+            name=str(element.number),
+        )  # fmt: skip
 
     return run
 
@@ -217,11 +225,19 @@ def _add_surroundings(parser: argparse.ArgumentParser) -> None:
     """Add what says which files and variables a program has, and where its output goes."""
     parser.add_argument(
         "--in", dest="inputs", metavar="FILE", action="append", default=[], type=Path,
-        help="send a file along, into the directory where the program runs (repeat)",
+        help="send a file along, into a private directory, where the program then runs (repeat)",
     )  # fmt: skip
     parser.add_argument(
         "--object", dest="objects", metavar="NAME=OBJECT", action="append", default=[],
         help="have an object there as a file, see `ciel object` (repeat)",
+    )  # fmt: skip
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument(
+        "--cwd", metavar="DIR", type=Path, help="run in this directory instead of the current one"
+    )
+    where.add_argument(
+        "--scratch", action="store_true",
+        help="run each in a private directory, which is deleted at its end",
     )  # fmt: skip
     parser.add_argument(
         "--out", metavar="DIR", type=Path, help="write outputs to DIR/N instead of printing them"
@@ -229,6 +245,10 @@ def _add_surroundings(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--env", metavar="NAME=VALUE", action="append", default=[],
         help="set a variable; NAME alone takes ours (repeat)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--clean-env", action="store_true",
+        help="run with the environment of the workers, not with ours",
     )  # fmt: skip
 
 
@@ -293,13 +313,37 @@ def _elements(args: argparse.Namespace) -> Elements:
     return Known([Element(1, None)], 1)
 
 
-def _program(words: Sequence[str]) -> list[str]:
+def _context(args: argparse.Namespace) -> CallerContext:
+    """Return where the program runs, and with which environment; raises ContextError."""
+    if args.cwd is not None and (args.inputs or args.objects):
+        given = "--in" if args.inputs else "--object"
+        raise UsageError(f"{given} has the program run where its files are sent: leave --cwd away")
+    variables: dict[str, str] | None = {} if args.clean_env else None
+    return caller_context(args.cwd, scratch=args.scratch, env=variables)
+
+
+def _tell_of_deleted(text: str, args: argparse.Namespace) -> None:
+    """Tell, in one line, that files which the program made were deleted, and what to do."""
+    why = "--scratch" if args.scratch else "--in" if args.inputs else "--object"
+    say(f"{text.strip()}; without {why} it runs here and they stay, and its output is kept anyway")
+
+
+def _program(words: Sequence[str], files: Mapping[str, Path] | None = None) -> list[str]:
+    """Return the command line, checked. A program with a slash is a path from here, unless it was
+    sent along: then it is run where it lies.
+    """
     for number, word in enumerate(words):
         require_text(f"argument {number} of the program", word)
     program, *arguments = words
     if not program:
         raise UsageError("the program's name is empty")
-    return [os.path.abspath(program) if "/" in program else program, *arguments]
+    if "/" not in program:
+        return [program, *arguments]
+    path = os.path.abspath(program)
+    for name, sent in (files or {}).items():
+        if path in (os.path.abspath(name), os.path.abspath(sent)):
+            return [f"./{name}", *arguments]
+    return [path, *arguments]
 
 
 def _objects(

@@ -209,7 +209,7 @@ class Worker:
         hosting = Hosting(
             reactor=reactor, turns=turns, owner=service, launching=launching, store=store,
             streams=streams, executors=known, worker=self._id, netloc=own, spool=self._spool,
-            kept=self._spool / "kept", logs=logs, channels=channels,
+            kept=self._spool / "kept", logs=logs, channels=channels, environ=inherited(os.environ),
         )  # fmt: skip
         service.watch_disk(queue)
         service.watch_store(disk_jobs, self.fail)

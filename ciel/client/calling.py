@@ -280,7 +280,7 @@ class Calls(Results):
         first = bundle[0]
         sent = calls.Bundle(
             calls.VERSION, self._module_places(), tuple(table), tuple(written),
-            first.streams, first.raw, self._locals_wanted,
+            first.streams, first.raw, self._locals_wanted, self.caller.moved(),
         )  # fmt: skip
         packed: bytes | None = calls.pack_bundle(sent)
         if len(packed or b"") > calls.INLINE_MAX_BYTES:

@@ -33,6 +33,7 @@ from ciel.core.events import (
     CancelJob,
     CloseJob,
     JobChanged,
+    JobPrinted,
     Message,
     ReleaseObjects,
     RequestRefused,
@@ -86,6 +87,8 @@ class Job(Shown):
         self.failed_count = 0
         """How many of the objects that were wanted could not be made."""
         self.released_count = 0
+        self.notices: list[JobPrinted] = []
+        """What workers told of how attempts ended, beside their results; a few at most."""
         self._summary: JobSummary | None = None
         self._refusal = ""
         self._closed = False
@@ -116,7 +119,9 @@ class Job(Shown):
         *,
         inputs: Sequence[Reference] = (),
         files: Mapping[str, Reference] | None = None,
-        env: Mapping[str, str] | None = None,
+        env: Mapping[str, str | None] | None = None,
+        cwd: str | None = None,
+        executables: Sequence[str] = (),
         needs: Needs = USUAL_NEEDS,
         name: str = "",
         store: str = "",
@@ -124,8 +129,9 @@ class Job(Shown):
         """Add an ordinary program; its standard output is what is returned, once it is wanted.
 
         References in the command line become paths, `inputs` are joined on standard input, `files`
-        lie under these relative names in the directory where it runs. `store`: where the output
-        begins, `memory` or `disk`; by default as its job says.
+        lie under these relative names in the private directory where it then runs, `executables` of
+        them may be executed. `cwd`: where else it runs than its job says; "": in a private
+        directory. `store`: where the output begins, `memory` or `disk`; by default as its job says.
         """
         args: dict[str, Any] = {"command_line": list(command_line)}
         if inputs:
@@ -134,6 +140,10 @@ class Job(Shown):
             args["files"] = dict(files)
         if env:
             args["env"] = dict(env)
+        if cwd is not None:
+            args["cwd"] = cwd
+        if executables:
+            args["executables"] = list(executables)
         if store := store or self.store:
             args["store"] = store
         return self.add(

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from ciel.core.ids import JobId, ObjectId, TaskId
-from ciel.core.jobs import JobSpec, JobSummary
+from ciel.core.jobs import CallerContext, JobSpec, JobSummary
 from ciel.core.refs import Reference, details_text
 from ciel.core.tasks import TaskSpec
 
@@ -116,6 +116,7 @@ class RequestRefused(NamedTuple):
 class JobPrinted(NamedTuple):
     """A task has printed, see `TaskPrinted`. `number`: which task of its job's client it is, from
     1; 0 for one that a task has created. `netloc`: where the worker serves that has it in its log.
+    `is_notice`: every client that watches the job gets it, not only those that want its prints.
     """
 
     job: JobId
@@ -126,6 +127,7 @@ class JobPrinted(NamedTuple):
     start: int
     size_bytes: int
     text: str
+    is_notice: bool = False
 
 
 class Answer(NamedTuple):
@@ -137,6 +139,15 @@ class Answer(NamedTuple):
 
 
 # --- master to worker -----------------------------------------------------------------------------
+
+
+class DescribeJob(NamedTuple):
+    """Know in which directory and environment the programs of a job run. The master sends it before
+    the first task of such a job, and None once the job is over.
+    """
+
+    job: JobId
+    context: CallerContext | None
 
 
 class AssignTask(NamedTuple):
@@ -256,7 +267,7 @@ class ObjectsStored(NamedTuple):
 class TaskPrinted(NamedTuple):
     """An attempt has printed some lines; said before its end is. `text` has them if they are short
     enough to travel here; else it is empty, and they are so many bytes of its job's log on this
-    worker, from `start` on.
+    worker, from `start` on. `is_notice`: the worker itself says it, of how the attempt ended.
     """
 
     task: TaskId
@@ -264,6 +275,7 @@ class TaskPrinted(NamedTuple):
     start: int
     size_bytes: int
     text: str
+    is_notice: bool = False
 
 
 class InputsLost(NamedTuple):
@@ -320,7 +332,10 @@ FromClient = (
     | Change | Received | Heartbeat
 )  # fmt: skip
 ToClient = ObjectSettled | JobChanged | RequestRefused | JobPrinted | Answer | Received | Heartbeat
-ToWorker = AssignTask | CancelTask | RecallTasks | DropObjects | MeetWorkers | Answer | Heartbeat
+ToWorker = (
+    DescribeJob | AssignTask | CancelTask | RecallTasks | DropObjects | MeetWorkers | Answer
+    | Heartbeat
+)  # fmt: skip
 FromWorker = (
     TaskReported | SpawnTask | StreamsOpened | ObjectsStored | TaskPrinted | InputsLost | DiskQueued
     | CopyTimed | StoresReported | Change | Heartbeat

@@ -80,7 +80,9 @@ class Bundle(NamedTuple):
     """What is in a task's arguments. `places`: directories from which its modules may come
     (sys.path). `streams`: what it yields goes to output 0 while it runs; it is the only call then.
     `raw`: output 0 is what it returns as it is (bytes or a text), for programs to read; it is the
-    only call then, too. `locals_wanted`: tracebacks are to show local variables.
+    only call then, too. `locals_wanted`: tracebacks are to show local variables. `moved`: the
+    directory ("": none) and the variables (None: unset) that its client has changed since its job
+    began.
     """
 
     version: tuple[int, int, str]
@@ -90,6 +92,7 @@ class Bundle(NamedTuple):
     streams: bool = False
     raw: bool = False
     locals_wanted: bool = False
+    moved: tuple[str, dict[str, str | None]] | None = None
 
 
 def function_of(packed: bytes) -> Function:
@@ -112,7 +115,8 @@ def pack_bundle(bundle: Bundle) -> bytes:
         for lot in bundle.lots
     ]  # fmt: skip
     functions = list(map(tuple, bundle.functions))
-    rest = (bundle.places, functions, lots, bundle.streams, bundle.raw, bundle.locals_wanted)
+    flags = (bundle.streams, bundle.raw, bundle.locals_wanted, bundle.moved)
+    rest = (bundle.places, functions, lots, *flags)
     return pickle.dumps((bundle.version, rest), PROTOCOL)
 
 

@@ -23,6 +23,8 @@ class Hosted:
         self.executor = executor
         self.argv: list[str] = []
         self.search_path: str | None = None  # where its own environment says so
+        self.placed: frozenset[str] = frozenset()  # files that it was given in its directory
+        self.cwd = ""  # its working directory, if that is not its scratch directory
         self.level = ""  # where its outputs begin
         self.scratch: Scratch | None = None
         self.readers: list[ObjectReader] = []

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from twisted.internet.threads import deferToThread
 from twisted.logger import Logger
@@ -24,6 +24,7 @@ from ciel.core.errors import CielError
 from ciel.core.events import TaskFault
 from ciel.core.ids import ObjectId
 from ciel.core.refs import INLINE_MAX_BYTES, Reference, Stream, Value
+from ciel.execution.environment import Callers
 from ciel.execution.executor import (
     Action,
     BadArgumentsError,
@@ -38,7 +39,7 @@ from ciel.execution.executor import (
 )
 from ciel.execution.kept import KeptAttempts
 from ciel.execution.outputs import commit_output
-from ciel.execution.report import command_text, failure_text
+from ciel.execution.report import command_text, failure_text, visible
 from ciel.launch import LaunchSpecError
 from ciel.launch.messages import (
     ProgramExited,
@@ -84,6 +85,10 @@ from ciel.worker.workplace import AttemptsOwner, Workplace
 
 log = Logger(__name__)  # compiled, it cannot be found out
 
+FILES_DELETED: Final = "deleted with its private directory: "
+NAMES_TOLD: Final = 3
+JOBS_TOLD_MAX: Final = 10_000
+
 _AT_ONCE_MAX_BYTES = 64 << 10
 """Of arguments that are read on the reactor's thread; some 10 ms."""
 
@@ -108,7 +113,9 @@ class Hosting:
         logs: JobLogs,
         patience: Patience = USUAL_PATIENCE,
         channels: Channels | None = None,
+        environ: Mapping[str, str] | None = None,
     ) -> None:
+        """`environ`: what programs inherit of this worker."""
         place = self._place = Workplace(
             reactor=reactor, turns=turns, owner=owner, worker=worker, netloc=netloc,
             executors=executors, launching=launching, store=store, streams=streams,
@@ -116,6 +123,8 @@ class Hosting:
             memory=MemoryWatch(reactor, self._exceeded), kept=KeptAttempts(kept), logs=logs,
             channels=channels,
         )  # fmt: skip
+        self._callers = Callers(environ or {})
+        self._told_of_files: set[str] = set()  # jobs
         self._owner = owner
         self._is_bounded = store.capabilities.bounded
         self._hosted: dict[Key, Hosted] = {}
@@ -154,7 +163,8 @@ class Hosting:
             arguments = read_arguments(order.spec.payload)
             inputs = {ref.id: ref for ref in order.inputs}
             executors, within = self._place.executors, order.may_run_children
-            task = Task(order.spec, arguments, inputs, executors, within, order.attempt)
+            caller = self._callers.find(order.context)
+            task = Task(order.spec, arguments, inputs, executors, within, order.attempt, caller)
             return task, executor.begin(task)
         except (BadArgumentsError, CielError, WireError, TypeError, ValueError) as error:
             return arguments_fault(executor.name, error)
@@ -355,7 +365,7 @@ class Hosting:
         hosted.close_inputs()
         assert hosted.scratch is not None
         if isinstance(event, ProgramFailed):
-            path = hosted.scratch.path
+            path = hosted.cwd or hosted.scratch.path
             fault = start_fault(worker, hosted.argv, event, path, hosted.search_path)
             self._fail(hosted, fault, run_s, keep=False)
             return
@@ -411,8 +421,27 @@ class Hosting:
             return
         for child in finish.children:
             self._owner.attempt_spawned(hosted.key, child)
+        self._tell_of_files(hosted)
         self._clean(hosted)
         self._owner.attempt_ended(hosted.key, tuple(published), None, run_s)
+
+    def _tell_of_files(self, hosted: Hosted) -> None:
+        """Tell the client, once for each job, that files are deleted since their program made them
+        in its private directory. Programs of packages and scripts expect that.
+        """
+        spec = hosted.task.spec
+        if hosted.task.caller is None or hosted.cwd or hosted.scratch is None:
+            return
+        if spec.job in self._told_of_files:
+            return
+        names = hosted.scratch.made_files(hosted.placed)
+        if names:
+            if len(self._told_of_files) >= JOBS_TOLD_MAX:
+                self._told_of_files.clear()
+            self._told_of_files.add(spec.job)
+            more = f" and {len(names) - NAMES_TOLD} more" if len(names) > NAMES_TOLD else ""
+            listed = ", ".join([visible(name) for name in names[:NAMES_TOLD]]) + more
+            self._place.log(spec, hosted.key[1], f"{FILES_DELETED}{listed}", is_notice=True)
 
     def _again_on_disk(self, hosted: Hosted) -> bool:
         """Run a program once more whose output was in memory when that was full, and may have been

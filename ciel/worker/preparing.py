@@ -29,6 +29,8 @@ class Preparation:
         hosted.scratch = self._scratch
         hosted.search_path = program.env.get("PATH")
         hosted.level = program.store
+        hosted.cwd = program.cwd
+        hosted.placed = frozenset([name.partition("/")[0] for name in program.files])
         if program.traces:
             hosted.trace = Trace(place.reactor.seconds)
 
@@ -37,7 +39,11 @@ class Preparation:
         hosted, program, scratch = self._hosted, self._program, self._scratch
         hosted.argv = [self._path(item) for item in program.argv]
         for name, object_id in program.files.items():
-            scratch.place(name, self._input_path(object_id))
+            path = self._input_path(object_id)
+            if name in program.executables:
+                scratch.copy(name, path, executable=True)
+            else:
+                scratch.place(name, path)
         env = dict(program.env)
         for name, items in program.lists.items():
             lines = "".join([f"{self._path(item)}\n" for item in items])
@@ -50,7 +56,7 @@ class Preparation:
         self._prefer()
         return LaunchSpec(
             argv=hosted.argv,
-            cwd=scratch.path,
+            cwd=program.cwd or scratch.path,
             env=task_environment(
                 hosted.task.spec, hosted.key[1], self._place.worker, scratch.path, env
             ),

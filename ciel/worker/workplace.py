@@ -125,8 +125,10 @@ class Workplace:
         """Have an input be read here rather than anywhere else from now on."""
         self.owner.preferred(Sweetheart(ref.id, self.netloc, ref.size_bytes, self.here))
 
-    def log(self, spec: TaskSpec, attempt: int, text: str) -> None:
-        """Write lines that an attempt printed to its job's log, and have who listens know."""
+    def log(self, spec: TaskSpec, attempt: int, text: str, *, is_notice: bool = False) -> None:
+        """Write lines that an attempt printed to its job's log, and have who listens know.
+        `is_notice`: the worker says them.
+        """
         try:
             start, size_bytes = self.logs.append(spec.job, logged_name(spec.name, spec.id), text)
         except OSError as error:
@@ -136,5 +138,7 @@ class Workplace:
             lines = "".join([f"{line}\n" for line in text.splitlines()])
             is_short = len(lines.encode()) <= INLINE_MAX_BYTES
             self.owner.printed(
-                TaskPrinted(spec.id, attempt, start, size_bytes, lines if is_short else "")
+                TaskPrinted(
+                    spec.id, attempt, start, size_bytes, lines if is_short else "", is_notice
+                )
             )

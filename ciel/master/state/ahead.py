@@ -153,6 +153,8 @@ class Ahead:
         task.reason = "its inputs are made there"
         reference = self._graph.objects.reference
         inputs = tuple([reference(object_id) for object_id in task.spec.inputs])
+        if (description := worker.description(task)) is not None:
+            self._say(worker.facts.id, description)
         self._say(worker.facts.id, AssignTask(task.spec, task.attempt + 1, inputs))
 
     # --- what becomes of them ---------------------------------------------------------------------

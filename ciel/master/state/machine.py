@@ -472,6 +472,8 @@ class MasterMachine(ChildDesk):
         inputs = given(self.graph.objects, spec) if spec.inputs else ()
         if self.graph.objects.growing:
             self._followers.told(worker, inputs)
+        if (description := worker.description(task)) is not None:
+            self.outbox.append((worker.facts.id, description))
         self.outbox.append((worker.facts.id, AssignTask(spec, attempt, inputs)))
         if self._delegates and self.graph.waiting.awaited:
             self.ahead.assigned(task)

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
-from ciel.core.events import DiskQueued, StoresReported
-from ciel.core.ids import ObjectId
+from ciel.core.events import DescribeJob, DiskQueued, StoresReported
+from ciel.core.ids import JobId, ObjectId
 from ciel.core.refs import Reference
 from ciel.core.tasks import Needs, TaskNode
 from ciel.master.state.credit import Credit
@@ -42,6 +42,7 @@ class WorkerNode:
         "assigned",
         "bound",
         "credit",
+        "described",
         "disk",
         "facts",
         "given_at_s",
@@ -67,6 +68,7 @@ class WorkerNode:
         self.parked: deque[TaskNode] = deque()  # waits for room here, since its inputs are here
         self.bound: deque[TaskNode] = deque()  # waits for room here, and can run nowhere else
         self.within: set[str] = set()  # tasks whose attempt 0, of `assigned`, takes no slot
+        self.described: set[JobId] = set()  # jobs whose context it was sent
         self.recalled: set[tuple[str, int]] = set()  # of `assigned`: it is asked to give them back
         self.spared: dict[ObjectId, Reference] = {}  # to be deleted unless it is made here now
         self.disk = DiskQueued(0, 0.0)  # what is to be copied to it waits for that
@@ -76,6 +78,16 @@ class WorkerNode:
 
     def __repr__(self) -> str:
         return f"<Worker {self.facts.id} {len(self.assigned)} assigned>"
+
+    def description(self, task: TaskNode) -> DescribeJob | None:
+        """Return what to send the worker before a task, if its job has a context that it does not
+        know; it counts as sent.
+        """
+        spec = task.job.spec
+        if spec.context is None or spec.id in self.described:
+            return None
+        self.described.add(spec.id)
+        return DescribeJob(spec.id, spec.context)
 
     @property
     def has_room(self) -> bool:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from ciel.core.events import RECALLED, AssignTask, InputsLost, TaskFault, TaskReported
 from ciel.core.ids import ObjectId, TaskId
+from ciel.core.jobs import CallerContext
 from ciel.core.plans import Plan
 from ciel.core.refs import Future, Reference
 from ciel.core.tasks import TaskSpec
@@ -36,6 +37,7 @@ class FetchObject(NamedTuple):
 class StartAttempt(NamedTuple):
     """Run a task; answer with `ended`, exactly once, whatever happens. `at_most`: its program is to
     wait until fewer than that run here; 0: it is not to wait. `may_run_children`: within itself.
+    `context`: that of its job.
     """
 
     spec: TaskSpec
@@ -43,6 +45,7 @@ class StartAttempt(NamedTuple):
     inputs: tuple[Reference, ...]
     at_most: int
     may_run_children: bool = False
+    context: CallerContext | None = None
 
 
 class KillAttempt(NamedTuple):
@@ -91,9 +94,12 @@ Key = tuple[TaskId, int]
 class Attempt:
     """One attempt at a task on this worker."""
 
-    __slots__ = ("ending", "inputs", "key", "memory_bytes", "phase", "slots", "spec", "streams")
+    __slots__ = (
+        "context", "ending", "inputs", "key", "memory_bytes", "phase", "slots", "spec", "streams",
+    )  # fmt: skip
 
-    def __init__(self, message: AssignTask) -> None:
+    def __init__(self, message: AssignTask, context: CallerContext | None = None) -> None:
+        self.context = context
         self.spec = message.spec
         self.key: Key = (message.spec.id, message.attempt)
         self.inputs = message.inputs
