@@ -97,6 +97,10 @@ class FileReader(ObjectReader):
             raise StoreClosedError(f"the reader of {self.object_id}")
         return self._fd
 
+    def fingerprint(self) -> tuple[int, int]:
+        status = os.fstat(self.fileno())
+        return status.st_size, status.st_mtime_ns
+
     def read_into(self, buffer: bytearray | memoryview, offset_bytes: int) -> int:
         rest = memoryview(buffer)
         filled = 0
@@ -484,6 +488,9 @@ class FileStore(ObjectStore):
     def usage(self) -> StoreUsage:
         self._shelf.require_open()
         return self._shelf.space.usage()
+
+    def object_directories(self) -> tuple[str, ...]:
+        return (self._shelf.objects_path,)
 
     def levels(self) -> tuple[StoreLevel, ...]:
         (level,) = super().levels()

@@ -258,6 +258,12 @@ class ObjectReader(ABC):
     def fileno(self) -> int:
         """Return a descriptor open for reading, owned by the reader."""
 
+    def fingerprint(self) -> tuple[int, int] | None:
+        """Return the size, in bytes, and the time of the last change, in nanoseconds, of the file
+        that programs read; None if they cannot change it.
+        """
+        return None
+
     @abstractmethod
     def read_into(self, buffer: bytearray | memoryview, offset_bytes: int) -> int:
         """Fill the buffer from there and return how many bytes came: fewer only at the end."""
@@ -353,6 +359,10 @@ class ObjectStore(ABC):
     @abstractmethod
     def usage(self) -> StoreUsage:
         """Return how full the store is; cheap enough for every heartbeat."""
+
+    def object_directories(self) -> tuple[str, ...]:
+        """Return the directories that hold committed objects as files, which nobody may change."""
+        return ()
 
     def levels(self) -> tuple[StoreLevel, ...]:
         """Return what there is to tell of each level, the quickest first."""

@@ -86,6 +86,9 @@ class TieredReader(ObjectReader):
     def fileno(self) -> int:
         return self._reader.fileno()
 
+    def fingerprint(self) -> tuple[int, int] | None:
+        return self._reader.fingerprint()
+
     def read_into(self, buffer: bytearray | memoryview, offset_bytes: int) -> int:
         return self._reader.read_into(buffer, offset_bytes)
 
@@ -516,6 +519,9 @@ class TieredStore(ObjectStore):
             one.reserved_bytes + other.reserved_bytes,
             one.object_count + other.object_count - self.mover.both_count,
         )
+
+    def object_directories(self) -> tuple[str, ...]:
+        return self._upper.object_directories() + self._lower.object_directories()
 
     def levels(self) -> tuple[StoreLevel, ...]:
         mover = self.mover

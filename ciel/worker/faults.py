@@ -101,6 +101,16 @@ def lacking_fault(worker: str, fault: TaskFault) -> TaskFault:
     return TaskFault("NO_SPACE", text)
 
 
+def changed_fault(names: Sequence[str]) -> TaskFault:
+    """Somebody wrote into what programs only read, and what is read by several."""
+    text = (
+        f"its input {', '.join(names)} was changed while it ran, by it or by another program that "
+        "reads the same file; the worker has deleted its copy. Programs of this worker can write "
+        "into their inputs, since it may not mount them read-only: have them write to a copy"
+    )
+    return TaskFault("INPUT_CHANGED", text)
+
+
 def memory_fault(used_bytes: int, limit_bytes: int) -> TaskFault:
     """A program is killed for the memory it took."""
     used, limit = size_text(used_bytes), size_text(limit_bytes)

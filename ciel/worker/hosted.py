@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ciel.core.events import TaskFault
+from ciel.core.ids import ObjectId
 from ciel.execution.executor import Executor, Task
 from ciel.net.turns import DelayedCall
 from ciel.storage.interface import ObjectReader, ObjectWriter
@@ -23,11 +24,12 @@ class Hosted:
         self.executor = executor
         self.argv: list[str] = []
         self.search_path: str | None = None  # where its own environment says so
-        self.placed: frozenset[str] = frozenset()  # files that it was given in its directory
+        self.names: dict[ObjectId, str] = {}  # of inputs that lie in its directory
         self.cwd = ""  # its working directory, if that is not its scratch directory
         self.level = ""  # where its outputs begin
         self.scratch: Scratch | None = None
         self.readers: list[ObjectReader] = []
+        self.fingerprints: list[tuple[ObjectReader, tuple[int, int]]] = []
         self.pipings: list[Piping] = []
         self.holds: list[Hold] = []
         self.writers: dict[int, ObjectWriter] = {}
@@ -52,6 +54,14 @@ class Hosted:
         """Whether its program may have been refused room for what it wrote."""
         return any(writer.may_be_short for writer in self.writers.values())
 
+    def changed_inputs(self) -> list[ObjectId]:
+        """Return the inputs that somebody has changed since the program began."""
+        return [
+            ObjectId(reader.object_id)
+            for reader, before in self.fingerprints
+            if reader.fingerprint() != before
+        ]
+
     def close_inputs(self) -> None:
         if self.due is not None and self.due.active():
             self.due.cancel()
@@ -64,3 +74,4 @@ class Hosted:
         for reader in self.readers:
             reader.close()
         self.readers.clear()
+        self.fingerprints.clear()

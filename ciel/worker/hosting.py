@@ -59,6 +59,7 @@ from ciel.wire.descriptors import read_arguments
 from ciel.wire.errors import WireError
 from ciel.worker.faults import (
     arguments_fault,
+    changed_fault,
     executor_fault,
     memory_fault,
     preparation_fault,
@@ -362,6 +363,7 @@ class Hosting:
         worker = self._place.worker
         self._place.growth.remove(hosted.key)
         self._place.memory.remove(hosted.key)
+        changed = hosted.changed_inputs() if hosted.fingerprints else ()
         hosted.close_inputs()
         assert hosted.scratch is not None
         if isinstance(event, ProgramFailed):
@@ -370,6 +372,11 @@ class Hosting:
             self._fail(hosted, fault, run_s, keep=False)
             return
         killed = hosted.killed
+        if changed:
+            for object_id in changed:
+                self._place.store.delete(object_id)
+            names = [hosted.names.get(object_id, object_id) for object_id in changed]
+            hosted.killed = killed = changed_fault(names)
         if killed is not None and killed.reason == "NO_SPACE":  # what it left would not fit either
             if not self._again_on_disk(hosted):
                 self._fail(hosted, killed, run_s, keep=False)
@@ -434,7 +441,8 @@ class Hosting:
             return
         if spec.job in self._told_of_files:
             return
-        names = hosted.scratch.made_files(hosted.placed)
+        placed = {name.partition("/")[0] for name in hosted.names.values()}
+        names = hosted.scratch.made_files(placed)
         if names:
             if len(self._told_of_files) >= JOBS_TOLD_MAX:
                 self._told_of_files.clear()

@@ -17,7 +17,7 @@ import os
 import secrets
 import shutil
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from contextlib import suppress
 from pathlib import Path
 
@@ -226,7 +226,7 @@ class Scratch:
             log(text)
         return start_bytes
 
-    def made_files(self, placed: frozenset[str]) -> list[str]:
+    def made_files(self, placed: Set[str]) -> list[str]:
         """Return the names of what a program has left in its directory, beside what was `placed`
         there.
         """
