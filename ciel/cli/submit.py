@@ -325,7 +325,7 @@ def _context(args: argparse.Namespace) -> CallerContext:
 def _tell_of_deleted(text: str, args: argparse.Namespace) -> None:
     """Tell, in one line, that files which the program made were deleted, and what to do."""
     why = "--scratch" if args.scratch else "--in" if args.inputs else "--object"
-    say(f"{text.strip()}; without {why} it runs here and they stay, and its output is kept anyway")
+    say(f"{text.strip()}; without {why} it runs in this directory, where they stay")
 
 
 def _program(words: Sequence[str], files: Mapping[str, Path] | None = None) -> list[str]:

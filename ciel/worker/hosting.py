@@ -86,7 +86,7 @@ from ciel.worker.workplace import AttemptsOwner, Workplace
 
 log = Logger(__name__)  # compiled, it cannot be found out
 
-FILES_DELETED: Final = "deleted with its private directory: "
+FILES_DELETED: Final = "files made in a private directory are deleted with it: "
 NAMES_TOLD: Final = 3
 JOBS_TOLD_MAX: Final = 10_000
 
