@@ -181,9 +181,7 @@ class Worker:
         self._open_spool()
         logs = JobLogs(reactor, _logs_directory(options.log, self._spool))
         store = self._open_store()
-        launching = self._keep(
-            Launching(reactor, turns, inherited(os.environ), store.object_directories())
-        )
+        launching = self._keep(Launching(reactor, turns, inherited(os.environ), store.directories))
         transfers = self._keep(Transfers(reactor))
         executors, lacking, known = _executors_here()
         host = host_identity()
@@ -211,7 +209,7 @@ class Worker:
         hosting = Hosting(
             reactor=reactor, turns=turns, owner=service, launching=launching, store=store,
             streams=streams, executors=known, worker=self._id, netloc=own, spool=self._spool,
-            kept=self._spool / "kept", logs=logs, channels=channels, environ=inherited(os.environ),
+            kept=self._spool / "kept", logs=logs, channels=channels,
         )  # fmt: skip
         service.watch_disk(queue)
         service.watch_store(disk_jobs, self.fail)

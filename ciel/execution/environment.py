@@ -29,7 +29,6 @@ MACHINE_NAMES = frozenset(
 )  # fmt: skip
 """Variables that describe a machine, an account or a terminal: the worker's stay."""
 MACHINE_PREFIXES = ("CIEL_", "SSH_")
-CONTEXTS_KEPT = 1000
 
 
 class Caller(NamedTuple):
@@ -45,25 +44,30 @@ class Caller(NamedTuple):
 
 
 class Callers:
-    """Turns contexts of jobs into changes to one worker's environment."""
+    """The callers of the jobs whose tasks run on a worker, by job."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
+        """`environ`: what programs inherit of the worker."""
         self._environ = environ
-        self._known: dict[int, tuple[CallerContext, Caller]] = {}
+        self._by_job: dict[str, Caller] = {}
 
-    def find(self, context: CallerContext | None) -> Caller | None:
-        """Return what programs of a job with this context take over."""
+    def describe(self, job: str, context: CallerContext | None) -> None:
+        """Learn the context of a job; None: the job is over."""
         if context is None:
-            return None
-        known = self._known.get(id(context))
-        if known is None:
-            if len(self._known) >= CONTEXTS_KEPT:
-                self._known.clear()  # it only saves time
-            env = changes(context, self._environ)
-            text = repr((context.cwd, sorted(env.items(), key=lambda item: item[0])))
-            digest = blake2b(text.encode(errors="surrogatepass"), digest_size=16).hexdigest()
-            known = self._known[id(context)] = (context, Caller(context.cwd, env, digest))
-        return known[1]
+            self._by_job.pop(job, None)
+            return
+        env = changes(context, self._environ)
+        text = repr((context.cwd, sorted(env.items(), key=lambda item: item[0])))
+        digest = blake2b(text.encode(errors="surrogatepass"), digest_size=16).hexdigest()
+        self._by_job[job] = Caller(context.cwd, env, digest)
+
+    def find(self, job: str) -> Caller | None:
+        """Return what the programs of a job take over; None if it has no context."""
+        return self._by_job.get(job)
+
+    def clear(self) -> None:
+        """Forget all jobs: another master describes its own."""
+        self._by_job.clear()
 
 
 def is_secret(name: str) -> bool:

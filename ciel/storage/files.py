@@ -391,6 +391,7 @@ class FileStore(ObjectStore):
             may_block=may_block,
         )
         self._shelf = Shelf(os.path.abspath(directory), options)
+        self.directories = (self._shelf.objects_path,)
 
     def begin(self, object_id: str, *, size_hint_bytes: int | None = None) -> FileWriter:
         check_id(object_id)
@@ -488,9 +489,6 @@ class FileStore(ObjectStore):
     def usage(self) -> StoreUsage:
         self._shelf.require_open()
         return self._shelf.space.usage()
-
-    def object_directories(self) -> tuple[str, ...]:
-        return (self._shelf.objects_path,)
 
     def levels(self) -> tuple[StoreLevel, ...]:
         (level,) = super().levels()

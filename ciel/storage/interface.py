@@ -300,6 +300,8 @@ class ObjectStore(ABC):
     capabilities: Capabilities
     sources: tuple[str, ...] = ("/",)
     """What a `source` begins with that can be taken in here, by `adopt` or by copying a file."""
+    directories: tuple[str, ...] = ()
+    """Directories of files that are committed objects, into which no program should write."""
     about: str = ""
     """What it has found to work with, in words, where that is not always the same."""
 
@@ -359,10 +361,6 @@ class ObjectStore(ABC):
     @abstractmethod
     def usage(self) -> StoreUsage:
         """Return how full the store is; cheap enough for every heartbeat."""
-
-    def object_directories(self) -> tuple[str, ...]:
-        """Return the directories that hold committed objects as files, which nobody may change."""
-        return ()
 
     def levels(self) -> tuple[StoreLevel, ...]:
         """Return what there is to tell of each level, the quickest first."""

@@ -63,6 +63,7 @@ class TieredReader(ObjectReader):
         self.object_id = reader.object_id
         self.size_bytes = reader.size_bytes
         self._reader = reader
+        self.fingerprint = reader.fingerprint  # type: ignore[method-assign]  # it is only passed on
         self._mover: Mover | None = mover
         self._reading = reading
         reading.add(id(self))
@@ -85,9 +86,6 @@ class TieredReader(ObjectReader):
 
     def fileno(self) -> int:
         return self._reader.fileno()
-
-    def fingerprint(self) -> tuple[int, int] | None:
-        return self._reader.fingerprint()
 
     def read_into(self, buffer: bytearray | memoryview, offset_bytes: int) -> int:
         return self._reader.read_into(buffer, offset_bytes)
@@ -327,15 +325,14 @@ class TieredStore(ObjectStore):
             may_block=one.may_block,  # what is slow is left to a thread of its own
         )
         self.sources, self.about = upper.sources, upper.about
+        self.directories = upper.directories + lower.directories
         self.levels_by_place = (lower, upper)  # by whether it is above
         self.wait_s = wait_s
         self.reading: tuple[set[int], set[int]] = (set(), set())
         self.writing: tuple[set[int], set[int]] = (set(), set())
-        self._upper, self._lower = upper, lower
+        self._upper, self._lower, self.mover = upper, lower, Mover(upper, lower)
         self.overrun_bytes = max(OVERRUN_MIN_BYTES, (self.capacity_bytes or 0) // OVERRUN_SHARE)
-        self._place = place
-        self._hurried, self._spilled = threading.get_ident(), 0
-        self.mover = Mover(upper, lower)
+        self._place, self._hurried, self._spilled = place, threading.get_ident(), 0
 
     @property
     def capacity_bytes(self) -> int | None:
@@ -519,9 +516,6 @@ class TieredStore(ObjectStore):
             one.reserved_bytes + other.reserved_bytes,
             one.object_count + other.object_count - self.mover.both_count,
         )
-
-    def object_directories(self) -> tuple[str, ...]:
-        return self._upper.object_directories() + self._lower.object_directories()
 
     def levels(self) -> tuple[StoreLevel, ...]:
         mover = self.mover

@@ -88,7 +88,7 @@ class OneWorker:
             reactor=reactor, turns=turns, owner=self.service, launching=self.launching,
             store=store, streams=self.streams, executors=executors, worker="w1", netloc=HERE,
             spool=path / "spool", kept=path / "kept", logs=JobLogs(reactor, path),
-            patience=patience, environ=environ,
+            patience=patience,
         )  # fmt: skip
         fetcher: Any = _NoFetcher()
         fetcher.service = self.service

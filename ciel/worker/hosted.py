@@ -6,7 +6,7 @@ from ciel.core.events import TaskFault
 from ciel.core.ids import ObjectId
 from ciel.execution.executor import Executor, Task
 from ciel.net.turns import DelayedCall
-from ciel.storage.interface import ObjectReader, ObjectWriter
+from ciel.storage.interface import ObjectReader, ObjectStore, ObjectWriter
 from ciel.worker.feeding import Feeder, Piping, Trace
 from ciel.worker.scratch import Scratch
 from ciel.worker.state.orders import Key, StartAttempt
@@ -54,13 +54,14 @@ class Hosted:
         """Whether its program may have been refused room for what it wrote."""
         return any(writer.may_be_short for writer in self.writers.values())
 
-    def changed_inputs(self) -> list[ObjectId]:
-        """Return the inputs that somebody has changed since the program began."""
-        return [
-            ObjectId(reader.object_id)
-            for reader, before in self.fingerprints
-            if reader.fingerprint() != before
+    def drop_changed(self, store: ObjectStore) -> list[str]:
+        """Delete the inputs that were changed since the program started; return their names."""
+        changed = [
+            reader.object_id for reader, was in self.fingerprints if reader.fingerprint() != was
         ]
+        for object_id in changed:
+            store.delete(object_id)
+        return [self.names.get(ObjectId(object_id), object_id) for object_id in changed]
 
     def close_inputs(self) -> None:
         if self.due is not None and self.due.active():

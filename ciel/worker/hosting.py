@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from twisted.internet.threads import deferToThread
 from twisted.logger import Logger
@@ -39,7 +39,7 @@ from ciel.execution.executor import (
 )
 from ciel.execution.kept import KeptAttempts
 from ciel.execution.outputs import commit_output
-from ciel.execution.report import command_text, failure_text, visible
+from ciel.execution.report import command_text, failure_text
 from ciel.launch import LaunchSpecError
 from ciel.launch.messages import (
     ProgramExited,
@@ -75,6 +75,7 @@ from ciel.worker.keeping import keep_files
 from ciel.worker.launching import Launching
 from ciel.worker.logs import JobLogs
 from ciel.worker.memory import MemoryWatch
+from ciel.worker.notices import Notices
 from ciel.worker.preparing import Preparation
 from ciel.worker.process import USUAL_PATIENCE, Patience
 from ciel.worker.programs import ProgramChannel
@@ -85,10 +86,6 @@ from ciel.worker.talking import Talking
 from ciel.worker.workplace import AttemptsOwner, Workplace
 
 log = Logger(__name__)  # compiled, it cannot be found out
-
-FILES_DELETED: Final = "files made in a private directory are deleted with it: "
-NAMES_TOLD: Final = 3
-JOBS_TOLD_MAX: Final = 10_000
 
 _AT_ONCE_MAX_BYTES = 64 << 10
 """Of arguments that are read on the reactor's thread; some 10 ms."""
@@ -114,9 +111,7 @@ class Hosting:
         logs: JobLogs,
         patience: Patience = USUAL_PATIENCE,
         channels: Channels | None = None,
-        environ: Mapping[str, str] | None = None,
     ) -> None:
-        """`environ`: what programs inherit of this worker."""
         place = self._place = Workplace(
             reactor=reactor, turns=turns, owner=owner, worker=worker, netloc=netloc,
             executors=executors, launching=launching, store=store, streams=streams,
@@ -124,8 +119,8 @@ class Hosting:
             memory=MemoryWatch(reactor, self._exceeded), kept=KeptAttempts(kept), logs=logs,
             channels=channels,
         )  # fmt: skip
-        self._callers = Callers(environ or {})
-        self._told_of_files: set[str] = set()  # jobs
+        self.callers = Callers(launching.environ)
+        self._notices = Notices(place)
         self._owner = owner
         self._is_bounded = store.capabilities.bounded
         self._hosted: dict[Key, Hosted] = {}
@@ -164,7 +159,7 @@ class Hosting:
             arguments = read_arguments(order.spec.payload)
             inputs = {ref.id: ref for ref in order.inputs}
             executors, within = self._place.executors, order.may_run_children
-            caller = self._callers.find(order.context)
+            caller = self.callers.find(order.spec.job)
             task = Task(order.spec, arguments, inputs, executors, within, order.attempt, caller)
             return task, executor.begin(task)
         except (BadArgumentsError, CielError, WireError, TypeError, ValueError) as error:
@@ -363,7 +358,7 @@ class Hosting:
         worker = self._place.worker
         self._place.growth.remove(hosted.key)
         self._place.memory.remove(hosted.key)
-        changed = hosted.changed_inputs() if hosted.fingerprints else ()
+        changed = hosted.drop_changed(self._place.store) if hosted.fingerprints else []
         hosted.close_inputs()
         assert hosted.scratch is not None
         if isinstance(event, ProgramFailed):
@@ -373,10 +368,7 @@ class Hosting:
             return
         killed = hosted.killed
         if changed:
-            for object_id in changed:
-                self._place.store.delete(object_id)
-            names = [hosted.names.get(object_id, object_id) for object_id in changed]
-            hosted.killed = killed = changed_fault(names)
+            hosted.killed = killed = changed_fault(changed)
         if killed is not None and killed.reason == "NO_SPACE":  # what it left would not fit either
             if not self._again_on_disk(hosted):
                 self._fail(hosted, killed, run_s, keep=False)
@@ -428,28 +420,9 @@ class Hosting:
             return
         for child in finish.children:
             self._owner.attempt_spawned(hosted.key, child)
-        self._tell_of_files(hosted)
+        self._notices.tell_of_files(hosted)
         self._clean(hosted)
         self._owner.attempt_ended(hosted.key, tuple(published), None, run_s)
-
-    def _tell_of_files(self, hosted: Hosted) -> None:
-        """Tell the client, once for each job, that files are deleted since their program made them
-        in its private directory. Programs of packages and scripts expect that.
-        """
-        spec = hosted.task.spec
-        if hosted.task.caller is None or hosted.cwd or hosted.scratch is None:
-            return
-        if spec.job in self._told_of_files:
-            return
-        placed = {name.partition("/")[0] for name in hosted.names.values()}
-        names = hosted.scratch.made_files(placed)
-        if names:
-            if len(self._told_of_files) >= JOBS_TOLD_MAX:
-                self._told_of_files.clear()
-            self._told_of_files.add(spec.job)
-            more = f" and {len(names) - NAMES_TOLD} more" if len(names) > NAMES_TOLD else ""
-            listed = ", ".join([visible(name) for name in names[:NAMES_TOLD]]) + more
-            self._place.log(spec, hosted.key[1], f"{FILES_DELETED}{listed}", is_notice=True)
 
     def _again_on_disk(self, hosted: Hosted) -> bool:
         """Run a program once more whose output was in memory when that was full, and may have been

@@ -49,13 +49,13 @@ class Launching:
         """`read_only`: directories in which programs should be able to do no more than read."""
         self._reactor = reactor
         self._turns = turns
-        self._environ = dict(environ)
+        self.environ = dict(environ)
         self._owners: dict[int, Ended] = {}
         self._started: dict[int, Callable[[int], None]] = {}
         self._next_id = 0
         self._read_only = tuple(read_only)
         self._protects: bool | None = None
-        self._launcher = Launcher.start_process(self._environ, read_only=self._read_only)
+        self._launcher = Launcher.start_process(self.environ, read_only=self._read_only)
         self._forks = Forks(reactor, self)
         self._look: DelayedCall | None = None
         reactor.addReader(self)
@@ -170,7 +170,7 @@ class Launching:
         self._reactor.removeWriter(self)
         self._forks.close()
         self._launcher.kill_descendants()
-        self._launcher = Launcher.start_process(self._environ, read_only=self._read_only)
+        self._launcher = Launcher.start_process(self.environ, read_only=self._read_only)
         self._reactor.addReader(self)
         self._started.clear()
         orphans, self._owners = self._owners, {}

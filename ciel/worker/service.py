@@ -22,6 +22,7 @@ from ciel.core.events import (
     Answer,
     Change,
     CopyTimed,
+    DescribeJob,
     DiskQueued,
     Message,
     ObjectsStored,
@@ -190,6 +191,7 @@ class WorkerService:
         self._master = peer
         self._disk_level = 0
         self._told_of_store = None
+        self._hosting.callers.clear()
         log.info("joined the master at {address}", address=peer.address)
         self.events.note("joined", peer.address)
         self.machine.master_joined()
@@ -203,6 +205,8 @@ class WorkerService:
         for message in messages:
             if type(message) is Answer:
                 self._answered(message)
+            elif type(message) is DescribeJob:
+                self._hosting.callers.describe(message.job, message.context)
             else:
                 self.machine.master_said(message, now_s)
         self._act()

@@ -2,6 +2,7 @@ import pytest
 
 from ciel.core.jobs import CallerContext
 from ciel.execution.environment import (
+    Caller,
     Callers,
     changes,
     inherited,
@@ -83,15 +84,26 @@ def test_b4_named_variables_are_added_to_the_workers_environment() -> None:
 
 def test_b4_callers_are_told_apart_by_what_their_programs_see() -> None:
     callers = Callers({"A": "1"})
-    contexts = [
-        CallerContext("/", {"A": "1"}),
-        CallerContext("/", {}, replaces_env=False),  # the same, as it comes to
-        CallerContext("/", {"A": "2"}),
-        CallerContext("/usr", {"A": "1"}),
-    ]
-    found = [callers.find(context) for context in contexts]
-    first, same, other, elsewhere = [caller.digest for caller in found if caller is not None]
-    assert first == same
-    assert len({first, other, elsewhere}) == 3
-    assert callers.find(contexts[0]) is found[0]
-    assert callers.find(None) is None
+    contexts = {
+        "first": CallerContext("/", {"A": "1"}),
+        "same": CallerContext("/", {}, replaces_env=False),  # as it comes to
+        "other": CallerContext("/", {"A": "2"}),
+        "elsewhere": CallerContext("/usr", {"A": "1"}),
+    }
+    for job, context in contexts.items():
+        callers.describe(job, context)
+    digests = {job: caller.digest for job in contexts if (caller := callers.find(job))}
+    assert digests["first"] == digests["same"]
+    assert len(set(digests.values())) == 3
+
+
+def test_b1_a_caller_is_forgotten_with_its_job_or_its_master() -> None:
+    callers = Callers({})
+    callers.describe("one", CallerContext("/one", {}))
+    callers.describe("two", CallerContext("/two", {}))
+    callers.describe("one", None)
+    callers.describe("never known", None)
+    assert callers.find("one") is None
+    assert callers.find("two") == Caller("/two", {}, callers.find("two").digest)  # type: ignore[union-attr]  # it is there
+    callers.clear()
+    assert callers.find("two") is None

@@ -19,7 +19,7 @@ from ciel.core.jobs import CallerContext
 from ciel.testing.builders import a_job_spec, a_task, a_worker, inline
 from ciel.testing.master_scenes import JOB, Cluster
 
-CONTEXT = CallerContext("/home", {"LANG": "C"})
+CONTEXT = CallerContext("/somewhere", {"LANG": "C"})
 
 
 def began(*names: str) -> Cluster:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from ciel.core.events import (
-    DescribeJob,
     DropObjects,
     MeetWorkers,
     Neighbour,
@@ -14,7 +13,6 @@ from ciel.core.events import (
     TaskFault,
 )
 from ciel.core.ids import ObjectId
-from ciel.core.jobs import CallerContext
 from ciel.core.plans import HttpPlan
 from ciel.testing.builders import a_task, failed, inline, stored
 from ciel.testing.worker_scenes import (
@@ -463,21 +461,3 @@ def test_only_workers_that_were_met_are_asked(played: Played) -> None:
     x = stored("x", THERE, BEYOND)
     played.assign(READS_X, x)
     played.comes(FetchObject(x, (HttpPlan(BEYOND),)))
-
-
-def test_b1_tasks_of_a_job_start_with_the_context_that_came_before_them(played: Played) -> None:
-    context = CallerContext("/home", {"LANG": "C"})
-    played.machine.master_said(DescribeJob(A.job, context), played.now_s)
-    played.assign(A)
-    played.comes(start(A)._replace(context=context))
-    played.ended(A)
-    played.comes(report(A))
-    played.machine.master_said(DescribeJob(A.job, None), played.now_s)
-    played.run(B)
-
-
-def test_b1_another_master_says_anew_where_programs_run(played: Played) -> None:
-    played.machine.master_said(DescribeJob(A.job, CallerContext("/home", {})), played.now_s)
-    played.machine.master_lost(played.now_s)
-    played.machine.master_joined()
-    played.run(A)

@@ -15,7 +15,6 @@ from ciel.core.choices import given
 from ciel.core.events import (
     LOST_AFTER_S,
     RECALLED,
-    AssignTask,
     CancelTask,
     CopyTimed,
     DiskQueued,
@@ -472,9 +471,7 @@ class MasterMachine(ChildDesk):
         inputs = given(self.graph.objects, spec) if spec.inputs else ()
         if self.graph.objects.growing:
             self._followers.told(worker, inputs)
-        if (description := worker.description(task)) is not None:
-            self.outbox.append((worker.facts.id, description))
-        self.outbox.append((worker.facts.id, AssignTask(spec, attempt, inputs)))
+        self.outbox += worker.assignment(task, attempt, inputs)
         if self._delegates and self.graph.waiting.awaited:
             self.ahead.assigned(task)
 

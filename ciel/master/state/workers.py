@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
-from ciel.core.events import DescribeJob, DiskQueued, StoresReported
+from ciel.core.events import AssignTask, DescribeJob, DiskQueued, Message, StoresReported
 from ciel.core.ids import JobId, ObjectId
 from ciel.core.refs import Reference
 from ciel.core.tasks import Needs, TaskNode
@@ -79,15 +79,18 @@ class WorkerNode:
     def __repr__(self) -> str:
         return f"<Worker {self.facts.id} {len(self.assigned)} assigned>"
 
-    def description(self, task: TaskNode) -> DescribeJob | None:
-        """Return what to send the worker before a task, if its job has a context that it does not
-        know; it counts as sent.
+    def assignment(
+        self, task: TaskNode, attempt: int, inputs: tuple[Reference, ...]
+    ) -> list[tuple[str, Message]]:
+        """Return the messages to the worker that assign a task: before the first task of a job with
+        a caller's context, what that is.
         """
-        spec = task.job.spec
-        if spec.context is None or spec.id in self.described:
-            return None
-        self.described.add(spec.id)
-        return DescribeJob(spec.id, spec.context)
+        about, own = task.job.spec, self.facts.id
+        assign = (own, AssignTask(task.spec, attempt, inputs))
+        if about.context is None or about.id in self.described:
+            return [assign]
+        self.described.add(about.id)
+        return [(own, DescribeJob(about.id, about.context)), assign]
 
     @property
     def has_room(self) -> bool:

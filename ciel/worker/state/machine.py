@@ -15,7 +15,6 @@ from ciel.core.events import (
     RECALLED,
     AssignTask,
     CancelTask,
-    DescribeJob,
     DropObjects,
     FromWorker,
     InputsLost,
@@ -28,8 +27,7 @@ from ciel.core.events import (
     TaskFault,
     TaskReported,
 )
-from ciel.core.ids import JobId, ObjectId
-from ciel.core.jobs import CallerContext
+from ciel.core.ids import ObjectId
 from ciel.core.plans import plans_for
 from ciel.core.refs import (
     Concrete,
@@ -118,7 +116,6 @@ class WorkerMachine:
         self._begun = Begun(begins)
         self.brought = Brought()
         self.hosts: dict[str, str] = {}
-        self._contexts: dict[JobId, CallerContext] = {}
         self._waiting: Waiting[Key] = Waiting()
         self._fetching: dict[ObjectId, Reference] = {}
         self.queue: list[tuple[int, int, Key]] = []  # by priority, then order of arrival
@@ -145,10 +142,6 @@ class WorkerMachine:
         match message:
             case AssignTask():
                 self._assigned(message, now_s)
-            case DescribeJob(job, None):
-                self._contexts.pop(job, None)
-            case DescribeJob(job, context) if context is not None:
-                self._contexts[job] = context
             case CancelTask(task, attempt, aborts):
                 self.call_off((task, attempt), ABORTED if aborts else CALLED_OFF, now_s)
             case RecallTasks(attempts):
@@ -168,7 +161,6 @@ class WorkerMachine:
 
     def master_joined(self) -> None:
         """A master was reached: it is told what the store holds."""
-        self._contexts.clear()
         self._to_offer = deque(self.stored)
         self._kept = set(self.stored)
         self._offer_some()
@@ -206,7 +198,7 @@ class WorkerMachine:
             self.outbox.append(EndProcesses(doomed))
 
     def _assigned(self, message: AssignTask, now_s: float) -> None:
-        attempt = Attempt(message, self._contexts.get(message.spec.job))
+        attempt = Attempt(message)
         if attempt.key in self.attempts:
             return  # said twice
         self.attempts[attempt.key] = attempt
@@ -414,10 +406,7 @@ class WorkerMachine:
         if timeout_s:
             heappush(self._deadlines, (now_s + timeout_s, attempt.key))
         may = self._begun.may_run_children(attempt.spec, attempt.key[1])
-        key, inputs = attempt.key, attempt.inputs
-        self.outbox.append(
-            StartAttempt(attempt.spec, key[1], inputs, at_most, may, attempt.context)
-        )
+        self.outbox.append(StartAttempt(attempt.spec, attempt.key[1], attempt.inputs, at_most, may))
 
     def spawned(
         self, key: Key, spec: TaskSpec, known: tuple[Reference, ...], now_s: float,
@@ -437,7 +426,7 @@ class WorkerMachine:
         self._report(SpawnTask(spec, known, key[1], begins, bool(wanted)))
         if begins and inputs is not None:
             self._begun.note(spec.id)
-            child = Attempt(AssignTask(spec, 0, inputs), self._contexts.get(spec.job))
+            child = Attempt(AssignTask(spec, 0, inputs))
             self.attempts[child.key] = child
             self._start(child, now_s)
 

@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 from ciel.core.events import RECALLED, AssignTask, InputsLost, TaskFault, TaskReported
 from ciel.core.ids import ObjectId, TaskId
-from ciel.core.jobs import CallerContext
 from ciel.core.plans import Plan
 from ciel.core.refs import Future, Reference
 from ciel.core.tasks import TaskSpec
@@ -37,7 +36,6 @@ class FetchObject(NamedTuple):
 class StartAttempt(NamedTuple):
     """Run a task; answer with `ended`, exactly once, whatever happens. `at_most`: its program is to
     wait until fewer than that run here; 0: it is not to wait. `may_run_children`: within itself.
-    `context`: that of its job.
     """
 
     spec: TaskSpec
@@ -45,7 +43,6 @@ class StartAttempt(NamedTuple):
     inputs: tuple[Reference, ...]
     at_most: int
     may_run_children: bool = False
-    context: CallerContext | None = None
 
 
 class KillAttempt(NamedTuple):
@@ -94,12 +91,9 @@ Key = tuple[TaskId, int]
 class Attempt:
     """One attempt at a task on this worker."""
 
-    __slots__ = (
-        "context", "ending", "inputs", "key", "memory_bytes", "phase", "slots", "spec", "streams",
-    )  # fmt: skip
+    __slots__ = ("ending", "inputs", "key", "memory_bytes", "phase", "slots", "spec", "streams")
 
-    def __init__(self, message: AssignTask, context: CallerContext | None = None) -> None:
-        self.context = context
+    def __init__(self, message: AssignTask) -> None:
         self.spec = message.spec
         self.key: Key = (message.spec.id, message.attempt)
         self.inputs = message.inputs
