@@ -191,7 +191,6 @@ class WorkerService:
         self._master = peer
         self._disk_level = 0
         self._told_of_store = None
-        self._hosting.callers.clear()
         log.info("joined the master at {address}", address=peer.address)
         self.events.note("joined", peer.address)
         self.machine.master_joined()
@@ -220,6 +219,7 @@ class WorkerService:
             log.warn("lost the master: {reason}", reason=reason)
             self.events.note("lost_master", reason)
             self.machine.master_lost(self._reactor.seconds())
+            self._hosting.callers.clear()
             asked, self._asked = self._asked, {}
             for waiting in asked.values():
                 if not waiting.called:
