@@ -62,6 +62,11 @@ def test_coming_from_xargs_and_parallel(cluster: Home) -> None:
     assert run_page("from-xargs-and-parallel.md", cluster, {"/tmp/fixed": mark}) > 15
 
 
+def test_where_programs_run(cluster: Home) -> None:
+    (cluster.path / "words.txt").write_text("pear\napple\n")
+    assert run_page("where-programs-run.md", cluster, {}) == 2
+
+
 def test_a_task_in_any_language(cluster: Home) -> None:
     require_jansson()
     require_perl()
