@@ -465,10 +465,9 @@ class MasterMachine(ChildDesk):
         self.ahead.assigned(task)
 
     def _assign(self, task: TaskNode, worker: WorkerNode) -> None:
-        spec = task.spec
         attempt = self.graph.assign(task, worker.facts.id)
         worker.take(task, self._now_s)
-        inputs = given(self.graph.objects, spec) if spec.inputs else ()
+        inputs = given(self.graph.objects, task.spec) if task.spec.inputs else ()
         if self.graph.objects.growing:
             self._followers.told(worker, inputs)
         self.outbox += worker.assignment(task, attempt, inputs)
