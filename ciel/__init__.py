@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from ciel.python.failures import TaskTimeoutError as TaskTimeoutError
     from ciel.python.futures import Future as Future
     from ciel.python.inside import empty as empty
+    from ciel.python.inside import task_directory as task_directory
     from ciel.python.sessions import as_completed as as_completed
     from ciel.python.sessions import call as call
     from ciel.python.sessions import gather as gather
@@ -48,6 +49,7 @@ _HOMES = {
     "Task": "ciel.python.tasks",
     "progress": "ciel.client.progress",
     "task": "ciel.python.tasks",
+    "task_directory": "ciel.python.inside",
     "trace": "ciel.client.trace",
     **dict.fromkeys(
         ("as_completed", "call", "gather", "put", "spawn", "wait"), "ciel.python.sessions"

@@ -14,6 +14,10 @@ What all executors share that run an ordinary program is read here, into a `Prog
 - `debug_options`: `go_slow` waits three seconds before the start; `trace_io` writes into the job's
   log when the program had to wait for an input that grows.
 - `single_consumer` has no effect, as in the original.
+- `cwd`, beyond the original: the working directory, an absolute path; "": the scratch directory.
+  Without it, a program of a job with a caller's context runs in the caller's directory, unless it
+  has `files` (docs/where-programs-run.md).
+- `executables`, beyond the original: which of `files` may be executed.
 - `store`, beyond the original: whether outputs begin in `memory` or on `disk`, on a worker that has
   both.
 
@@ -33,6 +37,7 @@ from typing import Any, TypeGuard
 
 from ciel.core.ids import ObjectId
 from ciel.core.refs import REFERENCE_TYPES, Reference
+from ciel.execution.environment import Caller
 from ciel.execution.executor import (
     BadArgumentsError,
     ChildForm,
@@ -140,20 +145,23 @@ def program_of(
     lists: Mapping[str, tuple[InputPath | OutputPath, ...]] | None = None,
     names: Sequence[str | InputPath | OutputPath] = (),
     files: Mapping[str, ObjectId] | None = None,
+    caller: Caller | None = None,
 ) -> Program:
     """Read what programs are asked for with, whichever executor runs them. `argv`: what it runs, if
-    that is not said by `command_line`; `files`: those it adds, of its own.
+    that is not said by `command_line`; `files`: those it adds, of its own. `caller`: where the
+    program runs unless `args` say it.
     """
     _check_options(args)
     debugging = args.get("debug_options", ())
     placed = {**_files(args), **(files or {})}
     _require_places(placed)
+    env = _env(args)
     return Program(
         argv=tuple(argv) if argv is not None else _command_line(args),
         stdin=stdin,
         stdout=stdout,
         files=placed,
-        env=_env(args),
+        env=env if caller is None else {**caller.env, **env},
         lists=lists or {},
         streams=args.get("stream_output") is True or args.get("pipe_output") is True,
         whole=args.get("eager_fetch") is True,
@@ -163,6 +171,8 @@ def program_of(
         delay_s=SLOW_S if "go_slow" in debugging else 0.0,
         chunk_bytes=args.get("stream_chunk_size", 1),
         traces="trace_io" in debugging,
+        cwd=_cwd(args, caller, has_files=bool(placed)),
+        executables=_executables(args, placed),
     )
 
 
@@ -254,14 +264,37 @@ def _require_places(files: Mapping[str, ObjectId]) -> None:
             raise BadArgumentsError(f"{name!r:.80} in 'files' would be a file and a directory")
 
 
-def _env(args: dict[str, Any]) -> dict[str, str]:
+def _cwd(args: dict[str, Any], caller: Caller | None, *, has_files: bool) -> str:
+    """Return the working directory of a program; "": its scratch directory, where `files` lie."""
+    cwd = args.get("cwd")
+    if cwd is None:
+        return "" if caller is None or has_files else caller.cwd
+    if not isinstance(cwd, str) or "\0" in cwd or not (cwd == "" or cwd.startswith("/")):
+        raise BadArgumentsError(f"'cwd' must be an absolute path, not {cwd!r:.80}")
+    if cwd and has_files:
+        raise BadArgumentsError("a program with 'files' runs where they lie: leave 'cwd' away")
+    return cwd
+
+
+def _executables(args: dict[str, Any], files: Mapping[str, ObjectId]) -> frozenset[str]:
+    names = args.get("executables", [])
+    if isinstance(names, list):
+        names = [_system_text(name) for name in names]
+    if not _are_words(names) or not files.keys() >= set(names):
+        raise BadArgumentsError("'executables' must be a list of names in 'files'")
+    return frozenset(names)
+
+
+def _env(args: dict[str, Any]) -> dict[str, str | None]:
     env = args.get("env", {})
     if isinstance(env, dict):
-        env = {name: _system_text(value) for name, value in env.items()}
-    if not isinstance(env, dict) or not all(isinstance(item, str) for item in env.values()):
-        raise BadArgumentsError("'env' must be an object whose values are texts")
+        env = {name: None if value is None else _system_text(value) for name, value in env.items()}
+    if not isinstance(env, dict) or not all(
+        item is None or isinstance(item, str) for item in env.values()
+    ):
+        raise BadArgumentsError("'env' must be an object whose values are texts, or null")
     for name, value in env.items():
-        if not name or "=" in name or "\0" in name + value:
+        if not name or "=" in name or "\0" in name + (value or ""):
             raise BadArgumentsError(f"{name!r} in 'env' cannot be set in an environment")
     return env
 

@@ -29,4 +29,4 @@ class EnvExecutor(Executor):
             "INPUT_FILES": tuple([InputPath(ref.id) for ref in inputs]),
             "OUTPUT_FILES": tuple([OutputPath(number) for number in range(count)]),
         }
-        return Run(program_of(args, lists=lists))
+        return Run(program_of(args, lists=lists, caller=task.caller))

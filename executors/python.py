@@ -19,6 +19,7 @@ from ciel import __version__
 from ciel.core.refs import REFERENCE_TYPES, Failure, Fixed, Reference, Value
 from ciel.core.tasks import Mentions
 from ciel.execution.attempt import Attempt
+from ciel.execution.environment import Caller
 from ciel.execution.executor import (
     Action,
     BadArgumentsError,
@@ -38,6 +39,7 @@ from ciel.python.packing import pack
 from ciel.wire.references import to_array
 
 START = os.path.join(next(iter(programs.__path__)), "python_start.py")
+_READ_AT_START = ("LD_", "PYTHON")
 _ENVIRONMENT = {"PYTHONHASHSEED": "0"}  # what runs again packs the same bytes
 
 
@@ -48,6 +50,7 @@ class PythonExecutor(Executor):
     mentions: ClassVar[Mentions] = Mentions.OWN
     talks: ClassVar[bool] = True
     _latest: Program | None = None
+    _latest_for: tuple[str, Caller | None] = ("", None)
 
     def begin(self, task: Task) -> Action:
         arguments = task.arguments
@@ -60,11 +63,12 @@ class PythonExecutor(Executor):
         if not os.path.isabs(python) and "/" in python:
             raise BadArgumentsError(f"'python' must be a name or an absolute path, not {python!r}")
         slots = task.spec.needs.slots
+        caller = task.caller
         kind = f"python\0{python}\0{slots}"  # libraries have as many threads
-        if self._latest is None or self._latest.argv[0] != python:  # most are of the same
-            argv = (python, START, __version__)
-            parent = (*argv, "--preloaded") if python == sys.executable else ()
-            self._latest = Program(argv, env=_ENVIRONMENT, parent=parent)
+        if caller is not None:  # and read their environment when they are imported
+            kind += f"\0{caller.digest}"
+        if self._latest is None or self._latest_for != (python, caller):  # most are of the same
+            self._latest, self._latest_for = _program(python, caller), (python, caller)
         program = self._latest
         fixed = arguments.get("fixed")
         if isinstance(fixed, Fixed):
@@ -93,6 +97,21 @@ class PythonExecutor(Executor):
         n_outputs = output_count(keywords.get("n_outputs", 1))
         sees_errors = keywords.get("sees_errors") is True
         return ChildForm(arguments, n_outputs, False, True, sees_errors=sees_errors)
+
+
+def _program(python: str, caller: Caller | None) -> Program:
+    """Return the program that runs calls for a caller. A parent forks it if it can: what an
+    interpreter or its loader reads from the environment when it starts, it has read by then.
+    """
+    argv = (python, START, __version__)
+    parent = None
+    if python == sys.executable:
+        parent = Program((*argv, "--preloaded"), env=_ENVIRONMENT)
+    if caller is None:
+        return Program(argv, env=_ENVIRONMENT, parent=parent)
+    if any(name.startswith(_READ_AT_START) for name in caller.env):
+        parent = None
+    return Program(argv, env={**caller.env, **_ENVIRONMENT}, parent=parent, cwd=caller.cwd)
 
 
 def _references(arguments: dict[str, Any]) -> list[Reference]:

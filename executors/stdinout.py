@@ -3,7 +3,7 @@
 Arguments (`args`): `command_line`, a list in which references stand for the paths of objects;
 `inputs`, a list of references that are concatenated on standard input; and the options in
 `arguments`. Beyond the original: `files`, references by relative name that lie in the scratch
-directory in which the program runs; `env`, additional environment. There is no shell.
+directory, in which the program then runs; `env`, additional environment. There is no shell.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class StdinoutExecutor(Executor):
         require_output_count(task, 1)
         args = args_of(task)
         stdin = tuple([ref.id for ref in reference_list(args, "inputs")])
-        return Run(program_of(args, stdin=stdin, stdout=0))
+        return Run(program_of(args, stdin=stdin, stdout=0, caller=task.caller))
 
     def child_form(self, keywords: dict[str, Any]) -> ChildForm:
         return require_form_count(self.name, super().child_form(keywords), 1)

@@ -59,6 +59,7 @@ class Outputs:
         self._files = files
         self._json: bool = args.json
         self._first: list[tuple[int, str, str]] = []  # number, who it is, and its story
+        self._is_elsewhere = bool(args.scratch or args.cwd or args.inputs or args.objects)
         self._words: list[str] = [word for word in args.program[1:] if "{}" not in word]
         self._sent = {Path(path).name for path in args.inputs}
 
@@ -101,11 +102,11 @@ class Outputs:
             say(f"and {more} more; {which}")
         if own is not None:
             say(f"logs, and what the failed left behind: {own.directory}")
-        for word in self._words:
+        for word in self._words if self._is_elsewhere else ():
             if self._is_left_behind(word):
                 say(
-                    f"{cut(visible(word), _TEXT_WIDTH)} is a file here, but programs run in "
-                    "directories of their own: name it by its full path, or send it with --in"
+                    f"{cut(visible(word), _TEXT_WIDTH)} is a file here, but the program did not "
+                    "run here: name it by its full path, or send it with --in"
                 )
                 break
 

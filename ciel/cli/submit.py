@@ -23,16 +23,17 @@ from ciel.cli.options import (
     require_text,
     seconds,
 )
-from ciel.cli.outcome import OF_JOB_STATE, Status, UsageError, cancelling
+from ciel.cli.outcome import OF_JOB_STATE, Status, UsageError, cancelling, say
 from ciel.cli.outputs import Outputs
 from ciel.cli.parser import Parser, memory_size, whole_number
 from ciel.cli.printing import Counts, Progress, RunningCount
 from ciel.cli.result_files import ResultFiles
 from ciel.client.arrays import UNSETTLED_MAX, Array
+from ciel.client.caller import caller_context
 from ciel.client.client import Client
 from ciel.client.errors import JobEndedError
 from ciel.client.jobs import Job
-from ciel.core.jobs import JOB_NAME_MAX_LENGTH
+from ciel.core.jobs import JOB_NAME_MAX_LENGTH, CallerContext
 from ciel.core.refs import Future, Reference
 from ciel.core.scheduling import LOCALITY, POLICIES, read_scheduling
 from ciel.core.tasks import (
@@ -59,12 +60,13 @@ _PIECES_PER_SLOT = 2
 """Of standard input, that are on their way: more would only fill the store."""
 
 _EPILOG = """\
-Options end at the first word that is none: what follows is the program's. PROGRAM with a slash is a
-path from here; otherwise it is sought in the worker's PATH. There is no shell. Standard input goes
-to a single program. In an array, {} in an argument becomes the element and {#} its number;
-CIEL_ELEMENT and CIEL_INDEX carry them too. Lines run as they come. Output is printed in the order
-of the array. The exit status is 0 only if that of every element was. Results of more than 10,000
-elements are not kept once they are printed or written; with --detach they are.
+Options end at the first word that is none: what follows is the program's. PROGRAM runs in this
+directory, with this environment (docs/where-programs-run.md). With a slash it is a path from here;
+otherwise it is sought in PATH. There is no shell. Standard input goes to a single program. In an
+array, {} in an argument becomes the element and {#} its number; CIEL_ELEMENT and CIEL_INDEX carry
+them too. Lines run as they come. Output is printed in the order of the array. The exit status is 0
+only if that of every element was. Results of more than 10,000 elements are not kept once they are
+printed or written; with --detach they are.
 
   ciel submit sort words.txt
   ciel submit --array 1-10 seq {}
@@ -78,12 +80,13 @@ Elements = Known | Lines | Pieces
 def main(prog: str, words: Sequence[str]) -> int:
     """Submit, and unless detached wait and print."""
     args = _parse(words)
-    argv = _program(args.program)
     env = assignments("--env", args.env, os.environ)
     is_array = args.is_array
     own, inputs = _split(args.inputs, is_array)
     own_objects, objects = _split(args.objects, is_array)
     files = _files([Path(path) for path in inputs])
+    argv = _program(args.program, files)
+    context = _context(args)
     elements = _elements(args)
     if is_array and not args.pipe and args.each_line != "-":
         standard_input.tell_unread()
@@ -98,7 +101,7 @@ def main(prog: str, words: Sequence[str]) -> int:
         stdin = None if is_array else standard_input.upload(client, visible(args.program[0]))
         job = client.job(
             name[:JOB_NAME_MAX_LENGTH], detached=args.detach, keep=args.keep, store=args.store,
-            scheduling=read_scheduling(args.policy),
+            scheduling=read_scheduling(args.policy), context=context,
         )  # fmt: skip
         template = Template(argv, env)
         with cancelling(client, job):
@@ -148,6 +151,8 @@ def _follow(
     if OF_JOB_STATE[summary.state] == Status.CANCELLED:
         raise JobEndedError(summary.number, summary.state, summary.reason)
     outputs.list_failures(array.submitted)
+    if job.notices:
+        _tell_of_deleted(job.notices[0].text, args)
     if args.json:
         # The last results may have been handed over after the job's end.
         print_summary(client, summary._replace(handed_over=array.handed_over))
@@ -171,6 +176,14 @@ class _PerElement:
         wanted = [substitute(assignment, element) for assignment in self._objects]
         found = _objects(client, wanted, {**files, **dict.fromkeys(sent, Path())})
         return {**sent, **found, **{name: client.upload(path) for name, path in files.items()}}
+
+    def executables(self, element: Element) -> list[str]:
+        """Name those that may be executed."""
+        return _executables([substitute(path, element) for path in self._inputs])
+
+
+def _executables(paths: Sequence[str]) -> list[str]:
+    return [os.path.basename(path) for path in paths if os.access(path, os.X_OK)]
 
 
 def _split(given: Sequence[str], is_array: bool) -> tuple[list[str], list[str]]:
@@ -217,6 +230,7 @@ def _adder(
         retries=args.retries, retry_on=args.retry_on, retry_delay_s=args.retry_delay,
     )  # fmt: skip
     inputs = [] if stdin is None else [stdin]
+    executables = _executables([path for path in args.inputs if not has_place(path)])
 
     def run(element: Element) -> Future:
         try:
@@ -228,8 +242,10 @@ def _adder(
         if element.content is not None:
             read = [client.upload_content(element.content, elements.place(element))]
         return job.run(
-            words, inputs=read, files=files, env=env, needs=needs, name=str(element.number)
-        )
+            words, inputs=read, files=files, env=env,
+            executables=executables + per_element.executables(element), needs=needs,
+            name=str(element.number),
+        )  # fmt: skip
 
     return run
 
@@ -352,11 +368,19 @@ def _add_surroundings(parser: argparse.ArgumentParser) -> None:
     """Add what says which files and variables a program has, and where its output goes."""
     parser.add_argument(
         "--in", dest="inputs", metavar="FILE", action="append", default=[],
-        help="send a file along, into the directory where the program runs (repeat)",
+        help="send a file along, into a private directory, where the program then runs (repeat)",
     )  # fmt: skip
     parser.add_argument(
         "--object", dest="objects", metavar="NAME=OBJECT", action="append", default=[],
         help="have an object there as a file, see `ciel object` (repeat)",
+    )  # fmt: skip
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument(
+        "--cwd", metavar="DIR", type=Path, help="run in this directory instead of the current one"
+    )
+    where.add_argument(
+        "--scratch", action="store_true",
+        help="run each in a private directory, which is deleted at its end",
     )  # fmt: skip
     parser.add_argument(
         "--out", metavar="DIR",
@@ -374,6 +398,10 @@ def _add_surroundings(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--env", metavar="NAME=VALUE", action="append", default=[],
         help="set a variable; NAME alone takes ours (repeat)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--clean-env", action="store_true",
+        help="run with the environment of the workers, not with ours",
     )  # fmt: skip
 
 
@@ -424,11 +452,35 @@ def _elements(args: argparse.Namespace) -> Elements:
     return Known([Element(1, None)], 1)
 
 
-def _program(words: Sequence[str]) -> list[str]:
+def _context(args: argparse.Namespace) -> CallerContext:
+    """Return where the program runs, and with which environment; raises ContextError."""
+    if args.cwd is not None and (args.inputs or args.objects):
+        given = "--in" if args.inputs else "--object"
+        raise UsageError(f"{given} has the program run where its files are sent: leave --cwd away")
+    variables: dict[str, str] | None = {} if args.clean_env else None
+    return caller_context(args.cwd, scratch=args.scratch, env=variables)
+
+
+def _tell_of_deleted(text: str, args: argparse.Namespace) -> None:
+    """Tell, in one line, that files which the program made were deleted, and what to do."""
+    why = "--scratch" if args.scratch else "--in" if args.inputs else "--object"
+    say(f"{text.strip()}; without {why} it runs in this directory, where they stay")
+
+
+def _program(words: Sequence[str], files: Mapping[str, Path] | None = None) -> list[str]:
+    """Return the command line, checked. A program with a slash is a path from here, unless it was
+    sent along: then it is run where it lies.
+    """
     program, *arguments = words
     if not program:
         raise UsageError("the program's name is empty")
-    return [os.path.abspath(program) if "/" in program else program, *arguments]
+    if "/" not in program:
+        return [program, *arguments]
+    path = os.path.abspath(program)
+    for name, sent in (files or {}).items():
+        if path in (os.path.abspath(name), os.path.abspath(sent)):
+            return [f"./{name}", *arguments]
+    return [path, *arguments]
 
 
 def _objects(

@@ -180,7 +180,7 @@ class Worker:
         self._open_spool()
         logs = JobLogs(reactor, _logs_directory(options.log, self._spool))
         store = self._open_store()
-        launching = self._keep(Launching(reactor, turns, inherited(os.environ)))
+        launching = self._keep(Launching(reactor, turns, inherited(os.environ), store.directories))
         transfers = self._keep(Transfers(reactor))
         executors, lacking, known = _executors_here()
         host = host_identity()

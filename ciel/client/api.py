@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, overload
 
 from ciel.client.client import Client as JobClient
+from ciel.client.errors import ContextError
 from ciel.core.events import Message
 from ciel.core.refs import REFERENCE_TYPES, Reference
 from ciel.core.refs import Future as Unmade
@@ -29,6 +30,7 @@ from ciel.python.tasks import OptionError, Options, read_options, split_task
 
 if TYPE_CHECKING:
     from ciel.access.settings import MasterLocation
+    from ciel.client.caller import Caller
     from ciel.client.calling import Calls
     from ciel.client.cluster import LocalCluster
     from ciel.client.errors import ClientError
@@ -61,6 +63,10 @@ class Client(Shown, JobClient):
     when it is closed is cancelled. `locals`: remote tracebacks show local variables. `prints`: what
     its tasks print appears on `sys.stdout`, or in the file that is given (`client.prints` says what
     is promised).
+
+    Programs and calls run in the working directory of this process and with its environment
+    (docs/where-programs-run.md). `cwd`: in another directory; `scratch`: each in a private one.
+    `env`: with the environment of their workers and these variables, instead of ours.
     """
 
     def __init__(
@@ -73,7 +79,11 @@ class Client(Shown, JobClient):
         cluster_options: Mapping[str, Any] | None = None,
         locals: bool = False,
         prints: bool | Sink = True,
+        cwd: str | os.PathLike[str] | None = None,
+        scratch: bool = False,
+        env: Mapping[str, str] | None = None,
     ) -> None:
+        self._cwd, self._scratch, self._env = _checked(cwd, scratch=scratch, env=env)
         self._calls_lock = threading.Lock()
         self._calls: Calls | None = None
         self._locals = locals
@@ -123,6 +133,12 @@ class Client(Shown, JobClient):
     def open_calls(self) -> Calls | None:
         """The same, but None before the first."""
         return self._calls
+
+    def caller(self) -> Caller:
+        """Return where calls run, as things stand now; raises ContextError."""
+        from ciel.client.caller import Caller
+
+        return Caller(self._cwd, scratch=self._scratch, env=self._env)
 
     # --- functions --------------------------------------------------------------------------------
 
@@ -198,17 +214,21 @@ class Client(Shown, JobClient):
         stdin: Any = None,
         files: Mapping[str, Any] | None = None,
         env: Mapping[str, str] | None = None,
+        cwd: str | os.PathLike[str] | None = None,
+        scratch: bool = False,
         outputs: int = 1,
         **options: Any,
     ) -> Any:
         """Make a task of a program; return the future of its standard output, as bytes.
 
         Futures in `argv` become paths of files that hold their values, `stdin` is a future, or
-        several, one after the other; `files` lie under these relative names where it runs. Values
-        of functions are written as they are (bytes, or a text in UTF-8); `put` makes a future of
-        anything. With `outputs` of two or more, the program writes them itself: `OUTPUT_FILES`
-        names a text file with a path a line; returned is a list of futures. `options`: those of
-        `ciel.task` but `returns` and `python`. Raises OptionError and as `submit`.
+        several, one after the other; `files` lie under these relative names in a private directory,
+        where it then runs. Otherwise it runs as the client says, in `cwd`, or with `scratch` in a
+        private directory; `env` are additional variables. Values of functions are written as they
+        are (bytes, or a text in UTF-8); `put` makes a future of anything. With `outputs` of two or
+        more, the program writes them itself: `OUTPUT_FILES` names a text file with a path a line;
+        returned is a list of futures. `options`: those of `ciel.task` but `returns` and `python`.
+        Raises OptionError, ContextError and as `submit`.
         """
         if isinstance(argv, str | bytes) or not isinstance(argv, Sequence) or not argv:
             raise OptionError(
@@ -224,27 +244,25 @@ class Client(Shown, JobClient):
         inputs = [] if stdin is None else stdin if isinstance(stdin, list | tuple) else [stdin]
         given = [self._object(item) for item in inputs]
         named = {name: self._object(item) for name, item in (files or {}).items()}
+        directory = _directory(cwd, scratch=scratch, has_files=bool(named))
 
         def add(job: Job) -> Sequence[Unmade]:
+            moved_to, variables = self.calls.caller.moved() or ("", {})
+            variables = {**variables, **(env or {})}
+            where = directory if directory is not None or named or not moved_to else moved_to
             if outputs == 1:
                 return [
                     job.run(
-                        line,
-                        inputs=given,
-                        files=named,
-                        env=env,
-                        needs=chosen.needs,
-                        name=chosen.name,
+                        line, inputs=given, files=named, env=variables, cwd=where,
+                        needs=chosen.needs, name=chosen.name,
                     )
-                ]
-            arguments = {
-                "command_line": line,
-                "inputs": given,
-                "files": named,
-                "env": dict(env or {}),
-            }
+                ]  # fmt: skip
+            arguments = {"command_line": line, "inputs": given, "files": named, "env": variables}
+            args: dict[str, Any] = {key: value for key, value in arguments.items() if value}
+            if where is not None:
+                args["cwd"] = where
             return job.add(
-                "env", {"args": {k: v for k, v in arguments.items() if v}, "n_outputs": outputs},
+                "env", {"args": args, "n_outputs": outputs},
                 n_outputs=outputs, needs=chosen.needs, name=chosen.name,
             )  # fmt: skip
 
@@ -365,6 +383,31 @@ class Client(Shown, JobClient):
         super()._on_lost(error)
         if self._calls is not None:
             self._calls.lose(self._lost or error)
+
+
+def _checked(
+    cwd: str | os.PathLike[str] | None, *, scratch: bool, env: Mapping[str, str] | None
+) -> tuple[str | None, bool, Mapping[str, str] | None]:
+    """Return where calls are to run, checked before anything is begun; raises ContextError."""
+    directory = _directory(cwd, scratch=scratch)
+    for name, text in (env or {}).items():
+        if not isinstance(name, str) or not isinstance(text, str):
+            raise TypeError(f"env: names and values are texts, not {name!r}: {text!r:.40}")
+        if not name or "=" in name or "\0" in name + text:
+            raise ContextError(f"env: {name!r} cannot be set in an environment")
+    return directory or None, scratch, env
+
+
+def _directory(
+    cwd: str | os.PathLike[str] | None, *, scratch: bool, has_files: bool = False
+) -> str | None:
+    """Return the directory that a caller names; "": a private one; None: it names none."""
+    if cwd is not None and (scratch or has_files):
+        other = "'scratch'" if scratch else "'files'"
+        raise ContextError(f"cwd: with {other} a program runs in a private directory; choose one")
+    if cwd is None:
+        return "" if scratch else None
+    return os.path.abspath(os.fspath(cwd))
 
 
 def _part_size(count: int, slots: int) -> int:

@@ -282,6 +282,7 @@ class Calls(Results):
         sent = calls.Bundle(
             calls.VERSION, self._module_places(), tuple(table), tuple(written),
             first.streams, first.raw, self._locals_wanted, is_traced(self._client),
+            self.caller.moved(),
         )  # fmt: skip
         packed: bytes | None = calls.pack_bundle(sent)
         if len(packed or b"") > calls.INLINE_MAX_BYTES:

@@ -44,7 +44,7 @@ from ciel.core.events import (
     WatchJob,
 )
 from ciel.core.ids import JobId
-from ciel.core.jobs import JOB_NAME_MAX_LENGTH, JobSpec, JobSummary
+from ciel.core.jobs import JOB_NAME_MAX_LENGTH, CallerContext, JobSpec, JobSummary
 from ciel.core.refs import INLINE_MAX_BYTES, Failure, Reference, Value, with_text
 from ciel.core.scheduling import USUAL_SCHEDULING, Scheduling
 from ciel.wire.descriptors import read_summary
@@ -133,13 +133,15 @@ class Client:
 
     def job(
         self, name: str = "", *, detached: bool = False, keep: bool = False, store: str = "",
-        scheduling: Scheduling = USUAL_SCHEDULING,
+        scheduling: Scheduling = USUAL_SCHEDULING, context: CallerContext | None = None,
     ) -> Job:  # fmt: skip
         """Begin a job, which takes tasks until it is closed. `store`: see `Job.store`;
-        `scheduling`: see `core.scheduling`.
+        `scheduling`: see `core.scheduling`; `context`: where its programs run, see
+        `client.caller.caller_context`.
         """
         name = name[:JOB_NAME_MAX_LENGTH]
-        spec = JobSpec(JobId(secrets.token_hex(16)), name, True, detached, keep, scheduling)
+        job_id = JobId(secrets.token_hex(16))
+        spec = JobSpec(job_id, name, True, detached, keep, scheduling, context)
         job = Job(self, spec, self._changed)
         job.store = store
         with self._changed:
@@ -379,6 +381,9 @@ class Client:
                         job = self._jobs.get(message.job)
                     if job is not None:
                         job.take_settled(message.ref)
+                elif isinstance(message, JobPrinted):
+                    if message.is_notice and (noticed := self._jobs.get(message.job)) is not None:
+                        noticed.notices.append(message)
                 elif isinstance(message, Answer):
                     if message.number in self._answers:
                         self._answers[message.number] = message

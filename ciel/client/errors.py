@@ -92,6 +92,10 @@ class ForeignFutureError(ClientError, ValueError):
         self.future = future
 
 
+class ContextError(ClientError, ValueError):
+    """Programs cannot run in the directory, or with the environment, that a client has or names."""
+
+
 class QueryError(ClientError):
     """The master could not answer; its own words."""
 

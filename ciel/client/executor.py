@@ -442,12 +442,22 @@ class _Preparation:
     def run_once(self) -> None:
         key = (os.getpid(), self.token)
         if key not in _prepared_here:
+            before = os.environ.copy()
             try:
                 self._initializer(*self._initargs)
-                _prepared_here[key] = None
+                now = os.environ.copy()
+                names = [name for name in before | now if before.get(name) != now.get(name)]
+                _prepared_here[key] = {name: now.get(name) for name in names}
             except Exception as error:
                 _prepared_here[key] = error
-        if (failed := _prepared_here[key]) is not None:
+        failed = _prepared_here[key]
+        if isinstance(failed, dict):  # what calls change of their environment is undone after each
+            for name, text in failed.items():
+                if text is None:
+                    os.environ.pop(name, None)
+                else:
+                    os.environ[name] = text
+        else:
             raise InitializerError(
                 f"the initializer of the executor raised {type(failed).__name__}: {failed}"
             ) from failed
@@ -466,7 +476,8 @@ class _Prepared:
         return self._function(*args, **kwargs)
 
 
-_prepared_here: dict[tuple[int, str], BaseException | None] = {}
+_prepared_here: dict[tuple[int, str], BaseException | dict[str, str | None]] = {}
+"""By process and executor: the variables that the initializer has set, or what it raised."""
 
 
 # --- the end of the program -----------------------------------------------------------------------

@@ -33,6 +33,7 @@ from ciel.core.events import (
     CancelJob,
     CloseJob,
     JobChanged,
+    JobPrinted,
     Message,
     ReleaseObjects,
     RequestRefused,
@@ -87,6 +88,8 @@ class Job(Shown):
         self.failed_count = 0
         """How many of the objects that were wanted could not be made."""
         self.released_count = 0
+        self.notices: list[JobPrinted] = []
+        """What workers told of how attempts ended, beside their results; a few at most."""
         self._summary: JobSummary | None = None
         self._refusal = ""
         self._closed = False
@@ -117,7 +120,9 @@ class Job(Shown):
         *,
         inputs: Sequence[Reference] = (),
         files: Mapping[str, Reference] | None = None,
-        env: Mapping[str, str] | None = None,
+        env: Mapping[str, str | None] | None = None,
+        cwd: str | None = None,
+        executables: Sequence[str] = (),
         needs: Needs = USUAL_NEEDS,
         name: str = "",
         store: str = "",
@@ -125,9 +130,11 @@ class Job(Shown):
         """Add an ordinary program; its standard output is what is returned, once it is wanted.
 
         References in the command line become paths, `inputs` are joined on standard input, `files`
-        lie under these relative names in the directory where it runs. `store`: where the output
-        begins, `memory` or `disk`; by default as its job says. Texts with surrogate escapes (see
-        `os.fsdecode`) reach the program as the bytes that they stand for.
+        lie under these relative names in the private directory where it then runs, `executables` of
+        them may be executed. `cwd`: where else it runs than its job says; "": in a private
+        directory. `store`: where the output begins, `memory` or `disk`; by default as its job says.
+        Texts with surrogate escapes (see `os.fsdecode`) reach the program as the bytes that they
+        stand for.
         """
         words = [to_value(word) if isinstance(word, str) else word for word in command_line]
         args: dict[str, Any] = {"command_line": words}
@@ -138,7 +145,14 @@ class Job(Shown):
             has_bytes = any(type(path) is not str for path, _ in named)
             args["files"] = [[*pair] for pair in named] if has_bytes else dict(files)
         if env:
-            args["env"] = {variable: to_value(value) for variable, value in env.items()}
+            args["env"] = {
+                variable: None if value is None else to_value(value)
+                for variable, value in env.items()
+            }
+        if cwd is not None:
+            args["cwd"] = cwd
+        if executables:
+            args["executables"] = [to_value(path) for path in executables]
         if store := store or self.store:
             args["store"] = store
         return self.add(

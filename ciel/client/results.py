@@ -49,6 +49,7 @@ from ciel.wire.references import from_array
 if TYPE_CHECKING:
     from ciel.access.settings import MasterLocation
     from ciel.client.api import Client
+    from ciel.client.caller import Caller
     from ciel.client.jobs import Job
 
 EAGER_MAX_BYTES: Final = 64 << 10
@@ -78,12 +79,15 @@ class Results(ABC):
         self._to_want: deque[Reference] = deque()
         self._news: deque[Reference] = deque()
         self._job: Job | None = None
+        self.caller: Caller
+        """Where the calls run; there once the job is."""
         self._readers: concurrent.futures.ThreadPoolExecutor | None = None
         self._ended: BaseException | None = None
 
     def _open_job(self) -> Job:
         if self._job is None:
-            self._job = self._client.job(self._client.name)
+            self.caller = self._client.caller()
+            self._job = self._client.job(self._client.name, context=self.caller.context)
             self._client.follow_prints(self._job)
         return self._job
 

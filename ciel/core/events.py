@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from ciel.core.ids import JobId, ObjectId, TaskId
-from ciel.core.jobs import JobSpec, JobSummary
+from ciel.core.jobs import CallerContext, JobSpec, JobSummary
 from ciel.core.refs import Reference, details_text
 from ciel.core.tasks import TaskSpec
 
@@ -117,6 +117,7 @@ class RequestRefused(NamedTuple):
 class JobPrinted(NamedTuple):
     """A task has printed, see `TaskPrinted`. `number`: which task of its job's client it is, from
     1; 0 for one that a task has created. `netloc`: where the worker serves that has it in its log.
+    `is_notice`: every client that watches the job gets it, not only those that want its prints.
     """
 
     job: JobId
@@ -128,6 +129,7 @@ class JobPrinted(NamedTuple):
     size_bytes: int
     text: str
     is_stderr: bool = False
+    is_notice: bool = False
 
 
 class Answer(NamedTuple):
@@ -139,6 +141,15 @@ class Answer(NamedTuple):
 
 
 # --- master to worker -----------------------------------------------------------------------------
+
+
+class DescribeJob(NamedTuple):
+    """Know in which directory and environment the programs of a job run. The master sends it before
+    the first task of such a job, and None once the job is over.
+    """
+
+    job: JobId
+    context: CallerContext | None
 
 
 class AssignTask(NamedTuple):
@@ -259,7 +270,8 @@ class ObjectsStored(NamedTuple):
 class TaskPrinted(NamedTuple):
     """An attempt has printed some lines; said before its end is. `text` has them if they are short
     enough to travel here; else it is empty, and they are so many bytes of its job's log on this
-    worker, from `start` on. `is_stderr`: its program wrote them to standard error.
+    worker, from `start` on. `is_stderr`: its program wrote them to standard error. `is_notice`: the
+    worker itself says it, of how the attempt ended.
     """
 
     task: TaskId
@@ -268,6 +280,7 @@ class TaskPrinted(NamedTuple):
     size_bytes: int
     text: str
     is_stderr: bool = False
+    is_notice: bool = False
 
 
 class InputsLost(NamedTuple):
@@ -324,7 +337,10 @@ FromClient = (
     | Change | Received | Heartbeat
 )  # fmt: skip
 ToClient = ObjectSettled | JobChanged | RequestRefused | JobPrinted | Answer | Received | Heartbeat
-ToWorker = AssignTask | CancelTask | RecallTasks | DropObjects | MeetWorkers | Answer | Heartbeat
+ToWorker = (
+    DescribeJob | AssignTask | CancelTask | RecallTasks | DropObjects | MeetWorkers | Answer
+    | Heartbeat
+)  # fmt: skip
 FromWorker = (
     TaskReported | SpawnTask | StreamsOpened | ObjectsStored | TaskPrinted | InputsLost | DiskQueued
     | CopyTimed | StoresReported | Change | Heartbeat

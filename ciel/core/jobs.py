@@ -49,13 +49,27 @@ def is_selector(job_id: str) -> bool:
     return _MEANT_OTHERWISE.fullmatch(job_id) is not None
 
 
+class CallerContext(NamedTuple):
+    """The working directory and the environment variables of the client that submits a job.
+
+    Programs and Python calls of the job run with both (docs/where-programs-run.md). `cwd`: an
+    absolute path; "": each program runs in a private directory. `env` takes the place of the
+    worker's environment, or is added to it if not `replaces_env`.
+    """
+
+    cwd: str
+    env: Mapping[str, str]
+    replaces_env: bool = True
+
+
 class JobSpec(NamedTuple):
     """What a client says of a job when it creates it.
 
     An *open* job takes further tasks and wants from its client until it is closed; any other ends
     when all that it wants is there. A `detached` job goes on without its client; others are
     cancelled `grace_s` after the client is gone. `keep`: intermediate objects stay until the job is
-    removed.
+    removed. `context`: None: its programs run in private directories, with their worker's
+    environment, as those of packages and scripts do.
     """
 
     id: JobId
@@ -64,6 +78,7 @@ class JobSpec(NamedTuple):
     detached: bool
     keep: bool
     scheduling: Scheduling = USUAL_SCHEDULING
+    context: CallerContext | None = None
 
 
 class Kind(NamedTuple):

@@ -21,6 +21,7 @@ from typing import Any, ClassVar, NamedTuple
 from ciel.core.ids import ObjectId
 from ciel.core.refs import Reference
 from ciel.core.tasks import Mentions, TaskSpec
+from ciel.execution.environment import Caller
 from ciel.storage.interface import LEVELS
 
 
@@ -51,7 +52,7 @@ class OutputPath(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A program to run, in a fresh scratch directory.
+    """A program to run, with a fresh scratch directory.
 
     `stdin`: inputs, concatenated in order (none: empty). `stdout`: the number of the output that it
     becomes; None: it goes where standard error goes. `files`: inputs to lie in the scratch
@@ -62,16 +63,19 @@ class Program:
 
     `names`: texts and paths that are its standard input instead, each ended by a NUL. `preferred`:
     inputs that are better read where it runs than anywhere else, once it has. `delay_s`: how long
-    it waits before its start. `chunk_bytes`: what grows is fed in pieces of that size, but for the
-    last. `traces`: it is logged when it had to wait for what grows. `parent`: the command of what
+    waits before its start. `chunk_bytes`: what grows is fed in pieces of that size, but for the
+    last. `traces`: it is logged when it had to wait for what grows. `parent`: the program that
     forks such programs, as `executors.programs.python_parent` does; only for those that talk.
+
+    `cwd`: the working directory, an absolute path; "": the scratch directory. `env`: None unsets a
+    variable. `executables`: those of `files` that may be executed; they are copies.
     """
 
     argv: tuple[str | InputPath, ...]
     stdin: tuple[ObjectId, ...] = ()
     stdout: int | None = None
     files: Mapping[str, ObjectId] = field(default_factory=dict)
-    env: Mapping[str, str] = field(default_factory=dict)
+    env: Mapping[str, str | None] = field(default_factory=dict)
     lists: Mapping[str, tuple[InputPath | OutputPath, ...]] = field(default_factory=dict)
     streams: bool = False
     whole: bool = False
@@ -81,7 +85,9 @@ class Program:
     delay_s: float = 0.0
     chunk_bytes: int = 1
     traces: bool = False
-    parent: tuple[str, ...] = ()
+    parent: Program | None = None
+    cwd: str = ""
+    executables: frozenset[str] = frozenset()
 
 
 class ProgramExit(NamedTuple):
@@ -181,7 +187,8 @@ class Task(NamedTuple):
 
     `executors` are all there are on this worker, for the children of the task. `may_run_children`:
     its program may run some of these within itself, in no slot of their own. `attempt`: the number
-    of this attempt, 0 for a child that its parent's worker began.
+    of this attempt, 0 for a child that its parent's worker began. `caller`: the directory and the
+    environment that programs of its job take over from the client; None: none.
     """
 
     spec: TaskSpec
@@ -190,6 +197,7 @@ class Task(NamedTuple):
     executors: Mapping[str, Executor]
     may_run_children: bool = False
     attempt: int = 1
+    caller: Caller | None = None
 
 
 OUTPUTS_MAX = 10_000

@@ -1,4 +1,4 @@
-/* ciel-launcher SOCKET SALT: starts programs and reaps them, so that no daemon of ours ever forks.
+/* ciel-launcher SOCKET SALT [DIRECTORY...]: starts programs and reaps them, so that no daemon of ours ever forks.
  *
  * launcher.py runs it; messages.py is its wire. START, ADOPT and KILL come over SOCKET; STARTED or
  * FAILED answers each of the first two, EXITED follows each STARTED. The end of that stream, or of
@@ -15,6 +15,8 @@
  *   - If the launcher is killed, so are its programs; by the tag its owner finds what they leave.
  *   - What a program has forked and orphaned may be adopted, and is a program then like any other.
  *     It made itself what it would have been made here, and waits until ADOPTED tells it to begin.
+ *   - In each DIRECTORY programs may only read, also those of root, if we may have that: we and they
+ *     live in a mount namespace of our own, where it is mounted over itself, read-only.
  *
  * The tag is the soft RLIMIT_LOCKS, SALT << 32 | slot: no kernel since 2.4 obeys that limit, fork
  * and exec hand it on, one call shows it. A mark in the environment is lost to `env -i`, and cannot
@@ -25,6 +27,7 @@
 #include <fcntl.h>
 #include <limits.h>
 #include <poll.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdbool.h>
 #include <stddef.h>
@@ -32,10 +35,12 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mount.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/signalfd.h>
 #include <sys/socket.h>
+#include <sys/statvfs.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -636,6 +641,24 @@ static void settle_ended(void)
         quell(false);
 }
 
+/* Have programs only read in these directories. Where that is forbidden, as in most containers, all
+ * stays as it is; the owner sees in our mountinfo what came of it. What is mounted elsewhere later
+ * still comes to us. */
+static void protect(char **paths)
+{
+    struct statvfs status;
+    if (!*paths || unshare(CLONE_NEWNS) < 0 || mount(NULL, "/", NULL, MS_REC | MS_SLAVE, NULL) < 0)
+        return;
+    for (; *paths; paths++) {
+        if (statvfs(*paths, &status) < 0 || mount(*paths, *paths, NULL, MS_BIND, NULL) < 0)
+            continue;
+        /* Flags of the mount below must stay; ST_NOSUID, ST_NODEV and ST_NOEXEC are as MS_. */
+        unsigned long kept = status.f_flag & (MS_NOSUID | MS_NODEV | MS_NOEXEC);
+        if (mount(NULL, *paths, NULL, MS_BIND | MS_REMOUNT | MS_RDONLY | kept, NULL) < 0)
+            umount2(*paths, MNT_DETACH);
+    }
+}
+
 /* Forget the descriptors that the owner handed down. Fill in what else to poll: SIGCHLD, and the
  * process that made the stream, since a forked copy of it may hold that open. (PR_SET_PDEATHSIG
  * would tell the end of a thread, and leave no time to clean up.) */
@@ -668,10 +691,11 @@ static void prepare(struct pollfd *ends, struct pollfd *owner_process)
 
 int main(int argc, char **argv)
 {
-    owner = argc == 3 ? atoi(argv[1]) : 0;
-    salt = argc == 3 ? strtoul(argv[2], NULL, 10) : 0;
+    owner = argc >= 3 ? atoi(argv[1]) : 0;
+    salt = argc >= 3 ? strtoul(argv[2], NULL, 10) : 0;
     if (owner < 3 || salt == 0 || salt >> 31)
-        give_up("usage", "ciel-launcher SOCKET SALT (started by ciel.launch, not by hand)");
+        give_up("usage", "ciel-launcher SOCKET SALT [DIRECTORY...] (started by ciel.launch)");
+    protect(argv + 3);
     struct pollfd polled[] = {{owner, 0, 0}, {-1, POLLIN, 0}, {-1, POLLIN, 0}};
     struct signalfd_siginfo news;
     prepare(&polled[1], &polled[2]);

@@ -63,9 +63,14 @@ class Launcher:
 
     @classmethod
     def start_process(
-        cls, environ: Mapping[str, str] | None = None, program: Path | None = None
+        cls,
+        environ: Mapping[str, str] | None = None,
+        program: Path | None = None,
+        read_only: Iterable[str] = (),
     ) -> Self:
-        """Start a launcher; `environ` (default: ours) is what its programs inherit.
+        """Start a launcher; `environ` (default: ours) is what its programs inherit. In the
+        directories `read_only` they can only read, where the kernel lets us have that; see
+        `protects`.
 
         It has a session of its own and blocks all signals: Ctrl-C is for us alone. What we ignore,
         such as SIGPIPE, its programs do not; nor have they our raised limit of open files (see
@@ -82,7 +87,7 @@ class Launcher:
             try:
                 pid = os.posix_spawn(
                     program,
-                    [program.name, str(number), str(salt)],
+                    [program.name, str(number), str(salt), *read_only],
                     os.environ if environ is None else environ,
                     file_actions=[(os.POSIX_SPAWN_DUP2, theirs.fileno(), number)],
                     setsid=True,
@@ -109,6 +114,16 @@ class Launcher:
     def fileno(self) -> int:
         """Return the descriptor to poll; -1 once closed."""
         return self._link.fileno()
+
+    def protects(self, directories: Iterable[str]) -> bool:
+        """Whether programs can only read in all of these directories; to be asked once it runs."""
+        try:
+            with open(f"/proc/{self.pid}/mountinfo", encoding="utf-8", errors="replace") as file:
+                mounts = [line.split(" ") for line in file]
+        except OSError:
+            return False
+        protected = {_unescaped(mount[4]) for mount in mounts if "ro" in mount[5].split(",")}
+        return all(os.path.realpath(directory) in protected for directory in directories)
 
     @property
     def wants_write(self) -> bool:
@@ -377,3 +392,10 @@ def _wait_end(pidfds: list[int], deadline_s: float) -> bool:
 def _close_all(descriptors: Iterable[int]) -> None:
     for number in descriptors:
         os.close(number)
+
+
+def _unescaped(path: str) -> str:
+    """Return a path as the kernel's list of mounts writes it."""
+    for escaped, character in (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")):
+        path = path.replace(escaped, character)
+    return path

@@ -81,7 +81,8 @@ class Bundle(NamedTuple):
     (sys.path). `streams`: what it yields goes to output 0 while it runs; it is the only call then.
     `raw`: output 0 is what it returns as it is (bytes or a text), for programs to read; it is the
     only call then, too. `locals_wanted`: tracebacks are to show local variables. `timed`: the
-    time of each call is noted for a trace (`contents.Times`).
+    time of each call is noted for a trace (`contents.Times`). `moved`: the directory ("": none) and
+    the variables (None: unset) that its client has changed since its job began.
     """
 
     version: tuple[int, int, str]
@@ -92,6 +93,7 @@ class Bundle(NamedTuple):
     raw: bool = False
     locals_wanted: bool = False
     timed: bool = False
+    moved: tuple[str, dict[str, str | None]] | None = None
 
 
 def function_of(packed: bytes) -> Function:
@@ -114,8 +116,8 @@ def pack_bundle(bundle: Bundle) -> bytes:
         for lot in bundle.lots
     ]  # fmt: skip
     functions = list(map(tuple, bundle.functions))
-    rest = (bundle.places, functions, lots, bundle.streams, bundle.raw, bundle.locals_wanted,
-            bundle.timed)  # fmt: skip
+    flags = (bundle.streams, bundle.raw, bundle.locals_wanted, bundle.timed, bundle.moved)
+    rest = (bundle.places, functions, lots, *flags)
     return pickle.dumps((bundle.version, rest), PROTOCOL)
 
 

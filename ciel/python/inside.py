@@ -11,6 +11,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar
 
+from ciel.core.errors import CielError
 from ciel.core.tasks import USUAL_NEEDS
 from ciel.python.contents import ERROR, MOVED, VALUE, Outcome
 from ciel.python.futures import Future, futures_in
@@ -20,6 +21,7 @@ from ciel.python.sessions import (
     FIRST_COMPLETED,
     FIRST_EXCEPTION,
     current_or_none,
+    everyone,
 )
 from ciel.python.tasks import Options, Task, name_of
 
@@ -321,13 +323,35 @@ def empty(shape: int | Sequence[int], dtype: Any = float) -> numpy.ndarray[Any, 
     return numpy.empty(shape, dtype) if array is None else array
 
 
+def task_directory() -> str:
+    """Return the private directory of the task that calls this; it is removed when the task ends.
+
+    Raises NotInTaskError elsewhere.
+    """
+    for session in reversed(everyone()):
+        if isinstance(session, TaskSession) and session.directory is not None:
+            return session.directory()
+    raise NotInTaskError
+
+
+class NotInTaskError(CielError, RuntimeError):
+    """What only a task has was asked for elsewhere."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "ciel.task_directory() returns the private directory of a task, and this is no task; "
+            "tempfile.TemporaryDirectory() makes one anywhere"
+        )
+
+
 class TaskSession:
     """What `ciel.spawn`, `ciel.wait` and the like do within a task. `drafts` says where arrays of
-    `empty` lie; None: nowhere.
+    `empty` lie; None: nowhere. `directory` returns the task's private directory.
     """
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: Host, directory: Callable[[], str] | None = None) -> None:
         self._host = host
+        self.directory = directory
         self.drafts: Callable[[Any, Any], Any] | None = None
 
     def array(self, shape: Any, dtype: Any) -> Any:

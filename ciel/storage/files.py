@@ -97,6 +97,10 @@ class FileReader(ObjectReader):
             raise StoreClosedError(f"the reader of {self.object_id}")
         return self._fd
 
+    def fingerprint(self) -> tuple[int, int]:
+        status = os.fstat(self.fileno())
+        return status.st_size, status.st_mtime_ns
+
     def read_into(self, buffer: bytearray | memoryview, offset_bytes: int) -> int:
         rest = memoryview(buffer)
         filled = 0
@@ -387,6 +391,7 @@ class FileStore(ObjectStore):
             may_block=may_block,
         )
         self._shelf = Shelf(os.path.abspath(directory), options)
+        self.directories = (self._shelf.objects_path,)
 
     def begin(self, object_id: str, *, size_hint_bytes: int | None = None) -> FileWriter:
         check_id(object_id)

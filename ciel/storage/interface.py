@@ -258,6 +258,12 @@ class ObjectReader(ABC):
     def fileno(self) -> int:
         """Return a descriptor open for reading, owned by the reader."""
 
+    def fingerprint(self) -> tuple[int, int] | None:
+        """Return the size, in bytes, and the time of the last change, in nanoseconds, of the file
+        that programs read; None if they cannot change it.
+        """
+        return None
+
     @abstractmethod
     def read_into(self, buffer: bytearray | memoryview, offset_bytes: int) -> int:
         """Fill the buffer from there and return how many bytes came: fewer only at the end."""
@@ -294,6 +300,8 @@ class ObjectStore(ABC):
     capabilities: Capabilities
     sources: tuple[str, ...] = ("/",)
     """What a `source` begins with that can be taken in here, by `adopt` or by copying a file."""
+    directories: tuple[str, ...] = ()
+    """Directories of files that are committed objects, into which no program should write."""
     about: str = ""
     """What it has found to work with, in words, where that is not always the same."""
 

@@ -63,6 +63,7 @@ class TieredReader(ObjectReader):
         self.object_id = reader.object_id
         self.size_bytes = reader.size_bytes
         self._reader = reader
+        self.fingerprint = reader.fingerprint  # type: ignore[method-assign]  # it is only passed on
         self._mover: Mover | None = mover
         self._reading = reading
         reading.add(id(self))
@@ -324,15 +325,14 @@ class TieredStore(ObjectStore):
             may_block=one.may_block,  # what is slow is left to a thread of its own
         )
         self.sources, self.about = upper.sources, upper.about
+        self.directories = upper.directories + lower.directories
         self.levels_by_place = (lower, upper)  # by whether it is above
         self.wait_s = wait_s
         self.reading: tuple[set[int], set[int]] = (set(), set())
         self.writing: tuple[set[int], set[int]] = (set(), set())
-        self._upper, self._lower = upper, lower
+        self._upper, self._lower, self.mover = upper, lower, Mover(upper, lower)
         self.overrun_bytes = max(OVERRUN_MIN_BYTES, (self.capacity_bytes or 0) // OVERRUN_SHARE)
-        self._place = place
-        self._hurried, self._spilled = threading.get_ident(), 0
-        self.mover = Mover(upper, lower)
+        self._place, self._hurried, self._spilled = place, threading.get_ident(), 0
 
     @property
     def capacity_bytes(self) -> int | None:

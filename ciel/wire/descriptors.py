@@ -21,7 +21,7 @@ from ciel.core.ids import (
     content_ordinal,
     output_ids,
 )
-from ciel.core.jobs import JOB_NAME_MAX_LENGTH, JobSpec, JobState, JobSummary
+from ciel.core.jobs import JOB_NAME_MAX_LENGTH, CallerContext, JobSpec, JobState, JobSummary
 from ciel.core.naming import memo_output_ids, name_arguments
 from ciel.core.refs import Future, Reference
 from ciel.core.scheduling import USUAL_SCHEDULING, Scheduling, read_scheduling
@@ -228,12 +228,13 @@ def job_fields(spec: JobSpec) -> list[Any]:
     """Give a job its fields in a record."""
     how = spec.scheduling
     scheduling = 0 if how == USUAL_SCHEDULING else [how.policy, dict(how.options)]
-    return [spec.id, spec.name, spec.open, spec.detached, spec.keep, scheduling]
+    fields = [spec.id, spec.name, spec.open, spec.detached, spec.keep, scheduling]
+    return fields if spec.context is None else [*fields, context_fields(spec.context)]
 
 
 def read_job(fields: list[Any]) -> JobSpec:
     """Read a job from the fields of a record; raises DecodeError or InvalidIdError."""
-    job_id, name, is_open, detached, keep, scheduling = fields
+    job_id, name, is_open, detached, keep, scheduling, *context = fields
     check_id(job_id)
     if type(name) is not str or len(name) > JOB_NAME_MAX_LENGTH:
         raise DecodeError(
@@ -241,7 +242,48 @@ def read_job(fields: list[Any]) -> JobSpec:
         )
     if not all(type(flag) is bool for flag in (is_open, detached, keep)):
         raise DecodeError("a job's options must be true or false")
-    return JobSpec(job_id, name, is_open, detached, keep, _read_scheduling(scheduling))
+    return JobSpec(
+        job_id, name, is_open, detached, keep, _read_scheduling(scheduling),
+        read_context(*context) if context else None,
+    )  # fmt: skip
+
+
+def context_fields(context: CallerContext | None) -> int | list[Any]:
+    """Give a job's context its field in a record."""
+    if context is None:
+        return 0
+    return [context.cwd, dict(context.env), context.replaces_env]
+
+
+_contexts_seen: dict[tuple[Any, ...], CallerContext] = {}
+
+
+def read_context(value: Any) -> CallerContext | None:
+    """Read the context of a job; equal ones, as many jobs of a user have, share one value."""
+    if type(value) is int and value == 0:
+        return None
+    if not isinstance(value, list) or len(value) != 3:
+        raise DecodeError("the context of a job must be a directory and an environment")
+    cwd, env, replaces_env = value
+    if type(cwd) is not str or "\0" in cwd or not (cwd == "" or cwd.startswith("/")):
+        raise DecodeError("the working directory of a job must be an absolute path")
+    if not isinstance(env, dict) or type(replaces_env) is not bool:
+        raise DecodeError("the environment of a job must be an object of texts")
+    if not all(_is_variable(name, text) for name, text in env.items()):
+        raise DecodeError("the environment of a job has a name or value that no program takes")
+    key = (cwd, tuple(env.items()), replaces_env)
+    known = _contexts_seen.get(key)
+    if known is None:
+        if len(_contexts_seen) > 1000:
+            _contexts_seen.clear()  # it only saves memory
+        known = _contexts_seen[key] = CallerContext(cwd, env, replaces_env)
+    return known
+
+
+def _is_variable(name: Any, value: Any) -> bool:
+    if type(name) is not str or type(value) is not str:
+        return False
+    return name != "" and "=" not in name and "\0" not in name and "\0" not in value
 
 
 def _read_scheduling(value: Any) -> Scheduling:

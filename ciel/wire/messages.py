@@ -21,6 +21,7 @@ from ciel.core.events import (
     Change,
     CloseJob,
     CopyTimed,
+    DescribeJob,
     DiskQueued,
     DropObjects,
     Heartbeat,
@@ -51,7 +52,9 @@ from ciel.core.refs import Reference
 from ciel.wire import codec
 from ciel.wire.descriptors import (
     TASK_FIELD_COUNT,
+    context_fields,
     job_fields,
+    read_context,
     read_ids,
     read_job,
     read_summary,
@@ -245,7 +248,7 @@ _FORMS: dict[type, Form] = {
     ),
     JobPrinted: Form(
         "printed",
-        lambda m: ([*m[:-2], int(m.is_stderr)], m.text.encode()),
+        lambda m: ([*m[:-3], int(m.is_stderr) | m.is_notice << 1], m.text.encode()),
         lambda f, p: JobPrinted(
             _id(f[0]),
             _id(f[1]),
@@ -255,10 +258,16 @@ _FORMS: dict[type, Form] = {
             _count(f[5]),
             _count(f[6]),
             p.decode(),
-            bool(_count(f[7])),
+            bool(_count(f[7]) & 1),
+            bool(f[7] & 2),
         ),
     ),
     Answer: Form("answer", lambda m: ([m.number, m.error], codec.encode(m.value)), _read_answer),
+    DescribeJob: Form(
+        "describe",
+        lambda m: ([m.job, context_fields(m.context)], b""),
+        lambda f, p: DescribeJob(_id(f[0]), read_context(f[1])),
+    ),
     AssignTask: Form(
         "assign",
         lambda m: ([*task_fields(m.spec), m.attempt, _arrays(m.inputs)], m.spec.payload),
@@ -307,14 +316,15 @@ _FORMS: dict[type, Form] = {
     ),
     TaskPrinted: Form(
         "prints",
-        lambda m: ([*m[:-2], int(m.is_stderr)], m.text.encode()),
+        lambda m: ([*m[:-3], int(m.is_stderr) | m.is_notice << 1], m.text.encode()),
         lambda f, p: TaskPrinted(
             _id(f[0]),
             _count(f[1]),
             _count(f[2]),
             _count(f[3]),
             p.decode(),
-            bool(_count(f[4])),
+            bool(_count(f[4]) & 1),
+            bool(f[4] & 2),
         ),
     ),
     InputsLost: Form(
@@ -369,8 +379,11 @@ FROM_WORKER: frozenset[type] = frozenset(
     )
 )
 TO_WORKER: frozenset[type] = frozenset(
-    (AssignTask, CancelTask, RecallTasks, DropObjects, MeetWorkers, Answer, Heartbeat)
-)
+    (
+        DescribeJob, AssignTask, CancelTask, RecallTasks, DropObjects, MeetWorkers, Answer,
+        Heartbeat,
+    )
+)  # fmt: skip
 
 
 def kind_of(message: type) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import signal
+import socket
 from collections.abc import Sequence
 
 from twisted.logger import Logger
@@ -57,6 +58,8 @@ def start_fault(
     program = unicode_text(argv[0])
     if event.stage is Stage.VFORK and event.errno == errno.ECANCELED:
         return TaskFault(RECALLED, "it was given back before it began")
+    if event.stage is Stage.CHDIR:
+        return TaskFault("PROGRAM_NOT_STARTED", directory_text(worker, cwd, event.errno))
     if event.stage is not Stage.EXEC:
         reason = "NO_SPACE" if event.errno in _DISK_FULL else "WORKER_FAULT"
         text = f"worker {worker} could not start {program!r}: {event.reason}"
@@ -65,6 +68,17 @@ def start_fault(
     why = unicode_text(why_refused(argv[0], event.errno, cwd=cwd, path=path))
     text = f"{program!r} could not be started on worker {worker}: {why}"
     return TaskFault("PROGRAM_NOT_STARTED", text)
+
+
+def directory_text(worker: str, cwd: str, number: int) -> str:
+    """Say that a program cannot run in its caller's directory on this host, and what to do."""
+    what = "there is no such directory" if number == errno.ENOENT else os.strerror(number)
+    return (
+        f"the working directory {cwd!r} cannot be entered on worker {worker} "
+        f"(host {socket.gethostname()}): {what}. Either name one that all workers have "
+        "(--cwd DIR, in Python cwd=DIR), or have programs run in private directories "
+        "(--scratch, in Python scratch=True)"
+    )
 
 
 def storing_fault(worker: str, argv: Sequence[str], error: StorageError) -> TaskFault:
@@ -85,6 +99,16 @@ def lacking_fault(worker: str, fault: TaskFault) -> TaskFault:
         return fault
     text = f"{details_text(fault.details)}\n{full_device_text(worker, ())}"
     return TaskFault("NO_SPACE", text)
+
+
+def changed_fault(names: Sequence[str]) -> TaskFault:
+    """Somebody wrote into what programs only read, and what is read by several."""
+    text = (
+        f"its input {', '.join(names)} was changed while it ran, by it or by another program that "
+        "reads the same file; the worker has deleted its copy. Programs of this worker can write "
+        "into their inputs, since it may not mount them read-only: have them write to a copy"
+    )
+    return TaskFault("INPUT_CHANGED", text)
 
 
 def memory_fault(used_bytes: int, limit_bytes: int) -> TaskFault:

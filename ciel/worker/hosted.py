@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from ciel.core.events import TaskFault
+from ciel.core.ids import ObjectId
 from ciel.execution.executor import Executor, Task
 from ciel.net.turns import DelayedCall
-from ciel.storage.interface import ObjectReader, ObjectWriter
+from ciel.storage.interface import ObjectReader, ObjectStore, ObjectWriter
 from ciel.worker.feeding import Feeder, Piping, Trace
 from ciel.worker.scratch import Scratch
 from ciel.worker.state.orders import Key, StartAttempt
@@ -23,9 +24,12 @@ class Hosted:
         self.executor = executor
         self.argv: list[str] = []
         self.search_path: str | None = None  # where its own environment says so
+        self.names: dict[ObjectId, str] = {}  # of inputs that lie in its directory
+        self.cwd = ""  # its working directory, if that is not its scratch directory
         self.level = ""  # where its outputs begin
         self.scratch: Scratch | None = None
         self.readers: list[ObjectReader] = []
+        self.fingerprints: list[tuple[ObjectReader, tuple[int, int]]] = []
         self.pipings: list[Piping] = []
         self.holds: list[Hold] = []
         self.writers: dict[int, ObjectWriter] = {}
@@ -51,6 +55,15 @@ class Hosted:
         """Whether its program may have been refused room for what it wrote."""
         return any(writer.may_be_short for writer in self.writers.values())
 
+    def drop_changed(self, store: ObjectStore) -> list[str]:
+        """Delete the inputs that were changed since the program started; return their names."""
+        changed = [
+            reader.object_id for reader, was in self.fingerprints if reader.fingerprint() != was
+        ]
+        for object_id in changed:
+            store.delete(object_id)
+        return [self.names.get(ObjectId(object_id), object_id) for object_id in changed]
+
     def close_inputs(self) -> None:
         if self.due is not None and self.due.active():
             self.due.cancel()
@@ -63,3 +76,4 @@ class Hosted:
         for reader in self.readers:
             reader.close()
         self.readers.clear()
+        self.fingerprints.clear()

@@ -24,6 +24,7 @@ from ciel.core.errors import CielError
 from ciel.core.events import TaskFault
 from ciel.core.ids import ObjectId
 from ciel.core.refs import INLINE_MAX_BYTES, Reference, Stream, Value
+from ciel.execution.environment import Callers
 from ciel.execution.executor import (
     Action,
     BadArgumentsError,
@@ -59,6 +60,7 @@ from ciel.wire.errors import WireError
 from ciel.worker.failed_output import details_with, ending, printed
 from ciel.worker.faults import (
     arguments_fault,
+    changed_fault,
     executor_fault,
     memory_fault,
     preparation_fault,
@@ -74,6 +76,7 @@ from ciel.worker.keeping import keep_files
 from ciel.worker.launching import Launching
 from ciel.worker.logs import JobLogs
 from ciel.worker.memory import MemoryWatch
+from ciel.worker.notices import Notices
 from ciel.worker.preparing import Preparation
 from ciel.worker.process import USUAL_PATIENCE, Patience
 from ciel.worker.programs import ProgramChannel
@@ -117,6 +120,8 @@ class Hosting:
             memory=MemoryWatch(reactor, self._exceeded), kept=KeptAttempts(kept), logs=logs,
             channels=channels,
         )  # fmt: skip
+        self.callers = Callers(launching.environ)
+        self._notices = Notices(place)
         self._owner = owner
         self._is_bounded = store.capabilities.bounded
         self._hosted: dict[Key, Hosted] = {}
@@ -155,7 +160,8 @@ class Hosting:
             arguments = read_arguments(order.spec.payload)
             inputs = {ref.id: ref for ref in order.inputs}
             executors, within = self._place.executors, order.may_run_children
-            task = Task(order.spec, arguments, inputs, executors, within, order.attempt)
+            caller = self.callers.find(order.spec.job)
+            task = Task(order.spec, arguments, inputs, executors, within, order.attempt, caller)
             return task, executor.begin(task)
         except (BadArgumentsError, CielError, WireError, TypeError, ValueError) as error:
             return arguments_fault(executor.name, error)
@@ -355,15 +361,18 @@ class Hosting:
         worker = self._place.worker
         self._place.growth.remove(hosted.key)
         self._place.memory.remove(hosted.key)
+        changed = hosted.drop_changed(self._place.store) if hosted.fingerprints else []
         hosted.close_inputs()
         assert hosted.scratch is not None
         if isinstance(event, ProgramFailed):
-            path = hosted.scratch.path
+            path = hosted.cwd or hosted.scratch.path
             fault = start_fault(worker, hosted.argv, event, path, hosted.search_path)
             self._fail(hosted, fault, run_s, keep=False)
             return
         hosted.exit_status = os.waitstatus_to_exitcode(event.status)
         killed = hosted.killed
+        if changed:
+            hosted.killed = killed = changed_fault(changed)
         if killed is not None and killed.reason == "NO_SPACE":  # what it left would not fit either
             if not self._again_on_disk(hosted):
                 self._fail(hosted, killed, run_s, keep=False)
@@ -416,6 +425,7 @@ class Hosting:
             return
         for child in finish.children:
             self._owner.attempt_spawned(hosted.key, child)
+        self._notices.tell_of_files(hosted)
         self._clean(hosted)
         status = hosted.exit_status
         self._owner.attempt_ended(hosted.key, tuple(published), None, run_s, status)

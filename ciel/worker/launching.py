@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from twisted.internet.interfaces import IReadDescriptor, IWriteDescriptor
@@ -39,17 +39,36 @@ class Launching:
     told as failures, and a new launcher is started.
     """
 
-    def __init__(self, reactor: Any, turns: Turns, environ: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        reactor: Any,
+        turns: Turns,
+        environ: Mapping[str, str],
+        read_only: Iterable[str] = (),
+    ) -> None:
+        """`read_only`: directories in which programs should be able to do no more than read."""
         self._reactor = reactor
         self._turns = turns
-        self._environ = dict(environ)
+        self.environ = dict(environ)
         self._owners: dict[int, Ended] = {}
         self._started: dict[int, Callable[[int], None]] = {}
         self._next_id = 0
-        self._launcher = Launcher.start_process(self._environ)
+        self._read_only = tuple(read_only)
+        self._protects: bool | None = None
+        self._launcher = Launcher.start_process(self.environ, read_only=self._read_only)
         self._forks = Forks(reactor, self)
         self._look: DelayedCall | None = None
         reactor.addReader(self)
+
+    @property
+    def protects(self) -> bool:
+        """Whether no program can change what lies in the directories that are to be read only."""
+        if self._protects is not None:
+            return self._protects
+        protects = bool(self._read_only) and self._launcher.protects(self._read_only)
+        if protects or self._next_id > len(self._owners):  # a program has ended: it has begun
+            self._protects = protects
+        return protects
 
     @property
     def parent_count(self) -> int:
@@ -151,7 +170,7 @@ class Launching:
         self._reactor.removeWriter(self)
         self._forks.close()
         self._launcher.kill_descendants()
-        self._launcher = Launcher.start_process(self._environ)
+        self._launcher = Launcher.start_process(self.environ, read_only=self._read_only)
         self._reactor.addReader(self)
         self._started.clear()
         orphans, self._owners = self._owners, {}

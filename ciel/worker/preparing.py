@@ -4,16 +4,23 @@ standard input, environment, and a command line in which they stand.
 
 from __future__ import annotations
 
+import os
+from typing import Final
+
 from ciel.core.ids import ObjectId
 from ciel.core.refs import Concrete, Stream, Sweetheart, Value
 from ciel.execution.environment import task_environment
 from ciel.execution.executor import InputPath, OutputPath, Program
 from ciel.launch.messages import DEV_NULL, Descriptor, File, LaunchSpec, Standard
+from ciel.storage.interface import ObjectReader
 from ciel.worker.feeding import Feeder, Trace
 from ciel.worker.hosted import Hosted
 from ciel.worker.scratch import Scratch
 from ciel.worker.streaming import Growing, lasting_path
 from ciel.worker.workplace import Workplace
+
+COPIED_MAX_BYTES: Final = 1 << 20
+"""Inputs of this size are copied for programs of root that could change them: it takes 0.5 ms."""
 
 
 class Preparation:
@@ -29,6 +36,8 @@ class Preparation:
         hosted.scratch = self._scratch
         hosted.search_path = program.env.get("PATH")
         hosted.level = program.store
+        hosted.cwd = program.cwd
+        hosted.names = {object_id: name for name, object_id in program.files.items()}
         if program.traces:
             hosted.trace = Trace(place.reactor.seconds)
 
@@ -37,7 +46,11 @@ class Preparation:
         hosted, program, scratch = self._hosted, self._program, self._scratch
         hosted.argv = [self._path(item) for item in program.argv]
         for name, object_id in program.files.items():
-            scratch.place(name, self._input_path(object_id))
+            path = self._input_path(object_id)
+            if name in program.executables:
+                scratch.copy(name, path, executable=True)
+            else:
+                scratch.place(name, path)
         env = dict(program.env)
         for name, items in program.lists.items():
             lines = "".join([f"{self._path(item)}\n" for item in items])
@@ -50,7 +63,7 @@ class Preparation:
         self._prefer()
         return LaunchSpec(
             argv=hosted.argv,
-            cwd=scratch.path,
+            cwd=program.cwd or scratch.path,
             env=task_environment(
                 hosted.task.spec, hosted.key[1], self._place.worker, scratch.path, env
             ),
@@ -103,7 +116,20 @@ class Preparation:
         reader = self._place.open(object_id, ref)
         hosted.readers.append(reader)
         path = lasting_path(reader, read_once=read_once)
-        return path or scratch.write_input(reader.read(0, reader.size_bytes))
+        if path is None or self._is_private(reader, read_once):
+            return scratch.write_input(reader.read(0, reader.size_bytes))
+        return path
+
+    def _is_private(self, reader: ObjectReader, read_once: bool) -> bool:
+        """Whether a program is to get a copy of an input, since it could change the file that other
+        tasks read. What is too large for that is looked at again once the program has ended.
+        """
+        if self._place.launching.protects or (before := reader.fingerprint()) is None:
+            return False
+        if os.geteuid() == 0 and not read_once and reader.size_bytes <= COPIED_MAX_BYTES:
+            return True
+        self._hosted.fingerprints.append((reader, before))
+        return False
 
     def _stdin(self) -> File | Descriptor:
         objects = self._program.stdin

@@ -96,6 +96,7 @@ class Process:
         self.argv: list[str] = []
         self.guest: Guest | None = None  # if it was there before
         self.search_path: str | None = None
+        self.cwd = ""  # its working directory, if that is not its scratch directory
         self.launch_id = 0
         self.pid = 0
         self.stack: list[Talked] = []  # the attempt that it serves, and those within it
@@ -182,7 +183,8 @@ class Process:
         """Say how it ended in the middle of its task."""
         event = self.end
         if isinstance(event, ProgramFailed):
-            return start_fault(worker, self.argv, event, self.scratch.path, self.search_path)
+            cwd = self.cwd or self.scratch.path
+            return start_fault(worker, self.argv, event, cwd, self.search_path)
         assert event is not None
         said = "before it had said 'exit'"
         if "in the middle" in self.broke:
@@ -257,13 +259,14 @@ def start(
         process = Process(number, kind_of(talked, talk), scratch)
         talked.scratch = scratch
         process.search_path = talk.program.env.get("PATH")
+        process.cwd = talk.program.cwd
         process.argv = arguments_of(talked, talk, scratch)
         directory = scratch.inputs_directory()
         channel = process.channel = ProgramChannel(place.reactor, directory, owner, place.channels)
         process.argv += channel.arguments
         spec = LaunchSpec(
             argv=process.argv,
-            cwd=scratch.path,
+            cwd=process.cwd or scratch.path,
             env=environment_of(talked, talk, place, scratch),
             stdout=File(scratch.stdout_path, append=True),
             stderr=File(scratch.stderr_path, append=True),
@@ -282,10 +285,11 @@ def start(
 
 def parent_of(talk: Talk, scratch: Scratch) -> LaunchSpec | None:
     """Return the program that may fork the one that is to serve an attempt, if one may."""
-    argv, env = talk.program.parent, talk.program.env
-    if not argv:
+    parent = talk.program.parent
+    if parent is None:
         return None
-    return LaunchSpec(argv, scratch.path, env, stdout=DEV_NULL, stderr=Standard.STDOUT)
+    argv = [item for item in parent.argv if isinstance(item, str)]  # it has no inputs
+    return LaunchSpec(argv, scratch.path, parent.env, stdout=DEV_NULL, stderr=Standard.STDOUT)
 
 
 def take_in(number: int, guest: Guest, place: Workplace, owner: ChannelOwner) -> Process:
@@ -327,7 +331,7 @@ def _path_of(talked: Talked, object_id: ObjectId) -> str:
 
 def environment_of(
     talked: Talked, talk: Talk, place: Workplace, scratch: Scratch
-) -> dict[str, str]:
+) -> dict[str, str | None]:
     """Return what is added to the environment of a program that is to serve an attempt."""
     return {**channel_environment(place.channels)} | task_environment(
         talked.task.spec, talked.key[1], place.worker, scratch.path, talk.program.env

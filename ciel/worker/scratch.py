@@ -18,7 +18,7 @@ import os
 import secrets
 import shutil
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from contextlib import suppress
 from pathlib import Path
 
@@ -122,11 +122,15 @@ class Scratch:
         os.makedirs(os.path.dirname(target), exist_ok=True)
         os.symlink(source, target)
 
-    def copy(self, name: str, source: str) -> None:
-        """Have a copy lie in the scratch directory, for a program that may outlive its source."""
+    def copy(self, name: str, source: str, *, executable: bool = False) -> None:
+        """Have a copy lie in the scratch directory, for a program that may outlive its source, or
+        that is to execute it.
+        """
         target = self.path + name
         os.makedirs(os.path.dirname(target), exist_ok=True)
         shutil.copyfile(source, target)
+        if executable:
+            os.chmod(target, 0o700)
 
     def copy_executable(self, source: str) -> str:
         """Copy an input that is to be run; the store's own files are never made executable."""
@@ -229,6 +233,15 @@ class Scratch:
             start_bytes = end_bytes
             log(text)
         return start_bytes
+
+    def made_files(self, placed: Set[str]) -> list[str]:
+        """Return the names of what a program has left in its directory, beside what was `placed`
+        there.
+        """
+        try:
+            return sorted([name for name in os.listdir(self._base) if name not in placed])
+        except OSError:  # the program may have removed it
+            return []
 
     def is_untouched(self) -> bool:
         """Whether everything is as it was made, so that another attempt may use it."""

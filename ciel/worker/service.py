@@ -22,6 +22,7 @@ from ciel.core.events import (
     Answer,
     Change,
     CopyTimed,
+    DescribeJob,
     DiskQueued,
     Message,
     ObjectsStored,
@@ -203,6 +204,8 @@ class WorkerService:
         for message in messages:
             if type(message) is Answer:
                 self._answered(message)
+            elif type(message) is DescribeJob:
+                self._hosting.callers.describe(message.job, message.context)
             else:
                 self.machine.master_said(message, now_s)
         self._act()
@@ -216,6 +219,7 @@ class WorkerService:
             log.warn("lost the master: {reason}", reason=reason)
             self.events.note("lost_master", reason)
             self.machine.master_lost(self._reactor.seconds())
+            self._hosting.callers.clear()
             asked, self._asked = self._asked, {}
             for waiting in asked.values():
                 if not waiting.called:

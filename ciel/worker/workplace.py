@@ -130,8 +130,18 @@ class Workplace:
         """Have an input be read here rather than anywhere else from now on."""
         self.owner.preferred(Sweetheart(ref.id, self.netloc, ref.size_bytes, self.here))
 
-    def log(self, spec: TaskSpec, attempt: int, text: str, *, is_stderr: bool) -> None:
-        """Write lines that an attempt printed to its job's log, and tell the master of them."""
+    def log(
+        self,
+        spec: TaskSpec,
+        attempt: int,
+        text: str,
+        *,
+        is_stderr: bool = False,
+        is_notice: bool = False,
+    ) -> None:
+        """Write lines that an attempt printed to its job's log, and tell the master of them.
+        `is_notice`: the worker says them.
+        """
         try:
             start, size_bytes = self.logs.append(spec.job, logged_name(spec.name, spec.id), text)
         except OSError as error:
@@ -142,6 +152,12 @@ class Workplace:
             is_short = len(lines.encode()) <= INLINE_MAX_BYTES
             self.owner.printed(
                 TaskPrinted(
-                    spec.id, attempt, start, size_bytes, lines if is_short else "", is_stderr
+                    spec.id,
+                    attempt,
+                    start,
+                    size_bytes,
+                    lines if is_short else "",
+                    is_stderr,
+                    is_notice,
                 )
             )

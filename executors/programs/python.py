@@ -13,6 +13,7 @@ from ciel.executors.programs.python_channel import Channel, connect
 from ciel.executors.programs.python_clock import Clock
 from ciel.executors.programs.python_inputs import Kept
 from ciel.executors.programs.python_sending import Functions
+from ciel.executors.programs.python_surroundings import Surroundings, WrongDirectoryError
 from ciel.executors.programs.python_traces import Modules, Traces
 from ciel.python.calls import Function
 from ciel.python.packing import UnpackedError
@@ -37,6 +38,7 @@ class Program:
         self.functions = Functions()
         self.clock = Clock()
         self.loaded: dict[bytes, Any] = {}
+        self.surroundings = Surroundings()
         self._traces = Traces()
         self._modules = Modules()
         self._is_forked = False
@@ -55,6 +57,8 @@ class Program:
                 Run(self, *started).run()
             except UnpackedError as error:
                 self.fail("BAD_ARGUMENTS", str(error))
+            except WrongDirectoryError as error:
+                self.fail("PROGRAM_NOT_STARTED", str(error))
             except Exception as error:  # what functions raise is an outcome: this is ours
                 self._fail_badly(error)
         self.clock.close()
@@ -110,6 +114,7 @@ class Program:
         if self._is_forked:
             os._exit(0)  # what forked us goes on by itself
         self._traces.own_threads = self.clock.thread_count
+        self.surroundings.close()
         left = self._traces.clear()
         if left:
             os.write(2, f"ciel: the task has left {left}: its program ends\n".encode())

@@ -58,10 +58,11 @@ class Run:
             channel, self._inputs, self._outputs, program.functions, program.clock
         )
         self._evaluator = self._sharing.evaluator = Evaluator(self._sharing)
-        self._session = TaskSession(self._evaluator)
+        self._session = TaskSession(self._evaluator, program.surroundings.scratch)
         self._bundle = self._read_bundle(told)
         self._made: list[list[Outcome]] = [[] for _ in self._bundle.lots]
         self._next_lot, self._end_lot = 0, len(self._bundle.lots)
+        self._surroundings = program.surroundings
         self._is_again = told.get("attempt", 1) > 1
         self._functions: dict[int, Any] = {}
         self._is_alone = [len(lot) for lot in self._bundle.lots] == [1]
@@ -80,12 +81,15 @@ class Run:
         """Run it to its end."""
         bundle = self._bundle
         self._sharing.sending.places = bundle.places
+        self._sharing.sending.moved = bundle.moved
         self._evaluator.locals_wanted = bundle.locals_wanted
         self._evaluator.is_careful = self._is_again
         self._program.add_places(bundle.places)
         self._outputs.expect(len(bundle.lots))
         sessions.enter(self._session)
         try:
+            if bundle.moved is not None:
+                self._surroundings.move(*bundle.moved)
             error = self._run_lots()
         finally:
             sessions.leave(self._session)
@@ -118,6 +122,8 @@ class Run:
             outcomes = self._made[number]
             for call in lots[number]:
                 outcomes += run_call(call)
+                if self._surroundings.is_changed:
+                    self._surroundings.put_right()
                 if self._sharing.has_works:
                     self._sharing.drop_all()
             if self._heir is not None:
@@ -275,6 +281,8 @@ class Run:
                 if type(value) not in _PLAIN_TYPES:
                     value = self._evaluator.whole(value, call.name)
                 values.append(value)
+                if self._surroundings.is_changed:
+                    self._surroundings.put_right()
         except BaseException as raised:  # as above
             error = self._evaluator.packed_error(raised, 1, self._name(call))
         return self._outcomes(call, Mapped(values, error))

@@ -71,6 +71,7 @@ class Sending:
         self, sharing: Sharing, channel: Channel, outputs: Outputs, functions: Functions
     ) -> None:
         self.places: tuple[str, ...] = ()
+        self.moved: tuple[str, dict[str, str | None]] | None = None
         self._sharing = sharing
         self._channel = channel
         self._outputs = outputs
@@ -98,7 +99,8 @@ class Sending:
         call = Call(0, packed, uses, with_object, False, work.name, returns)
         work.is_stream = _yields(work.function)
         bundle = Bundle(VERSION, self.places, (function,), ((call,),), work.is_stream)
-        bundle = bundle._replace(locals_wanted=self._sharing.evaluator.locals_wanted)
+        wanted = self._sharing.evaluator.locals_wanted
+        bundle = bundle._replace(locals_wanted=wanted, moved=self.moved)
         content = pack_bundle(bundle)
         told: dict[str, Any] = {"name": work.name}
         if len(content) <= INLINE_MAX_BYTES:

@@ -19,7 +19,6 @@ class Traces:
 
     def __init__(self) -> None:
         self._files = (sys.stdout, sys.stderr)
-        self._directory = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         self._frames = sys.getrecursionlimit()
         self._threads = 1
         self.own_threads = 0
@@ -33,7 +32,6 @@ class Traces:
                 file.flush()
         except (OSError, ValueError):
             return "standard output closed"
-        os.fchdir(self._directory)
         if (signals := sys.modules.get("signal")) is not None:  # else nobody has set a timer
             _stop_timers(signals)
         if sys.getrecursionlimit() != self._frames:

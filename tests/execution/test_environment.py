@@ -1,6 +1,15 @@
 import pytest
 
-from ciel.execution.environment import inherited, is_secret, task_environment
+from ciel.core.jobs import CallerContext
+from ciel.execution.environment import (
+    Caller,
+    Callers,
+    changes,
+    inherited,
+    is_secret,
+    task_environment,
+    travelling,
+)
 from ciel.testing.builders import a_task
 
 SECRETS = [
@@ -54,3 +63,47 @@ def test_a_limit_of_memory_is_told_where_there_is_one() -> None:
 def test_the_tasks_own_wishes_come_last() -> None:
     found = task_environment(a_task("out"), 1, "w", "/", {"CIEL_JOB": "mine", "X": "y"})
     assert (found["CIEL_JOB"], found["X"]) == ("mine", "y")
+
+
+def test_b4_neither_secrets_nor_what_describes_a_machine_travels() -> None:
+    kept = {"FOO": "bar", "PATH": "/opt/bin", "OMP_NUM_THREADS": "4", "VIRTUAL_ENV": "/venv"}
+    stays = dict.fromkeys([*SECRETS, "HOME", "TMPDIR", "CIEL_STORE", "SSH_TTY", "HOSTNAME"], "x")
+    assert travelling({**kept, **stays, "LATIN": "\udcff"}) == kept
+
+
+def test_b4_a_callers_environment_takes_the_place_of_the_workers() -> None:
+    own = {"HOME": "/root", "CIEL_STORE": "shm", "SAME": "1", "OTHER": "2", "ONLY_HERE": "3"}
+    context = CallerContext("/", {"SAME": "1", "OTHER": "two", "NEW": "4", "HOME": "/theirs"})
+    assert changes(context, own) == {"ONLY_HERE": None, "OTHER": "two", "NEW": "4"}
+
+
+def test_b4_named_variables_are_added_to_the_workers_environment() -> None:
+    context = CallerContext("/", {"HOME": "/theirs", "SAME": "1"}, replaces_env=False)
+    assert changes(context, {"HOME": "/root", "SAME": "1", "OTHER": "2"}) == {"HOME": "/theirs"}
+
+
+def test_b4_callers_are_told_apart_by_what_their_programs_see() -> None:
+    callers = Callers({"A": "1"})
+    contexts = {
+        "first": CallerContext("/", {"A": "1"}),
+        "same": CallerContext("/", {}, replaces_env=False),  # as it comes to
+        "other": CallerContext("/", {"A": "2"}),
+        "elsewhere": CallerContext("/usr", {"A": "1"}),
+    }
+    for job, context in contexts.items():
+        callers.describe(job, context)
+    digests = {job: caller.digest for job in contexts if (caller := callers.find(job))}
+    assert digests["first"] == digests["same"]
+    assert len(set(digests.values())) == 3
+
+
+def test_b1_a_caller_is_forgotten_with_its_job_or_its_master() -> None:
+    callers = Callers({})
+    callers.describe("one", CallerContext("/one", {}))
+    callers.describe("two", CallerContext("/two", {}))
+    callers.describe("one", None)
+    callers.describe("never known", None)
+    assert callers.find("one") is None
+    assert callers.find("two") == Caller("/two", {}, callers.find("two").digest)  # type: ignore[union-attr]  # it is there
+    callers.clear()
+    assert callers.find("two") is None

@@ -197,10 +197,16 @@ def counting(cluster: TwoSlots) -> str:
     return cluster.add_program("counting", COUNTING)
 
 
+def deleted(name: str) -> str:
+    """The line that tells of a file in a private directory."""
+    what = f"ciel: files made in a private directory are deleted with it: {name}"
+    return f"{what}; without --scratch it runs in this directory, where they stay\n"
+
+
 def test_a_program_that_fails_twice_is_tried_a_third_time(cluster: TwoSlots, counting: str) -> None:
     notes, before = cluster.home.path / "thrice", set(cluster.kept())
-    done = cluster.submit("--retries", "2", "--", counting, str(notes), "2")
-    assert cluster.ends(done) == Ends(0, "done\n", "")
+    done = cluster.submit("--scratch", "--retries", "2", "--", counting, str(notes), "2")
+    assert cluster.ends(done) == Ends(0, "done\n", deleted("attempt-3"))
     assert len(notes.read_text().splitlines()) == 3
     first, second = sorted(set(cluster.kept()) - before, key=lambda path: path.suffix)
     assert (first / "scratch" / "attempt-1").exists()
@@ -212,7 +218,7 @@ def test_a_program_that_fails_always_is_told_of_with_its_attempts(
     cluster: TwoSlots, counting: str
 ) -> None:
     notes = cluster.home.path / "always"
-    done = cluster.submit("--retries", "2", "--", counting, str(notes), "9")
+    done = cluster.submit("--scratch", "--retries", "2", "--", counting, str(notes), "9")
     said = (
         "ciel: HOME/counting HOME/always 9 ended with exit status 7 on worker W\n"
         "its standard error ends:\n"
@@ -228,6 +234,7 @@ def test_a_program_that_fails_always_is_told_of_with_its_attempts(
 
 def test_a_directory_is_gone_with_its_success(cluster: TwoSlots, counting: str) -> None:
     notes, before = cluster.home.path / "once", cluster.kept()
-    assert cluster.ends(cluster.submit("--", counting, str(notes), "0")) == Ends(0, "done\n", "")
+    done = cluster.submit("--scratch", "--", counting, str(notes), "0")
+    assert cluster.ends(done) == Ends(0, "done\n", deleted("attempt-1"))
     wait_for(lambda: not Path(notes.read_text().strip()).exists(), "the directory to go")
     assert cluster.kept() == before

@@ -88,6 +88,11 @@ def test_f_what_parallels_tutorial_does_ours_does(cluster: Home) -> None:
         assert printed[0][0] == printed[1][0], (pair, printed)
 
 
+def test_where_programs_run(cluster: Home) -> None:
+    (cluster.path / "words.txt").write_text("pear\napple\n")
+    assert run_page("where-programs-run.md", cluster, {}) == 2
+
+
 def test_a_task_in_any_language(cluster: Home) -> None:
     require_jansson()
     require_perl()

@@ -85,15 +85,15 @@ def test_failed_elements_are_listed_in_order_and_print_what_they_had(shared: Hom
     assert f"and 5 more; ciel job info {number} tells more" in done.stderr
 
 
-def test_who_names_a_file_as_if_programs_ran_here_is_told_that_they_do_not(shared: Home) -> None:
+def test_who_names_a_file_though_programs_run_elsewhere_is_told_that_they_do(shared: Home) -> None:
     (shared.path / "here.txt").write_text("text\n")
     hint = (
-        "ciel: here.txt is a file here, but programs run in directories of their own: "
+        "ciel: here.txt is a file here, but the program did not run here: "
         "name it by its full path, or send it with --in\n"
     )
-    given = ("ciel", "submit", "--", "cat", "here.txt")
+    given = ("ciel", "submit", "--scratch", "--", "cat", "here.txt")
     assert shared.run(*given).stderr.endswith(hint)
-    lines = ("sh", "-c", "echo here.txt | ciel submit --each-line - -- cat {}")
+    lines = ("sh", "-c", "echo here.txt | ciel submit --cwd / --each-line - -- cat {}")
     assert shared.run(*lines).stderr.endswith(hint)
     sent = shared.run("ciel", "submit", "--in", "here.txt", "--", "cat", "here.txt")
     assert (sent.stdout, sent.stderr) == ("text\n", "")

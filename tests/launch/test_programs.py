@@ -3,7 +3,9 @@
 import errno
 import os
 import resource
+import shutil
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -351,3 +353,31 @@ def test_more_than_the_socket_holds_is_sent_bit_by_bit(launcher: Launcher, ends:
 def test_a_missing_launcher_says_how_to_build_it(tmp_path: Path) -> None:
     with pytest.raises(LauncherMissingError, match="make dev"):
         Launcher.start_process(program=tmp_path / "ciel-launcher")
+
+
+def test_a3_programs_only_read_in_directories_that_are_protected(
+    ends: Ends, out: Path, tmp_path: Path
+) -> None:
+    protected, other = tmp_path / "with space", tmp_path / "other"
+    for directory in (protected, other):
+        directory.mkdir()
+        (directory / "file").write_text("old\n")
+    paths = f"'{protected}/file' '{other}/file'"
+    script = f'for f in {paths}; do echo new >> "$f"; cat "$f"; done; rm {paths}'
+    with Launcher.start_process(read_only=[str(protected)]) as launcher:
+        launcher.start(1, LaunchSpec(["/bin/sh", "-c", script], stdout=File(out)))
+        ends(launcher, 1)
+        protects = launcher.protects([str(protected)])
+        assert not launcher.protects([str(other)])
+    assert not (other / "file").exists()
+    if protects:  # as root with the right to mount
+        assert (protected / "file").read_text() == "old\n"
+        (protected / "file").write_text("ours\n")  # we ourselves are not kept from it
+    elif os.geteuid() == 0:
+        assert not can_mount(), "it could have been protected"
+    shutil.rmtree(protected)
+
+
+def can_mount() -> bool:
+    """Whether a process of ours may have a mount namespace of its own."""
+    return subprocess.run(["unshare", "--mount", "true"], capture_output=True).returncode == 0

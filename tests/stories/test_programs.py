@@ -35,7 +35,7 @@ STORIES: dict[str, dict[str, Any]] = {
     "bad-interpreter": {"submit": "-- ./script", "script": "#!/no/such\n"},
     "no-interpreter": {"submit": "-- ./script", "script": "echo hi\n"},
     "directory": {"submit": "-- /tmp"},
-    "missing-file": {"submit": "-- cat words.txt", "words.txt": "a b c\n"},
+    "missing-file": {"submit": "--scratch -- cat words.txt", "words.txt": "a b c\n"},
     "too-many-slots": {"submit": "--slots 99 -- true"},
     "too-much-memory": {"submit": "--memory 4000TiB -- true"},
     # --- what is typed

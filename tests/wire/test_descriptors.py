@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from ciel.core.errors import InvalidIdError
 from ciel.core.ids import JobId, ObjectId, child_id
-from ciel.core.jobs import JobSpec, summarise
+from ciel.core.jobs import CallerContext, JobSpec, summarise
 from ciel.core.refs import Concrete, Future, Reference, Value
 from ciel.core.tasks import USUAL_NEEDS, Mentions, Needs, TaskSpec, check_task
 from ciel.testing.builders import a_job, a_root_task, a_task
@@ -260,6 +260,27 @@ def test_a_job_with_a_malformed_field_is_refused(field: int, value: Any) -> None
     fields[field] = value
     with pytest.raises((DecodeError, InvalidIdError)):
         read_job(fields)
+
+
+def test_a_context_survives_a_round_trip_and_equal_ones_are_one_value() -> None:
+    context = CallerContext("/fünf", {"LANG": "C", "EMPTY": ""}, replaces_env=False)
+    spec = JobSpec(JOB, "", True, False, False, context=context)
+    first, second = [read_job(through_the_wire(job_fields(spec))).context for _ in range(2)]
+    assert first == context
+    assert second is first  # many jobs of a user take the memory of one
+
+
+@pytest.mark.parametrize(
+    "context",
+    [
+        1, True, "", [], ["/", {}], ["/", {}, True, 1], ["home", {}, True], ["/a\0b", {}, True],
+        [None, {}, True], ["/", None, True], ["/", {"A": 1}, True], ["/", {"": "x"}, True],
+        ["/", {"A=B": "x"}, True], ["/", {"A": "x\0"}, True], ["/", {}, 1],
+    ],
+)  # fmt: skip
+def test_a_malformed_context_is_refused(context: Any) -> None:
+    with pytest.raises(DecodeError):
+        read_job([*job_fields(JobSpec(JOB, "", True, False, False)), context])
 
 
 def test_a_summary_survives_a_round_trip() -> None:

@@ -14,6 +14,7 @@ from ciel.core.events import (
     Change,
     CloseJob,
     CopyTimed,
+    DescribeJob,
     DiskQueued,
     DropObjects,
     Heartbeat,
@@ -40,7 +41,7 @@ from ciel.core.events import (
     WatchJob,
 )
 from ciel.core.ids import JobId, TaskId
-from ciel.core.jobs import JobSpec, JobState, JobSummary
+from ciel.core.jobs import CallerContext, JobSpec, JobState, JobSummary
 from ciel.core.scheduling import USUAL_SCHEDULING, read_scheduling
 from ciel.core.tasks import Mentions, Needs, TaskState
 from ciel.testing.builders import a_task
@@ -74,7 +75,7 @@ specs = st.builds(
     several_ids,
     st.builds(
         Needs, st.integers(1, 9), counts, st.integers(-9, 9), seconds, st.integers(0, 9),
-        st.lists(texts, max_size=2).map(tuple), seconds,
+        st.lists(texts, max_size=2).map(tuple), seconds, seconds,
     ),
     flags,
     st.sampled_from(Mentions),
@@ -86,10 +87,16 @@ summaries = st.builds(
     st.dictionaries(st.sampled_from(TaskState).map(str), counts), seconds, st.none() | seconds,
     counts, counts, counts,
 )  # fmt: skip
+variables = st.text(st.characters(codec="utf-8", exclude_characters="=\0"), min_size=1, max_size=9)
+contexts = st.none() | st.builds(
+    CallerContext, st.sampled_from(["", "/", "/fünf"]),
+    st.dictionaries(variables, variables, max_size=3), flags,
+)  # fmt: skip
 levels = st.fixed_dictionaries({"name": texts, "used_bytes": counts, "capacity_bytes": st.none()})
 messages: dict[type, st.SearchStrategy[Message]] = {
     SubmitJob: st.builds(
-        SubmitJob, st.builds(JobSpec, jobs, texts, flags, flags, flags, st.sampled_from(SCHEDULED))
+        SubmitJob,
+        st.builds(JobSpec, jobs, texts, flags, flags, flags, st.sampled_from(SCHEDULED), contexts),
     ),
     AddTask: st.builds(AddTask, specs, refs),
     WantObjects: st.builds(WantObjects, jobs, several_ids),
@@ -102,8 +109,11 @@ messages: dict[type, st.SearchStrategy[Message]] = {
     ObjectSettled: st.builds(ObjectSettled, jobs, references()),
     JobChanged: st.builds(JobChanged, summaries),
     RequestRefused: st.builds(RequestRefused, jobs, texts),
-    JobPrinted: st.builds(JobPrinted, jobs, tasks, texts, counts, places(), counts, counts, texts),
+    JobPrinted: st.builds(
+        JobPrinted, jobs, tasks, texts, counts, places(), counts, counts, texts, flags
+    ),
     Answer: st.builds(Answer, counts, json_values(), texts),
+    DescribeJob: st.builds(DescribeJob, jobs, contexts),
     AssignTask: st.builds(AssignTask, specs, counts, refs),
     CancelTask: st.builds(CancelTask, tasks, counts, st.booleans()),
     RecallTasks: st.builds(RecallTasks, st.lists(st.tuples(tasks, counts), max_size=3).map(tuple)),
@@ -123,7 +133,7 @@ messages: dict[type, st.SearchStrategy[Message]] = {
     SpawnTask: st.builds(SpawnTask, specs, refs, counts, st.booleans()),
     StreamsOpened: st.builds(StreamsOpened, tasks, counts, refs),
     ObjectsStored: st.builds(ObjectsStored, refs, st.booleans()),
-    TaskPrinted: st.builds(TaskPrinted, tasks, counts, counts, counts, texts),
+    TaskPrinted: st.builds(TaskPrinted, tasks, counts, counts, counts, texts, flags),
     InputsLost: st.builds(
         InputsLost,
         tasks,
@@ -186,6 +196,7 @@ def examples() -> list[tuple[Any, bytes]]:
         RequestRefused(JobId("job"), "why"),
         JobPrinted(JobId("job"), spec.id, "f", 1, "w1:8001", 0, 10, "a line\n"),
         Answer(1, [], ""),
+        DescribeJob(JobId("job"), CallerContext("/somewhere", {"LANG": "C"})),
         AssignTask(spec, 1, ()),
         CancelTask(spec.id, 1),
         DropObjects(spec.outputs),

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import islice
 
-from ciel.core.events import AssignTask, CancelTask, Message
+from ciel.core.events import CancelTask, Message
 from ciel.core.fixed import place_of
 from ciel.core.graph import TaskGraph
 from ciel.core.ids import ObjectId
@@ -153,7 +153,8 @@ class Ahead:
         task.reason = "its inputs are made there"
         reference = self._graph.objects.reference
         inputs = tuple([reference(object_id) for object_id in task.spec.inputs])
-        self._say(worker.facts.id, AssignTask(task.spec, task.attempt + 1, inputs))
+        for peer, message in worker.assignment(task, task.attempt + 1, inputs):
+            self._say(peer, message)
 
     # --- what becomes of them ---------------------------------------------------------------------
 

@@ -25,6 +25,7 @@ from ciel.core.events import (
     CancelJob,
     Change,
     CloseJob,
+    DescribeJob,
     DropObjects,
     JobChanged,
     JobPrinted,
@@ -419,6 +420,10 @@ class JobDesk(ABC):
         if self.graph.settled:
             self._announce_settled()
         self._tell_watchers(job)
+        for worker in self.workers.values() if job.spec.context is not None else ():
+            if job_id in worker.described:
+                worker.described.discard(job_id)
+                self._say(worker.facts.id, DescribeJob(job_id, None))
         self.ended.append(job)
         self.journal.append(JobChanged(summarise(job)))
 
@@ -460,7 +465,8 @@ class JobDesk(ABC):
         spec = task.spec
         number = spec.ordinal + 1 if spec.parent == spec.job else 0
         about = (spec.job, spec.id, spec.name, number, worker.facts.netloc)
-        for client in self._audience.listeners(spec.job):
+        whom = self._audience.of if printed.is_notice else self._audience.listeners
+        for client in whom(spec.job):
             self._say(client, JobPrinted(*about, *printed[2:]))
 
     def forget(self, object_id: ObjectId) -> None:

@@ -16,7 +16,6 @@ from ciel.core.errors import CannotCancelTaskError
 from ciel.core.events import (
     LOST_AFTER_S,
     RECALLED,
-    AssignTask,
     CancelTask,
     CopyTimed,
     DiskQueued,
@@ -497,13 +496,12 @@ class MasterMachine(ChildDesk):
         self.ahead.assigned(task)
 
     def _assign(self, task: TaskNode, worker: WorkerNode) -> None:
-        spec = task.spec
         attempt = self.graph.assign(task, worker.facts.id)
         worker.take(task, self._now_s)
-        inputs = given(self.graph.objects, spec) if spec.inputs else ()
+        inputs = given(self.graph.objects, task.spec) if task.spec.inputs else ()
         if self.graph.objects.growing:
             self._followers.told(worker, inputs)
-        self.outbox.append((worker.facts.id, AssignTask(spec, attempt, inputs)))
+        self.outbox += worker.assignment(task, attempt, inputs)
         if self._delegates and self.graph.waiting.awaited:
             self.ahead.assigned(task)
 

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
-from ciel.core.events import DiskQueued, StoresReported
-from ciel.core.ids import ObjectId
+from ciel.core.events import AssignTask, DescribeJob, DiskQueued, Message, StoresReported
+from ciel.core.ids import JobId, ObjectId
 from ciel.core.refs import Reference
 from ciel.core.tasks import Needs, TaskNode
 from ciel.master.state.credit import Credit
@@ -43,6 +43,7 @@ class WorkerNode:
         "assigned",
         "bound",
         "credit",
+        "described",
         "disk",
         "facts",
         "given_at_s",
@@ -68,6 +69,7 @@ class WorkerNode:
         self.parked: deque[TaskNode] = deque()  # waits for room here, since its inputs are here
         self.bound: deque[TaskNode] = deque()  # waits for room here, and can run nowhere else
         self.within: set[str] = set()  # tasks whose attempt 0, of `assigned`, takes no slot
+        self.described: set[JobId] = set()  # jobs whose context it was sent
         self.recalled: set[tuple[str, int]] = set()  # of `assigned`: it is asked to give them back
         self.spared: dict[ObjectId, Reference] = {}  # to be deleted unless it is made here now
         self.disk = DiskQueued(0, 0.0)  # what is to be copied to it waits for that
@@ -77,6 +79,19 @@ class WorkerNode:
 
     def __repr__(self) -> str:
         return f"<Worker {self.facts.id} {len(self.assigned)} assigned>"
+
+    def assignment(
+        self, task: TaskNode, attempt: int, inputs: tuple[Reference, ...]
+    ) -> list[tuple[str, Message]]:
+        """Return the messages to the worker that assign a task: before the first task of a job with
+        a caller's context, what that is.
+        """
+        about, own = task.job.spec, self.facts.id
+        assign = (own, AssignTask(task.spec, attempt, inputs))
+        if about.context is None or about.id in self.described:
+            return [assign]
+        self.described.add(about.id)
+        return [(own, DescribeJob(about.id, about.context)), assign]
 
     @property
     def has_room(self) -> bool:

@@ -1,0 +1,118 @@
+"""The working directory and the environment of a program that runs calls: what a call changes of
+them is put right before the next one.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import posix
+from collections.abc import Callable
+from typing import Any
+
+
+class WrongDirectoryError(Exception):
+    """The directory in which calls are to run cannot be entered here."""
+
+
+class _Variables(dict[bytes, bytes]):
+    """The content of `os.environ`; it notes that something was changed."""
+
+    owner: Surroundings
+
+    def __setitem__(self, name: bytes, value: bytes) -> None:
+        self.owner.is_changed = True
+        super().__setitem__(name, value)
+
+    def __delitem__(self, name: bytes) -> None:
+        self.owner.is_changed = True
+        super().__delitem__(name)
+
+
+class Surroundings:
+    """The directory and the variables with which each call begins.
+
+    Changes are noted where they are made (`os.environ`, `os.chdir`), since looking for them after
+    each call costs more than a small call does. Those that pass these by (`os.putenv`, a library in
+    C) are not noticed; the directory is put right after each task in any case.
+    """
+
+    def __init__(self) -> None:
+        self.is_changed = False
+        self._home = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._usual = os.environ.copy()
+        self._wanted = self._usual
+        self._moved_to = ""
+        self._scratch = ""
+        self._fchdir = os.fchdir
+        content: Any = _Variables(os.environ._data)  # type: ignore[attr-defined]  # of CPython
+        content.owner = self
+        os.environ._data = os.environb._data = content  # type: ignore[attr-defined]  # as above
+        for name in ("chdir", "fchdir"):
+            noted = self._noting(getattr(os, name))
+            setattr(os, name, noted)
+            setattr(posix, name, noted)
+
+    def _noting(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def noted(*args: Any, **kwargs: Any) -> Any:
+            self.is_changed = True
+            return function(*args, **kwargs)
+
+        return noted
+
+    def move(self, directory: str, variables: dict[str, str | None]) -> None:
+        """Have the calls of this task begin where their client is by now.
+
+        Raises WrongDirectoryError.
+        """
+        wanted: dict[str, str | None] = {**self._usual, **variables}
+        self._wanted = {name: text for name, text in wanted.items() if text is not None}
+        self._moved_to = directory
+        self.put_right()
+
+    def put_right(self) -> None:
+        """Undo what a call has changed."""
+        if os.environ != self._wanted:
+            for name in [name for name in os.environ if name not in self._wanted]:
+                del os.environ[name]
+            for name, text in self._wanted.items():
+                if os.environ.get(name) != text:
+                    os.environ[name] = text
+        try:
+            if self._moved_to:
+                os.chdir(self._moved_to)
+            else:
+                self._fchdir(self._home)
+        except OSError as error:
+            import socket
+
+            raise WrongDirectoryError(
+                f"the working directory {self._moved_to!r} cannot be entered on host "
+                f"{socket.gethostname()}: {error.strerror}; name one that all workers have "
+                "(ciel.Client(cwd=DIR)), or have calls run in private directories "
+                "(ciel.Client(scratch=True))"
+            ) from None
+        self.is_changed = False
+
+    def scratch(self) -> str:
+        """Return the private directory of the task that runs now, made when first asked for."""
+        if not self._scratch:
+            self._scratch = os.path.join(self._usual["CIEL_SCRATCH"], "task")
+            os.mkdir(self._scratch, 0o700)
+        return self._scratch
+
+    def close(self) -> None:
+        """The task is over."""
+        if self._moved_to or self._wanted is not self._usual:
+            self._moved_to, self._wanted = "", self._usual
+            self.is_changed = True
+        if self.is_changed:
+            self.put_right()
+        else:
+            self._fchdir(self._home)
+        if self._scratch:
+            import shutil
+
+            shutil.rmtree(self._scratch, ignore_errors=True)
+            self._scratch = ""
