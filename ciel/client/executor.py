@@ -18,7 +18,15 @@ from ciel.client.changes import Condition
 from ciel.python.calls import Mapped
 from ciel.python.failures import PackingError, pack_error, unpack_error
 from ciel.python.sessions import NoClientError, Session, current, leave
-from ciel.python.tasks import USUAL, Options, Task, name_of, read_options, split_task
+from ciel.python.tasks import (
+    USUAL,
+    Options,
+    Task,
+    goes_by_name,
+    name_of,
+    read_options,
+    split_task,
+)
 
 if TYPE_CHECKING:
     from ciel.client import Client
@@ -438,21 +446,31 @@ class _Preparation:
         self._initargs = initargs
 
     def run_once(self) -> None:
+        """Run it, unless that was done: in this process, or, if its code travels, with this copy of
+        the variables that it and the function have in common.
+        """
         key = (os.getpid(), self.token)
-        if key not in _prepared_here:
+        known: Any = _prepared_here
+        if not goes_by_name(self._initializer):
+            known, key = _prepared_copies.setdefault(self, {}), (os.getpid(), "")
+        if key not in known:
             try:
                 self._initializer(*self._initargs)
-                _prepared_here[key] = None
+                known[key] = None
             except Exception as error:
-                _prepared_here[key] = error
-        if (failed := _prepared_here[key]) is not None:
+                known[key] = error
+        if (failed := known[key]) is not None:
             raise InitializerError(
                 f"the initializer of the executor raised {type(failed).__name__}: {failed}"
             ) from failed
 
 
 class _Prepared:
-    """A function that is called in prepared processes only."""
+    """A function that is called in prepared processes only: what the initializer has set in them
+    stays for all calls, and so does what calls change.
+    """
+
+    keeps_state = True
 
     def __init__(self, function: Callable[..., Any], preparation: _Preparation) -> None:
         self._function = function
@@ -465,6 +483,8 @@ class _Prepared:
 
 
 _prepared_here: dict[tuple[int, str], BaseException | None] = {}
+_prepared_copies: weakref.WeakKeyDictionary[Any, dict[tuple[int, str], BaseException | None]]
+_prepared_copies = weakref.WeakKeyDictionary()
 
 
 # --- the end of the program -----------------------------------------------------------------------

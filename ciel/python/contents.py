@@ -37,10 +37,13 @@ class Outcome(NamedTuple):
 
 
 class Contents(NamedTuple):
-    """Outcomes, and how long they took, in seconds."""
+    """Outcomes, and how long they took, in seconds. `places`: offset and length of each buffer, for
+    each outcome.
+    """
 
     outcomes: list[Outcome]
     took_s: float
+    places: list[Sequence[tuple[int, int]]]
 
 
 def index_of(
@@ -90,7 +93,7 @@ def decode(content: Buffer) -> Contents:
         ]
     except (ValueError, TypeError, EOFError, struct.error, pickle.UnpicklingError):
         raise UnpackedError(f"{len(view)} bytes that no Python task has made") from None
-    return Contents(outcomes, took_s)
+    return Contents(outcomes, took_s, [spans for _, _, spans, _ in rows])
 
 
 # --- streams --------------------------------------------------------------------------------------

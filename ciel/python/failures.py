@@ -58,8 +58,9 @@ class PackingError(TaskError, TypeError, pickle.PicklingError):
 
 
 class RemoteError(TaskError):
-    """Stands for an exception that could not be pickled, or not be unpickled here: `kind` is its
-    class in words.
+    """Stands for an exception that could not be pickled, or not be unpickled here, and for those
+    that would end or interrupt the program that waits: SystemExit, KeyboardInterrupt and
+    GeneratorExit. `kind` is its class in words.
     """
 
     def __init__(self, text: str, reason: str = RAISED, kind: str = "") -> None:
@@ -84,6 +85,7 @@ for _public in (
 ):  # fmt: skip
     _public.__module__ = "ciel"  # where users know them from
 
+_ENDING: Final = (SystemExit, KeyboardInterrupt, GeneratorExit)
 _KINDS: Final[dict[str, type[TaskError]]] = {
     "MEMORY_LIMIT": TaskMemoryError,
     "TIMED_OUT": TaskTimeoutError,
@@ -143,7 +145,10 @@ def _pack_alone(error: BaseException) -> bytes | None:
 
 
 def unpack_error(packed: bytes, where: str = "") -> BaseException:
-    """Return the exception, to be raised: `where` (task, worker, attempt) becomes a note of it."""
+    """Return the exception, to be raised: `where` (task, worker, attempt) becomes a note of it.
+
+    What would end or interrupt the program in which it is raised becomes a RemoteError.
+    """
     head, text, kind, notes, worker = pickle.loads(packed)
     error: BaseException | None = None
     if head is not None:
@@ -151,7 +156,10 @@ def unpack_error(packed: bytes, where: str = "") -> BaseException:
             error = unpack(head)
         except Exception as reason:  # of anybody's class
             notes = [*notes, f"it could not be unpickled here: {type(reason).__name__}: {reason}"]
-    if not isinstance(error, BaseException):
+    if isinstance(error, _ENDING):
+        error = RemoteError(_ending_text(error), kind=kind)
+        object.__setattr__(error, "__cause__", RemoteTraceback(text))
+    elif not isinstance(error, BaseException):
         error = RemoteError(f"a task raised {kind}, which cannot be pickled:\n{text}", kind=kind)
     told = list(getattr(error, "__notes__", ()))
     told += [note for note in notes if note not in told]
@@ -163,6 +171,18 @@ def unpack_error(packed: bytes, where: str = "") -> BaseException:
     if not isinstance(error, RemoteError):
         object.__setattr__(error, "__cause__", RemoteTraceback(text))
     return error
+
+
+def _ending_text(error: BaseException) -> str:
+    """Say what a task did that would have ended a program of its own."""
+    kind = type(error).__name__
+    if isinstance(error, SystemExit):
+        return (
+            f"the task called sys.exit({error.code!r}) (it raised {kind}), and so has no result; "
+            "to end a task early, return from its function"
+        )
+    text = f": {error}" if str(error) else ""
+    return f"the task raised {kind}{text}, and so has no result"
 
 
 def error_text(packed: bytes) -> str:
