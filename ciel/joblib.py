@@ -40,11 +40,11 @@ class CielBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[misc]
     all loops. `options`: those of `ciel.task`, for every batch. By default `n_jobs` is -1: as many
     as the cluster has slots.
 
-    Arrays above `max_nbytes` are stored once and mapped, read-only, as joblib does with
-    `mmap_mode="r"`; smaller ones, and all with `mmap_mode="c"` or None, are copies that may be
-    written to. An `initializer` runs in each process before the first batch of a loop there.
-    `inner_max_num_threads` needs threadpoolctl. Loops within a loop are tasks, too, if they ask
-    for `n_jobs`; those within them are sequential.
+    Arrays above `max_nbytes` are stored once and mapped, as joblib does: read-only with
+    `mmap_mode="r"`, copied where a call writes to them with "c". Smaller ones, and all with None,
+    are copies that may be written to. An `initializer` runs in each process before the first batch
+    of a loop there. `inner_max_num_threads` needs threadpoolctl. Loops within a loop are tasks,
+    too, if they ask for `n_jobs`; those within them are sequential.
     """
 
     default_n_jobs = -1
@@ -70,6 +70,7 @@ class CielBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[misc]
         self._workers: Executor | None = None
         self._turns: _Turns | None = None
         self._max_bytes: int | None = None
+        self._is_read_only = True
         self._is_nested = False
 
     def __reduce__(self) -> Any:
@@ -118,9 +119,10 @@ class CielBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[misc]
         if mmap_mode not in ("r", "c", None):
             raise ValueError(
                 f"mmap_mode={mmap_mode!r}: what lies in ciel's stores cannot be changed; "
-                "'r' has it mapped, 'c' copied"
+                "'r' has it mapped read-only, 'c' copied where it is written to"
             )
-        self._max_bytes = max_nbytes if mmap_mode == "r" else None
+        self._max_bytes = max_nbytes if mmap_mode is not None else None
+        self._is_read_only = mmap_mode == "r"
         self.parallel = parallel
         if self._is_nested:
             parallel.pre_dispatch = "all"  # nobody would call back to have more dispatched
@@ -138,7 +140,8 @@ class CielBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[misc]
 
     def submit(self, func: Any, callback: Callable[[Any], object] | None = None) -> Future[Any]:
         assert self._workers is not None  # `configure` was called
-        batch: Any = _Batch(func, self._max_bytes)  # where it arrives it is `func` again
+        # Where it arrives it is `func` again.
+        batch: Any = _Batch(func, self._max_bytes, self._is_read_only)
         future = self._workers.submit(_run_batch, batch, self.inner_max_num_threads)
         if callback is not None:
             if self._turns is None:
@@ -222,9 +225,10 @@ class _Batch:
     all others copies.
     """
 
-    def __init__(self, calls: Any, max_bytes: int | None) -> None:
+    def __init__(self, calls: Any, max_bytes: int | None, is_read_only: bool) -> None:
         self._calls = calls
         self._max_bytes = max_bytes
+        self._is_read_only = is_read_only
 
     def __reduce__(self) -> Any:
         shared: list[pickle.PickleBuffer] = []
@@ -237,7 +241,7 @@ class _Batch:
 
         file = io.BytesIO()
         _BatchPickler(file, PROTOCOL, buffer_callback=is_copied).dump(self._calls)
-        return _read_batch, (file.getvalue(), shared)
+        return _read_batch, (file.getvalue(), shared, self._is_read_only)
 
 
 class _BatchPickler(Pickler):
@@ -255,7 +259,9 @@ class _BatchPickler(Pickler):
         return super().reducer_override(value)
 
 
-def _read_batch(head: bytes, shared: list[Any]) -> Any:
+def _read_batch(head: bytes, shared: list[Any], is_read_only: bool) -> Any:
+    if is_read_only:
+        shared = [memoryview(buffer).toreadonly() for buffer in shared]
     return pickle.loads(head, buffers=shared)
 
 

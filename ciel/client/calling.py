@@ -37,6 +37,7 @@ from ciel.python.contents import VALUE, Outcome, encode
 from ciel.python.failures import packing_error
 from ciel.python.futures import futures_in
 from ciel.python.packing import UnpackedError, pack_with_futures
+from ciel.python.rows import with_shared
 from ciel.python.tasks import USUAL, Options
 from ciel.wire.references import to_array
 
@@ -58,7 +59,7 @@ class Calls(Results):
 
     def __init__(self, client: Client, *, locals_wanted: bool = False) -> None:
         super().__init__(client)
-        self.functions = Functions(client.upload_content)
+        self.functions = Functions(client.upload_content, self.dropped)
         self._locals_wanted = locals_wanted
         self._sending = threading.RLock()  # what is sent goes in the order in which it was called
         self._called_off: deque[Reference] = deque()
@@ -95,10 +96,10 @@ class Calls(Results):
         self, function: Callable[..., Any], rows: Sequence[tuple[Any, ...]], options: Options
     ) -> ClientFuture[calls.Mapped]:
         """Make one task of a call for each row of arguments."""
-        waiting = self._pack(function, (rows,), {}, options, is_map=True)
+        waiting = self._pack(function, with_shared(rows), {}, options, is_map=True)
         waiting.is_map, waiting.is_usual, waiting.rows = True, False, len(rows)
         waiting.function.tally.submitted += len(rows) - 1
-        future: ClientFuture[calls.Mapped] = ClientFuture(self, waiting.function.name, waiting)
+        future = ClientFuture[calls.Mapped](self, waiting.function.name, waiting)
         waiting.futures = [future]
         self._add(waiting)
         return future
@@ -336,8 +337,7 @@ class Calls(Results):
         return calls.Call(function, arguments, uses, with_object, call.is_map, name, returns)
 
     def _use(self, future: Any, bundle: list[WaitingCall], inputs: _Inputs) -> calls.Use:
-        how = getattr(future, "how", calls.AS_VALUE)
-        waiting = future.waiting_call
+        how, waiting = getattr(future, "how", calls.AS_VALUE), future.waiting_call
         if waiting is not None and waiting.lot >= 0:  # of this bundle: others were sent, or fail
             place = waiting.place + waiting.futures.index(future)
             return calls.Use(-1, waiting.lot, place, False, how)
@@ -400,8 +400,8 @@ class Calls(Results):
             call.has_cancelled = True
             if call.is_off():
                 call.function.tally.submitted -= call.rows
-        if lot is None or self._job is None:
-            return  # it will not be sent
+        if lot is None or self._job is None:  # it will not be sent
+            return
         with self._lock:
             if future in lot.futures:
                 lot.futures.remove(future)

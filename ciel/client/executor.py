@@ -18,7 +18,15 @@ from ciel.client.changes import Condition
 from ciel.python.calls import Mapped
 from ciel.python.failures import PackingError, error_of_map, pack_error
 from ciel.python.sessions import NoClientError, Session, current, leave
-from ciel.python.tasks import USUAL, Options, Task, name_of, read_options, split_task
+from ciel.python.tasks import (
+    USUAL,
+    Options,
+    Task,
+    goes_by_name,
+    name_of,
+    read_options,
+    split_task,
+)
 
 if TYPE_CHECKING:
     from ciel.client import Client
@@ -440,17 +448,23 @@ class _Preparation:
         self._initargs = initargs
 
     def run_once(self) -> None:
+        """Run it, unless that was done: in this process, or, if its code travels, with this copy of
+        the variables that it and the function have in common.
+        """
         key = (os.getpid(), self.token)
-        if key not in _prepared_here:
+        known: Any = _prepared_here
+        if not goes_by_name(self._initializer):
+            known, key = _prepared_copies.setdefault(self, {}), (os.getpid(), "")
+        if key not in known:
             before = os.environ.copy()
             try:
                 self._initializer(*self._initargs)
                 now = os.environ.copy()
                 names = [name for name in before | now if before.get(name) != now.get(name)]
-                _prepared_here[key] = {name: now.get(name) for name in names}
+                known[key] = {name: now.get(name) for name in names}
             except Exception as error:
-                _prepared_here[key] = error
-        failed = _prepared_here[key]
+                known[key] = error
+        failed = known[key]
         if isinstance(failed, dict):  # what calls change of their environment is undone after each
             for name, text in failed.items():
                 if text is None:
@@ -464,7 +478,11 @@ class _Preparation:
 
 
 class _Prepared:
-    """A function that is called in prepared processes only."""
+    """A function that is called in prepared processes only: what the initializer has set in them
+    stays for all calls, and so does what calls change.
+    """
+
+    keeps_state = True
 
     def __init__(self, function: Callable[..., Any], preparation: _Preparation) -> None:
         self._function = function
@@ -476,8 +494,11 @@ class _Prepared:
         return self._function(*args, **kwargs)
 
 
-_prepared_here: dict[tuple[int, str], BaseException | dict[str, str | None]] = {}
+_Outcomes = dict[tuple[int, str], BaseException | dict[str, str | None]]
 """By process and executor: the variables that the initializer has set, or what it raised."""
+
+_prepared_here: _Outcomes = {}
+_prepared_copies: weakref.WeakKeyDictionary[Any, _Outcomes] = weakref.WeakKeyDictionary()
 
 
 # --- the end of the program -----------------------------------------------------------------------

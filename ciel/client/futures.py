@@ -7,6 +7,7 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import threading
+from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -39,12 +40,14 @@ class Tally:
 
 
 class PackedFunction:
-    """A function as it travels, and what is known of its calls. `ref`: the object that it is, if it
-    is large. `took_s`: how long its calls take.
+    """A function as it travels, and what is known of its calls. `ref`: the object that holds it, if
+    it is large, released in the cluster when no call here names the function any more. `took_s`:
+    how long its calls take.
     """
 
     __slots__ = (
-        "function", "name", "options", "ref", "streams", "tally", "took_s",
+        "__weakref__", "_dropped", "function", "name", "options", "ref", "streams", "tally",
+        "took_s",
     )  # fmt: skip
 
     def __init__(
@@ -56,7 +59,16 @@ class PackedFunction:
         self.options = options
         self.streams = streams
         self.ref: Reference | None = None
+        self._dropped: deque[Reference] | None = None
         self.took_s: float | None = None
+
+    def stored_as(self, ref: Reference, dropped: deque[Reference]) -> None:
+        """Learn which object holds it; that goes to `dropped` when the function is not needed."""
+        self.ref, self._dropped = ref, dropped
+
+    def __del__(self) -> None:
+        if self.ref is not None and self._dropped is not None:
+            self._dropped.append(self.ref)  # a deque: nothing here may lock
 
     def note(self, seconds: float) -> None:
         """Take notice of how long a call took."""

@@ -46,10 +46,13 @@ class Times(NamedTuple):
 
 
 class Contents(NamedTuple):
-    """Outcomes, and how long they took, in seconds. `times`: only if a trace was asked for."""
+    """Outcomes, and how long they took, in seconds. `places`: offset and length of each buffer, for
+    each outcome. `times`: only if a trace was asked for.
+    """
 
     outcomes: list[Outcome]
     took_s: float
+    places: list[Sequence[tuple[int, int]]]
     times: Times | None = None
 
 
@@ -106,7 +109,8 @@ def decode(content: Buffer) -> Contents:
         ]
     except (ValueError, TypeError, EOFError, struct.error, pickle.UnpicklingError):
         raise UnpackedError(f"{len(view)} bytes that no Python task has made") from None
-    return Contents(outcomes, took_s, Times(*times[0]) if times else None)
+    spans = [spans for _, _, spans, _ in rows]
+    return Contents(outcomes, took_s, spans, Times(*times[0]) if times else None)
 
 
 # --- streams --------------------------------------------------------------------------------------

@@ -58,8 +58,9 @@ class PackingError(TaskError, TypeError, pickle.PicklingError):
 
 
 class RemoteError(TaskError):
-    """Stands for an exception that could not be pickled, or not be unpickled here: `kind` is its
-    class in words.
+    """Stands for an exception that could not be pickled, or not be unpickled here, and for those
+    that would end or interrupt the program that waits: SystemExit, KeyboardInterrupt and
+    GeneratorExit. `kind` is its class in words.
     """
 
     def __init__(self, text: str, reason: str = RAISED, kind: str = "") -> None:
@@ -84,6 +85,7 @@ for _public in (
 ):  # fmt: skip
     _public.__module__ = "ciel"  # where users know them from
 
+_ENDING: Final = (SystemExit, KeyboardInterrupt, GeneratorExit)
 _KINDS: Final[dict[str, type[TaskError]]] = {
     "MEMORY_LIMIT": TaskMemoryError,
     "TIMED_OUT": TaskTimeoutError,
@@ -146,6 +148,8 @@ def _pack_alone(error: BaseException) -> bytes | None:
 def unpack_error(packed: bytes, where: str = "") -> BaseException:
     """Return the exception, to be raised: `where` (task, worker, attempt) becomes a note of it. If
     another call raised it, on whose result that task depends, a note before that names the culprit.
+
+    What would end or interrupt the program in which it is raised becomes a RemoteError.
     """
     head, text, kind, notes, worker, name = pickle.loads(packed)
     error: BaseException | None = None
@@ -154,7 +158,10 @@ def unpack_error(packed: bytes, where: str = "") -> BaseException:
             error = unpack(head)
         except Exception as reason:  # of anybody's class
             notes = [*notes, f"it could not be unpickled here: {type(reason).__name__}: {reason}"]
-    if not isinstance(error, BaseException):
+    if isinstance(error, _ENDING):
+        error = RemoteError(_ending_text(error), kind=kind)
+        object.__setattr__(error, "__cause__", RemoteTraceback(text))
+    elif not isinstance(error, BaseException):
         error = RemoteError(f"a task raised {kind}, which cannot be pickled:\n{text}", kind=kind)
     told = list(getattr(error, "__notes__", ()))
     told += [note for note in notes if note not in told]
@@ -184,6 +191,18 @@ def error_of_map(packed: bytes, index: int) -> BaseException:
 
 def _set_notes(error: BaseException, notes: list[str]) -> None:
     object.__setattr__(error, "__notes__", notes)  # frozen classes refuse `add_note`
+
+
+def _ending_text(error: BaseException) -> str:
+    """Say what a task did that would have ended a program of its own."""
+    kind = type(error).__name__
+    if isinstance(error, SystemExit):
+        return (
+            f"the task called sys.exit({error.code!r}) (it raised {kind}), and so has no result; "
+            "to end a task early, return from its function"
+        )
+    text = f": {error}" if str(error) else ""
+    return f"the task raised {kind}{text}, and so has no result"
 
 
 def error_text(packed: bytes) -> str:

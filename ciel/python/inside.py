@@ -125,6 +125,9 @@ class Host(Protocol):
 
     def call_off(self, work: Work) -> bool: ...
 
+    def writable(self, buffer: Buffer) -> Buffer:
+        """Return the bytes of a buffer in memory of their own."""
+
     def whole(self, value: Any, name: str) -> Any:
         """Return what a value stands for that a function of this name has returned: a future, a
         generator, a coroutine; any other is its own.
@@ -183,7 +186,7 @@ class TaskFuture(Future[T]):
 
             raise unpack_error(outcome.payload)
         if self._value is _UNREAD:
-            self._value = opened(outcome)
+            self._value = opened(outcome, self.host.writable)
         return self._value
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
@@ -244,16 +247,14 @@ def is_plain(value: Any, depth: int = 4) -> bool:
     return kind is tuple and depth > 0 and all(is_plain(item, depth - 1) for item in value)
 
 
-def opened(outcome: Result) -> Any:
-    """Return the value of an outcome that is one, as whoever reads it elsewhere gets it."""
+def opened(outcome: Result, writable: Callable[[Buffer], Buffer]) -> Any:
+    """Return the value of an outcome that is one, as a reader elsewhere gets it, in memory of its
+    own: `writable` returns the same bytes as a buffer has in memory that may be written to.
+    """
     if outcome.kind == PLAIN:
         return outcome.payload
     packed: Packed = outcome.payload
-    return unpack(packed.head, [_view(buffer) for buffer in packed.buffers], outcome.futures)
-
-
-def _view(buffer: Any) -> memoryview:
-    return memoryview(buffer).toreadonly()
+    return unpack(packed.head, map(writable, packed.buffers), outcome.futures)
 
 
 def result_of(value: Any) -> Result:
@@ -345,12 +346,19 @@ class NotInTaskError(CielError, RuntimeError):
 
 
 class TaskSession:
-    """What `ciel.spawn`, `ciel.wait` and the like do within a task. `drafts` says where arrays of
-    `empty` lie; None: nowhere. `directory` returns the task's private directory.
+    """What `ciel.spawn`, `ciel.wait` and the like do within a task. `as_now` returns what does as a
+    function would do now, whenever it is called. `drafts` says where arrays of `empty` lie; None:
+    nowhere. `directory` returns the task's private directory.
     """
 
-    def __init__(self, host: Host, directory: Callable[[], str] | None = None) -> None:
+    def __init__(
+        self,
+        host: Host,
+        as_now: Callable[[Any], Any],
+        directory: Callable[[], str] | None = None,
+    ) -> None:
         self._host = host
+        self._as_now = as_now
         self.directory = directory
         self.drafts: Callable[[Any, Any], Any] | None = None
 
@@ -371,11 +379,10 @@ class TaskSession:
     ) -> Any:
         """See `sessions.Session.call`; raises PackingError."""
         work = Work(function, args, kwargs, options)
-        known = steady(function)
-        if known is None:
-            self._pack_function(work, function)
-        else:
-            work.function = known
+        try:
+            work.function = self._as_now(function)
+        except Exception as error:  # of anybody's __reduce__
+            raise _packing_error(f"the function {work.name}", error) from None
         taken = []
         for value in args:
             if type(value) is TaskFuture:
@@ -400,15 +407,6 @@ class TaskSession:
             raise _packing_error(f"the arguments of {work.name}", error) from None
         work.packed = copied(packed)
         work.args, work.kwargs = (), {}
-
-    def _pack_function(self, work: Work, function: Callable[..., Any]) -> None:
-        from ciel.python.pickling import dumps
-
-        try:
-            content = dumps(function)
-        except Exception as error:  # of anybody's __reduce__
-            raise _packing_error(f"the function {work.name}", error) from None
-        work.function = unpack(content)
 
     def put(self, value: Any) -> TaskFuture[Any]:
         """Keep a value, to be stored once if others need it; raises PackingError."""

@@ -14,10 +14,15 @@ import pickle
 import sys
 import threading
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import partial
+from types import FunctionType, MethodType
 from typing import Any, Final, NamedTuple
 
 PROTOCOL: Final = 5
+
+SEARCHED_DEPTH: Final = 8
+"""So deep within each other are the parts among which the one is sought that cannot be pickled."""
 
 Buffer = bytes | bytearray | memoryview | pickle.PickleBuffer
 
@@ -145,9 +150,9 @@ def unpack(head: Buffer, buffers: Iterable[Buffer] = (), given: Sequence[Any] | 
 
 def _culprit(value: Any, error: BaseException) -> str:
     """Name the part of a value that cannot be pickled: argument, key, attribute."""
-    path, found = _search(value, "", 4)
+    path, found = _search(value, "", SEARCHED_DEPTH)
     kind = type(found)
-    where = f"{path[1:] if path.startswith('.') else path} " if path else ""
+    where = f"{path.removeprefix('.').removeprefix(': ')} " if path else ""
     return f"{where}{kind.__module__}.{kind.__qualname__} cannot be pickled ({found!r:.80})"
 
 
@@ -163,14 +168,44 @@ def _parts(value: Any) -> Iterable[tuple[str, Any]]:
         return [(f"[{key!r:.40}]", item) for key, item in value.items()]
     if isinstance(value, list | tuple | set | frozenset):
         return [(f"[{place}]", item) for place, item in enumerate(value)]
-    cells = getattr(value, "__closure__", None)
-    if cells:
-        names = value.__code__.co_freevars
-        return [(f".{name}", cell.cell_contents) for name, cell in zip(names, cells, strict=True)]
-    attributes = getattr(value, "__dict__", None)
-    if isinstance(attributes, dict) and not isinstance(value, type):
-        return [(f".{name}", item) for name, item in attributes.items()]
-    return ()
+    if isinstance(value, FunctionType):
+        return _parts_of_function(value)
+    if isinstance(value, MethodType):
+        return [(".__self__", value.__self__), (f".{value.__name__}", value.__func__)]
+    if isinstance(value, partial):
+        arguments = [(f".args[{place}]", item) for place, item in enumerate(value.args)]
+        named = [(f".keywords[{name!r}]", item) for name, item in value.keywords.items()]
+        return [*arguments, *named, (".func", value.func)]
+    wrapped = getattr(value, "__wrapped__", None)
+    attributes = getattr(value, "__dict__", None) or {}
+    found = [(f".{name}", item) for name, item in attributes.items() if item is not wrapped]
+    for kind in () if isinstance(value, type) else type(value).__mro__:
+        slots = vars(kind).get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else slots:
+            if hasattr(value, name):
+                found.append((f".{name}", getattr(value, name)))
+    if not isinstance(value, type):
+        found.append((f": its class {type(value).__qualname__}", type(value)))
+    return found if wrapped is None else [*found, (".__wrapped__", wrapped)]
+
+
+def _parts_of_function(function: FunctionType) -> Iterator[tuple[str, Any]]:
+    from ciel.python.captured import read_code
+
+    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+    for name, cell in cells:
+        with suppress(ValueError):  # it is empty
+            yield f".{name}", cell.cell_contents
+    for name in read_code(function.__code__).names:
+        if name in function.__globals__:
+            yield f": its global variable {name}", function.__globals__[name]
+    code, defaults = function.__code__, function.__defaults__ or ()
+    names = code.co_varnames[code.co_argcount - len(defaults) : code.co_argcount]
+    named = dict(zip(names, defaults, strict=True))
+    for name, item in {**named, **(function.__kwdefaults__ or {})}.items():
+        yield f": the default of its parameter {name}", item
+    for name, item in function.__dict__.items():
+        yield f".{name}", item
 
 
 def _can_be_packed(value: Any) -> bool:

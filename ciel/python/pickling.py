@@ -1,16 +1,23 @@
 """Functions and classes as bytes, with their code where others could not find them by name: by
-cloudpickle, with the slots of classes, which that makes anew without them. Their instances then
-have a `__dict__`, and what becomes of it does not fit the class that they were of.
+cloudpickle, and with what that leaves out.
+
+- The slots of classes, which cloudpickle makes anew without them. Their instances then have a
+  `__dict__`, and what becomes of it does not fit the class that they were of.
+- Functions under `functools.lru_cache` travel with an empty cache.
+- `functools.cached_property`, which holds a lock.
 """
 
 from __future__ import annotations
 
+import functools
 import io
+from collections.abc import Callable
 from typing import Any, Final
 
 import cloudpickle
 
 from ciel.python.packing import PROTOCOL
+from ciel.python.tasks import goes_by_name
 
 _MADE_ANEW: Final = getattr(cloudpickle.cloudpickle, "_make_skeleton_class", None)
 _SLOT_TYPES: Final = (str, tuple, list, dict, set, frozenset)  # else it may be used up
@@ -20,6 +27,12 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle is unty
     """Writes pickles of what may have no name elsewhere."""
 
     def reducer_override(self, value: Any) -> Any:
+        kind = type(value)
+        if kind is functools._lru_cache_wrapper and not goes_by_name(value):
+            limits = value.cache_parameters()
+            return _cached, (value.__wrapped__, limits["maxsize"], limits["typed"])
+        if kind is functools.cached_property:
+            return _cached_property, (value.func, value.attrname)
         reduced = super().reducer_override(value)
         if reduced is NotImplemented or reduced[0] is not _MADE_ANEW:
             return reduced
@@ -30,6 +43,16 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle is unty
             return reduced
         attributes = attributes | {"__slots__": state.pop("__slots__")}  # they are set at once
         return made, (metaclass, name, bases, attributes, *known), (state, slots), *rest
+
+
+def _cached(function: Callable[..., Any], max_size: int | None, is_typed: bool) -> Any:
+    return functools.lru_cache(max_size, is_typed)(function)
+
+
+def _cached_property(function: Callable[[Any], Any], name: str | None) -> Any:
+    made: functools.cached_property[Any] = functools.cached_property(function)
+    made.attrname = name  # as `__set_name__` does, which is called in class statements only
+    return made
 
 
 def dumps(value: Any) -> bytes:

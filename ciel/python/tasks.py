@@ -193,12 +193,12 @@ def goes_by_name(thing: Any) -> bool:
     module = sys.modules.get(getattr(thing, "__module__", None) or "")
     return (
         module is not None
-        and _is_elsewhere(module.__name__)
+        and is_elsewhere(module.__name__)
         and _found(module, getattr(thing, "__qualname__", "")) is thing
     )
 
 
-def _is_elsewhere(module_name: str) -> bool:
+def is_elsewhere(module_name: str) -> bool:
     """Whether others have a module by its name, as far as cloudpickle was told."""
     if module_name == "__main__":
         return False

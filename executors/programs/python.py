@@ -11,15 +11,13 @@ from typing import Any
 from ciel.executors.programs.python_bundle import Run
 from ciel.executors.programs.python_channel import Channel, connect
 from ciel.executors.programs.python_clock import Clock
+from ciel.executors.programs.python_functions import Functions, Loaded
 from ciel.executors.programs.python_inputs import Kept
-from ciel.executors.programs.python_sending import Functions
 from ciel.executors.programs.python_surroundings import Surroundings, WrongDirectoryError
 from ciel.executors.programs.python_traces import Modules, Traces
 from ciel.python.calls import Function
 from ciel.python.packing import UnpackedError
 
-FUNCTIONS_MAX = 1000
-"""Functions that are kept ready from task to task."""
 FRAME_SLOTS = 270_000
 """Of 8 bytes, a little more than 2 MiB: Python takes 4 MiB for that, and touches none of it."""
 STACK_BYTES = 128 << 20
@@ -37,7 +35,6 @@ class Program:
         self.kept = Kept()
         self.functions = Functions()
         self.clock = Clock()
-        self.loaded: dict[bytes, Any] = {}
         self.surroundings = Surroundings()
         self._traces = Traces()
         self._modules = Modules()
@@ -66,16 +63,13 @@ class Program:
     def add_places(self, places: tuple[str, ...]) -> None:
         """Have modules be found where the caller has found them, as they are there now."""
         if self._modules.refresh(places):
-            self.loaded.clear()
             self.functions.clear()
 
-    def keep_function(self, travelled: Function, loaded: Any) -> None:
-        """Keep a function ready."""
+    def load(self, sent: Function) -> Loaded:
+        """Load a function, and keep it; raises whatever is raised by what it imports."""
+        loaded = self.functions.load(sent)
         self._modules.look()
-        if len(self.loaded) >= FUNCTIONS_MAX:
-            self.loaded.clear()
-        self.loaded[travelled.digest] = loaded
-        self.functions.note(loaded, travelled)
+        return loaded
 
     # --- the end of a task ------------------------------------------------------------------------
 
@@ -111,6 +105,7 @@ class Program:
     def _close(self) -> str:
         """End what was there for the task; return what it has left behind."""
         self.clock.end()
+        self.functions.end_task()
         if self._is_forked:
             os._exit(0)  # what forked us goes on by itself
         self._traces.own_threads = self.clock.thread_count

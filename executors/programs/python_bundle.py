@@ -7,10 +7,11 @@ import pickle
 import sys
 import time
 from base64 import b64decode
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ciel.executors.programs.python_evaluator import Evaluator, each_its_own
+from ciel.executors.programs.python_functions import Loaded, is_apart
 from ciel.executors.programs.python_inputs import Inputs
 from ciel.executors.programs.python_lots import told_of
 from ciel.executors.programs.python_outputs import Outputs
@@ -28,13 +29,28 @@ from ciel.python.inside import (
     result_from,
 )
 from ciel.python.packing import PROTOCOL, Packed, UnpackedError, unpack
-from ciel.python.tasks import Options, Task, name_of
+from ciel.python.rows import each_with_its_own
+from ciel.python.tasks import Options
 
 if TYPE_CHECKING:
     from ciel.executors.programs.python import Program
 
 T = TypeVar("T")
 _NO_OPTIONS = Options()
+
+
+class _Given(Sequence[Any]):
+    """The values of the futures of a call, each read anew whenever it is asked for."""
+
+    def __init__(self, given: Callable[[Use, Call], Any], call: Call) -> None:
+        self._given = given
+        self._call = call
+
+    def __getitem__(self, place: Any) -> Any:
+        return self._given(self._call.uses[place], self._call)
+
+    def __len__(self) -> int:
+        return len(self._call.uses)
 
 
 class _InputFailedError(Exception):
@@ -58,13 +74,15 @@ class Run:
             channel, self._inputs, self._outputs, program.functions, program.clock
         )
         self._evaluator = self._sharing.evaluator = Evaluator(self._sharing)
-        self._session = TaskSession(self._evaluator, program.surroundings.scratch)
+        self._session = TaskSession(
+            self._evaluator, program.functions.as_now, program.surroundings.scratch
+        )
         self._bundle = self._read_bundle(told)
         self._made: list[list[Outcome]] = [[] for _ in self._bundle.lots]
         self._next_lot, self._end_lot = 0, len(self._bundle.lots)
         self._surroundings = program.surroundings
         self._is_again = told.get("attempt", 1) > 1
-        self._functions: dict[int, Any] = {}
+        self._functions: dict[int, Loaded] = {}
         self._is_alone = [len(lot) for lot in self._bundle.lots] == [1]
         self._heir: TaskFuture[Any] | None = None  # who makes our result
         self._spans: list[tuple[float, float]] = []  # of calls, for a trace
@@ -173,7 +191,7 @@ class Run:
             writing.put(item)
 
         try:
-            function = self._function(call)
+            function = self._function(call).take().function
             args, kwargs = self._arguments(call)
             self._evaluator.take(work, function(*args, **kwargs), put)
             self._evaluator.evaluate(work)
@@ -253,36 +271,52 @@ class Run:
     def _run_call(self, call: Call) -> Sequence[Outcome]:
         """Return what becomes of a call."""
         try:
-            function = self._function(call)
+            loaded = self._function(call)
+            copy = loaded.take()
             args, kwargs = self._arguments(call)
         except _InputFailedError as failed:
             return [failed.outcome] * call.returns
         except BaseException as error:  # of whatever was to be unpacked
             return self._failed(call, error, 0)
         if call.is_map:
-            return self._run_map(call, function, args[0])
+            loaded.give_back(copy)
+            rows, has_shared = args
+            if has_shared:
+                rows = each_with_its_own(rows, self._inputs.writable, _Given(self._given, call))
+            return self._run_map(call, loaded, rows)
         try:
-            value = function(*args, **kwargs)
+            value = copy.function(*args, **kwargs)
         except BaseException as error:  # whatever a function raises is its outcome
             return self._failed(call, error, 1)
         if type(value) in _PLAIN_TYPES and call.returns == 1:
+            loaded.give_back(copy)
             return (Outcome(VALUE, Packed(pickle.dumps(value, PROTOCOL))),)
-        return self._outcomes(call, value)
+        outcomes = self._outcomes(call, value)
+        if is_apart(value, [outcome.packed for outcome in outcomes]):
+            loaded.give_back(copy)
+        return outcomes
 
     def _run_map(
-        self, call: Call, function: Any, rows: Sequence[Sequence[Any]]
+        self, call: Call, loaded: Loaded, rows: Iterable[Sequence[Any]]
     ) -> Sequence[Outcome]:
         values: list[Any] = []
         error: bytes | None = None
-        call_row = self._timed(function) if self._bundle.timed else function
+        copy, serves_all = loaded.take(), loaded.serves_all
+        is_timed = self._bundle.timed
+        call_row = self._timed(copy.function) if is_timed else copy.function
         try:
             for row in rows:
                 value = call_row(*row)
-                if type(value) not in _PLAIN_TYPES:
+                is_plain = type(value) in _PLAIN_TYPES
+                if not is_plain:
                     value = self._evaluator.whole(value, call.name)
                 values.append(value)
                 if self._surroundings.is_changed:
                     self._surroundings.put_right()
+                # Any other value may refer to what the function does.
+                if not serves_all and not (is_plain and copy.is_as_sent()):
+                    copy = loaded.take()
+                    call_row = self._timed(copy.function) if is_timed else copy.function
         except BaseException as raised:  # as above
             error = self._evaluator.packed_error(raised, 1, self._name(call))
         return self._outcomes(call, Mapped(values, error))
@@ -315,31 +349,33 @@ class Run:
 
     def _name(self, call: Call) -> str:
         """Name a call to people, as its client does."""
-        function = self._functions.get(call.function)
-        return call.name or ("" if function is None else name_of(function))
+        loaded = self._functions.get(call.function)
+        return call.name or ("" if loaded is None else loaded.name)
 
     # --- what calls are made with -----------------------------------------------------------------
 
-    def _function(self, call: Call) -> Any:
-        function = self._functions.get(call.function)
-        if function is None:
-            function = self._functions[call.function] = self._load(call)
-        return function
+    def _function(self, call: Call) -> Loaded:
+        loaded = self._functions.get(call.function)
+        if loaded is None:
+            loaded = self._functions[call.function] = self._load(call)
+            if not loaded.is_constant:
+                self._program.functions.are_constant = False
+        return loaded
 
-    def _load(self, call: Call) -> Any:
+    def _load(self, call: Call) -> Loaded:
         listed: Function = self._bundle.functions[call.function]
         program = self._program
-        loaded = program.loaded.get(listed.digest)
+        loaded = program.functions.find(listed.digest)
         if loaded is None:
             packed = listed.packed
             if packed is None:
-                packed = bytes(self._inputs.content(self._inputs.arrays[listed.input]))
+                array = self._inputs.arrays[listed.input]
+                packed = bytes(self._inputs.content(array, keeps=False))
             try:
-                loaded = unpack(packed)
+                loaded = program.load(listed._replace(packed=packed, input=-1))
             except BaseException as error:  # of whatever is imported for it
                 raise _not_here(f"the function {call.name}", error) from error
-            program.keep_function(listed._replace(packed=packed, input=-1), loaded)
-        return loaded.function if type(loaded) is Task else loaded
+        return loaded
 
     def _arguments(self, call: Call) -> Any:
         packed = call.arguments
@@ -351,8 +387,8 @@ class Run:
         if not call.uses and not packed.buffers:
             return pickle.loads(packed.head)
         given = [self._given(use, call) for use in call.uses]
-        buffers = [memoryview(buffer).toreadonly() for buffer in packed.buffers]
         try:
+            buffers = map(self._inputs.writable, packed.buffers)
             args, kwargs = unpack(packed.head, buffers, given)
         except UnpackedError:
             raise
@@ -367,7 +403,7 @@ class Run:
             return args, kwargs
         own = each_its_own(streams, lambda use: self._given(use, call))
         if call.is_map:
-            return ([[own(value) for value in row] for row in args[0]],), kwargs
+            return ([[own(value) for value in row] for row in args[0]], args[1]), kwargs
         return [own(value) for value in args], {name: own(value) for name, value in kwargs.items()}
 
     def _given(self, use: Use, call: Call) -> Any:
@@ -389,8 +425,8 @@ class Run:
                 return known
             outcome = self._inputs.outcome(array, use.place)
         if outcome.kind == VALUE and not outcome.refs:
-            buffers = [memoryview(buffer).toreadonly() for buffer in outcome.packed.buffers]
             try:
+                buffers = map(self._inputs.writable, outcome.packed.buffers)
                 value = unpack(outcome.packed.head, buffers)
                 if use.input >= 0:
                     self._inputs.note_read(self._inputs.arrays[use.input], use.place, value)

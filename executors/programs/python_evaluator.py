@@ -16,6 +16,7 @@ from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from threading import get_ident, local
 from typing import TYPE_CHECKING, Any
 
+from ciel.executors.programs.python_functions import Copied, is_apart
 from ciel.python.calls import Mapped
 from ciel.python.contents import ERROR, MOVED
 from ciel.python.inside import (
@@ -31,7 +32,7 @@ from ciel.python.inside import (
     opened,
     result_of,
 )
-from ciel.python.packing import UnpackedError, unpack
+from ciel.python.packing import Buffer, UnpackedError, unpack
 from ciel.python.tasks import Options, Task
 
 if TYPE_CHECKING:
@@ -112,6 +113,9 @@ class Evaluator:
             found = self._threads.evaluator = Evaluator(self.sharing)
             found.is_careful, found.locals_wanted = self.is_careful, self.locals_wanted
         return found
+
+    def writable(self, buffer: Buffer) -> Buffer:
+        return self.sharing.writable(buffer)
 
     def look(self, work: Work) -> bool:
         return work.state is DONE or (work.state is AWAY and self.sharing.look((work,)))
@@ -269,15 +273,21 @@ class Evaluator:
                 if outcome.kind == ERROR:
                     self._end(work, [outcome] * work.options.returns)
                     return
-            args, kwargs = arguments_of(work)
+            args, kwargs = arguments_of(work, self.writable)
             function: Any = work.function
-            if type(function) is Task:
+            copy = None
+            if type(function) is Copied:
+                copy, loaded = function.loaded.take(), function.loaded
+                function = copy.function
+            elif type(function) is Task:
                 function = function.function
             value = self._call(function, args, kwargs)
         except BaseException as error:  # whatever a function raises is its result
             self.fail(work, error, 2)
         else:
             self.take(work, value)
+            if copy is not None and is_apart(value, [result.payload for result in work.results]):
+                loaded.give_back(copy)
 
     def _call(self, function: Any, args: Any, kwargs: Any) -> Any:
         outer, self._home = self._home, None
@@ -404,17 +414,19 @@ def is_handed_on(work: Work, stack: Sequence[Work]) -> bool:
     return work.state is RUNNING and work.forward is not None and work not in stack
 
 
-def arguments_of(work: Work) -> tuple[Sequence[Any], dict[str, Any]]:
-    """Return the arguments of a work all of whose futures are done, with their values."""
+def arguments_of(
+    work: Work, writable: Callable[[Buffer], Buffer]
+) -> tuple[Sequence[Any], dict[str, Any]]:
+    """Return the arguments of a work all of whose futures are done, with their values, in memory of
+    their own (`writable`: see `opened`).
+    """
     if work.packed is None:
         if not work.taken:
             return work.args, work.kwargs
         return [_value(item) if type(item) is TaskFuture else item for item in work.args], {}
     given = [_value(future) for future in work.taken]
     packed = work.packed
-    args, kwargs = unpack(
-        packed.head, [memoryview(buffer).toreadonly() for buffer in packed.buffers], given
-    )
+    args, kwargs = unpack(packed.head, map(writable, packed.buffers), given)
     streams = {
         id(value): future
         for future, value in zip(work.taken, given, strict=True)
@@ -445,7 +457,7 @@ def _value(future: TaskFuture[Any]) -> Any:
     outcome = future.wait()
     if outcome.kind == PLAIN:
         return outcome.payload
-    value = opened(outcome)
+    value = opened(outcome, future.host.writable)
     return iter(value) if type(value) is Items else value
 
 

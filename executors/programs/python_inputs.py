@@ -1,5 +1,6 @@
-"""What a Python task reads: inline, or mapped from the store, read-only. A few objects stay at hand
-from task to task.
+"""What a Python task reads: inline, or mapped from the store. A few objects stay at hand from task
+to task. Functions get memory of their own: small buffers are copied, large ones mapped so that the
+kernel copies a page when the function writes to it.
 """
 
 from __future__ import annotations
@@ -10,10 +11,11 @@ from binascii import a2b_base64
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import suppress
+from pickle import PickleBuffer
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from ciel.executors.programs.python_maps import mapped
-from ciel.python.contents import ERROR, MOVED, Outcome, decode
+from ciel.executors.programs.python_maps import copied_on_write, mapped
+from ciel.python.contents import ERROR, MOVED, Contents, Outcome, decode
 from ciel.python.packing import Buffer
 
 if TYPE_CHECKING:
@@ -30,12 +32,27 @@ UNCHANGING = frozenset((bytes, str))
 """Types of values that no function can change: one value serves all calls."""
 
 
+class Stored:
+    """An object of the store, mapped; its file is open as long as this is."""
+
+    def __init__(self, descriptor: int, size_bytes: int) -> None:
+        self._descriptor = descriptor
+        self.content = mapped(descriptor, size_bytes)
+
+    def part(self, size_bytes: int, offset: int) -> memoryview:
+        """Return a part of it in memory that may be written to."""
+        return copied_on_write(self._descriptor, size_bytes, offset)
+
+    def __del__(self) -> None:
+        os.close(self._descriptor)
+
+
 class _Kept:
     """An object at hand, and values that were read from it, by place."""
 
-    def __init__(self, content: memoryview) -> None:
-        self.content = content
-        self.size_bytes = content.nbytes
+    def __init__(self, stored: Stored) -> None:
+        self.stored = stored
+        self.size_bytes = stored.content.nbytes
         self.values: dict[int, Any] = {}
 
 
@@ -46,20 +63,21 @@ class Kept:
         self._objects: OrderedDict[str, _Kept] = OrderedDict()
         self._size_bytes = 0
 
-    def find(self, object_id: str) -> memoryview | None:
-        """Return the content of an object, if it is at hand."""
+    def find(self, object_id: str) -> Stored | None:
+        """Return an object, if it is at hand."""
         found = self._objects.get(object_id)
         if found is None:
             return None
         self._objects.move_to_end(object_id)
-        return found.content
+        return found.stored
 
-    def keep(self, object_id: str, content: memoryview) -> None:
+    def keep(self, object_id: str, stored: Stored) -> None:
         """Keep an object at hand."""
-        if content.nbytes > KEPT_MAX_BYTES or object_id in self._objects:
+        size_bytes = stored.content.nbytes
+        if size_bytes > KEPT_MAX_BYTES or object_id in self._objects:
             return
-        self._objects[object_id] = _Kept(content)
-        self._grow(content.nbytes)
+        self._objects[object_id] = _Kept(stored)
+        self._grow(size_bytes)
 
     def value(self, object_id: str, place: int) -> Any:
         """Return what was read from an object before, if that is at hand; else None."""
@@ -96,6 +114,8 @@ class Inputs:
         self._channel = channel
         self._kept = kept
         self._outcomes: dict[str, list[Outcome]] = {}
+        self._places: dict[int, tuple[Buffer, Stored, int]] = {}
+        """Large buffers, by identity: which object they lie in, and where."""
         self._unchanging: dict[tuple[str, int], Any] = {}
 
     def outcome(self, array: list[Any], place: int) -> Outcome:
@@ -131,34 +151,61 @@ class Inputs:
         """Return all that an object holds which is there."""
         found = self._outcomes.get(array[1])
         if found is None:
-            found = self._outcomes[array[1]] = decode(self.content(array)).outcomes
+            opened = self._open(array)
+            if isinstance(opened, Stored):
+                contents = decode(opened.content)
+                self._note_places(contents, opened)
+            else:
+                contents = decode(opened)
+            found = self._outcomes[array[1]] = contents.outcomes
         return found
+
+    def _note_places(self, contents: Contents, stored: Stored) -> None:
+        for outcome, places in zip(contents.outcomes, contents.places, strict=True):
+            for buffer, (offset, size_bytes) in zip(outcome.packed.buffers, places, strict=True):
+                if size_bytes >= MAPPED_MIN_BYTES:
+                    self._places[id(buffer)] = (buffer, stored, offset)
+
+    def writable(self, buffer: Buffer) -> Buffer:
+        """Return the bytes of a buffer in memory of their own, which may be written to."""
+        found = self._places.get(id(buffer))
+        if found is not None:
+            known, stored, offset = found
+            with suppress(OSError):  # no room for one more mapping
+                return stored.part(memoryview(known).nbytes, offset)
+        view = buffer.raw() if isinstance(buffer, PickleBuffer) else buffer
+        return bytearray(view)
 
     def close(self) -> None:
         """Let go of what was read, without waiting for a collection of garbage: its memory is to
         serve others as soon as nobody sees it.
         """
         self._outcomes.clear()
+        self._places.clear()
         self._unchanging.clear()
 
     def add_paths(self, paths: dict[str, str]) -> None:
         """Learn where objects are that came to be meanwhile."""
         self._paths.update(paths)
 
-    def content(self, array: list[Any]) -> Buffer:
-        """Return the content of an object that is there."""
+    def content(self, array: list[Any], *, keeps: bool = True) -> Buffer:
+        """Return the content of an object that is there; `keeps`: it stays at hand."""
+        opened = self._open(array, keeps)
+        return opened.content if isinstance(opened, Stored) else opened
+
+    def _open(self, array: list[Any], keeps: bool = True) -> bytes | Stored:
         if array[0] == "val":
             return a2b_base64(array[2])
         kept = self._kept.find(array[1])
         if kept is not None:
             return kept
         try:
-            content = _read(self.path(array))
+            opened = _read(self.path(array))
         except FileNotFoundError as error:
             self._lose(array, str(error))
-        if isinstance(content, memoryview):
-            self._kept.keep(array[1], content)
-        return content
+        if keeps and isinstance(opened, Stored):
+            self._kept.keep(array[1], opened)
+        return opened
 
     def shown_path(self, array: list[Any]) -> str:
         """Return the path of an object that is there, for a function of the user's. So its memory
@@ -188,13 +235,13 @@ class Inputs:
         os._exit(0)
 
 
-def _read(path: str) -> Buffer:
+def _read(path: str) -> bytes | Stored:
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    size_bytes = os.fstat(descriptor).st_size
+    if size_bytes >= MAPPED_MIN_BYTES:
+        return Stored(descriptor, size_bytes)
     try:
-        size_bytes = os.fstat(descriptor).st_size
-        if size_bytes < MAPPED_MIN_BYTES:
-            return b"".join(_pieces(descriptor))
-        return mapped(descriptor, size_bytes)
+        return b"".join(_pieces(descriptor))
     finally:
         os.close(descriptor)
 

@@ -6,15 +6,42 @@ from __future__ import annotations
 
 import os
 from functools import cache
-from mmap import MAP_ANONYMOUS, MAP_POPULATE, MAP_PRIVATE, MAP_SHARED, PROT_READ, PROT_WRITE, mmap
+from mmap import (
+    MAP_ANONYMOUS,
+    MAP_POPULATE,
+    MAP_PRIVATE,
+    MAP_SHARED,
+    PAGESIZE,
+    PROT_READ,
+    PROT_WRITE,
+    mmap,
+)
 from typing import TYPE_CHECKING
 
 HUGE_BYTES = 2 << 20
 _MAP_FIXED = 0x10
+_MAP_NORESERVE = 0x4000
 _PROT_NONE = 0
 
 if TYPE_CHECKING:
     import ctypes
+
+
+def copied_on_write(descriptor: int, size_bytes: int, offset: int) -> memoryview:
+    """Map a part of a file so that it may be written to, which the file and its other readers do
+    not see: the kernel copies a page when it is first written to.
+    """
+    start = offset - offset % PAGESIZE
+    before = offset - start
+    length = size_bytes + before
+    flags = MAP_PRIVATE | _MAP_NORESERVE
+    if length < 2 * HUGE_BYTES:
+        memory = memoryview(mmap(descriptor, length, flags, PROT_READ | PROT_WRITE, offset=start))
+    else:
+        if os.fstat(descriptor).st_blksize >= HUGE_BYTES:
+            flags |= MAP_POPULATE
+        memory = _aligned(descriptor, length, start, PROT_READ | PROT_WRITE, flags)
+    return memory[before:]
 
 
 def mapped(
@@ -39,7 +66,7 @@ def _aligned(descriptor: int, size_bytes: int, offset: int, prot: int, flags: in
     from pickle import PickleBuffer
 
     def checked(address: int) -> int:
-        if address == ctypes.c_void_p(-1).value:
+        if address in (-1, ctypes.c_void_p(-1).value):
             number = ctypes.get_errno()
             raise OSError(number, f"a mapping of {size_bytes} bytes cannot be made")
         return address
@@ -49,8 +76,12 @@ def _aligned(descriptor: int, size_bytes: int, offset: int, prot: int, flags: in
     room_bytes = size_bytes + HUGE_BYTES
     room = checked(map_(None, room_bytes, _PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0))
     start = room + (offset - room) % HUGE_BYTES
+    # To populate what is private and may be written to would copy all of it.
+    first = prot if flags & MAP_SHARED else PROT_READ
     try:
-        checked(map_(start, size_bytes, prot, flags | _MAP_FIXED, descriptor, offset))
+        checked(map_(start, size_bytes, first, flags | _MAP_FIXED, descriptor, offset))
+        if first != prot and libc.mprotect(start, size_bytes, prot):
+            checked(-1)
     except OSError:
         libc.munmap(room, room_bytes)
         raise
@@ -71,4 +102,5 @@ def _libc() -> ctypes.CDLL:
         ctypes.c_longlong,
     )  # fmt: skip
     libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+    libc.mprotect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
     return libc

@@ -16,9 +16,7 @@ from ciel.python.calls import (
     VERSION,
     Bundle,
     Call,
-    Function,
     Use,
-    function_of,
     pack_bundle,
 )
 from ciel.python.contents import ERROR, VALUE, Outcome, encode
@@ -28,6 +26,7 @@ from ciel.python.tasks import Task
 
 if TYPE_CHECKING:
     from ciel.executors.programs.python_channel import Channel
+    from ciel.executors.programs.python_functions import Functions
     from ciel.executors.programs.python_outputs import Outputs
     from ciel.executors.programs.python_sharing import Sharing
 
@@ -35,33 +34,6 @@ ALONE_MIN_BYTES = 64 << 10
 """Arguments of this size become an object of their own."""
 CO_GENERATOR = 0x20
 """Of the flags of a function's code; `inspect` takes long to load."""
-
-
-class Functions:
-    """Functions as they travel: packed once."""
-
-    def __init__(self) -> None:
-        self._packed: dict[int, tuple[Any, Function]] = {}
-
-    def clear(self) -> None:
-        """Forget them all."""
-        self._packed.clear()
-
-    def note(self, function: Any, travelled: Function) -> None:
-        """Learn how a function has come."""
-        self._packed[id(function)] = (function, travelled)
-
-    def packed(self, function: Any) -> Function:
-        """Return a function as it travels; raises whatever its parts raise."""
-        known = self._packed.get(id(function))
-        if known is not None:
-            return known[1]
-        from ciel.python.pickling import dumps
-
-        travels = function_of(dumps(function))
-        if getattr(function, "__closure__", None) is None:  # others are made anew each time
-            self._packed[id(function)] = (function, travels)
-        return travels
 
 
 class Sending:

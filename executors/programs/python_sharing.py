@@ -14,7 +14,8 @@ from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 from ciel.core.tasks import TIMEOUT_MAX_S
-from ciel.executors.programs.python_sending import Functions, Sending, item_of
+from ciel.executors.programs.python_functions import Functions
+from ciel.executors.programs.python_sending import Sending, item_of
 from ciel.python.contents import ERROR
 from ciel.python.inside import (
     AWAY,
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from ciel.executors.programs.python_evaluator import Evaluator
     from ciel.executors.programs.python_inputs import Inputs
     from ciel.executors.programs.python_outputs import Outputs
+    from ciel.python.packing import Buffer
 
 AWAY_MAX = 64
 """So many works of a task are given away at a time, as far as it knows."""
@@ -65,6 +67,10 @@ class Sharing:
         self._away: dict[Work, None] = {}
         self._given_at_once = 1
         self.done_count = 0  # works that were done here since the last look
+
+    def writable(self, buffer: Buffer) -> Buffer:
+        """Return the bytes of a buffer in memory of their own."""
+        return self._inputs.writable(buffer)
 
     # --- what is held -----------------------------------------------------------------------------
 

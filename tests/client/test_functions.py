@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os.path
 import weakref
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -84,6 +85,63 @@ def made():
 times, change = made()
 """
 
+CHANGED = """
+import collections
+import functools
+import numpy as np
+import pandas as pd
+
+settings = {"rate": 1, "inner": {3}}
+array = np.zeros(4)
+frame = pd.DataFrame({"a": [1, 2]})
+queue = collections.deque()
+remembered = [0]
+
+class Config:
+    base = 1
+    rates = []
+    def __init__(self):
+        self.rate = 1
+
+config = Config()
+config.inner = Config()
+
+def uses_settings(_):
+    return settings["rate"]
+
+def uses_config(_):
+    return config.rate
+
+def uses_array(_):
+    return array.sum()
+
+def uses_frame(_):
+    return frame.sum()
+
+def uses_deque(_):
+    return len(queue)
+
+def counted(x=0):
+    counted.count += 1
+
+counted.count = 0
+
+def collects(x=[]):
+    return x
+
+def times(x, by):
+    return x * by
+
+named = functools.partial(times, by=2)
+
+@functools.lru_cache
+def cached(x):
+    return remembered[0]
+
+def remembers(x):
+    return cached(x)
+"""
+
 
 class Prompt:
     """A program's main module, into which lines are typed, and the functions it has called."""
@@ -155,10 +213,59 @@ def test_a_variable_that_comes_to_lie_where_another_one_lay_is_noticed(prompt: P
     assert prompt.digest("within") != before
 
 
-def test_a_list_that_has_grown_is_the_same_list(prompt: Prompt) -> None:
-    before = prompt.digest("uses_plain")
-    prompt.type("kinds.append('two')")
-    assert prompt.digest("uses_plain") == before
+@pytest.mark.parametrize(
+    "name, typed",
+    [
+        ("uses_plain", "kinds.append('two')"),
+        ("uses_plain", "kinds[0] = 'two'"),
+        ("uses_settings", "settings['rate'] = 2"),
+        ("uses_settings", "settings['inner'].add(1)"),
+        ("uses_settings", "settings['inner'] = set()"),
+        ("uses_config", "config.rate = 2"),
+        ("uses_config", "config.inner.rate = 2"),
+        ("uses_config", "Config.base = 2"),
+        ("uses_config", "Config.rates.append(1)"),
+        ("uses_array", "array += 1"),
+        ("uses_array", "array.shape = (2, 2)"),
+        ("uses_frame", "frame.loc[0, 'a'] = 7"),
+        ("uses_deque", "queue.append(1)"),
+        ("counted", "counted.count = 1"),
+        ("counted", "counted.__defaults__ = (1,)"),
+        ("collects", "collects.__defaults__[0].append(1)"),
+        ("named", "named.keywords['by'] = 3"),
+        ("remembers", "remembered[0] = 1"),
+    ],
+)
+def test_a1_a_function_is_packed_again_when_something_in_it_has_changed(
+    prompt: Prompt, name: str, typed: str
+) -> None:
+    prompt.type(CHANGED)
+    before = prompt.digest(name)
+    assert prompt.digest(name) == before
+    prompt.type(typed)
+    after = prompt.digest(name)
+    assert after != before
+    assert prompt.digest(name) == after
+
+
+def test_a1_one_that_cannot_be_watched_travels_once_as_long_as_it_is_the_same(
+    prompt: Prompt,
+) -> None:
+    prompt.type(CHANGED)
+    kept = prompt.functions.find(prompt.names["uses_frame"], USUAL)
+    assert prompt.functions.find(prompt.names["uses_frame"], USUAL) is kept
+
+
+def test_c7_the_object_of_a_large_function_is_dropped_with_it(prompt: Prompt) -> None:
+    dropped: deque[Reference] = deque()
+    functions = Functions(lambda content, name: Value.of(ObjectId("1"), b""), dropped)
+    prompt.type("large = functools.partial(print, 'x' * 10_000)")
+    packed = functions.find(prompt.names["large"], USUAL)
+    prompt.type("del large")
+    assert not dropped  # a call may still be on its way
+    del packed
+    gc.collect()
+    assert [ref.id for ref in dropped] == ["1"]
 
 
 def test_a_function_of_a_module_is_packed_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -52,6 +52,8 @@ LEFT_OUT = {
     "ExecutorDeadlockTest.test_error_at_task_unpickle": "the error is raised for that call; "
     + ALONE,
     "ExecutorDeadlockTest.test_exit_during_result_pickle_on_worker": "raises PackingError",
+    "ExecutorDeadlockTest.test_exit_during_func_exec_on_worker": "raises RemoteError: what a task "
+    "calls sys.exit for must not end the program that waits",
     "ExecutorDeadlockTest.test_shutdown_deadlock_pickle": "looks at a thread of a process pool",
 }
 THEIRS = borrowed.methods(borrowed.find("test_concurrent_futures.py"), CLASSES)

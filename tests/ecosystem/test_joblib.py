@@ -63,6 +63,7 @@ LEFT_OUT = {
     "test_loky_reuse_workers": OWN,
     "test_background_thread_parallelism": OWN,
     "test_initializer_reused": OWN,
+    "test_error_capture": "a task's KeyboardInterrupt is a RemoteError for who waits",
     "test_initializer_not_reused": OWN,
     "test_mutate_input_with_threads": THREADS,
     "test_batching_auto_threading": THREADS,

@@ -133,14 +133,13 @@ def test_a_list_that_a_task_changes_is_its_own(client: ciel.Client) -> None:
     assert (mine, shared.result()) == ([1], [2])
 
 
-def test_an_array_in_the_store_cannot_be_changed(client: ciel.Client) -> None:
-    def zero(given: Any) -> None:
-        given[:] = 0
+def test_an_array_in_the_store_is_not_changed_by_a_task(client: ciel.Client) -> None:
+    def zero(given: Any) -> float:
+        given[:1000] = 0
+        return float(given.sum())
 
     array = client.put(np.ones(100_000))
-    error = error_of(client.submit(zero, array))
-    assert isinstance(error, ValueError)
-    assert "read-only" in str(error)
+    assert client.gather([client.submit(zero, array) for _ in range(3)]) == [99_000.0] * 3
     assert client.submit(np.sum, array).result(30) == 100_000
 
 
@@ -204,8 +203,6 @@ def test_an_exception_that_cannot_travel_is_told(client: ciel.Client) -> None:
         (lambda: Odd("is odd"), Odd),
         (lambda: KeyError("is odd"), KeyError),
         (lambda: ExceptionGroup("is odd", [Odd(), KeyError()]), ExceptionGroup),
-        (lambda: SystemExit("is odd"), SystemExit),
-        (lambda: KeyboardInterrupt("is odd"), KeyboardInterrupt),
         (lambda: StopIteration("is odd"), StopIteration),
         (lambda: Silent("is odd"), Silent),
         (lambda: Picky(7, "is odd"), Picky),

@@ -1,0 +1,405 @@
+"""Notices when the state that a function takes along has changed: the globals of its module,
+closure cells, default arguments, attributes and objects that it refers to, and so on through the
+functions and classes among these.
+
+A client asks before each call whether a function has to be packed again; the program that runs
+calls asks whether the function is still as it was sent.
+"""
+
+from __future__ import annotations
+
+import copyreg
+import dis
+import enum
+import functools
+import operator
+import sys
+import types
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from itertools import chain, repeat
+from typing import Any, Final, NamedTuple
+
+from ciel.python.tasks import Task, goes_by_name, is_elsewhere
+
+PARTS_MAX: Final = 2000
+"""A function that refers to more objects than this is opaque: packing it costs less than a look at
+each of them.
+"""
+
+_MISSING: Final = object()
+_HEAP_TYPE: Final = 1 << 9  # of `__flags__`: a class statement made it
+_POINTER_BYTES: Final = 8
+
+_CONSTANT_TYPES: Final = frozenset(
+    (
+        int, float, bool, str, bytes, complex, type(None), type(...), type(NotImplemented), range,
+        types.CodeType, types.GetSetDescriptorType, types.MemberDescriptorType,
+        types.WrapperDescriptorType, types.MethodDescriptorType, types.ClassMethodDescriptorType,
+        types.GenericAlias, types.UnionType, operator.itemgetter, operator.attrgetter,
+        type(_MISSING),
+    )
+)  # fmt: skip
+_CONSTANT_MODULES: Final = frozenset(
+    ("datetime", "fractions", "uuid", "pathlib", "re", "typing", "_abc")
+)
+"""Nothing that an object of these modules' classes holds can change."""
+_OPAQUE_NAMES: Final = frozenset(("globals", "vars", "exec", "eval", "__globals__", "__dict__"))
+_REBINDING_NAMES: Final = frozenset(("setattr", "delattr", "__setattr__", "__delattr__"))
+_SKIPPED_IN_CLASSES: Final = frozenset(
+    ("__dict__", "__weakref__", "__module__", "__doc__", "__annotations__", "__match_args__",
+     "__dataclass_fields__", "__dataclass_params__", "__abstractmethods__", "__slots__",
+     "__parameters__", "__orig_bases__", "__class_getitem__")
+)  # fmt: skip
+"""What a class statement or a decorator sets once."""
+
+
+class Captured:
+    """The state that one function takes along, as it is now.
+
+    Objects that can be referred to weakly are: nothing lives longer because a function was called.
+    `is_opaque`: some of the state cannot be watched, so that only its packed form tells whether it
+    changed. `is_constant`: running the function changes nothing of it.
+    """
+
+    __slots__ = (
+        "_bound",
+        "_contents",
+        "_dead",
+        "_held",
+        "_kept",
+        "_rebinds",
+        "is_constant",
+        "is_opaque",
+    )
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._dead: list[Any] = []
+        self._kept: list[Any] = []
+        self._bound: list[tuple[Callable[[], Any], Callable[[Any], Any], Any]] = []
+        """Functions: what their variables are bound to."""
+        self._contents: list[tuple[Callable[[], Any], Callable[[Any], Any], Any]] = []
+        """Classes, instances, arrays and sets: what they hold."""
+        self._held: list[tuple[Any, Callable[[Any], Any], Any]] = []
+        """The same of containers that cannot be referred to weakly."""
+        self._rebinds = False
+        self.is_opaque = False
+        self.is_constant = True
+        try:
+            self._walk(function)
+        except Exception:  # of anybody's __getattr__
+            self.is_opaque = True
+        if self.is_opaque:
+            self.is_constant = False
+            self._bound.clear()
+            self._contents.clear()
+            self._held.clear()
+            self._kept.clear()
+
+    def _walk(self, function: Callable[..., Any]) -> None:
+        globals_: dict[int, dict[str, None]] = {}
+        seen: set[int] = set()
+        waiting: list[Any] = [function]
+        while waiting and not self.is_opaque:
+            value = waiting.pop()
+            if type(value) in _CONSTANT_TYPES or id(value) in seen:
+                continue
+            seen.add(id(value))
+            if type(value) is types.FunctionType:
+                if not goes_by_name(value):
+                    names = globals_.setdefault(id(value.__globals__), {})
+                    waiting += self._parts_of_function(value, names)
+            else:
+                waiting += self._parts(value)
+            self.is_opaque = self.is_opaque or len(self._kept) > PARTS_MAX
+
+    def _parts_of_function(
+        self, function: types.FunctionType, names: dict[str, None]
+    ) -> Iterable[Any]:
+        code = read_code(function.__code__)
+        if code.is_opaque:
+            self.is_opaque = True
+            return ()
+        if code.rebinds:
+            self._rebinds, self.is_constant = True, False
+        new = tuple([name for name in code.names if name not in names])
+        parts: list[Any] = []
+        if new:  # functions of one module share what they refer to
+            names.update(dict.fromkeys(new))
+            parts += _globals_of(new, function)
+            ids = functools.partial(_ids_of_globals, new)
+            self._watch(self._bound, function, ids, parts)
+        inner = _cells_and_attributes_of(function)
+        self._watch(self._bound, function, _ids_of_function if inner else _ids_of_plain, inner)
+        parts += inner
+        parts += function.__defaults__ or ()
+        if function.__kwdefaults__:
+            parts.append(function.__kwdefaults__)
+        return parts
+
+    def _watch(
+        self, watched: list[Any], owner: Any, ids: Callable[[Any], Any], held: Iterable[Any]
+    ) -> None:
+        """Watch what an object refers to: `ids` says of which identity that is; `held` is kept
+        alive or watched, so that no other object gets the identity.
+        """
+        for value in held:
+            if type(value) not in _CONSTANT_TYPES:
+                try:
+                    self._kept.append(weakref.ref(value, self._dead.append))
+                    continue
+                except TypeError:
+                    pass
+            self._kept.append(value)
+        try:
+            watched.append((weakref.ref(owner), ids, ids(owner)))
+        except TypeError:  # a list, a dict
+            self._held.append((owner, ids, ids(owner)))
+
+    def _parts(self, value: Any) -> Iterable[Any]:
+        """Return what is within a value that may change; watch it if it can change itself."""
+        kind = type(value)
+        if kind in _CONSTANT_TYPES:
+            return ()
+        if issubclass(kind, type):
+            return self._parts_of_class(value)
+        if kind is tuple or kind is frozenset:
+            found: Iterable[Any] = value
+            return found
+        if kind in _READERS:
+            self.is_constant = False
+            held = tuple(value.items() if kind is dict else () if kind is bytearray else value)
+            inner = [part for pair in held for part in pair] if kind is dict else held
+            self._watch(self._contents, value, _READERS[kind], inner)
+            return inner
+        if issubclass(kind, Task):
+            return () if goes_by_name(value) else (value.function,)
+        if kind is types.ModuleType:
+            name: str = value.__name__
+            self.is_opaque = sys.modules.get(name) is not value or not is_elsewhere(name)
+            return ()
+        if kind is types.MethodType:
+            return (value.__func__, value.__self__)
+        if kind is types.BuiltinFunctionType:
+            return (value.__self__,)
+        if kind is staticmethod or kind is classmethod:
+            return (value.__func__,)
+        if kind is property:
+            return (value.fget, value.fset, value.fdel)
+        if kind is functools.partial and not value.__dict__:
+            return (value.func, value.args, *([value.keywords] if value.keywords else ()))
+        if kind is functools._lru_cache_wrapper:
+            return () if goes_by_name(value) else (value.__wrapped__,)
+        if kind is functools.cached_property:
+            return (value.func,)
+        return self._parts_of_instance(value, kind)
+
+    def _parts_of_class(self, kind: Any) -> Iterable[Any]:
+        if not kind.__flags__ & _HEAP_TYPE or goes_by_name(kind):
+            return ()
+        self.is_constant = False  # it lasts as long as its process
+        inner = _attributes_of(kind)
+        self._watch(self._contents, kind, _ids_of_class, inner)
+        return (*kind.__bases__, *(() if issubclass(kind, enum.Enum) else inner))
+
+    def _parts_of_instance(self, value: Any, kind: Any) -> Iterable[Any]:
+        is_of_class = kind.__flags__ & _HEAP_TYPE
+        if kind.__module__ in _CONSTANT_MODULES or not (is_of_class or not goes_by_name(value)):
+            return ()
+        if issubclass(kind, enum.Enum):
+            return (kind,)
+        if kind.__module__.partition(".")[0] == "numpy":
+            return self._parts_of_numpy(value, kind)
+        if not _has_only_attributes(kind):
+            self.is_opaque = True
+            return ()
+        self.is_constant = False
+        inner = tuple(vars(value).values())
+        self._watch(self._contents, value, _ids_of_attributes, inner)
+        return (kind, *inner)
+
+    def _parts_of_numpy(self, value: Any, kind: Any) -> Iterable[Any]:
+        numpy = sys.modules["numpy"]
+        if isinstance(value, numpy.dtype | numpy.generic) and kind is not numpy.void:
+            return ()
+        if kind is numpy.ufunc:
+            return ()
+        if kind is not numpy.ndarray or value.dtype.hasobject or not value.flags.forc:
+            self.is_opaque = True
+            return ()
+        self.is_constant = False
+        self._watch(self._contents, value, _state_of_array, ())
+        return ()
+
+    @property
+    def is_free(self) -> bool:
+        """Whether there is nothing that could change."""
+        return not (self._bound or self._contents or self._held or self.is_opaque)
+
+    def is_current(self) -> bool:
+        """Whether nothing of it has changed since then."""
+        if self._dead or self.is_opaque:
+            return False
+        return _are_as_before(self._bound) and self._is_same_inside()
+
+    def is_unchanged(self) -> bool:
+        """The same, where nothing but the function itself can have changed it."""
+        if self._rebinds:
+            return self.is_current()
+        return not self.is_opaque and self._is_same_inside()
+
+    def _is_same_inside(self) -> bool:
+        try:
+            for owner, ids, before in self._held:
+                if ids(owner) != before:
+                    return False
+        except RuntimeError:  # another thread changes it now
+            return False
+        return not self._contents or _are_as_before(self._contents)
+
+
+def _are_as_before(watched: Iterable[tuple[Callable[[], Any], Callable[[Any], Any], Any]]) -> bool:
+    try:
+        for reference, ids, before in watched:
+            owner = reference()
+            if owner is None or ids(owner) != before:
+                return False
+    except RuntimeError:  # another thread changes it now
+        return False
+    return True
+
+
+class _Code(NamedTuple):
+    """What a function's code does with variables. `names`: those of its module. `rebinds`: running
+    it may give a variable, or an attribute, another value. `is_opaque`: it may get at any variable.
+    `stored`: variables of functions around it to which it gives values.
+    """
+
+    names: tuple[str, ...]
+    rebinds: bool
+    is_opaque: bool
+    stored: frozenset[str]
+
+
+@functools.lru_cache(maxsize=1024)
+def read_code(code: types.CodeType) -> _Code:
+    """Return what a function's code, and that of functions within it, does with variables."""
+    inner = [read_code(item) for item in code.co_consts if isinstance(item, types.CodeType)]
+    names: dict[str, None] = {}
+    stored = {name for item in inner for name in item.stored}
+    rebinds = any(item.rebinds for item in inner)
+    for step in dis.get_instructions(code):
+        operation = step.opname
+        if operation.endswith("_GLOBAL"):
+            names[step.argval] = None
+            rebinds = rebinds or operation != "LOAD_GLOBAL"
+        elif operation in ("STORE_ATTR", "DELETE_ATTR"):
+            rebinds = True
+        elif operation in ("STORE_DEREF", "DELETE_DEREF"):
+            stored.add(step.argval)
+    for item in inner:
+        names.update(dict.fromkeys(item.names))
+    stored &= set(code.co_freevars)
+    used = _OPAQUE_NAMES.intersection(code.co_names)
+    return _Code(
+        tuple(names),
+        rebinds or bool(stored) or not _REBINDING_NAMES.isdisjoint(code.co_names),
+        bool(used) or any(item.is_opaque for item in inner),
+        frozenset(stored),
+    )
+
+
+def _globals_of(names: tuple[str, ...], function: Any) -> tuple[Any, ...]:
+    return tuple(map(function.__globals__.get, names, repeat(_MISSING)))
+
+
+def _ids_of_globals(names: tuple[str, ...], function: Any) -> tuple[int, ...]:
+    return tuple(map(id, map(function.__globals__.get, names, repeat(_MISSING))))
+
+
+def _cells_and_attributes_of(function: Any) -> list[Any]:
+    """Return what a function's closure cells and attributes hold."""
+    cells = []
+    for cell in function.__closure__ or ():
+        try:
+            cells.append(cell.cell_contents)
+        except ValueError:
+            cells.append(_MISSING)
+    return [*cells, *function.__dict__.values()]
+
+
+def _ids_of_function(function: Any) -> Any:
+    """Return the identities of what is within a function itself."""
+    cells, attributes = function.__closure__, function.__dict__
+    return (
+        function.__code__,
+        id(function.__defaults__),
+        id(function.__kwdefaults__),
+        cells and tuple([_id_in_cell(cell) for cell in cells]),
+        attributes and _ids_of_dict(attributes),
+    )
+
+
+_OF_PLAIN: Final = operator.attrgetter("__code__", "__defaults__", "__kwdefaults__", "__closure__")
+
+
+def _ids_of_plain(function: Any) -> Any:
+    """Return the same of a function without closure cells and attributes: quicker."""
+    return tuple(map(id, _OF_PLAIN(function))), len(function.__dict__)
+
+
+def _id_in_cell(cell: types.CellType) -> int:
+    try:
+        return id(cell.cell_contents)
+    except ValueError:
+        return id(_MISSING)
+
+
+def _ids_of_dict(value: dict[Any, Any]) -> Any:
+    return tuple(map(id, chain(value, value.values())))
+
+
+def _ids_of_items(value: Iterable[Any]) -> Any:
+    return tuple(map(id, value))
+
+
+def _ids_of_attributes(value: Any) -> Any:
+    attributes = vars(value)
+    return tuple(attributes), tuple(map(id, attributes.values()))
+
+
+def _attributes_of(kind: Any) -> Sequence[Any]:
+    return [value for name, value in vars(kind).items() if name not in _SKIPPED_IN_CLASSES]
+
+
+def _ids_of_class(kind: Any) -> Any:
+    return tuple(map(id, _attributes_of(kind)))
+
+
+def _state_of_array(array: Any) -> Any:
+    content = memoryview(array.ravel(order="K").view("u1")).toreadonly()
+    return array.shape, array.strides, array.dtype.str, array.flags.writeable, hash(content)
+
+
+_READERS: Final[dict[type, Callable[[Any], Any]]] = {
+    dict: _ids_of_dict,
+    list: _ids_of_items,
+    set: _ids_of_items,
+    bytearray: bytes,
+}
+"""How the state of the containers that can be watched is read."""
+
+
+def _has_only_attributes(kind: Any) -> bool:
+    """Whether all that an instance holds is in its `__dict__`, and pickle takes it from there."""
+    return (
+        bool(kind.__flags__ & _HEAP_TYPE)
+        and kind.__dictoffset__ != 0
+        and kind.__basicsize__ <= object.__basicsize__ + 2 * _POINTER_BYTES
+        and kind.__reduce_ex__ is object.__reduce_ex__
+        and kind.__reduce__ is object.__reduce__
+        and kind.__getstate__ is object.__getstate__
+        and not hasattr(kind, "__getnewargs_ex__")
+        and not hasattr(kind, "__getnewargs__")
+        and kind not in copyreg.dispatch_table
+    )

@@ -1,0 +1,66 @@
+"""Rows of arguments that travel together, as calls of a map do: an argument that several rows share
+is unpacked for each of them, so that no call sees what another one did to it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
+from typing import Any, Final
+
+from ciel.python.packing import Buffer, pack, unpack
+
+Row = Sequence[Any]
+
+_PLAIN_TYPES: Final = frozenset((int, float, bool, str, bytes, type(None), complex))
+
+
+class Shared:
+    """An argument of several rows; where it arrives it is a `Packed` that each row unpacks."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __reduce__(self) -> Any:
+        packed = pack(self.value)
+        return Arrived, (packed.head, packed.buffers)
+
+
+class Arrived:
+    """A shared argument where it is to be used."""
+
+    __slots__ = ("_buffers", "_head")
+
+    def __init__(self, head: bytes, buffers: Sequence[Buffer]) -> None:
+        self._head = head
+        self._buffers = buffers
+
+    def unpacked(self, writable: Callable[[Buffer], Buffer], given: Sequence[Any]) -> Any:
+        return unpack(self._head, map(writable, self._buffers), given)
+
+
+def with_shared(rows: Sequence[Row]) -> tuple[Sequence[Row], bool]:
+    """Return rows in which arguments that several rows share are marked, and whether there are any.
+    What is shared only within arguments stays so.
+    """
+    if len(rows) == 1 or set(map(type, chain.from_iterable(rows))) <= _PLAIN_TYPES:
+        return rows, False
+    counts = Counter([id(item) for row in rows for item in row if type(item) not in _PLAIN_TYPES])
+    shared = {id(item): Shared(item) for row in rows for item in row if counts.get(id(item), 0) > 1}
+    if not shared:
+        return rows, False
+    return [tuple([shared.get(id(item), item) for item in row]) for row in rows], True
+
+
+def each_with_its_own(
+    rows: Iterable[Row], writable: Callable[[Buffer], Buffer], given: Sequence[Any]
+) -> Iterator[Row]:
+    """Yield rows with shared arguments unpacked anew. `writable` returns a buffer's bytes in memory
+    of their own; `given` stands in the places of futures.
+    """
+    for row in rows:
+        own = {id(item): item.unpacked(writable, given) for item in row if type(item) is Arrived}
+        yield [own.get(id(item), item) for item in row]

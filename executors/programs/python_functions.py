@@ -1,0 +1,218 @@
+"""Keeps the functions that calls name, loaded from their packed form, and copies of those that
+tasks spawn. Each call gets a function whose state is as it was sent, whatever calls before it did.
+"""
+
+from __future__ import annotations
+
+import types
+import weakref
+from collections import OrderedDict
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from ciel.python.calls import Function, function_of
+from ciel.python.captured import Captured
+from ciel.python.inside import _PLAIN_TYPES, steady
+from ciel.python.packing import unpack
+from ciel.python.tasks import Task, name_of
+
+KEPT_MAX = 1000
+KEPT_MAX_BYTES = 32 << 20
+"""Bounds on the functions that are kept from task to task: packed and loaded."""
+COPIES_MAX = 64
+"""Functions of a task that are known by their identity, with their state when they were spawned."""
+
+_STANDING_FOR_ANOTHER = frozenset(
+    (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType)
+)
+
+
+class Copy(NamedTuple):
+    """A function, unpacked, with its state as it was sent: `function` is what to call."""
+
+    function: Any
+    captured: Captured | None  # None: what it refers to cannot be watched
+
+    def is_as_sent(self) -> bool:
+        """Whether no call has changed its state."""
+        return self.captured is not None and self.captured.is_unchanged()
+
+
+class Loaded:
+    """A function that was sent. `sent` holds its packed form. `is_constant`: no call changes what
+    it refers to. `serves_all`: one copy serves all calls, since it is constant, or says so.
+    """
+
+    __slots__ = ("__weakref__", "_idle", "_is_opaque", "is_constant", "name", "sent", "serves_all")
+
+    def __init__(self, sent: Function) -> None:
+        self.sent = sent
+        self._is_opaque = False
+        self._idle: Copy | None = self._unpacked()
+        self.name = name_of(self._idle.function)
+        captured = self._idle.captured
+        self.is_constant = captured is not None and captured.is_constant
+        self.serves_all = self.is_constant or getattr(self._idle.function, "keeps_state", False)
+        self._is_opaque = captured is None
+
+    @property
+    def size_bytes(self) -> int:
+        """Return about how much memory it takes."""
+        return 2 * len(self.sent.packed or b"")
+
+    def take(self) -> Copy:
+        """Return a copy for one call, which nobody else uses meanwhile and no call has changed.
+        Raises whatever the classes of its parts raise.
+        """
+        idle = self._idle
+        if self.serves_all and idle is not None:
+            return idle
+        self._idle = None
+        if idle is not None and (idle.captured is None or idle.is_as_sent()):
+            return idle
+        return self._unpacked()
+
+    def give_back(self, copy: Copy) -> None:
+        """Offer a copy to further calls, when the result of the call does not refer to it."""
+        if copy.captured is not None or self.serves_all:
+            self._idle = copy
+
+    def _unpacked(self) -> Copy:
+        assert self.sent.packed is not None
+        value = unpack(self.sent.packed)
+        function = value.function if type(value) is Task else value
+        captured = None if self._is_opaque else Captured(value)
+        return Copy(function, None if captured is None or captured.is_opaque else captured)
+
+
+class Copied:
+    """Stands for a function that a task has spawned, with its state as it was then."""
+
+    def __init__(self, function: Any, loaded: Loaded) -> None:
+        inner = function.function if type(function) is Task else function
+        self.__qualname__ = name_of(function)
+        self.__code__ = getattr(inner, "__code__", None)  # its flags are looked at
+        self.loaded = loaded
+
+
+def is_apart(value: Any, packed: Iterable[Any]) -> bool:
+    """Whether what a function has returned does not refer to the function's state any more, once it
+    is packed.
+    """
+    return type(value) not in _STANDING_FOR_ANOTHER and not any(
+        getattr(item, "buffers", ()) for item in packed
+    )
+
+
+class Functions:
+    """All functions that this program knows."""
+
+    def __init__(self) -> None:
+        self._kept: OrderedDict[bytes, Loaded] = OrderedDict()
+        self._size_bytes = 0
+        self._living: weakref.WeakValueDictionary[bytes, Loaded] = weakref.WeakValueDictionary()
+        self._packed: dict[int, tuple[Any, Function]] = {}
+        self._steady: dict[int, Any] = {}
+        self._copies: OrderedDict[int, tuple[Any, Captured, Copied]] = OrderedDict()
+        self.are_constant = True
+        """Whether no function that this task has run can change what another one refers to."""
+
+    def clear(self) -> None:
+        """Forget them all."""
+        self._kept.clear()
+        self._size_bytes = 0
+        self._living.clear()
+        self._packed.clear()
+        self.end_task()
+
+    def end_task(self) -> None:
+        """Forget what serves one task only."""
+        self._copies.clear()
+        self._steady.clear()
+        self.are_constant = True
+        while len(self._kept) > KEPT_MAX or self._size_bytes > KEPT_MAX_BYTES:
+            _, oldest = self._kept.popitem(last=False)
+            self._size_bytes -= oldest.size_bytes
+            self._packed.clear()  # it may hold the same
+
+    # --- that were sent ---------------------------------------------------------------------------
+
+    def find(self, digest: bytes) -> Loaded | None:
+        """Return a function that was loaded before, if it is kept."""
+        found = self._kept.get(digest)
+        if found is None:
+            return self._living.get(digest)
+        self._kept.move_to_end(digest)
+        return found
+
+    def load(self, sent: Function) -> Loaded:
+        """Load a function, and keep it; raises whatever the classes of its parts raise."""
+        loaded = self._living[sent.digest] = Loaded(sent)
+        self._kept[sent.digest] = loaded
+        self._size_bytes += loaded.size_bytes
+        return loaded
+
+    # --- that are spawned -------------------------------------------------------------------------
+
+    def packed(self, function: Any) -> Function:
+        """Return a function as it travels, which does not change; raises what its parts raise."""
+        if type(function) is Copied:
+            return function.loaded.sent
+        known = self._packed.get(id(function))
+        if known is not None:
+            return known[1]
+        travels = _packed(function)
+        if getattr(function, "__closure__", None) is None:  # others are made anew each time
+            self._packed[id(function)] = (function, travels)
+        return travels
+
+    def as_now(self, function: Any) -> Any:
+        """Return what does as a function would do now, whatever becomes of the state that it refers
+        to, and changes none of that; raises whatever the parts of the function raise.
+        """
+        if self.are_constant:
+            found = self._steady.get(id(function)) or self._as_steady(function)
+            if found is not None:
+                return found
+        known = self._copies.get(id(function))
+        if known is not None and known[0] is function and known[1].is_current():
+            return known[2]
+        captured = Captured(function)
+        if captured.is_free:
+            return function
+        sent = _packed(function)
+        loaded = self.find(sent.digest)
+        if loaded is None:
+            loaded = self._living[sent.digest] = Loaded(sent)
+        copied = Copied(function, loaded)
+        self._copies[id(function)] = (function, captured, copied)
+        if len(self._copies) > COPIES_MAX:
+            self._copies.popitem(last=False)
+        self.are_constant = self.are_constant and loaded.is_constant
+        return copied
+
+    def _as_steady(self, function: Any) -> Any:
+        """Return a function that neither changes nor is changed; None if it is no such function."""
+        found = steady(function)
+        if found is None:
+            return None
+        if found is function:
+            if not Captured(function).is_constant:
+                return None
+            self._steady[id(function)] = function
+            return function
+        inner: Any = found
+        code = inner.__code__
+        is_plain = all(type(cell.cell_contents) in _PLAIN_TYPES for cell in inner.__closure__)
+        if not is_plain or self._steady.get(id(code)) is not code:
+            if not Captured(found).is_constant:
+                return None
+            if is_plain:
+                self._steady[id(code)] = code
+        return found
+
+
+def _packed(function: Any) -> Function:
+    from ciel.python.pickling import dumps
+
+    return function_of(dumps(function))

@@ -1,0 +1,327 @@
+"""What users of pools expect of calls: they read what things were when the call was made, change
+only copies of their own, and what was sent for them does not stay.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import itertools
+import os
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import numpy as np
+import pandas as pd
+import pytest
+
+import ciel
+from ciel.multiprocessing import Pool
+from ciel.testing.homes import wait_for
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+WITHIN_S = 60.0
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[ciel.LocalCluster]:
+    with ciel.LocalCluster(workers=1, slots=2) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def client(cluster: ciel.LocalCluster) -> Iterator[ciel.Client]:
+    with ciel.Client(cluster, environ={}) as found:
+        yield found
+
+
+class Counter:
+    total = 0
+
+    def __init__(self) -> None:
+        self.n = 0
+
+    def inc(self) -> int:
+        self.n += 1
+        return self.n
+
+
+settings: dict[str, int] = {"rate": 1}
+counter = Counter()
+seen: list[int] = []
+
+
+def rate(_: int) -> int:
+    return settings["rate"]
+
+
+def in_class(_: int) -> int:
+    Counter.total += 1
+    return Counter.total
+
+
+def sees(number: int) -> list[int]:
+    seen.append(number)
+    return seen
+
+
+# --- A1, A2 ---------------------------------------------------------------------------------------
+
+WAYS: dict[str, Callable[[ciel.Client, Any], Any]] = {
+    "submit": lambda client, f: client.submit(f, 0).result(WITHIN_S),
+    "map": lambda client, f: next(client.map(f, [0])),
+    "executor": lambda client, f: ciel.Executor(client=client).submit(f, 0).result(WITHIN_S),
+    "limited executor": lambda client, f: ciel.Executor(1, client=client).submit(f, 0).result(60),
+    "pool": lambda client, f: Pool(client=client).apply(f, (0,)),
+    "pool's map": lambda client, f: Pool(client=client).map(f, [0])[0],
+    "task": lambda client, f: ciel.task(f).spawn(0).result(WITHIN_S),
+    "spawn": lambda client, f: ciel.spawn(f, 0).result(WITHIN_S),
+}
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+@pytest.mark.parametrize("way", WAYS)
+def test_a1_a_call_reads_what_things_are_when_it_is_made(client: ciel.Client, way: str) -> None:
+    for number in (1, 2, 3):
+        settings["rate"] = number
+        assert WAYS[way](client, rate) == number
+
+
+def test_a1_a_call_that_waits_reads_what_things_were(client: ciel.Client) -> None:
+    futures = []
+    for number in range(50):
+        settings["rate"] = number
+        futures.append(client.submit(rate, 0))
+    assert client.gather(futures) == list(range(50))
+
+
+def test_a1_tasks_spawn_what_functions_are_at_that_moment(client: ciel.Client) -> None:
+    def parent() -> list[int]:
+        first = [ciel.spawn(rate, 0), ciel.spawn(rate, 0)]
+        settings["rate"] = 70
+        return ciel.gather([*first, ciel.spawn(rate, 0)])
+
+    settings["rate"] = 7
+    assert client.submit(parent).result(WITHIN_S) == [7, 7, 70]
+
+
+def test_a1_backends_of_joblib_and_dask_take_it_as_it_is(client: ciel.Client) -> None:
+    dask, joblib = pytest.importorskip("dask"), pytest.importorskip("joblib")
+    for number in (1, 2):
+        settings["rate"] = number
+        with joblib.parallel_config("ciel"):
+            assert (
+                joblib.Parallel(n_jobs=2)(joblib.delayed(rate)(x) for x in (0, 1)) == [number] * 2
+            )
+        delayed = dask.delayed(rate)(0)
+        assert dask.compute(delayed, scheduler=ciel.dask.get) == (number,)
+
+
+def test_a2_each_call_of_a_bound_method_has_an_object_of_its_own(client: ciel.Client) -> None:
+    assert [client.submit(counter.inc).result(WITHIN_S) for _ in range(4)] == [1, 1, 1, 1]
+    assert client.gather([client.submit(counter.inc) for _ in range(100)]) == [1] * 100
+
+
+@pytest.mark.parametrize(
+    "function, expected", [(in_class, [1] * 4), (sees, [[n] for n in range(4)])]
+)
+def test_a2_no_row_of_a_map_sees_another(
+    client: ciel.Client, function: Any, expected: list[Any]
+) -> None:
+    assert list(client.map(function, range(4), chunksize=4)) == expected
+
+
+def test_a2_an_argument_of_many_rows_is_each_row_s_own(client: ciel.Client) -> None:
+    def append(number: int, to: list[int], also: Any) -> tuple[list[int], float]:
+        to.append(number)
+        also[0] += 1
+        return to, float(also[0])
+
+    array = client.put(np.zeros(100_000))
+    rows = client.map(append, range(3), itertools.repeat([]), itertools.repeat(array), chunksize=3)
+    assert list(rows) == [([number], 1.0) for number in range(3)]
+
+
+def test_a2_what_a_module_holds_lasts_as_long_as_its_process(client: ciel.Client) -> None:
+    def count(_: int) -> tuple[int, int]:
+        sys.ciel_count = getattr(sys, "ciel_count", 0) + 1  # type: ignore[attr-defined]  # ours
+        return os.getpid(), sys.ciel_count  # type: ignore[attr-defined]  # ours
+
+    found = list(client.map(count, range(20), chunksize=10))
+    assert max(number for _, number in found) >= 10
+
+
+# --- E1 -------------------------------------------------------------------------------------------
+
+
+def doubled_in_place(array: Any) -> float:
+    array *= 2
+    return float(array.sum())
+
+
+def assigned(frame: Any) -> int:
+    frame.loc[0, "a"] = 7
+    return int(frame["a"].sum())
+
+
+@pytest.mark.parametrize("count", [2, 20_000, 2_000_000])
+def test_e1_arguments_may_be_written_to(client: ciel.Client, count: int) -> None:
+    ones = np.ones(count)
+    stored = client.put(ones)
+    made = client.submit(np.ones, count)
+    calls: list[Any] = [client.submit(doubled_in_place, a) for a in (ones, stored, made, stored)]
+    calls.append(ciel.Executor(client=client).submit(doubled_in_place, ones))
+    assert [call.result(WITHIN_S) for call in calls] == [2 * count] * 5
+    assert (stored.result().sum(), made.result().sum(), ones.sum()) == (count, count, count)
+
+
+def test_e1_a_small_frame_may_be_assigned_to(client: ciel.Client) -> None:
+    frame = pd.DataFrame({"a": [1, 2]})
+    with Pool(client=client) as pool:
+        assert (
+            pool.apply(assigned, (frame,)) == client.submit(assigned, frame).result(WITHIN_S) == 9
+        )
+
+
+def test_e1_a_dask_graph_may_assign(client: ciel.Client) -> None:
+    pytest.importorskip("dask")
+    graph = {"one": (np.ones, 100_000), "two": (doubled_in_place, "one"), "sum": (np.sum, "one")}
+    found = ciel.dask.get(graph, ["two", "sum"], client=client, optimize_graph=False)
+    assert found == (200_000, 100_000)
+
+
+def test_e1_what_a_child_made_may_be_written_to(client: ciel.Client) -> None:
+    def parent() -> tuple[float, float]:
+        made = ciel.spawn(np.ones, 50_000)
+        array = made.result()
+        array += 1
+        return float(array.sum()), ciel.spawn(np.sum, made).result()
+
+    assert client.submit(parent).result(WITHIN_S) == (100_000, 50_000)
+
+
+# --- A6 -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "raised, text",
+    [
+        (SystemExit(0), r"sys\.exit\(0\)"),
+        (SystemExit("stop"), r"sys\.exit\('stop'\)"),
+        (KeyboardInterrupt(), "KeyboardInterrupt"),
+        (GeneratorExit(), "GeneratorExit"),
+    ],
+)
+def test_a6_what_would_end_a_program_does_not_end_the_client(
+    client: ciel.Client, raised: BaseException, text: str
+) -> None:
+    def ends(_: int) -> None:
+        raise raised
+
+    with pytest.raises(ciel.RemoteError, match=text) as caught:
+        client.submit(ends, 0).result(WITHIN_S)
+    assert caught.value.kind == type(raised).__name__
+    with pytest.raises(ciel.TaskError, match=text):
+        list(client.map(ends, [0]))
+    assert client.submit(abs, -1).result(WITHIN_S) == 1
+
+
+# --- E3 -------------------------------------------------------------------------------------------
+
+
+@functools.lru_cache(maxsize=100)
+def fib(number: int) -> int:
+    return number if number < 2 else fib(number - 1) + fib(number - 2)
+
+
+class Circle:
+    def __init__(self, radius: float) -> None:
+        self.radius = radius
+
+    @functools.cached_property
+    def area(self) -> float:
+        return 3 * self.radius**2
+
+
+def uses_both(circle: Circle) -> tuple[float, float, int, int | None]:
+    return circle.area, circle.area, fib(30), fib.cache_info().maxsize
+
+
+def test_e3_cached_functions_and_properties_travel(client: ciel.Client) -> None:
+    assert client.submit(uses_both, Circle(2)).result(WITHIN_S) == (12, 12, 832_040, 100)
+
+
+lock = threading.Lock()
+
+
+def locks() -> Any:
+    return lock
+
+
+def uses_lock() -> Any:
+    return locks()
+
+
+def test_e3_the_error_names_what_cannot_travel(client: ciel.Client) -> None:
+    class Holder:
+        def __init__(self) -> None:
+            self.inner = {"locks": [lock]}
+
+    def default(holder: Any = Holder()) -> Any:  # noqa: B008
+        return holder
+
+    for function, path in (
+        (uses_lock, "its global variable locks: its global variable lock"),
+        (default, r"the default of its parameter holder\.inner\['locks'\]\[0\]"),
+        (functools.partial(print, end=Holder()), r"keywords\['end'\]\.inner\['locks'\]\[0\]"),
+    ):
+        with pytest.raises(ciel.PackingError, match=f"{path} _thread.lock cannot be pickled"):
+            client.submit(function)
+
+
+# --- C7 -------------------------------------------------------------------------------------------
+
+
+def first_of(array: Any, _: int) -> tuple[float, int, int]:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return float(array[0]), os.getpid(), pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def stored_bytes(root: Path) -> int:
+    files = [path for path in root.rglob("*") if path.is_file()]
+    return sum(path.stat().st_blocks * 512 for path in files)
+
+
+def test_c7_what_functions_capture_does_not_pile_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    count = 200 if os.environ.get("CIEL_LONG") == "1" else 6
+    with (
+        ciel.LocalCluster(workers=1, slots=2, store="disk") as up,
+        ciel.Client(up, environ={}) as client,
+    ):
+        most = 0
+        for number in range(count):
+            function = functools.partial(first_of, np.full(2_500_000, float(number)))
+            for value, _, size_bytes in client.map(function, range(2)):
+                assert value == number
+                most = max(most, size_bytes)
+        assert most < 200 << 20
+        assert stored_bytes(tmp_path) >= 20_000_000  # it is looked for in the right place
+        del function
+        gc.collect()
+
+        def is_released() -> bool:
+            client.submit(abs, -1).result(WITHIN_S)
+            time.sleep(0.05)
+            return stored_bytes(tmp_path) < 10 << 20
+
+        wait_for(is_released, "the end of the objects that functions were")
