@@ -26,9 +26,10 @@ from ciel.cli.daemon import (
     settle_memory,
     start_failure,
 )
-from ciel.cli.parser import Parser
+from ciel.cli.parser import Parser, seconds
 from ciel.cli.reaching import advertised, host_of_ours, with_port
 from ciel.cli.ways import add_channel_options, look_s, open_channels
+from ciel.core.events import SUSPECT_AFTER_S, WORKER_TIMEOUT_S
 from ciel.master.journal import NullJournal
 from ciel.master.resources.root import master_site
 from ciel.master.service import CLIENT_LOST_AFTER_S, MasterService
@@ -82,6 +83,21 @@ def parser() -> argparse.ArgumentParser:
         metavar="FILE",
         help="the access file (default: below the user's state directory)",
     )
+    add(
+        "--suspect-after",
+        type=seconds,
+        metavar="SECONDS",
+        default=SUSPECT_AFTER_S,
+        help="a worker that is silent for so long is sent no new tasks (default: %(default)g)",
+    )
+    add(
+        "--worker-timeout",
+        type=seconds,
+        metavar="SECONDS",
+        default=WORKER_TIMEOUT_S,
+        help="a worker that is silent for so long is declared dead, and its tasks run elsewhere "
+        "(default: %(default)g; one whose host says that it ended is dead at once)",
+    )
     add("--new-key", action="store_true", help="make a new key even if there is one")
     add(
         "--open-healthz",
@@ -109,20 +125,29 @@ class Master:
     def open(self, cluster_id: str, key: Key) -> dict[str, str]:
         """Listen and serve; returns what others need to find it. Raises NetError, DaemonError."""
         options, reactor = self._options, self._reactor
+        if options.worker_timeout < options.suspect_after:
+            raise DaemonError(
+                "--worker-timeout must not be less than --suspect-after: a worker is suspected "
+                "before it is declared dead",
+                status=2,
+            )
         told = advertised(options)
         turns = Turns(reactor)
         channels = open_channels(reactor, options)
         reactor.look_s = look_s(options, 0.0)
         name = f"ciel-{cluster_id[:8]}-{secrets.token_hex(8)}"
         about = {"version": ciel.__version__, "cluster_id": cluster_id}
-        machine = MasterMachine(delegates=not self._options.no_delegation)
+        machine = MasterMachine(
+            delegates=not options.no_delegation, suspect_after_s=options.suspect_after,
+            worker_timeout_s=options.worker_timeout,
+        )  # fmt: skip
         service = self._service = MasterService(reactor, turns, NullJournal(), about, machine)
 
         def build() -> ControlPeer:
             session = Session.acceptor(key.derive, software=ciel.__version__, cluster_id=cluster_id)
             return ControlPeer(
                 reactor, turns, session, service,
-                lost_after_s=CLIENT_LOST_AFTER_S, channels=channels,
+                lost_after_s=max(CLIENT_LOST_AFTER_S, options.worker_timeout), channels=channels,
             )  # fmt: skip
 
         site, gate = master_site(

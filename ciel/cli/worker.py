@@ -159,6 +159,7 @@ class Worker:
         self._options = options
         self._id = new_worker_id()
         self._made_spool = options.spool is None
+        self._spool_identity = ""
         spool = Path(options.spool or tempfile.mkdtemp(prefix="ciel-worker-"))
         self._spool = spool.absolute()  # programs have directories of their own
         self._closers: list[Any] = []
@@ -223,12 +224,13 @@ class Worker:
             "kind": "worker", "worker": self._id, "netloc": own, "host": host, "slots": slots,
             "memory_bytes": memory_bytes, "executors": sorted(executors), "lacking": lacking,
             "channels": channels.names if channels else [], "hostname": host_name(),
+            "spool": self._spool_identity,
         }  # fmt: skip
 
         def build(owner: Owner) -> ControlPeer:
             session = Session.initiator(
                 worker_key(key), Role.WORKER, software=ciel.__version__, cluster_id=cluster_id,
-                about=about,
+                about={**about, **service.greeting()},
             )  # fmt: skip
             return ControlPeer(reactor, turns, session, owner, channels=channels)
 
@@ -318,6 +320,8 @@ class Worker:
         finally:
             os.close(place_fd)
         self._closers.append(partial(os.close, owner_fd))
+        place = self._spool.stat()  # nobody else has it while this process lives
+        self._spool_identity = f"{host_identity()}:{place.st_dev}:{place.st_ino}"
 
     def _open_store(self) -> ObjectStore:
         name, store_options = parse_spec(self._options.store)

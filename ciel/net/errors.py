@@ -29,11 +29,14 @@ class ForeignAddressError(ListenError):
 
 
 class ConnectError(NetError):
-    """Nobody was reached at `address`; trying again later may help."""
+    """Nobody was reached at `address`; trying again later may help. `is_refused`: its host answered
+    that no process listens there.
+    """
 
-    def __init__(self, address: str, reason: str) -> None:
+    def __init__(self, address: str, reason: str, *, is_refused: bool = False) -> None:
         self.address = address
         self.reason = reason
+        self.is_refused = is_refused
         super().__init__(f"cannot reach {address}: {reason}")
 
 

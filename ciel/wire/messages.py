@@ -365,11 +365,12 @@ FROM_WORKER: frozenset[type] = frozenset(
         CopyTimed,
         StoresReported,
         Change,
+        Received,
         Heartbeat,
     )
 )
 TO_WORKER: frozenset[type] = frozenset(
-    (AssignTask, CancelTask, RecallTasks, DropObjects, MeetWorkers, Answer, Heartbeat)
+    (AssignTask, CancelTask, RecallTasks, DropObjects, MeetWorkers, Answer, Received, Heartbeat)
 )
 
 

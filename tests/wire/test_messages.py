@@ -275,7 +275,7 @@ def test_a_payload_that_is_no_json_is_refused_where_json_is_due(payload: bytes) 
 
 
 def test_who_may_say_what() -> None:
-    assert {Change, Heartbeat} == FROM_CLIENT & FROM_WORKER
-    assert {Answer, Heartbeat} == TO_CLIENT & TO_WORKER
-    assert {Heartbeat} == FROM_WORKER & TO_WORKER
+    assert {Change, Received, Heartbeat} == FROM_CLIENT & FROM_WORKER
+    assert {Answer, Received, Heartbeat} == TO_CLIENT & TO_WORKER
+    assert {Received, Heartbeat} == FROM_WORKER & TO_WORKER
     assert {Heartbeat, Received} == FROM_CLIENT & TO_CLIENT
