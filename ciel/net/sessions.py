@@ -32,6 +32,8 @@ class PeerSession:
         self.peer: Peer | None = peer
         self.gone_at_s = 0.0
         """When its connection was lost; of no meaning while there is one."""
+        self.back_at_s = 0.0
+        """When it last went on over another connection."""
         self._sent: deque[Message] | None = deque()  # and not confirmed; None: too many
         self._confirmed = 0
         self._received = 0

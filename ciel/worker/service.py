@@ -34,6 +34,7 @@ from ciel.core.events import (
 )
 from ciel.core.ids import ObjectId
 from ciel.core.placement import MEASURED_FROM_BYTES
+from ciel.core.plans import Plan, plans_for
 from ciel.core.refs import Concrete, Reference, Sweetheart
 from ciel.execution.executor import Child
 from ciel.net.control import Peer
@@ -64,6 +65,8 @@ from ciel.worker.workplace import Losses
 
 log = Logger(__name__)  # compiled, it cannot be found out
 
+UNANSWERED_MAX_S = 10.0
+"""So long a host is asked again that does not answer; the master soon knows whether it is there."""
 STORE_LOOK_S = 1.0
 """Between two looks at what the store holds: people look on, and nothing is decided by it."""
 
@@ -230,6 +233,7 @@ class WorkerService:
                 if peer is self._returning:
                     self._returning = None
                     session.resume(peer)
+                    session.back_at_s = now_s
                     log.info("is back at the master at {address}", address=peer.address)
                     self.events.note("joined", peer.address)
             elif type(message) is Answer:
@@ -466,6 +470,20 @@ class WorkerService:
         self.events.note("fetch_failed", object_id, details)
         self._answer_wanted(object_id, lost, details)
         self._act()
+
+    def plans_again(self, ref: Reference, since_s: float) -> tuple[Plan, ...]:
+        """Try on while this worker itself is cut off, and for a while afterwards: to call an object
+        lost has it made again.
+        """
+        session = self._session
+        if session is None:
+            return ()
+        if session.peer is not None:
+            waited_s = self._reactor.seconds() - max(since_s, session.back_at_s)
+            if waited_s > UNANSWERED_MAX_S:
+                return ()
+        machine = self.machine
+        return plans_for(ref, machine.netloc, machine.host, machine.hosts)
 
     def uploaded(self, object_id: ObjectId) -> None:
         """A client left an object in the store."""
