@@ -26,10 +26,10 @@ from ciel.cli.daemon import (
     settle_memory,
     start_failure,
 )
-from ciel.cli.parser import Parser, seconds
+from ciel.cli.parser import Parser
+from ciel.cli.patience import add_worker_limits
 from ciel.cli.reaching import advertised, host_of_ours, with_port
 from ciel.cli.ways import add_channel_options, look_s, open_channels
-from ciel.core.events import SUSPECT_AFTER_S, WORKER_TIMEOUT_S
 from ciel.master.journal import NullJournal
 from ciel.master.resources.root import master_site
 from ciel.master.service import CLIENT_LOST_AFTER_S, MasterService
@@ -83,21 +83,7 @@ def parser() -> argparse.ArgumentParser:
         metavar="FILE",
         help="the access file (default: below the user's state directory)",
     )
-    add(
-        "--suspect-after",
-        type=seconds,
-        metavar="SECONDS",
-        default=SUSPECT_AFTER_S,
-        help="a worker that is silent for so long is sent no new tasks (default: %(default)g)",
-    )
-    add(
-        "--worker-timeout",
-        type=seconds,
-        metavar="SECONDS",
-        default=WORKER_TIMEOUT_S,
-        help="a worker that is silent for so long is declared dead, and its tasks run elsewhere "
-        "(default: %(default)g; one whose host says that it ended is dead at once)",
-    )
+    add_worker_limits(parse)
     add("--new-key", action="store_true", help="make a new key even if there is one")
     add(
         "--open-healthz",

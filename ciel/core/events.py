@@ -345,5 +345,8 @@ SUSPECT_AFTER_S = 3.0
 """A worker that was silent for so long is sent no new tasks until it is heard again."""
 WORKER_TIMEOUT_S = 60.0
 """A worker that was silent for so long is declared dead, and its tasks run elsewhere."""
+KILL_GRACE_S = 5.0
+"""Between SIGTERM and SIGKILL, when a time limit has passed or an attempt is cancelled: time to
+write a checkpoint. A program that ends at SIGTERM uses none of it."""
 CLIENT_GRACE_S = 5.0
 """How long a job whose client is gone waits for it to come back before it is cancelled."""

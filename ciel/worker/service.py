@@ -116,6 +116,7 @@ class WorkerService:
         self._told_counts: dict[type, int] = {}
         self._asked: dict[int, Deferred[Any]] = {}  # of the master
         self._asked_count = 0
+        self._drained: Callable[[], None] | None = None
         self._wanted: dict[ObjectId, list[Callable[[Losses | None, str], None]]] = {}
         self._hosting: Hosting
         self._fetcher: Fetcher
@@ -282,6 +283,12 @@ class WorkerService:
         """Take a refusal as final: a wrong key or version does not mend itself."""
         self._refused(error)
         return False
+
+    def drain(self, done: Callable[[], None]) -> None:
+        """End all attempts as if they were cancelled, with their grace; then call back."""
+        self.leave_master()
+        self._drained = done
+        self._act()
 
     def leave_master(self) -> None:
         """Hang up; whoever connects then does so again, perhaps elsewhere."""
@@ -528,6 +535,9 @@ class WorkerService:
             self._is_acting = False
         self._report()
         self._schedule()
+        if self._drained is not None and not self.machine.attempts:
+            self._drained()
+            self._drained = None
 
     def _report(self) -> None:
         for report in self.machine.take_reports(self._reactor.seconds()):

@@ -12,6 +12,8 @@ import subprocess
 import time
 from pathlib import Path
 
+import pytest
+
 from ciel.core.events import LOST_AFTER_S
 from ciel.testing.homes import HandCluster, Home, wait_for
 from ciel.testing.hosts import Hosts
@@ -164,3 +166,98 @@ def test_c1_programs_go_on_while_a_cable_is_out(tmp_path: Path) -> None:
         expect_done(job, "a")
         assert runs(there, "a") == 1
         assert master.poll() is None
+
+
+# --- programs that are to end ---------------------------------------------------------------------
+
+SAVES = (
+    "trap 'sleep 1; echo saved >{place}.checkpoint; exit 1' TERM; printf x >{place}; "
+    "while :; do sleep 0.1; done"
+)
+
+
+def saving(home: Home, name: str) -> list[str]:
+    """Return a program that takes a second to write a checkpoint when it is sent SIGTERM."""
+    return ["sh", "-c", SAVES.replace("{place}", str(home.path / name))]
+
+
+def expect_saved(home: Home, name: str) -> None:
+    assert (home.path / f"{name}.checkpoint").read_text() == "saved\n"
+
+
+def test_c3_programs_may_write_a_checkpoint_when_they_are_to_end(home: Home) -> None:
+    cluster = HandCluster.start(home, 1)
+    limited = home.run("ciel", "submit", "--timeout", "0.5", "--", *saving(home, "limited"))
+    assert "it ran longer than its limit of 0.5 s" in limited.stderr
+    expect_saved(home, "limited")
+    job = submit(home, *saving(home, "cancelled"))
+    await_run(home, "cancelled")
+    assert home.run("ciel", "job", "cancel", "last").returncode == 0
+    expect_saved(home, "cancelled")
+    job.communicate(timeout=20)
+    job = submit(home, *saving(home, "left"))
+    await_run(home, "left")
+    cluster.workers[0].send_signal(signal.SIGTERM)
+    cluster.workers[0].communicate(timeout=20)
+    expect_saved(home, "left")
+    job.kill()
+    job.communicate()
+    cluster.stop()
+
+
+def test_c3_a_task_says_how_long_its_grace_is(home: Home) -> None:
+    cluster = HandCluster.start(home, 1)
+    options = ("--timeout", "0.2", "--kill-grace", "0.2")
+    done = home.run("ciel", "submit", *options, "--", *saving(home, "a"))
+    assert "was killed by SIGKILL" in done.stderr
+    assert not (home.path / "a.checkpoint").exists()
+    cluster.stop()
+
+
+def test_c3_ciel_down_and_ctrl_c_give_programs_their_grace(home: Home) -> None:
+    job = submit(home, *saving(home, "interrupted"))  # on a cluster of its own
+    await_run(home, "interrupted")
+    job.send_signal(signal.SIGINT)
+    job.communicate(timeout=20)
+    expect_saved(home, "interrupted")
+    up = home.run("ciel", "up", "--listen", "127.0.0.1:0", "--slots", "1")
+    assert up.returncode == 0, up.stderr
+    job = submit(home, *saving(home, "down"))
+    await_run(home, "down")
+    assert home.run("ciel", "down", "--force").returncode == 0
+    job.communicate(timeout=20)
+    expect_saved(home, "down")
+
+
+# --- one cluster per host -------------------------------------------------------------------------
+
+
+def test_c9_two_that_are_told_to_start_a_cluster_at_once_start_one(home: Home) -> None:
+    both = [home.start("ciel", "up", "--listen", "127.0.0.1:0", "--slots", "1") for _ in range(2)]
+    said = sorted(each.communicate(timeout=60)[1] for each in both)
+    assert [each.returncode for each in both] == [0, 0]
+    assert "already up" in said[0], said
+    masters = [line for line in home.processes().values() if "ciel.cli.master" in line]
+    assert len(masters) == 1
+    assert home.run("ciel", "down").returncode == 0
+    wait_for(lambda: not home.processes(), "the end of all")
+
+
+ELSEWHERE = ("unshare", "-u", "sh", "-c", 'hostname elsewhere; exec "$@"', "sh")
+
+
+def test_c9_a_host_that_shares_the_home_leaves_the_cluster_of_another_alone(home: Home) -> None:
+    if subprocess.run([*ELSEWHERE, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("no host names of their own here")
+    up = home.run("ciel", "up", "--listen", "127.0.0.1:0", "--slots", "1")
+    assert up.returncode == 0, up.stderr
+    for command in ("status", "down"):
+        told = home.run(*ELSEWHERE, "ciel", command)
+        assert told.returncode == 3
+        assert "crashed" not in told.stderr
+    there = home.run(*ELSEWHERE, "ciel", "up", "--listen", "127.0.0.1:0", "--slots", "1")
+    assert there.returncode == 0, there.stderr
+    assert home.run(*ELSEWHERE, "ciel", "down").returncode == 0
+    assert home.run("ciel", "status").returncode == 0
+    assert home.run("ciel", "down").returncode == 0
+    wait_for(lambda: not home.processes(), "the end of all")

@@ -74,7 +74,7 @@ specs = st.builds(
     several_ids,
     st.builds(
         Needs, st.integers(1, 9), counts, st.integers(-9, 9), seconds, st.integers(0, 9),
-        st.lists(texts, max_size=2).map(tuple), seconds,
+        st.lists(texts, max_size=2).map(tuple), seconds, seconds, seconds,
     ),
     flags,
     st.sampled_from(Mentions),
