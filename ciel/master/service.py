@@ -228,7 +228,7 @@ class MasterService:
             self._probed.discard(name)
             node = self.machine.workers.get(name)
             if is_refused and node is not None and node.suspicion:
-                reason = f"{node.suspicion}, and nothing listens at {node.facts.netloc}"
+                reason = f"it has ended: nothing listens at {node.facts.netloc}"
                 self.machine.worker_lost(name, reason, self._reactor.seconds(), died=True)
                 self._turns.at_end(self._end_turn)
                 self._hang_up_on_lost(reason)
@@ -337,7 +337,7 @@ class MasterService:
         self._tend_sessions(now_s)
         self._spare_collector()
         self.machine.tick(now_s)
-        for name, node in self.machine.workers.items():
+        for name, node in list(self.machine.workers.items()):
             if node.suspicion:
                 self._probe(name)
         self._hang_up_on_lost("it was silent for too long")

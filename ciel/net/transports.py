@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any, Final, NamedTuple, Protocol
 
 from twisted.internet.defer import Deferred, maybeDeferred
+from twisted.internet.error import ConnectionRefusedError
 from twisted.internet.protocol import ClientFactory, Factory, connectionDone
 from twisted.internet.protocol import Protocol as TwistedProtocol
 from twisted.logger import Logger
@@ -260,7 +261,7 @@ class _Dialling(ClientFactory):
     def clientConnectionFailed(self, connector: Any, reason: Failure) -> None:
         cause = getattr(reason.value, "osError", None)
         text = (cause.strerror or "").lower() if isinstance(cause, OSError) else ""
-        is_refused = isinstance(cause, OSError) and cause.errno == errno.ECONNREFUSED
+        is_refused = isinstance(reason.value, ConnectionRefusedError)
         self._failed(text or reason.getErrorMessage().rstrip("."), is_refused)
 
 

@@ -63,10 +63,8 @@ class Simulation:
         self.options = options
         self.chance = Random(seed)
         self.world = World(options, self.chance, check_worker)
-        self.master = FakeMaster(
-            self.world,
-            make_master(delegates=options.delegates, worker_timeout_s=options.worker_timeout_s),
-        )
+        self.master = FakeMaster(self.world, make_master(delegates=options.delegates))
+        self.master.machine.worker_timeout_s = options.worker_timeout_s
         self.workers: list[FakeWorker] = []
         self.clients: list[FakeClient] = []
         self._calm_at_s = options.faults_end_s  # when the last damage is repaired
