@@ -331,7 +331,7 @@ def simulate(
     except Violation as error:
         story = simulation.story_of(error.subject)
         raise SimulationError(seed, scenario, error, story) from error
-    except (CielError, LookupError, AssertionError, TypeError, AttributeError) as error:
+    except (CielError, LookupError, AssertionError, TypeError, ValueError, AttributeError) as error:
         raise SimulationError(seed, scenario, error, simulation.story_of("")) from error
 
 
