@@ -48,7 +48,7 @@ COMPILED_ALONE = (
     "ciel/executors/nested.py",
     "ciel/executors/python_calls.py",
     "ciel/master/service.py",
-    "ciel/master/sessions.py",
+    "ciel/net/sessions.py",
     "ciel/net/channels.py",
     "ciel/net/control.py",
     "ciel/net/rounds.py",

@@ -74,6 +74,8 @@ FIGURES = (
     Figure("- into a store in memory", "transfer", "shm_gb_per_s", "GB/s", 1.5, False),
     Figure("5,501 tasks, workers killed", "losses", "killed_to_clean", "x", 1.3, True, 2),
     Figure("- and their objects wiped", "losses", "wiped_to_clean", "x", 1.6, True, 2),
+    Figure("- stopped for 6 s of 15 instead", "losses", "stopped_to_clean", "x", 1.25, True, 2),
+    Figure("- and programs that ran twice then", "losses", "stopped_ran_twice", "", 0, True, 0),
     Figure(
         "script: fib(15), a task for every call",
         "scripts",

@@ -1,9 +1,12 @@
-"""A job whose workers are killed: 5,000 leaves of 10 ms, 500 sums of ten of them, and one total.
+"""A job whose workers are killed, or stopped for a while: 5,000 leaves of 10 ms, 500 sums of ten of
+them, and one total.
 
 Two workers with a slot each. Every 8 s one of them is killed and started again at once on the same
 spool; then the same with its spool wiped each time. Both are compared with the runs before and
-after in which nothing happens. Every other leaf's result has 64 KiB and thus lies in a store.
-A peer that was measured on such a machine took 2.9 times as long (Dask 2026.8.0).
+after in which nothing happens. So is a run in which a worker stands still for 6 s every 15 s (at
+best it takes 1.25 times as long, since a fifth of the slots is missing). Every other leaf's result
+has 64 KiB and thus lies in a store. A peer that was measured on such a machine took 2.9 times as
+long (Dask 2026.8.0).
 """
 
 from __future__ import annotations
@@ -11,14 +14,17 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from ciel.client.client import Client
@@ -30,6 +36,8 @@ LEAVES = 5000
 IN_A_SUM = 10
 LEAF_S = 0.01
 KILL_EVERY_S = 8.0
+STOP_EVERY_S = 15.0
+STOPPED_S = 6.0
 BIN = Path(sys.executable).parent
 PROGRAM = """
 from time import sleep
@@ -83,6 +91,14 @@ class Scene:
             shutil.rmtree(spool.rename(self.directory / f"wiped{self.kills}"))
         self._workers[number] = self._start_worker(number)
 
+    def pause(self) -> None:
+        """Stop one worker after the other, for a while."""
+        worker = self._workers[self.kills % 2]
+        self.kills += 1
+        worker.send_signal(signal.SIGSTOP)
+        time.sleep(STOPPED_S)
+        worker.send_signal(signal.SIGCONT)
+
     def stop(self) -> None:
         for daemon in [*self._workers, self._master]:
             daemon.terminate()
@@ -124,21 +140,34 @@ def run(made: Scene, client: Client, leaves: int) -> float:
     return time.perf_counter() - begun_s
 
 
-def run_with_kills(made: Scene, client: Client, leaves: int, *, wiped: bool) -> float:
-    """Run the job while workers are killed; return how long it takes."""
+def run_disturbed(
+    made: Scene, client: Client, leaves: int, every_s: float, disturb: Callable[[], None]
+) -> float:
+    """Run the job while workers are disturbed every so often; return how long it takes."""
     over = threading.Event()
 
-    def kill() -> None:
-        while not over.wait(KILL_EVERY_S):
-            made.kill(wiped=wiped)
+    def act() -> None:
+        while not over.wait(every_s):
+            disturb()
 
-    killer = threading.Thread(target=kill)
-    killer.start()
+    culprit = threading.Thread(target=act)
+    culprit.start()
     try:
         return run(made, client, leaves)
     finally:
         over.set()
-        killer.join()
+        culprit.join()
+
+
+def attempts(client: Client, first: int | None) -> Counter[str]:
+    """Count the attempts of each task that ended since a place in the master's timeline."""
+    counts: Counter[str] = Counter()
+    while first is not None:
+        page = client.ask("trace", {"jobs": client.job_ids, "first": first})
+        task = page["fields"].index("task")
+        counts.update(span[task] for span in page["spans"])
+        first = page["next"]
+    return counts
 
 
 def measure(leaves: int = LEAVES) -> dict[str, float]:
@@ -150,11 +179,16 @@ def measure(leaves: int = LEAVES) -> dict[str, float]:
         clean_s.append(run(made, client, leaves))
         for name, wiped in (("killed", False), ("wiped", True)):
             kills = made.kills
-            results[f"{name}_s"] = run_with_kills(made, client, leaves, wiped=wiped)
+            kill = partial(made.kill, wiped=wiped)
+            results[f"{name}_s"] = run_disturbed(made, client, leaves, KILL_EVERY_S, kill)
             results[f"{name}_kills"] = made.kills - kills
             clean_s.append(run(made, client, leaves))
+        first = client.ask("trace", {"first": None})["next"]
+        results["stopped_s"] = run_disturbed(made, client, leaves, STOP_EVERY_S, made.pause)
+        results["stopped_ran_twice"] = sum(n > 1 for n in attempts(client, first).values())
+        clean_s.append(run(made, client, leaves))
     results["clean_s"] = statistics.median(clean_s)
-    for name in ("killed", "wiped"):
+    for name in ("killed", "wiped", "stopped"):
         results[f"{name}_to_clean"] = results[f"{name}_s"] / results["clean_s"]
     return results
 

@@ -1,8 +1,12 @@
 """Where things lie: state below `$XDG_STATE_HOME/ciel`, one directory for each master's address.
 
+Several hosts may share a home directory. So the link to the cluster of `ciel up`, and the directory
+of a master that listens on this host alone, have the host's name in theirs.
+
 The environment is an argument, as everywhere in this room.
 """
 
+import os
 import re
 import secrets
 from collections.abc import Mapping
@@ -13,6 +17,7 @@ from ciel.access.errors import AccessFileError
 
 ACCESS_FILE_NAME: Final = "access.json"
 _CURRENT_NAME = "current"
+_LOCK_NAME = "up"
 _LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
@@ -34,16 +39,29 @@ def normalise_host(host: str) -> str:
 
 def access_path(environ: Mapping[str, str], host: str, port: int) -> Path:
     """Return where the access file of the master at `host` and `port` lies."""
-    directory = f"{normalise_host(host)}_{port}"
+    name = normalise_host(host)
+    directory = f"{name}@{host_name()}_{port}" if name in _LOOPBACK_NAMES else f"{name}_{port}"
     path = state_directory(environ) / directory / ACCESS_FILE_NAME
-    if not re.fullmatch(r"[a-z0-9:][a-z0-9.:%_-]*", directory):
+    if not re.fullmatch(r"[a-z0-9:][a-z0-9.:%_@-]*", directory):
         raise AccessFileError(path, f"{host!a} is no host name")
     return path
 
 
+def host_name() -> str:
+    """Return this host's name as it stands in file names."""
+    return re.sub(r"[^a-z0-9.-]", "-", os.uname().nodename.lower()) or "unnamed"
+
+
 def current_path(environ: Mapping[str, str]) -> Path:
-    """Return the link that `ciel up` points at its access file."""
-    return state_directory(environ) / _CURRENT_NAME
+    """Return the link that `ciel up` on this host points at its access file."""
+    return state_directory(environ) / f"{_CURRENT_NAME}@{host_name()}"
+
+
+def up_lock_path(environ: Mapping[str, str]) -> Path:
+    """Return the file that `ciel up` on this host locks while it looks for a cluster or starts
+    one.
+    """
+    return state_directory(environ) / f"{_LOCK_NAME}@{host_name()}.lock"
 
 
 def point_current(environ: Mapping[str, str], path: Path) -> None:

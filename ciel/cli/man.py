@@ -31,7 +31,7 @@ _ENVIRONMENT: Final = {
 }
 _FILES: Final = {
     "$XDG_STATE_HOME/ciel/HOST_PORT/access.json": "the access file of a master of this user",
-    "$XDG_STATE_HOME/ciel/current": "leads to that of `ciel up`",
+    "$XDG_STATE_HOME/ciel/current@HOST": "leads to that of `ciel up` on a host",
     "$XDG_STATE_HOME/ciel/runs/": "logs of the clusters that commands started for themselves",
     "$XDG_CONFIG_HOME/ciel/config.toml": "settings",
 }

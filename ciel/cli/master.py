@@ -27,6 +27,7 @@ from ciel.cli.daemon import (
     start_failure,
 )
 from ciel.cli.parser import Parser
+from ciel.cli.patience import add_worker_limits
 from ciel.cli.reaching import advertised, host_of_ours, with_port
 from ciel.cli.ways import add_channel_options, look_s, open_channels
 from ciel.master.journal import NullJournal
@@ -82,6 +83,7 @@ def parser() -> argparse.ArgumentParser:
         metavar="FILE",
         help="the access file (default: below the user's state directory)",
     )
+    add_worker_limits(parse)
     add("--new-key", action="store_true", help="make a new key even if there is one")
     add(
         "--open-healthz",
@@ -109,20 +111,29 @@ class Master:
     def open(self, cluster_id: str, key: Key) -> dict[str, str]:
         """Listen and serve; returns what others need to find it. Raises NetError, DaemonError."""
         options, reactor = self._options, self._reactor
+        if options.worker_timeout < options.suspect_after:
+            raise DaemonError(
+                "--worker-timeout must not be less than --suspect-after: a worker is suspected "
+                "before it is declared dead",
+                status=2,
+            )
         told = advertised(options)
         turns = Turns(reactor)
         channels = open_channels(reactor, options)
         reactor.look_s = look_s(options, 0.0)
         name = f"ciel-{cluster_id[:8]}-{secrets.token_hex(8)}"
         about = {"version": ciel.__version__, "cluster_id": cluster_id}
-        machine = MasterMachine(delegates=not self._options.no_delegation)
+        machine = MasterMachine(
+            delegates=not options.no_delegation, suspect_after_s=options.suspect_after,
+            worker_timeout_s=options.worker_timeout,
+        )  # fmt: skip
         service = self._service = MasterService(reactor, turns, NullJournal(), about, machine)
 
         def build() -> ControlPeer:
             session = Session.acceptor(key.derive, software=ciel.__version__, cluster_id=cluster_id)
             return ControlPeer(
                 reactor, turns, session, service,
-                lost_after_s=CLIENT_LOST_AFTER_S, channels=channels,
+                lost_after_s=max(CLIENT_LOST_AFTER_S, options.worker_timeout), channels=channels,
             )  # fmt: skip
 
         site, gate = master_site(

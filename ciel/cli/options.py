@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -14,13 +13,11 @@ from ciel.access.places import current_path
 from ciel.access.settings import MasterLocation, find_master
 from ciel.cli.outcome import UsageError, say
 from ciel.cli.parser import Parser, whole_number
+from ciel.cli.parser import seconds as seconds  # for all who have options
 from ciel.client.client import Client
 from ciel.client.errors import NoMasterError
 
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)?")
-_CLOCK = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d\d(?:\.\d+)?)")
 _HELP_WIDTH = 78  # where there is no terminal
-_UNIT_S = {None: 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 WORKERS_MAX = 256
 """On one computer; a worker takes some 50 MB, while a slot costs nothing."""
@@ -126,21 +123,6 @@ def _crash() -> str:
         return ""
     logs = current_path(os.environ).resolve().parent
     return f"the cluster at {gone.url} has crashed (process {gone.pid} is gone; logs in {logs})"
-
-
-def seconds(text: str) -> float:
-    """Read a time span such as `90`, `1.5s`, `10m`, `2h`, `05:00` for five minutes, `01:00:00` for
-    an hour, or `1-00:00:00` for a day (an argparse type).
-    """
-    if clock := _CLOCK.fullmatch(text.strip()):
-        days, hours, minutes, left = clock.groups()
-        return 86400 * int(days or 0) + 3600 * int(hours or 0) + 60 * int(minutes) + float(left)
-    match = _DURATION.fullmatch(text.strip())
-    if match is None:
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is not a time span; write 90, 1.5s, 10m, 2h or 01:00:00"
-        )
-    return float(match[1]) * _UNIT_S[match[2]]
 
 
 def assignments(option: str, given: Sequence[str], ours: Mapping[str, str]) -> dict[str, str]:

@@ -69,7 +69,7 @@ _OF_ERROR: tuple[tuple[type[BaseException] | tuple[type[BaseException], ...], St
     ((UploadError, CielError, OSError), Status.FAILED),
 )
 _GONE_S = 30.0
-_GONE_EMBEDDED_S = 1.0  # what is left by then is killed with the cluster
+"""So long the end of a cancelled job is awaited, which may take as long as its programs' grace."""
 
 
 class UsageError(CielError):
@@ -222,7 +222,7 @@ def cancelling(client: Client, job: Job) -> Iterator[None]:
         try:
             interrupted = isinstance(error, KeyboardInterrupt | Terminated)
             job.cancel("interrupted" if interrupted else "its client failed")
-            job.wait(_GONE_S if client.cluster is None else _GONE_EMBEDDED_S)
+            job.wait(_GONE_S)
         except (KeyboardInterrupt, Terminated, WaitTimeoutError):
             pass
         except (ClientClosedError, ClientError):

@@ -14,6 +14,9 @@ from typing import Any, NoReturn
 _is_number = re.compile(r"\d{1,18}", re.ASCII).fullmatch
 _SHOWN_MAX_LENGTH = 80
 _OUTPUT_CLOSED = 141  # as shells tell of SIGPIPE
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)?")
+_UNIT_S = {None: 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_CLOCK = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d\d(?:\.\d+)?)")
 
 
 class ParserBuilt(BaseException):  # which no command takes for its own failure
@@ -110,6 +113,21 @@ def whole_number(first: int, last: int) -> Callable[[str], int]:
         return int(text)
 
     return read
+
+
+def seconds(text: str) -> float:
+    """Read a time span such as `90`, `1.5s`, `10m`, `2h`, `05:00` for five minutes, `01:00:00` for
+    an hour, or `1-00:00:00` for a day (an argparse type).
+    """
+    if clock := _CLOCK.fullmatch(text.strip()):
+        days, hours, minutes, left = clock.groups()
+        return 86400 * int(days or 0) + 3600 * int(hours or 0) + 60 * int(minutes) + float(left)
+    match = _DURATION.fullmatch(text.strip())
+    if match is None:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a time span; write 90, 1.5s, 10m, 2h or 01:00:00"
+        )
+    return float(match[1]) * _UNIT_S[match[2]]
 
 
 def memory_size(text: str) -> int:

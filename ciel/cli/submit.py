@@ -37,6 +37,7 @@ from ciel.core.jobs import JOB_NAME_MAX_LENGTH, CallerContext
 from ciel.core.refs import Future, Reference
 from ciel.core.scheduling import LOCALITY, POLICIES, read_scheduling
 from ciel.core.tasks import (
+    KILL_GRACE_MAX_S,
     PRIORITY_MAX,
     PRIORITY_MIN,
     RETRIES_MAX,
@@ -228,6 +229,7 @@ def _adder(
     needs = Needs(
         slots=args.slots, memory_bytes=args.memory, priority=args.priority, timeout_s=args.timeout,
         retries=args.retries, retry_on=args.retry_on, retry_delay_s=args.retry_delay,
+        kill_grace_s=args.kill_grace,
     )  # fmt: skip
     inputs = [] if stdin is None else [stdin]
     executables = _executables([path for path in args.inputs if not has_place(path)])
@@ -293,6 +295,10 @@ def _parse(words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--retry-delay", type=_retry_delay, default=0.0, metavar="TIME",
         help="before the first time; then twice as long each time, up to 30s",
+    )  # fmt: skip
+    parser.add_argument(
+        "--kill-grace", type=_kill_grace, default=-1.0, metavar="TIME",
+        help="between SIGTERM and SIGKILL, to write a checkpoint (default: as workers have it, 5s)",
     )  # fmt: skip
     parser.add_argument(
         "--store", choices=LEVELS, default="",
@@ -431,6 +437,13 @@ def _retry_delay(text: str) -> float:
     if delay_s > RETRY_DELAY_MAX_S:
         raise argparse.ArgumentTypeError(f"{text!r} is more than a day")
     return delay_s
+
+
+def _kill_grace(text: str) -> float:
+    grace_s = seconds(text)
+    if grace_s > KILL_GRACE_MAX_S:
+        raise argparse.ArgumentTypeError(f"{text!r} is more than a day")
+    return grace_s
 
 
 def _timeout(text: str) -> float:

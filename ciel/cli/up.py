@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import errno
+import fcntl
 import json
 import os
 import select
@@ -17,7 +18,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -26,15 +27,33 @@ from ciel.access import access_file
 from ciel.access.access_file import AccessFile, key_for_start, process_start
 from ciel.access.addresses import TAKEN, is_loopback, netloc, parse_url
 from ciel.access.errors import AccessError, AccessFileMissingError
-from ciel.access.places import access_path, current_path, drop_current, point_current
+from ciel.access.places import (
+    access_path,
+    current_path,
+    drop_current,
+    point_current,
+    up_lock_path,
+)
+from ciel.access.settings import MasterLocation
 from ciel.cli.options import WORKERS_MAX, crashed, make_parser
-from ciel.cli.outcome import Status, UsageError, conclude, say, status_of, text_of
+from ciel.cli.outcome import Status, Terminated, UsageError, conclude, say, status_of, text_of
 from ciel.cli.parser import whole_number
+from ciel.cli.patience import add_kill_grace, add_worker_limits
 from ciel.cli.printing import print_json, print_text
 from ciel.cli.unfinished import may_end
 from ciel.cli.ways import add_channel_options, channel_switches
-from ciel.client.errors import ClientError, ClusterError, ClusterOptionError, NoMasterError
+from ciel.client.client import Client
+from ciel.client.errors import (
+    ClientClosedError,
+    ClientError,
+    ClusterError,
+    ClusterOptionError,
+    NoMasterError,
+    WaitTimeoutError,
+)
+from ciel.core.errors import CielError
 from ciel.core.tasks import SLOTS_MAX
+from ciel.wire.descriptors import read_summary
 
 if TYPE_CHECKING:
     from ciel.client.cluster import LocalCluster
@@ -43,6 +62,7 @@ _DEFAULT_LISTEN = "127.0.0.1:8000"
 _PORTS = range(20000, 32768)  # Java clients read ports as signed 16-bit numbers
 _READY_TIMEOUT_S = 20.0
 _DOWN_TIMEOUT_S = 15.0
+_JOBS_END_TIMEOUT_S = 30.0
 _LINE_MAX_BYTES = 64 << 10
 
 
@@ -72,19 +92,36 @@ def _up(words: Sequence[str]) -> int:
         "--listen", metavar="HOST:PORT", default=_DEFAULT_LISTEN,
         help="default %(default)s; port 0: any free one",
     )  # fmt: skip
+    add_worker_limits(parser)
+    add_kill_grace(parser)
     add_channel_options(parser)
     parser.add_argument("--json", action="store_true", help="print JSON, for programs")
     args = parser.parse_args(words)
-    if (up := _current()) is not None and up.is_alive():
-        say(f"already up at {up.url}; `ciel down` ends it")
-        _print(up.url, "up", args.json, in_words=True)
-        return Status.DONE
-    if gone := crashed():
-        say(f"the last cluster, at {gone.url}, had crashed (process {gone.pid} is gone)")
-    ready = _start(args)
+    with _only_one():
+        if (up := _current()) is not None and up.is_alive():
+            say(f"already up at {up.url}; `ciel down` ends it")
+            _print(up.url, "up", args.json, in_words=True)
+            return Status.DONE
+        if gone := crashed():
+            say(f"the last cluster, at {gone.url}, had crashed (process {gone.pid} is gone)")
+        ready = _start(args)
     say(f"up at {ready['url']}: {ready['description']}")
     _print(ready["url"], "up", args.json, in_words=True)
     return Status.DONE
+
+
+@contextlib.contextmanager
+def _only_one() -> Iterator[None]:
+    """Wait for any other `ciel up` or `ciel down` of this user on this host to end."""
+    path = up_lock_path(os.environ)
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    lock_fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        with contextlib.suppress(OSError):  # a file system without locks: then nothing is certain
+            fcntl.flock(lock_fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(lock_fd)
 
 
 def _start(args: argparse.Namespace) -> dict[str, Any]:
@@ -126,6 +163,11 @@ def _start_at(host: str, port: int, args: argparse.Namespace) -> dict[str, Any]:
         "store": args.store,
         "access": str(path),
         "switches": channel_switches(args),
+        "patience": {
+            "suspect_after_s": args.suspect_after,
+            "worker_timeout_s": args.worker_timeout,
+            "kill_grace_s": args.kill_grace,
+        },
     }
     return _start_supervisor(config, path.parent / "up.log")
 
@@ -253,7 +295,7 @@ def _open(config: dict[str, Any], path: Path) -> LocalCluster:
     cluster = LocalCluster(
         workers=config["workers"], slots=config["slots"], store=config["store"],
         listen=config["listen"], directory=path.parent, identity=key_for_start(path),
-        switches=config["switches"],
+        switches=config["switches"], **config["patience"],
     )  # fmt: skip
     with contextlib.ExitStack() as undo:
         undo.callback(cluster.close)
@@ -297,24 +339,46 @@ def _down(words: Sequence[str]) -> int:
     parser.add_argument("--force", action="store_true", help="end unfinished jobs, too")
     parser.add_argument("--json", action="store_true", help="print JSON, for programs")
     args = parser.parse_args(words)
-    found = _current()
-    if found is None:
-        raise NoMasterError("", "no cluster of `ciel up` is up")
-    path = current_path(os.environ).readlink()
-    if not args.force and found.is_alive() and not may_end(found):
-        _print(found.url, "up", args.json)
-        return Status.FAILED
-    scratch = path.parent / "scratch"
-    before = set(scratch.glob("worker-*/*"))
-    if not _end_process(found):
-        say(f"the cluster at {found.url} had crashed (process {found.pid} is gone)")
-    else:
-        say(f"the cluster at {found.url} is down")
-    if set(scratch.glob("worker-*/*")) - before:
-        say(f"what failed tasks left is now in {scratch}")
-    drop_current(os.environ, path)
+    with _only_one():
+        found = _current()
+        if found is None:
+            raise NoMasterError("", "no cluster of `ciel up` is up on this host")
+        path = current_path(os.environ).readlink()
+        if found.is_alive():
+            if not args.force and not may_end(found):
+                _print(found.url, "up", args.json)
+                return Status.FAILED
+            _end_jobs(found)
+        scratch = path.parent / "scratch"
+        before = set(scratch.glob("worker-*/*"))
+        if not _end_process(found):
+            say(f"the cluster at {found.url} had crashed (process {found.pid} is gone)")
+        else:
+            say(f"the cluster at {found.url} is down")
+        if set(scratch.glob("worker-*/*")) - before:
+            say(f"what failed tasks left is now in {scratch}")
+        drop_current(os.environ, path)
     _print(found.url, "down", args.json)
     return Status.DONE
+
+
+def _end_jobs(found: AccessFile) -> None:
+    """Cancel what runs, so that its programs have their grace; Ctrl-C cuts that short."""
+    where = MasterLocation(found.url, found.control, found.cluster_id, found.key, "ciel up")
+    try:
+        with contextlib.closing(Client(where, name="ciel down")) as client:
+            jobs = [read_summary(fields) for fields in client.ask("jobs")]
+            going = [job for job in jobs if job.ended_at_s is None]
+            if going:
+                say(f"cancelling {len(going)} jobs; Ctrl-C kills their programs at once")
+            for job in going:
+                client.cancel_job(job.id, "the cluster is taken down")
+            for job in going:
+                client.wait_for_job(job.id, _JOBS_END_TIMEOUT_S)
+    except (KeyboardInterrupt, Terminated, WaitTimeoutError):
+        pass
+    except (ClientClosedError, ClientError, CielError):
+        pass  # it is ended all the same
 
 
 def _current() -> AccessFile | None:

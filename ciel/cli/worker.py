@@ -29,6 +29,7 @@ from ciel.cli.daemon import (
 )
 from ciel.cli.executors import Executors, load_executors
 from ciel.cli.parser import Parser, memory_size, whole_number
+from ciel.cli.patience import add_kill_grace
 from ciel.cli.reaching import (
     advertised,
     host_of_ours,
@@ -129,6 +130,7 @@ def parser() -> argparse.ArgumentParser:
         help="disk jobs at a time, for each disk: off, a number, or adaptive (default)",
     )
     add("--spool", metavar="DIR", help="objects and scratch directories (default: a fresh one)")
+    add_kill_grace(parse)
     add(
         "--no-delegation",
         action="store_true",
@@ -159,10 +161,12 @@ class Worker:
         self._options = options
         self._id = new_worker_id()
         self._made_spool = options.spool is None
+        self._spool_identity = ""
         spool = Path(options.spool or tempfile.mkdtemp(prefix="ciel-worker-"))
         self._spool = spool.absolute()  # programs have directories of their own
         self._closers: list[Any] = []
         self._has_joined = False
+        self._drain: Callable[[Callable[[], None]], None] | None = None
         self._url = ""
         self.failure = ""
         self.status = 0
@@ -200,7 +204,7 @@ class Worker:
         machine = WorkerMachine(
             own, host, slots, talkative=talkative,
             begins=frozenset() if options.no_delegation else frozenset(executors),
-            memory_bytes=memory_bytes,
+            memory_bytes=memory_bytes, kill_grace_s=options.kill_grace,
         )  # fmt: skip
         machine.keep(held_by(store))
         service = self._keep(
@@ -223,17 +227,19 @@ class Worker:
             "kind": "worker", "worker": self._id, "netloc": own, "host": host, "slots": slots,
             "memory_bytes": memory_bytes, "executors": sorted(executors), "lacking": lacking,
             "channels": channels.names if channels else [], "hostname": host_name(),
+            "spool": self._spool_identity,
         }  # fmt: skip
 
         def build(owner: Owner) -> ControlPeer:
             session = Session.initiator(
                 worker_key(key), Role.WORKER, software=ciel.__version__, cluster_id=cluster_id,
-                about=about,
+                about={**about, **service.greeting()},
             )  # fmt: skip
             return ControlPeer(reactor, turns, session, owner, channels=channels)
 
         reconnector = Reconnector(reactor, control, build, service)
         self._closers.append(reconnector.stop)
+        self._drain = partial(self._drain_programs, service, reconnector)
         metrics = WorkerMetrics(service, store, disk_jobs, service.figures)
         site.control(self._controls(service, store, sorted(executors), reconnector), metrics)
         self._join(reconnector, own, transfers, key)
@@ -318,6 +324,8 @@ class Worker:
         finally:
             os.close(place_fd)
         self._closers.append(partial(os.close, owner_fd))
+        place = self._spool.stat()  # nobody else has it while this process lives
+        self._spool_identity = f"{host_identity()}:{place.st_dev}:{place.st_ino}"
 
     def _open_store(self) -> ObjectStore:
         name, store_options = parse_spec(self._options.store)
@@ -371,7 +379,23 @@ class Worker:
             say_failed(reason, status)
         self._reactor.callLater(0, self.stop)
 
+    def _drain_programs(
+        self, service: WorkerService, reconnector: Reconnector, done: Callable[[], None]
+    ) -> None:
+        reconnector.stop()
+        service.drain(done)
+
     def stop(self) -> None:
+        """End programs politely, and then everything that was opened; at once if told again, or if
+        whoever started this process is gone.
+        """
+        drain, self._drain = self._drain, None
+        if drain is None or self._options.embedded or self.failure:
+            self._stop_now()
+        else:
+            drain(self._stop_now)
+
+    def _stop_now(self) -> None:
         """End everything that was opened, the latest first; what was made for this life goes with
         it.
         """

@@ -34,7 +34,7 @@ def render_workers(workers: Sequence[dict[str, Any]], width: int | None = None) 
     rows = [
         (
             w["worker"], w["netloc"], w["slots"], w["running"], w["queued"], _memory(w),
-            duration(w["silent_s"]),
+            duration(w["silent_s"]) + (" (suspected)" if w["suspicion"] else ""),
         )
         for w in workers
     ]  # fmt: skip

@@ -28,6 +28,7 @@ from ciel.client.forks import tell_of_forks
 from ciel.client.runs import RunDirectory, Sweeper
 from ciel.client.stores import WorkerStores, in_arena, shm_directory
 from ciel.client.watching import Watcher
+from ciel.core.events import KILL_GRACE_S, SUSPECT_AFTER_S, WORKER_TIMEOUT_S
 from ciel.core.tasks import SLOTS_MAX
 from ciel.execution.kept import KeptAttempts
 from ciel.launch import Launcher, LaunchError, ProgramExited, ProgramFailed, ProgramStarted
@@ -49,9 +50,11 @@ class LocalCluster(Shown):
     default what `CIEL_STORE` says, or `disk`). Logs, and scratch directories of failed tasks, stay
     in `directory` (by default a new one of the last ten below the user's state). `delegates`: tasks
     are sent to workers ahead of their inputs, and children begin where their parents run.
-    `switches` are further options of all daemons. Raises ClusterError, with the end of the log of
-    whoever did not start. A worker that ends is started again, up to three times. Usable from any
-    thread; a forked child can neither use nor disturb it.
+    A worker that is not heard for `suspect_after_s` gets no new tasks, and one that is not heard
+    for `worker_timeout_s` is declared dead; programs that are to end have `kill_grace_s` from
+    SIGTERM to SIGKILL. `switches` are further options of all daemons. Raises ClusterError, with the
+    end of the log of whoever did not start. A worker that ends is started again, up to three
+    times. Usable from any thread; a forked child can neither use nor disturb it.
     """
 
     def __init__(
@@ -65,6 +68,9 @@ class LocalCluster(Shown):
         identity: tuple[str, Key] | None = None,
         environ: Mapping[str, str] = os.environ,
         delegates: bool = True,
+        suspect_after_s: float = SUSPECT_AFTER_S,
+        worker_timeout_s: float = WORKER_TIMEOUT_S,
+        kill_grace_s: float = KILL_GRACE_S,
         switches: Sequence[str] = (),
         start_timeout_s: float = START_TIMEOUT_S,
     ) -> None:
@@ -73,6 +79,10 @@ class LocalCluster(Shown):
         self._stores = WorkerStores(store or environ.get("CIEL_STORE") or None, workers)
         self.slots = slots or max(1, len(os.sched_getaffinity(0)) // workers)
         self._memory_bytes = memory_of_host() // workers
+        self._of_master = [
+            "--suspect-after", str(suspect_after_s), "--worker-timeout", str(worker_timeout_s),
+        ]  # fmt: skip
+        self._of_workers = ["--kill-grace", str(kill_grace_s)]
         self._switches = [*switches, *([] if delegates else ["--no-delegation"])]
         self.died = ""
         """Why it is of no use any more; empty while it is."""
@@ -252,7 +262,7 @@ class LocalCluster(Shown):
         for _ in range(workers):
             self._make_room()
         self._master = self._daemon(
-            "master", "ciel.cli.master", ["--listen", listen, *self._switches]
+            "master", "ciel.cli.master", ["--listen", listen, *self._of_master, *self._switches]
         )
         self._workers += [self._worker(number, self.slots) for number in range(workers)]
         undo.callback(self._close_pipes)
@@ -286,6 +296,7 @@ class LocalCluster(Shown):
 
     def _worker(self, number: int, slots: int) -> Daemon:
         arguments = ["--listen", "127.0.0.1:0", "--slots", str(slots), *self._switches]
+        arguments += self._of_workers
         arguments += ["--spool", str(self._spools[number])]
         if self._memory_bytes:
             arguments += ["--memory", str(self._memory_bytes)]

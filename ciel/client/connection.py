@@ -54,6 +54,9 @@ this computer may be busy with the very job."""
 
 RECONNECT_S = CLIENT_GRACE_S
 """So long a lost master is sought; after that it has given our jobs up."""
+OUTAGE_MAX_S = 60.0
+"""So long one is sought from which nothing comes, not even a refusal: it hears nothing from us
+either, and keeps our jobs for as long."""
 
 _QUEUED_MAX_BYTES = 1 << 20  # thousands of tasks: the collector looks through all that waits
 _FRAME_BYTES = 256 << 10  # about, in one frame: while the master takes it in, it serves nobody else
@@ -354,13 +357,13 @@ class Connection:
         """Go on over another connection. Raises `loss`, saying why there is none, when that cannot
         be done in time, and ClientClosedError.
         """
-        deadline_s = time.monotonic() + RECONNECT_S
+        begun_s, patience_s = time.monotonic(), RECONNECT_S
         pause_s, reason = _PAUSE_MIN_S, ""
         while not self._is_hopeless():
             self._require_use()
-            left_s = deadline_s - time.monotonic()
+            left_s = begun_s + patience_s - time.monotonic()
             if left_s <= 0:
-                reason = f"; it could not be reached again within {RECONNECT_S:g} s: {reason}"
+                reason = f"; it could not be reached again within {patience_s:g} s: {reason}"
                 break
             try:
                 line = self._dialer.dial(min(_DIAL_S, max(left_s, _PAUSE_MAX_S)), self._received)
@@ -369,6 +372,7 @@ class Connection:
                 break
             except NoMasterError as error:
                 reason = error.reason
+                patience_s = OUTAGE_MAX_S if error.is_silent else RECONNECT_S
                 self._pause(pause_s)
                 pause_s = min(2 * pause_s, _PAUSE_MAX_S)
             else:

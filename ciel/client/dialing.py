@@ -1,10 +1,11 @@
 """How a connection to the master comes about: dial, say hello, prove the key; and, for one that was
-lost, go on with its session (see `master.sessions`).
+lost, go on with its session (see `net.sessions`).
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import secrets
 import socket
 import struct
@@ -89,9 +90,11 @@ def _dial(address: str, timeout_s: float) -> socket.socket:
     except ConnectionRefusedError:
         raise NoMasterError(address, "nothing listens there") from None
     except (TimeoutError, BlockingIOError):
-        raise NoMasterError(address, f"no answer within {timeout_s:g} s") from None
+        reason = f"no answer within {timeout_s:g} s"
+        raise NoMasterError(address, reason, is_silent=True) from None
     except OSError as error:
-        raise NoMasterError(address, error.strerror or str(error)) from None
+        is_silent = error.errno in (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN)
+        raise NoMasterError(address, error.strerror or str(error), is_silent=is_silent) from None
     except (ValueError, OverflowError):
         raise NoMasterError(address, "that is no address; expected HOST:PORT") from None
 
@@ -123,7 +126,8 @@ def _greet(
         what = "an HTTP server" if seen.startswith(b"HTTP/") else error.reason
         raise NotAMasterError(address, f"something else listens there ({what})") from None
     except TimeoutError:
-        raise NotAMasterError(address, "it does not answer; it hangs, or is no master") from None
+        reason = "it does not answer; it hangs, or is no master"
+        raise NotAMasterError(address, reason, is_silent=True) from None
     except (ConnectionResetError, BrokenPipeError):
         raise NotAMasterError(address, "it hung up; it is about to end, or no master") from None
     except OSError as error:

@@ -20,12 +20,15 @@ class ClientError(CielError):
 
 
 class NoMasterError(ClientError):
-    """There is no master to talk to at `address`, or none was named at all (then it is empty)."""
+    """There is no master to talk to at `address`, or none was named at all (then it is empty).
+    `is_silent`: nothing answered at all, so it may be stopped, or the network be out.
+    """
 
-    def __init__(self, address: str, reason: str) -> None:
+    def __init__(self, address: str, reason: str, *, is_silent: bool = False) -> None:
         super().__init__(f"no master at {address}: {reason}" if address else reason)
         self.address = address
         self.reason = reason
+        self.is_silent = is_silent
 
 
 class NotAMasterError(NoMasterError):

@@ -43,7 +43,7 @@ from ciel.core.events import (
 from ciel.core.ids import UPLOAD_PREFIX, JobId, ObjectId, is_output, job_output_id, root_task_id
 from ciel.core.jobs import ENDED, JobSpec, JobSummary
 from ciel.core.naming import all_references
-from ciel.core.refs import INLINE_MAX_BYTES, Failure, Future, Reference, Value
+from ciel.core.refs import INLINE_MAX_BYTES, Failure, Future, Reference, Value, locations_of
 from ciel.core.tasks import USUAL_NEEDS, Mentions, Needs, TaskSpec, TaskState
 from ciel.python.showing import Shown
 from ciel.wire import codec
@@ -357,8 +357,8 @@ class Job(Shown):
 
     def await_copy(self, unreadable: ObjectUnreadableError, ref: Reference) -> Reference:
         """Return what became of an object that was settled as `ref` and could not be read, once its
-        worker is known to be lost and it was made again. Raises `unreadable` if the master does not
-        think that it is lost.
+        worker is known to be lost and it was made again; or `ref`, to be read once more, if that
+        worker may be back. Raises `unreadable` if the master hears that worker well.
         """
 
         def is_changed() -> bool:
@@ -371,6 +371,8 @@ class Job(Shown):
             summary = read_summary(self._client.ask("jobs", {"job": self.id})[0])
             if not is_changed():
                 if waited and not summary.unsettled:
+                    if self._may_be_back(ref):
+                        return ref
                     raise unreadable
                 try:
                     self._client.wait_until(is_changed, LOSS_NOTICE_S, str(ref.id))
@@ -378,6 +380,11 @@ class Job(Shown):
                     waited = True
                     continue
             return self.settled(ref) or ref
+
+    def _may_be_back(self, ref: Reference) -> bool:
+        """Whether the master suspects a worker that holds an object, and waits for it."""
+        places, workers = locations_of(ref), self._client.ask("workers")
+        return any(each["suspicion"] and each["netloc"] in places for each in workers)
 
     def expect(self, ref: Reference) -> None:
         """Want an object and wait for it, as who adds no task meanwhile: if nothing of the job runs

@@ -83,12 +83,15 @@ class Ask(NamedTuple):
 class Change(NamedTuple):
     """Have something changed that is not one's own (`remove` or `retry` a job, `cancel_task`,
     `retry_task`; from a worker: `attach` a process to a new one, or `fail` it); answered as an
-    `Ask` is.
+    `Ask` is, but for `LEAVE`: with that a worker takes its leave, and its session ends.
     """
 
     number: int
     topic: str
     argument: Any
+
+
+LEAVE = "leave"
 
 
 # --- master to client -----------------------------------------------------------------------------
@@ -325,8 +328,8 @@ class Heartbeat(NamedTuple):
 
 
 class Received(NamedTuple):
-    """So many messages came in this session, over all of its connections; said both ways between
-    client and master, now and then. `Heartbeat` and this are not counted.
+    """So many messages came in this session, over all of its connections; sent both ways, now and
+    then. `Heartbeat` and this are not counted.
     """
 
     total: int
@@ -339,16 +342,25 @@ FromClient = (
 ToClient = ObjectSettled | JobChanged | RequestRefused | JobPrinted | Answer | Received | Heartbeat
 ToWorker = (
     DescribeJob | AssignTask | CancelTask | RecallTasks | DropObjects | MeetWorkers | Answer
+    | Received
     | Heartbeat
 )  # fmt: skip
 FromWorker = (
     TaskReported | SpawnTask | StreamsOpened | ObjectsStored | TaskPrinted | InputsLost | DiskQueued
-    | CopyTimed | StoresReported | Change | Heartbeat
+    | CopyTimed | StoresReported | Change | Received | Heartbeat
 )  # fmt: skip
 Message = FromClient | ToClient | ToWorker | FromWorker
 
 HEARTBEAT_INTERVAL_S = 1.0
 LOST_AFTER_S = 3.0
-"""A peer that was silent for so long is taken for dead (architecture, control plane)."""
+"""A connection on which nothing was heard for so long is given up by the side that can dial again:
+a new one gets through sooner than what TCP repeats ever more rarely."""
+SUSPECT_AFTER_S = 3.0
+"""A worker that was silent for so long is sent no new tasks until it is heard again."""
+WORKER_TIMEOUT_S = 60.0
+"""A worker that was silent for so long is declared dead, and its tasks run elsewhere."""
+KILL_GRACE_S = 5.0
+"""Between SIGTERM and SIGKILL, when a time limit has passed or an attempt is cancelled: time to
+write a checkpoint. A program that ends at SIGTERM uses none of it."""
 CLIENT_GRACE_S = 5.0
 """How long a job whose client is gone waits for it to come back before it is cancelled."""

@@ -1,8 +1,8 @@
 """Whether a failed attempt is tried again: how often, for which failures, with what delay.
 
 A program's own failure counts against the task's `retries`, if it is of a kind after which that is
-to be tried again. The loss of a worker is not the task's fault, until the same task has taken down
-three workers.
+to be tried again. The loss of a worker is not the task's fault, until three workers have ended
+while they ran the same task. A worker that was only silent, or cut off, does not count.
 """
 
 from __future__ import annotations
@@ -70,11 +70,14 @@ def after_failure(blame: Blame, needs: Needs, reason: str, details: Any) -> Agai
 
 
 def after_worker_loss(blame: Blame, worker: str) -> Again | GiveUp:
-    """Decide after the worker that ran an attempt was lost; `blame` is updated."""
+    """Decide after the process of the worker that ran an attempt has ended; `blame` is updated.
+
+    Each call is for another worker: a worker's id is that of one process.
+    """
     blame.worker_losses += 1
     if blame.worker_losses >= WORKER_LOSSES_MAX:
         details = (
-            f"{blame.worker_losses} workers were lost while they ran it, the last was {worker}: "
+            f"{blame.worker_losses} workers ended while they ran it, the last was {worker}: "
             "it seems to end them, or to take all memory of their hosts (their logs may say more)"
         )
         return GiveUp("WORKER_FAILED", details)

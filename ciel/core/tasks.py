@@ -19,6 +19,7 @@ RETRIES_MAX = 1000
 TIMEOUT_MAX_S = 1e9  # 30 years; more could not be added to a clock
 MEMORY_MAX_BYTES = 2**63 - 1  # what the kernel can count
 RETRY_DELAY_MAX_S = 86_400.0
+KILL_GRACE_MAX_S = 86_400.0
 RETRY_KINDS_MAX = 20
 KIND_PATTERN = re.compile("[A-Z][A-Z0-9_]{0,63}")
 NOT_RETRIED = frozenset(("CANCELLED", "BAD_ARGUMENTS", "NO_EXECUTOR", "DEPENDENCY_FAILED"))
@@ -31,7 +32,8 @@ class Needs(NamedTuple):
     `memory_bytes` is a limit, and counts against what its worker offers. `retry_on`: the kinds of
     failure (see `refs.Failure.reason`) after which it is tried again, if not all that this may
     mend; `retry_delay_s`: before the first time, then twice as long each time (0: by kind).
-    `delay_s`: so long it is held back, in no slot, when its inputs are there.
+    `delay_s`: so long it is held back, in no slot, when its inputs are there. `kill_grace_s`: how
+    long its program may take to end after SIGTERM.
     """
 
     slots: int = 1
@@ -42,6 +44,7 @@ class Needs(NamedTuple):
     retry_on: tuple[str, ...] = ()
     retry_delay_s: float = 0.0
     delay_s: float = 0.0
+    kill_grace_s: float = -1.0  # below 0: as the worker has it
 
 
 USUAL_NEEDS = Needs()
@@ -253,6 +256,8 @@ def _check_needs(spec: TaskSpec) -> None:
         raise InvalidTaskError(spec.id, f"memory_bytes must be 0 to {MEMORY_MAX_BYTES}")
     if not 0 <= needs.retry_delay_s <= RETRY_DELAY_MAX_S:
         raise InvalidTaskError(spec.id, f"retry_delay_s must be 0 to {RETRY_DELAY_MAX_S:g}")
+    if needs.kill_grace_s > KILL_GRACE_MAX_S:
+        raise InvalidTaskError(spec.id, f"kill_grace_s must be at most {KILL_GRACE_MAX_S:g}")
     if not 0 <= needs.delay_s <= TIMEOUT_MAX_S:
         raise InvalidTaskError(spec.id, f"delay_s must be 0 to {TIMEOUT_MAX_S:g}")
     if wrong := wrong_kinds(needs.retry_on):

@@ -19,28 +19,36 @@ from ciel.access.addresses import netloc as netloc_of
 from ciel.access.addresses import parse_url
 from ciel.access.keys import Role
 from ciel.core.errors import CielError
-from ciel.core.events import CLIENT_GRACE_S, Answer, Ask, Change, Heartbeat, Message, Received
+from ciel.core.events import CLIENT_GRACE_S, LEAVE, Answer, Ask, Change, Message, Received
 from ciel.core.ids import ID_MAX_LENGTH, check_id
 from ciel.core.tasks import MEMORY_MAX_BYTES, SLOTS_MAX
 from ciel.master import attaching
 from ciel.master.journal import Journal
-from ciel.master.sessions import ClientSession
 from ciel.master.state import answers
 from ciel.master.state.machine import MasterMachine
 from ciel.master.state.workers import WorkerFacts
 from ciel.master.waiters import Waiters
 from ciel.net.control import Peer
+from ciel.net.sessions import PeerSession
+from ciel.net.transports import probe
 from ciel.net.turns import DelayedCall, Turns
 from ciel.wire.errors import WireError
 from ciel.wire.references import from_json, to_json
 
 TICK_S = 0.5
-CLIENT_LOST_AFTER_S = 30.0
+CLIENT_LOST_AFTER_S = 60.0
+"""The connection of a client that was silent for so long is given up: it may be stopped, or its
+network be out."""
+HELD_UP_S = 1.0
+"""A tick that comes so late says that this process was stopped or starved, not its peers."""
+PROBES_MAX = 100
+"""Workers whose hosts are asked at a time whether they have ended."""
 FREEZE_EVERY_TASKS = 50_000
 WORKERS = ":workers"
 """What waits for a worker to come or go waits for that; no id begins so."""
 
 T = TypeVar("T")
+ProbeAddress = Callable[[Any, str, Callable[[bool], object]], None]
 log = Logger(__name__)  # compiled, it cannot be found out
 
 
@@ -54,8 +62,11 @@ class MasterService:
         journal: Journal,
         about: dict[str, Any],
         machine: MasterMachine,
+        *,
+        probe_address: ProbeAddress = probe,
     ) -> None:
         self.machine = machine
+        self._probe_address = probe_address
         self._reactor = reactor
         self._turns = turns
         self._journal = journal
@@ -66,8 +77,11 @@ class MasterService:
         self.waiters = Waiters(reactor)  # for a job's end by its id, and for `WORKERS`
         self._workers_version = 0
         self._names: dict[Peer, str] = {}
-        self._peers: dict[str, Peer | ClientSession] = {}
-        self._sessions: dict[str, ClientSession] = {}  # by the names that clients gave them
+        self._peers: dict[str, Peer | PeerSession] = {}
+        self._sessions: dict[tuple[bool, str], PeerSession] = {}
+        """By whether the peer is a worker, and the name that it gave the session."""
+        self._probed: set[str] = set()  # workers whose hosts are being asked
+        self._ticked_at_s = reactor.seconds()
         self._client_count = 0
         self._frozen_tasks = 0
         self._due: DelayedCall | None = None
@@ -90,59 +104,72 @@ class MasterService:
 
     def peer_opened(self, peer: Peer) -> None:
         assert peer.hello is not None
-        if peer.hello.role is Role.WORKER:
-            try:
-                facts = worker_facts(peer.hello.about)._replace(software=peer.hello.software)
-            except (CielError, ValueError) as error:
-                peer.refuse(f"this worker does not say who it is: {error}")
-                return
-            self._admit(peer, facts.id)
-            self.machine.worker_joined(facts, self._reactor.seconds())
-            log.info(
-                "worker {worker} at {netloc} joined, {slots} slots",
-                worker=facts.id, netloc=facts.netloc, slots=facts.slots,
-            )  # fmt: skip
-        else:
-            self._admit_client(peer, peer.hello.about)
-        self._turns.at_end(self._end_turn)
-
-    def _admit(self, peer: Peer, name: str) -> None:
-        former = self._peers.get(name)
-        self._names[peer] = name
-        self._peers[name] = peer
-        if former is not None and not isinstance(former, ClientSession):
-            del self._names[former]
-            former.refuse(f"another worker joined as {name}")
-
-    def _admit_client(self, peer: Peer, about: Mapping[str, Any]) -> None:
-        """Let a client in, or go on with one that has lost its connection."""
+        about, is_worker = peer.hello.about, peer.hello.role is Role.WORKER
         token, received = about.get("session"), about.get("received")
-        if not isinstance(token, str):
-            self._client_count += 1
-            self._admit(peer, f"client-{self._client_count}")
-            return
-        session = self._sessions.get(token)
-        if received is None and session is None:
+        if isinstance(token, str) and (
+            received is not None or (is_worker, token) in self._sessions
+        ):
+            self._resume(peer, self._sessions.get((is_worker, token)), received)
+        elif is_worker:
+            self._admit_worker(peer, str(token or ""))
+        else:
             self._client_count += 1
             name = f"client-{self._client_count}"
             self._names[peer] = name
-            self._peers[name] = self._sessions[token] = ClientSession(name, peer)
-        elif session is None:
+            self._peers[name] = peer
+            if isinstance(token, str):
+                self._peers[name] = self._sessions[False, token] = PeerSession(name, peer, token)
+        self._turns.at_end(self._end_turn)
+
+    def _admit_worker(self, peer: Peer, token: str) -> None:
+        """Let a worker join, for which the master has no session."""
+        assert peer.hello is not None
+        try:
+            facts = worker_facts(peer.hello.about)._replace(software=peer.hello.software)
+        except (CielError, ValueError) as error:
+            peer.refuse(f"this worker does not say who it is: {error}")
+            return
+        self._end_session(facts.id, f"another worker joined as {facts.id}")
+        self._names[peer] = facts.id
+        session = PeerSession(facts.id, peer, token or facts.id)
+        self._peers[facts.id] = self._sessions[True, session.token] = session
+        self.machine.worker_joined(facts, self._reactor.seconds())
+        log.info(
+            "worker {worker} at {netloc} joined, {slots} slots",
+            worker=facts.id, netloc=facts.netloc, slots=facts.slots,
+        )  # fmt: skip
+
+    def _resume(self, peer: Peer, session: PeerSession | None, received: Any) -> None:
+        """Go on with a session whose peer has lost its connection."""
+        assert peer.hello is not None
+        who = "worker" if peer.hello.role is Role.WORKER else "client"
+        if session is None:
             peer.refuse(
-                "it does not know this client: that was away for too long, or the master is "
+                f"it does not know this {who}: that was away for too long, or the master is "
                 "another one since"
             )
         elif type(received) is not int or not session.take_confirmation(received):
-            peer.refuse("this client goes on with a session otherwise than it was")
+            peer.refuse(f"this {who} goes on with a session otherwise than it was")
         elif not session.can_resume:
-            peer.refuse("this client was too far behind")
+            peer.refuse(f"this {who} was too far behind")
         else:
             if session.peer is not None:  # whose end we have not noticed
                 del self._names[session.peer]
                 session.peer.turn_away()
             self._names[peer] = session.name
             session.resume(peer)
-            log.info("{client} is back", client=session.name)
+            now_s = self._reactor.seconds()
+            self.machine.worker_heard(session.name, now_s, now_s)  # if it is one
+            log.info("{name} is back", name=session.name)
+
+    def _end_session(self, name: str, reason: str) -> None:
+        """Forget the session with a worker, whose connection ends if there is one."""
+        session = self._peers.pop(name, None)
+        if isinstance(session, PeerSession):
+            del self._sessions[True, session.token]
+            if session.peer is not None:
+                del self._names[session.peer]
+                session.peer.refuse(reason)
 
     def peer_said(self, peer: Peer, messages: list[Message]) -> None:
         name = self._names.get(peer)
@@ -160,13 +187,13 @@ class MasterService:
                 self._answer(session, message, name if from_worker else "")
             elif type(message) is Received:
                 counted -= 1
-                if isinstance(session, ClientSession):
+                if isinstance(session, PeerSession):
                     if not session.take_confirmation(message.total):
-                        peer.refuse("this client confirms what was not said")
+                        peer.refuse("it confirms what was not said")
                         return
             else:
                 say(name, message, now_s)
-        if isinstance(session, ClientSession):
+        if isinstance(session, PeerSession):
             session.count(counted)
         self._turns.at_end(self._end_turn)
 
@@ -179,18 +206,41 @@ class MasterService:
             return
         now_s = self._reactor.seconds()
         session = self._peers[name]
-        if isinstance(session, ClientSession):
-            session.peer, session.gone_at_s = None, now_s
-            return
-        del self._peers[name]
-        if peer.hello is not None and peer.hello.role is Role.WORKER:
-            log.info("worker {worker} is gone: {reason}", worker=name, reason=reason)
-            self.machine.worker_lost(name, reason, now_s)
-        else:
+        if not isinstance(session, PeerSession):
+            del self._peers[name]
             self.machine.client_gone(name, now_s)
+        else:
+            session.peer, session.gone_at_s = None, now_s
+            if name in self.machine.workers:
+                log.info("worker {worker} has no connection: {reason}", worker=name, reason=reason)
+                self.machine.worker_cut_off(name, reason, now_s)
+                self._probe(name)
         self._turns.at_end(self._end_turn)
 
-    def _answer(self, peer: Peer | ClientSession, ask: Ask | Change, worker: str) -> None:
+    def _probe(self, name: str) -> None:
+        """Ask the host of a worker that is not heard whether anything listens at its address. If
+        its host says no, the worker has ended, and there is nothing to wait for.
+        """
+        if name in self._probed or len(self._probed) >= PROBES_MAX:
+            return
+
+        def answered(is_refused: bool) -> None:
+            self._probed.discard(name)
+            node = self.machine.workers.get(name)
+            if is_refused and node is not None and node.suspicion:
+                reason = f"it has ended: nothing listens at {node.facts.netloc}"
+                self.machine.worker_lost(name, reason, self._reactor.seconds(), died=True)
+                self._turns.at_end(self._end_turn)
+                self._hang_up_on_lost(reason)
+
+        self._probed.add(name)
+        self._probe_address(self._reactor, self.machine.workers[name].facts.netloc, answered)
+
+    def _answer(self, peer: Peer | PeerSession, ask: Ask | Change, worker: str) -> None:
+        if worker and ask.topic == LEAVE:
+            self.machine.worker_lost(worker, "it left", self._reactor.seconds())
+            self._hang_up_on_lost("it left")
+            return
         find = self.change if type(ask) is Change else self.answer
         if worker:
             find = partial(attaching.change, self.machine, worker, now_s=self._reactor.seconds())
@@ -235,7 +285,7 @@ class MasterService:
         return do(self.machine, self.now_s())
 
     def lose_workers(self, reason: str) -> None:
-        """Take all workers for lost. Those that live join anew."""
+        """Declare all workers dead. Those that live join anew."""
         for worker in list(self.machine.workers):
             self.machine.worker_lost(worker, reason, self.now_s())
         self._turns.at_end(self._end_turn)
@@ -277,22 +327,40 @@ class MasterService:
 
     def _tick(self) -> None:
         now_s = self._reactor.seconds()
+        late_s = now_s - self._ticked_at_s - TICK_S
+        self._ticked_at_s = now_s
+        if late_s > HELD_UP_S:
+            self._was_held_up(late_s)
         for peer, name in self._names.items():
             if peer.hello is not None and peer.hello.role is Role.WORKER:
-                self.machine.worker_said(name, Heartbeat(), now_s - peer.silent_s)
+                self.machine.worker_heard(name, now_s - peer.silent_s, now_s)
         self._tend_sessions(now_s)
         self._spare_collector()
         self.machine.tick(now_s)
-        self._hang_up_on_lost("was silent for too long")
+        for name, node in list(self.machine.workers.items()):
+            if node.suspicion:
+                self._probe(name)
+        self._hang_up_on_lost("it was silent for too long")
         self._end_turn()
 
+    def _was_held_up(self, late_s: float) -> None:
+        """Add the time in which this process stood still to what absent peers are granted."""
+        log.warn("this process stood still for {late_s:.1f} s", late_s=late_s)
+        for session in self._sessions.values():
+            session.gone_at_s += late_s
+        self.machine.was_held_up(late_s)
+
     def _tend_sessions(self, now_s: float) -> None:
-        """Confirm what came, and give up clients that did not come back."""
-        for token, session in list(self._sessions.items()):
+        """Confirm what came, and give up peers that are too far behind or did not come back."""
+        for (is_worker, token), session in list(self._sessions.items()):
             if session.peer is not None:
                 session.confirm()
-            elif now_s >= session.gone_at_s + CLIENT_GRACE_S or not session.can_resume:
-                del self._sessions[token], self._peers[session.name]
+            elif is_worker and not session.can_resume:
+                self.machine.worker_lost(session.name, "it was too far behind", now_s)
+            elif not is_worker and (
+                now_s >= session.gone_at_s + CLIENT_GRACE_S or not session.can_resume
+            ):
+                del self._sessions[False, token], self._peers[session.name]
                 self.machine.client_gone(session.name, now_s, grace_s=0.0)
 
     def _spare_collector(self) -> None:
@@ -303,13 +371,11 @@ class MasterService:
             gc.freeze()
 
     def _hang_up_on_lost(self, reason: str) -> None:
-        """Close the connections of workers that were taken for lost: one that lives joins anew."""
-        for peer, name in list(self._names.items()):
-            is_worker = peer.hello is not None and peer.hello.role is Role.WORKER
-            if is_worker and name not in self.machine.workers:
-                log.warn("worker {worker} {reason}", worker=name, reason=reason)
-                del self._names[peer], self._peers[name]
-                peer.close()
+        """End the sessions of workers that were declared dead: one that lives joins anew."""
+        for (is_worker, _), session in list(self._sessions.items()):
+            if is_worker and session.name not in self.machine.workers:
+                log.warn("worker {worker} is lost: {reason}", worker=session.name, reason=reason)
+                self._end_session(session.name, f"this worker was declared dead: {reason}")
 
 
 def _is_netloc(text: str) -> bool:
@@ -342,7 +408,10 @@ def worker_facts(about: Mapping[str, Any]) -> WorkerFacts:
     hostname = about.get("hostname", "")
     if not isinstance(hostname, str) or len(hostname) > ID_MAX_LENGTH:
         raise ValueError("the name of its host must be a text")
+    spool = about.get("spool", "")
+    if not isinstance(spool, str) or not spool.isprintable() or len(spool) > ID_MAX_LENGTH:
+        raise ValueError("its spool must be a text")
     return WorkerFacts(
         str(worker), netloc, host, slots, frozenset(executors), lacking,
-        memory_bytes=memory_bytes, hostname=hostname,
+        memory_bytes=memory_bytes, hostname=hostname, spool=spool,
     )  # fmt: skip

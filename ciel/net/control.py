@@ -418,7 +418,8 @@ class ControlPeer:
             self.send(Heartbeat())
 
     def _hello_timed_out(self) -> None:
-        self._fail(self._session.refuse(f"no proof of a key within {HELLO_TIMEOUT_S:g} s"))
+        """End without a refusal: either side may have stood still, and another try may go well."""
+        self._fail(RemoteProtocolError(f"no proof of a key within {HELLO_TIMEOUT_S:g} s"))
 
     def _fail_telling(self, error: WireError, reason: str) -> None:
         """End for a fault that is no refusal (another try may go well), and tell the peer."""

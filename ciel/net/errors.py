@@ -29,21 +29,29 @@ class ForeignAddressError(ListenError):
 
 
 class ConnectError(NetError):
-    """Nobody was reached at `address`; trying again later may help."""
+    """Nobody was reached at `address`; trying again later may help. `is_refused`: its host answered
+    that no process listens there.
+    """
 
-    def __init__(self, address: str, reason: str) -> None:
+    def __init__(self, address: str, reason: str, *, is_refused: bool = False) -> None:
         self.address = address
         self.reason = reason
+        self.is_refused = is_refused
         super().__init__(f"cannot reach {address}: {reason}")
 
 
 class TransferError(NetError):
-    """Bytes did not arrive whole. `status` is the server's answer, 0 if there was none."""
+    """Bytes did not arrive whole. `status` is the server's answer, 0 if there was none.
+    `is_unanswered`: its host did not answer at all, so it may be cut off for a while.
+    """
 
-    def __init__(self, url: str, reason: str, status: int = 0) -> None:
+    def __init__(
+        self, url: str, reason: str, status: int = 0, *, is_unanswered: bool = False
+    ) -> None:
         self.url = url
         self.reason = one_line(reason)
         self.status = status
+        self.is_unanswered = is_unanswered
         answered = f" (HTTP {status})" if status else ""
         super().__init__(f"{url}: {self.reason}{answered}")
 

@@ -14,6 +14,7 @@ its holder says that it is, never because the connection ends.
 
 from __future__ import annotations
 
+import errno
 from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple, Protocol
@@ -44,6 +45,10 @@ had from a heap and not from the kernel."""
 
 CONNECT_TIMEOUT_S: Final = 5.0
 STALL_TIMEOUT_S: Final = 15
+_UNANSWERED: Final = frozenset(
+    (pycurl.E_COULDNT_CONNECT, pycurl.E_OPERATION_TIMEDOUT, pycurl.E_RECV_ERROR)
+)
+_ANSWERS: Final = frozenset((errno.ECONNREFUSED, errno.ECONNRESET))  # by the kernel of the host
 """A holder that sends less than `STALL_BYTES_PER_S` for so long is as good as gone."""
 
 STALL_BYTES_PER_S: Final = 1024
@@ -330,12 +335,18 @@ class _Transfer:
             self.error = TransferError(self.url, reason, self._status)
         elif code == pycurl.E_OPERATION_TIMEDOUT and self._status:
             reason = f"nothing came for {self.stall_timeout_s} s, after {self._taken_bytes} bytes"
-            self.error = TransferError(self.url, reason, self._status)
+            self.error = TransferError(self.url, reason, self._status, is_unanswered=True)
         elif code:
-            self.error = TransferError(self.url, text or f"libcurl error {code}", self._status)
+            is_unanswered = code in _UNANSWERED and self._os_error() not in _ANSWERS
+            self.error = TransferError(
+                self.url, text or f"libcurl error {code}", self._status, is_unanswered=is_unanswered
+            )
         elif self._expected_bytes is not None and self._taken_bytes != self._expected_bytes:
             reason = f"{self._taken_bytes} bytes came, {self._expected_bytes} were expected"
             self.error = TransferError(self.url, reason, self._status)
+
+    def _os_error(self) -> int:
+        return int(self.curl.getinfo(pycurl.OS_ERRNO))
 
     def finish(self) -> None:
         """Tell who waits, unless it was they who gave up."""

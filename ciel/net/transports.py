@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any, Final, NamedTuple, Protocol
 
 from twisted.internet.defer import Deferred, maybeDeferred
+from twisted.internet.error import ConnectionRefusedError
 from twisted.internet.protocol import ClientFactory, Factory, connectionDone
 from twisted.internet.protocol import Protocol as TwistedProtocol
 from twisted.logger import Logger
@@ -37,6 +38,7 @@ BACKLOG: Final = 1024
 """Connections the kernel keeps while a turn lasts; who finds no place tries again in a second."""
 
 CONNECT_TIMEOUT_S: Final = 5.0
+PROBE_TIMEOUT_S: Final = 2.0
 RETRY_MIN_S: Final = 0.1
 RETRY_MAX_S: Final = 5.0
 
@@ -249,7 +251,7 @@ class FrontDoor(TwistedProtocol):
 class _Dialling(ClientFactory):
     noisy = False
 
-    def __init__(self, build: Callable[[], Any], failed: Callable[[str], object]) -> None:
+    def __init__(self, build: Callable[[], Any], failed: Callable[[str, bool], object]) -> None:
         self._build = build
         self._failed = failed
 
@@ -259,7 +261,8 @@ class _Dialling(ClientFactory):
     def clientConnectionFailed(self, connector: Any, reason: Failure) -> None:
         cause = getattr(reason.value, "osError", None)
         text = (cause.strerror or "").lower() if isinstance(cause, OSError) else ""
-        self._failed(text or reason.getErrorMessage().rstrip("."))
+        is_refused = isinstance(reason.value, ConnectionRefusedError)
+        self._failed(text or reason.getErrorMessage().rstrip("."), is_refused)
 
 
 def connect(
@@ -274,10 +277,36 @@ def connect(
     Returns Twisted's connector, whose `disconnect` calls it off. Raise `AddressError`.
     """
     address = parse_address(text)
-    factory = _Dialling(build, lambda reason: failed(ConnectError(str(address), reason)))
+
+    def not_connected(reason: str, is_refused: bool) -> None:
+        failed(ConnectError(str(address), reason, is_refused=is_refused))
+
+    factory = _Dialling(build, not_connected)
     if address.name:
         return reactor.connectUNIX(f"\0{address.name}", factory, timeout=timeout_s)
     return reactor.connectTCP(address.host, address.port, factory, timeout=timeout_s)
+
+
+class _HangUp(TwistedProtocol):
+    """A connection that is closed at once."""
+
+    def connectionMade(self) -> None:
+        transport: Any = self.transport
+        transport.abortConnection()
+
+
+def probe(reactor: Any, text: str, answered: Callable[[bool], object]) -> None:
+    """Find out whether a process listens at `HOST:PORT`. `answered` is called once, with True when
+    the host answers that none does; a host that does not answer at all says nothing.
+    """
+
+    def connected() -> _HangUp:
+        answered(False)
+        return _HangUp()
+
+    connect(
+        reactor, text, connected, lambda error: answered(error.is_refused), PROBE_TIMEOUT_S
+    )  # fmt: skip
 
 
 class Caller(Owner, Protocol):

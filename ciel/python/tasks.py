@@ -9,6 +9,7 @@ from typing import Any, Final, Generic, NamedTuple, ParamSpec, TypeVar, overload
 
 from ciel.core.errors import CielError
 from ciel.core.tasks import (
+    KILL_GRACE_MAX_S,
     MEMORY_MAX_BYTES,
     PRIORITY_MAX,
     PRIORITY_MIN,
@@ -115,6 +116,7 @@ _READERS: Final[dict[str, Callable[[str, Any], Any]]] = {
     "retry_on": _kinds,
     "retry_delay_s": _seconds(RETRY_DELAY_MAX_S),
     "timeout_s": _seconds(TIMEOUT_MAX_S),
+    "kill_grace_s": _seconds(KILL_GRACE_MAX_S),
     "memory_bytes": _whole(0, MEMORY_MAX_BYTES),
     "slots": _whole(1, SLOTS_MAX),
     "priority": _whole(PRIORITY_MIN, PRIORITY_MAX),
@@ -225,6 +227,7 @@ def task(
     retry_on: tuple[str, ...] | None = None,
     retry_delay_s: float | None = None,
     timeout_s: float | None = None,
+    kill_grace_s: float | None = None,
     memory_bytes: int | None = None,
     slots: int | None = None,
     priority: int | None = None,
@@ -239,10 +242,10 @@ def task(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
 
     `returns`: the number of values it returns, each a future of its own. `retries`: how often it is
     tried again; `retry_on`: only after these kinds of failure; `retry_delay_s`: how soon for the
-    first time. `timeout_s`: when it is killed. `memory_bytes`: of its own, not in stores; so much
-    is kept free for it, and above that it is killed. `slots`: how many it takes. `priority`: higher
-    runs first. `memo`: its result may be kept across jobs (of no effect yet). `name`: for people.
-    `python`: the interpreter.
+    first time. `timeout_s`: when it is sent SIGTERM; `kill_grace_s`: how much later SIGKILL.
+    `memory_bytes`: of its own, not in stores; so much is kept free for it, and above that it is
+    killed. `slots`: how many it takes. `priority`: higher runs first. `memo`: its result may be
+    kept across jobs (of no effect yet). `name`: for people. `python`: the interpreter.
     Raises OptionError.
     """
     read = read_options(USUAL, options)

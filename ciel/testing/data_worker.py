@@ -76,6 +76,9 @@ class DataWorker:
     def fetched(self, object_id: ObjectId, size_bytes: int) -> None:
         self._tell(object_id, size_bytes)
 
+    def plans_again(self, ref: Reference, since_s: float) -> tuple[Plan, ...]:
+        return ()
+
     def fetch_failed(self, object_id: ObjectId, losses: tuple[str, ...], details: str) -> None:
         self._tell(object_id, losses, details)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from typing import Any, cast
 
 from ciel.core.errors import CielError
 from ciel.core.events import (
@@ -10,12 +12,22 @@ from ciel.core.events import (
     DropObjects,
     Heartbeat,
     Message,
+    Received,
     ReleaseObjects,
 )
 from ciel.master.state import answers
 from ciel.master.state.machine import MasterMachine
-from ciel.master.state.workers import WorkerFacts
-from ciel.testing.imaginary import MASTER, Connection, World, through_wire
+from ciel.net.control import Peer
+from ciel.net.sessions import PeerSession
+from ciel.testing.imaginary import (
+    MASTER,
+    Connection,
+    Hello,
+    Line,
+    Refusal,
+    World,
+    through_wire,
+)
 from ciel.testing.invariants import check_master
 from ciel.wire import messages
 
@@ -26,7 +38,8 @@ class FakeMaster:
     def __init__(self, world: World, machine: MasterMachine) -> None:
         self.machine = machine
         self._world = world
-        self._links: dict[str, Connection] = {}
+        self._links: dict[str, Connection] = {}  # of clients
+        self._sessions: dict[str, PeerSession] = {}  # of workers
         self._turn_due_s: float | None = None
         self._turns = 0
         self._journal_read = 0
@@ -49,11 +62,21 @@ class FakeMaster:
         connection.attach(MASTER, receive, hear_end)
 
     def accept_worker(self, connection: Connection) -> None:
-        def receive(message: Message | WorkerFacts) -> None:
-            if isinstance(message, WorkerFacts):
-                self._change_workers(self.machine.worker_joined, message)
-                self._links[message.id] = connection
-            elif self._links.get(connection.name) is connection:
+        line = Line(connection, MASTER, messages.TO_WORKER, self._world.options.through_wire)
+        peer: Any = line
+
+        def receive(message: Message | Hello) -> None:
+            session = self._sessions.get(connection.name)
+            if isinstance(message, Hello):
+                self._greet(line, message)
+            elif session is None or session.peer is not peer:
+                return
+            elif isinstance(message, Heartbeat):
+                self.machine.worker_heard(connection.name, self._now_s, self._now_s)
+            elif isinstance(message, Received):
+                assert session.take_confirmation(message.total)
+            else:
+                session.count(1)
                 witness = self._world.witness
                 before = witness.standing(self.machine, message)
                 self.machine.worker_said(connection.name, message, self._now_s)
@@ -62,13 +85,42 @@ class FakeMaster:
             self._end_turn_soon()
 
         def hear_end() -> None:
-            if self._links.get(connection.name) is connection:
-                self._change_workers(
-                    self.machine.worker_lost, connection.name, "its connection ended"
-                )
+            session = self._sessions.get(connection.name)
+            if session is not None and session.peer is peer:
+                session.peer = None
+                self.machine.worker_cut_off(connection.name, "it ended", self._now_s)
+                self._probe(connection.name)
                 self._end_turn_soon()
 
         connection.attach(MASTER, receive, hear_end)
+
+    def _greet(self, line: Line, hello: Hello) -> None:
+        """Let a worker join, or go on with its session."""
+        name, peer = hello.facts.id, cast(Peer, line)
+        session = self._sessions.get(name)
+        if hello.received is None:
+            self._change_workers(self.machine.worker_joined, hello.facts)
+            self._sessions[name] = PeerSession(name, peer, hello.token)
+        elif session is None or session.token != hello.token:
+            line.connection.send(MASTER, Refusal())
+            line.connection.close(MASTER)
+        else:
+            assert session.take_confirmation(hello.received)
+            session.resume(peer)
+            self.machine.worker_heard(name, self._now_s, self._now_s)
+
+    def _probe(self, name: str) -> None:
+        """Ask the host of a suspected worker whether that has ended, unless the host is gone."""
+        self._world.timeline.after(self._world.latency_s(), self._probed, name)
+
+    def _probed(self, name: str) -> None:
+        node = self.machine.workers.get(name)
+        if node is None or not node.suspicion or name in self._world.powerless:
+            return
+        if node.facts.netloc not in self._world.serving:
+            lost = partial(self.machine.worker_lost, died=True)
+            self._change_workers(lost, name, "it has ended")
+            self._end_turn_soon()
 
     def _read_journal(self) -> None:
         """Tell the witness what was recorded since it was told last."""
@@ -98,25 +150,31 @@ class FakeMaster:
         for worker_id, worker in before.items():
             if self.machine.workers.get(worker_id) is not worker:
                 self._world.witness.worker_lost(worker_id, worker.facts.netloc)
-                self._links.pop(worker_id).close(MASTER)
+                line: Any = self._sessions.pop(worker_id).peer
+                if line is not None:
+                    line.connection.send(MASTER, Refusal())
+                    line.connection.close(MASTER)
 
     def _beat(self) -> None:
         self._change_workers(self.machine.tick)
-        for worker_id in self.machine.workers:
-            self._send(worker_id, Heartbeat())
+        for worker_id, worker in self.machine.workers.items():
+            session = self._sessions[worker_id]
+            session.confirm()
+            if session.peer is not None:
+                session.peer.send(Heartbeat())
+            if worker.suspicion:
+                self._probe(worker_id)
         self._end_turn_soon()
         self._world.timeline.after(HEARTBEAT_INTERVAL_S, self._beat)
 
     def _send(self, peer: str, message: Message) -> None:
-        link = self._links.get(peer)
-        if link is None:
-            return
-        is_worker = peer in self.machine.workers
-        if is_worker:
+        if peer in self.machine.workers:
             self._world.witness.sent(self.machine, peer, message)
-        if self._world.options.through_wire:
-            message = through_wire(message, messages.TO_WORKER if is_worker else messages.TO_CLIENT)
-        link.send(MASTER, message)
+            self._sessions[peer].send(message)
+        elif (link := self._links.get(peer)) is not None:
+            if self._world.options.through_wire:
+                message = through_wire(message, messages.TO_CLIENT)
+            link.send(MASTER, message)
 
     def _end_turn_soon(self, delay_s: float | None = None) -> None:
         if delay_s is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from ciel.core.events import (
     HEARTBEAT_INTERVAL_S,
@@ -14,9 +14,11 @@ from ciel.core.events import (
     CopyTimed,
     Heartbeat,
     Message,
+    Received,
     TaskFault,
 )
 from ciel.core.ids import ObjectId
+from ciel.core.plans import plans_for
 from ciel.core.refs import (
     INLINE_MAX_BYTES,
     Concrete,
@@ -30,7 +32,9 @@ from ciel.core.refs import (
 )
 from ciel.core.tasks import TaskSpec
 from ciel.master.state.workers import WorkerFacts
-from ciel.testing.imaginary import PEER, Connection, World, size_of, through_wire
+from ciel.net.control import Peer
+from ciel.net.sessions import PeerSession
+from ciel.testing.imaginary import PEER, Connection, Hello, Line, Refusal, World, size_of
 from ciel.testing.lots import Surroundings, run_lots
 from ciel.testing.workloads import PROCESS, Outcome, run
 from ciel.wire import messages
@@ -50,6 +54,7 @@ from ciel.worker.state.orders import (
 
 BYTES_PER_S = 1e8
 FETCH_TIMEOUT_S = 2.0
+UNANSWERED_MAX_S = 10.0
 OBEDIENT_SHARE = 0.7  # of programs: a polite signal ends them
 GIVEN_BACK = TaskFault(RECALLED, "the program that ran it ended")
 
@@ -97,6 +102,8 @@ class FakeWorker:
         )
         self.machine.stored = dict.fromkeys(store)
         self.connection: Connection | None = None
+        self.session: PeerSession | None = None
+        self._sessions = 0  # there ever were
         self.running: dict[Key, Run] = {}
         self.waiting: deque[StartAttempt] = deque()
         self.growing: dict[ObjectId, Growing] = {}
@@ -127,6 +134,8 @@ class FakeWorker:
     def die(self, *, silently: bool) -> None:
         """Stop for ever; `silently` as when the power fails, else the kernel ends connections."""
         self.is_dead = True
+        if silently:
+            self.world.powerless.add(self.facts.id)
         for object_id in list(self._followers):
             delay_s = FETCH_TIMEOUT_S if silently else self.world.latency_s()
             self._tell_followers(object_id, None, delay_s)
@@ -149,46 +158,63 @@ class FakeWorker:
     # --- the master -------------------------------------------------------------------------------
 
     def connect(self) -> None:
-        if self.connection is None:
-            self.connection = connection = self._dial(self)
-            self._heard_at_s = self.world.timeline.now_s
-            connection.attach(
-                PEER,
-                lambda message: self._live(self._said, connection, message),
-                lambda: self._live(self._lost, connection),
-            )
-            connection.send(PEER, self.facts)
-            self.machine.master_joined()
-            self._flush()
+        if self.connection is not None:
+            return
+        self.connection = connection = self._dial(self)
+        self._heard_at_s = self.world.timeline.now_s
+        connection.attach(
+            PEER,
+            lambda message: self._live(self._said, connection, message),
+            lambda: self._live(self._lost, connection),
+        )
+        if self.session is not None:
+            connection.send(PEER, Hello(self.facts, self.session.token, self.session.received))
+            return
+        self._sessions += 1
+        token = f"{self.facts.id} {self._sessions}"
+        connection.send(PEER, Hello(self.facts, token, None))
+        self.session = PeerSession("master", self._line(connection), token)
+        self.machine.master_joined()
+        self._flush()
 
-    def _said(self, connection: Connection, message: Message) -> None:
-        if connection is self.connection:
+    def _line(self, connection: Connection) -> Peer:
+        is_coded = self.world.options.through_wire
+        return cast(Peer, Line(connection, PEER, messages.FROM_WORKER, is_coded))
+
+    def _said(self, connection: Connection, message: Message | Refusal) -> None:
+        session = self.session
+        if connection is not self.connection or session is None:
+            return
+        self._heard_at_s = self.world.timeline.now_s
+        if isinstance(message, Refusal):
+            self.session = None
+            self.machine.master_lost(self.world.timeline.now_s)
+        elif isinstance(message, Received):
+            assert session.take_confirmation(message.total)
+            if session.peer is None:
+                session.resume(self._line(connection))
+        elif not isinstance(message, Heartbeat):
             self.has_met_master = True
-            self._heard_at_s = self.world.timeline.now_s
+            session.count(1)
             self.machine.master_said(message, self.world.timeline.now_s)
-            self._flush()
+        self._flush()
 
     def _lost(self, connection: Connection) -> None:
         if connection is self.connection:
             connection.close(PEER)
             self.connection = None
-            self.machine.master_lost(self.world.timeline.now_s)
-            self._flush()
+            if self.session is not None:
+                self.session.peer = None
             self._later(self.world.mean(self.world.options.reconnect_mean_s), self.connect)
 
     def _beat(self) -> None:
         if self.connection is not None:
             if self.world.timeline.now_s - self._heard_at_s > LOST_AFTER_S:
                 self._lost(self.connection)
-            else:
-                self._send(Heartbeat())
+            elif self.session is not None and self.session.peer is not None:
+                self.session.confirm()
+                self.session.peer.send(Heartbeat())
         self._later(HEARTBEAT_INTERVAL_S, self._beat)
-
-    def _send(self, message: Message) -> None:
-        assert self.connection is not None
-        if self.world.options.through_wire:
-            message = through_wire(message, messages.FROM_WORKER)
-        self.connection.send(PEER, message)
 
     # --- carrying out orders ----------------------------------------------------------------------
 
@@ -216,8 +242,8 @@ class FakeWorker:
                         for object_id in objects:
                             self.store.pop(object_id, None)
         for report in machine.take_reports(self.world.timeline.now_s):
-            if self.connection is not None:
-                self._send(report)
+            if self.session is not None:
+                self.session.send(report)
         due_s = machine.due_s()
         if due_s is not None and due_s != self._tick_due_s:
             self._tick_due_s = due_s
@@ -233,8 +259,9 @@ class FakeWorker:
         size_bytes = getattr(order.ref, "size_bytes", None) or 0
         self._later(self.world.latency_s() * 2 + size_bytes / BYTES_PER_S, self._try_plans, order)
 
-    def _try_plans(self, order: FetchObject) -> None:
+    def _try_plans(self, order: FetchObject, since_s: float | None = None) -> None:
         object_id = order.ref.id
+        since_s = self.world.timeline.now_s if since_s is None else since_s
         is_slow = False
         for plan in order.plans:
             holder = self.world.serving.get(plan.netloc)
@@ -253,7 +280,17 @@ class FakeWorker:
                 self.machine.fetched(object_id, self.world.timeline.now_s, size_bytes)
                 self._flush()
                 return
-        self._later(FETCH_TIMEOUT_S if is_slow else 0.0, self._give_up, order.ref)
+        if not is_slow:
+            self._later(0.0, self._give_up, order.ref)
+            return
+        is_cut_off = self.session is not None and self.session.peer is None
+        if is_cut_off or self.world.timeline.now_s - since_s <= UNANSWERED_MAX_S:
+            machine = self.machine
+            plans = plans_for(order.ref, machine.netloc, machine.host, machine.hosts)
+            again = order._replace(plans=plans)
+            self._later(FETCH_TIMEOUT_S, self._try_plans, again, since_s)
+        else:
+            self._later(FETCH_TIMEOUT_S, self._give_up, order.ref)
 
     def _give_up(self, ref: Reference) -> None:
         places = tuple(sorted(locations_of(ref)))

@@ -72,6 +72,8 @@ class Home:
         }
         if store := os.environ.get("CIEL_STORE"):  # the same tests, on another store
             self.environ["CIEL_STORE"] = store
+        if pure := os.environ.get("CIEL_PURE"):  # the same sources in all processes
+            self.environ["CIEL_PURE"] = pure
 
     def command(self, argv: Sequence[str]) -> list[str]:
         """Return what is executed for a command of this home."""
@@ -176,16 +178,22 @@ class HandCluster:
 
     @classmethod
     def start(
-        cls, home: Home, workers: int = 2, *options: str, of_all: Sequence[str] = ()
+        cls,
+        home: Home,
+        workers: int = 2,
+        *options: str,
+        of_all: Sequence[str] = (),
+        of_master: Sequence[str] = (),
     ) -> HandCluster:
-        """Start a cluster, all workers with some options, all daemons with those `of_all`, and have
-        commands in this home find it.
+        """Start a cluster, all workers with some options, the master with those `of_master`, all
+        daemons with those `of_all`, and have commands in this home find it.
         """
         access = home.path / "access.json"
         log = str(home.path / "master.log")
         master = home.start(
-            "ciel-master", "--listen", "127.0.0.1:0", "--access", str(access), "--log", log, *of_all
-        )
+            "ciel-master", "--listen", "127.0.0.1:0", "--access", str(access), "--log", log,
+            *of_all, *of_master,
+        )  # fmt: skip
         wait_for(access.exists, "the master's access file")
         cluster = cls(home, access, master, [])
         begun = [cluster.begin_worker(*options, *of_all) for _ in range(workers)]

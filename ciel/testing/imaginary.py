@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from heapq import heappop, heappush
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ciel.core.events import Message
 from ciel.core.refs import INLINE_MAX_BYTES
@@ -59,6 +59,7 @@ class World:
         self.witness = Witness()
         self.timeline = Timeline()
         self.serving: dict[str, FakeWorker] = {}  # by address
+        self.powerless: set[str] = set()  # workers whose hosts answer for them no more
         self.log: list[tuple[float, str, object]] = []  # when, to whom or of whom, what
 
     def note(self, who: str, what: object) -> None:
@@ -82,6 +83,34 @@ class World:
         return self.mean(options.latency_mean_s)
 
 
+class Hello(NamedTuple):
+    """What a worker says first on a connection. `received`: it goes on with its session, of which
+    it has so many messages.
+    """
+
+    facts: WorkerFacts
+    token: str
+    received: int | None
+
+
+class Refusal(NamedTuple):
+    """The master does not know the session that a worker wants to go on with."""
+
+
+class Line(NamedTuple):
+    """One side of a connection, to be sent to as a `net.control.Peer` is."""
+
+    connection: Connection
+    side: int
+    allowed: frozenset[type]
+    is_coded: bool
+
+    def send(self, message: Message) -> None:
+        if self.is_coded:
+            message = through_wire(message, self.allowed)
+        self.connection.send(self.side, message)
+
+
 class Connection:
     """One imaginary TCP connection between a peer (`name`) and the master."""
 
@@ -102,7 +131,7 @@ class Connection:
         self._receive[side] = receive
         self._hear_end[side] = hear_end
 
-    def send(self, side: int, message: Message | WorkerFacts) -> None:
+    def send(self, side: int, message: Message | Hello | Refusal) -> None:
         """Send from `side` to the other."""
         if self._is_open[side] and not self._is_cut:
             self.on_the_way += 1

@@ -144,6 +144,7 @@ def _stalled(master: MasterMachine) -> Problems:
     dispatcher = master.dispatcher
     queued = {task.spec.id for task in dispatcher.ready}
     queued |= {task.spec.id for task in dispatcher.cramped}
+    queued |= {task.spec.id for task in dispatcher._stranded}
     queued |= {task.spec.id for worker in master.workers.values() for task in worker.parked}
     queued |= {task.spec.id for worker in master.workers.values() for task in worker.bound}
     queued |= {task.spec.id for task in master.graph.runnable}
@@ -200,6 +201,8 @@ def _unrest_of(worker: FakeWorker, master: MasterMachine, witness: Witness) -> P
         yield worker.facts.id, f"it has {machine.attempts or machine._fetching}"
     if worker.processes or machine.fixed:
         yield worker.facts.id, f"it still has {worker.processes or machine.fixed}"
+    if worker.facts.id in master.workers and master.workers[worker.facts.id].suspicion:
+        yield worker.facts.id, "it is suspected still"
     if machine.reports:
         yield worker.facts.id, f"it has not said {machine.reports}"
     if machine.slots_free != machine.slots:

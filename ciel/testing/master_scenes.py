@@ -13,7 +13,6 @@ from ciel.core.events import (
     CancelTask,
     CloseJob,
     DropObjects,
-    Heartbeat,
     InputsLost,
     JobChanged,
     MeetWorkers,
@@ -98,7 +97,8 @@ class Cluster:
         self.end_turn()
 
     def loses(self, worker: str) -> None:
-        self.machine.worker_lost(worker, "its connection ended", self.now_s)
+        """The process of a worker ends."""
+        self.machine.worker_lost(worker, "its connection ended", self.now_s, died=True)
         self.end_turn()
 
     def client_goes(self, client: str = CLIENT) -> None:
@@ -109,7 +109,7 @@ class Cluster:
         """Time passes; meanwhile these workers are heard, as all are unless some are named."""
         self.now_s += seconds
         for worker in heard or list(self.machine.workers):
-            self.machine.worker_said(worker, Heartbeat(), self.now_s)
+            self.machine.worker_heard(worker, self.now_s, self.now_s)
         self.machine.tick(self.now_s)
         self.end_turn()
 

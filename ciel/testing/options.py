@@ -79,11 +79,14 @@ class Options:
     reconnect_mean_s: float = 0.3
     pause_interval_s: float = 0.0
     pause_mean_s: float = 3.0
+    pause_max_s: float = 1e9
+    worker_timeout_s: float = 8.0
     client_cut_interval_s: float = 0.0
     client_back_share: float = 0.8
 
     # The checks.
     turns_per_check: int = 1
+    nothing_runs_twice: bool = False
     liveness_s: float = 300.0  # after the last fault, all must have ended within this time
 
 
@@ -94,6 +97,17 @@ SCENARIOS: dict[str, Options] = {
     "wiped": replace(_CALM, kill_interval_s=4.0, wipe_share=1.0, inline_share=0.0),
     "cuts": replace(_CALM, cut_interval_s=3.0),
     "pauses": replace(_CALM, pause_interval_s=4.0),
+    # Outages that end before anybody is declared dead, of tasks that by themselves run but once.
+    "outages": replace(
+        _CALM, pause_interval_s=2.0, pause_mean_s=4.0, pause_max_s=10.0, cut_interval_s=2.0,
+        silent_share=0.5, worker_timeout_s=60.0, twin_share=0.0, release_share=0.0,
+        growing_share=0.0, phases_max=1, nothing_runs_twice=True,
+    ),
+    "absences": replace(
+        _CALM, pause_interval_s=3.0, pause_mean_s=5.0, cut_interval_s=3.0, kill_interval_s=6.0,
+        silent_share=0.5, inline_share=0.2, growing_share=0.3, streaming_share=0.2,
+        blocking_share=0.1, worker_timeout_s=6.0,
+    ),
     "growth": replace(
         _CALM, tasks_per_job=6, growing_share=0.9, growth_depth_max=4, kill_interval_s=5.0
     ),

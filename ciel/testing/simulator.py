@@ -64,6 +64,7 @@ class Simulation:
         self.chance = Random(seed)
         self.world = World(options, self.chance, check_worker)
         self.master = FakeMaster(self.world, make_master(delegates=options.delegates))
+        self.master.machine.worker_timeout_s = options.worker_timeout_s
         self.workers: list[FakeWorker] = []
         self.clients: list[FakeClient] = []
         self._calm_at_s = options.faults_end_s  # when the last damage is repaired
@@ -151,7 +152,8 @@ class Simulation:
         if not worker.is_dead and not worker.is_frozen:
             self.world.note(worker.facts.id, "was paused")
             worker.freeze()
-            self._repair_after(self.world.mean(self.options.pause_mean_s), self._resume, worker)
+            pause_s = min(self.world.mean(self.options.pause_mean_s), self.options.pause_max_s)
+            self._repair_after(pause_s, self._resume, worker)
 
     def _resume(self, worker: FakeWorker) -> None:
         self.world.note(worker.facts.id, "was resumed")
@@ -181,6 +183,11 @@ class Simulation:
             while timeline.now_s < look_at_s:
                 timeline.step()
         check_master(self.master.machine, self.world.witness)
+        if self.options.nothing_runs_twice:
+            if lost := self.master.machine.workers_lost:
+                raise Violation("workers", f"{lost} were declared dead, and all were there")
+            if again := self.world.witness.remade:
+                raise Violation("objects", f"{again} were made again, and none was lost")
         excused = sum([self._is_excused_or_right(client) for client in self.clients])
         return Result(
             tasks=len(self.master.machine.graph.tasks),
@@ -324,7 +331,7 @@ def simulate(
     except Violation as error:
         story = simulation.story_of(error.subject)
         raise SimulationError(seed, scenario, error, story) from error
-    except (CielError, LookupError, AssertionError, TypeError, AttributeError) as error:
+    except (CielError, LookupError, AssertionError, TypeError, ValueError, AttributeError) as error:
         raise SimulationError(seed, scenario, error, simulation.story_of("")) from error
 
 

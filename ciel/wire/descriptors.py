@@ -118,8 +118,9 @@ def task_fields(spec: TaskSpec) -> list[Any]:
 def _needs_fields(needs: Needs) -> int | list[Any]:
     if needs == USUAL_NEEDS:
         return 0
-    is_plain = not needs.retry_on and not needs.retry_delay_s and not needs.delay_s
-    return list(needs[:_NUMBERS] if is_plain else needs)
+    if needs[_NUMBERS:] == USUAL_NEEDS[_NUMBERS:]:
+        return list(needs[:_NUMBERS])
+    return list(needs)
 
 
 TASK_FIELD_COUNT = 11
@@ -193,7 +194,7 @@ def _read_shared_id(value: Any) -> Any:
 
 _needs_seen: dict[tuple[Any, ...], Needs] = {}
 _NUMBERS = Needs._fields.index("retry_on")  # stand first; alone, as a rule
-_NEEDS_COUNTS = (_NUMBERS, len(Needs._fields) - 1, len(Needs._fields))  # `delay_s` is younger
+_NEEDS_COUNTS = (_NUMBERS, *range(_NUMBERS + 2, len(Needs._fields) + 1))  # some are younger
 
 
 def _read_needs(value: Any) -> Needs:

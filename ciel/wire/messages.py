@@ -375,13 +375,14 @@ FROM_WORKER: frozenset[type] = frozenset(
         CopyTimed,
         StoresReported,
         Change,
+        Received,
         Heartbeat,
     )
 )
 TO_WORKER: frozenset[type] = frozenset(
     (
         DescribeJob, AssignTask, CancelTask, RecallTasks, DropObjects, MeetWorkers, Answer,
-        Heartbeat,
+        Received, Heartbeat,
     )
 )  # fmt: skip
 

@@ -14,6 +14,7 @@ from io import BytesIO
 from typing import Any, Protocol
 
 from twisted.internet.defer import CancelledError, Deferred, inlineCallbacks
+from twisted.internet.task import deferLater
 from twisted.internet.threads import deferToThread
 from twisted.logger import Logger
 from twisted.python.failure import Failure as TwistedFailure
@@ -39,18 +40,30 @@ log = Logger()
 
 Enter = Callable[[str, int], Deferred[Ticket]]
 
+AGAIN_AFTER_S = 1.0
+"""Between two tries to get an object from a host that does not answer."""
+
 _WAYS = {LinkPlan: "by a link", HttpPlan: "by HTTP", StreamPlan: "as it grows"}
 
 
 class PlanFailedError(Exception):
     """One plan did not work; the text says why. `is_loss`: the object is not there. `is_final`:
-    the other plans are no use, since it has been read already as far as it came.
+    the other plans are no use, since it has been read already as far as it came. `is_unanswered`:
+    the host that has it did not answer, or this one is cut off.
     """
 
-    def __init__(self, reason: str, *, is_loss: bool = False, is_final: bool = False) -> None:
+    def __init__(
+        self,
+        reason: str,
+        *,
+        is_loss: bool = False,
+        is_final: bool = False,
+        is_unanswered: bool = False,
+    ) -> None:
         super().__init__(reason)
         self.is_loss = is_loss
         self.is_final = is_final
+        self.is_unanswered = is_unanswered
 
 
 class FetcherOwner(Protocol):
@@ -63,6 +76,12 @@ class FetcherOwner(Protocol):
     def fetched(self, object_id: ObjectId, size_bytes: int) -> None: ...
 
     def fetch_failed(self, object_id: ObjectId, losses: tuple[str, ...], details: str) -> None: ...
+
+    def plans_again(self, ref: Reference, since_s: float) -> tuple[Plan, ...]:
+        """Return how to get an object whose holders have not answered since a time of the
+        reactor's clock; nothing if it is to be given up.
+        """
+        ...
 
 
 class Fetcher:
@@ -127,18 +146,28 @@ class Fetcher:
             return
         reasons: list[str] = []
         losses: list[str] = []
-        for plan in order.plans:
-            try:
-                size_bytes = yield self._try(plan, order.ref)
-            except PlanFailedError as error:
-                reasons.append(f"{plan.netloc} ({_WAYS[type(plan)]}): {error}")
-                if error.is_loss:
-                    losses.append(plan.netloc)
-                if error.is_final:
-                    break
-                continue
-            self.owner.fetched(order.ref.id, size_bytes)
-            return
+        plans, begun_s = order.plans, self.reactor.seconds()
+        while plans:
+            reasons.clear()
+            losses.clear()
+            is_unanswered = False
+            for plan in plans:
+                try:
+                    size_bytes = yield self._try(plan, order.ref)
+                except PlanFailedError as error:
+                    reasons.append(f"{plan.netloc} ({_WAYS[type(plan)]}): {error}")
+                    is_unanswered |= error.is_unanswered
+                    if error.is_loss:
+                        losses.append(plan.netloc)
+                    if error.is_final:
+                        is_unanswered = False
+                        break
+                    continue
+                self.owner.fetched(order.ref.id, size_bytes)
+                return
+            plans = self.owner.plans_again(order.ref, begun_s) if is_unanswered else ()
+            if plans:
+                yield deferLater(self.reactor, AGAIN_AFTER_S, lambda: None)
         if not order.plans:
             reasons.append("no registered worker is said to hold it")
             losses += sorted(locations_of(order.ref))
@@ -309,7 +338,10 @@ class _Copy:
             streams.break_off(growing, f"{self._object_id} from {self._netloc}: {reason}")
         if is_loss or isinstance(error, StorageError | OSError):
             is_final = growing is not None
-            raise PlanFailedError(reason, is_loss=is_loss, is_final=is_final) from None
+            is_unanswered = isinstance(error, TransferError) and error.is_unanswered
+            raise PlanFailedError(
+                reason, is_loss=is_loss, is_final=is_final, is_unanswered=is_unanswered
+            ) from None
 
     # --- a holder that says nothing ---------------------------------------------------------------
 

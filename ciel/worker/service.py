@@ -7,6 +7,7 @@ end of the turn.
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +20,7 @@ from twisted.python.failure import Failure
 from ciel.core.admission import level_of
 from ciel.core.errors import CielError
 from ciel.core.events import (
+    LEAVE,
     Answer,
     Change,
     CopyTimed,
@@ -26,15 +28,18 @@ from ciel.core.events import (
     DiskQueued,
     Message,
     ObjectsStored,
+    Received,
     StoresReported,
     TaskFault,
     TaskPrinted,
 )
 from ciel.core.ids import ObjectId
 from ciel.core.placement import MEASURED_FROM_BYTES
+from ciel.core.plans import Plan, plans_for
 from ciel.core.refs import Concrete, Reference, Sweetheart
 from ciel.execution.executor import Child
 from ciel.net.control import Peer
+from ciel.net.sessions import PeerSession
 from ciel.net.turns import DelayedCall, Turns
 from ciel.storage.errors import StorageError
 from ciel.storage.interface import ObjectStore
@@ -61,6 +66,8 @@ from ciel.worker.workplace import Losses
 
 log = Logger(__name__)  # compiled, it cannot be found out
 
+UNANSWERED_MAX_S = 10.0
+"""So long a host is asked again that does not answer; the master soon knows whether it is there."""
 STORE_LOOK_S = 1.0
 """Between two looks at what the store holds: people look on, and nothing is decided by it."""
 
@@ -90,7 +97,9 @@ class WorkerService:
         self._reactor = reactor
         self._turns = turns
         self._store = store
-        self._master: Peer | None = None
+        self._session: PeerSession | None = None  # with the master; outlives its connections
+        self._token = ""  # of the session, also before it is there
+        self._returning: Peer | None = None  # over which it goes on, once the master says how
         self._deleting = DeferredLock()
         self._due: DelayedCall | None = None
         self._due_s = 0.0
@@ -100,7 +109,7 @@ class WorkerService:
         self._disk_jobs: DiskJobs | None = None
         self._copied: set[str] = set()  # what came from others, who may still have it
         self._told_of_store: StoresReported | None = None
-        self._store_looks = LoopingCall(self._look_at_store)
+        self._store_looks = LoopingCall(self._look_around)
         self._store_gone: Callable[[str], object] = lambda reason: None
         self._store_looks.clock = reactor
         self.events = Events(reactor)
@@ -108,6 +117,7 @@ class WorkerService:
         self._told_counts: dict[type, int] = {}
         self._asked: dict[int, Deferred[Any]] = {}  # of the master
         self._asked_count = 0
+        self._drained: Callable[[], None] | None = None
         self._wanted: dict[ObjectId, list[Callable[[Losses | None, str], None]]] = {}
         self._hosting: Hosting
         self._fetcher: Fetcher
@@ -129,7 +139,7 @@ class WorkerService:
     def _tell_disk(self) -> None:
         pending_bytes, wait_s = self._disk()
         level = level_of(wait_s)
-        if level != self._disk_level and self._master is not None:
+        if level != self._disk_level and self.has_master:
             self._disk_level = level
             self._tell(DiskQueued(pending_bytes, wait_s) if level else DiskQueued(0, 0.0))
 
@@ -155,7 +165,9 @@ class WorkerService:
         self._disk_jobs = disk_jobs
         self._store_looks.start(STORE_LOOK_S, now=False)
 
-    def _look_at_store(self) -> None:
+    def _look_around(self) -> None:
+        if self._session is not None:
+            self._session.confirm()
         if not self._has_lost_store():
             self._tell_of_store()
 
@@ -169,7 +181,7 @@ class WorkerService:
         return bool(path)
 
     def _tell_of_store(self) -> None:
-        if self._master is None or self._disk_jobs is None:
+        if not self.has_master or self._disk_jobs is None:
             return
         levels = tuple([level._asdict() for level in self._store.levels()])
         report = StoresReported(levels, self._disk_jobs.waiting_count)
@@ -182,13 +194,22 @@ class WorkerService:
             self._store_looks.stop()
         if self._due is not None and self._due.active():
             self._due.cancel()
-        if self._master is not None:
-            self._master.close()
+        self._say_farewell()
 
     # --- the master -------------------------------------------------------------------------------
 
+    def greeting(self) -> dict[str, Any]:
+        """Return what the hello of the next connection says of the session."""
+        if self._session is not None:
+            return {"session": self._token, "received": self._session.received}
+        self._token = secrets.token_hex(16)
+        return {"session": self._token}
+
     def peer_opened(self, peer: Peer) -> None:
-        self._master = peer
+        if self._session is not None:
+            self._returning = peer  # the master first says how much it has, or refuses
+            return
+        self._session = PeerSession("master", peer, self._token)
         self._disk_level = 0
         self._told_of_store = None
         log.info("joined the master at {address}", address=peer.address)
@@ -200,47 +221,91 @@ class WorkerService:
         self._tell_of_store()  # who asks at once is to see it
 
     def peer_said(self, peer: Peer, messages: list[Message]) -> None:
+        session = self._session
+        if session is None or (peer is not session.peer and peer is not self._returning):
+            return
         now_s = self._reactor.seconds()
+        counted = len(messages)
         for message in messages:
-            if type(message) is Answer:
+            if type(message) is Received:
+                counted -= 1
+                if not session.take_confirmation(message.total):
+                    peer.refuse("it confirms what was not said")
+                    return
+                if peer is self._returning:
+                    self._returning = None
+                    session.resume(peer)
+                    session.back_at_s = now_s
+                    log.info("is back at the master at {address}", address=peer.address)
+                    self.events.note("joined", peer.address)
+            elif type(message) is Answer:
                 self._answered(message)
             elif type(message) is DescribeJob:
                 self._hosting.callers.describe(message.job, message.context)
             else:
                 self.machine.master_said(message, now_s)
+        session.count(counted)
         self._act()
 
     def peer_drained(self, peer: Peer) -> None:
         """Nothing waits here: what a worker has to say is bounded by what it was given to do."""
 
     def peer_closed(self, peer: Peer, reason: str) -> None:
-        if peer is self._master:
-            self._master = None
-            log.warn("lost the master: {reason}", reason=reason)
+        session = self._session
+        if session is None or (peer is not session.peer and peer is not self._returning):
+            return
+        if peer is self._returning:
+            self._returning = None
+        else:
+            session.peer = None
+            log.warn("lost the master: {reason}; what runs here goes on", reason=reason)
             self.events.note("lost_master", reason)
-            self.machine.master_lost(self._reactor.seconds())
-            self._hosting.callers.clear()
-            asked, self._asked = self._asked, {}
-            for waiting in asked.values():
-                if not waiting.called:
-                    waiting.errback(NoMasterError())
-            self._act()
+        if isinstance(peer.failure, RefusedError) or not session.can_resume:
+            log.warn("what runs here is ended: {reason}", reason=reason)
+            self._end_session()
+
+    def _end_session(self) -> None:
+        """The master knows nothing more of what this worker runs: it ends."""
+        self._session = None
+        self.machine.master_lost(self._reactor.seconds())
+        self._hosting.callers.clear()
+        asked, self._asked = self._asked, {}
+        for waiting in asked.values():
+            if not waiting.called:
+                waiting.errback(NoMasterError())
+        self._act()
+
+    def _say_farewell(self) -> None:
+        """Have the master know that this worker does not come back, and hang up."""
+        if self._session is not None:
+            peer = self._session.peer
+            self._session.send(Change(0, LEAVE, None))
+            if peer is not None:
+                peer.close()
 
     def connection_refused(self, error: RefusedError) -> bool:
         """Take a refusal as final: a wrong key or version does not mend itself."""
         self._refused(error)
         return False
 
+    def drain(self, done: Callable[[], None]) -> None:
+        """End all attempts as if they were cancelled, with their grace; then call back."""
+        self.leave_master()
+        self._drained = done
+        self._act()
+
     def leave_master(self) -> None:
         """Hang up; whoever connects then does so again, perhaps elsewhere."""
-        if self._master is not None:
-            self._master.close()
+        if self._session is not None:
+            self._say_farewell()
+            self._end_session()
 
     # --- what people ask for ----------------------------------------------------------------------
 
     @property
     def has_master(self) -> bool:
-        return self._master is not None
+        """Whether a master hears this worker now."""
+        return self._session is not None and self._session.peer is not None
 
     def figures(self) -> dict[str, dict[str, int]]:
         """Return what was counted here, by what it is about."""
@@ -282,7 +347,7 @@ class WorkerService:
     def _have_changed(self, topic: str, argument: Any) -> Deferred[Any]:
         """Have the master change something; it answers with a value, or a CielError."""
         answered: Deferred[Any] = Deferred()
-        if self._master is None:
+        if self._session is None:
             answered.errback(NoMasterError())
             return answered
         self._asked_count += 1
@@ -379,7 +444,7 @@ class WorkerService:
     def guest_left(self, guest: Guest, details: str) -> None:
         """Have the job of a process fail that served no attempt when it left; others do anyway."""
         self.machine.fixed.pop(guest.id, None)
-        if self._master is not None:
+        if self._session is not None:
             told = self._have_changed("fail", {"job": guest.job, "reason": details})
             told.addErrback(lambda failure: log.info("{why}", why=failure.getErrorMessage()))
 
@@ -416,6 +481,20 @@ class WorkerService:
         self.events.note("fetch_failed", object_id, details)
         self._answer_wanted(object_id, lost, details)
         self._act()
+
+    def plans_again(self, ref: Reference, since_s: float) -> tuple[Plan, ...]:
+        """Try on while this worker itself is cut off, and for a while afterwards: to call an object
+        lost has it made again.
+        """
+        session = self._session
+        if session is None:
+            return ()
+        if session.peer is not None:
+            waited_s = self._reactor.seconds() - max(since_s, session.back_at_s)
+            if waited_s > UNANSWERED_MAX_S:
+                return ()
+        machine = self.machine
+        return plans_for(ref, machine.netloc, machine.host, machine.hosts)
 
     def uploaded(self, object_id: ObjectId) -> None:
         """A client left an object in the store."""
@@ -460,17 +539,20 @@ class WorkerService:
             self._is_acting = False
         self._report()
         self._schedule()
+        if self._drained is not None and not self.machine.attempts:
+            self._drained()
+            self._drained = None
 
     def _report(self) -> None:
         for report in self.machine.take_reports(self._reactor.seconds()):
             self._tell(report)
 
     def _tell(self, message: Message) -> None:
-        """Say something to the master, if it is there."""
-        if self._master is not None:
+        """Say something to the master: now, or when it is back."""
+        if self._session is not None:
             kind = type(message)
             self._told_counts[kind] = self._told_counts.get(kind, 0) + 1
-            self._master.send(message)
+            self._session.send(message)
 
     def _delete(self, objects: tuple[ObjectId, ...]) -> None:
         """Delete in a thread: freeing a large file takes long enough to be felt. So do several

@@ -14,6 +14,7 @@ from ciel.access.places import (
     access_path,
     current_path,
     drop_current,
+    host_name,
     normalise_host,
     point_current,
 )
@@ -23,7 +24,7 @@ KEY = Key(bytes(range(32)))
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    return tmp_path / "state" / "ciel" / "localhost_8000" / "access.json"
+    return tmp_path / "state" / "ciel" / f"localhost@{host_name()}_8000" / "access.json"
 
 
 def ours() -> AccessFile:
@@ -83,7 +84,7 @@ def test_writing_replaces_a_planted_link_and_leaves_its_target(path: Path, tmp_p
 def test_directory_that_others_may_write_is_refused(path: Path) -> None:
     path.parent.mkdir(parents=True)
     path.parent.chmod(0o777)
-    with pytest.raises(AccessFileError, match=r"chmod go= .*localhost_8000"):
+    with pytest.raises(AccessFileError, match=r"chmod go= .*localhost@.*_8000"):
         ours().write(path)
     assert not path.exists()
 
@@ -275,7 +276,8 @@ def test_successors_file_stays(path: Path) -> None:
 def test_each_host_has_one_directory(host: str, name: str) -> None:
     assert normalise_host(host) == name
     environ = {"XDG_STATE_HOME": "/s", "HOME": "/h"}
-    assert access_path(environ, host, 8000) == Path(f"/s/ciel/{name}_8000/access.json")
+    directory = f"localhost@{host_name()}" if name == "localhost" else name
+    assert access_path(environ, host, 8000) == Path(f"/s/ciel/{directory}_8000/access.json")
 
 
 @pytest.mark.parametrize("host", ["", "..", "../x", "a/b", "a\0b", "a b", ".x", "-x", "é"])
@@ -286,7 +288,7 @@ def test_host_that_would_leave_the_directory_is_refused(host: str) -> None:
 
 def test_relative_or_missing_state_home_means_the_default() -> None:
     for environ in ({"HOME": "/h"}, {"HOME": "/h", "XDG_STATE_HOME": "rel"}):
-        expected = Path("/h/.local/state/ciel/localhost_1/access.json")
+        expected = Path(f"/h/.local/state/ciel/localhost@{host_name()}_1/access.json")
         assert access_path(environ, "localhost", 1) == expected
 
 
@@ -302,4 +304,5 @@ def test_current_points_at_the_last_and_is_dropped_by_its_owner(tmp_path: Path) 
     assert current_path(environ).is_symlink()
     drop_current(environ, second)
     assert not current_path(environ).is_symlink()
-    assert {entry.name for entry in (tmp_path / "ciel").iterdir()} == {"localhost_1", "localhost_2"}
+    names = {f"localhost@{host_name()}_{port}" for port in (1, 2)}
+    assert {entry.name for entry in (tmp_path / "ciel").iterdir()} == names

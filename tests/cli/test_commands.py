@@ -23,7 +23,8 @@ class Shell:
     def __init__(self, home: Path) -> None:
         self.home = home
         (home / "tmp").mkdir(parents=True)
-        inherited = {k: v for k, v in os.environ.items() if not k.startswith(("CIEL_", "XDG_"))}
+        ours = {k: v for k, v in os.environ.items() if not k.startswith(("CIEL_", "XDG_"))}
+        inherited = ours | {k: v for k, v in os.environ.items() if k == "CIEL_PURE"}
         self.environ = inherited | {"HOME": str(home), "TMPDIR": str(home / "tmp")}
 
     def start(self, *words: str) -> subprocess.Popen[str]:

@@ -197,6 +197,8 @@ class Keeper:
         return summary(self._job, self.state)._replace(unsettled=self.unsettled)
 
     def reply(self, message: Message) -> list[Message]:
+        if isinstance(message, Ask) and message.topic == "workers":
+            return [Answer(message.number, [], "")]
         if isinstance(message, Ask):
             fields = json.loads(json.dumps(self.summary()))
             return [Answer(message.number, [fields], "")]

@@ -87,7 +87,7 @@ def test_lost_workers_are_not_the_tasks_fault_until_the_third() -> None:
     assert verdicts[:2] == [Again(0.0), Again(0.0)]
     assert isinstance(verdicts[2], GiveUp)
     assert verdicts[2].reason == "WORKER_FAILED"
-    assert verdicts[2].details.startswith("3 workers were lost while they ran it, the last was w3")
+    assert verdicts[2].details.startswith("3 workers ended while they ran it, the last was w3")
     assert WORKER_LOSSES_MAX == 3
 
 

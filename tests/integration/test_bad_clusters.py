@@ -20,6 +20,7 @@ import pytest
 from ciel.access import access_file
 from ciel.access.access_file import AccessFile, process_start
 from ciel.access.keys import Key
+from ciel.access.places import host_name
 from ciel.access.tickets import make_ticket
 from ciel.testing.homes import Home, wait_for
 from ciel.testing.mounts import on_mount
@@ -39,14 +40,14 @@ def run(home: Home, *argv: str) -> tuple[int, str, str]:
 
 
 def plain(home: Home, text: str) -> str:
-    text = text.replace(str(home.path), "HOME")
+    text = text.replace(str(home.path), "HOME").replace(f"@{host_name()}", "")
     text = re.sub(r"\b(127\.0\.0\.1:|localhost_)\d+", r"\1PORT", text)
     text = re.sub(r"\bprocess \d+", "process PID", text)
     return re.sub(r"runs/[-0-9T.]+", "runs/TIME", text)
 
 
 def current(home: Home) -> Path:
-    return home.path / "state" / "ciel" / "current"
+    return home.path / "state" / "ciel" / f"current@{host_name()}"
 
 
 UP: Final = (
@@ -54,7 +55,7 @@ UP: Final = (
     "logs in HOME/state/ciel/localhost_PORT\n"
 )
 UP_COMMAND: Final = ("ciel", "up", "--slots", "1", "--listen", "127.0.0.1:0")
-NONE_UP: Final = "ciel: no cluster of `ciel up` is up\n"
+NONE_UP: Final = "ciel: no cluster of `ciel up` is up on this host\n"
 CRASHED: Final = (
     "the cluster at http://127.0.0.1:PORT has crashed "
     "(process PID is gone; logs in HOME/state/ciel/localhost_PORT)"
@@ -107,7 +108,7 @@ def test_a_cluster_whose_master_was_killed_is_told_of_by_every_command(home: Hom
         0, "", f"ciel: the cluster at http://127.0.0.1:PORT had crashed {HAD_CRASHED}",
     )  # fmt: skip
     assert run(home, "ciel", "down") == (3, "", NONE_UP)
-    logs = current(home).parent.glob("localhost_*/up.log")
+    logs = current(home).parent.glob("localhost@*/up.log")
     told = "".join([log.read_text() for log in logs])
     assert told == "ciel: master was ended by SIGKILL\n" * 2
 
@@ -137,7 +138,7 @@ def kill_master(home: Home) -> None:
 
 def test_a_process_that_took_a_dead_clusters_number_is_left_alone(home: Home) -> None:
     """The access file names this very process, which started at another time."""
-    path = current(home).parent / "localhost_8000" / "access.json"
+    path = current(home).parent / f"localhost@{host_name()}_8000" / "access.json"
     start = (process_start(os.getpid()) or 0) + 1
     AccessFile("http://127.0.0.1:8000", "unix:@gone", "c", KEY, os.getpid(), start).write(path)
     current(home).symlink_to(path)

@@ -72,9 +72,12 @@ WITHOUT_END = {
 }
 
 
+LIMITS = ("--timeout", "0.7", "--kill-grace", "0.3")
+
+
 def test_programs_are_killed_at_their_time_limit(cluster: TwoSlots) -> None:
     scripts = [script for script, _ in WITHOUT_END.values()]
-    lines = submit_each(cluster, scripts, "sh", "-c", "eval $0", "{}", options=["--timeout", "0.7"])
+    lines = submit_each(cluster, scripts, "sh", "-c", "eval $0", "{}", options=LIMITS)
     for (name, (script, signal_name)), line in zip(WITHOUT_END.items(), lines, strict=True):
         assert cluster.plain(line["story"]) == (
             f"sh -c 'eval $0' {shlex.quote(script)} was killed by {signal_name} on worker W: "
@@ -93,7 +96,7 @@ CANCELLED = {
 def test_a_program_that_ignores_signals_is_cancelled(cluster: TwoSlots, how: str) -> None:
     mark = cluster.home.path / how
     script = f"trap '' TERM INT HUP; (setsid sleep inf &); touch '{mark}'; sleep inf; sleep inf"
-    process = cluster.home.start("ciel", "submit", "--", "sh", "-c", script)
+    process = cluster.home.start("ciel", "submit", "--kill-grace", "0.3", "--", "sh", "-c", script)
     wait_for(mark.exists, "the program to run")
     if how == "Ctrl-C":
         process.send_signal(signal.SIGINT)

@@ -44,7 +44,8 @@ class Lab:
 
     def __init__(self, home: Home) -> None:
         self.home = home
-        self.cluster = HandCluster.start(home, workers=0)
+        patience = ("--suspect-after", "3", "--worker-timeout", "3")
+        self.cluster = HandCluster.start(home, workers=0, of_master=patience)
         self.runs = home.path / "runs"
         self.runs.mkdir()
 
@@ -196,7 +197,7 @@ def test_a_task_that_kills_its_workers_fails_and_is_named_while_others_finish(
         supervisor.end()
     assert isinstance(failure, Failure)
     assert failure.reason == "WORKER_FAILED"
-    assert "3 workers were lost while they ran it" in str(failure.details)
+    assert "3 workers ended while they ran it" in str(failure.details)
     # Which of those that were here the first worker died of may not be known yet.
     assert (lab.runs / "poison").stat().st_size in (3, 4)
     told = lab.home.run("ciel", "job", "info", "last").stdout

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from ciel.core.events import (
-    LOST_AFTER_S,
+    SUSPECT_AFTER_S,
+    WORKER_TIMEOUT_S,
     AddTask,
     CloseJob,
     DropObjects,
@@ -57,7 +58,7 @@ def test_a_task_that_takes_down_three_workers_is_poison() -> None:
     cluster.loses("w3")
     cluster.said(
         "client: a is WORKER_FAILED",
-        "client: failed: WORKER_FAILED: 3 workers were lost while they ran it, the last was w3: "
+        "client: failed: WORKER_FAILED: 3 workers ended while they ran it, the last was w3: "
         "it seems to end them, or to take all memory of their hosts (their logs may say more)",
     )
 
@@ -117,18 +118,83 @@ def test_what_a_lost_worker_held_is_made_again_if_needed() -> None:
     cluster.said("w2: run c1 again (2)")
 
 
-def test_a_worker_that_falls_silent_is_lost_at_the_next_tick() -> None:
+def test_c1_a_worker_that_falls_silent_is_suspected_and_much_later_declared_dead() -> None:
     cluster = two()
-    task = a_task("a")
-    cluster.job(task, want=["a"])
+    task, other = a_task("a"), a_task("b", ordinal=2)
+    cluster.job(task, want=["a"], open=True)
     cluster.said("w1: run a")
-    cluster.passes(LOST_AFTER_S, "w2")
+    cluster.passes(SUSPECT_AFTER_S, "w2")
+    told = [worker["suspicion"] for worker in ask(cluster, "workers")]
+    cluster.passes(0.1, "w2")
+    told += [worker["suspicion"] for worker in ask(cluster, "workers")]
+    assert told == ["", "", "it was silent for 3.1 s", ""]
+    cluster.says(AddTask(other, ()), WantObjects(JOB, (ObjectId("b"),)))
+    cluster.said("w2: run b")
+    cluster.passes(WORKER_TIMEOUT_S - SUSPECT_AFTER_S - 0.1, "w2")
     cluster.said()
     cluster.passes(0.1, "w2")
     cluster.said("w2: run a again (2)")
     assert list(cluster.machine.workers) == ["w2"]
     [line] = cluster.machine.stories[task.id].lines(cluster.now_s)
-    assert line == "0.0 s ago: worker w1 was lost (silent for 3.1 s) during attempt 1"
+    assert line == "0.0 s ago: worker w1 was lost (silent for 60.1 s) during attempt 1"
+    assert task.id not in cluster.machine.blame
+
+
+def test_c1_what_a_suspected_worker_ran_counts_when_it_is_heard_again() -> None:
+    cluster = two()
+    task = a_task("a")
+    cluster.job(task, want=["a"], open=True)
+    cluster.said("w1: run a")
+    cluster.machine.worker_cut_off("w1", "a cable", cluster.now_s)
+    cluster.passes(30.0, "w2")
+    cluster.done("w1", task)
+    cluster.said("client: a is there")
+    assert not cluster.machine.workers["w1"].suspicion
+    assert cluster.machine.workers_lost == 0
+
+
+def test_c1_as_long_as_no_worker_is_heard_none_is_declared_dead() -> None:
+    cluster = two()
+    task = a_task("a")
+    cluster.job(task, want=["a"])
+    cluster.said("w1: run a")
+    cluster.passes(10 * WORKER_TIMEOUT_S, "nobody")
+    assert list(cluster.machine.workers) == ["w1", "w2"]
+    cluster.passes(1.0, "w2")
+    cluster.passes(1.0, "w2")
+    cluster.said("w2: run a again (2)")
+
+
+def test_c1_what_only_a_suspected_worker_holds_is_waited_for_and_not_made_again() -> None:
+    cluster = two()
+    maker, reader = a_task("a"), a_task("b", inputs=["a"], ordinal=1)
+    cluster.job(maker, want=["a"], open=True)
+    cluster.done("w1", maker, stored("a", place_of("w1"), size_bytes=5000))
+    cluster.machine.worker_cut_off("w1", "a cable", cluster.now_s)
+    cluster.lines()
+    cluster.says(AddTask(reader, ()), WantObjects(JOB, (ObjectId("b"),)))
+    cluster.passes(WORKER_TIMEOUT_S / 2, "w2")
+    cluster.said()
+    assert "not heard now" in cluster.machine.graph.tasks[reader.id].reason
+    cluster.passes(1.0)
+    cluster.said("w1: run b")
+
+
+def test_c1_an_input_that_a_suspected_worker_does_not_give_is_not_lost() -> None:
+    cluster = Cluster(a_worker("w1"), a_worker("w2", slots=2))
+    maker, reader = a_task("a"), a_task("b", inputs=["a"], ordinal=1, slots=2)
+    cluster.machine.worker_cut_off("w2", "a cable", cluster.now_s)
+    cluster.job(maker, reader, want=["b"])
+    cluster.done("w1", maker, stored("a", place_of("w1"), size_bytes=5000))
+    cluster.passes(1.0)
+    cluster.said("w1: run a", "w2: run b")
+    cluster.machine.worker_cut_off("w1", "a cable", cluster.now_s)
+    cluster.worker_says("w2", inputs_lost(reader, place_of("w1")))
+    cluster.passes(WORKER_TIMEOUT_S / 2, "w2")
+    cluster.said()
+    assert cluster.state(maker) is TaskState.DONE
+    cluster.passes(1.0)
+    cluster.said("w2: run b again (2)")
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,7 @@ from ciel.net.transports import (
     Reconnector,
     listen,
     parse_address,
+    probe,
 )
 from ciel.net.turns import Turns
 from ciel.wire.errors import RefusedError
@@ -410,3 +411,21 @@ def test_the_delay_grows_too_where_connections_do_not_stay(
     reconnector.stop()
     gaps = [b - a - stays_s for a, b in itertools.pairwise(opened_at_s)]
     assert gaps == pytest.approx(gaps_s, abs=0.03)
+
+
+def test_c1_a_host_answers_whether_a_process_listens(in_reactor: Any) -> None:
+    reactor = in_reactor.reactor
+    answers: list[bool] = []
+    answered = threading.Semaphore(0)
+
+    def note(is_refused: bool) -> None:
+        answers.append(is_refused)
+        answered.release()
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        in_reactor(probe, reactor, address, note)
+        assert answered.acquire(timeout=10)
+    in_reactor(probe, reactor, address, note)
+    assert answered.acquire(timeout=10)
+    assert answers == [False, True]

@@ -26,11 +26,11 @@ from ciel.testing.witness import Violation
 class ForgetsTheLost(MasterMachine):
     """Does not give the tasks of a lost worker to others."""
 
-    def worker_lost(self, worker_id: str, reason: str, now_s: float) -> None:
+    def worker_lost(self, worker_id: str, reason: str, now_s: float, *, died: bool = False) -> None:
         worker = self.workers.get(worker_id)
         if worker is not None:
             worker.assigned.clear()
-        super().worker_lost(worker_id, reason, now_s)
+        super().worker_lost(worker_id, reason, now_s, died=died)
 
 
 class BelievesLateReports(MasterMachine):

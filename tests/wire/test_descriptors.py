@@ -164,8 +164,10 @@ def test_a_task_survives_a_round_trip(spec: TaskSpec) -> None:
 
 def test_what_was_written_before_tasks_were_held_back_is_read() -> None:
     fields = task_fields(SPECS["a delay"])
-    assert fields[8].pop() == 0
-    assert read_task(through_the_wire(fields), b"").needs == Needs(retries=3, retry_delay_s=5.5)
+    needs = Needs(retries=3, retry_delay_s=5.5)
+    for usual in (-1, 0):  # of the grace before they are killed, and the delay
+        assert fields[8].pop() == usual
+        assert read_task(through_the_wire(fields), b"").needs == needs
 
 
 @given(
@@ -177,6 +179,7 @@ def test_what_was_written_before_tasks_were_held_back_is_read() -> None:
         st.just(()),
         st.just(0.0),
         st.sampled_from((0.0, 1.5)),
+        st.sampled_from((-1.0, 0.0, 30.0)),
     ),
     st.booleans(),
     st.sampled_from(Mentions),

@@ -75,7 +75,7 @@ specs = st.builds(
     several_ids,
     st.builds(
         Needs, st.integers(1, 9), counts, st.integers(-9, 9), seconds, st.integers(0, 9),
-        st.lists(texts, max_size=2).map(tuple), seconds, seconds,
+        st.lists(texts, max_size=2).map(tuple), seconds, seconds, seconds,
     ),
     flags,
     st.sampled_from(Mentions),
@@ -286,7 +286,7 @@ def test_a_payload_that_is_no_json_is_refused_where_json_is_due(payload: bytes) 
 
 
 def test_who_may_say_what() -> None:
-    assert {Change, Heartbeat} == FROM_CLIENT & FROM_WORKER
-    assert {Answer, Heartbeat} == TO_CLIENT & TO_WORKER
-    assert {Heartbeat} == FROM_WORKER & TO_WORKER
+    assert {Change, Received, Heartbeat} == FROM_CLIENT & FROM_WORKER
+    assert {Answer, Received, Heartbeat} == TO_CLIENT & TO_WORKER
+    assert {Received, Heartbeat} == FROM_WORKER & TO_WORKER
     assert {Heartbeat, Received} == FROM_CLIENT & TO_CLIENT

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ciel.core.events import (
+    KILL_GRACE_S,
     DropObjects,
     MeetWorkers,
     Neighbour,
@@ -33,7 +34,6 @@ from ciel.testing.worker_scenes import (
     spawn,
     start,
 )
-from ciel.worker.state.machine import KILL_GRACE_S
 from ciel.worker.state.orders import (
     DeleteObjects,
     FetchObject,

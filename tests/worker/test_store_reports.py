@@ -31,6 +31,7 @@ class Advised(FileStore):
 
 class Peer:
     address = "the master"
+    failure = None
 
     def __init__(self) -> None:
         self.sent: list[StoresReported] = []
@@ -90,6 +91,7 @@ def test_the_master_is_told_of_the_store_once_it_has_changed(store: Advised) -> 
         3, "disk", 0,
     )  # fmt: skip
     assert second.levels[0]["objects"] == 1
+    scene.service.leave_master()
     scene.service.peer_opened(scene.peer)  # a new one knows nothing
     assert scene.peer.sent[2] == second
     scene.service.close()

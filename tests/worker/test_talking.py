@@ -31,6 +31,7 @@ from ciel.testing.puppet_words import (
     pid_of,
     waiting,
 )
+from ciel.wire.errors import RefusedError
 from ciel.worker.process import Patience
 from ciel.worker.state.orders import Key
 
@@ -339,10 +340,17 @@ def test_a_program_that_is_not_to_go_on_is_ended(worker: Talker) -> None:
     worker.expect_nothing_runs()
 
 
-def test_programs_that_wait_end_with_their_master(worker: Talker) -> None:
+def test_programs_that_wait_end_with_their_session_and_not_with_its_connection(
+    worker: Talker,
+) -> None:
     waiting(worker)
     worker.in_reactor(worker.service.peer_closed, worker, "a test")
+    assert worker.programs()
+    worker.in_reactor(worker.service.peer_opened, worker)
+    worker.failure = RefusedError("it does not know this session", by_peer=True)
+    worker.in_reactor(worker.service.peer_closed, worker, "a test")
     worker.expect_nothing_runs()
+    worker.failure = None
     worker.in_reactor(worker.service.peer_opened, worker)
 
 

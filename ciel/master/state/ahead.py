@@ -126,7 +126,9 @@ class Ahead:
             return False
         if self._vain and self._vain.get(task, 0) >= VAIN_MAX:
             return False
-        if spec.executor not in facts.executors or not worker.can_hold(spec.needs):
+        if worker.suspicion or spec.executor not in facts.executors:
+            return False
+        if not worker.can_hold(spec.needs):
             return False
         if self._graph.objects.fixed and place_of(self._graph, task) - {facts.netloc}:
             return False

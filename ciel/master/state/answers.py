@@ -74,6 +74,7 @@ def workers(machine: MasterMachine, now_s: float) -> list[dict[str, Any]]:
             "memory_bytes": worker.facts.memory_bytes,
             "memory_asked_bytes": worker.memory_used,
             "silent_s": round(now_s - worker.heard_at_s, 3),
+            "suspicion": worker.suspicion,
             "executors": sorted(worker.facts.executors),
             "lacking": dict(worker.facts.lacking),
             "software": worker.facts.software,

@@ -13,6 +13,7 @@ from ciel.core.fixed import place_of
 from ciel.core.graph import TaskGraph
 from ciel.core.ids import TaskId
 from ciel.core.placement import Bandwidths, Candidate, loads_of, rank
+from ciel.core.refs import Concrete, Fixed, Reference, Sweetheart, locations_of
 from ciel.core.scheduling import LOCALITY, SWEETHEART_FACTOR, USUAL_SCHEDULING
 from ciel.core.tasks import PRIORITY_MIN, USUAL_NEEDS, TaskNode
 from ciel.master.state.chance import draw
@@ -66,6 +67,8 @@ class Dispatcher:
         self._barred: set[WorkerNode] = set()  # whose memory one of these waits for
         self._has_spare = False  # at the end of the turn a worker had room that nobody could take
         self.returned: set[TaskNode] = set()  # in this turn, for others to run at once
+        self.suspects: frozenset[str] = frozenset()  # where workers serve that are suspected
+        self._stranded: list[TaskNode] = []  # an input of theirs is nowhere else
 
     # --- workers ----------------------------------------------------------------------------------
 
@@ -80,6 +83,8 @@ class Dispatcher:
             del self._by_netloc[worker.facts.netloc]
         for task in (*reversed(worker.parked), *reversed(worker.bound)):
             self.ready.push_first(task)
+        if worker.suspicion:
+            self.trust(worker)
         self._take_stock()
         self.bandwidths.keep_only(frozenset(self._hosts.values()))
 
@@ -91,6 +96,42 @@ class Dispatcher:
         for fact in facts:
             others = [Neighbour(other.netloc, other.host) for other in facts if other is not fact]
             self._say(fact.id, MeetWorkers(tuple(others)))
+
+    def suspect(self, worker: WorkerNode) -> None:
+        """Give a worker nothing more, and what waits for room there to other workers."""
+        self.suspects |= {worker.facts.netloc}
+        for task in reversed(worker.parked):
+            self.ready.push_first(task)
+        worker.parked.clear()
+
+    def trust(self, worker: WorkerNode) -> None:
+        """A suspected worker is heard again, or is lost: what waited for that goes on."""
+        self.suspects -= {worker.facts.netloc}
+        stranded, self._stranded = self._stranded, []
+        for task in reversed(stranded):
+            self.ready.push_first(task)
+
+    def without_suspects(self, ref: Reference) -> Reference:
+        """Leave those places out where an object may not be had, if there are others."""
+        if type(ref) is not Concrete and type(ref) is not Sweetheart:
+            return ref
+        places = ref.locations - self.suspects
+        return ref._replace(locations=places) if places else ref
+
+    def _may_run(self, task: TaskNode) -> bool:
+        """Whether a task can be assigned now; if an input is only where a suspected worker serves,
+        it waits for the end of that.
+        """
+        if not self._graph.is_ready(task):
+            return False
+        if self.suspects and task.spec.inputs:
+            for ref in given(self._graph.objects, task.spec):
+                places = locations_of(ref)
+                if places and places <= self.suspects and type(ref) is not Fixed:
+                    self._stranded.append(task)
+                    task.reason = f"{ref.id} is only at {min(places)}, which is not heard now"
+                    return False
+        return True
 
     def learn_bandwidth(self, worker: WorkerNode, copied: CopyTimed) -> None:
         """A worker says how long it took to copy something from another one that is still there."""
@@ -115,7 +156,7 @@ class Dispatcher:
         held_back: list[TaskNode] = []
         while roomy and ready:
             task = ready.pop()
-            if not self._graph.is_ready(task):
+            if not self._may_run(task):
                 continue
             if not self._place(task, roomy):
                 held_back.append(task)
@@ -169,7 +210,7 @@ class Dispatcher:
             if line.priority < priority:
                 return
             task = line.pop()
-            if not self._graph.is_ready(task) or not (able := self._able(task)):
+            if not self._may_run(task) or not (able := self._able(task)):
                 continue
             able = [worker for worker in able if worker not in barred]
             having = [worker for worker in able if worker.has_memory(task.spec.needs)]
@@ -241,6 +282,8 @@ class Dispatcher:
         able = [worker for worker in offering if worker.can_hold(spec.needs)]
         if not able:
             self._refuse_as_too_large(task, offering)
+        if self.suspects:
+            able = [worker for worker in able if not worker.suspicion] or able
         return able
 
     def _refuse_as_too_large(self, task: TaskNode, offering: Sequence[WorkerNode]) -> None:
@@ -289,7 +332,7 @@ class Dispatcher:
                 if line is worker.bound and not worker.has_memory(task.spec.needs):
                     break  # it can run nowhere else
                 line.popleft()
-                if not self._graph.is_ready(task):
+                if not self._may_run(task):
                     continue
                 if worker.has_memory(task.spec.needs):
                     self._assign(task, worker)
@@ -307,7 +350,7 @@ class Dispatcher:
                 if not victim.parked:
                     return
                 task = victim.parked.pop()
-                if not self._graph.is_ready(task):
+                if not self._may_run(task):
                     continue
                 needs = task.spec.needs
                 able = task.spec.executor in worker.facts.executors and worker.can_hold(needs)
@@ -333,11 +376,15 @@ class Dispatcher:
         """
         if (self.ready and not self._has_spare) or len(self.workers) < 2:
             return
-        idle = [w for w in self.workers.values() if w.slots_used < w.facts.slots and not w.parked]
+        idle = [
+            worker
+            for worker in self.workers.values()
+            if worker.slots_used < worker.facts.slots and not worker.parked and not worker.suspicion
+        ]
         room = sum(w.credit.limit - w.slots_used for w in idle)
         for worker in self.workers.values() if idle else ():
             ahead = worker.slots_used - worker.facts.slots - len(worker.recalled)
-            if ahead <= 0 or room <= 0:
+            if ahead <= 0 or room <= 0 or worker.suspicion:
                 continue
             wait_s = ahead * worker.credit.task_s / worker.facts.slots
             silent_s = now_s - worker.reported_at_s

@@ -14,13 +14,13 @@ from ciel.core.arrivals import open_streams
 from ciel.core.choices import given
 from ciel.core.errors import CannotCancelTaskError
 from ciel.core.events import (
-    LOST_AFTER_S,
     RECALLED,
+    SUSPECT_AFTER_S,
+    WORKER_TIMEOUT_S,
     CancelTask,
     CopyTimed,
     DiskQueued,
     DropObjects,
-    Heartbeat,
     InputsLost,
     Message,
     ObjectsStored,
@@ -61,9 +61,15 @@ from ciel.master.state.workers import Call, WorkerFacts, WorkerNode
 class MasterMachine(ChildDesk):
     """All that the master knows and decides."""
 
-    def __init__(self, *, delegates: bool = True) -> None:
+    def __init__(
+        self,
+        *,
+        delegates: bool = True,
+        suspect_after_s: float = SUSPECT_AFTER_S,
+        worker_timeout_s: float = WORKER_TIMEOUT_S,
+    ) -> None:
         """`delegates`: workers may let successors and children run that nobody sent them to run
-        now.
+        now. A worker is suspected, and then declared dead, when it was silent for so long.
         """
         super().__init__()
         self.dispatcher = Dispatcher(self.graph, self._assign, self._refuse_task, self._say)
@@ -76,6 +82,8 @@ class MasterMachine(ChildDesk):
         self.epoch_s = 0.0  # what makes a time of its clock one since the epoch, for answers
         self.workers_joined = 0  # of all there ever were
         self.workers_lost = 0
+        self.suspect_after_s = suspect_after_s
+        self.worker_timeout_s = worker_timeout_s
         self._delegates = delegates
         self._copies = EarlyCopies(self.graph)
         self._followers = Followers(self.graph)
@@ -90,16 +98,49 @@ class MasterMachine(ChildDesk):
         return self.workers_joined + self.workers_lost
 
     def worker_joined(self, facts: WorkerFacts, now_s: float) -> None:
-        """A worker is there; an earlier one of the same id or address is taken for lost."""
+        """A worker is there. An earlier one with the same id has forgotten what it ran; one with
+        the same address or work directory has ended.
+        """
         self._now_s = now_s
         for other in list(self.workers.values()):
-            if other.facts.id == facts.id or other.facts.netloc == facts.netloc:
-                self.worker_lost(other.facts.id, "another worker took its place", now_s)
+            if other.facts.id == facts.id:
+                self.worker_lost(facts.id, "it joined anew", now_s)
+            elif other.facts.netloc == facts.netloc or (
+                facts.spool and other.facts.spool == facts.spool
+            ):
+                reason = "another worker took its place"
+                self.worker_lost(other.facts.id, reason, now_s, died=True)
         self.workers_joined += 1
         self.dispatcher.add_worker(WorkerNode(facts, now_s))
 
-    def worker_lost(self, worker_id: str, reason: str, now_s: float) -> None:
-        """A worker is gone, with what it ran and what it held."""
+    def worker_heard(self, worker_id: str, heard_at_s: float, now_s: float) -> None:
+        """A worker has a connection, and was last heard at some time."""
+        worker = self.workers.get(worker_id)
+        if worker is None:
+            return
+        worker.heard_at_s = heard_at_s
+        if worker.suspicion and now_s - heard_at_s < self.suspect_after_s:
+            self._now_s = now_s
+            worker.suspicion = ""
+            self.dispatcher.trust(worker)
+
+    def worker_cut_off(self, worker_id: str, reason: str, now_s: float) -> None:
+        """The connection of a worker broke, which may be back soon: it is suspected."""
+        worker = self.workers.get(worker_id)
+        if worker is not None and not worker.suspicion:
+            self._now_s = now_s
+            worker.suspicion = f"it lost its connection ({reason})"
+            self.dispatcher.suspect(worker)
+
+    def was_held_up(self, late_s: float) -> None:
+        """The master itself stood still for so long: no worker is blamed for that time."""
+        for worker in self.workers.values():
+            worker.heard_at_s += late_s
+
+    def worker_lost(self, worker_id: str, reason: str, now_s: float, *, died: bool = False) -> None:
+        """A worker is gone, with what it ran and what it held. `died`: it is known that its process
+        has ended, which what ran there may be blamed for.
+        """
         self._now_s = now_s
         worker = self.workers.get(worker_id)
         if worker is None:
@@ -116,7 +157,7 @@ class MasterMachine(ChildDesk):
             if task.worker != worker_id or task.attempt != attempt:
                 continue  # it was called off
             verdict: Again | GiveUp = Again(0.0)
-            if may_have_run:
+            if may_have_run and died:
                 blame = self.blame.setdefault(task.spec.id, Blame())
                 verdict = after_worker_loss(blame, worker_id)
             self._tell(
@@ -149,6 +190,8 @@ class MasterMachine(ChildDesk):
         worker = self.workers.get(worker_id)
         if worker is None:
             return
+        if worker.suspicion:
+            self.worker_heard(worker_id, now_s, now_s)
         worker.heard_at_s = now_s
         if self.graph.broken or self.graph.whole:
             self._follow_streams()
@@ -185,8 +228,6 @@ class MasterMachine(ChildDesk):
                 self.dispatcher.learn_bandwidth(worker, message)
             case StoresReported():
                 worker.stores = message
-            case Heartbeat():
-                pass
         if self.graph.broken or self.graph.whole:
             self._follow_streams()
 
@@ -421,6 +462,8 @@ class MasterMachine(ChildDesk):
         places = locations_of(ref)
         if place not in places:  # it came to be since, or nobody ever said that it is there
             return not places or holder is not None
+        if holder is not None and holder.suspicion:
+            return True  # it may be back soon: the reader waits for that, see `Dispatcher`
         if holder is not None and holder is not reader and node.producer is None:
             return False
         lose(self.graph, object_id, place)
@@ -499,6 +542,8 @@ class MasterMachine(ChildDesk):
         attempt = self.graph.assign(task, worker.facts.id)
         worker.take(task, self._now_s)
         inputs = given(self.graph.objects, task.spec) if task.spec.inputs else ()
+        if self.dispatcher.suspects:
+            inputs = tuple([self.dispatcher.without_suspects(ref) for ref in inputs])
         if self.graph.objects.growing:
             self._followers.told(worker, inputs)
         self.outbox += worker.assignment(task, attempt, inputs)
@@ -552,12 +597,22 @@ class MasterMachine(ChildDesk):
     # --- time -------------------------------------------------------------------------------------
 
     def tick(self, now_s: float) -> None:
-        """Act on the time: silent workers, jobs without clients; called about once a second."""
-        for worker in list(self.workers.values()):
-            silent_s = now_s - worker.heard_at_s
-            if silent_s > LOST_AFTER_S:
-                self.worker_lost(worker.facts.id, f"silent for {silent_s:.1f} s", now_s)
+        """Act on the time: silent workers, jobs without clients; called about once a second.
+
+        As long as no worker is heard, none is declared dead: nobody could take its tasks over, and
+        it may be the master that is cut off.
+        """
         self._now_s = now_s
+        for worker in self.workers.values():
+            silent_s = now_s - worker.heard_at_s
+            if silent_s > self.suspect_after_s and not worker.suspicion:
+                worker.suspicion = f"it was silent for {silent_s:.1f} s"
+                self.dispatcher.suspect(worker)
+        if any(not worker.suspicion for worker in self.workers.values()):
+            for worker in list(self.workers.values()):
+                silent_s = now_s - worker.heard_at_s
+                if silent_s > self.worker_timeout_s:
+                    self.worker_lost(worker.facts.id, f"silent for {silent_s:.1f} s", now_s)
         for job_id in self._audience.forsaken(now_s):
             self._cancel(self.jobs[job_id], "its client is gone")
 

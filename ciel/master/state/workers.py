@@ -33,6 +33,7 @@ class WorkerFacts(NamedTuple):
     software: str = ""
     memory_bytes: int = 0  # for the programs of tasks; 0: nobody knows
     hostname: str = ""  # for people; `host` tells whether two share files
+    spool: str = ""  # names its work directory, which one process has at a time; empty: unknown
 
 
 class WorkerNode:
@@ -55,6 +56,7 @@ class WorkerNode:
         "slots_used",
         "spared",
         "stores",
+        "suspicion",
         "within",
     )
 
@@ -75,6 +77,7 @@ class WorkerNode:
         self.disk = DiskQueued(0, 0.0)  # what is to be copied to it waits for that
         self.stores = StoresReported((), 0)
         self.heard_at_s = now_s
+        self.suspicion = ""  # why it may be gone; empty while it is heard
         self.reported_at_s = now_s  # when it last ended something, or had nothing
 
     def __repr__(self) -> str:
@@ -95,7 +98,7 @@ class WorkerNode:
 
     @property
     def has_room(self) -> bool:
-        return self.slots_used < self.credit.limit
+        return self.slots_used < self.credit.limit and not self.suspicion
 
     def has_free(self, needs: Needs) -> bool:
         """Whether a task that needs this would run at once."""

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from heapq import heappop, heappush
 
 from ciel.core.events import (
+    KILL_GRACE_S,
     RECALLED,
     AssignTask,
     CancelTask,
@@ -65,9 +66,6 @@ from ciel.worker.state.recent import Recent
 from ciel.worker.state.slots import Slots
 from ciel.worker.state.soundness import problems
 
-KILL_GRACE_S = 0.25
-"""Between the polite signal and the one that cannot be ignored, when a time limit has passed."""
-
 OFFERED_AT_ONCE = 1000
 """Of what a store holds when a master is reached: some 5 ms of work for each of both."""
 
@@ -91,16 +89,19 @@ class WorkerMachine:
         talkative: frozenset[str] = frozenset(),
         begins: frozenset[str] = frozenset(),
         memory_bytes: int = 0,
+        kill_grace_s: float = KILL_GRACE_S,
     ) -> None:
         """`talkative`: the executors whose programs are no matter of a moment, and not prepared
         ahead. `begins`: those whose tasks may begin where their parents run, without being sent.
-        `memory_bytes`: for programs; 0: nobody knows.
+        `memory_bytes`: for programs; 0: nobody knows. `kill_grace_s`: between SIGTERM and SIGKILL,
+        for tasks that do not say.
         """
         self.netloc = netloc
         self._here = frozenset((netloc,))
         self.host = host
         self.slots = slots
         self.memory_bytes = memory_bytes
+        self._kill_grace_s = kill_grace_s
         self._slots = Slots(slots, talkative, memory_bytes)
         self.attempts: dict[Key, Attempt] = {}
         self.outbox: list[Order] = []
@@ -575,7 +576,9 @@ class WorkerMachine:
         attempt.phase = Phase.ENDING
         attempt.ending = ending
         self.outbox.append(KillAttempt(*attempt.key, force=False))
-        heappush(self._deadlines, (now_s + KILL_GRACE_S, attempt.key))
+        asked_s = attempt.spec.needs.kill_grace_s
+        grace_s = self._kill_grace_s if asked_s < 0 else asked_s
+        heappush(self._deadlines, (now_s + grace_s, attempt.key))
 
     def tick(self, now_s: float) -> None:
         """Act on the time limits that have passed."""

@@ -1,9 +1,10 @@
-"""What a client and we have said to each other, over however many connections.
+"""Sessions: exchanges of messages that outlive the connections which carry them.
 
-A connection may be lost at any moment, and then nobody knows what of the last messages has arrived.
-So each side counts those that come, keeps its own until the other has confirmed them (`Received`),
-and says the rest again when the client comes back within its grace period. To everybody above a
-client that was away for a while is one that was slow to answer.
+A connection may be lost at any moment, and then nobody knows which of the last messages arrived.
+So each side counts the messages that it received, keeps those that it sent until the other side
+confirms them (`Received`), and sends the rest again over the next connection. To the code above, a
+peer that was away for a while is a peer that was slow to answer. The master has one session with
+each client and with each worker; a worker has one with its master.
 """
 
 from __future__ import annotations
@@ -17,18 +18,22 @@ from ciel.net.control import Peer
 CONFIRM_EVERY: Final = 256
 """Messages that came; fewer are confirmed by the next tick."""
 KEPT_MAX = 400_000
-"""Messages that a client has not confirmed: as many as may wait in a connection. One that is so far
-behind cannot come back, and nothing more is kept for it."""
+"""Messages that a peer has not confirmed: as many as may wait in a connection. A peer that is so
+far behind cannot come back, and nothing more is kept for it."""
 
 
-class ClientSession:
-    """The session of a client; `name` is what the machine calls it. To be sent to as a peer is."""
+class PeerSession:
+    """One end of a session; `name` is what the owner calls the other end."""
 
-    def __init__(self, name: str, peer: Peer) -> None:
+    def __init__(self, name: str, peer: Peer, token: str = "") -> None:
         self.name = name
+        self.token = token
+        """What the connecting side names the session by."""
         self.peer: Peer | None = peer
         self.gone_at_s = 0.0
         """When its connection was lost; of no meaning while there is one."""
+        self.back_at_s = 0.0
+        """When it last went on over another connection."""
         self._sent: deque[Message] | None = deque()  # and not confirmed; None: too many
         self._confirmed = 0
         self._received = 0
@@ -39,13 +44,18 @@ class ClientSession:
         return self._sent is not None
 
     def send(self, message: Message) -> None:
-        """Send a message, now or when the client is back."""
+        """Send a message, now or when the peer is back."""
         if self._sent is not None:
             self._sent.append(message)
             if len(self._sent) > KEPT_MAX:
                 self._sent = None
         if self.peer is not None:
             self.peer.send(message)
+
+    @property
+    def received(self) -> int:
+        """How many messages came, over all connections."""
+        return self._received
 
     def count(self, messages: int) -> None:
         """Take note that so many messages came."""
@@ -54,7 +64,7 @@ class ClientSession:
             self.confirm()
 
     def confirm(self) -> None:
-        """Tell the client how many came, if that is news."""
+        """Tell the peer how many messages came, if that is news."""
         if self._told < self._received and self.peer is not None:
             self._told = self._received
             self.peer.send(Received(self._received))

@@ -7,9 +7,9 @@ from typing import Any, cast
 import pytest
 
 from ciel.core.events import Answer, Message, Received
-from ciel.master import sessions
-from ciel.master.sessions import CONFIRM_EVERY, ClientSession
+from ciel.net import sessions
 from ciel.net.control import ControlPeer
+from ciel.net.sessions import CONFIRM_EVERY, PeerSession
 
 
 class Peer:
@@ -26,12 +26,12 @@ def answers(*numbers: int) -> list[Message]:
     return [Answer(number, None, "") for number in numbers]
 
 
-def opened() -> tuple[ClientSession, Peer]:
+def opened() -> tuple[PeerSession, Peer]:
     peer = Peer()
-    return ClientSession("client-1", cast(ControlPeer, peer)), peer
+    return PeerSession("client-1", cast(ControlPeer, peer)), peer
 
 
-def back(session: ClientSession, received: int) -> list[Message]:
+def back(session: PeerSession, received: int) -> list[Message]:
     """Return what a client is told that comes back with so many messages."""
     peer: Any = Peer()
     assert session.take_confirmation(received)

@@ -1,0 +1,262 @@
+"""Outages that end: daemons that are stopped for a while, cables that are pulled out and put back.
+Programs go on meanwhile and run once; what has ended for good is noticed at once.
+
+Each run of a program appends a byte to a file, so that runs are counted.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from ciel.core.events import LOST_AFTER_S
+from ciel.testing.homes import HandCluster, Home, wait_for
+from ciel.testing.hosts import Hosts
+
+
+def submit(home: Home, *argv: str, elements: int = 1) -> subprocess.Popen[str]:
+    """Start a job of programs; each of its elements runs the command."""
+    array = ["--array", f"1-{elements}"] if elements > 1 else []
+    return home.start("ciel", "submit", *array, "--", *argv)
+
+
+def program(home: Home, name: str, sleep_s: float) -> list[str]:
+    """Return a command that notes each of its runs in a file."""
+    place = home.path / name
+    script = (
+        f"echo $CIEL_WORKER >{place}.at; printf x >>{place}; sleep {sleep_s}; echo {name} is done"
+    )
+    return ["sh", "-c", script]
+
+
+def runs(home: Home, name: str) -> int:
+    """Return how often a program was started."""
+    path = home.path / name
+    return len(path.read_text()) if path.exists() else 0
+
+
+def await_run(home: Home, name: str) -> None:
+    wait_for(lambda: runs(home, name), f"the start of {name}")
+
+
+def workers(home: Home) -> list[dict[str, object]]:
+    done = home.run("ciel", "worker", "list", "--json")
+    found: list[dict[str, object]] = json.loads(done.stdout)
+    return found
+
+
+def pause(process: subprocess.Popen[str], pause_s: float) -> None:
+    """Stop a process for a while."""
+    process.send_signal(signal.SIGSTOP)
+    time.sleep(pause_s)
+    process.send_signal(signal.SIGCONT)
+
+
+def expect_done(job: subprocess.Popen[str], name: str) -> None:
+    out, complaints = job.communicate(timeout=60)
+    assert (job.returncode, out) == (0, f"{name} is done\n"), complaints
+
+
+def test_c1_a_worker_that_stands_still_is_suspected_and_what_it_ran_counts(home: Home) -> None:
+    cluster = HandCluster.start(home)
+    job = submit(home, *program(home, "a", 1.0))
+    await_run(home, "a")
+    at = (home.path / "a.at").read_text().strip()
+    busy = cluster.workers[0 if at in cluster.log("worker1") else 1]
+    busy.send_signal(signal.SIGSTOP)
+    wait_for(lambda: any(worker["suspicion"] for worker in workers(home)), "a suspicion")
+    told = home.run("ciel", "status").stdout
+    assert told.count("(suspected)") == 1, told
+    other = submit(home, *program(home, "b", 0.1))  # is not sent to the one that is suspected
+    expect_done(other, "b")
+    busy.send_signal(signal.SIGCONT)
+    expect_done(job, "a")
+    assert (runs(home, "a"), runs(home, "b")) == (1, 1)
+    assert not any(worker["suspicion"] for worker in workers(home))
+    cluster.stop()
+
+
+def test_c1_a_worker_that_was_killed_is_not_waited_for(home: Home) -> None:
+    cluster = HandCluster.start(home, workers=1)
+    job = submit(home, *program(home, "a", 2.0))
+    await_run(home, "a")
+    cluster.workers[0].kill()
+    wait_for(lambda: not workers(home), "the master to know")  # which waits 60 s for the silent
+    cluster.start_worker()
+    wait_for(lambda: runs(home, "a") == 2, "another run")
+    expect_done(job, "a")
+    cluster.workers.pop(0).communicate()
+    cluster.stop()
+
+
+def test_c1_a_worker_started_again_in_the_same_directory_takes_the_place_of_the_first(
+    home: Home,
+) -> None:
+    cluster = HandCluster.start(home, 1, "--spool", "spool")
+    [before] = workers(home)
+    cluster.workers[0].kill()
+    cluster.start_worker("--spool", "spool")
+    cluster.workers.pop(0).communicate()
+    [after] = workers(home)
+    assert before["worker"] != after["worker"]
+    cluster.stop()
+
+
+def test_g3_a_master_that_stands_still_ends_neither_programs_nor_workers(home: Home) -> None:
+    cluster = HandCluster.start(home)
+    first = submit(home, *program(home, "a", 4.0))
+    second = submit(home, *program(home, "b", 11.0))
+    for name in ("a", "b"):
+        await_run(home, name)
+    pause(cluster.master, 3 * LOST_AFTER_S)
+    expect_done(first, "a")
+    expect_done(second, "b")
+    assert (runs(home, "a"), runs(home, "b")) == (1, 1)
+    assert all(worker.poll() is None for worker in cluster.workers)
+    assert len(workers(home)) == 2
+    cluster.stop()
+
+
+def test_g3_a_worker_with_a_wrong_key_ends_at_once(home: Home) -> None:
+    cluster = HandCluster.start(home, workers=0)
+    access = json.loads(cluster.access.read_text())
+    wrong = home.path / "wrong.json"
+    wrong.write_text(json.dumps({**access, "key": access["key"][::-1]}))
+    wrong.chmod(0o600)
+    done = home.run("ciel-worker", "--access", str(wrong))
+    assert done.returncode == 3
+    assert "key" in done.stderr
+    cluster.stop()
+
+
+def test_c1_programs_go_on_while_a_cable_is_out(tmp_path: Path) -> None:
+    with Hosts(tmp_path) as (here, there):
+        master = here.start(
+            "ciel-master", "--listen", f"{here.address}:0", "--new-key", "--log", "master.log"
+        )
+        wait_for(lambda: [*here.path.glob("state/ciel/*/access.json")], "the access file")
+        (access,) = here.path.glob("state/ciel/*/access.json")
+        (there.path / "carried.json").write_text(access.read_text())
+        (there.path / "carried.json").chmod(0o600)
+        here.environ["CIEL_ACCESS"] = str(here.inside / access.relative_to(here.path))
+        there.start(
+            "ciel-worker", "--access", "carried.json", "--slots", "1", "--log", "worker.log",
+            "--listen", ":0", "--advertise", f"{there.address}:0",
+        )  # fmt: skip
+        wait_for(lambda: len(workers(here)) == 1, "the worker")
+        job = here.start(
+            "ciel",
+            "submit",
+            "--",
+            "sh",
+            "-c",
+            f"printf x >>{there.inside}/a; sleep 5; echo a is done",
+        )
+        await_run(there, "a")
+        there.set_link(up=False)
+        wait_for(lambda: workers(here)[0]["suspicion"], "a suspicion")
+        time.sleep(2 * LOST_AFTER_S)
+        there.set_link(up=True)
+        expect_done(job, "a")
+        assert runs(there, "a") == 1
+        assert master.poll() is None
+
+
+# --- programs that are to end ---------------------------------------------------------------------
+
+SAVES = (
+    "trap 'sleep 1; echo saved >{place}.checkpoint; exit 1' TERM; printf x >{place}; "
+    "while :; do sleep 0.1; done"
+)
+
+
+def saving(home: Home, name: str) -> list[str]:
+    """Return a program that takes a second to write a checkpoint when it is sent SIGTERM."""
+    return ["sh", "-c", SAVES.replace("{place}", str(home.path / name))]
+
+
+def expect_saved(home: Home, name: str) -> None:
+    assert (home.path / f"{name}.checkpoint").read_text() == "saved\n"
+
+
+def test_c3_programs_may_write_a_checkpoint_when_they_are_to_end(home: Home) -> None:
+    cluster = HandCluster.start(home, 1)
+    limited = home.run("ciel", "submit", "--timeout", "0.5", "--", *saving(home, "limited"))
+    assert "it ran longer than its limit of 0.5 s" in limited.stderr
+    expect_saved(home, "limited")
+    job = submit(home, *saving(home, "cancelled"))
+    await_run(home, "cancelled")
+    assert home.run("ciel", "job", "cancel", "last").returncode == 0
+    expect_saved(home, "cancelled")
+    job.communicate(timeout=20)
+    job = submit(home, *saving(home, "left"))
+    await_run(home, "left")
+    cluster.workers[0].send_signal(signal.SIGTERM)
+    cluster.workers[0].communicate(timeout=20)
+    expect_saved(home, "left")
+    job.kill()
+    job.communicate()
+    cluster.stop()
+
+
+def test_c3_a_task_says_how_long_its_grace_is(home: Home) -> None:
+    cluster = HandCluster.start(home, 1)
+    options = ("--timeout", "0.2", "--kill-grace", "0.2")
+    done = home.run("ciel", "submit", *options, "--", *saving(home, "a"))
+    assert "was killed by SIGKILL" in done.stderr
+    assert not (home.path / "a.checkpoint").exists()
+    cluster.stop()
+
+
+def test_c3_ciel_down_and_ctrl_c_give_programs_their_grace(home: Home) -> None:
+    job = submit(home, *saving(home, "interrupted"))  # on a cluster of its own
+    await_run(home, "interrupted")
+    job.send_signal(signal.SIGINT)
+    job.communicate(timeout=20)
+    expect_saved(home, "interrupted")
+    up = home.run("ciel", "up", "--listen", "127.0.0.1:0", "--slots", "1")
+    assert up.returncode == 0, up.stderr
+    job = submit(home, *saving(home, "down"))
+    await_run(home, "down")
+    assert home.run("ciel", "down", "--force").returncode == 0
+    job.communicate(timeout=20)
+    expect_saved(home, "down")
+
+
+# --- one cluster per host -------------------------------------------------------------------------
+
+
+def test_c9_two_that_are_told_to_start_a_cluster_at_once_start_one(home: Home) -> None:
+    both = [home.start("ciel", "up", "--listen", "127.0.0.1:0", "--slots", "1") for _ in range(2)]
+    said = sorted(each.communicate(timeout=60)[1] for each in both)
+    assert [each.returncode for each in both] == [0, 0]
+    assert "already up" in said[0], said
+    masters = [line for line in home.processes().values() if "ciel.cli.master" in line]
+    assert len(masters) == 1
+    assert home.run("ciel", "down").returncode == 0
+    wait_for(lambda: not home.processes(), "the end of all")
+
+
+ELSEWHERE = ("unshare", "-u", "sh", "-c", 'hostname elsewhere; exec "$@"', "sh")
+
+
+def test_c9_a_host_that_shares_the_home_leaves_the_cluster_of_another_alone(home: Home) -> None:
+    if subprocess.run([*ELSEWHERE, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("no host names of their own here")
+    up = home.run("ciel", "up", "--listen", "127.0.0.1:0", "--slots", "1")
+    assert up.returncode == 0, up.stderr
+    for command in ("status", "down"):
+        told = home.run(*ELSEWHERE, "ciel", command)
+        assert told.returncode == 3
+        assert "crashed" not in told.stderr
+    there = home.run(*ELSEWHERE, "ciel", "up", "--listen", "127.0.0.1:0", "--slots", "1")
+    assert there.returncode == 0, there.stderr
+    assert home.run(*ELSEWHERE, "ciel", "down").returncode == 0
+    assert home.run("ciel", "status").returncode == 0
+    assert home.run("ciel", "down").returncode == 0
+    wait_for(lambda: not home.processes(), "the end of all")
