@@ -86,6 +86,6 @@ def test_b2_notices_reach_clients_that_want_no_prints() -> None:
     cluster.lines()
     spec = a_task("a")
     for is_notice in (False, True):
-        cluster.worker_says("w1", TaskPrinted(spec.id, 1, 0, 5, "line\n", is_notice))
+        cluster.worker_says("w1", TaskPrinted(spec.id, 1, 0, 5, "line\n", is_notice=is_notice))
     printed = [m for _, m in cluster.machine.outbox if isinstance(m, JobPrinted)]
     assert [message.is_notice for message in printed] == [True]
