@@ -95,7 +95,8 @@ class Parent:
         """Have a process be forked that waits to be adopted; its number."""
         stdout = str(self.directory / "printed")
         argv = [sys.executable, "-c", "fork", script]
-        request = [CHILD_ID, argv, str(self.directory), stdout, {"ADDED": "1", "HOME": None}]
+        added = {"ADDED": "1", "HOME": None}
+        request = [CHILD_ID, argv, str(self.directory), stdout, stdout, added]
         self.link.send(json.dumps(request).encode())
         launch_id, pid = json.loads(self.link.recv(1000))
         assert launch_id == CHILD_ID
