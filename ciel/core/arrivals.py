@@ -24,7 +24,7 @@ def introduce(graph: TaskGraph, ref: Reference, job: Job) -> None:
     is_there = not isinstance(ref, Future) and type(ref) not in STREAMS
     if node.producer is None and node.ref is None and is_there:
         node.holds += 1
-        job.uploads[ref.id] = None
+        graph.objects.use(job.uploads, ref.id)
         graph.publish(ref)
 
 

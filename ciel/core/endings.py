@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
+
 from ciel.core.graph import TaskGraph
 from ciel.core.ids import ObjectId, TaskId
 from ciel.core.jobs import Job
 from ciel.core.refs import Failure
 from ciel.core.tasks import ASSIGNED, DONE, RUNNABLE, WAITING, Mentions
 
+LOOKED_AT_PER_STEP = 16
+"""So many objects are looked at in about the time that one task takes to end."""
 
-def failed_results(graph: TaskGraph, job: Job) -> list[ObjectId]:
-    """Name the errors among a job's results, those that a result merely lists included."""
-    failed = []
-    for object_id in job.wanted:
-        node = graph.objects.nodes[object_id]
+
+def failed_results(graph: TaskGraph, job: Job) -> Generator[None, None, list[ObjectId]]:
+    """Name the errors among a job's results, those that a result merely lists included. Yields when
+    the graph has no steps left.
+    """
+    failed: list[ObjectId] = []
+    for looked_at, object_id in enumerate(list(job.wanted), 1):
+        node = graph.objects.get(object_id)
+        if looked_at % LOOKED_AT_PER_STEP == 0:
+            graph.steps_left -= 1
+            if graph.steps_left < 0:
+                yield
+        if node is None:
+            continue
         producer = node.producer
         if type(node.ref) is Failure:
             failed.append(object_id)
@@ -48,12 +61,16 @@ def stuck(graph: TaskGraph, job: Job) -> list[ObjectId]:
     return orphans or list(missing)
 
 
-def saw_error(graph: TaskGraph, job: Job) -> TaskId | None:
+def saw_error(graph: TaskGraph, job: Job) -> Generator[None, None, TaskId | None]:
     """Name a task of a job that made its outputs from an error: they would stay as they are if what
-    failed were made again.
+    failed were made again. Yields when the graph has no steps left.
     """
     nodes = graph.objects.nodes
-    for task_id in job.tasks:
+    for looked_at, task_id in enumerate(job.tasks, 1):
+        if looked_at % LOOKED_AT_PER_STEP == 0:
+            graph.steps_left -= 1
+            if graph.steps_left < 0:
+                yield
         task = graph.tasks.get(task_id)
         if task is not None and task.spec.sees_errors and task.state is DONE:
             if any(type(nodes[object_id].ref) is Failure for object_id in task.spec.inputs):

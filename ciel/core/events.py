@@ -203,9 +203,22 @@ class Neighbour(NamedTuple):
 
 
 class MeetWorkers(NamedTuple):
-    """All other workers that are there now."""
+    """Workers that joined, and the locations of those that were lost. `afresh`: `neighbours` are
+    all that there are, and nothing said before counts. The receiver may be among them.
+    """
 
     neighbours: tuple[Neighbour, ...]
+    gone: tuple[str, ...] = ()
+    afresh: bool = False
+
+    def apply_to(self, hosts: dict[str, str], own_netloc: str) -> None:
+        """Change what the worker at `own_netloc` knows: the hosts of all others, by location."""
+        if self.afresh:
+            hosts.clear()
+        for netloc in self.gone:
+            hosts.pop(netloc, None)
+        hosts.update(self.neighbours)
+        hosts.pop(own_netloc, None)
 
 
 # --- worker to master -----------------------------------------------------------------------------

@@ -17,10 +17,16 @@ rules (CIB-1, CIB-4):
 - what a task publishes under its own name without having promised it is its output all the same;
 - an object that grows lets its readers run; if it breaks they stop and wait again;
 - an object is droppable when no job wants it and nothing that is unfinished can name it.
+
+What one event leads to may be any amount of work: an object may have 300,000 readers. The owner
+says with `steps_left` how many tasks may be touched before it comes back (`put_off.go_on`). Objects
+whose readers, makers or inputs are still to be visited stand in `spreading`, `demanding` and
+`releasing`; each is judged when its turn comes, so anything may happen to the graph in between.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Sequence
 
 from ciel.core import arrivals, bare, choices, fixed, heirs
@@ -50,6 +56,11 @@ from ciel.core.tasks import (
 )
 from ciel.core.waiting import Waiting
 
+UNBOUNDED = 1 << 60
+"""Steps of an owner that does everything at once."""
+INPUTS_PER_STEP = 8
+"""A task with more inputs costs more than one step: so many inputs take as long as a step."""
+
 
 class TaskGraph:
     """All tasks and objects of all jobs of one master."""
@@ -68,6 +79,12 @@ class TaskGraph:
         self.released: list[ObjectId] = []
         self.streams = Streams()
         self.errands = Errands()
+        self.steps_left = UNBOUNDED
+        self.spreading: deque[ObjectId] = deque()  # came to be; readers still wait for them
+        self.demanding: list[ObjectId] = []  # needed; their makers may still be dormant
+        self.releasing: list[ObjectId] = []  # needed less; their makers may still be active
+        self.ending: set[Job] = set()  # jobs whose tasks are being ended: none of them begins
+        self.reviving: set[Job] = set()  # jobs whose failed tasks are being put back
         self._growing = self.objects.growing
         self.began_waiting: list[TaskNode] | None = None  # kept if somebody makes it a list
         self.disturbed = False  # a task went back, an object was lost, or another is to make one
@@ -111,7 +128,7 @@ class TaskGraph:
             source.holds += 1
             source.others += 1
             if source.producer is None or source.producer.job is not job:
-                job.foreign[object_id] = None
+                self.objects.use(job.foreign, object_id)
         if self.objects.fixed:
             fixed.note(self, node)
         anything = Mentions.ANYTHING
@@ -204,11 +221,16 @@ class TaskGraph:
         self.drop_if_unused(object_id, node)
 
     def demand(self, object_ids: Iterable[ObjectId]) -> None:
+        """Activate the makers of objects that are needed and not there, and upwards from there: one
+        at least, the others when there are steps left.
+        """
         pending = list(object_ids)
         nodes = self.objects.nodes
         while pending:
             object_id = pending.pop()
-            node = nodes[object_id]
+            node = nodes.get(object_id)
+            if node is None:  # forgotten since this was put off
+                continue
             producer = node.producer
             if producer is None or node.ref is not None:
                 continue
@@ -216,6 +238,10 @@ class TaskGraph:
                 # Activating others may have failed whoever needed this.
                 if self._is_sought(object_id, node):
                     pending.extend(self._activate(producer))
+                    self.steps_left -= 1
+                    if self.steps_left < 0 and pending:
+                        self.demanding += pending
+                        return
 
     def _activate(self, task: TaskNode) -> list[ObjectId]:
         """Make a task wait for what it lacks, or runnable; return what is to be demanded now."""
@@ -225,6 +251,7 @@ class TaskGraph:
         if not spec.inputs:
             self.make_runnable(task)
             return []
+        self.steps_left -= len(spec.inputs) // INPUTS_PER_STEP
         nodes = self.objects.nodes
         missing = []
         chooses = spec.any_count
@@ -264,10 +291,13 @@ class TaskGraph:
             count_on(self, task)
 
     def release_demand(self, object_ids: list[ObjectId]) -> None:
-        """Put tasks to sleep whose outputs nobody needs any more, and upwards from there."""
+        """Put tasks to sleep whose outputs nobody needs any more, and upwards from there as far as
+        there are steps left.
+        """
         pending, nodes = object_ids, self.objects.nodes
         while pending:
-            task = nodes[pending.pop()].producer
+            node = nodes.get(pending.pop())
+            task = None if node is None else node.producer
             if task is None or task.state not in (WAITING, RUNNABLE, ASSIGNED):
                 continue
             if self.is_needed(task):
@@ -277,6 +307,17 @@ class TaskGraph:
                 continue
             self._set_back(task, DORMANT)
             pending.extend(task.spec.inputs)
+            self.steps_left -= 1
+            if self.steps_left < 0:
+                self.releasing += pending
+                return
+
+    # --- what was put off -------------------------------------------------------------------------
+
+    @property
+    def has_more(self) -> bool:
+        """Whether there is work for `put_off.go_on`."""
+        return bool(self.spreading or self.demanding or self.releasing)
 
     def is_needed(self, task: TaskNode) -> bool:
         """Whether somebody needs an output of a task that is not there, and that it still makes."""
@@ -304,6 +345,8 @@ class TaskGraph:
         """Whether a task can be assigned now. One whose input was lost meanwhile waits again, or
         fails.
         """
+        if self.ending and task.job in self.ending:
+            return False
         return task.state is RUNNABLE and not (task.spec.inputs and self.recheck(task))
 
     def recheck(self, task: TaskNode) -> bool:
@@ -430,22 +473,17 @@ class TaskGraph:
 
     def _spread(self, object_id: ObjectId, node: ObjectNode) -> list[tuple[TaskNode, str, object]]:
         """Tell waiters of an object that came to be; return the tasks that fail by it, with their
-        reasons.
+        reasons. If there are more waiters than steps left, `put_off` has all of them told.
         """
         failing: list[tuple[TaskNode, str, object]] = []
         ref = node.ref
-        if type(ref) is Failure:
-            blame = passed_on(self.objects, ref)
-            for task in self.waiting.waiters_of(object_id):
-                if not task.spec.sees_errors:
-                    self.waiting.forget(task, choices.waits_for(task.spec))
-                    failing.append((task, *blame))
-        if object_id in self.waiting.awaited:
-            if type(ref) in STREAMS:
-                for task in self.waiting.waiters_of(object_id):
-                    self.streams.read(task, object_id)
-            for task in self.waiting.release(object_id):
-                self.make_runnable(task)
+        waiters = self.waiting.awaited.get(object_id)
+        if waiters is not None:
+            self.steps_left -= len(waiters)
+            if self.steps_left < 0:
+                self.spreading.append(object_id)
+            else:
+                failing = self._tell_waiters(object_id, ref)
         if not node.is_settled:
             return failing
         if object_id in self.choosers.awaited:
@@ -469,6 +507,24 @@ class TaskGraph:
                 job.unsettled -= 1
         else:
             self.drop_if_unused(object_id, node)
+        return failing
+
+    def _tell_waiters(
+        self, object_id: ObjectId, ref: Reference | None
+    ) -> list[tuple[TaskNode, str, object]]:
+        """Tell all who wait for an object; return those that fail by it."""
+        failing: list[tuple[TaskNode, str, object]] = []
+        if type(ref) is Failure:
+            blame = passed_on(self.objects, ref)
+            for task in self.waiting.waiters_of(object_id):
+                if not task.spec.sees_errors:
+                    self.waiting.forget(task, choices.waits_for(task.spec))
+                    failing.append((task, *blame))
+        if type(ref) in STREAMS:
+            for task in self.waiting.waiters_of(object_id):
+                self.streams.read(task, object_id)
+        for task in self.waiting.release(object_id):
+            self.make_runnable(task)
         return failing
 
     def forget_object(self, object_id: ObjectId, node: ObjectNode) -> frozenset[str]:

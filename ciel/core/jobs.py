@@ -24,7 +24,7 @@ class JobState(Enum):
     ACTIVE = "active"
     COMPLETED = "completed"
     FAILED = "failed"
-    CANCELLING = "cancelling"  # its programs are being ended
+    CANCELLING = "cancelling"  # its tasks and programs are being ended
     CANCELLED = "cancelled"
 
     def __str__(self) -> str:
@@ -35,7 +35,7 @@ class JobState(Enum):
 
 JOB_TRANSITIONS: dict[JobState, frozenset[JobState]] = {
     JobState.ACTIVE: frozenset((JobState.COMPLETED, JobState.FAILED, JobState.CANCELLING)),
-    JobState.CANCELLING: frozenset((JobState.CANCELLED,)),
+    JobState.CANCELLING: frozenset((JobState.CANCELLED, JobState.FAILED)),
     JobState.COMPLETED: frozenset(),
     JobState.FAILED: frozenset((JobState.ACTIVE,)),  # its failed tasks are tried again
     JobState.CANCELLED: frozenset((JobState.ACTIVE,)),  # its cancelled tasks, too

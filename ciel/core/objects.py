@@ -69,6 +69,7 @@ class ObjectTable:
         self.fixed: dict[ObjectId, None] = {}  # which are processes that wait
         self.attached: dict[str, TaskNode] = {}  # who goes on in one that no task left there
         self.replaced: dict[str, list[ObjectId]] = {}  # copies that nobody needs: it is inline now
+        self._used: dict[str, int] = {}  # by how many jobs, as an upload or without making it
         self._held: dict[str, dict[ObjectId, None]] = {}
         self._places: dict[frozenset[str], frozenset[str]] = {}
 
@@ -127,6 +128,25 @@ class ObjectTable:
         places = NOWHERE if node.ref is None else locations_of(node.ref)
         self._replace(node, object_id, None)
         return places
+
+    def use(self, uses: dict[ObjectId, None], object_id: ObjectId) -> None:
+        """Add an object to a job's `foreign` or `uploads`."""
+        if object_id not in uses:
+            uses[object_id] = None
+            self._used[object_id] = self._used.get(object_id, 0) + 1
+
+    def end_use(self, uses: dict[ObjectId, None], object_id: ObjectId) -> None:
+        """Take an object out of a job's `foreign` or `uploads`, in which it is."""
+        del uses[object_id]
+        left = self._used[object_id] - 1
+        if left:
+            self._used[object_id] = left
+        else:
+            del self._used[object_id]
+
+    def is_used(self, object_id: str) -> bool:
+        """Whether a job has sent an object, or reads it without making it."""
+        return object_id in self._used
 
     def take_replaced(self) -> dict[str, list[ObjectId]]:
         """Take what is to be deleted since its content is inline now, by location."""

@@ -6,16 +6,17 @@ will not name an object any more, and when a job is removed.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, MutableMapping
+from collections.abc import Container, Iterable, Iterator, MutableMapping, Sequence
+from typing import Any
 
-from ciel.core.graph import TaskGraph
+from ciel.core.graph import INPUTS_PER_STEP, TaskGraph
 from ciel.core.ids import ObjectId
 from ciel.core.jobs import Job
 from ciel.core.losses import drop
-from ciel.core.objects import ObjectNode
+from ciel.core.objects import NOBODY, ObjectNode
 from ciel.core.refs import Failure
 from ciel.core.story import Story
-from ciel.core.tasks import DONE, Mentions, TaskNode
+from ciel.core.tasks import ACTIVE, DONE, Mentions, TaskNode
 
 Deletions = dict[str, list[ObjectId]]
 """What is to be deleted, by location."""
@@ -28,19 +29,23 @@ def hand_over(
     job: Job,
     objects: Iterable[ObjectId],
     stories: MutableMapping[str, Story] | None = None,
-) -> Deletions:
+) -> Iterator[Deletions]:
     """Have a job want objects no longer, and forget those that nobody else needs, with the tasks
     that made them, and their stories.
 
     A task stays if it has children, or an output that was not handed over, or whose content may
     name others; and for as long as another is there that reads one of them, since that may have to
     run again.
+
+    Yields what is to be deleted, each time that no steps are left.
     """
     deletions: Deletions = {}
-    pending = [object_id for object_id in objects if object_id in graph.objects.nodes]
-    for object_id in pending:
-        graph.unwant(object_id, job)
-        job.promised[object_id] = None
+    pending: list[ObjectId] = []
+    for object_id in objects:
+        if object_id in graph.objects.nodes:
+            graph.unwant(object_id, job)
+            job.promised[object_id] = None
+            pending.append(object_id)
     while pending:
         object_id = pending.pop()
         node = graph.objects.get(object_id)
@@ -52,10 +57,14 @@ def hand_over(
             job.handed_over += 1
             if stories:
                 stories.pop(task.spec.id, None)
+        graph.steps_left -= 1
+        if graph.steps_left < 0:
+            yield deletions
+            deletions = {}
     alive = sum(job.counts.values()) - job.handed_over
     if len(job.tasks) > 2 * alive + _COMPACT_FROM:
         job.tasks = [task_id for task_id in job.tasks if task_id in graph.tasks]
-    return deletions
+    yield deletions
 
 
 def _is_over(graph: TaskGraph, task: TaskNode, job: Job) -> bool:
@@ -83,7 +92,8 @@ def _forget_upload(
         return
     if node.others or node.wanters or node.holds != 1:  # the upload's own hold
         return
-    del job.uploads[object_id], job.promised[object_id]
+    graph.objects.end_use(job.uploads, object_id)
+    del job.promised[object_id]
     for place in graph.objects.forget(node, object_id):
         deletions.setdefault(place, []).append(object_id)
     graph.objects.remove(object_id)
@@ -107,49 +117,94 @@ def _forget(graph: TaskGraph, task: TaskNode, deletions: Deletions) -> list[Obje
 
 
 def remove(
-    graph: TaskGraph, job: Job, others: Iterable[Job], kept: Container[str] = ()
-) -> Deletions:
-    """Forget an ended job with its tasks, none of which may be active, and objects, but for objects
-    that `others` read, or that are `kept`: those stay as they are, and cannot be made again.
+    graph: TaskGraph,
+    job: Job,
+    kept: Container[str],
+    records: Sequence[MutableMapping[str, Any]] = (),
+) -> Iterator[Deletions]:
+    """Forget an ended job with its tasks and objects, but for objects that other jobs read, or that
+    are `kept`: those stay as they are, and cannot be made again. What `records` have by the ids of
+    its tasks goes, too.
+
+    Yields what is to be deleted, each time that no steps are left.
     """
-    doomed = job.uploads | job.wanted | job.foreign
-    for object_id in job.wanted:
+    doomed = _Doomed(graph, kept)
+    while job.wanted:
+        object_id, _ = job.wanted.popitem()
         node = graph.objects.nodes[object_id]
-        node.wanters = tuple([other for other in node.wanters if other is not job])
-    for task_id in job.tasks:
-        task = graph.tasks.pop(task_id, None)
+        node.wanters = tuple([other for other in node.wanters if other is not job]) or NOBODY
+        job.unsettled -= not node.is_settled
+        doomed.forget_if_free(object_id)
+        if doomed.is_time_up(1):
+            yield doomed.take()
+    while job.tasks:  # readers before makers, as a rule
+        task = graph.tasks.get(job.tasks.pop())
+        steps = 1
         if task is not None:
-            doomed |= dict.fromkeys(task.outputs)
-            for object_id in task.spec.inputs:
-                node = graph.objects.nodes[object_id]
-                node.others -= 1
-                node.holds -= task.holds_inputs
-            for object_id in task.outputs:
-                node = graph.objects.nodes[object_id]
-                node.others -= node.producer is not task
-    deletions: Deletions = {}
-    used = _used_by(others, job) if doomed else set()
-    for object_id in doomed:
-        doomed_node = graph.objects.get(object_id)
-        if doomed_node is None:
-            continue
-        maker = doomed_node.producer
-        if maker is not None and maker.job is not job:
-            continue
-        if doomed_node.wanters or doomed_node.others or object_id in used or object_id in kept:
-            doomed_node.producer = None
-            continue
-        for place in graph.objects.forget(doomed_node, object_id):
-            deletions.setdefault(place, []).append(object_id)
-        graph.objects.remove(object_id)
-    job.tasks.clear()
-    return deletions
+            for record in records:
+                record.pop(task.spec.id, None)
+            if task.state in ACTIVE:  # somebody needed again what was lost
+                graph.fail(task, "CANCELLED", "its job was removed")
+            steps += len(task.spec.inputs) // INPUTS_PER_STEP
+            _remove_task(graph, task, doomed)
+        if doomed.is_time_up(steps):
+            yield doomed.take()
+    for uses in (job.uploads, job.foreign):
+        for object_id in list(uses):
+            graph.objects.end_use(uses, object_id)
+            doomed.forget_if_free(object_id)
+            if doomed.is_time_up(1):
+                yield doomed.take()
+    yield doomed.take()
 
 
-def _used_by(others: Iterable[Job], job: Job) -> set[ObjectId]:
-    used: set[ObjectId] = set()
-    for other in others:
-        if other is not job:
-            used.update(other.foreign)
-            used.update(other.uploads)
-    return used
+def _remove_task(graph: TaskGraph, task: TaskNode, doomed: _Doomed) -> None:
+    """Forget a task that is over, and what only it has named."""
+    job = task.job
+    del graph.tasks[task.spec.id]
+    job.counts[task.state] -= 1
+    job.totals[task.state] -= 1
+    nodes = graph.objects.nodes
+    for object_id in task.outputs:
+        node = nodes[object_id]
+        if node.producer is task:
+            node.producer = None
+        else:
+            node.others -= 1
+        doomed.forget_if_free(object_id)
+    for object_id in task.spec.inputs:
+        node = nodes[object_id]
+        node.others -= 1
+        node.holds -= task.holds_inputs
+        doomed.forget_if_free(object_id)
+
+
+class _Doomed:
+    """The copies that are to be deleted, since their objects were forgotten."""
+
+    def __init__(self, graph: TaskGraph, kept: Container[str]) -> None:
+        self._graph = graph
+        self._kept = kept
+        self._deletions: Deletions = {}
+
+    def forget_if_free(self, object_id: ObjectId) -> None:
+        """Forget an object that no task makes any more, if nobody names it."""
+        objects = self._graph.objects
+        node = objects.get(object_id)
+        if node is None or node.producer is not None or node.others or node.wanters:
+            return
+        if objects.is_used(object_id) or object_id in self._kept:
+            return
+        for place in objects.forget(node, object_id):
+            self._deletions.setdefault(place, []).append(object_id)
+        objects.remove(object_id)
+
+    def is_time_up(self, steps: int) -> bool:
+        """Take steps; return whether none are left."""
+        self._graph.steps_left -= steps
+        return self._graph.steps_left < 0
+
+    def take(self) -> Deletions:
+        """Take what is to be deleted, by location."""
+        deletions, self._deletions = self._deletions, {}
+        return deletions

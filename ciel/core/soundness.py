@@ -3,7 +3,8 @@
 O1-O7: objects agree with locations, and with the tasks that name them. S1-S5: streams agree with
 their makers and readers. T1-T5: tasks wait for what is missing, and for what somebody makes. T6-T8:
 those that choose count on all their alternatives, and wait until one is enough. J1-J3: jobs count
-right, and what they want is on its way.
+right, and what they want is on its way. What the graph has put off (see `put_off`) need not
+hold yet: that those who wait for an object know that it is there, and that makers are active.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ def _name_problems(graph: TaskGraph) -> Iterator[str]:
 
 
 def _task_problems(graph: TaskGraph) -> Iterator[str]:
+    spreading = set(graph.spreading)
     for task_id, task in graph.tasks.items():
         spec = task.spec
         if task.state is WAITING:
@@ -51,10 +53,13 @@ def _task_problems(graph: TaskGraph) -> Iterator[str]:
             for object_id in awaited:
                 if object_id not in graph.objects.nodes:
                     continue  # its choice
+                if object_id in spreading:
+                    continue
                 if graph.objects.nodes[object_id].is_consumable:
                     yield f"T2 {task_id} waits for {object_id}, which is there"
                 producer = graph.objects.nodes[object_id].producer
-                if producer is not None and producer.state not in ACTIVE:
+                is_put_off = bool(graph.demanding) or task.job in graph.ending | graph.reviving
+                if producer is not None and producer.state not in ACTIVE and not is_put_off:
                     yield f"T3 {task_id} waits for {object_id}, its maker is {producer.state}"
         elif task in graph.waiting:
             yield f"T4 {task_id} is {task.state} and still waits"
@@ -72,8 +77,10 @@ def _choice_problems(graph: TaskGraph, task: TaskNode) -> Iterator[str]:
         yield f"T6 {spec.id} is {task.state} and counts on {counted}, not on {expected}"
     for object_id in expected:
         node = graph.objects.nodes[object_id]
-        if not node.is_settled and node.producer is not None and node.producer.state not in ACTIVE:
-            yield f"T7 {spec.id} counts on {object_id}, its maker is {node.producer.state}"
+        maker = node.producer
+        if node.is_settled or maker is None or maker.state in ACTIVE or graph.demanding:
+            continue
+        yield f"T7 {spec.id} counts on {object_id}, its maker is {maker.state}"
     if graph.waiting.is_awaited(choices.choice_of(spec)):
         if choices.is_made(graph.objects, spec) or choices.last_failure(graph.objects, spec):
             yield f"T8 {spec.id} waits for its choice, which is made"
@@ -93,5 +100,6 @@ def _job_problems(graph: TaskGraph) -> Iterator[str]:
             yield f"J2 {job} says {job.unsettled} of its objects are missing, not {unsettled}"
         for object_id in unsettled:
             producer = graph.objects.nodes[object_id].producer
-            if producer is not None and producer.state not in ACTIVE:
+            is_put_off = bool(graph.demanding) or job in graph.ending | graph.reviving
+            if producer is not None and producer.state not in ACTIVE and not is_put_off:
                 yield f"J3 {object_id} is wanted, its maker is {producer.state}"

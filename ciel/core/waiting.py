@@ -66,19 +66,34 @@ class Waiting(Generic[K]):
                 ready.append(waiter)
         return ready
 
+    def release_one(self, waiter: K, object_id: str) -> bool:
+        """Say to one of those who wait for an object that it is there; return whether it is ready
+        by that.
+        """
+        self._strike_out(waiter, object_id)
+        left = self._missing[waiter] - 1
+        if left:
+            self._missing[waiter] = left
+            return False
+        del self._missing[waiter]
+        return True
+
     def forget(self, waiter: K, objects: Iterable[str]) -> None:
         """Let `waiter` wait no longer. `objects` must include all that it still waits for."""
         if self._missing.pop(waiter, None) is None:
             return
         for object_id in objects:
-            others = self.awaited.get(object_id)
-            if others is not None and waiter in others:
-                if isinstance(others, dict):
-                    del others[waiter]
-                else:
-                    others.remove(waiter)
-                if not others:
-                    del self.awaited[object_id]
+            self._strike_out(waiter, object_id)
+
+    def _strike_out(self, waiter: K, object_id: str) -> None:
+        others = self.awaited.get(object_id)
+        if others is not None and waiter in others:
+            if isinstance(others, dict):
+                del others[waiter]
+            else:
+                others.remove(waiter)
+            if not others:
+                del self.awaited[object_id]
 
     def waiters_of(self, object_id: str) -> list[K]:
         return list(self.awaited.get(object_id, ()))

@@ -6,8 +6,10 @@ end, after the journal has it. Nothing is decided here.
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, TypeVar
@@ -44,6 +46,13 @@ HELD_UP_S = 1.0
 PROBES_MAX = 100
 """Workers whose hosts are asked at a time whether they have ended."""
 FREEZE_EVERY_TASKS = 50_000
+FREEZE_EVERY_SLICES = 20
+TRIM_FROM_SLICES = 100
+"""After slices for 100,000 tasks there may be a hundred megabytes to give back."""
+ANSWERS_MAX_S = 0.01
+"""For so long questions are answered in one turn: others wait for the next."""
+QUESTIONS_MAX = 64
+"""A client that has asked so much is not read until it was answered."""
 WORKERS = ":workers"
 """What waits for a worker to come or go waits for that; no id begins so."""
 
@@ -83,7 +92,10 @@ class MasterService:
         self._probed: set[str] = set()  # workers whose hosts are being asked
         self._ticked_at_s = reactor.seconds()
         self._client_count = 0
+        self._questions: dict[Peer, deque[Ask | Change]] = {}  # which wait for their turn
+        self._answered_s = 0.0  # for how long, in this turn
         self._frozen_tasks = 0
+        self._slices = 0  # in so many turns on end there was more to do than a turn may
         self._due: DelayedCall | None = None
         self._due_s = 0.0
         self._ticks = LoopingCall(self._tick)
@@ -184,7 +196,7 @@ class MasterService:
         counted = len(messages)
         for message in messages:
             if type(message) is Ask or type(message) is Change:
-                self._answer(session, message, name if from_worker else "")
+                self._take_question(peer, session, message, name if from_worker else "")
             elif type(message) is Received:
                 counted -= 1
                 if isinstance(session, PeerSession):
@@ -198,10 +210,16 @@ class MasterService:
         self._turns.at_end(self._end_turn)
 
     def peer_drained(self, peer: Peer) -> None:
-        """Nothing waits here for a peer to take more: the outbox is emptied every turn."""
+        """Give a client what waited until it had read what was sent before."""
+        session = self._peers.get(self._names.get(peer, ""))
+        if isinstance(session, PeerSession):
+            session.hand_on()
+        if peer in self._questions:
+            self._turns.at_end(self._end_turn)
 
     def peer_closed(self, peer: Peer, reason: str) -> None:
         name = self._names.pop(peer, None)
+        self._questions.pop(peer, None)
         if name is None:
             return
         now_s = self._reactor.seconds()
@@ -235,6 +253,46 @@ class MasterService:
 
         self._probed.add(name)
         self._probe_address(self._reactor, self.machine.workers[name].facts.netloc, answered)
+
+    def _take_question(
+        self, peer: Peer, session: Peer | PeerSession, ask: Ask | Change, worker: str
+    ) -> None:
+        """Answer at once, unless the turn has had its share of answers, or the client has still to
+        read what it was sent: an answer can be a thousand times as long as its question.
+        """
+        waiting = self._questions.get(peer)
+        is_free = waiting is None and self._answered_s < ANSWERS_MAX_S
+        if worker or (is_free and not session.is_congested):
+            begun_s = time.monotonic()
+            self._answer(session, ask, worker)
+            self._answered_s += time.monotonic() - begun_s
+            return
+        if waiting is None:
+            waiting = self._questions[peer] = deque()
+        waiting.append(ask)
+        if len(waiting) > QUESTIONS_MAX:
+            peer.pause()
+
+    def _answer_some(self) -> None:
+        """Answer one question of each client that waits and reads, for as long as a turn has."""
+        for peer in list(self._questions):
+            if self._answered_s >= ANSWERS_MAX_S:
+                break
+            session = self._peers[self._names[peer]]
+            waiting = self._questions.pop(peer)
+            if not session.is_congested:
+                ask = waiting.popleft()
+                if len(waiting) <= QUESTIONS_MAX:
+                    peer.resume()
+                begun_s = time.monotonic()
+                self._answer(session, ask, "")
+                self._answered_s += time.monotonic() - begun_s
+            if waiting:
+                self._questions[peer] = waiting  # behind the others
+
+    def _can_answer(self) -> bool:
+        """Whether a client waits for an answer that it would read."""
+        return any(not self._peers[self._names[peer]].is_congested for peer in self._questions)
 
     def _answer(self, peer: Peer | PeerSession, ask: Ask | Change, worker: str) -> None:
         if worker and ask.topic == LEAVE:
@@ -295,7 +353,12 @@ class MasterService:
 
     def _end_turn(self) -> None:
         machine = self.machine
+        if self._questions:
+            self._answer_some()
+        self._answered_s = 0.0
         machine.end_turn(self._reactor.seconds())
+        if self._slices or machine.has_more:
+            self._tend_memory()
         if machine.journal:
             records, machine.journal = machine.journal, []
             self._journal.append(records)
@@ -313,7 +376,8 @@ class MasterService:
         if self._workers_version != machine.workers_version:
             self._workers_version = machine.workers_version
             self.waiters.tell(WORKERS)
-        self._schedule(machine.due_s())
+        can_answer = bool(self._questions) and self._can_answer()
+        self._schedule(self._reactor.seconds() if can_answer else machine.due_s())
 
     def _schedule(self, due_s: float | None) -> None:
         if self._due is not None and self._due.active():
@@ -363,6 +427,20 @@ class MasterService:
                 del self._sessions[False, token], self._peers[session.name]
                 self.machine.client_gone(session.name, now_s, grace_s=0.0)
 
+    def _tend_memory(self) -> None:
+        """Keep what slices make from being searched for cycles (it has none), and give memory back
+        to the system when they are over: what a large job had is free in small pieces.
+        """
+        if self.machine.has_more:
+            self._slices += 1
+            if self._slices % FREEZE_EVERY_SLICES == 0:
+                gc.freeze()
+        elif self._slices >= TRIM_FROM_SLICES:
+            self._slices = 0
+            give_back_memory()
+        else:
+            self._slices = 0
+
     def _spare_collector(self) -> None:
         """Keep a large graph from being searched for cycles: it has none, and is here to stay."""
         task_count = len(self.machine.graph.tasks)
@@ -376,6 +454,13 @@ class MasterService:
             if is_worker and session.name not in self.machine.workers:
                 log.warn("worker {worker} is lost: {reason}", worker=session.name, reason=reason)
                 self._end_session(session.name, f"this worker was declared dead: {reason}")
+
+
+def give_back_memory() -> None:
+    """Have the C library return what is free to the system, if it can."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 def _is_netloc(text: str) -> bool:

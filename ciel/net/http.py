@@ -263,18 +263,21 @@ class Request(TwistedRequest):
         if self.site.open_healthz and self.path == HEALTH_PATH:
             self.role = Role.READ
         else:
-            authorization = self.requestHeaders.getRawHeaders("Authorization", [""])
+            authorization = self.requestHeaders.getRawHeaders(b"Authorization", [b""])
             try:
                 self.role = gate.admit(
-                    authorization[0] if len(authorization) == 1 else "",
+                    authorization[0].decode("latin-1") if len(authorization) == 1 else "",
                     method, target, is_local=_is_local(self.client),
                 )  # fmt: skip
             except AccessDeniedError as error:
                 raise HttpError(401, str(error), WWW_Authenticate="Bearer") from None
             self.channel.is_unproven = False
-        hosts = self.requestHeaders.getRawHeaders("Host", [])
-        if len(hosts) != 1 or not gate.answers_to(hosts[0]):
+        hosts = self.requestHeaders.getRawHeaders(b"Host", [])
+        if len(hosts) != 1 or not gate.answers_to(hosts[0].decode("latin-1")):
             raise HttpError(421, "this is not the host that the request is for")
+        for name, values in self.requestHeaders.getAllRawHeaders():
+            if not all(_is_utf8(value) for value in values):
+                raise HttpError(400, f"the header {name.decode('latin-1')!a:.60} is not UTF-8")
         found = self.site.routes.find(self.path)
         if found is None:
             raise HttpError(404, "there is nothing here")
@@ -325,6 +328,14 @@ class Request(TwistedRequest):
                 _log.failure("a sink could not be aborted")
 
 
+def _is_utf8(text: bytes) -> bool:
+    try:
+        text.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
 def _is_local(address: Any) -> bool:
     host = getattr(address, "host", "")
     return isinstance(address, UNIXAddress) or is_loopback(host.removeprefix("::ffff:"))
@@ -347,6 +358,7 @@ class _Channel(HTTPChannel):
         self._in_header = True
         self._discards = False
         self._discarded_bytes = 0
+        self._answered: Any = None  # a request after which another waits to be read
         self.is_unproven = True
         """Whether no request on this connection has shown a key yet."""
 
@@ -393,6 +405,17 @@ class _Channel(HTTPChannel):
         elif request.getHeader("Expect") == "100-continue":
             self._send100Continue()
 
+    def _respondToBadRequestAndDisconnect(self) -> None:
+        """Answer what is no HTTP, such as a malformed chunk, in place of Twisted, whose answer has
+        no body.
+        """
+        body = codec.encode({"error": "this is not a well-formed HTTP request"}) + b"\n"
+        self.transport.write(
+            b"HTTP/1.1 400 Bad Request\r\nContent-Type: application/json\r\n"
+            b"Content-Length: %d\r\nConnection: close\r\n\r\n%s" % (len(body), body)
+        )
+        self.loseConnection()
+
     def cut_body(self) -> None:
         """Have a request answered in the middle of its body."""
         self._leave_unread(self.requests[-1])
@@ -403,8 +426,26 @@ class _Channel(HTTPChannel):
             super().allContentReceived()
 
     def requestDone(self, request: Any) -> None:
+        """Take the next request, if it is here already, in a later turn and once the client has
+        read the answer: a thousand of them in one packet must not keep others waiting.
+        """
         self._in_header = True
-        super().requestDone(request)
+        if self.persistent and self._dataBuffer:
+            self._answered = request
+            self.callLater(0, self._take_next)
+        else:
+            super().requestDone(request)
+
+    def resumeProducing(self) -> None:
+        super().resumeProducing()
+        if self._answered is not None:
+            self.callLater(0, self._take_next)
+
+    def _take_next(self) -> None:
+        request = self._answered
+        if request is not None and not self._waitingForTransport:
+            self._answered = None
+            super().requestDone(request)
 
     def loseConnection(self) -> None:
         if not self._discards:
@@ -417,6 +458,7 @@ class _Channel(HTTPChannel):
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:
         self.is_unproven = False
+        self._answered = None
         self._stop_deadline()
         self.site.channels.discard(self)
         super().connectionLost(reason)

@@ -37,6 +37,7 @@ class FakeMaster:
 
     def __init__(self, world: World, machine: MasterMachine) -> None:
         self.machine = machine
+        machine.bulk.steps_per_turn = world.options.steps_per_turn
         self._world = world
         self._links: dict[str, Connection] = {}  # of clients
         self._sessions: dict[str, PeerSession] = {}  # of workers

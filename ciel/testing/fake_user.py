@@ -11,6 +11,7 @@ from ciel.core.jobs import ENDED, Job, JobState
 from ciel.core.refs import Failure
 from ciel.testing.fake_client import FakeClient
 from ciel.testing.fake_master import FakeMaster
+from ciel.testing.graph_scenes import at_once
 from ciel.testing.imaginary import World
 from ciel.testing.witness import Violation
 
@@ -78,9 +79,14 @@ class FakeUser:
         failed = [node for node in wanted if isinstance(node.ref, Failure) and node.producer]
         was_cancelled = job.state is JobState.CANCELLED
         can_retry = was_cancelled or (job.state is JobState.FAILED and not job.called_off)
-        is_final = saw_error(machine.graph, job) is not None  # it made something of an error
+        seer = at_once(saw_error(machine.graph, job))
+        is_final = seer is not None  # it made something of an error
         is_excused = witness.is_excused(machine, job)
         refusal = self._master.change("retry", job_id)
+        while job in machine._judged:  # it may be refused later
+            machine.bulk.end_turn()
+            machine.bulk.go_on()
+            refusal = job.reason if job.state in _TRIED_AGAIN else ""
         if (refusal and can_retry and failed and not is_final) or not (refusal or can_retry):
             raise Violation(job_id, f"it was tried again: {refusal or 'it was not refused'}")
         if refusal:

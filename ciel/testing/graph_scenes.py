@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable, Iterator
+from typing import TypeVar
 
 from ciel.core.arrivals import introduce, open_streams
 from ciel.core.graph import TaskGraph
@@ -10,10 +11,31 @@ from ciel.core.ids import ObjectId
 from ciel.core.jobs import Job
 from ciel.core.losses import drop, lose
 from ciel.core.refs import Failure, Reference, Stream
+from ciel.core.removal import Deletions
 from ciel.core.tasks import TaskNode, TaskSpec, TaskState
 from ciel.testing.builders import a_job, stored
 
 W1, W2 = "w1:8001", "w2:8001"
+
+T = TypeVar("T")
+
+
+def at_once(operation: Generator[None, None, T]) -> T:
+    """Run an operation to its end, however many steps it takes; return what it returns."""
+    while True:
+        try:
+            next(operation)
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]  # what the generator returns
+
+
+def deleted(operation: Iterator[Deletions]) -> Deletions:
+    """Run an operation to its end; return all that is to be deleted by it."""
+    found: Deletions = {}
+    for deletions in operation:
+        for place, names in deletions.items():
+            found.setdefault(place, []).extend(names)
+    return found
 
 
 class Scene:

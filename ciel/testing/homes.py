@@ -70,6 +70,8 @@ class Home:
             "TMPDIR": str(self._inside / "tmp"),
             "TEST_SESSION": os.environ.get("TEST_SESSION", ""),
         }
+        if pure := os.environ.get("CIEL_PURE"):  # daemons run the same code as the tests
+            self.environ["CIEL_PURE"] = pure
         if store := os.environ.get("CIEL_STORE"):  # the same tests, on another store
             self.environ["CIEL_STORE"] = store
         if pure := os.environ.get("CIEL_PURE"):  # the same sources in all processes

@@ -104,6 +104,10 @@ class Line(NamedTuple):
     side: int
     allowed: frozenset[type]
     is_coded: bool
+    is_congested: bool = False
+
+    def flush(self) -> None:
+        """Nothing is queued here."""
 
     def send(self, message: Message) -> None:
         if self.is_coded:

@@ -27,6 +27,7 @@ class Options:
     spike_share: float = 0.01
     spike_mean_s: float = 0.3
     fetch_failure_share: float = 0.0
+    steps_per_turn: int = 1000  # of operations in slices
     turn_max_s: float = 0.002  # for so long the master collects events before it ends a turn
     delegates: bool = True  # successors go ahead, and children begin where their parent runs
     through_wire: bool = True  # every message is encoded and decoded
@@ -240,4 +241,5 @@ def options_for(scenario: str, seed: int) -> Options:
         policy_share=Random(f"policy {seed}").choice((0.0, 0.0, 0.5)),
         bundle_share=Random(f"bundles {seed}").choice((0.0, 0.0, 0.0, 0.2, 0.6)),
         blackout_interval_s=Random(f"blackouts {seed}").choice((0.0, 0.0, 0.0, 2.0, 5.0)),
+        steps_per_turn=Random(f"steps {seed}").choice((1000, 1000, 1, 7)),
     )

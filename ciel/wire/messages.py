@@ -70,6 +70,7 @@ N = TASK_FIELD_COUNT
 SECONDS_MAX = 1e10  # three centuries
 _EXIT_STATUS_MAX = 255
 _SIGNAL_MAX = 64
+COUNT_MAX = 2**63  # what is larger cannot be divided, nor stored
 LEVELS_MAX = 8  # of a store; there are two
 
 
@@ -117,7 +118,7 @@ def _read_how(value: Any) -> tuple[bool, bool]:
 
 
 def _count(value: Any) -> int:
-    if type(value) is not int or value < 0:
+    if type(value) is not int or not 0 <= value < COUNT_MAX:
         raise DecodeError("a whole number was expected")
     return value
 
@@ -172,6 +173,12 @@ def _read_neighbours(value: Any) -> tuple[Neighbour, ...]:
     if not isinstance(value, list) or not all(isinstance(i, list) and len(i) == 2 for i in value):
         raise DecodeError("neighbours must be pairs of texts")
     return tuple([Neighbour(*map(_text, item)) for item in value])
+
+
+def _read_texts(value: Any) -> tuple[str, ...]:
+    if not isinstance(value, list):
+        raise DecodeError("a list of texts was expected")
+    return tuple(map(_text, value))
 
 
 def _read_levels(value: Any) -> tuple[dict[str, Any], ...]:
@@ -290,8 +297,8 @@ _FORMS: dict[type, Form] = {
     ),
     MeetWorkers: Form(
         "meet",
-        lambda m: ([[list(n) for n in m.neighbours]], b""),
-        lambda f, p: MeetWorkers(_read_neighbours(f[0])),
+        lambda m: ([[list(n) for n in m.neighbours], list(m.gone), int(m.afresh)], b""),
+        lambda f, p: MeetWorkers(_read_neighbours(f[0]), _read_texts(f[1]), bool(_count(f[2]))),
     ),
     TaskReported: Form("report", _write_report, _read_report),
     SpawnTask: Form(

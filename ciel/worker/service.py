@@ -248,7 +248,9 @@ class WorkerService:
         self._act()
 
     def peer_drained(self, peer: Peer) -> None:
-        """Nothing waits here: what a worker has to say is bounded by what it was given to do."""
+        """Give the master what waited until it had read what was sent before."""
+        if self._session is not None and peer is self._session.peer:
+            self._session.hand_on()
 
     def peer_closed(self, peer: Peer, reason: str) -> None:
         session = self._session

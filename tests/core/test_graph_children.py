@@ -14,7 +14,7 @@ from ciel.core.removal import hand_over, remove
 from ciel.core.revival import cancel
 from ciel.core.tasks import Mentions, TaskSpec, TaskState
 from ciel.testing.builders import a_task, inline, stored
-from ciel.testing.graph_scenes import W1, W2, Scene
+from ciel.testing.graph_scenes import W1, W2, Scene, at_once, deleted
 
 # --- what was not promised ------------------------------------------------------------------------
 
@@ -210,7 +210,7 @@ def test_an_output_that_was_not_promised_is_kept_like_the_others(mentions: Menti
     scene.finish(maker, inline("a"), stored(extra(maker), W1))
     is_named = mentions is Mentions.ANYTHING
     assert scene.drop_all() == ({} if is_named else {extra(maker): [W1]})
-    assert remove(scene.graph, scene.job, []) == ({W1: [extra(maker)]} if is_named else {})
+    assert deleted(remove(scene.graph, scene.job, ())) == ({W1: [extra(maker)]} if is_named else {})
     assert not scene.graph.objects.nodes
 
 
@@ -219,9 +219,9 @@ def test_a_task_is_not_forgotten_before_what_it_did_not_promise() -> None:
     scene = Scene(maker, wanted=["a"])
     scene.start(maker)
     scene.finish(maker, inline("a"), inline(extra(maker)))
-    hand_over(scene.graph, scene.job, [ObjectId("a")])
+    deleted(hand_over(scene.graph, scene.job, [ObjectId("a")]))
     assert maker.id in scene.graph.tasks
-    hand_over(scene.graph, scene.job, [ObjectId("a"), extra(maker)])
+    deleted(hand_over(scene.graph, scene.job, [ObjectId("a"), extra(maker)]))
     assert not scene.graph.tasks
 
 
@@ -292,7 +292,7 @@ def test_a_process_ends_with_who_goes_on_with_it(end: str) -> None:
         scene.unwant("out")
         scene.graph.sleep(scene.node(scene.rest))
     elif end == "cancelled":
-        cancel(scene.graph, scene.job, "the user said so")
+        at_once(cancel(scene.graph, scene.job, "the user said so"))
     else:
         scene.start(scene.rest)
         assert forget_released(scene.graph) == {}

@@ -10,7 +10,7 @@ from ciel.core.refs import Future
 from ciel.core.removal import hand_over
 from ciel.core.tasks import Mentions, TaskSpec, TaskState
 from ciel.testing.builders import a_chain, a_task, inline, stored
-from ciel.testing.graph_scenes import W1, W2, Scene
+from ciel.testing.graph_scenes import W1, W2, Scene, deleted
 
 # --- release --------------------------------------------------------------------------------------
 
@@ -150,9 +150,9 @@ def test_an_upload_that_is_handed_over_goes_with_the_last_task_that_read_it() ->
     scene.add(first, other)
     scene.want("first", "other")
     scene.run(first, other)
-    assert hand_over(scene.graph, scene.job, [ObjectId("up")]) == {}
-    assert hand_over(scene.graph, scene.job, [ObjectId("first")]) == {W1: ["first"]}
-    gone = hand_over(scene.graph, scene.job, [ObjectId("other")])
+    assert deleted(hand_over(scene.graph, scene.job, [ObjectId("up")])) == {}
+    assert deleted(hand_over(scene.graph, scene.job, [ObjectId("first")])) == {W1: ["first"]}
+    gone = deleted(hand_over(scene.graph, scene.job, [ObjectId("other")]))
     assert {name for names in gone.values() for name in names} == {"other", "up"}
     assert scene.graph.objects.nodes == {}
     assert scene.job.uploads == {}
@@ -195,7 +195,7 @@ def test_a_result_that_is_handed_over_is_forgotten_with_its_task() -> None:
     first, second = programs(2)
     scene = Scene(first, second, wanted=["p0", "p1"])
     scene.run(first)
-    assert hand_over(scene.graph, scene.job, [ObjectId("p0")]) == {W1: ["p0"]}
+    assert deleted(hand_over(scene.graph, scene.job, [ObjectId("p0")])) == {W1: ["p0"]}
     scene.graph.validate()
     assert list(scene.graph.tasks) == [second.id]
     assert list(scene.graph.objects.nodes) == ["p1"]
@@ -208,7 +208,7 @@ def test_what_is_still_needed_is_not_forgotten_when_it_is_handed_over() -> None:
     reader = a_task("reader", inputs=["p0"], mentions=Mentions.NOTHING)
     scene = Scene(first, second, reader, wanted=["p0", "p1", "reader"])
     scene.run(first)
-    assert hand_over(scene.graph, scene.job, [ObjectId("p0"), ObjectId("p1")]) == {}
+    assert deleted(hand_over(scene.graph, scene.job, [ObjectId("p0"), ObjectId("p1")])) == {}
     scene.graph.validate()
     assert len(scene.graph.tasks) == 3
     assert scene.state(second) is TaskState.DORMANT
@@ -220,7 +220,7 @@ def test_a_failure_is_never_forgotten() -> None:
     scene = Scene(first, wanted=["p0"])
     scene.start(first)
     scene.fail(first)
-    assert hand_over(scene.graph, scene.job, [ObjectId("p0")]) == {}
+    assert deleted(hand_over(scene.graph, scene.job, [ObjectId("p0")])) == {}
     assert scene.error("p0").reason == "RUNTIME_EXCEPTION"
 
 
@@ -232,7 +232,7 @@ def test_a_job_that_hands_its_results_over_keeps_no_list_of_them() -> None:
         scene.graph.want(task.outputs[0], scene.job)
         scene.graph.assign(scene.node(task), W1)
         scene.graph.finish(scene.node(task), [inline(task.outputs[0])])
-        hand_over(scene.graph, scene.job, task.outputs)
+        deleted(hand_over(scene.graph, scene.job, task.outputs))
     scene.graph.validate()
     assert scene.job.counts[TaskState.DONE] == 5000
     assert len(scene.job.tasks) <= 1001

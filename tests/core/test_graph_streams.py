@@ -14,7 +14,7 @@ from ciel.core.refs import Future, Reference, Stream
 from ciel.core.revival import cancel
 from ciel.core.tasks import Mentions, TaskSpec, TaskState
 from ciel.testing.builders import a_chain, a_task, failed, inline, stored
-from ciel.testing.graph_scenes import LONG, W1, Scene
+from ciel.testing.graph_scenes import LONG, W1, Scene, at_once
 
 # --- objects that grow ----------------------------------------------------------------------------
 
@@ -348,7 +348,7 @@ def test_an_alternative_may_be_delegated_and_cancelled_with_its_job() -> None:
     scene.add(child)
     scene.finish(a)
     assert scene.state(child) is TaskState.RUNNABLE
-    cancel(scene.graph, scene.job, "enough")
+    at_once(cancel(scene.graph, scene.job, "enough"))
     scene.graph.validate()
     assert scene.error("either").reason == "CANCELLED"
     assert not scene.graph.choosers.awaited

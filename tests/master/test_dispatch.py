@@ -325,6 +325,7 @@ def test_a_reader_goes_where_copies_are_quicker_as_measured() -> None:
     floor.dispatcher.learn_bandwidth(floor.dispatcher.workers["w2"], unknown)
     assert len(floor.dispatcher.bandwidths) == 1
     floor.dispatcher.remove_worker(floor.dispatcher.workers["w2"])
+    floor.dispatcher.introduce_workers()
     assert len(floor.dispatcher.bandwidths) == 0
 
 

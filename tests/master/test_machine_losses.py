@@ -11,6 +11,7 @@ from ciel.core.events import (
     CloseJob,
     DropObjects,
     MeetWorkers,
+    Neighbour,
     ObjectsStored,
     SpawnTask,
     SubmitJob,
@@ -213,18 +214,42 @@ def test_a_worker_of_the_same_name_or_address_replaces_the_old_one(newcomer: Wor
     ]
 
 
+def met_by(cluster: Cluster) -> dict[str, list[MeetWorkers]]:
+    """Return what each worker was told of the others, since the outbox was emptied."""
+    told: dict[str, list[MeetWorkers]] = {}
+    for peer, message in cluster.machine.outbox:
+        if isinstance(message, MeetWorkers):
+            told.setdefault(peer, []).append(message)
+    return told
+
+
 def test_workers_are_introduced_to_each_other() -> None:
     cluster = Cluster()
     for name in ("w1", "w2", "w3"):
         cluster.joins(a_worker(name))
+    hosts = {w.facts.netloc: w.facts.host for w in cluster.machine.workers.values()}
+    everyone = tuple([Neighbour(*item) for item in hosts.items()])
+    assert met_by(cluster)["w3"][-1] == MeetWorkers(everyone, afresh=True)
+    assert met_by(cluster)["w1"][-1] == MeetWorkers(everyone[2:])
     cluster.machine.outbox.clear()
     cluster.loses("w2")
-    met = {
-        peer: [neighbour.netloc for neighbour in message.neighbours]
-        for peer, message in cluster.machine.outbox
-        if isinstance(message, MeetWorkers)
-    }
-    assert met == {"w1": [place_of("w3")], "w3": [place_of("w1")]}
+    news = MeetWorkers((), (place_of("w2"),))
+    assert met_by(cluster) == {"w1": [news], "w3": [news]}
+
+
+def test_g4_a_worker_that_joins_is_one_message_to_each_other_however_many_there_are() -> None:
+    cluster = Cluster()
+    for number in range(100):
+        cluster.joins(a_worker(f"w{number}"))
+    sent = [message for messages in met_by(cluster).values() for message in messages]
+    assert sum(len(m.neighbours) for m in sent if not m.afresh) == 100 * 99 / 2
+    cluster.machine.outbox.clear()
+    for number in range(50):
+        cluster.machine.worker_lost(f"w{number}", "its connection ended", cluster.now_s)
+    cluster.end_turn()
+    told = met_by(cluster)
+    assert len(told) == 50
+    assert all(len(messages) == 1 and len(messages[0].gone) == 50 for messages in told.values())
 
 
 def test_a_worker_that_is_not_there_is_not_heard() -> None:

@@ -6,7 +6,8 @@ from typing import Any, cast
 
 import pytest
 
-from ciel.core.events import Answer, Message, Received
+from ciel.core.events import Answer, JobPrinted, Message, Received
+from ciel.core.ids import JobId, TaskId
 from ciel.net import sessions
 from ciel.net.control import ControlPeer
 from ciel.net.sessions import CONFIRM_EVERY, PeerSession
@@ -17,9 +18,21 @@ class Peer:
 
     def __init__(self) -> None:
         self.sent: list[Message] = []
+        self.room = 1_000_000
+        self.refusals: list[str] = []
+
+    @property
+    def is_congested(self) -> bool:
+        return len(self.sent) >= self.room
 
     def send(self, message: Message) -> None:
         self.sent.append(message)
+
+    def flush(self) -> None:
+        """Nothing is queued here."""
+
+    def refuse(self, reason: str) -> None:
+        self.refusals.append(reason)
 
 
 def answers(*numbers: int) -> list[Message]:
@@ -84,3 +97,29 @@ def test_one_that_is_too_far_behind_cannot_come_back(monkeypatch: pytest.MonkeyP
     assert not session.can_resume
     assert peer.sent == answers(1, 2, 3, 4)  # it goes on as long as the connection holds
     assert session.take_confirmation(2)
+
+
+def test_g7_a_slow_reader_gets_all_news_later_and_in_order() -> None:
+    session, peer = opened()
+    peer.room = 3
+    for message in answers(*range(1, 2001)):
+        session.send(message)
+    assert len(peer.sent) < 2000
+    while len(peer.sent) < 2000:
+        peer.room = len(peer.sent) + 1
+        session.hand_on()
+    assert peer.sent == answers(*range(1, 2001))
+    assert not peer.refusals
+    assert back(session, 1500) == [Received(0), *answers(*range(1501, 2001))]
+
+
+def test_g7_prints_that_nobody_reads_end_the_session_with_the_reason(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sessions, "PRINTS_KEPT_MAX_BYTES", 100)
+    session, peer = opened()
+    peer.room = 0
+    for _ in range(11):
+        session.send(JobPrinted(JobId("job"), TaskId("task"), "", 1, "w1:1", 0, 10, "x" * 10))
+    assert peer.refusals == ["it was too far behind"]
+    assert not session.can_resume

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import pytest
@@ -101,9 +101,9 @@ class ForgetsWhatIsRead(MasterMachine):
 class RemovesInSilence(MasterMachine):
     """Does not call off what runs for a job that it removes."""
 
-    def _call_off(self, job: Job, reason: str) -> None:
+    def _calling_off(self, job: Job, reason: str) -> Iterator[None]:
         if reason != "its job was removed":
-            super()._call_off(job, reason)
+            yield from super()._calling_off(job, reason)
 
 
 class ForgetsSlots(MasterMachine):

@@ -457,7 +457,8 @@ def test_what_was_deleted_is_fetched_when_it_is_needed_again(played: Played) -> 
 
 
 def test_only_workers_that_were_met_are_asked(played: Played) -> None:
-    played.machine.master_said(MeetWorkers((Neighbour(BEYOND, "other host"),)), played.now_s)
+    only = MeetWorkers((Neighbour(BEYOND, "other host"),), afresh=True)
+    played.machine.master_said(only, played.now_s)
     x = stored("x", THERE, BEYOND)
     played.assign(READS_X, x)
     played.comes(FetchObject(x, (HttpPlan(BEYOND),)))

@@ -12,6 +12,7 @@ from ciel.core.failures import size_text
 from ciel.core.fixed import place_of
 from ciel.core.graph import TaskGraph
 from ciel.core.ids import TaskId
+from ciel.core.jobs import Job
 from ciel.core.placement import Bandwidths, Candidate, loads_of, rank
 from ciel.core.refs import Concrete, Fixed, Reference, Sweetheart, locations_of
 from ciel.core.scheduling import LOCALITY, SWEETHEART_FACTOR, USUAL_SCHEDULING
@@ -24,6 +25,9 @@ HELD_BACK_MAX = 64
 """How many tasks that nobody can take now are looked past in a turn: order matters more than
 filling up.
 """
+
+STALE_MAX = 5000
+"""How many tasks that stand in line and are over are looked past in a turn: 1 to 3 ms."""
 
 PASSED_MAX = 16
 """How many tasks that wait for memory are looked past in a turn."""
@@ -58,6 +62,9 @@ class Dispatcher:
         self.workers: dict[str, WorkerNode] = {}
         self._by_netloc: dict[str, WorkerNode] = {}
         self._hosts: dict[str, str] = {}
+        self._joined: dict[str, WorkerNode] = {}  # in this turn
+        self._gone: dict[str, None] = {}  # the locations of workers that were lost in this turn
+        self._has_lost = False
         self._everywhere: frozenset[str] = frozenset()  # executors that all workers offer
         self.bandwidths = Bandwidths()
         self._chance = Random(0)  # for policies: of equal events, equal decisions
@@ -66,6 +73,8 @@ class Dispatcher:
         self._passed: list[TaskNode] = []  # of those, in this turn
         self._barred: set[WorkerNode] = set()  # whose memory one of these waits for
         self._has_spare = False  # at the end of the turn a worker had room that nobody could take
+        self.is_cut_short = False  # the last turn met as many as it may that stand in line in vain
+        self._stale = 0  # these
         self.returned: set[TaskNode] = set()  # in this turn, for others to run at once
         self.suspects: frozenset[str] = frozenset()  # where workers serve that are suspected
         self._stranded: list[TaskNode] = []  # an input of theirs is nowhere else
@@ -75,27 +84,45 @@ class Dispatcher:
     def add_worker(self, worker: WorkerNode) -> None:
         self.workers[worker.facts.id] = worker
         self._by_netloc[worker.facts.netloc] = worker
-        self._take_stock()
+        self._hosts[worker.facts.netloc] = worker.facts.host
+        self._joined[worker.facts.id] = worker
+        self._gone.pop(worker.facts.netloc, None)
 
     def remove_worker(self, worker: WorkerNode) -> None:
         del self.workers[worker.facts.id]
         if self._by_netloc.get(worker.facts.netloc) is worker:
-            del self._by_netloc[worker.facts.netloc]
+            del self._by_netloc[worker.facts.netloc], self._hosts[worker.facts.netloc]
+        if self._joined.pop(worker.facts.id, None) is None:
+            self._gone[worker.facts.netloc] = None
+        self._has_lost = True
         for task in (*reversed(worker.parked), *reversed(worker.bound)):
             self.ready.push_first(task)
         if worker.suspicion:
             self.trust(worker)
-        self._take_stock()
-        self.bandwidths.keep_only(frozenset(self._hosts.values()))
 
-    def _take_stock(self) -> None:
-        facts = [worker.facts for worker in self.workers.values()]
-        self._hosts = {fact.netloc: fact.host for fact in facts}
-        offers = [fact.executors for fact in facts]
+    def worker_at(self, netloc: str) -> WorkerNode | None:
+        """Return the worker that serves at a location."""
+        return self._by_netloc.get(netloc)
+
+    def introduce_workers(self) -> None:
+        """Tell workers who joined and who was lost in this turn, before they are given any work."""
+        if not self._joined and not self._has_lost:
+            return
+        offers = {worker.facts.executors for worker in self.workers.values()}
         self._everywhere = frozenset.intersection(*offers) if offers else frozenset()
-        for fact in facts:
-            others = [Neighbour(other.netloc, other.host) for other in facts if other is not fact]
-            self._say(fact.id, MeetWorkers(tuple(others)))
+        if self._has_lost:
+            self.bandwidths.keep_only(frozenset(self._hosts.values()))
+        joined, self._joined = self._joined, {}
+        gone, self._gone, self._has_lost = tuple(self._gone), {}, False
+        everyone = tuple([Neighbour(netloc, host) for netloc, host in self._hosts.items()])
+        welcome = MeetWorkers(everyone, afresh=True)
+        came = tuple([Neighbour(w.facts.netloc, w.facts.host) for w in joined.values()])
+        news = MeetWorkers(came, gone)
+        for worker_id in self.workers:
+            if worker_id in joined:
+                self._say(worker_id, welcome)
+            elif came or gone:
+                self._say(worker_id, news)
 
     def suspect(self, worker: WorkerNode) -> None:
         """Give a worker nothing more, and what waits for room there to other workers."""
@@ -144,6 +171,8 @@ class Dispatcher:
     def dispatch(self) -> None:
         """Give out as much as there is room for; the order within a priority is kept."""
         ready, has_parked = self.ready, self._has_parked()
+        self.is_cut_short = False
+        self._stale = 0
         if not self.workers or not (ready or self.cramped or has_parked):
             return
         priority = ready.priority if has_parked or self.cramped else PRIORITY_MIN
@@ -157,6 +186,8 @@ class Dispatcher:
         while roomy and ready:
             task = ready.pop()
             if not self._may_run(task):
+                if self._is_time_up():
+                    break
                 continue
             if not self._place(task, roomy):
                 held_back.append(task)
@@ -203,6 +234,17 @@ class Dispatcher:
         able = self._able(task)
         return not able or self._place_among(task, able, roomy)
 
+    def _is_time_up(self) -> bool:
+        """Note that a task was in vain in its line; return whether the rest waits for a turn."""
+        self._stale += 1
+        self.is_cut_short = self._stale >= STALE_MAX
+        return self.is_cut_short
+
+    def drop_job(self, job: Job) -> None:
+        """Forget the tasks of a job that stand in line: none of them is to begin."""
+        self.ready.drop_job(job)
+        self.cramped.drop_job(job)
+
     def _serve_cramped(self, roomy: deque[WorkerNode], priority: int) -> None:
         """Place those that ask for memory, as far as it reaches, down to a priority."""
         line, passed, barred = self.cramped, self._passed, self._barred
@@ -211,6 +253,8 @@ class Dispatcher:
                 return
             task = line.pop()
             if not self._may_run(task) or not (able := self._able(task)):
+                if self._is_time_up():
+                    return
                 continue
             able = [worker for worker in able if worker not in barred]
             having = [worker for worker in able if worker.has_memory(task.spec.needs)]

@@ -6,12 +6,12 @@ Half of the master's machine (`machine` has the other: workers, and turns). Mess
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ciel.core.arrivals import introduce
-from ciel.core.endings import failed_results, saw_error, stuck
+from ciel.core.endings import stuck
 from ciel.core.errors import (
     CannotRetryError,
     CannotRetryTaskError,
@@ -53,14 +53,15 @@ from ciel.core.jobs import (
     summarise,
 )
 from ciel.core.refs import Failure, Reference, Value, is_unlike
-from ciel.core.removal import hand_over, remove
+from ciel.core.removal import hand_over
 from ciel.core.retries import (
     Blame,
 )
-from ciel.core.revival import cancel, revive
 from ciel.core.story import Story
-from ciel.core.tasks import ACTIVE, TaskNode, TaskSpec, TaskState, check_task
+from ciel.core.tasks import TaskNode, TaskSpec, TaskState, check_task
 from ciel.master.state.audience import Audience
+from ciel.master.state.bulk import BulkOperations
+from ciel.master.state.operations import JobOperations
 from ciel.master.state.workers import Call, WorkerNode
 
 if TYPE_CHECKING:
@@ -70,11 +71,12 @@ PROGRESS_INTERVAL_S = 0.2
 JOBS_MAX = 100_000
 
 
-class JobDesk(ABC):
+class JobDesk(JobOperations):
     """All jobs, the graph of their tasks, and the clients that care for them."""
 
     def __init__(self) -> None:
         self.graph = TaskGraph()
+        self.bulk = BulkOperations(self.graph)
         self.jobs: dict[str, Job] = {}
         self.workers: dict[str, WorkerNode] = {}
         self.outbox: list[tuple[str, Message]] = []
@@ -89,6 +91,9 @@ class JobDesk(ABC):
         self._audience = Audience()
         self._called_off: dict[str, set[Call]] = {}  # job: attempts that still run
         self._touched: dict[str, Job] = {}
+        self._judged: set[Job] = set()  # being finished or retried: nothing else decides of them
+        self._removed: dict[str, Job] = {}  # tasks of theirs are still there
+        self._catching_up: set[tuple[str, str]] = set()  # clients, and jobs they learn the state of
         self._progress_due: dict[str, Job] = {}
         self._progress_at_s = 0.0
         self._now_s = 0.0
@@ -141,7 +146,9 @@ class JobDesk(ABC):
             case ReleaseObjects(job_id, objects, for_good):
                 job = self.find_job(job_id)
                 if for_good:
-                    self._delete(hand_over(self.graph, job, objects, self.stories))
+                    self.bulk.begin(
+                        self._delete_all(hand_over(self.graph, job, objects, self.stories))
+                    )
                 else:
                     for object_id in objects:
                         self.graph.unwant(object_id, job)
@@ -170,6 +177,8 @@ class JobDesk(ABC):
     def _create(self, spec: JobSpec) -> Job:
         if is_selector(spec.id):
             raise CielError(f"a job cannot have the id {spec.id}, which means jobs otherwise")
+        if spec.id in self._removed:
+            raise CielError(f"the former job {spec.id} is still being removed; try again soon")
         if len(self.jobs) >= JOBS_MAX:
             raise CielError(f"there are {JOBS_MAX} jobs already; remove some")
         self.job_count += 1
@@ -195,7 +204,11 @@ class JobDesk(ABC):
             for task, known in tasks:
                 self._add_task(task, known, job)
         except CielError:
-            self._cancel(job, "one of its tasks was refused")
+            self._move(job, JobState.CANCELLING)
+            everything = self._ending_by_force(
+                job, JobState.CANCELLED, "one of its tasks was refused"
+            )
+            deque(everything, maxlen=0)  # a request's body has few tasks
             self.remove_job(job)
             self.journal.append(Change(0, "remove", {"job": spec.id}))
             raise
@@ -215,13 +228,7 @@ class JobDesk(ABC):
 
     def _watch(self, client: str, job: Job, *, prints: bool) -> None:
         self._audience.watch(client, job, prints=prints)
-        for object_id in job.wanted:
-            node = self.graph.objects.nodes[object_id]
-            if node.is_settled:
-                self._say(
-                    client, ObjectSettled(job.spec.id, self.graph.objects.reference(object_id))
-                )
-        self._say(client, JobChanged(summarise(job)))
+        self.bulk.begin(self._tell_all(client, job))
 
     def _want(self, job: Job, objects: tuple[ObjectId, ...]) -> list[ObjectSettled]:
         """Have a job want objects; return what is to be told of those that are not new to it: who
@@ -255,37 +262,25 @@ class JobDesk(ABC):
         """Forget an ended job with its results; raises JobNotEndedError."""
         if job.state not in ENDED:
             raise JobNotEndedError(job.number)
-        for task_id in job.tasks:
-            self.stories.pop(task_id, None)
-            self.blame.pop(task_id, None)
-        if any(job.counts[state] for state in ACTIVE):
-            self._call_off(job, "its job was removed")  # what was lost is being made again
-        self._delete(remove(self.graph, job, self.jobs.values(), self.kept))
-        del self.jobs[job.spec.id]
+        job_id = job.spec.id
+        del self.jobs[job_id]
+        self._removed[job_id] = job
         self.job_totals[job.state] -= 1
-        for state, count in job.counts.items():
-            self.task_totals[state] -= count
-        self._audience.disown(job.spec.id)
-        self._audience.dismiss(job.spec.id)
-        self._touched.pop(job.spec.id, None)
+        self._audience.disown(job_id)
+        self._audience.dismiss(job_id)
+        self._touched.pop(job_id, None)
+        self.bulk.begin(self._removal(job))
 
     def retry_job(self, job: Job, now_s: float) -> None:
         """Have the failed and cancelled tasks of an ended job run again; raises CielError if that
-        cannot be.
+        cannot be. Of a large job this is found out later: then it ends again as it had.
         """
         self._now_s = now_s
         if job.state is not JobState.CANCELLED and (
             job.state is not JobState.FAILED or job.called_off
         ):
             raise CannotRetryError(job.number, f"it is {job.state}, nothing failed")
-        if seer := saw_error(self.graph, job):
-            raise CannotRetryError(job.number, f"its task {seer} made its result from an error")
-        for task_id in job.tasks:
-            if self.blame.pop(task_id, None) is not None:
-                self._tell_of_retry(self.graph.tasks[task_id])
-        if not revive(self.graph, job):
-            raise CannotRetryError(job.number, "nothing of it failed")
-        self._go_on(job)
+        self._retry(job)
 
     def retry_task(self, task: TaskNode, now_s: float) -> None:
         """Have a failed or cancelled task run again, and what it needs that failed; raises
@@ -300,18 +295,17 @@ class JobDesk(ABC):
         if job.state is JobState.ACTIVE and not job.spec.detached:
             why = "its job runs, and whoever waits for it was told of the failure already"
             raise CannotRetryTaskError(label(task), why)
+        if job in self._judged:
+            raise CannotRetryTaskError(label(task), "its job is just ending; try again soon")
         if self.blame.pop(task.spec.id, None) is not None:
             self._tell_of_retry(task)
-        revive(self.graph, job, task.outputs)
-        self._go_on(job)
+        self._retry(job, task.outputs)
 
-    def _go_on(self, job: Job) -> None:
-        """Have a job go on whose tasks are tried again."""
-        if job.state is not JobState.ACTIVE:
-            self._move(job, JobState.ACTIVE)
-        job.reason = ""
-        job.ended_at_s = None
-        self._touched[job.spec.id] = job
+    def _retry(self, job: Job, objects: Sequence[ObjectId] | None = None) -> None:
+        refused: list[CannotRetryError] = []
+        self.bulk.begin(self._retrying(job, refused, objects))
+        if refused:
+            raise refused[0]
 
     def _add_task(self, spec: TaskSpec, known: tuple[Reference, ...], job: Job) -> None:
         check_task(spec)
@@ -329,10 +323,15 @@ class JobDesk(ABC):
                 if job.state in ENDED and not job.unsettled:
                     self._tell_watchers(job)  # what was lost since its end is there again
                 continue
+            if job in self._judged:
+                continue  # it is looked at again when that is over
             if not job.open and job.unsettled == 0:
                 self._finish_job(job)
             elif not job.open and not job.is_busy:
-                self._fail_stuck(job)
+                if self.graph.has_more:
+                    self._touched[job_id] = job  # what goes on with it may be among that
+                else:
+                    self._fail_stuck(job)
             elif self._audience.of(job_id):
                 self._progress_due[job_id] = job
         if self._progress_due and self._now_s >= self._progress_at_s + PROGRESS_INTERVAL_S:
@@ -342,14 +341,7 @@ class JobDesk(ABC):
             self._progress_due.clear()
 
     def _finish_job(self, job: Job) -> None:
-        failed = failed_results(self.graph, job)
-        if failed:
-            ref = self.graph.objects.reference(failed[0])
-            assert isinstance(ref, Failure)
-            more = f" (and {len(failed) - 1} more)" if len(failed) > 1 else ""
-            self._end_job(job, JobState.FAILED, f"{ref.reason}: {ref.text}{more}")
-        else:
-            self._end_job(job, JobState.COMPLETED, "")
+        self.bulk.begin(self._finishing(job))
 
     def _fail_stuck(self, job: Job) -> None:
         """Nothing of a job runs or can run, yet something is missing: say what, and end it."""
@@ -370,32 +362,17 @@ class JobDesk(ABC):
             self._finish_job(job)
 
     def _fail_job(self, job: Job, reason: str) -> None:
-        if job.state is JobState.ACTIVE:
-            self._call_off(job, reason)
-            self._end_job(job, JobState.FAILED, reason)
+        self._end_by_force(job, JobState.FAILED, reason)
 
     def _cancel(self, job: Job, reason: str) -> None:
-        if job.state is not JobState.ACTIVE:
-            return
-        self._move(job, JobState.CANCELLING)
-        job.reason = reason
-        job.open = False
-        self._call_off(job, reason)
-        if not self._called_off.get(job.spec.id):
-            self._end_job(job, JobState.CANCELLED, reason)
+        if job.state is JobState.ACTIVE:
+            job.open = False
+        self._end_by_force(job, JobState.CANCELLED, reason)
 
-    def _call_off(self, job: Job, reason: str) -> None:
-        """End all tasks of a job; those that run are called off, and remembered until they are
-        gone.
-        """
-        calls = self._call_off_attempts(job)
-        if calls:
-            self._called_off[job.spec.id] = calls
-        cancel(self.graph, job, reason)
-
-    @abstractmethod
-    def _call_off_attempts(self, job: Job) -> set[Call]:
-        """Have workers stop all that they run for a job; return what they have to answer for."""
+    def _end_by_force(self, job: Job, state: JobState, reason: str) -> None:
+        if job.state is JobState.ACTIVE:
+            self._move(job, JobState.CANCELLING)
+            self.bulk.begin(self._ending_by_force(job, state, reason))
 
     def _forget_calls(self, job_id: str, calls: set[Call]) -> None:
         left = self._called_off.get(job_id)
@@ -405,7 +382,8 @@ class JobDesk(ABC):
         if not left:
             del self._called_off[job_id]
             job = self.jobs.get(job_id)
-            if job is not None and job.state is JobState.CANCELLING:
+            is_over = job is not None and job not in self.graph.ending
+            if job is not None and is_over and job.state is JobState.CANCELLING:
                 self._end_job(job, JobState.CANCELLED, job.reason)
 
     def _end_job(self, job: Job, state: JobState, reason: str) -> None:
@@ -438,7 +416,10 @@ class JobDesk(ABC):
         watchers = self._audience.of(job.spec.id)
         if watchers:
             message = JobChanged(summarise(job))
-            self.outbox += [(client, message) for client in watchers]
+            late = self._catching_up
+            self.outbox += [
+                (c, message) for c in watchers if not late or (c, job.spec.id) not in late
+            ]
         if job.state in ENDED:
             self._audience.dismiss(job.spec.id)
 

@@ -8,7 +8,7 @@ connection name.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from ciel.core.arrivals import open_streams
 from ciel.core.choices import given
@@ -46,7 +46,6 @@ from ciel.core.retries import (
     after_worker_loss,
     not_before_s,
 )
-from ciel.core.revival import running
 from ciel.core.tasks import ASSIGNED, FINISHED, RUNNABLE, WAITING, Ending, TaskNode
 from ciel.master.state.ahead import Ahead
 from ciel.master.state.children import ChildDesk
@@ -55,6 +54,7 @@ from ciel.master.state.dispatch import Dispatcher
 from ciel.master.state.jobs import PROGRESS_INTERVAL_S
 from ciel.master.state.keeping import drop_unneeded, is_made_elsewhere, unlisted
 from ciel.master.state.timeline import Timeline
+from ciel.master.state.weights import INPUTS_WEIGHED_FROM, why_too_large
 from ciel.master.state.workers import Call, WorkerFacts, WorkerNode
 
 
@@ -458,7 +458,7 @@ class MasterMachine(ChildDesk):
         ref = None if node is None else node.ref
         if node is None or ref is None:
             return True
-        holder = next((w for w in self.workers.values() if w.facts.netloc == place), None)
+        holder = self.dispatcher.worker_at(place)
         places = locations_of(ref)
         if place not in places:  # it came to be since, or nobody ever said that it is there
             return not places or holder is not None
@@ -477,7 +477,10 @@ class MasterMachine(ChildDesk):
         """Place tasks, announce results, end jobs; called once after a batch of events."""
         graph = self.graph
         self._now_s = now_s
+        self.dispatcher.introduce_workers()
         self._decide()
+        if self.bulk or graph.has_more:
+            self.bulk.go_on()
         self._stop_unneeded()
         self._collect_runnable()
         self.dispatcher.dispatch()
@@ -497,6 +500,12 @@ class MasterMachine(ChildDesk):
             self._drop()
         if graph.runnable:  # what goes on with an error: its job had come to a standstill
             self.end_turn(now_s)
+        self.bulk.end_turn()
+
+    @property
+    def has_more(self) -> bool:
+        """Whether a turn left work for the next, which is to follow once others were served."""
+        return bool(self.bulk) or self.graph.has_more or self.dispatcher.is_cut_short
 
     def _collect_runnable(self) -> None:
         for worker, object_id in self._followers.in_vain():  # before it is read there anew
@@ -539,9 +548,12 @@ class MasterMachine(ChildDesk):
         self.ahead.assigned(task)
 
     def _assign(self, task: TaskNode, worker: WorkerNode) -> None:
+        inputs = given(self.graph.objects, task.spec) if task.spec.inputs else ()
+        if len(inputs) > INPUTS_WEIGHED_FROM and (too_large := why_too_large(inputs)):
+            self._refuse_task(task, "INPUTS_TOO_LARGE", too_large)
+            return
         attempt = self.graph.assign(task, worker.facts.id)
         worker.take(task, self._now_s)
-        inputs = given(self.graph.objects, task.spec) if task.spec.inputs else ()
         if self.dispatcher.suspects:
             inputs = tuple([self.dispatcher.without_suspects(ref) for ref in inputs])
         if self.graph.objects.growing:
@@ -568,18 +580,21 @@ class MasterMachine(ChildDesk):
             self._follow_streams()
         self.ahead.check()
 
-    def _call_off(self, job: Job, reason: str) -> None:
-        super()._call_off(job, reason)
+    def _stop_attempts(self, job: Job, reason: str) -> Iterator[Call | None]:
+        self.dispatcher.drop_job(job)
+        yield from self.ahead.call_off_job(job)
+        for worker in list(self.workers.values()):
+            for (_, attempt), task in list(worker.assigned.items()):
+                is_current = (task.worker, task.attempt) == (worker.facts.id, attempt)
+                if task.job is job and is_current and task.state is ASSIGNED:
+                    call = self._stop(task)
+                    self.graph.fail(task, "CANCELLED", reason)
+                    yield call
         for task in [task for task in self.held if task.job is job]:
+            if task.state is ASSIGNED:
+                self.graph.fail(task, "CANCELLED", reason)
             self._drop_held(task)
-
-    def _call_off_attempts(self, job: Job) -> set[Call]:
-        self._decide()
-        calls = self.ahead.call_off_job(job)
-        for task in running(self.graph, job):
-            if (call := self._stop(task)) is not None:
-                calls.add(call)
-        return calls
+            yield None
 
     def _drop(self) -> None:
         if self.graph.droppable:
@@ -620,6 +635,8 @@ class MasterMachine(ChildDesk):
         """When `end_turn` has to be called next though nothing happened; None if there is no such
         time.
         """
+        if self.has_more:
+            return self._now_s
         due = [self._progress_at_s + PROGRESS_INTERVAL_S] if self._progress_due else []
         if (due_s := self.dispatcher.ready.due_s) is not None:
             due.append(due_s)

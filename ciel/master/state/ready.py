@@ -68,6 +68,9 @@ class _JobLine:
     def __iter__(self) -> Iterator[TaskNode]:
         return chain(*self._by_rank.values())
 
+    def __len__(self) -> int:
+        return sum(map(len, self._by_rank.values()))
+
 
 class _Line:
     """The tasks of one priority."""
@@ -179,6 +182,15 @@ class ReadyQueue:
         """Put a task back that could not be placed; it stays the next of its priority."""
         self._line(task).first.appendleft(task)
         self._count += 1
+
+    def drop_job(self, job: Job) -> None:
+        """Forget the tasks of a job, but for those that were put back or are held back."""
+        for line in self._lines.values():
+            own = line.jobs.pop(job, None)
+            if own is not None:
+                line.turns.remove(job)
+                line.count -= len(own)
+                self._count -= len(own)
 
     def _line(self, task: TaskNode) -> _Line:
         priority = task.spec.needs.priority

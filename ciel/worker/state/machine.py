@@ -157,8 +157,8 @@ class WorkerMachine:
                     self.outbox.append(DeleteObjects(held))
                 self._abandon(objects)
                 self._end_processes([o for o in objects if o in self.fixed] if self.fixed else ())
-            case MeetWorkers(neighbours):
-                self.hosts = {neighbour.netloc: neighbour.host for neighbour in neighbours}
+            case MeetWorkers():
+                message.apply_to(self.hosts, self.netloc)
 
     def master_joined(self) -> None:
         """A master was reached: it is told what the store holds."""

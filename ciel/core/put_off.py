@@ -1,0 +1,63 @@
+"""Continues what the graph put off for want of steps: readers to be told, makers to be activated,
+and makers that no task needs any more.
+"""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import TYPE_CHECKING, Final
+
+from ciel.core import choices
+from ciel.core.failures import passed_on
+from ciel.core.refs import STREAMS, Failure
+
+if TYPE_CHECKING:
+    from ciel.core.graph import TaskGraph
+    from ciel.core.ids import ObjectId
+
+SPREAD_AT_ONCE: Final = 100
+"""So many readers of one object are visited between two looks at the steps that are left."""
+
+
+def go_on(graph: TaskGraph) -> None:
+    """Do what was put off, as far as there are steps left."""
+    while graph.steps_left > 0:
+        if graph.spreading:
+            _spread(graph, graph.spreading.popleft())
+        elif graph.demanding:
+            graph.steps_left -= 1
+            graph.demand(_last_of(graph.demanding))
+        elif graph.releasing:
+            graph.steps_left -= 1
+            graph.release_demand(_last_of(graph.releasing))
+        else:
+            return
+
+
+def _last_of(objects: list[ObjectId]) -> list[ObjectId]:
+    some = objects[-SPREAD_AT_ONCE:]
+    del objects[-SPREAD_AT_ONCE:]
+    return some
+
+
+def _spread(graph: TaskGraph, object_id: ObjectId) -> None:
+    """Tell some of the tasks that still wait for an object that it is there, unless it was lost."""
+    graph.steps_left -= 1
+    node = graph.objects.get(object_id)
+    waiters = graph.waiting.awaited.get(object_id)
+    if node is None or waiters is None or not node.is_consumable:
+        return
+    ref = node.ref
+    blame = passed_on(graph.objects, ref) if isinstance(ref, Failure) else None
+    for task in list(islice(waiters, SPREAD_AT_ONCE)):
+        graph.steps_left -= 1
+        if blame is not None and not task.spec.sees_errors:
+            graph.waiting.forget(task, choices.waits_for(task.spec))
+            graph.fail(task, *blame)
+            continue
+        if type(ref) in STREAMS:
+            graph.streams.read(task, object_id)
+        if graph.waiting.release_one(task, object_id):
+            graph.make_runnable(task)
+    if object_id in graph.waiting.awaited:
+        graph.spreading.appendleft(object_id)

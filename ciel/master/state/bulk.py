@@ -1,0 +1,50 @@
+"""Operations on any number of tasks, done in slices: cancelling, failing, removing, retrying and
+finishing jobs, and what else takes longer than clients and workers may be kept waiting.
+
+An operation is a generator that yields when the graph has no steps left. It leaves the graph sound
+at each yield, and finds whatever happened in between.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from typing import Final
+
+from ciel.core import put_off
+from ciel.core.graph import TaskGraph
+
+STEPS_PER_TURN: Final = 1000
+"""Tasks that may be touched in one turn for operations in slices: 10 ms, or 20 if not compiled."""
+
+_ENDED: Final = object()
+
+
+class BulkOperations:
+    """The operations that have begun and have not ended; each has its turn."""
+
+    def __init__(self, graph: TaskGraph) -> None:
+        self.steps_per_turn = STEPS_PER_TURN
+        self._graph = graph
+        self._begun: deque[Iterator[None]] = deque()
+        graph.steps_left = STEPS_PER_TURN
+
+    def __bool__(self) -> bool:
+        return bool(self._begun)
+
+    def begin(self, operation: Iterator[None]) -> None:
+        """Do the first slice at once, which is all of most operations; raises what that raises."""
+        if next(operation, _ENDED) is not _ENDED:
+            self._begun.append(operation)
+
+    def go_on(self) -> None:
+        """Do what is left of the operations, and of what the graph put off, for one turn."""
+        put_off.go_on(self._graph)
+        while self._begun and self._graph.steps_left > 0:
+            operation = self._begun.popleft()
+            if next(operation, _ENDED) is not _ENDED:
+                self._begun.append(operation)
+
+    def end_turn(self) -> None:
+        """Give the next turn its steps."""
+        self._graph.steps_left = self.steps_per_turn

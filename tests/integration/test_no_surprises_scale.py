@@ -1,0 +1,137 @@
+"""Large jobs, slow readers and hostile askers on a real cluster: nobody else notices."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from ciel.access.access_file import read as read_access
+from ciel.access.keys import Role
+from ciel.testing.homes import HandCluster, Home, private_bytes
+from ciel.testing.peers import frame, shake_hands
+from ciel.wire.session import Session
+
+PATIENCE_S = 60.0
+GROWTH_MAX_BYTES = 96 << 20
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HandCluster]:
+    cluster = HandCluster.start(Home(tmp_path_factory.mktemp("scale")), workers=1)
+    try:
+        yield cluster
+        assert "Traceback" not in cluster.log("master")
+    finally:
+        cluster.stop()
+
+
+def job_ids(cluster: HandCluster) -> list[dict[str, object]]:
+    found = cluster.home.run("ciel", "job", "list", "--json")
+    assert found.returncode == 0, found.stderr
+    return [json.loads(line) for line in found.stdout.splitlines()]
+
+
+def test_c2_a_large_array_is_cancelled_while_others_are_served(cluster: HandCluster) -> None:
+    home = cluster.home
+    begun = home.run("ciel", "submit", "--detach", "--array", "1-20000", "--", "sleep", "5")
+    assert begun.returncode == 0, begun.stderr
+    waiting = home.start("ciel", "job", "wait", "last")
+    done = home.run("ciel", "job", "cancel", "last")
+    assert done.returncode == 0, done.stderr
+    quick = home.run("ciel", "submit", "--", "echo", "served")
+    assert (quick.returncode, quick.stdout) == (0, "served\n"), quick.stderr
+    # The watcher gets all news, and is never cut off (which would be status 3).
+    waiting.communicate(timeout=PATIENCE_S)
+    assert waiting.returncode == 4
+    removed = home.run("ciel", "job", "rm", "all")
+    assert removed.returncode == 0, removed.stderr
+
+
+def ask_by_hand(cluster: HandCluster, target: str, *lines: str) -> bytes:
+    netloc = cluster.url.removeprefix("http://")
+    host, _, port = netloc.partition(":")
+    head = f"GET {target} HTTP/1.1\r\nHost: {netloc}\r\n".encode()
+    head += b"".join(line.encode("latin-1") + b"\r\n" for line in lines) + b"\r\n"
+    with socket.create_connection((host, int(port)), 20) as connection:
+        connection.sendall(head)
+        data = b""
+        while piece := connection.recv(65536):
+            data += piece
+    return data
+
+
+def test_g10_a_header_that_is_no_text_is_refused_with_the_promised_json(
+    cluster: HandCluster,
+) -> None:
+    stranger = ask_by_hand(cluster, "/api/v1/status", "Authorization: \xff", "Connection: close")
+    assert stranger.startswith(b"HTTP/1.1 401 ")
+    key = f"Authorization: Bearer {cluster.key}"
+    known = ask_by_hand(cluster, "/api/v1/status", key, "X-Name: \xff", "Connection: close")
+    assert known.startswith(b"HTTP/1.1 400 ")
+    assert json.loads(known.partition(b"\r\n\r\n")[2]) == {
+        "error": "the header 'X-Name' is not UTF-8"
+    }
+
+
+def test_g10_a_malformed_chunk_is_refused_with_the_promised_json(cluster: HandCluster) -> None:
+    netloc = cluster.url.removeprefix("http://")
+    host, _, port = netloc.partition(":")
+    head = (
+        f"POST /api/v1/jobs HTTP/1.1\r\nHost: {netloc}\r\nAuthorization: Bearer {cluster.key}\r\n"
+        "Transfer-Encoding: chunked\r\n\r\nzz\r\nnonsense\r\n"
+    )
+    with socket.create_connection((host, int(port)), 20) as connection:
+        connection.sendall(head.encode())
+        data = b""
+        while piece := connection.recv(65536):
+            data += piece
+    assert data.startswith(b"HTTP/1.1 400 ")
+    assert "error" in json.loads(data.partition(b"\r\n\r\n")[2])
+
+
+def test_g8_pipelined_requests_are_answered_in_turn_with_others(cluster: HandCluster) -> None:
+    netloc = cluster.url.removeprefix("http://")
+    host, _, port = netloc.partition(":")
+    one = (
+        f"GET /api/v1/jobs?limit=1000 HTTP/1.1\r\nHost: {netloc}\r\n"
+        f"Authorization: Bearer {cluster.key}\r\n\r\n"
+    ).encode()
+    before = private_bytes(cluster.master.pid)
+    with socket.create_connection((host, int(port)), 20) as connection:
+        connection.sendall(one * 50)
+        assert ask_by_hand(
+            cluster, "/healthz", "Connection: close", f"Authorization: Bearer {cluster.key}"
+        ).startswith(b"HTTP/1.1 200 ")
+        data = b""
+        while len(re.findall(rb"HTTP/1.1 200 ", data)) < 50:
+            piece = connection.recv(65536)
+            assert piece
+            data += piece
+    assert private_bytes(cluster.master.pid) < before + GROWTH_MAX_BYTES
+
+
+def test_g8_questions_of_one_who_does_not_read_cost_little_memory(cluster: HandCluster) -> None:
+    access = read_access(cluster.access)
+    host, _, port = cluster.url.removeprefix("http://").partition(":")
+    for _ in range(3):
+        assert cluster.home.run("ciel", "submit", "--array", "1-200", "--", "true").returncode == 0
+    before = private_bytes(cluster.master.pid)
+    with socket.create_connection((host, int(port)), 20) as connection:
+        key = access.key.derive(Role.READ)
+        assert key is not None
+        session = Session.initiator(key, Role.READ, software="0.1", cluster_id=access.cluster_id)
+        shake_hands(connection, session)
+        asks = [["ask", number, "graph", 0] for number in range(4000)]
+        payload = json.dumps({"job": "last"}).encode()
+        for ask in asks:
+            ask[-1] = len(payload)
+        connection.sendall(frame(asks, payload * len(asks)))
+        time.sleep(1.0)
+        quick = cluster.home.run("ciel", "submit", "--", "echo", "served")
+        assert (quick.returncode, quick.stdout) == (0, "served\n"), quick.stderr
+        assert private_bytes(cluster.master.pid) < before + GROWTH_MAX_BYTES

@@ -1,0 +1,167 @@
+"""Operations on any number of tasks: in slices, with everything else served in between."""
+
+from __future__ import annotations
+
+from ciel.core.events import (
+    CancelJob,
+    JobChanged,
+    ObjectSettled,
+    SubmitJob,
+    TaskFault,
+    TaskReported,
+    WatchJob,
+)
+from ciel.core.ids import JobId
+from ciel.core.jobs import JobState
+from ciel.core.tasks import TaskSpec, TaskState
+from ciel.master.state import answers
+from ciel.testing.builders import JOB, a_job_spec, a_task, a_worker
+from ciel.testing.master_scenes import Cluster
+
+STEPS = 10
+
+
+def many(count: int, *, inputs: tuple[str, ...] = (), sees_errors: bool = False) -> list[TaskSpec]:
+    return [a_task(f"t{number}", inputs=inputs, sees_errors=sees_errors) for number in range(count)]
+
+
+def in_small_steps(cluster: Cluster) -> Cluster:
+    cluster.machine.bulk.steps_per_turn = STEPS
+    cluster.machine.bulk.end_turn()
+    return cluster
+
+
+def turns(cluster: Cluster) -> int:
+    """End turns until nothing is left to do, and check the graph after each; return how many."""
+    count = 0
+    while cluster.machine.has_more:
+        assert cluster.machine.due_s() is not None
+        cluster.end_turn()
+        cluster.machine.graph.validate()
+        count += 1
+        assert count < 1000
+    return count
+
+
+def state_of(cluster: Cluster, job: str = JOB) -> JobState:
+    return cluster.machine.jobs[job].state
+
+
+def a_cluster(count: int) -> Cluster:
+    cluster = Cluster()
+    tasks = many(count)
+    cluster.job(*tasks, want=[task.outputs[0] for task in tasks])
+    return in_small_steps(cluster)
+
+
+def test_c2_a_cancel_takes_slices_and_others_are_served_between_them() -> None:
+    cluster = a_cluster(200)
+    cluster.says(CancelJob(JobId(JOB), "enough"))
+    assert state_of(cluster) is JobState.CANCELLING
+    assert 0 < cluster.machine.jobs[JOB].counts[TaskState.CANCELLED] < 4 * STEPS
+    other = a_task("other", job="urgent")
+    cluster.job(other, want=["other"], job="urgent")
+    cluster.joins(a_worker("w1"))
+    cluster.done("w1", other)
+    assert state_of(cluster, "urgent") is JobState.COMPLETED
+    assert state_of(cluster) is JobState.CANCELLING
+    assert turns(cluster) > 10
+    assert state_of(cluster) is JobState.CANCELLED
+    assert cluster.machine.jobs[JOB].counts[TaskState.CANCELLED] == 200
+
+
+def test_c2_no_task_of_a_job_that_is_being_cancelled_begins() -> None:
+    cluster = a_cluster(200)
+    cluster.says(CancelJob(JobId(JOB), "enough"))
+    cluster.joins(a_worker("w1", slots=50))
+    turns(cluster)
+    assert not cluster.machine.workers["w1"].assigned
+
+
+def test_g4_an_input_that_fails_takes_its_readers_with_it_in_slices() -> None:
+    cluster = Cluster(a_worker("w1"))
+    root, readers = a_task("root"), many(300, inputs=("root",))
+    cluster.job(root, *readers, want=[task.outputs[0] for task in readers])
+    in_small_steps(cluster)
+    cluster.machine.worker_said(
+        "w1", TaskReported(root.id, 1, (), TaskFault("RUNTIME_ERROR", "no"), 0.1), cluster.now_s
+    )
+    cluster.end_turn()
+    assert state_of(cluster) is JobState.ACTIVE
+    assert turns(cluster) > 1
+    assert state_of(cluster) is JobState.FAILED
+    assert cluster.machine.jobs[JOB].counts[TaskState.FAILED] == 301
+
+
+def test_g4_readers_of_one_object_become_runnable_in_slices() -> None:
+    cluster = Cluster(a_worker("w1"))
+    root, readers = a_task("root"), many(300, inputs=("root",))
+    cluster.job(root, *readers, want=[task.outputs[0] for task in readers])
+    in_small_steps(cluster)
+    cluster.done("w1", root)
+    assert cluster.machine.jobs[JOB].counts[TaskState.WAITING]
+    assert turns(cluster) > 1
+    assert not cluster.machine.jobs[JOB].counts[TaskState.WAITING]
+
+
+def test_g4_a_removal_takes_slices_and_leaves_nothing() -> None:
+    cluster = a_cluster(200)
+    cluster.says(CancelJob(JobId(JOB), "enough"))
+    turns(cluster)
+    answers.change(cluster.machine, "remove", {"job": JOB}, cluster.now_s)
+    assert JOB not in cluster.machine.jobs
+    assert cluster.machine.graph.tasks
+    cluster.lines()
+    cluster.says(SubmitJob(a_job_spec(JOB)))
+    assert "still being removed" in " ".join(cluster.lines())
+    assert JOB not in cluster.machine.jobs  # its name is free when the former one is gone
+    assert turns(cluster) > 10
+    assert not cluster.machine.graph.tasks
+    assert not cluster.machine.graph.objects.nodes
+    assert not any(cluster.machine.task_totals.values())
+    cluster.says(SubmitJob(a_job_spec(JOB)))
+    assert JOB in cluster.machine.jobs
+
+
+def test_g4_a_retry_takes_slices() -> None:
+    cluster = Cluster(a_worker("w1"))
+    root, readers = a_task("root"), many(200, inputs=("root",))
+    cluster.job(root, *readers, want=[task.outputs[0] for task in readers])
+    cluster.failed("w1", root)
+    in_small_steps(cluster)
+    answers.change(cluster.machine, "retry", {"job": JOB}, cluster.now_s)
+    cluster.end_turn()
+    assert state_of(cluster) is JobState.ACTIVE
+    assert turns(cluster) > 10
+    counts = cluster.machine.jobs[JOB].counts
+    assert (counts[TaskState.WAITING], counts[TaskState.FAILED]) == (200, 0)
+
+
+def test_g4_a_large_job_that_cannot_be_tried_again_fails_again_and_says_why() -> None:
+    cluster = Cluster(a_worker("w1"))
+    root = a_task("root")
+    seer = a_task("seer", inputs=["root"], sees_errors=True)
+    quiet = many(300, inputs=("root",))
+    cluster.job(root, *quiet, seer, want=["seer", *[task.outputs[0] for task in quiet]])
+    cluster.failed("w1", root)
+    cluster.done("w1", seer)
+    assert state_of(cluster) is JobState.FAILED
+    in_small_steps(cluster)
+    answers.change(cluster.machine, "retry", {"job": JOB}, cluster.now_s)
+    turns(cluster)
+    assert state_of(cluster) is JobState.FAILED
+    assert "made its result from an error" in cluster.machine.jobs[JOB].reason
+
+
+def test_g7_a_job_that_is_watched_is_told_in_slices_and_its_end_comes_last() -> None:
+    cluster = a_cluster(200)
+    cluster.says(CancelJob(JobId(JOB), "enough"))
+    turns(cluster)
+    cluster.machine.outbox.clear()
+    cluster.says(WatchJob(JobId(JOB), False), client="late")
+    assert len(cluster.machine.outbox) < 100
+    turns(cluster)
+    told = [message for client, message in cluster.machine.outbox if client == "late"]
+    assert sum(isinstance(message, ObjectSettled) for message in told) == 200
+    assert [type(message) for message in told].count(JobChanged) == 1
+    assert isinstance(told[-1], JobChanged)
