@@ -96,7 +96,7 @@ class Scene:
         worker = self._workers[self.kills % 2]
         self.kills += 1
         worker.send_signal(signal.SIGSTOP)
-        time.sleep(STOPPED_S)
+        threading.Event().wait(STOPPED_S)
         worker.send_signal(signal.SIGCONT)
 
     def stop(self) -> None:

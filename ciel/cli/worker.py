@@ -45,6 +45,7 @@ from ciel.core.tasks import SLOTS_MAX
 from ciel.execution.environment import inherited
 from ciel.launch import LaunchError, become_subreaper
 from ciel.launch.memory import memory_of_host
+from ciel.net.channels import Channels
 from ciel.net.control import ControlPeer, Owner
 from ciel.net.errors import NetError
 from ciel.net.outside import Outside
@@ -85,11 +86,8 @@ def parser() -> argparse.ArgumentParser:
         description="Run the tasks that a master assigns, and keep what they make.",
     )
     add = parse.add_argument
-    add(
-        "--master",
-        metavar="URL",
-        help="the master (default: CIEL_MASTER, the configuration, `ciel up`)",
-    )
+    found = "the master (default: CIEL_MASTER, the configuration, `ciel up`)"
+    add("--master", metavar="URL", help=found)
     add("--access", metavar="FILE", help="the master's access file, with its key")
     add(
         "--listen",
@@ -153,6 +151,17 @@ def parser() -> argparse.ArgumentParser:
 _OWNER = "owner"  # of a spool
 
 
+def _control_peer(
+    reactor: Any,
+    turns: Turns,
+    begin_session: Callable[[], Session],
+    channels: Channels | None,
+    owner: Owner,
+) -> ControlPeer:
+    """Make the worker's end of a control connection, for each time that it dials."""
+    return ControlPeer(reactor, turns, begin_session(), owner, channels=channels)
+
+
 class Worker:
     """A worker daemon, from finding its master to its end."""
 
@@ -174,16 +183,14 @@ class Worker:
     def open(self, control: str, cluster_id: str, key: Key) -> None:
         """Open store, launcher and doors, and join the master. Raises what a start may raise."""
         reactor, options = self._reactor, self._options
-        slots = options.slots or len(os.sched_getaffinity(0))
+        slots, told = options.slots or len(os.sched_getaffinity(0)), advertised(options)
         memory_bytes = options.memory or memory_of_host()
-        told = advertised(options)
-        turns = Turns(reactor)
-        channels = open_channels(reactor, options)
+        turns, channels = Turns(reactor), open_channels(reactor, options)
         reactor.look_s = look_s(options, WORKER_LOOKS_US)
         become_subreaper()
         self._open_spool()
         logs = JobLogs(reactor, _logs_directory(options.log, self._spool))
-        store = self._open_store()
+        kept, store = self._spool / "kept", self._open_store()
         launching = self._keep(Launching(reactor, turns, inherited(os.environ), store.directories))
         transfers = self._keep(Transfers(reactor))
         executors, lacking, known = _executors_here()
@@ -193,16 +200,16 @@ class Worker:
         admit, queue = self._disk_of(store, disk_jobs)
         site = WorkerSite(
             reactor, key, store, lambda object_id: service.uploaded(object_id), logs, streams,
-            admit=admit, figures=lambda: service.figures(), open_healthz=options.open_healthz,
-            kept=self._spool / "kept",
+            admit=admit, figures=lambda: service.figures(), kept=kept,
+            open_healthz=options.open_healthz,
         )  # fmt: skip
         self._closers.append(site.close)
         listener = listen(reactor, options.listen, site.site)
         own = with_port(told, listener.address)
         site.serve_as(own, self._id)
-        talkative = frozenset(name for name, executor in executors.items() if executor.talks)
         machine = WorkerMachine(
-            own, host, slots, talkative=talkative,
+            own, host, slots,
+            talkative=frozenset(name for name, executor in executors.items() if executor.talks),
             begins=frozenset() if options.no_delegation else frozenset(executors),
             memory_bytes=memory_bytes, kill_grace_s=options.kill_grace,
         )  # fmt: skip
@@ -213,7 +220,7 @@ class Worker:
         hosting = Hosting(
             reactor=reactor, turns=turns, owner=service, launching=launching, store=store,
             streams=streams, executors=known, worker=self._id, netloc=own, spool=self._spool,
-            kept=self._spool / "kept", logs=logs, channels=channels,
+            kept=kept, logs=logs, channels=channels,
         )  # fmt: skip
         service.watch_disk(queue)
         service.watch_store(disk_jobs, self.fail)
@@ -224,26 +231,33 @@ class Worker:
         )  # fmt: skip
         service.equip(self._keep(hosting), fetcher)
         about = {
-            "kind": "worker", "worker": self._id, "netloc": own, "host": host, "slots": slots,
-            "memory_bytes": memory_bytes, "executors": sorted(executors), "lacking": lacking,
-            "channels": channels.names if channels else [], "hostname": host_name(),
-            "spool": self._spool_identity,
+            "netloc": own, "host": host, "slots": slots, "memory_bytes": memory_bytes,
+            "executors": sorted(executors), "lacking": lacking,
+            "channels": channels.names if channels else [],
         }  # fmt: skip
 
-        def build(owner: Owner) -> ControlPeer:
-            session = Session.initiator(
-                worker_key(key), Role.WORKER, software=ciel.__version__, cluster_id=cluster_id,
-                about={**about, **service.greeting()},
-            )  # fmt: skip
-            return ControlPeer(reactor, turns, session, owner, channels=channels)
+        def begin_session() -> Session:
+            return self._session(key, cluster_id, {**about, **service.greeting()})
 
-        reconnector = Reconnector(reactor, control, build, service)
+        dial = partial(_control_peer, reactor, turns, begin_session, channels)
+        reconnector = Reconnector(reactor, control, dial, service)
         self._closers.append(reconnector.stop)
         self._drain = partial(self._drain_programs, service, reconnector)
-        metrics = WorkerMetrics(service, store, disk_jobs, service.figures)
-        site.control(self._controls(service, store, sorted(executors), reconnector), metrics)
+        controls = self._controls(service, store, sorted(executors), reconnector)
+        site.control(controls, WorkerMetrics(service, store, disk_jobs, service.figures))
         self._join(reconnector, own, transfers, key)
         settle_memory()
+
+    def _session(self, key: Key, cluster_id: str, about: dict[str, Any]) -> Session:
+        """Begin to prove the key to the master. `about`: what this worker says of itself."""
+        own = {
+            "kind": "worker", "worker": self._id, "hostname": host_name(),
+            "spool": self._spool_identity,
+        }  # fmt: skip
+        return Session.initiator(
+            worker_key(key), Role.WORKER, software=ciel.__version__, cluster_id=cluster_id,
+            about=own | about,
+        )  # fmt: skip
 
     def _join(self, reconnector: Reconnector, own: str, transfers: Transfers, key: Key) -> None:
         """Join the master, once the own address is known to lead here if somebody named it."""

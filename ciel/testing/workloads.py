@@ -307,12 +307,7 @@ def _draw_scheduling(options: Options, chance: Random) -> Scheduling:
 
 
 def _draw_task(
-    options: Options,
-    chance: Random,
-    job: JobId,
-    ordinal: int,
-    pool: list[ObjectId],
-    heals: bool,
+    options: Options, chance: Random, job: JobId, ordinal: int, pool: list[ObjectId], heals: bool
 ) -> list[TaskSpec]:
     """Draw the next task of a graph in which chains, diamonds and fans occur; or two that are the
     same by content.
@@ -344,7 +339,6 @@ def _draw_task(
         arguments["blocks"] = True
     if Random(f"{job} {ordinal} {chance.getstate()[1][0]}").random() < options.streaming_share:
         arguments["streams"] = True
-    bundles = Random(f"{job} {ordinal} bundles").random() < options.bundle_share
     chooses = Random(f"{job} {ordinal} {chance.getstate()[1][1]}")
     any_of: list[Reference] = []
     if chosen and chooses.random() < options.choosing_share:
@@ -366,18 +360,8 @@ def _draw_task(
     needs = needs._replace(delay_s=max(0.0, hungry.random() - 1 + DELAYED_SHARE))
     n_outputs = chance.randint(2, 3) if chance.random() < options.wide_share else 1
     sees_errors = chance.random() < options.sees_errors_share and not heals
-    if bundles:
-        n_outputs = Random(f"{job} {ordinal} lots").randint(2, 6)
-        arguments = {
-            "inputs": [], "duration_s": arguments["duration_s"], "seed": f"{job} {ordinal}",
-            "lots": list(range(n_outputs)),
-        }  # fmt: skip
-        return [
-            make_task(
-                job=job, parent=job, ordinal=ordinal, executor=EXECUTOR, arguments=arguments,
-                n_outputs=n_outputs, needs=Needs(), mentions=Mentions.OWN,
-            )[0]
-        ]  # fmt: skip
+    if Random(f"{job} {ordinal} bundles").random() < options.bundle_share:
+        return [_bundle(job, ordinal, arguments["duration_s"])]
     mentions = _mentions(chance.choice(tuple(Mentions)), any_of)
     has_twin = chance.random() < options.twin_share
 
@@ -389,3 +373,16 @@ def _draw_task(
         )[0]  # fmt: skip
 
     return [make(ordinal), make(ordinal + 1)] if has_twin else [make(ordinal)]
+
+
+def _bundle(job: JobId, ordinal: int, duration_s: float) -> TaskSpec:
+    """Draw a task that hands lots of its work over when others have time (see `lots`)."""
+    lot_count = Random(f"{job} {ordinal} lots").randint(2, 6)
+    arguments = {
+        "inputs": [], "duration_s": duration_s, "seed": f"{job} {ordinal}",
+        "lots": list(range(lot_count)),
+    }  # fmt: skip
+    return make_task(
+        job=job, parent=job, ordinal=ordinal, executor=EXECUTOR, arguments=arguments,
+        n_outputs=lot_count, needs=Needs(), mentions=Mentions.OWN,
+    )[0]  # fmt: skip
