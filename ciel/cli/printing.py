@@ -243,8 +243,10 @@ class Progress:
         counts: Callable[[], Counts],
         *,
         quiet: bool = False,
+        has_summary: bool = True,
         stream: TextIO | None = None,
     ) -> None:
+        self._has_summary = has_summary
         self._name = name
         self._counts = counts
         self._stream = stream or sys.stderr
@@ -291,7 +293,7 @@ class Progress:
         if self._restore_signal is not None:
             self._restore_signal()
         self._erase()
-        if self._was_shown and error is None:
+        if self._was_shown and self._has_summary and error is None:
             self._conclude()
 
     def aside(self, print_something: Callable[[], object]) -> None:

@@ -102,7 +102,8 @@ class _Prompt:
         done: list[Reference] = [value, left]
         try:
             self._job.want(done)
-            with Progress(entry.name, self._counts(), quiet=self._quiet):
+            counts = self._counts()
+            with Progress(entry.name, counts, quiet=self._quiet, has_summary=False):
                 content = self._job.read(value)
                 session = self._job.result(left)
             if self._session is not None:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, overload
 
 from ciel.client.client import Client as JobClient
 from ciel.client.errors import ContextError
-from ciel.core.events import Message
+from ciel.core.events import JobPrinted, Message
 from ciel.core.refs import REFERENCE_TYPES, Reference
 from ciel.core.refs import Future as Unmade
 from ciel.python import sessions
@@ -90,6 +90,8 @@ class Client(Shown, JobClient):
         self._is_closed = False
         self._wants_prints = prints
         self._listeners: list[Callable[[], None]] = []
+        self.print_label: Callable[[JobPrinted], str] | None = None
+        """What stands in brackets before each line that a task prints; None: its name."""
         super().__init__(
             address,
             access=access,
@@ -365,7 +367,8 @@ class Client(Shown, JobClient):
     def follow_prints(self, job: Job) -> None:
         """Have what the tasks of a job print appear, if that is wanted at all."""
         if self._wants_prints is not False:
-            self.show_prints(job, None if self._wants_prints is True else self._wants_prints)
+            sink = None if self._wants_prints is True else self._wants_prints
+            self.show_prints(job, sink, self.print_label)
 
     def listen(self, listener: Callable[[], None], *, listens: bool = True) -> None:
         """Have a function called after each delivery, or no more; it must not wait."""

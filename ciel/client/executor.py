@@ -379,6 +379,7 @@ def _session(max_workers: int | None) -> tuple[Session, Client | None]:
         options = {} if max_workers is None else {"slots": max_workers}
         owned = Client(name="executor", cluster_options=options)
         leave(owned)  # it is nobody else's
+        owned.print_label = lambda printed: ""  # pools print without names
         return owned, owned
 
 

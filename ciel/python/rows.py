@@ -59,8 +59,17 @@ def each_with_its_own(
     rows: Iterable[Row], writable: Callable[[Buffer], Buffer], given: Sequence[Any]
 ) -> Iterator[Row]:
     """Yield rows with shared arguments unpacked anew. `writable` returns a buffer's bytes in memory
-    of their own; `given` stands in the places of futures.
+    of their own; `given` stands in the places of futures. An argument that a row has twice is one
+    object there, unless it can be read only once, as a stream.
     """
     for row in rows:
-        own = {id(item): item.unpacked(writable, given) for item in row if type(item) is Arrived}
-        yield [own.get(id(item), item) for item in row]
+        own: dict[int, Any] = {}
+        values: list[Any] = []
+        for item in row:
+            value = item
+            if type(item) is Arrived:
+                value = own.get(id(item))
+                if value is None or hasattr(value, "__next__"):
+                    value = own[id(item)] = item.unpacked(writable, given)
+            values.append(value)
+        yield values

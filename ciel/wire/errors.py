@@ -51,6 +51,10 @@ class RemoteProtocolError(ProtocolError):
     """The peer broke the rules; the connection is of no further use."""
 
 
+class ConnectionCutError(RemoteProtocolError):
+    """The peer's bytes ended too early: the connection was lost; the peer said nothing wrong."""
+
+
 class FrameTooLargeError(RemoteProtocolError):
     """The peer announced `size_bytes` where `limit_bytes` are accepted; none of it was kept."""
 

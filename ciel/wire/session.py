@@ -29,6 +29,7 @@ from typing import Any, Final, NamedTuple, Self, TypeVar
 
 from ciel.access.keys import NONCE_BYTES, Key, KeyForRole, Role, Side, matches, proof
 from ciel.wire.errors import (
+    ConnectionCutError,
     KeyMismatchError,
     LocalProtocolError,
     RecordTooLargeError,
@@ -201,12 +202,12 @@ class Session:
             raise
 
     def receive_eof(self) -> None:
-        """Take the end of the peer's bytes; raise `RemoteProtocolError` if it came too early."""
+        """Take the end of the peer's bytes; raise `ConnectionCutError` if it came too early."""
         if self._state is State.FAILED or (self.is_open and self._reader.is_between_frames):
             return
         expected = self._state.value if self._reader.is_between_frames else "the rest of a frame"
         self._state = State.FAILED
-        raise RemoteProtocolError(f"the peer closed the connection while we awaited {expected}")
+        raise ConnectionCutError(f"the peer closed the connection while we awaited {expected}")
 
     def refuse(self, reason: str) -> RefusedError:
         """End the session for a reason of the caller's, who may raise what is returned."""

@@ -43,7 +43,7 @@ from ciel.net.sessions import PeerSession
 from ciel.net.turns import DelayedCall, Turns
 from ciel.storage.errors import StorageError
 from ciel.storage.interface import ObjectStore
-from ciel.wire.errors import RefusedError
+from ciel.wire.errors import ConnectionCutError, RefusedError
 from ciel.wire.messages import kind_of
 from ciel.worker.disk_jobs import DiskJobs
 from ciel.worker.events import Events
@@ -262,7 +262,8 @@ class WorkerService:
             session.peer = None
             log.warn("lost the master: {reason}; what runs here goes on", reason=reason)
             self.events.note("lost_master", reason)
-        if isinstance(peer.failure, RefusedError) or not session.can_resume:
+        was_cut = peer.failure is None or isinstance(peer.failure, ConnectionCutError)
+        if not was_cut or not session.can_resume:  # another try would meet the same
             log.warn("what runs here is ended: {reason}", reason=reason)
             self._end_session()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import re
@@ -139,7 +140,10 @@ def expected(number: int) -> tuple[str, str | int]:
 
 def told(cluster: TwoSlots, line: dict[str, Any]) -> tuple[str, str | int]:
     if line["state"] == "done":
-        return "done", line.get("output", line["size_bytes"])
+        output = line.get("output", line["size_bytes"])
+        if line.get("encoding") == "base64":
+            output = base64.b64decode(output).decode(errors="backslashreplace")
+        return "done", output
     command = f"{cluster.home.path}/mixed {line['element']} "
     story = cluster.plain(line["story"].removeprefix(command))
     return "failed", re.sub(r"its files are kept in SPOOL/kept/TASK\.1$", "", story)

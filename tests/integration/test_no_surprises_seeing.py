@@ -433,7 +433,7 @@ with ciel.Client() as client:
 
 def test_d5_down_says_where_the_files_of_failed_tasks_are_then(home: Home) -> None:
     assert home.run("ciel", "up", "--listen", "127.0.0.1:0").returncode == 0
-    assert home.run("ciel", "submit", "--", "sh", "-c", "touch made; exit 1").returncode == 1
+    assert home.run("ciel", "submit", "--scratch", "sh", "-c", "touch made; exit 1").returncode == 1
     done = home.run("ciel", "down")
     assert done.returncode == 0, done.stderr
     place = done.stderr.splitlines()[-1].removeprefix("ciel: what failed tasks left is now in ")

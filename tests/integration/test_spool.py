@@ -104,7 +104,7 @@ def test_a_worker_goes_on_when_a_full_disk_has_room_again(
     """What fills it is not ours, hence nothing that we could remove."""
 
     def run(script: str) -> subprocess.CompletedProcess[str]:
-        return home.run("ciel", "submit", "--", "sh", "-c", script)
+        return home.run("ciel", "submit", "--scratch", "sh", "-c", script)
 
     script = "touch more && head -c 1M /dev/zero"
     assert run(fill.format(place=small_spool)).returncode == 0

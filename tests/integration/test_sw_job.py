@@ -237,7 +237,8 @@ def test_progress_is_drawn_on_a_terminal(cluster: Cluster) -> None:
     assert process.returncode == 0
     assert b"script.sw: " in drawn
     assert b"so far" in drawn
-    assert drawn.endswith(b"\r\x1b[K")
+    assert drawn.endswith(b"\r\n")  # the summary
+    assert b" done in " in drawn
 
 
 # --- what goes wrong ------------------------------------------------------------------------------
