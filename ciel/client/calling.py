@@ -9,10 +9,12 @@ ride along is read by whoever asks for it, or by a few threads where the outcome
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import re
 import sys
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
@@ -26,7 +28,14 @@ from ciel.client.errors import (
 )
 from ciel.client.forks import forbid, tell_of_forks
 from ciel.client.functions import Functions
-from ciel.client.futures import ClientFuture, Lot, WaitingCall, fail_unsent, still_wanted
+from ciel.client.futures import (
+    ClientFuture,
+    Lot,
+    PackedFunction,
+    WaitingCall,
+    fail_unsent,
+    still_wanted,
+)
 from ciel.client.results import Results
 from ciel.client.trace import is_traced
 from ciel.core.refs import INLINE_MAX_BYTES, Reference
@@ -36,8 +45,9 @@ from ciel.python import calls
 from ciel.python.contents import VALUE, Outcome, encode
 from ciel.python.failures import packing_error
 from ciel.python.futures import futures_in
-from ciel.python.packing import UnpackedError, pack_with_futures
-from ciel.python.rows import with_shared
+from ciel.python.inside import copied
+from ciel.python.packing import UnpackedError, pack_with_futures, unpack
+from ciel.python.rows import each_with_its_own, with_shared
 from ciel.python.tasks import USUAL, Options
 from ciel.wire.references import to_array
 
@@ -47,6 +57,10 @@ if TYPE_CHECKING:
 
 GATHERING_S: Final = 0.001
 """So long calls may pile up while others are under way."""
+HELD_MAX_S: Final = 1.0
+"""After so long calls of which nothing is known yet are sent all the same, as slow ones."""
+DIVISIBLE_MAX_BYTES: Final = 64 << 10
+"""Rows of a map of this size are kept by the client until all were called."""
 ALONE_MIN_BYTES: Final = 64 << 10
 """Arguments of this size become an object of their own."""
 QUICK_S: Final = 0.01
@@ -64,6 +78,10 @@ class Calls(Results):
         self._sending = threading.RLock()  # what is sent goes in the order in which it was called
         self._called_off: deque[Reference] = deque()
         self._waiting: list[WaitingCall] = []
+        self._held_count = 0  # of the first of those: nothing is known of their functions, ...
+        self._held_functions: set[PackedFunction] = set()  # ...which are these
+        self._held_s = 0.0  # since when the same ones are held
+        self._to_divide: deque[tuple[WaitingCall, int, ClientFuture[Any], Outcome]] = deque()
         self._slots = (0, 0.0)  # how many, and when that was so
         self._due = threading.Event()
         self._over = threading.Event()
@@ -86,23 +104,139 @@ class Calls(Results):
     ) -> Any:
         """See `sessions.Session.call`; raises PackingError, ClientError."""
         waiting = self._pack(function, args, kwargs, options)
-        futures = waiting.futures = [
-            ClientFuture(self, waiting.function.name, waiting) for _ in range(options.returns)
+        if options.returns == 1:
+            return self._add_with_future(waiting)
+        futures = [
+            ClientFuture[Any](self, waiting.function.name, waiting, place)
+            for place in range(options.returns)
         ]
+        waiting.futures = [weakref.ref(future) for future in futures]
         self._add(waiting)
-        return futures[0] if options.returns == 1 else tuple(futures)
+        return tuple(futures)
 
-    def call_part(
-        self, function: Callable[..., Any], rows: Sequence[tuple[Any, ...]], options: Options
-    ) -> ClientFuture[calls.Mapped]:
-        """Make one task of a call for each row of arguments."""
-        waiting = self._pack(function, with_shared(rows), {}, options, is_map=True)
-        waiting.is_map, waiting.is_usual, waiting.rows = True, False, len(rows)
-        waiting.function.tally.submitted += len(rows) - 1
-        future = ClientFuture[calls.Mapped](self, waiting.function.name, waiting)
-        waiting.futures = [future]
+    def _add_with_future(self, waiting: WaitingCall, name: str = "") -> ClientFuture[Any]:
+        future: ClientFuture[Any] = ClientFuture(self, name or waiting.function.name, waiting)
+        waiting.futures = [weakref.ref(future)]
         self._add(waiting)
         return future
+
+    def map_parts(
+        self,
+        function: Callable[..., Any],
+        rows: Sequence[tuple[Any, ...]],
+        options: Options,
+        chunksize: int | None,
+    ) -> list[ClientFuture[calls.Mapped]]:
+        """Make tasks of calls for each row of arguments, `chunksize` rows each. If that is None,
+        they are as large as the function is quick, and a task that takes long after all leaves its
+        other rows to further tasks: their futures are the `rest` of its own.
+        """
+        if chunksize is not None:
+            chunks = [rows[at : at + chunksize] for at in range(0, len(rows), chunksize)]
+            parts = [self._part(function, chunk, options) for chunk in chunks]
+            return [self._add_with_future(part) for part in parts]
+        slots, row_s = self._slot_count(), self.functions.find(function, options).took_s
+        size = bundling.part_rows(len(rows), slots, row_s)
+        # One row for each slot shows how long a row takes.
+        trials = slots if row_s is None and size > 1 else 0
+        futures = []
+        for at in (*range(trials), *range(trials, len(rows), size)):
+            chunk = rows[at : at + 1] if at < trials else rows[at : at + size]
+            for part in self._divisible_parts(function, chunk, options, row_s):
+                futures.append(self._add_with_future(part))
+        return futures
+
+    def _divisible_parts(
+        self,
+        function: Callable[..., Any],
+        rows: Sequence[tuple[Any, ...]],
+        options: Options,
+        row_s: float | None,
+    ) -> list[WaitingCall]:
+        """Pack rows of a map so that they can be divided again, if they are not known to be quick.
+        Then they are small: the client keeps them until it knows that all were called.
+        """
+        whole = self._part(function, rows, options)
+        size_bytes, most_bytes = whole.arguments.size_bytes, DIVISIBLE_MAX_BYTES
+        is_quick = row_s is not None and row_s * len(rows) <= bundling.BUNDLE_S
+        if len(rows) == 1 or (size_bytes > most_bytes and is_quick):
+            return [whole]
+        parts = [whole]
+        if size_bytes > most_bytes:
+            step = max(1, len(rows) * most_bytes // size_bytes)
+            chunks = [rows[at : at + step] for at in range(0, len(rows), step)]
+            parts = [self._part(function, chunk, options) for chunk in chunks]
+            if sum(part.arguments.size_bytes for part in parts) > 2 * size_bytes:
+                parts, doubled = [whole], parts  # what is large is shared by all rows
+            else:
+                doubled = [whole]
+            for part in doubled:
+                part.function.tally.submitted -= part.rows
+        for part in parts:
+            if part.rows > 1 and part.arguments.size_bytes <= most_bytes:
+                part.arguments = copied(part.arguments)
+                part.is_divisible = part.may_wait = True
+        return parts
+
+    def _part(
+        self, function: Callable[..., Any], rows: Sequence[tuple[Any, ...]], options: Options
+    ) -> WaitingCall:
+        """Pack one task that calls a function with each row."""
+        part = self._pack(function, with_shared(rows), {}, options, is_map=True)
+        part.is_map, part.is_usual, part.may_wait, part.rows = True, False, False, len(rows)
+        part.function.tally.submitted += len(rows) - 1
+        return part
+
+    def _divide(
+        self, call: WaitingCall, start: int, future: ClientFuture[Any], outcome: Outcome
+    ) -> None:
+        self._to_divide.append((call, start, future, outcome))
+        self._remind()  # what was packed by others is not unpacked by the connection's thread
+
+    def _divide_all(self) -> None:
+        while self._to_divide:
+            try:
+                call, start, future, outcome = self._to_divide.popleft()
+            except IndexError:  # another thread was as quick
+                return
+            if not future.cancelled():
+                future.rest, pieces = self._pieces(call, start)
+                with self._lock:
+                    self._waiting += pieces
+            future.settle(outcome)
+
+    def _pieces(
+        self, call: WaitingCall, start: int
+    ) -> tuple[list[ClientFuture[calls.Mapped]], list[WaitingCall]]:
+        """Make calls of the rows of a map from `start` on, as many in each as its function is
+        quick; return their futures as well.
+        """
+        futures: list[ClientFuture[calls.Mapped]] = []
+        pieces: list[WaitingCall] = []
+        name = call.function.name
+        try:
+            args, _ = unpack(call.arguments.head, call.arguments.buffers, call.taken)
+            rows, has_shared = args
+            if has_shared:
+                rows = list(each_with_its_own(rows, bytearray, call.taken))
+            size = bundling.part_rows(len(rows) - start, self._slot_count(), call.function.took_s)
+            for at in range(start, len(rows), size):
+                chunk = rows[at : at + size]
+                piece = WaitingCall(
+                    call.function, call.options, *pack_with_futures((with_shared(chunk), {}))
+                )
+                piece.is_map, piece.is_usual, piece.rows = True, False, len(chunk)
+                piece.is_divisible, piece.may_wait = len(chunk) > 1, False
+                piece.arguments = copied(piece.arguments)
+                futures.append(ClientFuture(self, name, piece))
+                piece.futures = [weakref.ref(futures[-1])]
+                pieces.append(piece)
+        except Exception as error:  # of anybody's __reduce__ or __setstate__
+            text = UnpackedError(f"they cannot be packed again: {type(error).__name__}: {error}")
+            futures = [ClientFuture(self, name)]
+            futures[0].fail(packing_error(f"the arguments of {name}", text))
+            return futures, []
+        return futures, pieces
 
     def as_bytes(self, future: Any) -> ClientFuture[bytes]:
         """Return a future of a value as programs read it: bytes as they are, a text in UTF-8."""
@@ -110,11 +244,8 @@ class Calls(Results):
             self._place_of(future)
             return future
         waiting = self._pack(_itself, (future,), {}, USUAL)
-        waiting.raw, waiting.is_usual = True, False
-        raw: ClientFuture[bytes] = ClientFuture(self, "as bytes", waiting)
-        waiting.futures = [raw]
-        self._add(waiting)
-        return raw
+        waiting.raw, waiting.is_usual, waiting.may_wait = True, False, False
+        return self._add_with_future(waiting, "as bytes")
 
     def run(self, make: Callable[[Job], Sequence[Unmade]], name: str) -> list[ClientFuture[bytes]]:
         """Have `make` add a program to our job; return a future of each of its outputs."""
@@ -172,7 +303,7 @@ class Calls(Results):
         here = self._client.location
         if theirs is None or theirs.location.cluster_id != here.cluster_id:
             raise ForeignFutureError(future, here.url, theirs and theirs.location.url)
-        theirs.expedite(future)
+        theirs.send(future)
         if future.lot is None and not future.done():
             raise CallbackWaitError(f"the sending of {future.name}")
 
@@ -198,30 +329,46 @@ class Calls(Results):
         """Somebody waits for a future: send what it needs, if that was not sent."""
         if not future.is_sought and not future.cancelled():
             self._seek(future)
-        if (future.waiting_call or self._to_want) and not self._client.is_delivering:
+        is_waiting = self._to_want or (
+            future.waiting_call
+            and (self._held_count < len(self._waiting) or self._may_release_held())
+        )
+        if (is_waiting or self._to_divide) and not self._client.is_delivering:
             self.flush()
 
-    def flush(self) -> None:
-        """Send all calls that wait."""
+    def send(self, future: ClientFuture[Any]) -> None:
+        """Send what a future needs, even if that would be held back."""
+        self.expedite(future)
+        if future.waiting_call and not self._client.is_delivering:
+            self.flush(holds=False)
+
+    def flush(self, *, holds: bool = True) -> None:
+        """Send the calls that wait, but for those that are held back, or (`holds` is false) all."""
         try:
-            self._flush()
+            self._flush(holds)
         finally:
             self._stop_called_off()
 
-    def _flush(self) -> None:
+    def _flush(self, holds: bool) -> None:
         """Send all calls that wait. They leave the line only afterwards: who is interrupted here
         leaves the rest to the next.
         """
         with self._sending:
+            self._divide_all()
             with self._lock:
-                line = self._waiting[:]
+                start = 0 if self._may_release_held() or not holds else self._held_count
+                line = self._waiting[start:]
+                end = start + len(line)
+            held: list[WaitingCall] = []
             waiting = still_wanted(line)
             try:
                 self._want_all()
                 self._release_dropped()
                 if waiting:
                     waiting = [call for call in waiting if self._look_around(call)]
-                    for bundle in bundling.form(waiting, self._slot_count()):
+                    if holds:
+                        waiting, held = bundling.part(waiting, self._slot_count())
+                    for bundle in bundling.form(self._as_parts(waiting), self._slot_count()):
                         self._try_to_send(bundle)
             except Exception as error:
                 fail_unsent(waiting, error)
@@ -230,9 +377,39 @@ class Calls(Results):
             except BaseException:
                 with self._lock:
                     self._waiting = [call for call in self._waiting if not call.is_sent]
+                    self._held_count = 0
                 raise
             with self._lock:
-                del self._waiting[: len(line)]
+                self._waiting[start:end] = held
+                if not self._held_count:
+                    self._held_s = time.monotonic()
+                self._held_count = start + len(held)
+            self._held_functions = {call.function for call in self._waiting[: self._held_count]}
+
+    def _as_parts(self, waiting: list[WaitingCall]) -> list[WaitingCall]:
+        """Divide maps that were packed before it was known how long they take."""
+        found: list[WaitingCall] = []
+        for call in waiting:
+            future = call.futures[0]()
+            known_s = call.call_s if call.is_divisible else None
+            if known_s is None or future is None or call.rows * known_s <= 2 * bundling.BUNDLE_S:
+                found.append(call)
+                continue
+            call.is_sent = True  # nor will it be, as a whole
+            future.rest, pieces = self._pieces(call, 0)
+            future.never_sent()
+            future.set_result(calls.Mapped([], None))
+            found += [piece for piece in pieces if self._look_around(piece)]
+        return found
+
+    def _may_release_held(self) -> bool:
+        if not self._held_count:
+            return False
+        most = bundling.TRIALS_PER_SLOT * self._slots[0] // 2
+        return time.monotonic() - self._held_s > HELD_MAX_S or any(
+            function.took_s is not None or function.trial_count <= most
+            for function in self._held_functions
+        )
 
     def _try_to_send(self, bundle: list[WaitingCall]) -> None:
         try:
@@ -243,6 +420,7 @@ class Calls(Results):
     def _look_around(self, call: WaitingCall) -> bool:
         """Find out what a call needs that is not there; False if that will never be."""
         call.call_s = call.function.took_s
+        call.local = []
         outside = set()
         for future in call.taken:
             other = future.waiting_call
@@ -304,8 +482,9 @@ class Calls(Results):
             self._await_lot(ref, calls_of_lot)
         self._want_all()
         for call in bundle:
-            for future in call.futures:
-                if future.cancelled():  # while it was sent: it could not know what to stop
+            for known in call.futures:
+                future = known()  # one cancelled meanwhile could not know what to stop
+                if future is not None and future.is_called_off:
                     self.call_off(future)
 
     def _await_lot(self, ref: Unmade, calls_of_lot: Sequence[WaitingCall]) -> None:
@@ -314,9 +493,12 @@ class Calls(Results):
         for call in calls_of_lot:
             lot.functions.append(call.function)
             lot.rows = call.rows
-            for number, future in enumerate(call.futures):
-                future.sent_as(lot, call.place + number)
-                lot.futures.append(future)
+            if call.is_divisible:
+                lot.call = call
+            lot.futures += call.futures
+            for number, known in enumerate(call.futures):
+                if (future := known()) is not None:
+                    future.sent_as(lot, call.place + number)
         with self._lock:
             self._lots[lot.id] = lot
         for call in calls_of_lot:
@@ -334,12 +516,15 @@ class Calls(Results):
             arguments = arguments._replace(head=b"", buffers=())
             with_object = inputs.number(ref, is_for_once=True)
         name, returns = call.function.name, call.options.returns
-        return calls.Call(function, arguments, uses, with_object, call.is_map, name, returns)
+        limit_s = bundling.BUNDLE_S if call.is_divisible else 0.0
+        return calls.Call(
+            function, arguments, uses, with_object, call.is_map, name, returns, limit_s
+        )
 
     def _use(self, future: Any, bundle: list[WaitingCall], inputs: _Inputs) -> calls.Use:
         how, waiting = getattr(future, "how", calls.AS_VALUE), future.waiting_call
         if waiting is not None and waiting.lot >= 0:  # of this bundle: others were sent, or fail
-            place = waiting.place + waiting.futures.index(future)
+            place = waiting.place + future.place
             return calls.Use(-1, waiting.lot, place, False, how)
         lot = future.lot
         if lot is None:  # it could not be sent
@@ -381,11 +566,14 @@ class Calls(Results):
 
     def _gather(self) -> None:
         while True:
-            self._due.wait()
+            self._due.wait(HELD_MAX_S if self._held_count else None)
             if self._ended is not None:
                 return
             self._over.wait(GATHERING_S)
             self._due.clear()
+            if self._held_count and time.monotonic() - self._held_s > HELD_MAX_S:
+                for function in self._held_functions:
+                    function.note(HELD_MAX_S)
             try:
                 self.flush()
             except Exception:  # whoever waits for these calls has it
@@ -403,10 +591,16 @@ class Calls(Results):
         if lot is None or self._job is None:  # it will not be sent
             return
         with self._lock:
-            if future in lot.futures:
-                lot.futures.remove(future)
-            if lot.futures or self._lots.pop(lot.id, None) is None:
+            known = weakref.ref(future)
+            if known in lot.futures:
+                lot.futures.remove(known)
+            if (
+                any(other() is not None for other in lot.futures)
+                or self._lots.pop(lot.id, None) is None
+            ):
                 return  # others wait for it, or it is there
+            lot.is_counted = True
+            lot.end_trial()
             for function in lot.functions:
                 function.tally.submitted -= lot.rows
         self._called_off.append(lot.ref)
@@ -429,7 +623,7 @@ class Calls(Results):
         """Return what a future's value is or will be in, for who names that; raises what the future
         does if it was cancelled, or never sent.
         """
-        seek = self.expedite if getattr(future, "calls", None) is self else self._admit
+        seek = self.send if getattr(future, "calls", None) is self else self._admit
         seek(future)
         if future.cancelled() or (future.lot is None and future.done()):
             raise future.unsent_error()
@@ -455,11 +649,15 @@ class Calls(Results):
         super()._lose(error)
         with self._lock:
             waiting, self._waiting = self._waiting, []
+            self._held_count = 0
         fail_unsent(waiting, error)
+        while self._to_divide:
+            with contextlib.suppress(IndexError):  # another thread was as quick
+                self._to_divide.popleft()[2].fail(error)
 
     def close(self) -> None:
         """End: what is not done by now will not be. The job ends well if all is done."""
-        is_idle = not self._lots and not self._waiting
+        is_idle = not (self._lots or self._waiting or self._to_divide)
         if is_idle and self._job is not None and not self._job.has_ended:
             try:
                 self._job.close()
