@@ -149,7 +149,8 @@ class Client(Shown, JobClient):
 
     def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """Make a task of a call, and return what stands for its result. Arguments may be, or hold
-        at any depth, futures: the task runs when they are there and gets their values.
+        at any depth, futures: the task runs when they are there and gets their values. A call whose
+        future is dropped before a worker has it does not run; see `ciel.fire_and_forget`.
 
         Raises PackingError for a function or an argument that has no bytes, ConnectionLostError,
         ClientClosedError, ForkedError. A function made by `ciel.task` runs as that says.
@@ -303,13 +304,14 @@ class Client(Shown, JobClient):
         if isinstance(futures, dict):
             return dict(zip(futures, self.get(list(futures.values()), timeout), strict=True))
         if isinstance(futures, list | tuple):
+            until_s = None if timeout is None else time.monotonic() + timeout
             done, _ = self.wait(futures, timeout, concurrent.futures.FIRST_EXCEPTION)
             if len(done) < len(set(futures)):
                 failed = [f for f in futures if f.done() and f.exception() is not None]
                 if not failed:
                     raise TimeoutError(f"not all values were there after {timeout} s")
                 failed[0].result()
-            return type(futures)(future.result() for future in futures)
+            return type(futures)(future.result(_left_s(until_s)) for future in futures)
         require_future(futures)
         return futures.result(timeout)
 
@@ -404,6 +406,10 @@ def _directory(
     if cwd is None:
         return "" if scratch else None
     return os.path.abspath(os.fspath(cwd))
+
+
+def _left_s(until_s: float | None) -> float | None:
+    return None if until_s is None else max(0.0, until_s - time.monotonic())
 
 
 def _results(parts: list[Any], deadline_s: float | None) -> Iterator[Any]:

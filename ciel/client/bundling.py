@@ -12,6 +12,8 @@ import math
 from collections.abc import Hashable, Sequence
 from typing import Any, Final, Protocol
 
+from ciel.python.calls import LOTS_MAX
+
 SLOW_S: Final = 0.005
 """Calls that take longer are not worth bundling."""
 BUNDLE_S: Final = 0.05
@@ -21,6 +23,8 @@ BUNDLE_BYTES_MAX: Final = 1 << 20
 TRIALS_PER_SLOT: Final = 8
 """So many calls of a function are under way for each slot before the first has ended."""
 BUNDLES_PER_SLOT: Final = 2
+QUICK_S: Final = 0.01
+QUICK_LOTS: Final = 4
 PARTS_PER_SLOT: Final = 16
 """Into so many parts for each slot a map is divided, if its function is quick or not known."""
 PART_ROWS_MAX: Final = 4096
@@ -130,3 +134,14 @@ def _joined(call: Any, home: dict[int, list[Any]]) -> list[Any] | None:
     if len(bundle) == 1 or bundle[-1] in call.local:
         return bundle  # a chain: nothing could run beside it
     return bundle if call.call_s is not None and call.call_s < SLOW_S else None
+
+
+def lots_of(bundle: list[Any]) -> list[list[Any]]:
+    """Part a bundle, in its order. One that should be quick has fewer lots: each is an object to be
+    read. But any call may take long after all, and what is behind it in its lot waits.
+    """
+    known_s = [call.call_s for call in bundle if call.call_s is not None]
+    is_quick = len(known_s) == len(bundle) and sum(known_s) < QUICK_S
+    count = min(QUICK_LOTS if is_quick else LOTS_MAX, len(bundle))
+    size = -(-len(bundle) // count)
+    return [bundle[start : start + size] for start in range(0, len(bundle), size)]

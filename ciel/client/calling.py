@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
-import re
 import sys
 import threading
 import time
@@ -20,6 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from ciel.client import bundling
+from ciel.client.arguments import Inputs, in_words
 from ciel.client.errors import (
     CallbackWaitError,
     ClientClosedError,
@@ -27,7 +27,6 @@ from ciel.client.errors import (
     ForeignFutureError,
 )
 from ciel.client.forks import forbid, tell_of_forks
-from ciel.client.functions import Functions
 from ciel.client.futures import (
     ClientFuture,
     Lot,
@@ -36,18 +35,16 @@ from ciel.client.futures import (
     fail_unsent,
     still_wanted,
 )
-from ciel.client.results import Results
+from ciel.client.mapping import Maps
 from ciel.client.trace import is_traced
-from ciel.core.refs import INLINE_MAX_BYTES, Reference
 from ciel.core.refs import Future as Unmade
+from ciel.core.refs import Reference
 from ciel.core.tasks import Mentions
 from ciel.python import calls
-from ciel.python.contents import VALUE, Outcome, encode
+from ciel.python.contents import VALUE, Outcome
 from ciel.python.failures import packing_error
 from ciel.python.futures import futures_in
-from ciel.python.inside import copied
-from ciel.python.packing import UnpackedError, pack_with_futures, unpack
-from ciel.python.rows import each_with_its_own, with_shared
+from ciel.python.packing import UnpackedError, pack_with_futures
 from ciel.python.tasks import USUAL, Options
 from ciel.wire.references import to_array
 
@@ -59,33 +56,23 @@ GATHERING_S: Final = 0.001
 """So long calls may pile up while others are under way."""
 HELD_MAX_S: Final = 1.0
 """After so long calls of which nothing is known yet are sent all the same, as slow ones."""
-DIVISIBLE_MAX_BYTES: Final = 64 << 10
-"""Rows of a map of this size are kept by the client until all were called."""
 ALONE_MIN_BYTES: Final = 64 << 10
 """Arguments of this size become an object of their own."""
-QUICK_S: Final = 0.01
-QUICK_LOTS: Final = 4
-SLOTS_KNOWN_S: Final = 5.0
 
 
-class Calls(Results):
+class Calls(Maps):
     """The calls of one client: all are tasks of one job. Usable from any thread."""
 
     def __init__(self, client: Client, *, locals_wanted: bool = False) -> None:
         super().__init__(client)
-        self.functions = Functions(client.upload_content, self.dropped)
         self._locals_wanted = locals_wanted
         self._sending = threading.RLock()  # what is sent goes in the order in which it was called
         self._called_off: deque[Reference] = deque()
-        self._waiting: list[WaitingCall] = []
         self._held_count = 0  # of the first of those: nothing is known of their functions, ...
         self._held_functions: set[PackedFunction] = set()  # ...which are these
         self._held_s = 0.0  # since when the same ones are held
-        self._to_divide: deque[tuple[WaitingCall, int, ClientFuture[Any], Outcome]] = deque()
-        self._slots = (0, 0.0)  # how many, and when that was so
         self._due = threading.Event()
         self._over = threading.Event()
-        self._thread: threading.Thread | None = None
         self._places: tuple[tuple[str, ...], list[str]] = ((), [])  # and for which sys.path
         tell_of_forks(self)
 
@@ -119,124 +106,6 @@ class Calls(Results):
         waiting.futures = [weakref.ref(future)]
         self._add(waiting)
         return future
-
-    def map_parts(
-        self,
-        function: Callable[..., Any],
-        rows: Sequence[tuple[Any, ...]],
-        options: Options,
-        chunksize: int | None,
-    ) -> list[ClientFuture[calls.Mapped]]:
-        """Make tasks of calls for each row of arguments, `chunksize` rows each. If that is None,
-        they are as large as the function is quick, and a task that takes long after all leaves its
-        other rows to further tasks: their futures are the `rest` of its own.
-        """
-        if chunksize is not None:
-            chunks = [rows[at : at + chunksize] for at in range(0, len(rows), chunksize)]
-            parts = [self._part(function, chunk, options) for chunk in chunks]
-            return [self._add_with_future(part) for part in parts]
-        slots, row_s = self._slot_count(), self.functions.find(function, options).took_s
-        size = bundling.part_rows(len(rows), slots, row_s)
-        # One row for each slot shows how long a row takes.
-        trials = slots if row_s is None and size > 1 else 0
-        futures = []
-        for at in (*range(trials), *range(trials, len(rows), size)):
-            chunk = rows[at : at + 1] if at < trials else rows[at : at + size]
-            for part in self._divisible_parts(function, chunk, options, row_s):
-                futures.append(self._add_with_future(part))
-        return futures
-
-    def _divisible_parts(
-        self,
-        function: Callable[..., Any],
-        rows: Sequence[tuple[Any, ...]],
-        options: Options,
-        row_s: float | None,
-    ) -> list[WaitingCall]:
-        """Pack rows of a map so that they can be divided again, if they are not known to be quick.
-        Then they are small: the client keeps them until it knows that all were called.
-        """
-        whole = self._part(function, rows, options)
-        size_bytes, most_bytes = whole.arguments.size_bytes, DIVISIBLE_MAX_BYTES
-        is_quick = row_s is not None and row_s * len(rows) <= bundling.BUNDLE_S
-        if len(rows) == 1 or (size_bytes > most_bytes and is_quick):
-            return [whole]
-        parts = [whole]
-        if size_bytes > most_bytes:
-            step = max(1, len(rows) * most_bytes // size_bytes)
-            chunks = [rows[at : at + step] for at in range(0, len(rows), step)]
-            parts = [self._part(function, chunk, options) for chunk in chunks]
-            if sum(part.arguments.size_bytes for part in parts) > 2 * size_bytes:
-                parts, doubled = [whole], parts  # what is large is shared by all rows
-            else:
-                doubled = [whole]
-            for part in doubled:
-                part.function.tally.submitted -= part.rows
-        for part in parts:
-            if part.rows > 1 and part.arguments.size_bytes <= most_bytes:
-                part.arguments = copied(part.arguments)
-                part.is_divisible = part.may_wait = True
-        return parts
-
-    def _part(
-        self, function: Callable[..., Any], rows: Sequence[tuple[Any, ...]], options: Options
-    ) -> WaitingCall:
-        """Pack one task that calls a function with each row."""
-        part = self._pack(function, with_shared(rows), {}, options, is_map=True)
-        part.is_map, part.is_usual, part.may_wait, part.rows = True, False, False, len(rows)
-        part.function.tally.submitted += len(rows) - 1
-        return part
-
-    def _divide(
-        self, call: WaitingCall, start: int, future: ClientFuture[Any], outcome: Outcome
-    ) -> None:
-        self._to_divide.append((call, start, future, outcome))
-        self._remind()  # what was packed by others is not unpacked by the connection's thread
-
-    def _divide_all(self) -> None:
-        while self._to_divide:
-            try:
-                call, start, future, outcome = self._to_divide.popleft()
-            except IndexError:  # another thread was as quick
-                return
-            if not future.cancelled():
-                future.rest, pieces = self._pieces(call, start)
-                with self._lock:
-                    self._waiting += pieces
-            future.settle(outcome)
-
-    def _pieces(
-        self, call: WaitingCall, start: int
-    ) -> tuple[list[ClientFuture[calls.Mapped]], list[WaitingCall]]:
-        """Make calls of the rows of a map from `start` on, as many in each as its function is
-        quick; return their futures as well.
-        """
-        futures: list[ClientFuture[calls.Mapped]] = []
-        pieces: list[WaitingCall] = []
-        name = call.function.name
-        try:
-            args, _ = unpack(call.arguments.head, call.arguments.buffers, call.taken)
-            rows, has_shared = args
-            if has_shared:
-                rows = list(each_with_its_own(rows, bytearray, call.taken))
-            size = bundling.part_rows(len(rows) - start, self._slot_count(), call.function.took_s)
-            for at in range(start, len(rows), size):
-                chunk = rows[at : at + size]
-                piece = WaitingCall(
-                    call.function, call.options, *pack_with_futures((with_shared(chunk), {}))
-                )
-                piece.is_map, piece.is_usual, piece.rows = True, False, len(chunk)
-                piece.is_divisible, piece.may_wait = len(chunk) > 1, False
-                piece.arguments = copied(piece.arguments)
-                futures.append(ClientFuture(self, name, piece))
-                piece.futures = [weakref.ref(futures[-1])]
-                pieces.append(piece)
-        except Exception as error:  # of anybody's __reduce__ or __setstate__
-            text = UnpackedError(f"they cannot be packed again: {type(error).__name__}: {error}")
-            futures = [ClientFuture(self, name)]
-            futures[0].fail(packing_error(f"the arguments of {name}", text))
-            return futures, []
-        return futures, pieces
 
     def as_bytes(self, future: Any) -> ClientFuture[bytes]:
         """Return a future of a value as programs read it: bytes as they are, a text in UTF-8."""
@@ -289,7 +158,7 @@ class Calls(Results):
         try:
             packed, taken = pack_with_futures((args, kwargs))
         except UnpackedError as error:
-            words = _in_words(error, is_map)
+            words = in_words(error, is_map)
             raise packing_error(f"the arguments of {found.name}", words) from None
         for future in taken:
             if getattr(future, "calls", None) is not self:
@@ -386,22 +255,6 @@ class Calls(Results):
                 self._held_count = start + len(held)
             self._held_functions = {call.function for call in self._waiting[: self._held_count]}
 
-    def _as_parts(self, waiting: list[WaitingCall]) -> list[WaitingCall]:
-        """Divide maps that were packed before it was known how long they take."""
-        found: list[WaitingCall] = []
-        for call in waiting:
-            future = call.futures[0]()
-            known_s = call.call_s if call.is_divisible else None
-            if known_s is None or future is None or call.rows * known_s <= 2 * bundling.BUNDLE_S:
-                found.append(call)
-                continue
-            call.is_sent = True  # nor will it be, as a whole
-            future.rest, pieces = self._pieces(call, 0)
-            future.never_sent()
-            future.set_result(calls.Mapped([], None))
-            found += [piece for piece in pieces if self._look_around(piece)]
-        return found
-
     def _may_release_held(self) -> bool:
         if not self._held_count:
             return False
@@ -436,8 +289,8 @@ class Calls(Results):
 
     def _send(self, bundle: list[WaitingCall]) -> None:
         job = self._open_job()
-        lots = _lots_of(bundle)
-        inputs = _Inputs()
+        lots = bundling.lots_of(bundle)
+        inputs = Inputs()
         functions: dict[bytes, int] = {}
         table: list[calls.Function] = []
         written: list[tuple[calls.Call, ...]] = []
@@ -505,7 +358,7 @@ class Calls(Results):
             call.is_sent = True
 
     def _written(
-        self, call: WaitingCall, function: int, bundle: list[WaitingCall], inputs: _Inputs
+        self, call: WaitingCall, function: int, bundle: list[WaitingCall], inputs: Inputs
     ) -> calls.Call:
         uses = tuple([self._use(future, bundle, inputs) for future in call.taken])
         arguments, with_object = call.arguments, -1
@@ -521,7 +374,7 @@ class Calls(Results):
             function, arguments, uses, with_object, call.is_map, name, returns, limit_s
         )
 
-    def _use(self, future: Any, bundle: list[WaitingCall], inputs: _Inputs) -> calls.Use:
+    def _use(self, future: Any, bundle: list[WaitingCall], inputs: Inputs) -> calls.Use:
         how, waiting = getattr(future, "how", calls.AS_VALUE), future.waiting_call
         if waiting is not None and waiting.lot >= 0:  # of this bundle: others were sent, or fail
             place = waiting.place + future.place
@@ -532,23 +385,6 @@ class Calls(Results):
         if lot.is_stream and how == calls.AS_VALUE:
             how = calls.AS_STREAM
         return calls.Use(inputs.number(lot.ref), 0, future.place, lot.raw, how)
-
-    def _store(self, outcomes: list[Outcome], name: str) -> Reference:
-        pieces = encode(outcomes)
-        size_bytes = sum(memoryview(piece).nbytes for piece in pieces)
-        if size_bytes <= INLINE_MAX_BYTES:
-            return self._client.upload_content(b"".join(pieces), name)
-        return self._client.upload_pieces(pieces, name)
-
-    def _slot_count(self) -> int:
-        count, at_s = self._slots
-        now_s = time.monotonic()
-        if not count or (
-            now_s - at_s > SLOTS_KNOWN_S and threading.current_thread() is self._thread
-        ):
-            count = max(1, self._client.slot_count())
-            self._slots = (count, now_s)
-        return count
 
     def _module_places(self) -> tuple[str, ...]:
         places, path = self._places
@@ -676,7 +512,15 @@ class Calls(Results):
             future.calls.expedite(future)
         if timeout is None or timeout > 0:
             self.require_done(list(listed), return_when)
-        return tuple(concurrent.futures.wait(listed, timeout, return_when))  # type: ignore[return-value]  # two
+        # Those that are done are not asked for an exception: that might read a value, and wait.
+        over = {future for future in listed if future.done()}
+        is_enough = bool(over) and return_when == concurrent.futures.FIRST_COMPLETED
+        if return_when == concurrent.futures.FIRST_EXCEPTION:
+            is_enough = any(future.has_failed for future in over)
+        if is_enough:
+            return over, listed - over
+        done, waiting = concurrent.futures.wait(listed - over, timeout, return_when)
+        return over | done, waiting
 
     def as_completed(self, futures: Iterable[Any], timeout: float | None) -> Iterator[Any]:
         listed = futures_in(futures)
@@ -690,50 +534,6 @@ class Calls(Results):
         """Yield those that are done, as nobody can wait here for the others."""
         yield from [future for future in dict.fromkeys(listed) if future.done()]
         self.require_done(listed)
-
-
-def _in_words(error: UnpackedError, is_map: bool) -> UnpackedError:
-    """Say which argument is at fault, where it says at which place of (args, kwargs); those of a
-    map are in its rows.
-    """
-    if is_map:
-        row = re.sub(
-            r"^\[0\]\[0\]\[\d+\]\[(\d+)\]",
-            lambda found: f"argument {int(found[1]) + 1} of a call of the map:",
-            str(error),
-        )
-        return UnpackedError(row)
-    text = re.sub(r"^\[0\]\[(\d+)\]", lambda found: f"argument {int(found[1]) + 1}", str(error))
-    return UnpackedError(re.sub(r"^\[1\]\['(\w+)'\]", r"argument \1", text))
-
-
-class _Inputs:
-    """The references that a task takes, each once."""
-
-    def __init__(self) -> None:
-        self.refs: list[Reference] = []
-        self.for_once: list[Reference] = []
-        """Those that no other task will take."""
-        self._numbers: dict[str, int] = {}
-
-    def number(self, ref: Reference, *, is_for_once: bool = False) -> int:
-        if is_for_once:
-            self.for_once.append(ref)
-        number = self._numbers.setdefault(ref.id, len(self.refs))
-        if number == len(self.refs):
-            self.refs.append(ref)
-        return number
-
-
-def _lots_of(bundle: list[WaitingCall]) -> list[list[WaitingCall]]:
-    """Part a bundle, in its order. One that should be quick has fewer lots: each is an object to be
-    read. But any call may take long after all, and what is behind it in its lot waits.
-    """
-    known_s = [call.call_s for call in bundle if call.call_s is not None]
-    is_quick = len(known_s) == len(bundle) and sum(known_s) < QUICK_S
-    count = min(QUICK_LOTS if is_quick else calls.LOTS_MAX, len(bundle))
-    size = -(-len(bundle) // count)
-    return [bundle[start : start + size] for start in range(0, len(bundle), size)]
 
 
 def _itself(value: Any) -> Any:

@@ -336,8 +336,11 @@ class _Outer(futures.Future[Any]):
     inner: Any = None
 
     def result(self, timeout: float | None = None) -> Any:
+        until_s = None if timeout is None else time.monotonic() + timeout
         found = super().result(timeout)
-        return self.inner.result() if found is _LATER else found
+        if found is not _LATER:
+            return found
+        return self.inner.result(None if until_s is None else max(0.0, until_s - time.monotonic()))
 
     def settle(self, future: Any, error: BaseException | None) -> None:
         """Be done, as the future is that the call got when it was begun."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import threading
+import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
@@ -231,16 +232,22 @@ class ClientFuture(Shown, concurrent.futures.Future[T], Future[T]):
         self._outcome: Outcome | None = None
 
     def result(self, timeout: float | None = None) -> T:
+        until_s = None if timeout is None else time.monotonic() + timeout
         self._expect(timeout)
         found = super().result(timeout)
-        return self._value() if found is LATER else found
+        return self._value_until(until_s) if found is LATER else found
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
+        until_s = None if timeout is None else time.monotonic() + timeout
         self._expect(timeout)
         found = super().exception(timeout)
         if found is None and self._result is LATER:
             try:  # asyncio asks here first, and would never hear of what `result` raises
-                self._value()
+                self._value_until(until_s)
+            except TimeoutError:
+                if until_s is not None and self._result is LATER:
+                    raise
+                return None
             except Exception as error:
                 return error
         return found
@@ -364,6 +371,23 @@ class ClientFuture(Shown, concurrent.futures.Future[T], Future[T]):
         self._call = None
         with contextlib.suppress(concurrent.futures.InvalidStateError):  # it was called off
             self.set_exception(error)
+
+    def _value_until(self, until_s: float | None) -> T:
+        """Return the value; raises TimeoutError when it is not there at that time. Then a thread
+        still reads it: its copies may be lost, and its task run again.
+        """
+        if until_s is None or self._outcome is not None:
+            return self._value()
+        read: concurrent.futures.Future[T] = concurrent.futures.Future()
+
+        def run() -> None:
+            try:
+                read.set_result(self._value())
+            except BaseException as error:
+                read.set_exception(error)
+
+        threading.Thread(target=run, name="ciel-reading", daemon=True).start()
+        return read.result(max(0.0, until_s - time.monotonic()))
 
     def _value(self) -> T:
         with self._condition:

@@ -28,7 +28,7 @@ from ciel.client.errors import (
 from ciel.client.futures import ClientFuture, Lot, WaitingCall, read_value
 from ciel.client.trace import note_calls
 from ciel.core.ids import ObjectId, is_output
-from ciel.core.refs import Failure, Reference, Value
+from ciel.core.refs import INLINE_MAX_BYTES, Failure, Reference, Value
 from ciel.core.refs import Future as Unmade
 from ciel.python.contents import (
     CUT,
@@ -40,6 +40,7 @@ from ciel.python.contents import (
     VALUE,
     Outcome,
     decode,
+    encode,
     read_stream,
 )
 from ciel.python.failures import error_of, packing_error, unpack_error
@@ -363,6 +364,13 @@ class Results(ABC):
                 return memory
             except ObjectUnreadableError as error:
                 ref = self._job.await_copy(error, ref)
+
+    def _store(self, outcomes: list[Outcome], name: str) -> Reference:
+        pieces = encode(outcomes)
+        size_bytes = sum(memoryview(piece).nbytes for piece in pieces)
+        if size_bytes <= INLINE_MAX_BYTES:
+            return self._client.upload_content(b"".join(pieces), name)
+        return self._client.upload_pieces(pieces, name)
 
     def _release_dropped(self) -> None:
         if self.dropped and self._job is not None:
