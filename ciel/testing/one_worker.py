@@ -58,6 +58,7 @@ class OneWorker:
     """A worker, and the reports of what was assigned to it."""
 
     address = "a test"
+    is_congested = False
     failure: Any = None
 
     def __init__(
