@@ -119,12 +119,14 @@ class WorkerService:
         self._asked_count = 0
         self._drained: Callable[[], None] | None = None
         self._wanted: dict[ObjectId, list[Callable[[Losses | None, str], None]]] = {}
+        self._forget_contexts: Callable[[], object] = lambda: None
         self._hosting: Hosting
         self._fetcher: Fetcher
 
     def equip(self, hosting: Hosting, fetcher: Fetcher) -> None:
         """Give it what it acts through; both call back here."""
         self._hosting = hosting
+        self._forget_contexts = hosting.callers.clear
         self._fetcher = fetcher
 
     def watch_disk(self, queue: Callable[[], tuple[int, float]]) -> None:
@@ -271,7 +273,7 @@ class WorkerService:
         """The master knows nothing more of what this worker runs: it ends."""
         self._session = None
         self.machine.master_lost(self._reactor.seconds())
-        self._hosting.callers.clear()
+        self._forget_contexts()
         asked, self._asked = self._asked, {}
         for waiting in asked.values():
             if not waiting.called:

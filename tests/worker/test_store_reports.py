@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -70,7 +69,6 @@ class Scene:
         self.service = service(
             self.clock, Turns(self.clock), self.machine, store, lambda: None, lambda error: None
         )
-        self.service.equip(SimpleNamespace(callers={}), None)
         self.service.watch_store(DiskJobs())
 
 
