@@ -88,7 +88,7 @@ def leave() -> None:
 
 def test_g9_deep_directories_of_one_task_do_no_harm_to_later_ones(tmp_path: Path) -> None:
     cluster = ciel.LocalCluster(slots=1, directory=tmp_path)
-    with cluster, ciel.Client(cluster) as client:
+    with cluster, ciel.Client(cluster, scratch=True) as client:
         for function, words in ((dig, (3000,)), (leave, ()), (leave, ())):
             with pytest.raises(ciel.TaskError, match="its files are kept in"):
                 client.submit(function, *words).result()
