@@ -20,10 +20,10 @@ from ciel.net.control import QUEUED_MAX_BYTES, Peer
 
 CONFIRM_EVERY: Final = 256
 """Messages that came; fewer are confirmed by the next tick."""
-KEPT_MAX: Final = 4_000_000
+KEPT_MAX: int = 4_000_000
 """Messages that a peer has not confirmed: all news of the largest jobs, about 100 bytes each. One
 that is so far behind cannot come back, and nothing more is kept for it."""
-PRINTS_KEPT_MAX_BYTES: Final = QUEUED_MAX_BYTES
+PRINTS_KEPT_MAX_BYTES: int = QUEUED_MAX_BYTES
 """What tasks print is kept for nobody else. A peer that is so far behind loses its session."""
 HANDED_AT_ONCE: Final = 512
 """Messages between two looks at how much waits in the connection: some 700 KB of results."""
