@@ -32,6 +32,7 @@ class Advised(FileStore):
 class Peer:
     address = "the master"
     failure = None
+    is_congested = False
 
     def __init__(self) -> None:
         self.sent: list[StoresReported] = []
