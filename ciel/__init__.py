@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from ciel.python.inside import task_directory as task_directory
     from ciel.python.sessions import as_completed as as_completed
     from ciel.python.sessions import call as call
+    from ciel.python.sessions import fire_and_forget as fire_and_forget
     from ciel.python.sessions import gather as gather
     from ciel.python.sessions import put as put
     from ciel.python.sessions import spawn as spawn
@@ -52,7 +53,8 @@ _HOMES = {
     "task_directory": "ciel.python.inside",
     "trace": "ciel.client.trace",
     **dict.fromkeys(
-        ("as_completed", "call", "gather", "put", "spawn", "wait"), "ciel.python.sessions"
+        ("as_completed", "call", "fire_and_forget", "gather", "put", "spawn", "wait"),
+        "ciel.python.sessions",
     ),
     **dict.fromkeys(
         (

@@ -13,7 +13,7 @@ from multiprocessing import TimeoutError as TimeoutError
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from ciel.client.executor import Executor, chunks_of, failed, slots_of, when_done
+from ciel.client.executor import Executor, chunks_of, failed, rest_of, slots_of, when_done
 from ciel.client.feeding import FedResults, Feed
 from ciel.client.shared import session_here
 from ciel.python.calls import Mapped
@@ -274,7 +274,7 @@ class AsyncResult:
         self._lock = threading.Lock()
         self._is_over = threading.Event()
         self._of_task: list[tuple[Any, Any]] = []  # they run when somebody waits for them
-        self._parts: list[Any] = [None] * count
+        self._parts: dict[tuple[int, ...], Any] = {}  # by their places, within parts and parts
         self._missing = count
         self._value: Any = None
         self._error: BaseException | None = None
@@ -315,11 +315,16 @@ class AsyncResult:
             raise ValueError(f"{self!r} not ready")
         return self._error is None
 
-    def _expect(self, future: Future[Any], place: int) -> None:
+    def _expect(self, future: Future[Any], *place: int) -> None:
         def take(future: Future[Any]) -> None:
             error = _error_of(future)
             if error is None:
                 self._parts[place] = future.result()
+            rest = rest_of(future)
+            with self._lock:
+                self._missing += len(rest)
+            for number, part in enumerate(rest):
+                self._expect(part, *place, number)
             with self._lock:
                 self._missing -= 1
                 self._error = self._error or error
@@ -333,7 +338,8 @@ class AsyncResult:
             self._of_task.append((future, take))
 
     def _settle(self, error: BaseException | None) -> None:
-        parts, self._parts = self._parts, []
+        found, self._parts = self._parts, {}
+        parts = [found[place] for place in sorted(found)]
         if error is None:
             try:
                 self._value = self._join(parts)

@@ -9,7 +9,6 @@ they make.
 from __future__ import annotations
 
 import concurrent.futures
-import math
 import os
 import sys
 import threading
@@ -40,10 +39,6 @@ if TYPE_CHECKING:
     from ciel.python.calls import Mapped
 
 T = TypeVar("T")
-
-PARTS_PER_SLOT: Final = 16
-"""Into so many parts for each slot `map` divides its work."""
-PART_MAX: Final = 4096
 
 _OF_FUNCTIONS: Final = {
     "returns": "'outputs=', files that it writes itself",
@@ -154,7 +149,8 @@ class Client(Shown, JobClient):
 
     def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """Make a task of a call, and return what stands for its result. Arguments may be, or hold
-        at any depth, futures: the task runs when they are there and gets their values.
+        at any depth, futures: the task runs when they are there and gets their values. A call whose
+        future is dropped before a worker has it does not run; see `ciel.fire_and_forget`.
 
         Raises PackingError for a function or an argument that has no bytes, ConnectionLostError,
         ClientClosedError, ForkedError. A function made by `ciel.task` runs as that says.
@@ -194,7 +190,8 @@ class Client(Shown, JobClient):
         chunksize: int | None = None,
     ) -> list[Future[Mapped]]:
         """Submit a call for each row of arguments, `chunksize` rows in a task; return the futures
-        of these tasks. `client.futures.mapped_values` gives the results in one.
+        of these tasks. `client.futures.mapped_values` gives the results in one; its `rest`, once
+        it is done, are the futures of further tasks, whose results follow.
         """
         if chunksize is not None and chunksize < 1:
             raise ValueError(f"chunksize must be at least 1, not {chunksize}")
@@ -203,9 +200,7 @@ class Client(Shown, JobClient):
             raise ValueError("the functions of a map return one value each")
         if not rows:
             return []
-        size = chunksize or _part_size(len(rows), self.slot_count())
-        starts = range(0, len(rows), size)
-        return [self.calls.call_part(called, rows[at : at + size], options) for at in starts]
+        return list(self.calls.map_parts(called, rows, options, chunksize))
 
     # --- programs ---------------------------------------------------------------------------------
 
@@ -290,8 +285,7 @@ class Client(Shown, JobClient):
                 f"a program reads futures, bytes, texts and paths of files, not {item!r:.80}"
             )
         raw = self.calls.as_bytes(item)
-        if raw.lot is None:
-            self.calls.flush()
+        self.calls.send(raw)
         if raw.lot is None:
             raise raw.unsent_error()
         return raw.lot.ref
@@ -310,13 +304,14 @@ class Client(Shown, JobClient):
         if isinstance(futures, dict):
             return dict(zip(futures, self.get(list(futures.values()), timeout), strict=True))
         if isinstance(futures, list | tuple):
+            until_s = None if timeout is None else time.monotonic() + timeout
             done, _ = self.wait(futures, timeout, concurrent.futures.FIRST_EXCEPTION)
             if len(done) < len(set(futures)):
                 failed = [f for f in futures if f.done() and f.exception() is not None]
                 if not failed:
                     raise TimeoutError(f"not all values were there after {timeout} s")
                 failed[0].result()
-            return type(futures)(future.result() for future in futures)
+            return type(futures)(future.result(_left_s(until_s)) for future in futures)
         require_future(futures)
         return futures.result(timeout)
 
@@ -413,8 +408,8 @@ def _directory(
     return os.path.abspath(os.fspath(cwd))
 
 
-def _part_size(count: int, slots: int) -> int:
-    return max(1, min(PART_MAX, math.ceil(count / (PARTS_PER_SLOT * max(1, slots)))))
+def _left_s(until_s: float | None) -> float | None:
+    return None if until_s is None else max(0.0, until_s - time.monotonic())
 
 
 def _results(parts: list[Any], deadline_s: float | None) -> Iterator[Any]:
@@ -425,7 +420,8 @@ def _results(parts: list[Any], deadline_s: float | None) -> Iterator[Any]:
     try:
         while parts:
             left_s = None if deadline_s is None else deadline_s - time.monotonic()
-            mapped = parts.pop().result(left_s)
+            mapped = parts[-1].result(left_s)
+            parts += reversed(parts.pop().rest)
             first, count = count, count + len(mapped.values)
             yield from mapped_values(mapped, first)
     finally:

@@ -1,9 +1,9 @@
-"""Which calls travel together: pure.
+"""Decides which calls travel together, and which wait until it is known how long they take.
 
-A task costs client, master and worker some 0.1 ms. Where many calls wait, several become one task,
-if they can: of usual options, with nothing outside to wait for (or all for the same). Wrong guesses
-cost little: a program that has worked on a bundle for 10 ms gives away what it has not begun (ADR
-31).
+Sending a task costs client, master and worker some 0.1 ms. So where many calls of quick functions
+wait, several become one task (ADR 31). Until the first result of a function has come, only a few of
+its calls are sent, each alone: if they turn out to be slow, the others travel alone, too, and no
+caller waits behind a bundle of them (ADR 62).
 """
 
 from __future__ import annotations
@@ -12,25 +12,68 @@ import math
 from collections.abc import Hashable, Sequence
 from typing import Any, Final, Protocol
 
+from ciel.python.calls import LOTS_MAX
+
 SLOW_S: Final = 0.005
 """Calls that take longer are not worth bundling."""
 BUNDLE_S: Final = 0.05
 """What a bundle is to take, where that is known."""
 BUNDLE_CALLS_MAX: Final = 4096
 BUNDLE_BYTES_MAX: Final = 1 << 20
-BACKLOG_PER_SLOT: Final = 8
-"""Calls of which nothing is known are bundled when so many wait for each slot."""
+TRIALS_PER_SLOT: Final = 8
+"""So many calls of a function are under way for each slot before the first has ended."""
 BUNDLES_PER_SLOT: Final = 2
+QUICK_S: Final = 0.01
+QUICK_LOTS: Final = 4
+PARTS_PER_SLOT: Final = 16
+"""Into so many parts for each slot a map is divided, if its function is quick or not known."""
+PART_ROWS_MAX: Final = 4096
+
+
+class Function(Protocol):
+    """What is known of the calls of one function."""
+
+    took_s: float | None  # how long the last ones took, if any has ended
+    trial_count: int  # how many are under way of which nothing is known
 
 
 class Waiting(Protocol):
     """A call that has not been sent, as far as it matters here."""
 
+    function: Function
     size_bytes: int
     is_usual: bool  # it may be bundled
+    may_wait: bool  # its arguments are packed and small, so that it can be held back
+    is_held: bool
+    is_divisible: bool  # it is a map, which one call is enough to try
     call_s: float | None  # what the last calls of the function took, if any has ended
     local: Sequence[Any]  # those calls that wait, too, and whose results it takes
     outside: Hashable  # what else must be there before it can run; false if nothing
+
+
+def part(waiting: Sequence[Any], slots: int) -> tuple[list[Any], list[Any]]:
+    """Return the calls that are to be sent now, and those that are held back; counts the trials."""
+    sent: list[Any] = []
+    held: list[Any] = []
+    for call in waiting:
+        function = call.function
+        call.is_held = any(other.is_held for other in call.local)
+        if call.call_s is None and not call.local:
+            most = 1 if call.is_divisible else TRIALS_PER_SLOT * slots
+            if call.may_wait and function.trial_count >= most:
+                call.is_held = True
+            else:
+                function.trial_count += 1
+        (held if call.is_held else sent).append(call)
+    return sent, held
+
+
+def part_rows(rows: int, slots: int, row_s: float | None) -> int:
+    """Return how many rows of a map make one task, if a row takes so long as far as is known."""
+    size = math.ceil(rows / (PARTS_PER_SLOT * max(1, slots)))
+    if row_s:
+        size = min(size, int(BUNDLE_S / row_s))
+    return max(1, min(PART_ROWS_MAX, size))
 
 
 def form(waiting: Sequence[Any], slots: int) -> list[list[Any]]:
@@ -55,12 +98,7 @@ def form(waiting: Sequence[Any], slots: int) -> list[list[Any]]:
 
 def _limit(call: Any, free: int, slots: int) -> int:
     """Return how many calls a bundle is to have that begins with this one."""
-    if not call.is_usual or call.local:
-        return 1
-    if call.call_s is None:
-        if free <= BACKLOG_PER_SLOT * slots:
-            return 1
-    elif call.call_s >= SLOW_S:
+    if not call.is_usual or call.local or call.call_s is None or call.call_s >= SLOW_S:
         return 1
     share = math.ceil(free / (BUNDLES_PER_SLOT * slots))
     if call.call_s:
@@ -96,3 +134,14 @@ def _joined(call: Any, home: dict[int, list[Any]]) -> list[Any] | None:
     if len(bundle) == 1 or bundle[-1] in call.local:
         return bundle  # a chain: nothing could run beside it
     return bundle if call.call_s is not None and call.call_s < SLOW_S else None
+
+
+def lots_of(bundle: list[Any]) -> list[list[Any]]:
+    """Part a bundle, in its order. One that should be quick has fewer lots: each is an object to be
+    read. But any call may take long after all, and what is behind it in its lot waits.
+    """
+    known_s = [call.call_s for call in bundle if call.call_s is not None]
+    is_quick = len(known_s) == len(bundle) and sum(known_s) < QUICK_S
+    count = min(QUICK_LOTS if is_quick else LOTS_MAX, len(bundle))
+    size = -(-len(bundle) // count)
+    return [bundle[start : start + size] for start in range(0, len(bundle), size)]

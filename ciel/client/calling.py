@@ -9,15 +9,17 @@ ride along is read by whoever asks for it, or by a few threads where the outcome
 from __future__ import annotations
 
 import concurrent.futures
-import re
+import contextlib
 import sys
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from ciel.client import bundling
+from ciel.client.arguments import Inputs, in_words
 from ciel.client.errors import (
     CallbackWaitError,
     ClientClosedError,
@@ -25,19 +27,24 @@ from ciel.client.errors import (
     ForeignFutureError,
 )
 from ciel.client.forks import forbid, tell_of_forks
-from ciel.client.functions import Functions
-from ciel.client.futures import ClientFuture, Lot, WaitingCall, fail_unsent, still_wanted
-from ciel.client.results import Results
+from ciel.client.futures import (
+    ClientFuture,
+    Lot,
+    PackedFunction,
+    WaitingCall,
+    fail_unsent,
+    still_wanted,
+)
+from ciel.client.mapping import Maps
 from ciel.client.trace import is_traced
-from ciel.core.refs import INLINE_MAX_BYTES, Reference
 from ciel.core.refs import Future as Unmade
+from ciel.core.refs import Reference
 from ciel.core.tasks import Mentions
 from ciel.python import calls
-from ciel.python.contents import VALUE, Outcome, encode
+from ciel.python.contents import VALUE, Outcome
 from ciel.python.failures import packing_error
 from ciel.python.futures import futures_in
 from ciel.python.packing import UnpackedError, pack_with_futures
-from ciel.python.rows import with_shared
 from ciel.python.tasks import USUAL, Options
 from ciel.wire.references import to_array
 
@@ -47,27 +54,25 @@ if TYPE_CHECKING:
 
 GATHERING_S: Final = 0.001
 """So long calls may pile up while others are under way."""
+HELD_MAX_S: Final = 1.0
+"""After so long calls of which nothing is known yet are sent all the same, as slow ones."""
 ALONE_MIN_BYTES: Final = 64 << 10
 """Arguments of this size become an object of their own."""
-QUICK_S: Final = 0.01
-QUICK_LOTS: Final = 4
-SLOTS_KNOWN_S: Final = 5.0
 
 
-class Calls(Results):
+class Calls(Maps):
     """The calls of one client: all are tasks of one job. Usable from any thread."""
 
     def __init__(self, client: Client, *, locals_wanted: bool = False) -> None:
         super().__init__(client)
-        self.functions = Functions(client.upload_content, self.dropped)
         self._locals_wanted = locals_wanted
         self._sending = threading.RLock()  # what is sent goes in the order in which it was called
         self._called_off: deque[Reference] = deque()
-        self._waiting: list[WaitingCall] = []
-        self._slots = (0, 0.0)  # how many, and when that was so
+        self._held_count = 0  # of the first of those: nothing is known of their functions, ...
+        self._held_functions: set[PackedFunction] = set()  # ...which are these
+        self._held_s = 0.0  # since when the same ones are held
         self._due = threading.Event()
         self._over = threading.Event()
-        self._thread: threading.Thread | None = None
         self._places: tuple[tuple[str, ...], list[str]] = ((), [])  # and for which sys.path
         tell_of_forks(self)
 
@@ -86,21 +91,19 @@ class Calls(Results):
     ) -> Any:
         """See `sessions.Session.call`; raises PackingError, ClientError."""
         waiting = self._pack(function, args, kwargs, options)
-        futures = waiting.futures = [
-            ClientFuture(self, waiting.function.name, waiting) for _ in range(options.returns)
+        if options.returns == 1:
+            return self._add_with_future(waiting)
+        futures = [
+            ClientFuture[Any](self, waiting.function.name, waiting, place)
+            for place in range(options.returns)
         ]
+        waiting.futures = [weakref.ref(future) for future in futures]
         self._add(waiting)
-        return futures[0] if options.returns == 1 else tuple(futures)
+        return tuple(futures)
 
-    def call_part(
-        self, function: Callable[..., Any], rows: Sequence[tuple[Any, ...]], options: Options
-    ) -> ClientFuture[calls.Mapped]:
-        """Make one task of a call for each row of arguments."""
-        waiting = self._pack(function, with_shared(rows), {}, options, is_map=True)
-        waiting.is_map, waiting.is_usual, waiting.rows = True, False, len(rows)
-        waiting.function.tally.submitted += len(rows) - 1
-        future = ClientFuture[calls.Mapped](self, waiting.function.name, waiting)
-        waiting.futures = [future]
+    def _add_with_future(self, waiting: WaitingCall, name: str = "") -> ClientFuture[Any]:
+        future: ClientFuture[Any] = ClientFuture(self, name or waiting.function.name, waiting)
+        waiting.futures = [weakref.ref(future)]
         self._add(waiting)
         return future
 
@@ -110,11 +113,8 @@ class Calls(Results):
             self._place_of(future)
             return future
         waiting = self._pack(_itself, (future,), {}, USUAL)
-        waiting.raw, waiting.is_usual = True, False
-        raw: ClientFuture[bytes] = ClientFuture(self, "as bytes", waiting)
-        waiting.futures = [raw]
-        self._add(waiting)
-        return raw
+        waiting.raw, waiting.is_usual, waiting.may_wait = True, False, False
+        return self._add_with_future(waiting, "as bytes")
 
     def run(self, make: Callable[[Job], Sequence[Unmade]], name: str) -> list[ClientFuture[bytes]]:
         """Have `make` add a program to our job; return a future of each of its outputs."""
@@ -158,7 +158,7 @@ class Calls(Results):
         try:
             packed, taken = pack_with_futures((args, kwargs))
         except UnpackedError as error:
-            words = _in_words(error, is_map)
+            words = in_words(error, is_map)
             raise packing_error(f"the arguments of {found.name}", words) from None
         for future in taken:
             if getattr(future, "calls", None) is not self:
@@ -172,7 +172,7 @@ class Calls(Results):
         here = self._client.location
         if theirs is None or theirs.location.cluster_id != here.cluster_id:
             raise ForeignFutureError(future, here.url, theirs and theirs.location.url)
-        theirs.expedite(future)
+        theirs.send(future)
         if future.lot is None and not future.done():
             raise CallbackWaitError(f"the sending of {future.name}")
 
@@ -198,30 +198,46 @@ class Calls(Results):
         """Somebody waits for a future: send what it needs, if that was not sent."""
         if not future.is_sought and not future.cancelled():
             self._seek(future)
-        if (future.waiting_call or self._to_want) and not self._client.is_delivering:
+        is_waiting = self._to_want or (
+            future.waiting_call
+            and (self._held_count < len(self._waiting) or self._may_release_held())
+        )
+        if (is_waiting or self._to_divide) and not self._client.is_delivering:
             self.flush()
 
-    def flush(self) -> None:
-        """Send all calls that wait."""
+    def send(self, future: ClientFuture[Any]) -> None:
+        """Send what a future needs, even if that would be held back."""
+        self.expedite(future)
+        if future.waiting_call and not self._client.is_delivering:
+            self.flush(holds=False)
+
+    def flush(self, *, holds: bool = True) -> None:
+        """Send the calls that wait, but for those that are held back, or (`holds` is false) all."""
         try:
-            self._flush()
+            self._flush(holds)
         finally:
             self._stop_called_off()
 
-    def _flush(self) -> None:
+    def _flush(self, holds: bool) -> None:
         """Send all calls that wait. They leave the line only afterwards: who is interrupted here
         leaves the rest to the next.
         """
         with self._sending:
+            self._divide_all()
             with self._lock:
-                line = self._waiting[:]
+                start = 0 if self._may_release_held() or not holds else self._held_count
+                line = self._waiting[start:]
+                end = start + len(line)
+            held: list[WaitingCall] = []
             waiting = still_wanted(line)
             try:
                 self._want_all()
                 self._release_dropped()
                 if waiting:
                     waiting = [call for call in waiting if self._look_around(call)]
-                    for bundle in bundling.form(waiting, self._slot_count()):
+                    if holds:
+                        waiting, held = bundling.part(waiting, self._slot_count())
+                    for bundle in bundling.form(self._as_parts(waiting), self._slot_count()):
                         self._try_to_send(bundle)
             except Exception as error:
                 fail_unsent(waiting, error)
@@ -230,9 +246,23 @@ class Calls(Results):
             except BaseException:
                 with self._lock:
                     self._waiting = [call for call in self._waiting if not call.is_sent]
+                    self._held_count = 0
                 raise
             with self._lock:
-                del self._waiting[: len(line)]
+                self._waiting[start:end] = held
+                if not self._held_count:
+                    self._held_s = time.monotonic()
+                self._held_count = start + len(held)
+            self._held_functions = {call.function for call in self._waiting[: self._held_count]}
+
+    def _may_release_held(self) -> bool:
+        if not self._held_count:
+            return False
+        most = bundling.TRIALS_PER_SLOT * self._slots[0] // 2
+        return time.monotonic() - self._held_s > HELD_MAX_S or any(
+            function.took_s is not None or function.trial_count <= most
+            for function in self._held_functions
+        )
 
     def _try_to_send(self, bundle: list[WaitingCall]) -> None:
         try:
@@ -243,6 +273,7 @@ class Calls(Results):
     def _look_around(self, call: WaitingCall) -> bool:
         """Find out what a call needs that is not there; False if that will never be."""
         call.call_s = call.function.took_s
+        call.local = []
         outside = set()
         for future in call.taken:
             other = future.waiting_call
@@ -258,8 +289,8 @@ class Calls(Results):
 
     def _send(self, bundle: list[WaitingCall]) -> None:
         job = self._open_job()
-        lots = _lots_of(bundle)
-        inputs = _Inputs()
+        lots = bundling.lots_of(bundle)
+        inputs = Inputs()
         functions: dict[bytes, int] = {}
         table: list[calls.Function] = []
         written: list[tuple[calls.Call, ...]] = []
@@ -304,8 +335,9 @@ class Calls(Results):
             self._await_lot(ref, calls_of_lot)
         self._want_all()
         for call in bundle:
-            for future in call.futures:
-                if future.cancelled():  # while it was sent: it could not know what to stop
+            for known in call.futures:
+                future = known()  # one cancelled meanwhile could not know what to stop
+                if future is not None and future.is_called_off:
                     self.call_off(future)
 
     def _await_lot(self, ref: Unmade, calls_of_lot: Sequence[WaitingCall]) -> None:
@@ -314,16 +346,19 @@ class Calls(Results):
         for call in calls_of_lot:
             lot.functions.append(call.function)
             lot.rows = call.rows
-            for number, future in enumerate(call.futures):
-                future.sent_as(lot, call.place + number)
-                lot.futures.append(future)
+            if call.is_divisible:
+                lot.call = call
+            lot.futures += call.futures
+            for number, known in enumerate(call.futures):
+                if (future := known()) is not None:
+                    future.sent_as(lot, call.place + number)
         with self._lock:
             self._lots[lot.id] = lot
         for call in calls_of_lot:
             call.is_sent = True
 
     def _written(
-        self, call: WaitingCall, function: int, bundle: list[WaitingCall], inputs: _Inputs
+        self, call: WaitingCall, function: int, bundle: list[WaitingCall], inputs: Inputs
     ) -> calls.Call:
         uses = tuple([self._use(future, bundle, inputs) for future in call.taken])
         arguments, with_object = call.arguments, -1
@@ -334,12 +369,15 @@ class Calls(Results):
             arguments = arguments._replace(head=b"", buffers=())
             with_object = inputs.number(ref, is_for_once=True)
         name, returns = call.function.name, call.options.returns
-        return calls.Call(function, arguments, uses, with_object, call.is_map, name, returns)
+        limit_s = bundling.BUNDLE_S if call.is_divisible else 0.0
+        return calls.Call(
+            function, arguments, uses, with_object, call.is_map, name, returns, limit_s
+        )
 
-    def _use(self, future: Any, bundle: list[WaitingCall], inputs: _Inputs) -> calls.Use:
+    def _use(self, future: Any, bundle: list[WaitingCall], inputs: Inputs) -> calls.Use:
         how, waiting = getattr(future, "how", calls.AS_VALUE), future.waiting_call
         if waiting is not None and waiting.lot >= 0:  # of this bundle: others were sent, or fail
-            place = waiting.place + waiting.futures.index(future)
+            place = waiting.place + future.place
             return calls.Use(-1, waiting.lot, place, False, how)
         lot = future.lot
         if lot is None:  # it could not be sent
@@ -347,23 +385,6 @@ class Calls(Results):
         if lot.is_stream and how == calls.AS_VALUE:
             how = calls.AS_STREAM
         return calls.Use(inputs.number(lot.ref), 0, future.place, lot.raw, how)
-
-    def _store(self, outcomes: list[Outcome], name: str) -> Reference:
-        pieces = encode(outcomes)
-        size_bytes = sum(memoryview(piece).nbytes for piece in pieces)
-        if size_bytes <= INLINE_MAX_BYTES:
-            return self._client.upload_content(b"".join(pieces), name)
-        return self._client.upload_pieces(pieces, name)
-
-    def _slot_count(self) -> int:
-        count, at_s = self._slots
-        now_s = time.monotonic()
-        if not count or (
-            now_s - at_s > SLOTS_KNOWN_S and threading.current_thread() is self._thread
-        ):
-            count = max(1, self._client.slot_count())
-            self._slots = (count, now_s)
-        return count
 
     def _module_places(self) -> tuple[str, ...]:
         places, path = self._places
@@ -381,11 +402,14 @@ class Calls(Results):
 
     def _gather(self) -> None:
         while True:
-            self._due.wait()
+            self._due.wait(HELD_MAX_S if self._held_count else None)
             if self._ended is not None:
                 return
             self._over.wait(GATHERING_S)
             self._due.clear()
+            if self._held_count and time.monotonic() - self._held_s > HELD_MAX_S:
+                for function in self._held_functions:
+                    function.note(HELD_MAX_S)
             try:
                 self.flush()
             except Exception:  # whoever waits for these calls has it
@@ -403,10 +427,16 @@ class Calls(Results):
         if lot is None or self._job is None:  # it will not be sent
             return
         with self._lock:
-            if future in lot.futures:
-                lot.futures.remove(future)
-            if lot.futures or self._lots.pop(lot.id, None) is None:
+            known = weakref.ref(future)
+            if known in lot.futures:
+                lot.futures.remove(known)
+            if (
+                any(other() is not None for other in lot.futures)
+                or self._lots.pop(lot.id, None) is None
+            ):
                 return  # others wait for it, or it is there
+            lot.is_counted = True
+            lot.end_trial()
             for function in lot.functions:
                 function.tally.submitted -= lot.rows
         self._called_off.append(lot.ref)
@@ -429,7 +459,7 @@ class Calls(Results):
         """Return what a future's value is or will be in, for who names that; raises what the future
         does if it was cancelled, or never sent.
         """
-        seek = self.expedite if getattr(future, "calls", None) is self else self._admit
+        seek = self.send if getattr(future, "calls", None) is self else self._admit
         seek(future)
         if future.cancelled() or (future.lot is None and future.done()):
             raise future.unsent_error()
@@ -455,11 +485,15 @@ class Calls(Results):
         super()._lose(error)
         with self._lock:
             waiting, self._waiting = self._waiting, []
+            self._held_count = 0
         fail_unsent(waiting, error)
+        while self._to_divide:
+            with contextlib.suppress(IndexError):  # another thread was as quick
+                self._to_divide.popleft()[2].fail(error)
 
     def close(self) -> None:
         """End: what is not done by now will not be. The job ends well if all is done."""
-        is_idle = not self._lots and not self._waiting
+        is_idle = not (self._lots or self._waiting or self._to_divide)
         if is_idle and self._job is not None and not self._job.has_ended:
             try:
                 self._job.close()
@@ -478,7 +512,15 @@ class Calls(Results):
             future.calls.expedite(future)
         if timeout is None or timeout > 0:
             self.require_done(list(listed), return_when)
-        return tuple(concurrent.futures.wait(listed, timeout, return_when))  # type: ignore[return-value]  # two
+        # Those that are done are not asked for an exception: that might read a value, and wait.
+        over = {future for future in listed if future.done()}
+        is_enough = bool(over) and return_when == concurrent.futures.FIRST_COMPLETED
+        if return_when == concurrent.futures.FIRST_EXCEPTION:
+            is_enough = any(future.has_failed for future in over)
+        if is_enough:
+            return over, listed - over
+        done, waiting = concurrent.futures.wait(listed - over, timeout, return_when)
+        return over | done, waiting
 
     def as_completed(self, futures: Iterable[Any], timeout: float | None) -> Iterator[Any]:
         listed = futures_in(futures)
@@ -492,50 +534,6 @@ class Calls(Results):
         """Yield those that are done, as nobody can wait here for the others."""
         yield from [future for future in dict.fromkeys(listed) if future.done()]
         self.require_done(listed)
-
-
-def _in_words(error: UnpackedError, is_map: bool) -> UnpackedError:
-    """Say which argument is at fault, where it says at which place of (args, kwargs); those of a
-    map are in its rows.
-    """
-    if is_map:
-        row = re.sub(
-            r"^\[0\]\[0\]\[\d+\]\[(\d+)\]",
-            lambda found: f"argument {int(found[1]) + 1} of a call of the map:",
-            str(error),
-        )
-        return UnpackedError(row)
-    text = re.sub(r"^\[0\]\[(\d+)\]", lambda found: f"argument {int(found[1]) + 1}", str(error))
-    return UnpackedError(re.sub(r"^\[1\]\['(\w+)'\]", r"argument \1", text))
-
-
-class _Inputs:
-    """The references that a task takes, each once."""
-
-    def __init__(self) -> None:
-        self.refs: list[Reference] = []
-        self.for_once: list[Reference] = []
-        """Those that no other task will take."""
-        self._numbers: dict[str, int] = {}
-
-    def number(self, ref: Reference, *, is_for_once: bool = False) -> int:
-        if is_for_once:
-            self.for_once.append(ref)
-        number = self._numbers.setdefault(ref.id, len(self.refs))
-        if number == len(self.refs):
-            self.refs.append(ref)
-        return number
-
-
-def _lots_of(bundle: list[WaitingCall]) -> list[list[WaitingCall]]:
-    """Part a bundle, in its order. One that should be quick has fewer lots: each is an object to be
-    read. But any call may take long after all, and what is behind it in its lot waits.
-    """
-    known_s = [call.call_s for call in bundle if call.call_s is not None]
-    is_quick = len(known_s) == len(bundle) and sum(known_s) < QUICK_S
-    count = min(QUICK_LOTS if is_quick else calls.LOTS_MAX, len(bundle))
-    size = -(-len(bundle) // count)
-    return [bundle[start : start + size] for start in range(0, len(bundle), size)]
 
 
 def _itself(value: Any) -> Any:

@@ -10,7 +10,7 @@ import time
 import uuid
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent import futures
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -284,6 +284,9 @@ class _Line:
     def _ended(self, future: Any) -> None:
         with self._changed:
             outer = self._begun.pop(future, None)
+            self._begin_count += len(rest_of(future))
+        for part in rest_of(future):
+            self._watch(part, None)
         error = None if future.cancelled() else future.exception()
         if isinstance(error, InitializerError):
             self._break(error)
@@ -333,8 +336,11 @@ class _Outer(futures.Future[Any]):
     inner: Any = None
 
     def result(self, timeout: float | None = None) -> Any:
+        until_s = None if timeout is None else time.monotonic() + timeout
         found = super().result(timeout)
-        return self.inner.result() if found is _LATER else found
+        if found is not _LATER:
+            return found
+        return self.inner.result(None if until_s is None else max(0.0, until_s - time.monotonic()))
 
     def settle(self, future: Any, error: BaseException | None) -> None:
         """Be done, as the future is that the call got when it was begun."""
@@ -433,8 +439,13 @@ def _value(waiting: deque[futures.Future[Mapped]], until_s: float | None) -> Map
     """Return the value of the first part; what has not come in time is cancelled with the rest."""
     left_s = None if until_s is None else max(0.0, until_s - time.monotonic())
     mapped = waiting[0].result(left_s)
-    del waiting[0]
+    waiting.extendleft(reversed(rest_of(waiting.popleft())))
     return mapped
+
+
+def rest_of(part: futures.Future[Any]) -> Sequence[Any]:
+    """Return the futures whose results follow those of a part of a map that is done."""
+    return getattr(part, "rest", ())
 
 
 # --- initializers ---------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from concurrent.futures import CancelledError, Future
 from multiprocessing import TimeoutError as TimeoutError
 from typing import Any, Final
 
-from ciel.client.bundling import BACKLOG_PER_SLOT
+from ciel.client.bundling import TRIALS_PER_SLOT
 from ciel.client.executor import failed, when_done
 from ciel.python.calls import Mapped
 from ciel.python.failures import PackingError, error_of_map, unpack_error
@@ -48,7 +48,7 @@ class Feed:
         self._chunks = chunks
         self._begin = begin
         # Few at first: while nobody knows what a call takes, many would travel in one bundle.
-        self._first = BACKLOG_PER_SLOT * slots
+        self._first = TRIALS_PER_SLOT * slots
         self._most = max(self._first, ITEMS_AHEAD // chunksize, CHUNKS_AHEAD_PER_SLOT * slots)
         self._begun = self._taken = 0
         self._news: queue.SimpleQueue[int] = queue.SimpleQueue()

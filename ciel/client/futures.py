@@ -7,6 +7,8 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import threading
+import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -47,7 +49,7 @@ class PackedFunction:
 
     __slots__ = (
         "__weakref__", "_dropped", "function", "name", "options", "ref", "streams", "tally",
-        "took_s",
+        "took_s", "trial_count",
     )  # fmt: skip
 
     def __init__(
@@ -61,6 +63,7 @@ class PackedFunction:
         self.ref: Reference | None = None
         self._dropped: deque[Reference] | None = None
         self.took_s: float | None = None
+        self.trial_count = 0  # calls that are under way while nothing is known of them
 
     def stored_as(self, ref: Reference, dropped: deque[Reference]) -> None:
         """Learn which object holds it; that goes to `dropped` when the function is not needed."""
@@ -77,13 +80,14 @@ class PackedFunction:
 
 class WaitingCall:
     """A call that is to be sent. `taken`: the futures in its arguments. `is_sent`: it was, or never
-    will be.
+    will be. `futures`: weak references to its own; a call whose futures nobody holds is not sent.
+    `is_divisible`: a map whose rows may be sent in parts.
     """
 
     __slots__ = (
-        "arguments", "call_s", "function", "futures", "has_cancelled", "is_map", "is_sent",
-        "is_usual", "local", "lot", "options", "outside", "place", "raw", "rows", "size_bytes",
-        "taken",
+        "arguments", "call_s", "function", "futures", "has_cancelled", "is_divisible", "is_held",
+        "is_map", "is_sent", "is_usual", "local", "lot", "may_wait", "options", "outside", "place",
+        "raw", "rows", "size_bytes", "taken",
     )  # fmt: skip
 
     def __init__(
@@ -93,12 +97,13 @@ class WaitingCall:
         self.options = options
         self.arguments = arguments
         self.taken = taken
-        self.is_sent = False
+        self.is_sent = self.is_held = self.is_divisible = False
         self.is_map = self.raw = self.has_cancelled = False
         self.rows = 1  # how many calls it stands for
-        self.futures: list[ClientFuture[Any]] = []
+        self.futures: list[weakref.ref[ClientFuture[Any]]] = []
         self.size_bytes = len(arguments.head)
         self.is_usual = options is USUAL and not function.streams
+        self.may_wait = self.is_usual and not arguments.buffers
         self.call_s: float | None = None
         self.local: list[WaitingCall] = []
         self.outside: frozenset[str] = frozenset()
@@ -111,7 +116,11 @@ class WaitingCall:
 
     def is_off(self) -> bool:
         """Tell whether nobody waits for it any more."""
-        return all(future.cancelled() for future in self.futures)
+        for known in self.futures:
+            future = known()
+            if future is not None and not future.is_called_off:
+                return False
+        return True
 
 
 class Lot:
@@ -120,8 +129,8 @@ class Lot:
     """
 
     __slots__ = (
-        "__weakref__", "calls", "content", "functions", "futures", "is_counted", "is_stream",
-        "lock", "named", "raw", "ref", "rows",
+        "__weakref__", "call", "calls", "content", "functions", "futures", "is_counted",
+        "is_stream", "lock", "named", "raw", "ref", "rows",
     )  # fmt: skip
 
     def __init__(
@@ -131,7 +140,8 @@ class Lot:
         self.ref = ref
         self.raw = raw
         self.is_stream = is_stream
-        self.futures: list[ClientFuture[Any]] = []  # who waits for it
+        self.futures: list[weakref.ref[ClientFuture[Any]]] = []  # that wait for it
+        self.call: WaitingCall | None = None  # the only one, if it is divisible
         self.functions: list[PackedFunction] = []
         self.rows = 1  # how many calls each of these stands for
         self.named: list[Lot] = []  # in its content: they stay as long as it does
@@ -161,7 +171,21 @@ class Lot:
                 function.tally.done += self.rows
             place += function.options.returns
 
+    def take_futures(self) -> list[ClientFuture[Any]]:
+        """Return the futures that wait for it and that somebody holds; none waits any more."""
+        known, self.futures = self.futures, []
+        return [future for found in known if (future := found()) is not None]
+
+    def end_trial(self) -> None:
+        """Let further calls of its functions be tried, if it tells nothing of them."""
+        for function in self.functions:
+            function.trial_count = max(0, function.trial_count - 1)
+
     def __del__(self) -> None:
+        if not self.is_counted and self.functions:  # dropped before it was there
+            self.end_trial()
+            for function in self.functions:
+                function.tally.submitted -= self.rows
         self.calls.dropped.append(self.ref)  # a deque: nothing here may lock
 
 
@@ -182,14 +206,21 @@ _STATES = {
 
 
 class ClientFuture(Shown, concurrent.futures.Future[T], Future[T]):
-    """A future of a client. `lot` and `place`: where its value will be; None before it is sent."""
+    """A future of a client. `lot` and `place`: where its value will be; None before it is sent.
+    `rest`: of a part of a map that was divided, the futures of the parts behind it, once it is
+    done.
+    """
+
+    rest: Sequence[ClientFuture[Any]] = ()
 
     is_sought = True
     """False for one that came within a value, as long as nobody has asked for it."""
     is_called_off = False
     """As `cancelled`, which takes a lock: that counts where thousands are arguments."""
 
-    def __init__(self, calls: Results, name: str, call: WaitingCall | None = None) -> None:
+    def __init__(
+        self, calls: Results, name: str, call: WaitingCall | None = None, place: int = 0
+    ) -> None:
         super().__init__()
         # Not one of `threading`, which Ctrl-C may leave locked.
         self._condition = Condition()  # type: ignore[assignment]  # has what is asked of it
@@ -197,20 +228,26 @@ class ClientFuture(Shown, concurrent.futures.Future[T], Future[T]):
         self.calls = calls
         self._call = call
         self.lot: Lot | None = None
-        self.place = 0
+        self.place = place
         self._outcome: Outcome | None = None
 
     def result(self, timeout: float | None = None) -> T:
+        until_s = None if timeout is None else time.monotonic() + timeout
         self._expect(timeout)
         found = super().result(timeout)
-        return self._value() if found is LATER else found
+        return self._value_until(until_s) if found is LATER else found
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
+        until_s = None if timeout is None else time.monotonic() + timeout
         self._expect(timeout)
         found = super().exception(timeout)
         if found is None and self._result is LATER:
             try:  # asyncio asks here first, and would never hear of what `result` raises
-                self._value()
+                self._value_until(until_s)
+            except TimeoutError:
+                if until_s is not None and self._result is LATER:
+                    raise
+                return None
             except Exception as error:
                 return error
         return found
@@ -227,6 +264,8 @@ class ClientFuture(Shown, concurrent.futures.Future[T], Future[T]):
 
     def cancel(self) -> bool:
         if super().done():
+            for part in self.rest:
+                part.cancel()
             return False
         if not super().cancel():
             return False
@@ -237,7 +276,14 @@ class ClientFuture(Shown, concurrent.futures.Future[T], Future[T]):
 
     def add_done_callback(self, fn: Callable[[Any], object]) -> None:
         self.calls.expedite(self)
+        self.keep()
         super().add_done_callback(fn)
+
+    def keep(self) -> None:
+        """Stay until it is done, though nobody else holds it: so its call runs."""
+        if not super().done():
+            self.calls.kept.add(self)
+            super().add_done_callback(self.calls.kept.discard)
 
     def __await__(self) -> Generator[Any, Any, T]:
         import asyncio
@@ -326,6 +372,23 @@ class ClientFuture(Shown, concurrent.futures.Future[T], Future[T]):
         with contextlib.suppress(concurrent.futures.InvalidStateError):  # it was called off
             self.set_exception(error)
 
+    def _value_until(self, until_s: float | None) -> T:
+        """Return the value; raises TimeoutError when it is not there at that time. Then a thread
+        still reads it: its copies may be lost, and its task run again.
+        """
+        if until_s is None or self._outcome is not None:
+            return self._value()
+        read: concurrent.futures.Future[T] = concurrent.futures.Future()
+
+        def run() -> None:
+            try:
+                read.set_result(self._value())
+            except BaseException as error:
+                read.set_exception(error)
+
+        threading.Thread(target=run, name="ciel-reading", daemon=True).start()
+        return read.result(max(0.0, until_s - time.monotonic()))
+
     def _value(self) -> T:
         with self._condition:
             if self._result is not LATER:
@@ -353,18 +416,21 @@ class ClientFuture(Shown, concurrent.futures.Future[T], Future[T]):
 
 def still_wanted(line: list[WaitingCall]) -> list[WaitingCall]:
     """Return the calls that somebody waits for, if only another call; the others are let go."""
-    if not any(call.has_cancelled for call in line):
+    if not any(call.is_off() for call in line):
         return line
     found: list[WaitingCall] = []
     needed: set[WaitingCall | None] = set()
     for call in reversed(line):  # who takes a result is behind who makes it
-        is_off = call.has_cancelled and call.is_off()
+        is_off = call.is_off()
         if is_off and call not in needed:
             call.is_sent = True  # nor will it be
-            for future in call.futures:
-                future.never_sent()
+            if not call.has_cancelled:  # else it was counted then
+                call.function.tally.submitted -= call.rows
+            for known in call.futures:
+                if (future := known()) is not None:
+                    future.never_sent()
             continue
-        if is_off:
+        if is_off and call.has_cancelled:
             call.function.tally.submitted += call.rows  # after all
         found.append(call)
         needed.update([future.waiting_call for future in call.taken])
@@ -376,8 +442,9 @@ def fail_unsent(waiting: Iterable[WaitingCall], error: BaseException) -> None:
     """Fail the calls that were not sent."""
     for call in waiting:
         call.is_sent = True  # nor will they be
-        for future in call.futures:
-            if future.lot is None:
+        for known in call.futures:
+            future = known()
+            if future is not None and future.lot is None:
                 future.fail(error)
 
 

@@ -12,6 +12,7 @@ is. Usable from any thread.
 from __future__ import annotations
 
 import itertools
+import math
 import threading
 import time
 from collections import deque
@@ -343,23 +344,29 @@ class Job(Shown):
         lost.
         """
         is_made = not isinstance(ref, Future) and ref.id not in self._wanted
+        until_s = None if timeout_s is None else time.monotonic() + timeout_s
         found = ref if is_made else self.result(ref, timeout_s)
         while True:
             try:
                 return read(found)
             except ObjectUnreadableError as error:
+                left_s = None if until_s is None else max(0.0, until_s - time.monotonic())
                 if ref.id in self._wanted:
-                    found = self.await_copy(error, found)
+                    found = self.await_copy(error, found, left_s)
                 elif is_output(ref.id):
-                    found = self.result(ref, timeout_s)
+                    found = self.result(ref, left_s)
                 else:
                     raise  # an upload, which no task can make again
 
-    def await_copy(self, unreadable: ObjectUnreadableError, ref: Reference) -> Reference:
+    def await_copy(
+        self, unreadable: ObjectUnreadableError, ref: Reference, timeout_s: float | None = None
+    ) -> Reference:
         """Return what became of an object that was settled as `ref` and could not be read, once its
         worker is known to be lost and it was made again; or `ref`, to be read once more, if that
-        worker may be back. Raises `unreadable` if the master hears that worker well.
+        worker may be back. Raises `unreadable` if the master hears that worker well, and
+        WaitTimeoutError.
         """
+        until_s = math.inf if timeout_s is None else time.monotonic() + timeout_s
 
         def is_changed() -> bool:
             return (self.settled(ref) or ref) != ref
@@ -374,9 +381,12 @@ class Job(Shown):
                     if self._may_be_back(ref):
                         return ref
                     raise unreadable
+                left_s = until_s - time.monotonic()
                 try:
-                    self._client.wait_until(is_changed, LOSS_NOTICE_S, str(ref.id))
+                    self._client.wait_until(is_changed, min(LOSS_NOTICE_S, left_s), str(ref.id))
                 except WaitTimeoutError:
+                    if left_s <= LOSS_NOTICE_S:
+                        raise WaitTimeoutError(f"object {ref.id}", timeout_s or 0.0) from None
                     waited = True
                     continue
             return self.settled(ref) or ref

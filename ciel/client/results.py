@@ -25,12 +25,13 @@ from ciel.client.errors import (
     ObjectUnreadableError,
     RequestRefusedError,
 )
-from ciel.client.futures import ClientFuture, Lot, read_value
+from ciel.client.futures import ClientFuture, Lot, WaitingCall, read_value
 from ciel.client.trace import note_calls
 from ciel.core.ids import ObjectId, is_output
-from ciel.core.refs import Failure, Reference, Value
+from ciel.core.refs import INLINE_MAX_BYTES, Failure, Reference, Value
 from ciel.core.refs import Future as Unmade
 from ciel.python.contents import (
+    CUT,
     ERROR,
     ITEM,
     MOVED,
@@ -39,6 +40,7 @@ from ciel.python.contents import (
     VALUE,
     Outcome,
     decode,
+    encode,
     read_stream,
 )
 from ciel.python.failures import error_of, packing_error, unpack_error
@@ -74,7 +76,10 @@ class Results(ABC):
         or it would be released when the first of several goes."""
         self._client = client
         self._lock = threading.Lock()
-        self._lots: dict[ObjectId, Lot] = {}  # that are to come
+        self._lots: weakref.WeakValueDictionary[ObjectId, Lot] = weakref.WeakValueDictionary()
+        """Those that are to come, as long as somebody holds a future of theirs."""
+        self.kept: set[ClientFuture[Any]] = set()
+        """Futures that are to be done though nobody else may hold them."""
         self._released_s = 0.0  # when something was last let go of
         self._to_want: deque[Reference] = deque()
         self._news: deque[Reference] = deque()
@@ -112,6 +117,8 @@ class Results(ABC):
                 lot = self._lots.pop(ref.id, None)
             if lot is not None:
                 self._settle(lot, ref)
+        if self._may_release_held():
+            self._remind()
         job = self._job
         if job is not None and self._lots and (job.has_ended or job.refusal):
             self._lose(_end_of(job))
@@ -145,13 +152,26 @@ class Results(ABC):
         """A future was cancelled: stop what runs for it alone."""
 
     @abstractmethod
+    def _may_release_held(self) -> bool:
+        """Tell whether calls were held back, and something is known now of their functions."""
+
+    @abstractmethod
+    def _divide(
+        self, call: WaitingCall, start: int, future: ClientFuture[Any], outcome: Outcome
+    ) -> None:
+        """Have the rows of a map from `start` on be called by further tasks, and then `future` be
+        done, with the outcome of those before.
+        """
+
+    @abstractmethod
     def _remind(self) -> None:
         """There is something to be told to the master; this thread must not wait for that."""
 
     def _settle(self, lot: Lot, ref: Reference) -> None:
         lot.ref = ref
         with self._lock:  # others may join who wait
-            futures, lot.futures = lot.futures, []
+            futures = lot.take_futures()
+        lot.end_trial()
         if isinstance(ref, Failure):
             lot.count(failed=True)
             for future in futures:
@@ -162,7 +182,7 @@ class Results(ABC):
                 future.settle(None)
         elif isinstance(ref, Value):
             self._take(lot, futures, bytearray(ref.content))
-        elif len(lot.functions) == 1 and (getattr(ref, "size_bytes", 0) or 0) > EAGER_MAX_BYTES:
+        elif lot.call is None and self._is_read_later(lot):
             lot.count()
             for future in futures:
                 future.settle(None)
@@ -170,6 +190,11 @@ class Results(ABC):
             if self._readers is None:
                 self._readers = concurrent.futures.ThreadPoolExecutor(_READERS, "ciel-results")
             self._readers.submit(self._fetch, lot, futures)
+
+    def _is_read_later(self, lot: Lot) -> bool:
+        """Tell whether a lot is large, and read when somebody asks for its value."""
+        size_bytes = getattr(lot.ref, "size_bytes", 0) or 0
+        return len(lot.functions) == 1 and size_bytes > EAGER_MAX_BYTES
 
     def _fetch(self, lot: Lot, futures: list[ClientFuture[Any]]) -> None:
         try:
@@ -194,15 +219,22 @@ class Results(ABC):
         outcomes = found.outcomes
         if found.times is not None:
             note_calls(self._client, lot.id, [each.name for each in lot.functions], found.times)
+        rest = outcomes.pop() if outcomes[-1].kind == CUT else None
+        call = lot.call
+        if rest is not None and call is not None:
+            lot.rows = int(rest.packed.head)
         if lot.functions:
-            each_s = found.took_s / len(lot.functions)
+            each_s = found.took_s / (len(lot.functions) * lot.rows)
             for function in () if lot.is_counted else set(lot.functions):
                 function.note(each_s)
             lot.count(outcomes)
+        lot.call, is_read_later = None, self._is_read_later(lot)
         for future in futures:
             outcome = outcomes[future.place]
-            if outcome.kind == VALUE:
-                future.settle(outcome)
+            if rest is not None and call is not None:
+                self._divide(call, lot.rows, future, outcome)
+            elif outcome.kind == VALUE:
+                future.settle(None if is_read_later else outcome)
             elif outcome.kind == ERROR:
                 task = lot.id.partition(":")[0]
                 future.fail(unpack_error(outcome.packed.head, f"in task {future.name} ({task})"))
@@ -223,7 +255,7 @@ class Results(ABC):
         """Return a future of something that is to come."""
         future: ClientFuture[Any] = ClientFuture(self, name)
         future.sent_as(lot, place)
-        lot.futures.append(future)
+        lot.futures.append(weakref.ref(future))
         with self._lock:
             self._lots[lot.id] = lot
         return future
@@ -241,8 +273,9 @@ class Results(ABC):
         )
         with self._lock:
             ended = self._ended
-            if future not in lot.futures:
-                lot.futures.append(future)
+            known = weakref.ref(future)
+            if known not in lot.futures:
+                lot.futures.append(known)
             if not is_known:
                 self._lots[lot.id] = lot
                 self._to_want.append(ref)
@@ -332,6 +365,13 @@ class Results(ABC):
             except ObjectUnreadableError as error:
                 ref = self._job.await_copy(error, ref)
 
+    def _store(self, outcomes: list[Outcome], name: str) -> Reference:
+        pieces = encode(outcomes)
+        size_bytes = sum(memoryview(piece).nbytes for piece in pieces)
+        if size_bytes <= INLINE_MAX_BYTES:
+            return self._client.upload_content(b"".join(pieces), name)
+        return self._client.upload_pieces(pieces, name)
+
     def _release_dropped(self) -> None:
         if self.dropped and self._job is not None:
             self._released_s = time.monotonic()
@@ -343,10 +383,9 @@ class Results(ABC):
     def _lose(self, error: BaseException) -> None:
         """Nothing more will come."""
         with self._lock:
-            lots, self._lots = list(self._lots.values()), {}
-            waiting = [lot.futures for lot in lots]
-            for lot in lots:
-                lot.futures = []
+            lots = list(self._lots.values())
+            self._lots.clear()
+            waiting = [lot.take_futures() for lot in lots]
         for futures in waiting:
             for future in futures:
                 future.fail(error)

@@ -46,8 +46,9 @@ class Call(NamedTuple):
     """One call. `arguments` are (args, kwargs), packed; `with_object`: the number of the input that
     holds them instead (`contents`, one outcome). `uses`: its futures, in the order of their
     embedding. `is_map`: args are one list of tuples of arguments; the outcome is a list of results
-    (see `Mapped`). `returns`: it returns so many values, a tuple or list, each an outcome of its
-    own: its places follow each other.
+    (see `Mapped`). `limit_s`: after so many seconds a map stops before its next row, and says so by
+    an outcome `contents.CUT`; 0: it does not stop. `returns`: it returns so many values, a tuple or
+    list, each an outcome of its own: its places follow each other.
     """
 
     function: int
@@ -57,6 +58,7 @@ class Call(NamedTuple):
     is_map: bool = False
     name: str = ""
     returns: int = 1
+    limit_s: float = 0.0
 
 
 class Mapped(NamedTuple):
@@ -109,7 +111,7 @@ def pack_bundle(bundle: Bundle) -> bytes:
                 call.function, call.arguments.head,
                 tuple([bytes(buffer) for buffer in call.arguments.buffers]),
                 tuple(map(tuple, call.uses)), call.with_object, call.is_map, call.name,
-                call.returns,
+                call.returns, call.limit_s,
             )
             for call in lot
         ]

@@ -20,9 +20,11 @@ MAGIC: Final = b"ciel.py1"
 HEADER: Final = struct.Struct("<8sQQ")
 ALIGNMENT_BYTES: Final = 64
 
-VALUE, ERROR, MOVED = 0, 1, 2
+VALUE, ERROR, MOVED, CUT = 0, 1, 2, 3
 """Kinds of outcomes: what it returned; what it raised (see `failures`); another object has it: its
-head is that of (reference in JSON form, place in it, whether that is raw).
+head is that of (reference in JSON form, place in it, whether that is raw). CUT follows the outcome
+of a map that stopped at its time limit: its head is the number of rows that were called, in decimal
+digits.
 """
 
 

@@ -53,6 +53,12 @@ class Future(Generic[T]):
         """
         raise NotImplementedError
 
+    def keep(self) -> None:
+        """Have the call run though nobody holds this future any more; see `fire_and_forget`."""
+        raise NotImplementedError(
+            "in a task what is spawned runs if its result is waited for or returned"
+        )
+
     def __await__(self) -> Generator[Any, Any, T]:
         raise NotImplementedError
 

@@ -123,6 +123,15 @@ def gather(*futures: Any) -> list[Any]:
     return [future.result() for future in listed]
 
 
+def fire_and_forget(futures: Any) -> None:
+    """Have the call of a future, or of several in a list or the like, run to its end, although the
+    program does not hold the future any more; as long as the client is open.
+    """
+    is_one = hasattr(futures, "__ciel_future__")
+    for future in [futures] if is_one else futures_in(futures):
+        future.keep()
+
+
 def as_completed(futures: Iterable[Any], timeout: float | None = None) -> Iterator[Any]:
     """Yield futures as they are done, each once; raises TimeoutError when that takes longer."""
     return current().as_completed(futures, timeout)

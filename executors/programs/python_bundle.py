@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import pickle
 import sys
@@ -18,7 +19,7 @@ from ciel.executors.programs.python_outputs import Outputs
 from ciel.executors.programs.python_sharing import Sharing
 from ciel.python import sessions
 from ciel.python.calls import AS_PATH, AS_STREAM, Bundle, Call, Function, Mapped, Use, unpack_bundle
-from ciel.python.contents import ERROR, MOVED, VALUE, Outcome, Times
+from ciel.python.contents import CUT, ERROR, MOVED, VALUE, Outcome, Times
 from ciel.python.inside import (
     _PLAIN_TYPES,
     DONE,
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _NO_OPTIONS = Options()
+_ROWS_PER_LOOK = 16
+"""So many rows of a map run at most between two looks at the clock."""
 
 
 class _Given(Sequence[Any]):
@@ -86,6 +89,7 @@ class Run:
         self._is_alone = [len(lot) for lot in self._bundle.lots] == [1]
         self._heir: TaskFuture[Any] | None = None  # who makes our result
         self._spans: list[tuple[float, float]] = []  # of calls, for a trace
+        self._loading_s = 0.0  # spent on unpickling functions, since the lot began
 
     def _read_bundle(self, told: dict[str, Any]) -> Bundle:
         encoded = told.get("calls")
@@ -136,7 +140,7 @@ class Run:
             self._sharing.arm()
         run_call = self._run_timed if self._bundle.timed else self._run_call
         while (number := self._take_lot()) is not None:
-            begun_s = time.perf_counter()
+            self._loading_s, begun_s = 0.0, time.perf_counter()
             outcomes = self._made[number]
             for call in lots[number]:
                 outcomes += run_call(call)
@@ -149,7 +153,7 @@ class Run:
                 return None
             if is_alone and outcomes[0].kind == ERROR:
                 return bytes(outcomes[0].packed.head)
-            took_s = time.perf_counter() - begun_s
+            took_s = time.perf_counter() - begun_s - self._loading_s
             if self._bundle.raw:
                 return self._publish_raw(outcomes[0])
             self._outputs.publish(number, outcomes, took_s, self._take_times())
@@ -304,8 +308,14 @@ class Run:
         copy, serves_all = loaded.take(), loaded.serves_all
         is_timed = self._bundle.timed
         call_row = self._timed(copy.function) if is_timed else copy.function
+        limit_s = time.perf_counter() + (call.limit_s or math.inf)
+        look_at, is_cut = 1, False
         try:
-            for row in rows:
+            for number, row in enumerate(rows):
+                if number == look_at:
+                    if is_cut := time.perf_counter() >= limit_s:
+                        break
+                    look_at += min(number, _ROWS_PER_LOOK)
                 value = call_row(*row)
                 is_plain = type(value) in _PLAIN_TYPES
                 if not is_plain:
@@ -319,7 +329,8 @@ class Run:
                     call_row = self._timed(copy.function) if is_timed else copy.function
         except BaseException as raised:  # as above
             error = self._evaluator.packed_error(raised, 1, self._name(call))
-        return self._outcomes(call, Mapped(values, error))
+        outcomes = self._outcomes(call, Mapped(values, error))
+        return [*outcomes, Outcome(CUT, Packed(b"%d" % len(values)))] if is_cut else outcomes
 
     def _outcomes(self, call: Call, value: Any) -> Sequence[Outcome]:
         """Return what becomes of a call that has returned something."""
@@ -367,6 +378,7 @@ class Run:
         program = self._program
         loaded = program.functions.find(listed.digest)
         if loaded is None:
+            began_s = time.perf_counter()
             packed = listed.packed
             if packed is None:
                 array = self._inputs.arrays[listed.input]
@@ -375,6 +387,7 @@ class Run:
                 loaded = program.load(listed._replace(packed=packed, input=-1))
             except BaseException as error:  # of whatever is imported for it
                 raise _not_here(f"the function {call.name}", error) from error
+            self._loading_s += time.perf_counter() - began_s
         return loaded
 
     def _arguments(self, call: Call) -> Any:

@@ -9,16 +9,25 @@ from hypothesis import given
 from ciel.client import bundling
 
 
+class Function:
+    trial_count = 0
+
+
 class Call:
     def __init__(
         self,
         *,
+        function: Function | None = None,
+        may_wait: bool = True,
+        divisible: bool = False,
         usual: bool = True,
         call_s: float | None = None,
         local: Sequence[Any] = (),
         outside: frozenset[str] = frozenset(),
         size_bytes: int = 10,
     ) -> None:
+        self.function = function or Function()
+        self.may_wait, self.is_held, self.is_divisible = may_wait, False, divisible
         self.is_usual = usual
         self.call_s = call_s
         self.local = list(local)
@@ -34,8 +43,44 @@ def test_few_calls_travel_alone() -> None:
     assert sizes([Call() for _ in range(16)]) == [1] * 16
 
 
-def test_many_calls_of_which_nothing_is_known_share_two_bundles_a_slot() -> None:
-    assert sizes([Call() for _ in range(100)]) == [25] * 4
+def test_calls_of_which_nothing_is_known_travel_alone() -> None:
+    assert sizes([Call() for _ in range(100)]) == [1] * 100
+
+
+def test_c4_a_few_calls_show_how_long_a_function_takes_and_the_others_wait_for_that() -> None:
+    function = Function()
+    calls = [Call(function=function) for _ in range(100)]
+    sent, held = bundling.part(calls, 2)
+    assert (sent, held) == (calls[:16], calls[16:])
+    for call in held:
+        call.call_s = 0.001
+    assert bundling.part(held, 2) == (held, [])
+
+
+def test_c4_calls_that_cannot_be_held_back_are_sent() -> None:
+    function = Function()
+    calls = [Call(function=function, may_wait=False) for _ in range(100)]
+    assert bundling.part(calls, 2) == (calls, [])
+
+
+def test_c4_a_call_that_takes_the_result_of_one_held_back_is_held_back() -> None:
+    function = Function()
+    calls = [Call(function=function) for _ in range(17)]
+    calls.append(Call(call_s=0.001, local=calls[-1:]))
+    assert bundling.part(calls, 2) == (calls[:16], calls[16:])
+
+
+def test_c5_parts_of_a_map_wait_for_one_call_that_shows_how_long_a_row_takes() -> None:
+    function = Function()
+    calls = [Call(function=function, may_wait=False)]
+    calls += [Call(function=function, divisible=True) for _ in range(4)]
+    assert bundling.part(calls, 2) == (calls[:1], calls[1:])
+
+
+def test_c5_a_part_of_a_map_takes_as_long_as_a_bundle() -> None:
+    assert bundling.part_rows(100_000, 2, None) == 3125
+    assert bundling.part_rows(100_000, 2, 0.005) == 10
+    assert bundling.part_rows(100_000, 2, 1.0) == 1
 
 
 def test_quick_calls_travel_together_as_soon_as_there_are_two_for_a_bundle() -> None:
@@ -63,6 +108,7 @@ def test_a_chain_is_one_bundle_even_if_nothing_is_known() -> None:
     for _ in range(50):
         chain.append(Call(local=chain[-1:]))
     assert sizes(chain) == [51]
+    assert bundling.part(chain, 2) == (chain, [])
 
 
 def test_two_that_take_the_same_result_may_run_side_by_side() -> None:

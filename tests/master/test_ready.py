@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from ciel.core.graph import TaskGraph
 from ciel.core.ids import ObjectId
 from ciel.core.jobs import Job
-from ciel.core.tasks import PRIORITY_MIN, TaskNode, TaskSpec
+from ciel.core.tasks import PRIORITY_MIN, TaskNode, TaskSpec, TaskState
 from ciel.master.state.ready import DELAYED_MIN, LOWEST_EVERY, ReadyQueue
 from ciel.testing.builders import a_chain, a_fan, a_job, a_task
 
@@ -177,3 +177,29 @@ def test_it_agrees_with_a_sorted_list(steps: list[tuple[str, int]]) -> None:
             model.sort(key=lambda task: -task.spec.needs.priority)
             assert queue.pop() is model.pop(0)
         assert len(queue) == len(model)
+
+
+def test_c4_a_job_of_which_nothing_runs_is_the_first_to_be_let_in() -> None:
+    long, short = a_job("1" * 32), a_job("2" * 32)
+    queue = ReadyQueue(TaskGraph())
+    long.counts[TaskState.ASSIGNED] = 2
+    for name in ("a", "b"):
+        queue.push(a_node(name, job=long))
+    assert queue.pop_new() is None
+    for name in ("x", "y"):
+        queue.push(a_node(name, job=short))
+    let_in = queue.pop_new()
+    assert let_in is not None
+    assert let_in.spec.outputs == ("x",)
+    assert queue.pop_new() is None
+    assert len(queue) == 3
+    assert drain(queue) == ["a", "y", "b"]
+
+
+def test_c4_nobody_is_let_in_before_tasks_of_a_higher_priority() -> None:
+    queue = ReadyQueue(TaskGraph())
+    long, short = a_job("1" * 32), a_job("2" * 32)
+    long.counts[TaskState.ASSIGNED] = 2
+    queue.push(a_node("urgent", 1, long))
+    queue.push(a_node("x", job=short))
+    assert queue.pop_new() is None

@@ -34,6 +34,7 @@ from ciel.testing.worker_scenes import (
     spawn,
     start,
 )
+from ciel.worker.state.machine import PASSED_MAX
 from ciel.worker.state.orders import (
     DeleteObjects,
     FetchObject,
@@ -41,6 +42,30 @@ from ciel.worker.state.orders import (
 )
 
 # --- slots and order ------------------------------------------------------------------------------
+
+
+def test_c4_the_first_task_of_a_job_passes_what_was_sent_ahead(played: Played) -> None:
+    other = a_task("other", job="2" * 32)
+    played.run(A)
+    played.assign(B)
+    played.assign(C)
+    played.assign(other)
+    played.comes()
+    played.ended(A)
+    played.comes(start(other), report(A))
+
+
+def test_c4_new_jobs_pass_a_task_only_so_often(played: Played) -> None:
+    played.run(A)
+    played.assign(B)
+    new = [a_task("new", job=f"{number:032x}") for number in range(2, 4 + PASSED_MAX)]
+    for spec in new:
+        played.assign(spec)
+    played.comes()
+    order = [*new[: PASSED_MAX - 1], B]
+    for before, spec in zip([A, *order], order, strict=False):
+        played.ended(before)
+        played.comes(start(spec), report(before))
 
 
 def test_a_task_without_inputs_starts_at_once_and_is_reported(played: Played) -> None:

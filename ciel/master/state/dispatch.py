@@ -205,10 +205,30 @@ class Dispatcher:
             self._barred.clear()
         if has_parked and priority > PRIORITY_MIN:
             self._serve_parked(PRIORITY_MIN)
+        if ready and not roomy:
+            self._let_in()
         if roomy and not ready:
             self._steal_parked([worker for worker in roomy if worker.has_room])
         self._has_spare = bool(roomy)
         self.returned.clear()
+
+    def _let_in(self) -> None:
+        """Give the first task of each job that runs none to a worker beyond its credit: there it
+        passes what was given ahead, and so it waits for what runs alone.
+        """
+        while (task := self.ready.pop_new()) is not None:
+            if not self._graph.is_ready(task):
+                continue
+            needs = task.spec.needs
+            has_policy = task.job.spec.scheduling is not USUAL_SCHEDULING
+            is_bound = has_policy or needs.memory_bytes or place_of(self._graph, task)
+            able = [] if is_bound else [w for w in self._able(task) if w.has_room_beyond]
+            if able:
+                worker = min(able, key=lambda worker: worker.wait_s(needs.slots))
+                self._assign(task, worker)
+            elif self._graph.is_ready(task):
+                self.ready.push_first(task)
+                return
 
     def _place(self, task: TaskNode, roomy: deque[WorkerNode]) -> bool:
         """Assign, park or refuse a task; False if it must wait since nobody who can run it has

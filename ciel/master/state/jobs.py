@@ -90,6 +90,7 @@ class JobDesk(JobOperations):
         self.ended: list[Job] = []  # jobs that ended, for those who wait for that
         self._audience = Audience()
         self._called_off: dict[str, set[Call]] = {}  # job: attempts that still run
+        self._released_later: dict[ObjectId, Job] = {}  # once the task that runs has made them
         self._touched: dict[str, Job] = {}
         self._judged: set[Job] = set()  # being finished or retried: nothing else decides of them
         self._removed: dict[str, Job] = {}  # tasks of theirs are still there
@@ -146,9 +147,7 @@ class JobDesk(JobOperations):
             case ReleaseObjects(job_id, objects, for_good):
                 job = self.find_job(job_id)
                 if for_good:
-                    self.bulk.begin(
-                        self._delete_all(hand_over(self.graph, job, objects, self.stories))
-                    )
+                    self._hand_over(job, objects)
                 else:
                     for object_id in objects:
                         self.graph.unwant(object_id, job)
@@ -167,6 +166,20 @@ class JobDesk(JobOperations):
                 self._watch(client, self.find_job(job_id), prints=prints)
             case CancelJob(job_id, reason):
                 self._cancel(self.find_job(job_id), reason)
+
+    def _hand_over(self, job: Job, objects: Sequence[ObjectId]) -> None:
+        """Release objects that their client will not name again. Tasks that did not begin are not
+        run for them; those that workers have already run to their end first.
+        """
+        nodes, released = self.graph.objects.nodes, []
+        for object_id in objects:
+            node = nodes.get(object_id)
+            maker = None if node is None or node.is_settled else node.producer
+            if maker is not None and maker.state is TaskState.ASSIGNED and object_id in job.wanted:
+                self._released_later[object_id] = job
+            else:
+                released.append(object_id)
+        self.bulk.begin(self._delete_all(hand_over(self.graph, job, released, self.stories)))
 
     def _submit(self, client: str, message: SubmitJob) -> None:
         job = self.jobs.get(message.spec.id) or self._create(message.spec)
@@ -395,6 +408,9 @@ class JobDesk(JobOperations):
         job_id = job.spec.id
         self._audience.disown(job_id)
         self._progress_due.pop(job_id, None)
+        if self._released_later:
+            later = self._released_later.items()
+            self._released_later = {key: other for key, other in later if other is not job}
         if self.graph.settled:
             self._announce_settled()
         self._tell_watchers(job)
@@ -437,6 +453,11 @@ class JobDesk(JobOperations):
                 self._touched[job_id] = job
                 for client in self._audience.of(job_id):
                     self.outbox.append((client, ObjectSettled(job_id, node.ref)))
+        if self._released_later:
+            for object_id in settled:
+                owner = self._released_later.pop(object_id, None)
+                if owner is not None:
+                    self._hand_over(owner, (object_id,))
 
     def _pass_on_prints(self, worker: WorkerNode, printed: TaskPrinted) -> None:
         """Tell who listens what a task has printed, before anything that its end leads to."""

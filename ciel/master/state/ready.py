@@ -1,7 +1,8 @@
 """Runnable tasks that no worker has yet: highest priority first, jobs in turn.
 
 Of one priority, each job that has tasks gets one turn after the other, however many it has and
-however early they came: a short job need not wait for the end of a long one.
+however early they came: a short job need not wait for the end of a long one. A job of which nothing
+runs may even send its first task before there is room for it (`pop_new`).
 
 A job that goes on ends sooner, and needs less room, if what it has begun is brought to its end
 before anything is begun: otherwise a task that reads what others made would wait behind all that
@@ -23,7 +24,7 @@ from itertools import chain
 
 from ciel.core.graph import TaskGraph
 from ciel.core.jobs import Job
-from ciel.core.tasks import PRIORITY_MIN, TaskNode
+from ciel.core.tasks import PRIORITY_MIN, TaskNode, TaskState
 
 DELAYED_MIN = 1000
 """So many are held back before it is looked which of them nobody needs any more."""
@@ -75,12 +76,13 @@ class _JobLine:
 class _Line:
     """The tasks of one priority."""
 
-    __slots__ = ("count", "first", "jobs", "turns")
+    __slots__ = ("count", "first", "jobs", "new", "turns")
 
     def __init__(self) -> None:
         self.first: deque[TaskNode] = deque()  # that were put back
         self.jobs: dict[Job, _JobLine] = {}
         self.turns: deque[Job] = deque()  # each of them once, the next one first
+        self.new: dict[Job, None] = {}  # of them: no task was taken, and none ran when one came
         self.count = 0
 
     def __len__(self) -> int:
@@ -91,6 +93,8 @@ class _Line:
         if own is None:
             own = self.jobs[task.job] = _JobLine()
             self.turns.append(task.job)
+            if not task.job.counts[TaskState.ASSIGNED]:
+                self.new[task.job] = None
         own.push(task)
         self.count += 1
 
@@ -98,14 +102,32 @@ class _Line:
         if self.first:
             return self.first.popleft()
         job = self.turns[0]
+        task = self._pop_of(job)
+        if job not in self.jobs:
+            self.turns.popleft()
+        elif len(self.turns) > 1:
+            self.turns.rotate(-1)
+        return task
+
+    def pop_new(self) -> TaskNode | None:
+        """Take a task of a job of which nothing runs, if there is one."""
+        while self.new:
+            job = next(iter(self.new))
+            del self.new[job]
+            if not job.counts[TaskState.ASSIGNED]:
+                task = self._pop_of(job)
+                if job not in self.jobs:
+                    self.turns.remove(job)
+                return task
+        return None
+
+    def _pop_of(self, job: Job) -> TaskNode:
         own = self.jobs[job]
+        self.new.pop(job, None)
         task = own.pop()
         self.count -= 1
         if not own:
             del self.jobs[job]
-            self.turns.popleft()
-        elif len(self.turns) > 1:
-            self.turns.rotate(-1)
         return task
 
 
@@ -210,6 +232,15 @@ class ReadyQueue:
                 return line.pop()
             heappop(self._order)
             del self._lines[priority]
+
+    def pop_new(self) -> TaskNode | None:
+        """Take a task of a job of which nothing runs, of those of the highest priority that there
+        is; None if there is none.
+        """
+        line = self._lines.get(self.priority)
+        task = None if line is None else line.pop_new()
+        self._count -= task is not None
+        return task
 
     @property
     def priority(self) -> int:

@@ -100,6 +100,11 @@ class WorkerNode:
     def has_room(self) -> bool:
         return self.slots_used < self.credit.limit and not self.suspicion
 
+    @property
+    def has_room_beyond(self) -> bool:
+        """Whether it may be given the first task of a job that runs nothing as yet."""
+        return self.slots_used < self.credit.limit + self.facts.slots
+
     def has_free(self, needs: Needs) -> bool:
         """Whether a task that needs this would run at once."""
         return needs.slots <= self.facts.slots - self.slots_used and self.has_memory(needs)

@@ -69,6 +69,11 @@ from ciel.worker.state.soundness import problems
 OFFERED_AT_ONCE = 1000
 """Of what a store holds when a master is reached: some 5 ms of work for each of both."""
 
+PASSED_MAX = 8
+"""The first task of a job that runs nothing here passes so many that were sent ahead. No more, so
+that new jobs without end do not keep the others waiting.
+"""
+
 REPORT_EVERY_S = 0.01
 GOING_ON_S = 0.001
 """Who has work waiting, or goes on with what it made, reports successes no more often: to wake the
@@ -376,7 +381,10 @@ class WorkerMachine:
             return
         attempt.phase = Phase.QUEUED
         self._sequence += 1
-        heappush(self.queue, (-attempt.spec.needs.priority, self._sequence, attempt.key))
+        place, job = self._sequence, attempt.spec.job
+        if all(other.spec.job != job or other is attempt for other in self.attempts.values()):
+            place -= PASSED_MAX
+        heappush(self.queue, (-attempt.spec.needs.priority, place, attempt.key))
         self._start_next(now_s)
 
     def _start_next(self, now_s: float) -> None:
