@@ -232,6 +232,7 @@ class Calls(Maps):
             waiting = still_wanted(line)
             try:
                 self._want_all()
+                self._stop_called_off()  # first: what is only dropped may run to its end
                 self._release_dropped()
                 if waiting:
                     waiting = [call for call in waiting if self._look_around(call)]
@@ -334,26 +335,26 @@ class Calls(Maps):
         for ref, calls_of_lot in zip(outputs, lots, strict=True):
             self._await_lot(ref, calls_of_lot)
         self._want_all()
-        for call in bundle:
-            for known in call.futures:
-                future = known()  # one cancelled meanwhile could not know what to stop
-                if future is not None and future.is_called_off:
-                    self.call_off(future)
 
     def _await_lot(self, ref: Unmade, calls_of_lot: Sequence[WaitingCall]) -> None:
         first = calls_of_lot[0]
         lot = Lot(self, ref, raw=first.raw, is_stream=first.streams)
-        for call in calls_of_lot:
-            lot.functions.append(call.function)
-            lot.rows = call.rows
-            if call.is_divisible:
-                lot.call = call
-            lot.futures += call.futures
-            for number, known in enumerate(call.futures):
-                if (future := known()) is not None:
-                    future.sent_as(lot, call.place + number)
-        with self._lock:
+        with self._lock:  # a call is cancelled either before or after this
+            for call in calls_of_lot:
+                lot.functions.append(call.function)
+                lot.rows = call.rows
+                if call.is_divisible:
+                    lot.call = call
+                if call.has_cancelled and call.is_off():
+                    call.function.tally.submitted += call.rows  # it is sent after all
+                for number, known in enumerate(call.futures):
+                    if (future := known()) is not None:
+                        future.sent_as(lot, call.place + number)
+                        if not future.is_called_off:
+                            lot.futures.append(known)
             self._lots[lot.id] = lot
+        if not lot.futures and any(call.has_cancelled for call in calls_of_lot):
+            self._called_off.append(ref)
         for call in calls_of_lot:
             call.is_sent = True
 
@@ -419,12 +420,13 @@ class Calls(Maps):
 
     def call_off(self, future: ClientFuture[Any]) -> None:
         """A future was cancelled: stop what runs for it alone."""
+        with self._lock:
+            if (call := future.waiting_call) is not None:
+                call.has_cancelled = True
+                if call.is_off():
+                    call.function.tally.submitted -= call.rows
         lot = future.lot
-        if (call := future.waiting_call) is not None:
-            call.has_cancelled = True
-            if call.is_off():
-                call.function.tally.submitted -= call.rows
-        if lot is None or self._job is None:  # it will not be sent
+        if call is not None or lot is None or self._job is None:  # `_await_lot` sees to it
             return
         with self._lock:
             known = weakref.ref(future)
