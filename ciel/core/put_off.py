@@ -51,6 +51,8 @@ def _spread(graph: TaskGraph, object_id: ObjectId) -> None:
     blame = passed_on(graph.objects, ref) if isinstance(ref, Failure) else None
     for task in list(islice(waiters, SPREAD_AT_ONCE)):
         graph.steps_left -= 1
+        if task not in graph.waiting.awaited.get(object_id, ()):
+            continue  # the failure of one before it was the end of this one, too
         if blame is not None and not task.spec.sees_errors:
             graph.waiting.forget(task, choices.waits_for(task.spec))
             graph.fail(task, *blame)

@@ -93,6 +93,20 @@ def test_g4_an_input_that_fails_takes_its_readers_with_it_in_slices() -> None:
     assert cluster.machine.jobs[JOB].counts[TaskState.FAILED] == 301
 
 
+def test_g4_a_reader_whose_failure_ends_another_reader_of_the_same_object() -> None:
+    cluster = Cluster(a_worker("w1"))
+    root = a_task("root")
+    makers = [a_task(f"m{n}", inputs=["root"], sees_errors=True) for n in range(150)]
+    readers = [a_task(f"t{number}", inputs=[f"m{number}", "root"]) for number in range(150)]
+    cluster.job(root, *makers, *readers, want=[task.outputs[0] for task in readers])
+    in_small_steps(cluster)
+    cluster.machine.worker_said(
+        "w1", TaskReported(root.id, 1, (), TaskFault("RUNTIME_ERROR", "no"), 0.1), cluster.now_s
+    )
+    turns(cluster)
+    assert state_of(cluster) is JobState.FAILED
+
+
 def test_g4_readers_of_one_object_become_runnable_in_slices() -> None:
     cluster = Cluster(a_worker("w1"))
     root, readers = a_task("root"), many(300, inputs=("root",))
