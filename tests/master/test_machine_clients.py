@@ -8,6 +8,7 @@ from ciel.core.errors import CannotRetryError, JobNotEndedError
 from ciel.core.events import (
     AddTask,
     AssignTask,
+    CancelJob,
     CloseJob,
     JobChanged,
     Message,
@@ -236,6 +237,36 @@ def test_a_failed_job_goes_on_with_what_failed() -> None:
     cluster.done("w1", first, attempt=2)
     cluster.done("w1", second)
     assert cluster.job_of().state is JobState.COMPLETED
+
+
+def test_tasks_that_were_said_after_a_cancellation_are_there_when_it_is_tried_again() -> None:
+    cluster = one()
+    late = a_task("late")
+    cluster.job(a_task("a"), want=["a"], open=True)
+    cluster.says(CancelJob(JOB, "no more"))
+    cluster.says(AddTask(late, ()))
+    cluster.failed("w1", a_task("a"), "CANCELLED", attempt=1)
+    assert cluster.job_of().state is JobState.CANCELLED
+    cluster.machine.retry_job(cluster.job_of(), cluster.now_s)
+    cluster.end_turn()
+    cluster.machine.outbox.clear()
+    cluster.says(WantObjects(JOB, late.outputs))
+    cluster.said("w1: run late")
+
+
+def test_a_refused_try_leaves_a_cancelled_job_cancelled() -> None:
+    cluster = one()
+    task = a_task("a")
+    cluster.job(task, want=["a"], open=True)
+    cluster.done("w1", task, stored("a", place_of("w1")))
+    cluster.says(CancelJob(JOB, "no more"))
+    with pytest.raises(CannotRetryError, match="nothing of it failed"):
+        cluster.machine.retry_job(cluster.job_of(), cluster.now_s)
+    cluster.machine.outbox.clear()
+    cluster.machine.worker_lost("w1", "it is gone", cluster.now_s)
+    cluster.joins(a_worker("w2"))
+    assert cluster.job_of().state is JobState.CANCELLED
+    assert cluster.slots_used("w2") == 0
 
 
 def test_what_did_not_fail_cannot_be_tried_again() -> None:

@@ -136,7 +136,7 @@ class JobDesk(JobOperations):
                 for ref in known:
                     if type(ref) is Value:
                         ref.content  # noqa: B018  # can it be read? a worker would fall over it
-                if job.state is JobState.ACTIVE:
+                if job.state is not JobState.COMPLETED:  # any other may be tried again, whole
                     self._add_task(spec, known, job)
             case WantObjects(job_id, objects):
                 job = self.find_job(job_id)

@@ -94,7 +94,7 @@ class JobOperations(ABC):
         objects: Sequence[ObjectId] | None = None,
     ) -> Iterator[None]:
         """Try a job's failed tasks again, or those that make `objects` and what these need."""
-        state, before = job.state, (job.reason, job.ended_at_s)
+        state, before = job.state, (job.reason, job.ended_at_s, job.called_off)
         if state is not JobState.ACTIVE:
             self._move(job, JobState.ACTIVE)
         job.reason, job.ended_at_s = "", None
@@ -113,7 +113,7 @@ class JobOperations(ABC):
             if state is JobState.CANCELLED:
                 self._move(job, JobState.CANCELLING)
             self._move(job, state)
-            job.reason, job.ended_at_s = before
+            job.reason, job.ended_at_s, job.called_off = before
             if is_late:
                 job.reason = f"{job.reason} ({error})"
                 self._tell_watchers(job)
