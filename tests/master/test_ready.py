@@ -203,3 +203,14 @@ def test_c4_nobody_is_let_in_before_tasks_of_a_higher_priority() -> None:
     queue.push(a_node("urgent", 1, long))
     queue.push(a_node("x", job=short))
     assert queue.pop_new() is None
+
+
+def test_c4_a_job_that_is_dropped_is_not_let_in() -> None:
+    queue = ReadyQueue(TaskGraph())
+    long, short = a_job("1" * 32), a_job("2" * 32)
+    long.counts[TaskState.ASSIGNED] = 2
+    queue.push(a_node("a", job=long))
+    queue.push(a_node("x", job=short))
+    queue.drop_job(short)
+    assert queue.pop_new() is None
+    assert drain(queue) == ["a"]

@@ -210,6 +210,7 @@ class ReadyQueue:
         for line in self._lines.values():
             own = line.jobs.pop(job, None)
             if own is not None:
+                line.new.pop(job, None)
                 line.turns.remove(job)
                 line.count -= len(own)
                 self._count -= len(own)
