@@ -157,7 +157,9 @@ def _stalled(master: MasterMachine) -> Problems:
     for task_id, task in master.graph.tasks.items():
         if task.state is RUNNABLE and task_id not in queued:
             yield task_id, "it is runnable and stands in no queue"
-    if master.workers and not any(worker.assigned for worker in master.workers.values()):
+    workers = list(master.workers.values())
+    is_idle = not any(worker.assigned for worker in workers)
+    if is_idle and not all(worker.suspicion for worker in workers):
         for task in dispatcher.cramped:
             if task.state is RUNNABLE:
                 yield task.spec.id, "it waits for memory, and nobody has anything to do"
