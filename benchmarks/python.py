@@ -120,6 +120,44 @@ def small(ours: peers.Pool) -> dict[str, float]:
     return found
 
 
+def captured(ours: peers.Pool) -> dict[str, float]:
+    """Compare calls of functions that refer to a small dictionary with those of functions that
+    refer to nothing; all of them travel by value.
+    """
+    settings: dict[str, Any] = {"rate": 1, "name": "x", "steps": [1, 2, 3]}
+
+    def free(number: int) -> int:
+        return number + 1
+
+    def bound(number: int) -> Any:
+        return number + settings["rate"]
+
+    def submitted_s(function: Callable[[int], Any]) -> float:
+        return peers.elapsed_s(
+            lambda: ours.gather([ours.submit(function, n) for n in range(peers.TASKS)])
+        )
+
+    def chained_s(function: Callable[[int], Any]) -> float:
+        def chain() -> None:
+            last: Any = 0
+            for _ in range(10 * peers.HOPS):
+                last = ours.submit(function, last)
+            ours.gather([last])
+
+        return peers.elapsed_s(chain)
+
+    def called_s(function: Callable[[int], Any]) -> float:
+        return peers.elapsed_s(
+            lambda: [ours.gather([ours.submit(function, n)]) for n in range(peers.HOPS)]
+        )
+
+    workloads = {"no_ops": submitted_s, "hops": chained_s, "calls": called_s}
+    return {
+        f"captured_{name}_to_free": median_of(lambda timed=timed: timed(free) / timed(bound))  # type: ignore[misc]  # a default binds it now
+        for name, timed in workloads.items()
+    }
+
+
 def graphs(ours: peers.Pool) -> dict[str, float]:
     """Return how we compare with others that have a graph, where they are installed."""
     found: dict[str, float] = {}
@@ -262,7 +300,7 @@ def measure() -> dict[str, float]:
     """Measure all of it."""
     found = starts()
     with opened() as ours:
-        found |= small(ours) | trees(ours) | graphs(ours)
+        found |= small(ours) | captured(ours) | trees(ours) | graphs(ours)
     gc.collect()
     gc.freeze()  # else a collection of all that was loaded for peers falls into one of two kinds
     with ciel.LocalCluster(workers=1, slots=2) as cluster, ciel.Client(cluster) as client:

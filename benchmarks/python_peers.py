@@ -54,6 +54,13 @@ def kibibytes_s(pool: Pool, count: int = TASKS) -> float:
     return _submitted_s(pool, calls.kibibyte, range(count))
 
 
+def elapsed_s(do: Callable[[], object]) -> float:
+    """Return how long something takes."""
+    start_s = time.perf_counter()
+    do()
+    return time.perf_counter() - start_s
+
+
 def _submitted_s(pool: Pool, function: Callable[[int], Any], numbers: Sequence[int]) -> float:
     start_s = time.perf_counter()
     found = pool.gather([pool.submit(function, number) for number in numbers])

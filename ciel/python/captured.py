@@ -66,9 +66,10 @@ class Captured:
         "_bound",
         "_contents",
         "_dead",
-        "_held",
         "_kept",
         "_rebinds",
+        "_seen",
+        "_views",
         "is_constant",
         "is_opaque",
     )
@@ -79,9 +80,12 @@ class Captured:
         self._bound: list[tuple[Callable[[], Any], Callable[[Any], Any], Any]] = []
         """Functions: what their variables are bound to."""
         self._contents: list[tuple[Callable[[], Any], Callable[[Any], Any], Any]] = []
-        """Classes, instances, arrays and sets: what they hold."""
-        self._held: list[tuple[Any, Callable[[Any], Any], Any]] = []
-        """The same of containers that cannot be referred to weakly."""
+        """Classes, instances, arrays, some containers: what they hold."""
+        self._views: list[Any] = []
+        self._seen: list[Any] = []
+        """Containers and what is in them, none of which can be referred to weakly; _END after
+        each.
+        """
         self._rebinds = False
         self.is_opaque = False
         self.is_constant = True
@@ -93,7 +97,8 @@ class Captured:
             self.is_constant = False
             self._bound.clear()
             self._contents.clear()
-            self._held.clear()
+            self._views.clear()
+            self._seen.clear()
             self._kept.clear()
 
     def _walk(self, function: Callable[..., Any]) -> None:
@@ -111,7 +116,7 @@ class Captured:
                     waiting += self._parts_of_function(value, names)
             else:
                 waiting += self._parts(value)
-            self.is_opaque = self.is_opaque or len(self._kept) > PARTS_MAX
+            self.is_opaque = self.is_opaque or len(self._kept) + len(self._seen) > PARTS_MAX
 
     def _parts_of_function(
         self, function: types.FunctionType, names: dict[str, None]
@@ -127,11 +132,12 @@ class Captured:
         if new:  # functions of one module share what they refer to
             names.update(dict.fromkeys(new))
             parts += _globals_of(new, function)
-            ids = functools.partial(_ids_of_globals, new)
-            self._watch(self._bound, function, ids, parts)
         inner = _cells_and_attributes_of(function)
-        self._watch(self._bound, function, _ids_of_function if inner else _ids_of_plain, inner)
+        ids: Callable[[Any], Any] = _ids_of_function if inner else _ids_of_plain
+        if new:
+            ids = functools.partial(_ids_with_globals, ids, new)
         parts += inner
+        self._watch(self._bound, function, ids, parts)
         parts += function.__defaults__ or ()
         if function.__kwdefaults__:
             parts.append(function.__kwdefaults__)
@@ -144,17 +150,12 @@ class Captured:
         alive or watched, so that no other object gets the identity.
         """
         for value in held:
-            if type(value) not in _CONSTANT_TYPES:
-                try:
-                    self._kept.append(weakref.ref(value, self._dead.append))
-                    continue
-                except TypeError:
-                    pass
-            self._kept.append(value)
-        try:
-            watched.append((weakref.ref(owner), ids, ids(owner)))
-        except TypeError:  # a list, a dict
-            self._held.append((owner, ids, ids(owner)))
+            if type(value) not in _CONSTANT_TYPES and _is_referable(value):
+                self._kept.append(weakref.ref(value, self._dead.append))
+            else:
+                self._kept.append(value)
+        reference = weakref.ref(owner) if _is_referable(owner) else lambda: owner
+        watched.append((reference, ids, ids(owner)))
 
     def _parts(self, value: Any) -> Iterable[Any]:
         """Return what is within a value that may change; watch it if it can change itself."""
@@ -166,12 +167,8 @@ class Captured:
         if kind is tuple or kind is frozenset:
             found: Iterable[Any] = value
             return found
-        if kind in _READERS:
-            self.is_constant = False
-            held = tuple(value.items() if kind is dict else () if kind is bytearray else value)
-            inner = [part for pair in held for part in pair] if kind is dict else held
-            self._watch(self._contents, value, _READERS[kind], inner)
-            return inner
+        if kind in _CONTAINERS:
+            return self._parts_of_container(value)
         if issubclass(kind, Task):
             return () if goes_by_name(value) else (value.function,)
         if kind is types.ModuleType:
@@ -193,6 +190,17 @@ class Captured:
         if kind is functools.cached_property:
             return (value.func,)
         return self._parts_of_instance(value, kind)
+
+    def _parts_of_container(self, value: Any) -> Iterable[Any]:
+        self.is_constant = False
+        parts = _parts_in(value)
+        if any(map(_is_referable, (value, *parts))):
+            self._watch(self._contents, value, _ids_in_container, parts)
+        else:
+            for view in (value.keys(), value.values()) if type(value) is dict else (value,):
+                self._views += (view, _END)
+                self._seen += (*view, *_END)
+        return parts
 
     def _parts_of_class(self, kind: Any) -> Iterable[Any]:
         if not kind.__flags__ & _HEAP_TYPE or goes_by_name(kind):
@@ -234,7 +242,7 @@ class Captured:
     @property
     def is_free(self) -> bool:
         """Whether there is nothing that could change."""
-        return not (self._bound or self._contents or self._held or self.is_opaque)
+        return not (self._bound or self._contents or self._views or self.is_opaque)
 
     def is_current(self) -> bool:
         """Whether nothing of it has changed since then."""
@@ -249,12 +257,12 @@ class Captured:
         return not self.is_opaque and self._is_same_inside()
 
     def _is_same_inside(self) -> bool:
-        try:
-            for owner, ids, before in self._held:
-                if ids(owner) != before:
+        if self._views:
+            try:
+                if not all(map(operator.is_, chain.from_iterable(self._views), self._seen)):
                     return False
-        except RuntimeError:  # another thread changes it now
-            return False
+            except RuntimeError:  # another thread changes it now
+                return False
         return not self._contents or _are_as_before(self._contents)
 
 
@@ -313,8 +321,10 @@ def _globals_of(names: tuple[str, ...], function: Any) -> tuple[Any, ...]:
     return tuple(map(function.__globals__.get, names, repeat(_MISSING)))
 
 
-def _ids_of_globals(names: tuple[str, ...], function: Any) -> tuple[int, ...]:
-    return tuple(map(id, map(function.__globals__.get, names, repeat(_MISSING))))
+def _ids_with_globals(
+    ids: Callable[[Any], Any], names: tuple[str, ...], function: Any
+) -> tuple[Any, ...]:
+    return ids(function), *map(id, map(function.__globals__.get, names, repeat(_MISSING)))
 
 
 def _cells_and_attributes_of(function: Any) -> list[Any]:
@@ -359,8 +369,17 @@ def _ids_of_dict(value: dict[Any, Any]) -> Any:
     return tuple(map(id, chain(value, value.values())))
 
 
-def _ids_of_items(value: Iterable[Any]) -> Any:
-    return tuple(map(id, value))
+def _parts_in(container: Any) -> Sequence[Any]:
+    return [*container, *(container.values() if type(container) is dict else ())]
+
+
+def _ids_in_container(container: Any) -> Any:
+    return tuple(map(id, _parts_in(container)))
+
+
+def _is_referable(value: Any) -> bool:
+    """Whether a weak reference to it can be made."""
+    return type(value).__weakrefoffset__ != 0
 
 
 def _ids_of_attributes(value: Any) -> Any:
@@ -381,13 +400,8 @@ def _state_of_array(array: Any) -> Any:
     return array.shape, array.strides, array.dtype.str, array.flags.writeable, hash(content)
 
 
-_READERS: Final[dict[type, Callable[[Any], Any]]] = {
-    dict: _ids_of_dict,
-    list: _ids_of_items,
-    set: _ids_of_items,
-    bytearray: bytes,
-}
-"""How the state of the containers that can be watched is read."""
+_END: Final = (object(),)
+_CONTAINERS: Final = frozenset((dict, list, set, bytearray))
 
 
 def _has_only_attributes(kind: Any) -> bool:
