@@ -59,6 +59,9 @@ FIGURES = (
     ),
     Figure("looking at 10^6 tasks: others wait", "looking", "longest_wait_s", "s", 0.05, True, 4),
     Figure("- beyond what they wait otherwise", "looking", "own_wait_s", "s", 0.05, True, 3),
+    Figure("10^6 tasks cancelled: others wait", "bulk", "own_cancel_wait_s", "s", 0.05, True, 3),
+    Figure("- and removed", "bulk", "own_remove_wait_s", "s", 0.05, True, 3),
+    Figure("- 300,000 fail with their input", "bulk", "own_fail_wait_s", "s", 0.05, True, 3),
     Figure(
         "memory of a finished task, once released", "released", "released_bytes", "B", 300, True, 0
     ),
@@ -145,6 +148,17 @@ FIGURES = (
         True,
         2,
     ),
+    Figure(
+        "- functions that refer to a dictionary, to others: no-ops",
+        "python",
+        "captured_no_ops_to_free",
+        "x",
+        0.9,
+        False,
+        2,
+    ),
+    Figure("- - a hop", "python", "captured_hops_to_free", "x", 0.9, False, 2),
+    Figure("- - one call and back", "python", "captured_calls_to_free", "x", 0.9, False, 2),
     Figure("- import ciel", "python", "import_s", "s", 0.15, True, 2),
     Figure("- Client() with a cluster of its own", "python", "client_s", "s", 0.7, True, 2),
     Figure("- arguments of 1 MiB, to 0 bytes", "python", "large_to_empty", "x", 0.85, False, 2),

@@ -1,0 +1,84 @@
+"""How long others wait for a master while it works on very many tasks at once: a job of a million
+is cancelled and removed, and 300,000 fail together as the input that they wait for has failed.
+
+One process asks the master all the while whether it serves; the longest that it was kept waiting,
+less what it was kept waiting while nothing happened, is what each operation did to everybody.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from benchmarks.looking import QUIET_S, probe
+from benchmarks.programs import scene
+from ciel.client.client import Client
+from ciel.core.refs import Reference
+from ciel.core.tasks import Mentions
+
+TASKS = 1_000_000
+FAILING = 300_000
+TIMEOUT_S = 600.0
+
+
+def waiting_job(client: Client, count: int, gate_file: Path) -> str:
+    """Begin a job of tasks that wait for one program, which fails once a file is there."""
+    job = client.job("bulk", detached=True)
+    gate = job.run(["sh", "-c", f"while [ ! -e '{gate_file}' ]; do sleep 0.1; done; exit 1"])
+    waits: dict[str, Any] = {"args": {"inputs": [gate]}}
+    refs: list[Reference] = [gate]
+    for _ in range(count - 1):
+        refs += job.add("sync", waits, mentions=Mentions.INPUTS)
+    job.want(refs)
+    job.close()
+    client.ask("workers")  # the master has taken all that was sent
+    return job.id
+
+
+def longest_wait_s(client: Client, do: Callable[[], object]) -> tuple[float, float]:
+    """Return how long others waited for the master at the worst, and how long it all took."""
+    with ThreadPoolExecutor(1) as pool:
+        begun_s = time.monotonic()
+        doing = pool.submit(do)
+        asked = probe(client.location, doing.done)
+        doing.result()
+        return max(end - begin for begin, end in asked), time.monotonic() - begun_s
+
+
+def measure(tasks: int = TASKS, failing: int = FAILING) -> dict[str, float]:
+    """Measure each operation on one cluster."""
+    found: dict[str, float] = {}
+    with scene() as made, Client(access=str(made.access_file), environ=made.environ) as client:
+        gate_file = made.directory / "gate"
+
+        def note(name: str, do: Callable[[], object]) -> None:
+            found[f"{name}_wait_s"], found[f"{name}_s"] = longest_wait_s(client, do)
+
+        def cancel(job_id: str) -> None:
+            client.cancel_job(job_id)
+            client.wait_for_job(job_id, TIMEOUT_S)
+
+        def fail(job_id: str) -> None:
+            gate_file.touch()
+            client.wait_for_job(job_id, TIMEOUT_S)
+
+        large = waiting_job(client, tasks, gate_file)
+        note("idle", lambda: threading.Event().wait(5 * QUIET_S))
+        note("cancel", lambda: cancel(large))
+        note("remove", lambda: client.remove_job(large))
+        some = waiting_job(client, failing, gate_file)
+        note("fail", lambda: fail(some))
+        made.down()
+    for name in ("cancel", "remove", "fail"):
+        found[f"own_{name}_wait_s"] = max(0.0, found[f"{name}_wait_s"] - found["idle_wait_s"])
+    return found
+
+
+if __name__ == "__main__":
+    for key, value in measure(*map(int, sys.argv[1:])).items():
+        print(f"{key:18} {value:10.4f}")
