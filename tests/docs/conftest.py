@@ -1,13 +1,42 @@
-"""Benchmarks are not installed, and are found here; what lies beside them is not to be."""
+"""A fixture that runs a page. Tests find the benchmarks, which are not installed, by the path that
+is added here for a moment.
+"""
 
 from __future__ import annotations
 
 import importlib
+import os
+import shutil
+import signal
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
+
+import pytest
+
+from ciel.testing.homes import Home
+from ciel.testing.pages import Page
 
 ROOT = str(Path(__file__).parents[2])
 
 sys.path.insert(0, ROOT)
 importlib.import_module("benchmarks")
 sys.path.remove(ROOT)
+
+
+@pytest.fixture
+def run_page(tmp_path: Path) -> Iterator[Callable[[Page, Path], None]]:
+    """Run a page with files of a source tree; fail with a text for each example that fails."""
+    home = Home(tmp_path)
+
+    def run(page: Page, root: Path) -> None:
+        missing = [name for name in page.needs if shutil.which(name) is None]
+        if missing:
+            pytest.skip(f"{', '.join(missing)}: missing, but {page.name} needs it ('make deps')")
+        if failures := page.run(home, root):
+            pytest.fail("\n\n".join(failures), pytrace=False)
+        home.expect_nothing_left()
+
+    yield run
+    for pid in home.processes():
+        os.kill(pid, signal.SIGKILL)

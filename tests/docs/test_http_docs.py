@@ -1,12 +1,9 @@
-"""`docs/http.md`: its Python runs, in order and as one script, and prints what is shown; its tables
-name every route of the master.
-"""
+"""`docs/http.md`: its tables name every route of the master and of a worker."""
 
 from __future__ import annotations
 
 import re
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,23 +20,11 @@ SPOKEN_OF = frozenset(
 """The last words of paths that are only listed in a sentence."""
 
 
-def blocks(kind: str) -> list[str]:
-    return re.findall(rf"^```{kind}\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
-
-
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[HandCluster]:
     cluster = HandCluster.start(Home(tmp_path), 1)
     yield cluster
     cluster.stop()
-
-
-def test_the_page_runs_and_prints_what_it_shows(cluster: HandCluster) -> None:
-    script = cluster.home.path / "page.py"
-    script.write_text("\n".join(blocks("python")))
-    done = cluster.home.run(sys.executable, str(script))
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout == "".join(blocks("output"))
 
 
 def test_a_key_of_a_role_can_be_had_by_its_owner_alone(cluster: HandCluster) -> None:

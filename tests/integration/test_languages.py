@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 import shutil
 import subprocess
 import sys
@@ -22,8 +21,6 @@ from ciel.testing.homes import HandCluster, Home
 from ciel.testing.languages import (
     LANGUAGES,
     build_ocaml,
-    require_haskell,
-    require_ocaml,
     require_perl,
     require_pypy,
 )
@@ -241,25 +238,6 @@ def test_what_is_wrong_with_a_function_is_said(
     assert said in str(caught.value)
 
 
-def test_the_examples_of_loaders_run_as_their_page_says(
-    cluster: TwoSlots, typed: Typed, jars: dict[str, Path]
-) -> None:
-    page = (EXAMPLES.parent / "docs" / "executors.md").read_text()
-    (commands,) = re.findall(r"```sh\n(make -C examples/loaders.*?)```", page, re.DOTALL)
-    home = cluster.home.path
-    shutil.copytree(EXAMPLES / "loaders", home / "examples" / "loaders")
-    shutil.copy(EXAMPLES.parent / "LICENSE", home)
-    make, *runs = commands.splitlines()
-    sdk = EXAMPLES.parent / "executors" / "sdk" / "c"
-    made = cluster.home.run(*make.split(), f"SDK={sdk}", "MAKEFLAGS=")
-    assert made.returncode == 0, made.stderr
-    longest = max((home / "LICENSE").read_text().splitlines(True), key=len)
-    for line in runs:
-        ciel, *words = line.split()
-        status, out, err = typed(cluster.home, *words)
-        assert (ciel, status, json.loads(out)) == ("ciel", 0, [longest]), err
-
-
 # --- java2 ----------------------------------------------------------------------------------------
 
 
@@ -383,29 +361,6 @@ def test_the_words_of_a_binary_are_run_and_told_their_task(
     keys = ["args", "binary", "fn_ref", "proc_kwargs", "proc_pargs"]
     assert json.loads(told) == ["first", ["x", 1], keys]
     assert fn == lines.read_text()
-
-
-EXAMPLES_OF_LANGUAGES: Final = {
-    "ocaml": require_ocaml, "haskell": require_haskell, "skypy": require_pypy
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("language", EXAMPLES_OF_LANGUAGES)
-def test_an_example_runs_as_the_page_says(cluster: TwoSlots, typed: Typed, language: str) -> None:
-    EXAMPLES_OF_LANGUAGES[language]()
-    page = (EXAMPLES.parent / "docs" / "executors.md").read_text()
-    home = cluster.home.path
-    shutil.copytree(LANGUAGES, home / "examples" / "languages", dirs_exist_ok=True)
-    for name, text in (("LICENSE", "one two\n\n  three\n"), ("README.md", "four five\n" * 1000)):
-        (home / name).write_text(text)
-    (line,) = re.findall(rf"^((?:make.*\n)?.*-{language}\.pack.*)$", page, re.MULTILINE)
-    *make, command = line.replace("$PWD", str(home)).splitlines()
-    for words in map(str.split, make):
-        made = cluster.home.run(*words, "MAKEFLAGS=")
-        assert made.returncode == 0, made.stderr
-    words = command[command.index("ciel run") :]
-    status, out, err = typed(cluster.home, *shlex.split(words)[1:])
-    assert (status, json.loads(out)) == (0, [2003]), err
 
 
 def test_a_task_in_ocaml_hands_a_closure_over(cluster: TwoSlots, run: Run, tmp_path: Path) -> None:

@@ -1,4 +1,6 @@
-"""The commands on pages for users: each is run, and prints what the page says."""
+"""Tables of `docs/coming-from.md`: the commands of GNU parallel's tutorial and ours print the same,
+and ours in place of HyperQueue's run.
+"""
 
 from __future__ import annotations
 
@@ -11,25 +13,11 @@ from pathlib import Path
 import pytest
 
 from ciel.testing.homes import Home
-from ciel.testing.languages import require_jansson, require_perl
 
-ROOT = Path(__file__).parent.parent.parent
-DOCS = ROOT / "docs"
-EXAMPLES = ROOT / "examples" / "proc"
-BLOCK = re.compile(r"```console\n(.*?)```", re.DOTALL)
-
-
-def commands(page: str) -> list[tuple[str, str]]:
-    """Every command of a page with the output shown for it, in order."""
-    found: list[tuple[str, str]] = []
-    for block in BLOCK.findall((DOCS / page).read_text()):
-        for line in block.splitlines(keepends=True):
-            if line.startswith("$ "):
-                found.append((line[2:].rstrip("\n"), ""))
-            else:
-                command, shown = found[-1]
-                found[-1] = (command, shown + line)
-    return found
+PAGE = Path(__file__).parents[2] / "docs" / "coming-from.md"
+TUTORIAL = re.compile(
+    r"^\| `(parallel .*?|cat .*?|env .*?)` \| `(.*?)` \| (yes|sorted) \|$", re.MULTILINE
+)
 
 
 @pytest.fixture
@@ -41,32 +29,6 @@ def cluster(home: Home) -> Iterator[Home]:
     home.expect_nothing_left()
 
 
-def run_page(page: str, cluster: Home, instead: dict[str, str]) -> int:
-    """Run the commands of a page, and compare what they print; return how many there are."""
-    found = commands(page)
-    for command, shown in found:
-        for text, other in instead.items():
-            command = command.replace(text, other)
-        done = subprocess.run(
-            ["sh", "-c", command], env=cluster.environ, cwd=cluster.path, stdin=subprocess.DEVNULL,
-            capture_output=True, text=True, timeout=60, check=False,
-        )  # fmt: skip
-        assert done.stdout == shown, f"{command}\n{done.stdout}{done.stderr}"
-    return len(found)
-
-
-def test_coming_from_xargs_and_parallel(cluster: Home) -> None:
-    for number, name in enumerate(("ant", "bee", "cat"), 1):
-        (cluster.path / f"{name}.txt").write_text("line\n" * number)
-    mark = str(cluster.path / "fixed")
-    assert run_page("coming-from.md", cluster, {"/tmp/fixed": mark}) > 15
-
-
-TUTORIAL = re.compile(
-    r"^\| `(parallel .*?|cat .*?|env .*?)` \| `(.*?)` \| (yes|sorted) \|$", re.MULTILINE
-)
-
-
 def test_f_what_parallels_tutorial_does_ours_does(cluster: Home) -> None:
     """Both commands of each row of the table are run, and print the same."""
     if shutil.which("parallel") is None:
@@ -74,7 +36,7 @@ def test_f_what_parallels_tutorial_does_ours_does(cluster: Home) -> None:
     (cluster.path / "abc-file").write_text("A\nB\nC\n")
     (cluster.path / "abc0-file").write_text("A\0B\0C\0")
     (cluster.path / "num30000").write_text("".join([f"{n}\n" for n in range(1, 30001)]))
-    rows = TUTORIAL.findall((DOCS / "coming-from.md").read_text())
+    rows = TUTORIAL.findall(PAGE.read_text())
     assert len(rows) >= 20
     for *pair, same in rows:
         printed = []
@@ -88,14 +50,17 @@ def test_f_what_parallels_tutorial_does_ours_does(cluster: Home) -> None:
         assert printed[0][0] == printed[1][0], (pair, printed)
 
 
-def test_where_programs_run(cluster: Home) -> None:
-    (cluster.path / "words.txt").write_text("pear\napple\n")
-    assert run_page("where-programs-run.md", cluster, {}) == 2
+HYPERQUEUE = re.compile(r"^\| `hq .*? \| (`.*`) \|$", re.MULTILINE)
 
 
-def test_a_task_in_any_language(cluster: Home) -> None:
-    require_jansson()
-    require_perl()
-    for example in EXAMPLES.iterdir():
-        shutil.copy(example, cluster.path)
-    assert run_page("programs.md", cluster, {}) == 6
+def test_f_our_commands_in_place_of_hyperqueues_run(cluster: Home) -> None:
+    for name in ("program", "sim"):
+        (cluster.path / name).write_text("#!/bin/sh\necho $*\n")
+        (cluster.path / name).chmod(0o755)
+    (cluster.path / "names").write_text("ant\nbee\n")
+    (cluster.path / "file").write_text("a line\n")
+    rows = HYPERQUEUE.findall(PAGE.read_text())
+    assert len(rows) >= 10
+    for command in re.findall("`(.*?)`", " ".join(rows)):
+        done = cluster.run("sh", "-c", command)
+        assert done.returncode == 0, f"{command}\n{done.stderr}"

@@ -1,4 +1,4 @@
-"""`docs/programs.md`: the programs on it, the conversation, and the list of calls."""
+"""`docs/programs.md`: the conversation on it, and the list of calls."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
-
-import pytest
 
 from ciel.executors.conversation import Conversation
 from ciel.testing.stand_in import StandIn
@@ -22,19 +20,6 @@ Start = Callable[..., StandIn]
 
 def blocks(language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)
-
-
-@pytest.mark.parametrize(
-    "language, name",
-    [
-        ("python", "wordcount.py"),
-        ("c", "wordcount.c"),
-        ("perl", "wordcount.pl"),
-        ("json", "wordcount.pack"),
-    ],
-)
-def test_the_programs_on_the_page_are_the_examples(language: str, name: str) -> None:
-    assert blocks(language) == [(EXAMPLES / name).read_text()]
 
 
 def test_the_conversation_takes_place(programs: Start, tmp_path: Path) -> None:

@@ -1,0 +1,77 @@
+"""The commands in help texts, and those by which the programs in `examples` are run."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+import pytest
+
+from ciel.cli.grammar import programs
+from ciel.testing.languages import build_jars, require_java, require_ocaml
+from ciel.testing.pages import Page
+
+pytestmark = pytest.mark.timeout(300)  # on a busy machine
+
+ROOT = Path(__file__).parents[2]
+HELP = Path(__file__).parent / "help"
+"""The files that the examples of help texts name; the jars are made of its `java`."""
+BINDINGS = ROOT / "tests" / "integration" / "java" / "com"
+"""A stand-in for the original's bindings for Java."""
+PROGRAMS = sorted([*ROOT.glob("examples/*/*.sw"), *ROOT.glob("examples/**/*.py")])
+HEADER = re.compile(r"\| `(.*?)` \||(?://|#)? {4,5}((?:sw-job|make|python) .*)")
+"""Matches a command: in the first column of a table, or where an example says how it is run."""
+
+
+def page_of_commands(files: Iterable[str], commands: Iterable[tuple[str, str]]) -> Page:
+    """Make a page of commands, each with the place where it stands. The place follows the command
+    as a comment, so that a failure shows it.
+    """
+    first: dict[str, str] = {}
+    for place, command in commands:
+        first.setdefault(command, place)
+    shown = [f"{command}  # {place}" for command, place in first.items()]
+    lines = [f"<!-- files: {' '.join(files)} -->", "```sh", *shown, "```", ""]
+    return Page("commands", "\n".join(lines))
+
+
+def commands_of_help() -> Iterator[tuple[str, str]]:
+    """Yield the examples of all help texts: their indented lines."""
+    for command in (each for program in programs() for each in program.with_verbs()):
+        text = "" if command.parser is None else command.parser.epilog or ""
+        for example in re.findall(r"^  (\S.*)$", text, re.MULTILINE):
+            yield f"{' '.join(command.words)} --help", example
+
+
+def commands_of_programs() -> Iterator[tuple[str, str]]:
+    """Yield how the programs in `examples` are run, as their table and their first lines say."""
+    for path in [ROOT / "examples/README.md", *PROGRAMS]:
+        for number, line in enumerate(path.read_text().splitlines(), 1):
+            if found := HEADER.match(line):
+                command = re.sub(r" \[.*\]", "", found[1] or found[2])  # what may be left out
+                yield f"{path.relative_to(ROOT)}:{number}", command
+
+
+def test_examples_of_help_texts_run_as_printed(
+    tmp_path: Path, run_page: Callable[[Page, Path], None]
+) -> None:
+    files = shutil.copytree(HELP, tmp_path / "files")
+    shutil.copytree(BINDINGS, files / "java" / "com", dirs_exist_ok=True)
+    (files / "lib").mkdir()
+    jar = build_jars(files / "java", files)["com"]
+    shutil.copy(jar, files / "lib" / "ciel.jar")
+    jar.rename(files / "pi.jar")
+    names = [path.name for path in files.iterdir()]
+    run_page(page_of_commands(names, commands_of_help()), files)
+
+
+def test_programs_among_the_examples_run_as_they_say(
+    run_page: Callable[[Page, Path], None],
+) -> None:
+    require_java()
+    require_ocaml()
+    commands = [("before all", "ciel up"), *commands_of_programs()]
+    files = ("examples", "executors/sdk/c", "LICENSE", "README.md")
+    run_page(page_of_commands(files, commands), ROOT)
