@@ -24,10 +24,13 @@ _OF_VALUES: Final = {
 
 _WORDS_OF_VALUES: Final = {"JOB": ("last", "all"), "TASK": ("last",), "OBJECT": ("last",)}
 _EPILOG = """\
-  bash   ciel completion bash >~/.local/share/bash-completion/completions/ciel
-         (and links ciel-master, ciel-worker and sw-job beside it)
-  zsh    ciel completion zsh >DIR/_ciel, where DIR is one of $fpath
-  fish   ciel completion fish >~/.config/fish/completions/ciel.fish
+bash looks for a file of the command's name: link ciel-master, ciel-worker and sw-job to that of
+ciel. zsh looks in the directories of $fpath, to which ~/.zfunc has to be added.
+
+  mkdir -p ~/.local/share/bash-completion/completions ~/.zfunc ~/.config/fish/completions
+  ciel completion bash >~/.local/share/bash-completion/completions/ciel
+  ciel completion zsh >~/.zfunc/_ciel
+  ciel completion fish >~/.config/fish/completions/ciel.fish
 """
 
 

@@ -43,7 +43,7 @@ The words after PACKAGE are what `__args__` in it counts from 0. The result is p
 with a `result` template what that decodes (`noop` items as text), else references.
 
   ciel run wordcount.pack *.txt
-  ciel run --out results render.pack       the template's `handle` items as results/0, results/1, …
+  ciel run --out results render.pack       # `handle` items become results/0, results/1, …
 """
 
 

@@ -46,8 +46,8 @@ SCRIPT is a file, or - for standard input. Options come before it; all words aft
 script's `argv`. `env` in the script holds what -E and -e give it, and nothing else. What the script
 prints goes to the job's log, which -v shows. The value is printed as JSON.
 
-  sw-job -E K=8 kmeans.sw                  kmeans.pack, if there is one, sends its files along
-  sw-job -m http://master:8000 -p words corpus.txt count.sw 16
+  sw-job -E K=8 kmeans.sw                  # kmeans.pack, if there is one, sends its files along
+  sw-job -p words corpus.txt count.sw 16
 """
 
 
