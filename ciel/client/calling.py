@@ -352,9 +352,10 @@ class Calls(Maps):
                         future.sent_as(lot, call.place + number)
                         if not future.is_called_off:
                             lot.futures.append(known)
-            self._lots[lot.id] = lot
-        if not lot.futures and any(call.has_cancelled for call in calls_of_lot):
-            self._called_off.append(ref)
+            if not lot.futures and any(call.has_cancelled for call in calls_of_lot):
+                self._called_off.append(ref)
+            else:
+                self._lots[lot.id] = lot
         for call in calls_of_lot:
             call.is_sent = True
 

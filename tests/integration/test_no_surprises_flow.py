@@ -279,6 +279,16 @@ def test_c8_what_a_dropped_future_of_a_running_call_made_is_released(client: cie
     wait_for(is_released, "the release of the result")
 
 
+def test_c8_calls_that_are_cancelled_while_they_are_sent_do_not_run(client: ciel.Client) -> None:
+    client.submit(time.sleep, 0.001).result(WITHIN_S)  # quick, so that all are sent at once
+    for _ in range(5):
+        futures = [client.submit(time.sleep, 300.0) for _ in range(3000)]
+        for future in futures:
+            future.cancel()
+        del future, futures
+        assert client.submit(same, 1).result(WITHIN_S) == 1
+
+
 # --- H4 -------------------------------------------------------------------------------------------
 
 
