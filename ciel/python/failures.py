@@ -197,8 +197,9 @@ def _ending_text(error: BaseException) -> str:
     """Say what a task did that would have ended a program of its own."""
     kind = type(error).__name__
     if isinstance(error, SystemExit):
+        status = ", ".join(map(repr, error.args))  # `code` is lost where others pickle exceptions
         return (
-            f"the task called sys.exit({error.code!r}) (it raised {kind}), and so has no result; "
+            f"the task called sys.exit({status}) (it raised {kind}), and so has no result; "
             "to end a task early, return from its function"
         )
     text = f": {error}" if str(error) else ""

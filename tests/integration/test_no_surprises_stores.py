@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import ciel
+from ciel.storage.trees import remove_tree
 from ciel.testing.homes import Home
 from ciel.testing.mounts import on_mount
 
@@ -93,6 +94,7 @@ def test_g9_deep_directories_of_one_task_do_no_harm_to_later_ones(tmp_path: Path
             with pytest.raises(ciel.TaskError, match="its files are kept in"):
                 client.submit(function, *words).result()
     assert len(list(tmp_path.glob("scratch/*/*"))) >= 2  # of the deep one, if it need not be copied
+    remove_tree(tmp_path / "scratch")  # pytest would do it by recursion
 
 
 @pytest.mark.parametrize("store", ["disk", "shm", "scc:capacity=16MiB"])

@@ -18,6 +18,7 @@ from typing import Any, Final, NamedTuple
 import pytest
 
 from ciel.client import Client, ClientError, LocalCluster
+from ciel.client.errors import LogUnreadableError
 from ciel.client.scripts import Scripts, Surroundings
 from ciel.core.refs import Reference
 from ciel.testing.homes import HandCluster, Home, wait_for
@@ -75,7 +76,10 @@ class Lab:
         except ClientError as error:
             failure = str(error)
         summary = job.wait(WAIT_S)
-        log = b"".join(reader.read() for reader in self.client.log_readers(summary.id))
+        log = b""
+        for reader in self.client.log_readers(summary.id):
+            with suppress(LogUnreadableError):  # of a worker that was killed
+                log += reader.read()
         return Ran(value, failure, summary.counts, log.decode().splitlines())
 
     def value(self, text: str, *argv: str) -> Any:
