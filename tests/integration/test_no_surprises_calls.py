@@ -325,3 +325,18 @@ def test_c7_what_functions_capture_does_not_pile_up(
             return stored_bytes(tmp_path) < 10 << 20
 
         wait_for(is_released, "the end of the objects that functions were")
+
+
+# --- G6 -------------------------------------------------------------------------------------------
+
+
+def test_g6_a_call_may_take_ten_thousand_small_values(client: ciel.Client) -> None:
+    values = [client.put(os.urandom(700)) for _ in range(10_000)]
+    assert client.submit(len, values).result(WITHIN_S) == 10_000
+
+
+def test_g6_a_call_of_too_many_small_values_says_so(client: ciel.Client) -> None:
+    values = [client.put(bytes(700)) for _ in range(40_000)]
+    with pytest.raises(ciel.PackingError, match="put them together into larger ones"):
+        client.submit(len, values).result(WITHIN_S)
+    assert client.submit(abs, -1).result(WITHIN_S) == 1
