@@ -48,13 +48,13 @@ CONGESTED_BYTES: Final = 1024 * 1024
 """From here on the owner should send less; some 10 ms of a fast link, and thousands of messages."""
 
 QUEUED_MAX_BYTES: Final = 64 * 1024 * 1024
-"""A peer that lets so much pile up is dropped: two of the largest messages, or a million reports."""
+"""A peer that lets so much pile up is dropped: two of the largest messages, a million reports."""
 
 CLOSE_TIMEOUT_S: Final = 5.0
 """How long the last words to a peer may take to leave."""
 
 DISCARDED_MAX_BYTES: Final = MESSAGE_MAX_BYTES
-"""What of a peer's is still taken meanwhile; an honest one was in the midst of a message at most."""
+"""What of a peer's is still taken meanwhile: an honest one was in the midst of a message."""
 
 READ_BYTES: Final = 64 * 1024
 """Taken from a socket at once."""
