@@ -7,12 +7,16 @@ from __future__ import annotations
 import copy
 import functools
 import gc
+import importlib
+import io
 import itertools
 import os
+import signal
 import sys
 import tempfile
 import threading
 import time
+from collections import Counter as Multiset
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -387,12 +391,40 @@ def test_c6_a_module_may_open_a_client_for_the_tasks_that_import_it(
     monkeypatch.syspath_prepend(str(tmp_path))
 
     def use(number: int) -> int:
-        import opens_a_client
-
-        found: int = opens_a_client.total(number)
+        found: int = importlib.import_module("opens_a_client").total(number)
         return found
 
     assert [client.submit(use, n).result(WITHIN_S) for n in (2, 3)] == [3, 6]
+
+
+# --- C10 ------------------------------------------------------------------------------------------
+
+
+def test_c10_a_death_repeats_what_its_process_had_begun_and_says_so(
+    cluster: ciel.LocalCluster, tmp_path: Path
+) -> None:
+    log, mark = tmp_path / "log", tmp_path / "mark"
+
+    def note(number: int) -> int:
+        with log.open("a") as file:
+            file.write(f"{number} {os.getpid()}\n")
+        if number == 500 and not mark.exists():
+            mark.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return number
+
+    told = io.StringIO()
+    with ciel.Client(cluster, environ={}, prints=told) as client:
+        client.submit(note, -1).result(WITHIN_S)  # quick, so that calls travel in bundles
+        futures = [client.submit(note, number) for number in range(1000)]
+        assert [future.result(WITHIN_S) for future in futures] == list(range(1000))
+        wait_for(lambda: "run again" in told.getvalue(), "what is said of the death")
+    ran = [tuple(map(int, line.split())) for line in log.read_text().splitlines()]
+    dead = next(pid for number, pid in ran if number == 500)
+    counts = Multiset(number for number, _ in ran)
+    begun = {number for number, pid in ran if pid == dead}
+    assert {number for number, count in counts.items() if count > 1} <= begun
+    assert max(counts.values()) == 2
 
 
 # --- G6 -------------------------------------------------------------------------------------------
