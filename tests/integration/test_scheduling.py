@@ -111,8 +111,8 @@ def test_a_job_of_a_higher_priority_and_a_short_one_pass_a_long_one(
         high.read(others[1], WITHIN_S)
     came = order.read_text().split()
     assert len(came) == 302
-    # Each worker was given some ahead, which only a priority passes.
-    assert came.index("high") < came.index("short") + 3 < 200
+    # Each worker was given some ahead, which a priority passes, and the first task of a job.
+    assert max(came.index("high"), came.index("short")) < 20
 
 
 def test_only_failures_of_the_kinds_that_were_named_are_tried_again(

@@ -117,13 +117,18 @@ def test_a_core_that_is_killed_comes_again_and_takes_only_its_own_names_along(
         parts = [job.run(["sh", "-c", PRODUCER, "sh", *pair]) for pair in (marks, reversed(marks))]
         assert job.read(job.run(["wc", "-c"], inputs=parts), 30) == b"600000\n"
         for core in "01":
+            known = worker_ids(client)
             os.kill(pid_of(f"core={core}", cluster), signal.SIGKILL)
-            wait_for(lambda: len(client.ask("status")["workers"]) == 1, "the end of a core")
-            wait_for(lambda: len(client.ask("status")["workers"]) == 2, "its next life")
+            wait_for(lambda: len(worker_ids(client) - known) == 1, "the next life of a core")  # noqa: B023
+            wait_for(lambda: len(worker_ids(client)) == 2, "the end of its former life")
             assert job.read(job.run(["wc", "-c"], inputs=parts), 30) == b"600000\n"
     after = set(os.listdir(cores))
     assert {seat[0] for seat in after} == {"0", "1"}
     assert not after & before
+
+
+def worker_ids(client: Client) -> set[str]:
+    return {worker["worker"] for worker in client.ask("workers")}
 
 
 def pid_of(option: str, cluster: LocalCluster) -> int:
