@@ -27,6 +27,7 @@ from ciel.core.tasks import MEMORY_MAX_BYTES, SLOTS_MAX
 from ciel.master import attaching
 from ciel.master.journal import Journal
 from ciel.master.state import answers
+from ciel.master.state.invariants import problems
 from ciel.master.state.machine import MasterMachine
 from ciel.master.state.workers import WorkerFacts
 from ciel.master.waiters import Waiters
@@ -90,6 +91,9 @@ class MasterService:
         self._sessions: dict[tuple[bool, str], PeerSession] = {}
         """By whether the peer is a worker, and the name that it gave the session."""
         self._probed: set[str] = set()  # workers whose hosts are being asked
+        self.on_broken: Callable[[str], object] = _raise
+        """Is called with the reason when the machine is not to be trusted any more."""
+        self._doubted = ""  # what failed in this turn
         self._ticked_at_s = reactor.seconds()
         self._client_count = 0
         self._questions: dict[Peer, deque[Ask | Change]] = {}  # which wait for their turn
@@ -204,10 +208,25 @@ class MasterService:
                         peer.refuse("it confirms what was not said")
                         return
             else:
-                say(name, message, now_s)
+                try:
+                    say(name, message, now_s)
+                except Exception as error:
+                    self._doubt(f"a message {type(message).__name__} of {name}", error)
+                    self._give_up(name, message, from_worker)
         if isinstance(session, PeerSession):
             session.count(counted)
         self._turns.at_end(self._end_turn)
+
+    def _give_up(self, name: str, message: Message, from_worker: bool) -> None:
+        """Have nobody wait for what a message should have done: its client is refused, its worker
+        declared dead, so that what it ran is run again.
+        """
+        reason = "the master failed at it by a bug of ciel; its log says more"
+        if not from_worker:
+            self.machine.refuse(name, message, reason)
+        elif name in self.machine.workers:
+            self.machine.worker_lost(name, reason, self._reactor.seconds())
+            self._turns.at_end(partial(self._hang_up_on_lost, reason))
 
     def peer_drained(self, peer: Peer) -> None:
         """Give a client what waited until it had read what was sent before."""
@@ -340,7 +359,13 @@ class MasterService:
         What follows from it leaves at the end of the turn.
         """
         self._turns.at_end(self._end_turn)
-        return do(self.machine, self.now_s())
+        try:
+            return do(self.machine, self.now_s())
+        except CielError:
+            raise  # found out before anything was changed
+        except Exception as error:
+            self._doubt("a request", error)
+            raise
 
     def lose_workers(self, reason: str) -> None:
         """Declare all workers dead. Those that live join anew."""
@@ -356,7 +381,12 @@ class MasterService:
         if self._questions:
             self._answer_some()
         self._answered_s = 0.0
-        machine.end_turn(self._reactor.seconds())
+        try:
+            machine.end_turn(self._reactor.seconds())
+        except Exception as error:
+            self._doubt("the end of a turn", error)
+        if self._doubted:
+            self._expect_order()
         if self._slices or machine.has_more:
             self._tend_memory()
         if machine.journal:
@@ -379,6 +409,23 @@ class MasterService:
         can_answer = bool(self._questions) and self._can_answer()
         self._schedule(self._reactor.seconds() if can_answer else machine.due_s())
 
+    def _doubt(self, what: str, error: Exception) -> None:
+        """Note that the machine raised what nobody expected: its tables may be half changed."""
+        log.failure("{what} failed in the master, by a bug of ciel", what=what)
+        self._doubted = self._doubted or f"{what}: {type(error).__name__}: {error}"
+        self._turns.at_end(self._end_turn)
+
+    def _expect_order(self) -> None:
+        """End this master if its tables contradict each other, and go on if they agree."""
+        doubted, self._doubted = self._doubted, ""
+        for subject, text in problems(self.machine):
+            self.on_broken(
+                f"{doubted}. By this bug of ciel the tables of this master contradict each other "
+                f"({subject}: {text}). It ends, as it could give wrong answers"
+            )
+            return
+        log.warn("the tables of this master agree all the same; it goes on")
+
     def _schedule(self, due_s: float | None) -> None:
         if self._due is not None and self._due.active():
             if due_s is not None and self._due_s <= due_s:
@@ -390,6 +437,12 @@ class MasterService:
             self._due = self._reactor.callLater(delay_s, self._end_turn)
 
     def _tick(self) -> None:
+        try:
+            self._look_after_peers()
+        except Exception as error:  # one that is raised here would be the last tick
+            self._doubt("a tick", error)
+
+    def _look_after_peers(self) -> None:
         now_s = self._reactor.seconds()
         late_s = now_s - self._ticked_at_s - TICK_S
         self._ticked_at_s = now_s
@@ -454,6 +507,10 @@ class MasterService:
             if is_worker and session.name not in self.machine.workers:
                 log.warn("worker {worker} is lost: {reason}", worker=session.name, reason=reason)
                 self._end_session(session.name, f"this worker was declared dead: {reason}")
+
+
+def _raise(reason: str) -> None:
+    raise RuntimeError(reason)
 
 
 def give_back_memory() -> None:

@@ -5,15 +5,13 @@ Problems are pairs: the task, object or peer concerned, and what is wrong with i
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Set
 
-from ciel.core.errors import InvariantError
-from ciel.core.graph import TaskGraph
 from ciel.core.ids import ObjectId
-from ciel.core.jobs import ENDED, JobState
+from ciel.core.jobs import ENDED
 from ciel.core.refs import Concrete, Failure, locations_of
-from ciel.core.tasks import ACTIVE, ASSIGNED, DONE, FINISHED, RUNNABLE, Mentions, TaskNode
+from ciel.core.tasks import ACTIVE, ASSIGNED, DONE, Mentions
+from ciel.master.state import invariants
 from ciel.master.state.machine import MasterMachine
 from ciel.testing.fake_worker import FakeWorker
 from ciel.testing.witness import Violation, Witness
@@ -40,15 +38,10 @@ def check_worker(worker: FakeWorker) -> None:
 
 def check_master(master: MasterMachine, witness: Witness) -> None:
     """Check a master's links in both directions, after a turn; raises Violation."""
-    try:
-        master.graph.validate()
-    except InvariantError as error:
-        raise Violation(error.detail.split()[1], str(error)) from error
     for subject, text in (
+        *invariants.problems(master),
         *_remembered(master, witness),
         *_assignments(master, witness),
-        *_books(master),
-        *_stalled(master),
     ):
         raise Violation(subject, text)
 
@@ -73,16 +66,6 @@ def _remembered(master: MasterMachine, witness: Witness) -> Problems:
 
 def _assignments(master: MasterMachine, witness: Witness) -> Problems:
     for worker_id, worker in master.workers.items():
-        slots = sum(worker.slots_of(task, key[1]) for key, task in worker.assigned.items())
-        if slots != worker.slots_used:
-            yield worker_id, f"it is said to use {worker.slots_used} slots, it uses {slots}"
-        memory = sum(
-            task.spec.needs.memory_bytes
-            for key, task in worker.assigned.items()
-            if worker.slots_of(task, key[1])
-        )
-        if memory != worker.memory_used:
-            yield worker_id, f"it is said to use {worker.memory_used} bytes, it uses {memory}"
         if len(worker.assigned) + len(worker.ahead) != len(witness.given[worker_id]):
             has = f"{worker.assigned} and ahead {list(worker.ahead)}"
             yield worker_id, f"it was given {witness.given[worker_id]}, not {has}"
@@ -106,69 +89,6 @@ def _assignments(master: MasterMachine, witness: Witness) -> Problems:
     for node in master.held:
         if node.state is not ASSIGNED or node not in master.graph.streams.reading:
             yield node.spec.id, f"it is {node.state}, and its report is held"
-
-
-def _books(master: MasterMachine) -> Problems:
-    """Count anew what is kept as a count: why each object is held."""
-    if master._removed:
-        return  # what holds the objects of a job is forgotten before they are
-    if master.graph.divergent:
-        return  # a child that came second may not have got the outputs that it names
-    holds: Counter[str] = Counter()
-    for task_id, task in master.graph.tasks.items():
-        spec = task.spec
-        parent = master.graph.tasks.get(spec.parent)
-        is_free = task.mentions is Mentions.ANYTHING
-        own = [o for o in task.outputs if master.graph.objects.nodes[o].producer is task]
-        nodes = [master.graph.objects.nodes[o] for o in own]
-        there = sum(node.is_settled and not isinstance(node.ref, Failure) for node in nodes)
-        if spec.mentions is Mentions.INPUTS and task.live_outputs != there:
-            yield task_id, f"{there} of its outputs are there, it counts {task.live_outputs}"
-        if is_free or task.state not in FINISHED or task.live_outputs:
-            holds.update(spec.inputs)
-        if is_free or (parent is not None and parent.mentions is Mentions.ANYTHING):
-            holds.update(o for o in task.outputs if _made_or_delegated(master.graph, task, o))
-    for job in master.jobs.values():
-        holds.update(iter(job.uploads))
-    for object_id, node in master.graph.objects.nodes.items():
-        if node.holds != holds[object_id]:
-            yield object_id, f"it has {node.holds} holds, there are reasons for {holds[object_id]}"
-
-
-def _made_or_delegated(graph: TaskGraph, task: TaskNode, object_id: ObjectId) -> bool:
-    """Whether an output is a task's, or was until it or a descendant delegated it."""
-    maker = graph.objects.nodes[object_id].producer
-    while maker is not None and maker is not task:
-        maker = graph.tasks.get(maker.spec.parent)
-    return maker is task
-
-
-def _stalled(master: MasterMachine) -> Problems:
-    """Find what nobody is going to look at again: a runnable task in no queue, a stuck job."""
-    if master.has_more:
-        return
-    dispatcher = master.dispatcher
-    queued = {task.spec.id for task in dispatcher.ready}
-    queued |= {task.spec.id for task in dispatcher.cramped}
-    queued |= {task.spec.id for task in dispatcher._stranded}
-    queued |= {task.spec.id for worker in master.workers.values() for task in worker.parked}
-    queued |= {task.spec.id for worker in master.workers.values() for task in worker.bound}
-    queued |= {task.spec.id for task in master.graph.runnable}
-    for task_id, task in master.graph.tasks.items():
-        if task.state is RUNNABLE and task_id not in queued:
-            yield task_id, "it is runnable and stands in no queue"
-    workers = list(master.workers.values())
-    is_idle = not any(worker.assigned for worker in workers)
-    if is_idle and not all(worker.suspicion for worker in workers):
-        for task in dispatcher.cramped:
-            if task.state is RUNNABLE:
-                yield task.spec.id, "it waits for memory, and nobody has anything to do"
-    for job in master.jobs.values():
-        if job.state is JobState.ACTIVE and not job.open and job.wanted:
-            if not job.unsettled:
-                yield job.spec.id, "it has all that it wants, and has not ended"
-            elif not job.is_busy:
-                yield job.spec.id, "nothing of it can run, and it has not ended"
 
 
 def unrest(master: MasterMachine, workers: list[FakeWorker], witness: Witness) -> Problems:

@@ -115,9 +115,10 @@ class JobDesk(JobOperations):
         try:
             self._client_said(client, message)
         except CielError as error:
-            self._refuse(client, message, str(error))
+            self.refuse(client, message, str(error))
 
-    def _refuse(self, client: str, message: Message, reason: str) -> None:
+    def refuse(self, client: str, message: Message, reason: str) -> None:
+        """Tell a client that a message of it is not carried out."""
         match message:
             case AddTask(spec, _):
                 job_id = spec.job

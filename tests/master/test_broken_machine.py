@@ -1,0 +1,146 @@
+"""A master whose machine fails: it goes on if its tables agree, and ends with a reason if not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from twisted.internet.task import Clock
+
+from ciel.access.keys import Role
+from ciel.core.errors import CielError
+from ciel.core.events import (
+    AddTask,
+    AssignTask,
+    Message,
+    ObjectsStored,
+    ReleaseObjects,
+    RequestRefused,
+    SubmitJob,
+    WantObjects,
+)
+from ciel.core.ids import JobId, ObjectId
+from ciel.master.journal import NullJournal
+from ciel.master.service import MasterService
+from ciel.master.state.machine import MasterMachine
+from ciel.net.turns import Turns
+from ciel.testing.builders import JOB, a_job_spec, a_task, place_of, stored
+from ciel.wire.session import Hello
+
+TASK = a_task("a")
+
+
+class Peer:
+    """An open connection that ends nowhere: what it is sent lies in `sent`."""
+
+    silent_s = 0.0
+    is_congested = False
+    queued_bytes = 0
+
+    def __init__(self, role: Role, about: dict[str, Any]) -> None:
+        self.hello = Hello(1, "", role, "", b"", about)
+        self.sent: list[Message] = []
+        self.refused = ""
+
+    def send(self, message: Message) -> None:
+        self.sent.append(message)
+
+    def refuse(self, reason: str) -> None:
+        self.refused = reason
+
+    def close(self) -> None: ...
+
+    def flush(self) -> None: ...
+
+
+class Scene:
+    """A master with a client and a worker; `ended` says why it has ended."""
+
+    def __init__(self) -> None:
+        self.clock, self.machine = Clock(), MasterMachine()
+        service: Any = MasterService
+        self.service = service(
+            self.clock, Turns(self.clock), NullJournal(), {}, self.machine,
+            probe_address=lambda *_: None,
+        )  # fmt: skip
+        self.ended: list[str] = []
+        self.service.on_broken = self.ended.append
+        self.client, self.worker = Peer(Role.SUBMIT, {}), Peer(Role.WORKER, WORKER)
+        for peer in (self.client, self.worker):
+            self.service.peer_opened(peer)
+        self.says(self.client, SubmitJob(a_job_spec(JOB)), AddTask(TASK, ()), WANT)
+
+    def says(self, peer: Peer, *messages: Message) -> None:
+        self.service.peer_said(peer, list(messages))
+        self.clock.advance(0)
+
+
+WORKER = {
+    "worker": "w1", "netloc": place_of("w1"), "host": "h", "slots": 2, "executors": ["stdinout"],
+}  # fmt: skip
+WANT = WantObjects(JobId(JOB), (ObjectId("a"),))
+
+
+@pytest.fixture
+def scene() -> Scene:
+    return Scene()
+
+
+def fail(machine: MasterMachine, now_s: float) -> None:
+    raise ZeroDivisionError("by a bug")
+
+
+def test_g2_a_master_whose_tables_agree_after_a_failure_goes_on(scene: Scene) -> None:
+    with pytest.raises(ZeroDivisionError):
+        scene.service.act(fail)
+    scene.clock.advance(0)
+    assert scene.ended == []
+    scene.says(scene.client, AddTask(a_task("b"), ()), WantObjects(JobId(JOB), (ObjectId("b"),)))
+    assert [type(message) for message in scene.worker.sent].count(AssignTask) == 2
+
+
+def test_g2_a_master_whose_tables_contradict_each_other_ends_with_the_reason(scene: Scene) -> None:
+    del scene.machine.graph.objects.nodes[ObjectId("a")]
+    scene.says(scene.client, ReleaseObjects(JobId(JOB), (ObjectId("a"),), False))
+    (reason,) = scene.ended
+    assert "a message ReleaseObjects of client-1: KeyError" in reason
+    assert "contradict each other (" in reason
+    assert "names a, which was forgotten" in reason
+    refusals = [message for message in scene.client.sent if isinstance(message, RequestRefused)]
+    assert [refusal.reason for refusal in refusals] == [
+        "the master failed at it by a bug of ciel; its log says more"
+    ]
+
+
+def test_g2_a_worker_whose_report_failed_is_declared_dead_and_its_tasks_run_again(
+    scene: Scene,
+) -> None:
+    nothing: Any = None  # no frame can say that
+    scene.says(scene.worker, ObjectsStored((stored("x", place_of("w1")), nothing)))
+    scene.clock.advance(0)
+    assert scene.ended == []
+    assert "by a bug of ciel" in scene.worker.refused
+    other = Peer(Role.WORKER, {**WORKER, "worker": "w2", "netloc": place_of("w2")})
+    scene.service.peer_opened(other)
+    scene.clock.advance(0)
+    assert [type(message) for message in other.sent].count(AssignTask) == 1
+
+
+def test_g2_a_tick_that_failed_is_followed_by_others(scene: Scene) -> None:
+    scene.service.peer_closed(scene.client, "it is gone")
+    del scene.machine.jobs[JOB]  # which is to be cancelled as its client is gone
+    for _ in range(200):
+        scene.clock.advance(0.5)
+    assert scene.service._ticked_at_s == scene.clock.seconds()
+    assert scene.ended == []
+
+
+def test_g2_what_is_found_out_before_anything_was_changed_is_an_answer(scene: Scene) -> None:
+    def refuse(machine: MasterMachine, now_s: float) -> None:
+        raise CielError("there is no such job")
+
+    del scene.machine.graph.objects.nodes[ObjectId("a")]
+    with pytest.raises(CielError, match="no such job"):
+        scene.service.act(refuse)
+    scene.clock.advance(0)
+    assert scene.ended == []
