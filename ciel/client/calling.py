@@ -462,6 +462,7 @@ class Calls(Maps):
             lot.end_trial()
             for function in lot.functions:
                 function.tally.submitted -= lot.rows
+        lot.end_growth()
         self._called_off.append(lot.ref)
         self._stop_called_off()
 

@@ -254,6 +254,10 @@ class Client:
         """Yield an object's content in chunks; raises as `read`."""
         return data.read_object(ref, self.location.key, self._workers)
 
+    def read_growing(self, ref: Reference) -> data.GrowingReader:
+        """Read an object while it grows; raises ObjectUnreadableError."""
+        return data.GrowingReader(ref, self.location.key)
+
     def map_object(self, ref: Reference) -> mmap.mmap | None:
         """Return an object in memory, without a copy, if a worker of this host holds it in a file;
         what is written there nobody else sees.

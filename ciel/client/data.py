@@ -64,6 +64,9 @@ class _ShrunkError(OSError):
     """A file ended before what was promised of it: no worker is to blame."""
 
 
+_KEEP_ALIVE: Final = {socket.TCP_KEEPIDLE: 20, socket.TCP_KEEPINTVL: 5, socket.TCP_KEEPCNT: 4}
+
+
 class Exactly:
     """So many bytes of a file from `origin` on: it may grow, or become shorter, as it is sent."""
 
@@ -280,6 +283,56 @@ class Pieces(io.RawIOBase):
             room[: len(part)] = part
         self._position += len(part)
         return len(part)
+
+
+class GrowingReader:
+    """An object that may still grow, as a file: `read` waits for what is missing."""
+
+    def __init__(self, ref: Reference, key: Key) -> None:
+        """Ask one of its holders; raises ObjectUnreadableError."""
+        self._id = ref.id
+        self._netloc = _in_order(ref)[0]
+        self._buffer = bytearray()
+        target = f"/data/{ref.id}"
+        try:
+            self._connection = _connect(self._netloc)
+            self._connection.connect()
+            _keep_alive(self._connection.sock)
+            headers = {"Authorization": _ticket(key, "GET", self._netloc, target)}
+            self._connection.request("GET", target, headers=headers)
+            self._answer = self._connection.getresponse()
+            if self._answer.status != 200:
+                raise _refusal(self._answer)
+        except Exception as error:
+            self.close()
+            self._fail(error)
+
+    def read(self, size_bytes: int) -> bytes:
+        """Return so many bytes; fewer only at the end. Raises ObjectUnreadableError."""
+        try:
+            while len(self._buffer) < size_bytes and (piece := self._answer.read1(CHUNK_BYTES)):
+                self._buffer += piece
+        except Exception as error:
+            self._fail(error)
+        found = bytes(self._buffer[:size_bytes])
+        del self._buffer[:size_bytes]
+        return found
+
+    def _fail(self, error: Exception) -> None:
+        if not _is_remote(error):
+            raise error
+        raise ObjectUnreadableError(self._id, [(self._netloc, _text(error))]) from None
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+def _keep_alive(connection: socket.socket) -> None:
+    """Wait for data for any time, as long as the other host answers."""
+    connection.settimeout(None)
+    for option, value in _KEEP_ALIVE.items():
+        connection.setsockopt(socket.IPPROTO_TCP, option, value)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
 
 
 def read_kept(netloc: str, name: str, key: Key) -> Iterator[bytes]:

@@ -123,14 +123,43 @@ class WaitingCall:
         return True
 
 
+class Growth:
+    """Where an object can be read that grows."""
+
+    def __init__(self) -> None:
+        self._changed = Condition()
+        self._ref: Reference | None = None
+
+    def note(self, ref: Reference) -> None:
+        with self._changed:
+            self._ref = ref
+            self._changed.notify_all()
+
+    def forget(self, ref: Reference) -> None:
+        with self._changed:
+            if self._ref is ref:
+                self._ref = None
+
+    def wake(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
+
+    def wait(self, is_over: Callable[[], bool]) -> Reference | None:
+        """Return where it grows, as soon as that is known; None if it is over."""
+        with self._changed:
+            while self._ref is None and not is_over():
+                self._changed.wait()
+            return None if is_over() else self._ref
+
+
 class Lot:
     """An object that holds the outcomes of some calls, or (`raw`) what a program wrote; released in
     the cluster when nobody here can ask for it any more.
     """
 
     __slots__ = (
-        "__weakref__", "call", "calls", "content", "functions", "futures", "is_counted",
-        "is_stream", "lock", "named", "raw", "ref", "rows",
+        "__weakref__", "_growth", "call", "calls", "content", "functions", "futures",
+        "is_counted", "is_stream", "lock", "named", "raw", "ref", "rows",
     )  # fmt: skip
 
     def __init__(
@@ -148,6 +177,7 @@ class Lot:
         self.is_counted = False
         self.content: list[Outcome] | None = None
         self.lock = threading.Lock()
+        self._growth = Growth() if is_stream else None
         calls.lots_by_id[ref.id] = self
 
     @property
@@ -175,6 +205,25 @@ class Lot:
         """Return the futures that wait for it and that somebody holds; none waits any more."""
         known, self.futures = self.futures, []
         return [future for found in known if (future := found()) is not None]
+
+    def grow(self, ref: Reference) -> None:
+        """Learn where it can be read while it grows."""
+        if self._growth is not None:
+            self._growth.note(ref)
+
+    def no_growth(self, ref: Reference) -> None:
+        """Learn that it cannot be read there any more."""
+        if self._growth is not None:
+            self._growth.forget(ref)
+
+    def await_growth(self, is_over: Callable[[], bool]) -> Reference | None:
+        """Wait until it grows, and return where; None if it is over before."""
+        return None if self._growth is None else self._growth.wait(is_over)
+
+    def end_growth(self) -> None:
+        """Have those go on who wait until it grows."""
+        if self._growth is not None:
+            self._growth.wake()
 
     def end_trial(self) -> None:
         """Let further calls of its functions be tried, if it tells nothing of them."""
@@ -311,7 +360,14 @@ class ClientFuture(Shown, concurrent.futures.Future[T], Future[T]):
         return self.result()
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield the items of a task that yields, once it is done; or those of the value."""
+        """Yield the items of a task that yields, as they come; or those of the value, once it is
+        there.
+        """
+        self.calls.send(self)
+        lot = self.lot
+        if lot is not None and lot.is_stream and not super().done():
+            self.calls.require_done([self])
+            return self.calls.growing_items(lot, self)
         value: Any = self.result()
         return iter(value)
 

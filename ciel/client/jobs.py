@@ -44,7 +44,15 @@ from ciel.core.events import (
 from ciel.core.ids import UPLOAD_PREFIX, JobId, ObjectId, is_output, job_output_id, root_task_id
 from ciel.core.jobs import ENDED, JobSpec, JobSummary
 from ciel.core.naming import all_references
-from ciel.core.refs import INLINE_MAX_BYTES, Failure, Future, Reference, Value, locations_of
+from ciel.core.refs import (
+    INLINE_MAX_BYTES,
+    Failure,
+    Future,
+    Reference,
+    Stream,
+    Value,
+    locations_of,
+)
 from ciel.core.tasks import USUAL_NEEDS, Mentions, Needs, TaskSpec, TaskState
 from ciel.python.showing import Shown
 from ciel.wire import codec
@@ -488,6 +496,10 @@ class Job(Shown):
             tell = self._wanted[object_id]
         except KeyError:
             return  # it was released or forgotten meanwhile
+        if type(ref) is Stream:  # it grows; more comes of it
+            if tell is not None:
+                tell.append(ref)
+            return
         known = self._settled.get(object_id)
         if type(ref) is Failure or type(known) is Failure:
             self.failed_count += (type(ref) is Failure) - (type(known) is Failure)

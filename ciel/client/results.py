@@ -9,13 +9,14 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import io
+import itertools
 import mmap
 import threading
 import time
 import weakref
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from ciel.client.errors import (
@@ -28,7 +29,7 @@ from ciel.client.errors import (
 from ciel.client.futures import ClientFuture, Lot, WaitingCall, read_value
 from ciel.client.trace import note_calls
 from ciel.core.ids import ObjectId, is_output
-from ciel.core.refs import INLINE_MAX_BYTES, Failure, Reference, Value
+from ciel.core.refs import INLINE_MAX_BYTES, Failure, Reference, Stream, Value
 from ciel.core.refs import Future as Unmade
 from ciel.python.contents import (
     CUT,
@@ -113,6 +114,10 @@ class Results(ABC):
                 ref = self._news.popleft()
             except IndexError:  # another thread, which had printed something first, has it
                 break
+            if type(ref) is Stream:
+                if (growing := self._lots.get(ref.id)) is not None:
+                    growing.grow(ref)
+                continue
             with self._lock:
                 lot = self._lots.pop(ref.id, None)
             if lot is not None:
@@ -148,6 +153,10 @@ class Results(ABC):
             raise CallbackWaitError(f"the result of {missing[0].name}")
 
     @abstractmethod
+    def send(self, future: ClientFuture[Any]) -> None:
+        """Send what a future needs, even if that would be held back."""
+
+    @abstractmethod
     def call_off(self, future: ClientFuture[Any]) -> None:
         """A future was cancelled: stop what runs for it alone."""
 
@@ -168,6 +177,10 @@ class Results(ABC):
         """There is something to be told to the master; this thread must not wait for that."""
 
     def _settle(self, lot: Lot, ref: Reference) -> None:
+        self._be_done(lot, ref)
+        lot.end_growth()
+
+    def _be_done(self, lot: Lot, ref: Reference) -> None:
         lot.ref = ref
         with self._lock:  # others may join who wait
             futures = lot.take_futures()
@@ -326,6 +339,27 @@ class Results(ABC):
                 lot.content = decode(self.read(lot.ref)).outcomes
             return lot.content
 
+    def growing_items(self, lot: Lot, future: ClientFuture[Any]) -> Iterator[Any]:
+        """Yield the items of a task that yields, as they come. Where its task is lost and runs
+        again, the items that were yielded are left out. Raises what the task raised.
+        """
+        count = 0
+        while (ref := lot.await_growth(future.done)) is not None:
+            try:
+                with contextlib.closing(self._client.read_growing(ref)) as reading:
+                    for number, (kind, head) in enumerate(read_stream(reading.read)):
+                        if kind == RETURNED:
+                            return
+                        if kind != ITEM:
+                            raise unpack_error(head)
+                        if number >= count:
+                            count = number + 1
+                            yield unpack(head)
+            except (ObjectUnreadableError, UnpackedError):
+                lot.no_growth(ref)  # it failed, its worker was lost, or it is whole by now
+        items = future.result()
+        yield from itertools.islice(items or (), count, None)
+
     def read_items(self, lot: Lot) -> Any:
         """Return what a task that yields has made: the list of its items, or what it returned if it
         yielded none.
@@ -389,6 +423,8 @@ class Results(ABC):
         for futures in waiting:
             for future in futures:
                 future.fail(error)
+        for lot in lots:
+            lot.end_growth()
 
     def _close_readers(self) -> None:
         if self._readers is not None:

@@ -98,7 +98,7 @@ LEAVE = "leave"
 
 
 class ObjectSettled(NamedTuple):
-    """A wanted object is there, or has failed."""
+    """A wanted object is there, or has failed; or (`ref` is a Stream) it grows, and may be read."""
 
     job: JobId
     ref: Reference

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import Any, Generic, TypeVar
 
 from ciel.python.packing import embed
@@ -60,6 +60,10 @@ class Future(Generic[T]):
         )
 
     def __await__(self) -> Generator[Any, Any, T]:
+        raise NotImplementedError
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield the items of a task that yields, as they come; or those of the value."""
         raise NotImplementedError
 
     def __reduce__(self) -> Any:

@@ -10,6 +10,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import CancelledError
 from pathlib import Path
 
 import cloudpickle
@@ -287,6 +288,78 @@ def test_c8_calls_that_are_cancelled_while_they_are_sent_do_not_run(client: ciel
             future.cancel()
         del future, futures
         assert client.submit(same, 1).result(WITHIN_S) == 1
+
+
+# --- E5 -------------------------------------------------------------------------------------------
+
+
+def test_e5_items_that_a_task_yields_reach_the_client_one_by_one(
+    client: ciel.Client, tmp_path: Path
+) -> None:
+    def items() -> Iterator[int]:
+        for number in range(4):
+            wait_for_file(str(tmp_path / str(number)))
+            yield number
+
+    found = []
+    (tmp_path / "0").touch()
+    for item in client.submit(items):  # the next item is made only when this one was seen
+        found.append(item)
+        (tmp_path / str(item + 1)).touch()
+    assert found == [0, 1, 2, 3]
+
+
+def test_e5_what_a_task_raises_comes_behind_its_items(client: ciel.Client, tmp_path: Path) -> None:
+    def items() -> Iterator[int]:
+        yield 1
+        wait_for_file(str(tmp_path / "seen"))
+        raise KeyError("no more")
+
+    reading = iter(client.submit(items))
+    assert next(reading) == 1
+    (tmp_path / "seen").touch()
+    with pytest.raises(KeyError, match="no more"):
+        next(reading)
+
+
+def test_e5_no_item_is_lost_or_doubled_when_the_worker_is_lost(tmp_path: Path) -> None:
+    def items() -> Iterator[int]:
+        for number in range(6):
+            if number == 3:
+                wait_for_file(str(tmp_path / "go"))
+            yield number
+
+    with (
+        ciel.LocalCluster(workers=1, slots=1) as cluster,
+        ciel.Client(cluster, environ={}) as client,
+    ):
+        reading = iter(client.submit(items))
+        assert [next(reading) for _ in range(3)] == [0, 1, 2]
+        cluster.restart(0)
+        (tmp_path / "go").touch()
+        assert list(reading) == [3, 4, 5]
+
+
+def test_e5_who_stops_reading_may_cancel_and_what_yields_nothing_has_no_items(
+    client: ciel.Client,
+) -> None:
+    def endless() -> Iterator[int]:
+        yield 1
+        while True:
+            time.sleep(0.01)
+            yield 2
+
+    def none() -> Iterator[int]:
+        return
+        yield
+
+    future = client.submit(endless)
+    assert next(iter(future)) == 1
+    reading = iter(future)
+    assert future.cancel()
+    with pytest.raises(CancelledError):
+        list(reading)
+    assert list(client.submit(none)) == []
 
 
 # --- H4 -------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ Half of the master's machine (`machine` has the other: workers, and turns). Mess
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from ciel.core.arrivals import introduce
@@ -52,7 +52,7 @@ from ciel.core.jobs import (
     is_selector,
     summarise,
 )
-from ciel.core.refs import Failure, Reference, Value, is_unlike
+from ciel.core.refs import Failure, Reference, Stream, Value, is_unlike
 from ciel.core.removal import hand_over
 from ciel.core.retries import (
     Blame,
@@ -439,6 +439,16 @@ class JobDesk(JobOperations):
             ]
         if job.state in ENDED:
             self._audience.dismiss(job.spec.id)
+
+    def _announce_growing(self, refs: Iterable[Reference]) -> None:
+        """Tell clients that wanted objects can be read while they grow."""
+        for ref in refs:
+            node = self.graph.objects.nodes.get(ref.id)
+            known = None if node is None else node.ref
+            if node is not None and type(known) is Stream:
+                for job in node.wanters:
+                    for client in self._audience.of(job.spec.id):
+                        self.outbox.append((client, ObjectSettled(job.spec.id, known)))
 
     def _announce_settled(self) -> None:
         if not self.graph.settled:

@@ -220,6 +220,7 @@ class MasterMachine(ChildDesk):
                 task = self._speaker(worker, task_id, attempt)
                 if task is not None:
                     open_streams(self.graph, task, refs)
+                    self._announce_growing(refs)
             case TaskPrinted():
                 self._pass_on_prints(worker, message)
             case DiskQueued():
