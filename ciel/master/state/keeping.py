@@ -9,6 +9,7 @@ from ciel.core.ids import ObjectId, is_output
 from ciel.core.losses import drop
 from ciel.core.objects import ObjectNode
 from ciel.core.refs import Reference, locations_of
+from ciel.core.tasks import TaskNode
 from ciel.master.state.workers import WorkerNode
 
 
@@ -52,14 +53,19 @@ def unlisted(
         node = graph.objects.get(ref.id)
         if node is None:
             namesake = graph.tasks.get(ref.id.partition(":")[0])
-            if namesake is not None and namesake.worker == worker.facts.id:
-                worker.spared[ref.id] = ref  # it may make that besides what it promised
+            if namesake is not None and _may_make(worker, namesake):
+                worker.spared[ref.id] = ref  # besides what it promised
             elif idle or is_output(ref.id):
                 doomed.append(ref.id)
             continue
         maker = node.producer
-        if maker is not None and (maker.worker == worker.facts.id or maker in worker.ahead):
+        if maker is not None and _may_make(worker, maker):
             worker.spared[ref.id] = ref
         elif node.ref is None or netloc not in locations_of(node.ref):
             doomed.append(ref.id)
     return tuple(doomed)
+
+
+def _may_make(worker: WorkerNode, task: TaskNode) -> bool:
+    """Say whether an attempt at a task may run on a worker now."""
+    return task.worker == worker.facts.id or task in worker.ahead
