@@ -7,7 +7,7 @@ from __future__ import annotations
 import argparse
 import os
 from bisect import insort
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -54,6 +54,8 @@ class Outputs:
     ) -> None:
         self.joblog: JobLog | None = None
         self.failed_count = 0
+        self.printed_bytes: Mapping[str, int] = {}
+        """How much of which results of the next batch was printed before."""
         self._client = client
         self._job = job
         self._files = files
@@ -75,7 +77,7 @@ class Outputs:
                 self._print_line(element, ref)
                 continue
             if isinstance(ref, Value) and self._files is None:
-                short.append(ref.content)
+                short.append(ref.content[self.printed_bytes.get(ref.id, 0) :])
                 continue
             if short:
                 write_output(b"".join(short))
@@ -144,10 +146,11 @@ class Outputs:
             self._files.write(element, self._client.read_chunks(ref))
             return
         chunks = self._client.read_chunks(ref)
+        printed_bytes = self.printed_bytes.get(ref.id, 0)
         size_bytes = 0
         try:
             for chunk in chunks:
-                write_output(chunk)
+                write_output(chunk[max(0, printed_bytes - size_bytes) :])
                 size_bytes += len(chunk)
         except ObjectUnreadableError as error:
             if size_bytes:  # what is printed cannot be taken back, and the rest may be another's
@@ -160,7 +163,7 @@ class Outputs:
         if not printed.content:
             return
         if self._files is None:
-            write_output(printed.content)
+            write_output(printed.content[self.printed_bytes.get(failure.id, 0) :])
         else:
             self._files.write_failed(element, [printed.content])
         if printed.missing:

@@ -26,7 +26,7 @@ from ciel.cli.options import (
 from ciel.cli.outcome import OF_JOB_STATE, Status, UsageError, cancelling, say
 from ciel.cli.outputs import Outputs
 from ciel.cli.parser import Parser, memory_size, whole_number
-from ciel.cli.printing import Counts, Progress, RunningCount
+from ciel.cli.printing import Counts, Progress, RunningCount, write_output
 from ciel.cli.result_files import ResultFiles
 from ciel.client.arrays import UNSETTLED_MAX, Array
 from ciel.client.caller import caller_context
@@ -144,9 +144,19 @@ def _follow(
             return _counts(job, array, elements, running)
 
         progress = stack.enter_context(Progress(job.name, counts, quiet=args.quiet))
+        following = None
+        if args.follow:
+            from ciel.cli.following import Following  # few ask for it
+
+            following = Following(
+                client, job, lambda lines: progress.aside(partial(write_output, lines))
+            )
+            stack.callback(following.raise_error)  # rather than that the job was cancelled for it
         if args.stderr:
             client.show_prints(job, progress, lambda told: told.name if args.is_array else "")
         for batch in array.results():
+            if following is not None:
+                outputs.printed_bytes = {ref.id: following.finish(ref.id) for _, ref in batch}
             progress.aside(partial(outputs.put, batch))
         summary = job.wait()
     if OF_JOB_STATE[summary.state] == Status.CANCELLED:
@@ -203,7 +213,7 @@ def _fixed_last(client: Client, assignment: str) -> str:
 
 
 def _in_order(args: argparse.Namespace) -> bool:
-    return not args.unordered and (args.json or args.out is None)
+    return not (args.unordered or args.follow) and (args.json or args.out is None)
 
 
 def _at_once(client: Client, args: argparse.Namespace) -> int:
@@ -246,7 +256,7 @@ def _adder(
         return job.run(
             words, inputs=read, files=files, env=env,
             executables=executables + per_element.executables(element), needs=needs,
-            name=str(element.number),
+            name=str(element.number), streams=args.follow,
         )  # fmt: skip
 
     return run
@@ -333,7 +343,13 @@ def _check(parser: Parser, args: argparse.Namespace) -> None:
     if args.block is not None and not args.pipe:
         parser.error("--block tells how --pipe is to cut, and there is no --pipe")
     limit = args.jobs or (args.array.at_once if args.array is not None else 0)
-    waiting = {"--out": args.out, "--joblog": args.joblog, "--stderr": args.stderr}
+    if args.follow and (args.out is not None or args.json):
+        other = "--json" if args.json else "--out"
+        parser.error(f"--follow prints outputs while they grow, and {other} has whole ones")
+    waiting = {
+        "--out": args.out, "--joblog": args.joblog, "--stderr": args.stderr,
+        "--follow": args.follow,
+    }  # fmt: skip
     for option, given in (waiting | {"-j (or %N in --array)": limit}).items():
         if args.detach and given:
             parser.error(f"{option} needs a command that stays with the job; leave --detach away")
@@ -396,6 +412,10 @@ def _add_surroundings(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--joblog", metavar="FILE",
         help="write a line for each element that ended: host, start, seconds, status, command",
+    )  # fmt: skip
+    parser.add_argument(
+        "--follow", action="store_true",
+        help="print outputs line by line while programs run, those of an array as they come",
     )  # fmt: skip
     parser.add_argument(
         "--stderr", action="store_true",

@@ -309,14 +309,21 @@ class GrowingReader:
 
     def read(self, size_bytes: int) -> bytes:
         """Return so many bytes; fewer only at the end. Raises ObjectUnreadableError."""
-        try:
-            while len(self._buffer) < size_bytes and (piece := self._answer.read1(CHUNK_BYTES)):
-                self._buffer += piece
-        except Exception as error:
-            self._fail(error)
+        while len(self._buffer) < size_bytes and (piece := self.read_some()):
+            self._buffer += piece
         found = bytes(self._buffer[:size_bytes])
         del self._buffer[:size_bytes]
         return found
+
+    def read_some(self) -> bytes:
+        """Return what there is more; waits for some, and returns nothing at the end. Raises
+        ObjectUnreadableError.
+        """
+        try:
+            return self._answer.read1(CHUNK_BYTES)
+        except Exception as error:
+            self._fail(error)
+            raise
 
     def _fail(self, error: Exception) -> None:
         if not _is_remote(error):

@@ -99,6 +99,8 @@ class Job(Shown):
         self.released_count = 0
         self.notices: list[JobPrinted] = []
         """What workers told of how attempts ended, beside their results; a few at most."""
+        self.on_growing: Callable[[Reference], object] | None = None
+        """Is called when a wanted object can be read while it grows; it must not wait."""
         self._summary: JobSummary | None = None
         self._refusal = ""
         self._closed = False
@@ -135,6 +137,7 @@ class Job(Shown):
         needs: Needs = USUAL_NEEDS,
         name: str = "",
         store: str = "",
+        streams: bool = False,
     ) -> Future:
         """Add an ordinary program; its standard output is what is returned, once it is wanted.
 
@@ -143,7 +146,7 @@ class Job(Shown):
         them may be executed. `cwd`: where else it runs than its job says; "": in a private
         directory. `store`: where the output begins, `memory` or `disk`; by default as its job says.
         Texts with surrogate escapes (see `os.fsdecode`) reach the program as the bytes that they
-        stand for.
+        stand for. `streams`: the output may be read while it grows, see `on_growing`.
         """
         words = [to_value(word) if isinstance(word, str) else word for word in command_line]
         args: dict[str, Any] = {"command_line": words}
@@ -164,6 +167,8 @@ class Job(Shown):
             args["executables"] = [to_value(path) for path in executables]
         if store := store or self.store:
             args["store"] = store
+        if streams:
+            args["stream_output"] = True
         return self.add(
             "stdinout", {"args": args}, needs=needs, mentions=Mentions.NOTHING, name=name
         )[0]
@@ -497,7 +502,9 @@ class Job(Shown):
         except KeyError:
             return  # it was released or forgotten meanwhile
         if type(ref) is Stream:  # it grows; more comes of it
-            if tell is not None:
+            if self.on_growing is not None:
+                self.on_growing(ref)
+            elif tell is not None:
                 tell.append(ref)
             return
         known = self._settled.get(object_id)

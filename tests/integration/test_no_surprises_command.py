@@ -199,6 +199,31 @@ def test_b8_standard_error_is_shown_line_by_line_while_programs_run(shared: Home
     assert (single.stdout, single.stderr) == (b"", b"why\n")
 
 
+def test_b8_standard_output_is_followed_line_by_line_while_programs_run(shared: Home) -> None:
+    script = "echo {}-one; until [ -e on-{} ]; do sleep 0.02; done; printf {}-two; test {} = 1"
+    script = script.replace("on-", f"{shared.path}/on-")
+    process = shared.start("ciel", "submit", "--follow", "--array", "1-2", "sh", "-c", script)
+    assert process.stdout is not None
+    assert sorted(process.stdout.readline() for _ in "12") == ["1-one\n", "2-one\n"]
+    (shared.path / "on-2").touch()
+    assert process.stdout.read(5) == "2-two"
+    (shared.path / "on-1").touch()
+    out, _ = process.communicate(timeout=TIMEOUT_S)
+    assert (out, process.returncode) == ("1-two", 1)
+
+
+def test_b8_who_follows_and_reads_no_more_ends_the_programs(shared: Home) -> None:
+    command = "ciel submit --quiet --follow yes | head -n 1; echo ${PIPESTATUS[0]}"
+    done = run(shared, "bash", "-c", command)
+    assert done.stdout.split() == [b"y", b"141"]
+    assert run(shared, "ciel", "job", "wait", "last").returncode == 4  # cancelled
+    full = run(shared, "bash", "-c", "ciel submit --quiet --follow yes > /dev/full")
+    assert full.returncode != 0
+    assert full.stderr.endswith(b"standard output: No space left on device\n")
+    whole = run(shared, "ciel", "submit", "--follow", "--json", "true")
+    assert (whole.returncode, whole.stdout) == (2, b"")
+
+
 # --- B9: standard output that takes nothing -------------------------------------------------------
 
 
