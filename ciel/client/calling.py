@@ -37,7 +37,6 @@ from ciel.client.futures import (
 )
 from ciel.client.mapping import Maps
 from ciel.client.trace import is_traced
-from ciel.core.failures import size_text
 from ciel.core.refs import Future as Unmade
 from ciel.core.refs import Reference
 from ciel.core.tasks import Mentions
@@ -47,7 +46,6 @@ from ciel.python.failures import packing_error
 from ciel.python.futures import futures_in
 from ciel.python.packing import UnpackedError, pack_with_futures
 from ciel.python.tasks import USUAL, Options
-from ciel.wire.errors import RecordTooLargeError
 from ciel.wire.references import to_array
 
 if TYPE_CHECKING:
@@ -270,26 +268,8 @@ class Calls(Maps):
     def _try_to_send(self, bundle: list[WaitingCall]) -> None:
         try:
             self._send(bundle)
-        except RecordTooLargeError as error:
-            text = (
-                f"its task names small values of {size_text(error.size_bytes)}, and a message "
-                f"may have {size_text(error.limit_bytes)}: put them together into larger ones"
-            )
-            name = bundle[0].function.name
-            self._fail_unheard(bundle, packing_error(f"a call of {name}", UnpackedError(text)))
         except Exception as error:  # it is for whoever waits for these calls
             fail_unsent(bundle, error)
-
-    def _fail_unheard(self, bundle: list[WaitingCall], error: Exception) -> None:
-        """Fail calls whose task the master did not get."""
-        futures = [future for call in bundle for known in call.futures if (future := known())]
-        lots = {future.lot for future in futures if future.lot is not None}
-        with self._lock:
-            for lot in lots:
-                self._lots.pop(lot.id, None)
-                self._to_want = deque(ref for ref in self._to_want if ref.id != lot.id)
-        for future in futures:
-            future.fail(error)
 
     def _look_around(self, call: WaitingCall) -> bool:
         """Find out what a call needs that is not there; False if that will never be."""

@@ -5,9 +5,6 @@
     header    JSON list of records, each a list `[kind, field ..., payload length]`
     payloads  one after the other, in the order of their records
 
-A record that fits no frame travels in parts: the bytes that its frame would have are cut, and each
-part is the payload of a record `["part", bytes that follow in further parts]`, alone in a frame.
-
 Here a record is a pair: its fields, beginning with the kind, and its payload (empty if none). The
 payload's length is added on the way out and taken off on the way in, so what is sent is what
 arrives. Payloads are never looked into: master and worker forward them as they came.
@@ -24,13 +21,7 @@ from ciel.wire.errors import (
     RecordTooLargeError,
     RemoteProtocolError,
 )
-from ciel.wire.limits import (
-    FRAME_MAX_BYTES,
-    HEADER_MAX_BYTES,
-    MESSAGE_MAX_BYTES,
-    PART_BYTES,
-    RECORDS_PER_FRAME_MAX,
-)
+from ciel.wire.limits import FRAME_MAX_BYTES, HEADER_MAX_BYTES, RECORDS_PER_FRAME_MAX
 
 Record = tuple[list[Any], bytes]
 """What arrives: fields and payload."""
@@ -40,9 +31,7 @@ SendableRecord = tuple[Sequence[Any], bytes | memoryview]
 
 _RECORD_BYTES: Final = 300  # of a typical record, its payload apart
 _ITEM_BYTES: Final = 40  # of one in a list
-_FEW_ITEMS: Final = 64  # of which each may have 1 KiB more, which is left out
 _PREFIX: Final = struct.Struct(">II")
-_PART: Final = "part"
 
 
 def looks_like_frame(first_byte: int) -> bool:
@@ -53,8 +42,8 @@ def looks_like_frame(first_byte: int) -> bool:
 def encode_frames(records: Sequence[SendableRecord]) -> bytes:
     """Return the records as one frame, or as few as the limits allow; no bytes for no records.
 
-    Raise `RecordTooLargeError` for a record above `MESSAGE_MAX_BYTES` and `EncodeError` for one
-    that has no JSON form; then none of them is to be sent.
+    Raise `RecordTooLargeError` for a record that fits no frame and `EncodeError` for one that has
+    no JSON form; then none of them is to be sent.
     """
     if len(records) <= RECORDS_PER_FRAME_MAX:
         return _encode_batch(records) if records else b""
@@ -71,24 +60,11 @@ def _encode_batch(records: Sequence[SendableRecord]) -> bytes:
         if len(records) > 1:
             half = len(records) // 2
             return _encode_batch(records[:half]) + _encode_batch(records[half:])
-        size_bytes += _PREFIX.size
-        if size_bytes > MESSAGE_MAX_BYTES:
-            raise RecordTooLargeError(str(records[0][0][0]), size_bytes, MESSAGE_MAX_BYTES)
-        return _encode_parts(b"".join([_prefix(header, payloads), header, *payloads]))
-    return b"".join([_prefix(header, payloads), header, *payloads])
-
-
-def _prefix(header: bytes, payloads: Sequence[bytes | memoryview]) -> bytes:
-    return _PREFIX.pack(len(header) + sum(map(len, payloads)), len(header))
-
-
-def _encode_parts(whole: bytes) -> bytes:
-    """Cut a frame that is too large; return its parts, each in a frame of its own."""
-    parts = []
-    for start in range(0, len(whole), PART_BYTES):
-        part = whole[start : start + PART_BYTES]
-        parts.append(_encode_batch([((_PART, len(whole) - start - len(part)), part)]))
-    return b"".join(parts)
+        kind = str(records[0][0][0])
+        if len(header) > HEADER_MAX_BYTES:
+            raise RecordTooLargeError(kind, len(header), HEADER_MAX_BYTES)
+        raise RecordTooLargeError(kind, size_bytes + _PREFIX.size, FRAME_MAX_BYTES)
+    return b"".join([_PREFIX.pack(size_bytes, len(header)), header, *payloads])
 
 
 def estimate_sizes(records: Sequence[SendableRecord]) -> list[int]:
@@ -99,24 +75,15 @@ def estimate_sizes(records: Sequence[SendableRecord]) -> list[int]:
         for field in fields:
             if type(field) is tuple or type(field) is list:
                 size_bytes += _ITEM_BYTES * len(field)
-                if len(field) > _FEW_ITEMS:  # their texts may be contents
-                    size_bytes += sum([_text_bytes(item) for item in field])
         sizes.append(size_bytes)
     return sizes
-
-
-def _text_bytes(item: Any) -> int:
-    if type(item) is not tuple and type(item) is not list:
-        return 0
-    return sum([len(text) for text in item if type(text) is str])
 
 
 class FrameReader:
     """Cuts frames out of a stream fed in any pieces.
 
     Never keeps more than `max_bytes` and one piece: a larger frame raises `FrameTooLargeError` as
-    soon as its first eight bytes are here. `max_bytes` may be changed between frames; parts of
-    records, which add up to `MESSAGE_MAX_BYTES`, are taken only where whole frames are. After an
+    soon as its first eight bytes are here. `max_bytes` may be changed between frames. After an
     error the stream has no frame boundary any more, and the reader is of no further use.
     """
 
@@ -126,12 +93,11 @@ class FrameReader:
         self._buffer = bytearray()
         self._header_bytes = 0
         self._frame_bytes = 0  # of the frame in the making, prefix included; 0 while unknown
-        self._parts = bytearray()  # of a record
 
     @property
     def is_between_frames(self) -> bool:
         """True when a stream that ends here ends properly."""
-        return not self._buffer and not self._parts
+        return not self._buffer
 
     def feed(self, data: bytes) -> None:
         self._buffer += data
@@ -141,42 +107,17 @@ class FrameReader:
 
         Raise `RemoteProtocolError` when the bytes are no frame.
         """
-        while self._frame_bytes or self._read_prefix():
-            size_bytes = self._frame_bytes
-            if len(self._buffer) < size_bytes:
-                return None
-            with memoryview(self._buffer) as view:
-                frame = bytes(view[:size_bytes])
-            del self._buffer[:size_bytes]  # moves the start, not the rest
-            self.taken_bytes += size_bytes
-            self._frame_bytes = 0
-            records = _decode_frame(frame, _PREFIX.size + self._header_bytes)
-            if records[0][0][0] == _PART:
-                whole = self._take_part(records)
-                if whole is None:
-                    continue
-                records = _decode_whole(whole)
-            elif self._parts:
-                raise RemoteProtocolError("a record ends before its last part")
-            return records
-        return None
-
-    def _take_part(self, records: list[Record]) -> bytes | None:
-        """Take a part of a record; return the whole with the last one."""
-        fields, part = records[0]
-        rest_bytes = fields[1] if len(fields) == 2 and len(records) == 1 else None
-        if type(rest_bytes) is not int or rest_bytes < 0 or not part:
-            raise RemoteProtocolError("a part is alone in its frame, and says what follows it")
-        self._parts += part
-        size_bytes = len(self._parts) + rest_bytes
-        max_bytes = self.max_bytes if self.max_bytes < FRAME_MAX_BYTES else MESSAGE_MAX_BYTES
-        if size_bytes > max_bytes:
-            raise FrameTooLargeError("record", size_bytes, max_bytes)
-        if rest_bytes:
+        if not self._frame_bytes and not self._read_prefix():
             return None
-        whole = bytes(self._parts)
-        self._parts = bytearray()
-        return whole
+        size_bytes = self._frame_bytes
+        if len(self._buffer) < size_bytes:
+            return None
+        with memoryview(self._buffer) as view:
+            frame = bytes(view[:size_bytes])
+        del self._buffer[:size_bytes]  # moves the start, not the rest
+        self.taken_bytes += size_bytes
+        self._frame_bytes = 0
+        return _decode_frame(frame, _PREFIX.size + self._header_bytes)
 
     def _read_prefix(self) -> bool:
         """Learn the sizes of the frame that begins here. False while there are too few bytes."""
@@ -194,19 +135,6 @@ class FrameReader:
         self._header_bytes = header_bytes
         self._frame_bytes = rest_bytes + _PREFIX.size
         return True
-
-
-def _decode_whole(whole: bytes) -> list[Record]:
-    """Return the one record whose parts were put together."""
-    rest_bytes = header_bytes = -1
-    if len(whole) >= _PREFIX.size:
-        rest_bytes, header_bytes = _PREFIX.unpack_from(whole)
-    if rest_bytes + _PREFIX.size != len(whole) or header_bytes > rest_bytes:
-        raise RemoteProtocolError("the parts of a record are no frame")
-    records = _decode_frame(whole, _PREFIX.size + header_bytes)
-    if len(records) > 1 or records[0][0][0] == _PART:
-        raise RemoteProtocolError("parts hold one record")
-    return records
 
 
 def _decode_frame(frame: bytes, payloads_at: int) -> list[Record]:

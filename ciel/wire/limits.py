@@ -10,13 +10,6 @@ HEADER_MAX_BYTES: Final = 8 * 1024 * 1024
 """The JSON part of a frame. One task may have 100,000 inputs at about 60 bytes each; parsed, a
 header takes about ten times its size."""
 
-MESSAGE_MAX_BYTES: Final = 32 * 1024 * 1024
-"""A record that is cut into parts, since it fits no frame. 30,000 inputs of 1,000 bytes each, by
-value; and half of what may wait for a peer to read it."""
-
-PART_BYTES: Final = 4 * 1024 * 1024
-"""Of such a record, in one frame."""
-
 RECORDS_PER_FRAME_MAX: Final = 4096
 """Decoding so many takes about 8 ms, well under the 50 ms that a reactor may pause."""
 

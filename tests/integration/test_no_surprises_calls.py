@@ -425,18 +425,3 @@ def test_c10_a_death_repeats_what_its_process_had_begun_and_says_so(
     begun = {number for number, pid in ran if pid == dead}
     assert {number for number, count in counts.items() if count > 1} <= begun
     assert max(counts.values()) == 2
-
-
-# --- G6 -------------------------------------------------------------------------------------------
-
-
-def test_g6_a_call_may_take_ten_thousand_small_values(client: ciel.Client) -> None:
-    values = [client.put(os.urandom(700)) for _ in range(10_000)]
-    assert client.submit(len, values).result(WITHIN_S) == 10_000
-
-
-def test_g6_a_call_of_too_many_small_values_says_so(client: ciel.Client) -> None:
-    values = [client.put(bytes(700)) for _ in range(40_000)]
-    with pytest.raises(ciel.PackingError, match="put them together into larger ones"):
-        client.submit(len, values).result(WITHIN_S)
-    assert client.submit(abs, -1).result(WITHIN_S) == 1

@@ -14,13 +14,7 @@ from ciel.wire.errors import (
     RemoteProtocolError,
 )
 from ciel.wire.frames import FrameReader, Record, encode_frames, looks_like_frame
-from ciel.wire.limits import (
-    FRAME_MAX_BYTES,
-    HEADER_MAX_BYTES,
-    MESSAGE_MAX_BYTES,
-    PART_BYTES,
-    RECORDS_PER_FRAME_MAX,
-)
+from ciel.wire.limits import FRAME_MAX_BYTES, HEADER_MAX_BYTES, RECORDS_PER_FRAME_MAX
 
 fields = st.lists(st.none() | st.integers() | st.text() | st.lists(st.text()), max_size=4)
 records = st.lists(
@@ -117,73 +111,21 @@ def test_headers_over_the_size_are_cut_into_frames_in_order() -> None:
     assert read_all(FrameReader(), encode_frames(sent)) == sent
 
 
-def test_record_that_fits_a_frame_travels_in_one() -> None:
+def test_largest_record_passes_and_one_byte_more_is_refused_before_sending() -> None:
     overhead = len(encode_frames([(["r"], bytes(10_000_000))])) - 10_000_000
     largest = bytes(FRAME_MAX_BYTES - overhead)
     assert len(encode_frames([(["r"], largest)])) == FRAME_MAX_BYTES
     assert read_all(FrameReader(), encode_frames([(["r"], largest)])) == [(["r"], largest)]
-
-
-@pytest.mark.parametrize(
-    "record",
-    [
-        (["r", 1], bytes(FRAME_MAX_BYTES)),
-        (["r", "x" * HEADER_MAX_BYTES], b"y"),
-        (["r", "x" * HEADER_MAX_BYTES], bytes(FRAME_MAX_BYTES)),
-    ],
-)
-def test_g5_record_that_fits_no_frame_travels_in_parts(record: Record) -> None:
-    sent = [(["before"], b""), record, (["after"], b"z")]
-    assert read_all(FrameReader(), encode_frames(sent)) == sent
-    reader = FrameReader()
-    data = encode_frames([record])
-    assert read_all(reader, data[:-PART_BYTES]) == []
-    assert not reader.is_between_frames
-    assert read_all(reader, data[-PART_BYTES:]) == [record]
-    assert reader.is_between_frames
-
-
-def test_g5_largest_record_passes_and_one_byte_more_is_refused_before_sending() -> None:
-    overhead = len(encode_frames([(["r"], bytes(10_000_000))])) - 10_000_000
-    largest = bytes(MESSAGE_MAX_BYTES - overhead)
-    assert read_all(FrameReader(), encode_frames([(["r"], largest)])) == [(["r"], largest)]
     with pytest.raises(RecordTooLargeError) as caught:
-        encode_frames([(["ok"], b""), (["r"], largest + b"x")])
-    assert caught.value.kind == "r"
-    assert caught.value.size_bytes == MESSAGE_MAX_BYTES + 1
+        encode_frames([(["r"], largest + b"x")])
+    assert caught.value.size_bytes == FRAME_MAX_BYTES + 1
     assert isinstance(caught.value, LocalProtocolError)
 
 
-@pytest.mark.parametrize(
-    "data, reason",
-    [
-        (frame([["part", 0, 0]]), "says what follows"),
-        (frame([["part", 1]], b"x"), "says what follows"),
-        (frame([["part", -1, 1]], b"x"), "says what follows"),
-        (frame([["part", "1", 1]], b"x"), "says what follows"),
-        (frame([["part", 0, 1], ["r", 0]], b"x"), "alone in its frame"),
-        (frame([["part", 5, 1]], b"x") + frame([["r", 0]]), "before its last part"),
-        (frame([["part", 0, 1]], b"x"), "no frame"),
-        (frame([["part", 0, 8]], bytes(7) + b"\1"), "no frame"),
-        (frame([["part", 0, 8]], bytes(8)), "header"),
-    ],
-)
-def test_g5_bytes_that_are_no_parts_are_refused(data: bytes, reason: str) -> None:
-    with pytest.raises(RemoteProtocolError, match=reason):
-        read_all(FrameReader(), data)
-
-
-def test_g5_parts_hold_one_record_and_no_parts() -> None:
-    for inner in (frame([["r", 0], ["r", 0]]), frame([["part", 0, 1]], b"x")):
-        with pytest.raises(RemoteProtocolError, match="parts hold one record"):
-            read_all(FrameReader(), frame([["part", 0, len(inner)]], inner))
-
-
-def test_g5_parts_of_too_large_a_record_are_refused_at_the_first() -> None:
-    with pytest.raises(FrameTooLargeError):
-        read_all(FrameReader(), frame([["part", MESSAGE_MAX_BYTES, 1]], b"x"))
-    with pytest.raises(FrameTooLargeError):  # of a peer that has proved nothing yet
-        read_all(FrameReader(4096), frame([["part", 4096, 1]], b"x"))
+def test_record_with_too_large_a_header_is_refused_before_sending() -> None:
+    with pytest.raises(RecordTooLargeError) as caught:
+        encode_frames([(["ok"], b""), (["r", "x" * HEADER_MAX_BYTES], b"")])
+    assert caught.value.kind == "r"
 
 
 def test_record_without_json_form_is_refused_before_sending() -> None:

@@ -9,9 +9,9 @@ from ciel.core.refs import Reference, Value
 
 INPUTS_WEIGHED_FROM = 1000
 """Fewer inputs fit into a message, however much of them travels by value."""
-INPUTS_MAX_BYTES = 28 * 1024 * 1024
-"""Of what a task is told of its inputs: with the task itself it is one message, which may have
-32 MiB (`wire.limits`)."""
+INPUTS_MAX_BYTES = 7 * 1024 * 1024
+"""Of what a task is told of its inputs: it travels in the header of one frame, which may have 8 MiB
+(`wire.limits`), as does the task itself."""
 _INPUT_BYTES = 40  # of one, its name and content apart
 
 
