@@ -60,6 +60,14 @@ class ClientClosedError(ClientError):
         super().__init__("the client is closed")
 
 
+class InputsTooLargeError(ClientError):
+    """A task has so many small inputs that no message can hold them."""
+
+    def __init__(self, name: str, reason: str) -> None:
+        super().__init__(f"{name} cannot be submitted: {reason}")
+        self.reason = reason
+
+
 class ForkedError(ClientError):
     """A client, or a cluster, cannot be shared with a forked child."""
 

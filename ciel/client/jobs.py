@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 from ciel.client.errors import (
     ClientError,
+    InputsTooLargeError,
     JobEndedError,
     ObjectUnreadableError,
     RequestRefusedError,
@@ -54,6 +55,7 @@ from ciel.core.refs import (
     locations_of,
 )
 from ciel.core.tasks import USUAL_NEEDS, Mentions, Needs, TaskSpec, TaskState
+from ciel.core.weights import INPUTS_WEIGHED_FROM, why_too_large
 from ciel.python.showing import Shown
 from ciel.wire import codec
 from ciel.wire.descriptors import make_task, read_summary
@@ -188,13 +190,16 @@ class Job(Shown):
         `sees_errors`: it runs even if one of them could not be made.
 
         It travels with the next want, or with enough others: until then nothing could run it.
-        Raises TypeError, ValueError or EncodeError for arguments that have no JSON form.
+        Raises TypeError, ValueError or EncodeError for arguments that have no JSON form, and
+        InputsTooLargeError.
         """
         spec, known = make_task(
             job=self.id, parent=self.id, ordinal=next(self._ordinals), executor=executor,
             arguments=arguments, n_outputs=n_outputs, needs=needs, mentions=mentions, name=name,
             sees_errors=sees_errors,
         )  # fmt: skip
+        if len(known) > INPUTS_WEIGHED_FROM and (too_large := why_too_large(known)):
+            raise InputsTooLargeError(name or executor, too_large)
         with self._adding_lock:
             self._adding.append(AddTask(spec, known))
         if len(self._adding) >= _ADDED_AT_ONCE:

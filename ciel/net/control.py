@@ -33,7 +33,7 @@ from ciel.core.events import HEARTBEAT_INTERVAL_S, LOST_AFTER_S, Ask, Heartbeat,
 from ciel.net.channels import Channels, ChannelTransport, Crossing
 from ciel.net.turns import TELL, Clock, DelayedCall, Turns
 from ciel.wire.errors import DecodeError, RefusedError, RemoteProtocolError, WireError
-from ciel.wire.limits import FRAME_MAX_BYTES, HELLO_TIMEOUT_S, RECORDS_PER_FRAME_MAX
+from ciel.wire.limits import HELLO_TIMEOUT_S, RECORD_MAX_BYTES, RECORDS_PER_FRAME_MAX
 from ciel.wire.messages import (
     FROM_CLIENT,
     FROM_WORKER,
@@ -48,13 +48,13 @@ CONGESTED_BYTES: Final = 1024 * 1024
 """From here on the owner should send less; some 10 ms of a fast link, and thousands of messages."""
 
 QUEUED_MAX_BYTES: Final = 64 * 1024 * 1024
-"""A peer that lets so much pile up is dropped: four of the largest frames, or a million reports."""
+"""A peer that lets so much pile up is dropped: two of the largest records, or a million reports."""
 
 CLOSE_TIMEOUT_S: Final = 5.0
 """How long the last words to a peer may take to leave."""
 
-DISCARDED_MAX_BYTES: Final = FRAME_MAX_BYTES
-"""What of a peer's is still taken meanwhile; an honest one was in the midst of a frame at most."""
+DISCARDED_MAX_BYTES: Final = RECORD_MAX_BYTES
+"""What of a peer's is still taken meanwhile; an honest one was in the midst of a record at most."""
 
 READ_BYTES: Final = 64 * 1024
 """Taken from a socket at once."""

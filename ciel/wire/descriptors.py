@@ -82,7 +82,9 @@ def make_task(
             outputs = memo_output_ids(executor, digest, job, n_outputs)
         else:
             outputs = output_ids(task_id, n_outputs)
-    payload = codec.encode(to_json(arguments)) if references else text
+    # Who mentions only its own is told its inputs anyway: they need not travel twice.
+    by_id = mentions is Mentions.OWN
+    payload = codec.encode(to_json(arguments, values_by_id=by_id)) if references else text
     spec = TaskSpec(
         task_id, job, parent, ordinal, digest, executor, inputs, outputs, needs, sees_errors,
         mentions, name, payload, len(alternatives),

@@ -38,7 +38,7 @@ class LocalProtocolError(ProtocolError):
 
 
 class RecordTooLargeError(LocalProtocolError):
-    """A single record of kind `kind` does not fit a frame."""
+    """A single record of kind `kind` is larger than any may be."""
 
     def __init__(self, kind: str, size_bytes: int, limit_bytes: int) -> None:
         super().__init__(f"a record {kind!a} of {size_bytes} bytes exceeds {limit_bytes} bytes")

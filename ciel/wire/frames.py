@@ -8,6 +8,10 @@
 Here a record is a pair: its fields, beginning with the kind, and its payload (empty if none). The
 payload's length is added on the way out and taken off on the way in, so what is sent is what
 arrives. Payloads are never looked into: master and worker forward them as they came.
+
+A record that is too large for a frame travels in parts: a frame of its own, whatever its size, is
+cut up, and each piece is the payload of a record `["part", bytes that follow]`, alone in its frame.
+The reader joins them again (ADR 75).
 """
 
 import struct
@@ -21,7 +25,13 @@ from ciel.wire.errors import (
     RecordTooLargeError,
     RemoteProtocolError,
 )
-from ciel.wire.limits import FRAME_MAX_BYTES, HEADER_MAX_BYTES, RECORDS_PER_FRAME_MAX
+from ciel.wire.limits import (
+    FRAME_MAX_BYTES,
+    HEADER_MAX_BYTES,
+    PART_BYTES,
+    RECORD_MAX_BYTES,
+    RECORDS_PER_FRAME_MAX,
+)
 
 Record = tuple[list[Any], bytes]
 """What arrives: fields and payload."""
@@ -32,6 +42,7 @@ SendableRecord = tuple[Sequence[Any], bytes | memoryview]
 _RECORD_BYTES: Final = 300  # of a typical record, its payload apart
 _ITEM_BYTES: Final = 40  # of one in a list
 _PREFIX: Final = struct.Struct(">II")
+_PART: Final = "part"
 
 
 def looks_like_frame(first_byte: int) -> bool:
@@ -42,8 +53,8 @@ def looks_like_frame(first_byte: int) -> bool:
 def encode_frames(records: Sequence[SendableRecord]) -> bytes:
     """Return the records as one frame, or as few as the limits allow; no bytes for no records.
 
-    Raise `RecordTooLargeError` for a record that fits no frame and `EncodeError` for one that has
-    no JSON form; then none of them is to be sent.
+    Raise `RecordTooLargeError` for a record above `RECORD_MAX_BYTES` and `EncodeError` for one that
+    has no JSON form; then none of them is to be sent.
     """
     if len(records) <= RECORDS_PER_FRAME_MAX:
         return _encode_batch(records) if records else b""
@@ -60,11 +71,25 @@ def _encode_batch(records: Sequence[SendableRecord]) -> bytes:
         if len(records) > 1:
             half = len(records) // 2
             return _encode_batch(records[:half]) + _encode_batch(records[half:])
-        kind = str(records[0][0][0])
-        if len(header) > HEADER_MAX_BYTES:
-            raise RecordTooLargeError(kind, len(header), HEADER_MAX_BYTES)
-        raise RecordTooLargeError(kind, size_bytes + _PREFIX.size, FRAME_MAX_BYTES)
+        if size_bytes + _PREFIX.size > RECORD_MAX_BYTES:
+            kind = str(records[0][0][0])
+            raise RecordTooLargeError(kind, size_bytes + _PREFIX.size, RECORD_MAX_BYTES)
+        return _encode_parts(_frame_of(header, payloads))
+    return _frame_of(header, payloads)
+
+
+def _frame_of(header: bytes, payloads: Sequence[bytes | memoryview]) -> bytes:
+    size_bytes = len(header) + sum(map(len, payloads))
     return b"".join([_PREFIX.pack(size_bytes, len(header)), header, *payloads])
+
+
+def _encode_parts(whole: bytes) -> bytes:
+    frames = []
+    for start in range(0, len(whole), PART_BYTES):
+        part = whole[start : start + PART_BYTES]
+        left_bytes = len(whole) - start - len(part)
+        frames.append(_frame_of(encode([[_PART, left_bytes, len(part)]]), [part]))
+    return b"".join(frames)
 
 
 def estimate_sizes(records: Sequence[SendableRecord]) -> list[int]:
@@ -75,6 +100,9 @@ def estimate_sizes(records: Sequence[SendableRecord]) -> list[int]:
         for field in fields:
             if type(field) is tuple or type(field) is list:
                 size_bytes += _ITEM_BYTES * len(field)
+                for item in field:
+                    if type(item) is list and item and type(item[-1]) is str:
+                        size_bytes += len(item[-1])  # the content of a reference
         sizes.append(size_bytes)
     return sizes
 
@@ -82,8 +110,10 @@ def estimate_sizes(records: Sequence[SendableRecord]) -> list[int]:
 class FrameReader:
     """Cuts frames out of a stream fed in any pieces.
 
-    Never keeps more than `max_bytes` and one piece: a larger frame raises `FrameTooLargeError` as
-    soon as its first eight bytes are here. `max_bytes` may be changed between frames. After an
+    Never keeps more than `max_bytes` and one piece, and the parts of one record: a larger frame
+    raises `FrameTooLargeError` as soon as its first eight bytes are here, a larger record with its
+    first part. `max_bytes` may be changed between frames; below `FRAME_MAX_BYTES` it also bounds
+    records in parts. After an
     error the stream has no frame boundary any more, and the reader is of no further use.
     """
 
@@ -93,11 +123,13 @@ class FrameReader:
         self._buffer = bytearray()
         self._header_bytes = 0
         self._frame_bytes = 0  # of the frame in the making, prefix included; 0 while unknown
+        self._parts = bytearray()
+        self._left_bytes = 0  # of the record in parts, that are still to come
 
     @property
     def is_between_frames(self) -> bool:
         """True when a stream that ends here ends properly."""
-        return not self._buffer
+        return not self._buffer and not self._left_bytes
 
     def feed(self, data: bytes) -> None:
         self._buffer += data
@@ -107,6 +139,17 @@ class FrameReader:
 
         Raise `RemoteProtocolError` when the bytes are no frame.
         """
+        while (records := self._next_records()) is not None:
+            if records[0][0][0] == _PART:
+                records = self._join(records)
+                if not records:
+                    continue
+            elif self._left_bytes:
+                raise RemoteProtocolError("a record in parts is interrupted by another one")
+            return records
+        return None
+
+    def _next_records(self) -> list[Record] | None:
         if not self._frame_bytes and not self._read_prefix():
             return None
         size_bytes = self._frame_bytes
@@ -118,6 +161,36 @@ class FrameReader:
         self.taken_bytes += size_bytes
         self._frame_bytes = 0
         return _decode_frame(frame, _PREFIX.size + self._header_bytes)
+
+    def _join(self, records: list[Record]) -> list[Record]:
+        """Take a part; return the record that it completes, or nothing."""
+        fields, part = records[0]
+        if len(records) > 1 or len(fields) != 2 or type(fields[1]) is not int or not part:
+            raise RemoteProtocolError("a part is alone in its frame, and says how much follows")
+        left_bytes: int = fields[1]
+        if self._left_bytes:
+            if left_bytes < 0 or left_bytes + len(part) != self._left_bytes:
+                raise RemoteProtocolError("a part is not the next one of its record")
+        else:
+            size_bytes = len(part) + left_bytes
+            limit_bytes = self.max_bytes if self.max_bytes < FRAME_MAX_BYTES else RECORD_MAX_BYTES
+            if left_bytes < 0 or size_bytes > limit_bytes:
+                raise FrameTooLargeError("record in parts", size_bytes, limit_bytes)
+        self._parts += part
+        self._left_bytes = left_bytes
+        if left_bytes:
+            return []
+        whole = bytes(self._parts)
+        self._parts.clear()
+        if len(whole) < _PREFIX.size:
+            raise RemoteProtocolError("the parts of a record make no frame")
+        rest_bytes, header_bytes = _PREFIX.unpack_from(whole)
+        if rest_bytes + _PREFIX.size != len(whole) or header_bytes > rest_bytes:
+            raise RemoteProtocolError("the parts of a record make no frame")
+        found = _decode_frame(whole, _PREFIX.size + header_bytes)
+        if found[0][0][0] == _PART:
+            raise RemoteProtocolError("a part holds a part")
+        return found
 
     def _read_prefix(self) -> bool:
         """Learn the sizes of the frame that begins here. False while there are too few bytes."""

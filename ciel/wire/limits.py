@@ -10,6 +10,13 @@ HEADER_MAX_BYTES: Final = 8 * 1024 * 1024
 """The JSON part of a frame. One task may have 100,000 inputs at about 60 bytes each; parsed, a
 header takes about ten times its size."""
 
+RECORD_MAX_BYTES: Final = 32 * 1024 * 1024
+"""One record, which travels in parts where a frame is too small: a task with 15,000 inputs by value
+takes 16 MiB, and 0.1 s to read. Two of the largest may wait for a slow peer (`net.control`)."""
+
+PART_BYTES: Final = 4 * 1024 * 1024
+"""One part of a record: a quarter of a frame."""
+
 RECORDS_PER_FRAME_MAX: Final = 4096
 """Decoding so many takes about 8 ms, well under the 50 ms that a reactor may pause."""
 

@@ -28,7 +28,7 @@ from ciel.core.events import (
 )
 from ciel.wire import codec, messages
 from ciel.wire.errors import DecodeError, LocalProtocolError
-from ciel.wire.limits import FRAME_MAX_BYTES
+from ciel.wire.limits import RECORD_MAX_BYTES
 
 JOURNALLED: frozenset[type] = frozenset(
     (SubmitJob, AddTask, WantObjects, ReleaseObjects, CloseJob, TaskReported, JobChanged, Change)
@@ -66,7 +66,7 @@ def read(journal: bytes | memoryview) -> Replay:
         if len(data) - offset < _PREFIX.size:
             return Replay(records, offset, "the last record is cut off in its prefix")
         length, checksum = _PREFIX.unpack_from(data, offset)
-        if not _HEADER_LENGTH.size <= length <= FRAME_MAX_BYTES:
+        if not _HEADER_LENGTH.size <= length <= RECORD_MAX_BYTES:
             return Replay(records, offset, f"a record claims a length of {length} bytes")
         body = data[offset + _PREFIX.size : offset + _PREFIX.size + length]
         if len(body) < length:

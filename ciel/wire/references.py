@@ -122,9 +122,10 @@ def from_array(array: Any) -> Reference:
     return ref
 
 
-def to_json(value: Any, depth: int = 0) -> Any:
+def to_json(value: Any, depth: int = 0, values_by_id: bool = False) -> Any:
     """Replace references in a JSON-like value by `{"__ref__": array}`; the value itself is not
-    changed. Raises RecursionError for one that contains itself.
+    changed. `values_by_id`: without the content of those that have it. Raises RecursionError for
+    one that contains itself.
     """
     if type(value) in _PLAIN:  # most values
         return value
@@ -132,13 +133,17 @@ def to_json(value: Any, depth: int = 0) -> Any:
         raise RecursionError
     below = depth + 1
     if isinstance(value, dict):
-        return {k: v if type(v) in _PLAIN else to_json(v, below) for k, v in value.items()}
+        return {
+            k: v if type(v) in _PLAIN else to_json(v, below, values_by_id) for k, v in value.items()
+        }
     if isinstance(value, list):
-        return [to_json(item, below) for item in value]
+        return [to_json(item, below, values_by_id) for item in value]
     if isinstance(value, REFERENCE_TYPES):
+        if values_by_id and type(value) is Value:
+            return {"__ref__": ["f2", value.id]}
         return {"__ref__": to_array(value)}
     if isinstance(value, tuple):
-        return [to_json(item, below) for item in value]
+        return [to_json(item, below, values_by_id) for item in value]
     return value
 
 

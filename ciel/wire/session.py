@@ -179,7 +179,7 @@ class Session:
     def send(self, records: Sequence[SendableRecord]) -> bytes:
         """Return the bytes to write for these records, after what is still to be sent before them.
 
-        Raise `LocalProtocolError` unless the session is open, or when a record fits no frame.
+        Raise `LocalProtocolError` unless the session is open, or when a record is too large.
         """
         if self._state is not State.OPEN:
             raise LocalProtocolError(f"cannot send while waiting for {self._state.value}")

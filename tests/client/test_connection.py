@@ -248,11 +248,11 @@ def test_what_the_master_may_not_say_ends_the_connection(
     assert "not expected here" in str(caller.lost[0])
 
 
-def test_a_task_that_fits_no_frame_is_refused_and_the_connection_stays(
+def test_a_task_that_fits_no_message_is_refused_and_the_connection_stays(
     acceptor: AcceptorLike, caller: Caller
 ) -> None:
     with pytest.raises(RecordTooLargeError):
-        caller.connection.send(task("j", 0, "x" * (17 << 20)))
+        caller.connection.send(task("j", 0, "x" * (33 << 20)))
     acceptor.reply = lambda message: [Answer(2, None, "")]
     caller.connection.send(Ask(2, "still there?", None))
     caller.wait_for(lambda: caller.messages)

@@ -213,10 +213,12 @@ def test_children_are_known_by_number_together_with_what_was_put(dialogue: Dialo
     first, second = dialogue.attempt.children
     assert dialogue.attempt.wanted == [first]
     assert (first.spec.name, first.spec.needs) == ("first", Needs(retries=2))
-    put, made, own = read_arguments(second.spec.payload)["inputs"]
-    assert (put.content, made.id, own.id) == (b"put", first.spec.outputs[0], "b")
+    by_id, made, own = read_arguments(second.spec.payload)["inputs"]
+    assert (made.id, own.id) == (first.spec.outputs[0], "b")
     ((_, reply),) = dialogue.call("made", items=[0, 1])
-    assert reply == {"refs": [made, put]}
+    assert reply["refs"][0] == made
+    put = reply["refs"][1]
+    assert (put.content, put.id) == (b"put", by_id.id)
 
 
 @pytest.mark.parametrize("item", [7, -1, "x", None, {"output": 9}, True])

@@ -27,6 +27,7 @@ import pandas as pd
 import pytest
 
 import ciel
+from ciel.core.errors import CielError
 from ciel.multiprocessing import Pool
 from ciel.testing.homes import wait_for
 
@@ -425,3 +426,20 @@ def test_c10_a_death_repeats_what_its_process_had_begun_and_says_so(
     begun = {number for number, pid in ran if pid == dead}
     assert {number for number, count in counts.items() if count > 1} <= begun
     assert max(counts.values()) == 2
+
+
+# --- G6: many small inputs ------------------------------------------------------------------------
+
+
+def test_g6_ten_thousand_small_values_are_inputs_of_one_call(client: ciel.Client) -> None:
+    values = [client.put(os.urandom(700)) for _ in range(10_000)]
+    assert client.submit(len, values).result(60) == 10_000
+
+
+def test_g6_more_than_a_message_holds_is_refused_with_words(client: ciel.Client) -> None:
+    values = [client.put(os.urandom(740)) for _ in range(15_000)]
+    refused = client.submit(len, values)
+    served = client.submit(abs, -1)
+    with pytest.raises(CielError, match="which may have 15 MiB: put small objects together"):
+        refused.result(60)
+    assert served.result(60) == 1

@@ -413,12 +413,12 @@ def test_a_job_with_many_errors_tells_the_first_and_the_number() -> None:
 
 def test_g5_a_task_whose_inputs_fit_into_no_message_is_refused_with_that_reason() -> None:
     cluster = Cluster(a_worker("w1"))
-    names = [f"small{number}" for number in range(6000)]
+    names = [f"small{number}" for number in range(12_000)]
     known = tuple(Value.of(ObjectId(name), b"x" * 1000) for name in names)
     big = a_task("big", inputs=names)
     cluster.says(SubmitJob(a_job_spec(JOB)), AddTask(big, known))
     cluster.says(WantObjects(JobId(JOB), (ObjectId("big"),)), CloseJob(JobId(JOB)))
     job = cluster.machine.jobs[JOB]
     assert job.state is JobState.FAILED
-    assert job.reason.startswith("INPUTS_TOO_LARGE: its 6000 inputs, 6000 of which are small")
+    assert job.reason.startswith("INPUTS_TOO_LARGE: its 12000 inputs, 12000 of which are small")
     assert not cluster.machine.workers["w1"].assigned

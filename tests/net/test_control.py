@@ -438,9 +438,9 @@ def test_an_owner_that_raises_ends_the_connection_and_is_told() -> None:
 
 def test_a_message_without_a_form_ends_the_connection_with_the_reason() -> None:
     line = Line(Role.SUBMIT).connect()
-    line.right.send(DropObjects((ObjectId("x" * 9_000_000),)))
+    line.right.send(DropObjects((ObjectId("x" * 34_000_000),)))
     line.run()
-    reason = "a record 'drop' of 9000019 bytes exceeds 8388608 bytes"
+    reason = "a record 'drop' of 34000027 bytes exceeds 33554432 bytes"
     assert line.told == [["opened", f"refused: {reason}"], ["opened", reason]]
 
 

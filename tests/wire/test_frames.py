@@ -14,7 +14,12 @@ from ciel.wire.errors import (
     RemoteProtocolError,
 )
 from ciel.wire.frames import FrameReader, Record, encode_frames, looks_like_frame
-from ciel.wire.limits import FRAME_MAX_BYTES, HEADER_MAX_BYTES, RECORDS_PER_FRAME_MAX
+from ciel.wire.limits import (
+    FRAME_MAX_BYTES,
+    HEADER_MAX_BYTES,
+    RECORD_MAX_BYTES,
+    RECORDS_PER_FRAME_MAX,
+)
 
 fields = st.lists(st.none() | st.integers() | st.text() | st.lists(st.text()), max_size=4)
 records = st.lists(
@@ -113,19 +118,60 @@ def test_headers_over_the_size_are_cut_into_frames_in_order() -> None:
 
 def test_largest_record_passes_and_one_byte_more_is_refused_before_sending() -> None:
     overhead = len(encode_frames([(["r"], bytes(10_000_000))])) - 10_000_000
-    largest = bytes(FRAME_MAX_BYTES - overhead)
-    assert len(encode_frames([(["r"], largest)])) == FRAME_MAX_BYTES
-    assert read_all(FrameReader(), encode_frames([(["r"], largest)])) == [(["r"], largest)]
+    largest = bytes(RECORD_MAX_BYTES - overhead)
+    sent = [(["before"], b""), (["r"], largest), (["after"], b"")]
+    assert read_all(FrameReader(), encode_frames(sent)) == sent
     with pytest.raises(RecordTooLargeError) as caught:
-        encode_frames([(["r"], largest + b"x")])
-    assert caught.value.size_bytes == FRAME_MAX_BYTES + 1
+        encode_frames([(["ok"], b""), (["r"], largest + b"x")])
+    assert caught.value.size_bytes == RECORD_MAX_BYTES + 1
+    assert caught.value.kind == "r"
     assert isinstance(caught.value, LocalProtocolError)
 
 
-def test_record_with_too_large_a_header_is_refused_before_sending() -> None:
-    with pytest.raises(RecordTooLargeError) as caught:
-        encode_frames([(["ok"], b""), (["r", "x" * HEADER_MAX_BYTES], b"")])
-    assert caught.value.kind == "r"
+def test_a_record_with_too_large_a_header_travels_in_parts() -> None:
+    sent = [(["before"], b""), (["r", "x" * HEADER_MAX_BYTES], b"payload"), (["after"], b"")]
+    data = encode_frames(sent)
+    reader, found = FrameReader(), []
+    for start in range(0, len(data), 1 << 20):
+        found += read_all(reader, data[start : start + (1 << 20)])
+        assert reader.is_between_frames == (start + (1 << 20) >= len(data))
+    assert found == sent
+
+
+def a_part(left_bytes: Any, content: bytes) -> bytes:
+    return frame([["part", left_bytes, len(content)]], content)
+
+
+@pytest.mark.parametrize(
+    "data, why",
+    [
+        (a_part(10, b"abc") + encode_frames([(["r"], b"")]), "interrupted"),
+        (a_part(10, b"abc") + a_part(8, b"abc"), "not the next"),
+        (a_part(10, b"abc") + a_part(-2, b"abc"), "not the next"),
+        (a_part(-1, b"abc"), "exceeds"),
+        (a_part("1", b"abc"), "how much follows"),
+        (a_part(0, b""), "how much follows"),
+        (frame([["part", 1, 1], ["r", 0]], b"x"), "how much follows"),
+        (frame([["part", 1]], b"x"), "how much follows"),
+        (a_part(0, b"abc"), "no frame"),
+        (a_part(0, encode_frames([(["r"], b"")]) + b"x"), "no frame"),
+        (a_part(0, a_part(0, encode_frames([(["r"], b"")]))), "holds a part"),
+    ],
+)
+def test_parts_that_make_no_record_are_refused(data: bytes, why: str) -> None:
+    with pytest.raises(RemoteProtocolError, match=why):
+        read_all(FrameReader(), data)
+
+
+@pytest.mark.parametrize("limit_bytes", [4096, FRAME_MAX_BYTES])
+def test_a_record_in_parts_is_refused_with_its_first_part_if_it_is_too_large(
+    limit_bytes: int,
+) -> None:
+    most_bytes = limit_bytes if limit_bytes < FRAME_MAX_BYTES else RECORD_MAX_BYTES
+    assert read_all(FrameReader(limit_bytes), a_part(most_bytes - 3, b"abc")) == []
+    with pytest.raises(FrameTooLargeError) as caught:
+        read_all(FrameReader(limit_bytes), a_part(most_bytes - 2, b"abc"))
+    assert (caught.value.size_bytes, caught.value.limit_bytes) == (most_bytes + 1, most_bytes)
 
 
 def test_record_without_json_form_is_refused_before_sending() -> None:

@@ -47,6 +47,7 @@ from ciel.core.retries import (
     not_before_s,
 )
 from ciel.core.tasks import ASSIGNED, FINISHED, RUNNABLE, WAITING, Ending, TaskNode
+from ciel.core.weights import INPUTS_WEIGHED_FROM, why_too_large
 from ciel.master.state.ahead import Ahead
 from ciel.master.state.children import ChildDesk
 from ciel.master.state.copies import EarlyCopies, Followers
@@ -54,7 +55,6 @@ from ciel.master.state.dispatch import Dispatcher
 from ciel.master.state.jobs import PROGRESS_INTERVAL_S
 from ciel.master.state.keeping import drop_unneeded, is_made_elsewhere, unlisted
 from ciel.master.state.timeline import Timeline
-from ciel.master.state.weights import INPUTS_WEIGHED_FROM, why_too_large
 from ciel.master.state.workers import Call, WorkerFacts, WorkerNode
 
 

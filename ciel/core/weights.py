@@ -9,9 +9,9 @@ from ciel.core.refs import Reference, Value
 
 INPUTS_WEIGHED_FROM = 1000
 """Fewer inputs fit into a message, however much of them travels by value."""
-INPUTS_MAX_BYTES = 7 * 1024 * 1024
-"""Of what a task is told of its inputs: it travels in the header of one frame, which may have 8 MiB
-(`wire.limits`), as does the task itself."""
+INPUTS_MAX_BYTES = 15 * 1024 * 1024
+"""Of what a task is told of its inputs. The worker tells its program in one call, which may have
+16 MiB (`wire.limits`), with the rest of its arguments."""
 _INPUT_BYTES = 40  # of one, its name and content apart
 
 
@@ -28,7 +28,7 @@ def why_too_large(inputs: Iterable[Reference]) -> str:
         return ""
     return (
         f"its {count} inputs, {by_value} of which are small objects that travel by value, are "
-        f"{size_text(size_bytes)} in a message to a worker, which may have "
+        f"{size_text(size_bytes)} in one message, which may have "
         f"{size_text(INPUTS_MAX_BYTES)}: put small objects together into larger ones, or have "
         "several tasks read a part of them each"
     )
