@@ -13,6 +13,7 @@ from ciel.executors.programs.python_channel import Channel, connect
 from ciel.executors.programs.python_clock import Clock
 from ciel.executors.programs.python_functions import Functions, Loaded
 from ciel.executors.programs.python_inputs import Kept
+from ciel.executors.programs.python_processes import let_processes_have_code
 from ciel.executors.programs.python_surroundings import Surroundings, WrongDirectoryError
 from ciel.executors.programs.python_traces import Modules, Traces
 from ciel.python.calls import Function
@@ -160,6 +161,7 @@ def main() -> None:
         resource.setrlimit(resource.RLIMIT_STACK, (wanted, hard))
     for file in (sys.stdout, sys.stderr):
         file.reconfigure(line_buffering=True, errors="backslashreplace")  # type: ignore[union-attr]  # both are files
+    let_processes_have_code()
     _with_room(Program(connect()).serve)
 
 

@@ -278,13 +278,36 @@ async def _items_of(body: Any, put: Callable[[Any], None] | None) -> Any:
 def awaited(evaluator: Evaluator, future: TaskFuture[Any]) -> Generator[Any, Any, Any]:
     """Wait for a future in a coroutine; return its value, or raise it."""
     while (outcome := future.outcome()) is None:
-        yield from _settled(evaluator, future.found().work)
+        work = future.found().work
+        looping = evaluator.looping_of(events._get_running_loop())
+        if looping is None:
+            yield from _settled_in_another_loop(evaluator, work)
+        else:
+            yield from _settled(evaluator, looping, work)
     return future.value_of(outcome)
 
 
-def _settled(evaluator: Evaluator, goal: Work) -> Generator[Any, Any, None]:
+def _settled_in_another_loop(evaluator: Evaluator, goal: Work) -> Generator[Any, Any, None]:
+    """Wait for a work in a loop of the function's own, as that of `asyncio.run`. It cannot be asked
+    when it has nothing to do, so one of the coroutines that wait waits in its place, briefly.
+    """
+    waiting = evaluator.waiting_in_other_loops
+    waiting[id(goal)] = goal
+    try:
+        while goal.state is not DONE:
+            if goal.state is HELD and evaluator.may_run(goal):
+                evaluator.settle([goal])
+                return
+            yield
+            all_wait = not any(work.state is DONE for work in waiting.values())
+            if all_wait and next(iter(waiting.values())) is goal:
+                evaluator.settle([*waiting.values()], any_one=True, timeout_s=LEAVES_MIN_S)
+    finally:
+        waiting.pop(id(goal), None)
+
+
+def _settled(evaluator: Evaluator, looping: Looping, goal: Work) -> Generator[Any, Any, None]:
     """Wait for a work in a coroutine: what can be done here is done in its loop."""
-    looping = evaluator.looping_now()
     stack = [goal]
     while stack:
         work = stack[-1]
@@ -299,7 +322,11 @@ def _settled(evaluator: Evaluator, goal: Work) -> Generator[Any, Any, None]:
         if work.state is AWAY or (work.state is HELD and not evaluator.may_run(work)):
             yield from looping.request(work)
             continue
-        needed = evaluator.advance(work)
+        events._set_running_loop(None)  # a function may run one of its own
+        try:
+            needed = evaluator.advance(work)
+        finally:
+            events._set_running_loop(looping.loop)
         if looping.is_late:
             for _ in range(TURNS_TO_BE_HEARD):
                 yield

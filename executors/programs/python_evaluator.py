@@ -62,6 +62,7 @@ class Evaluator:
         self._home: Any = None  # of the body that runs now
         self._depth = 0
         self._loopings: list[Looping] = []
+        self.waiting_in_other_loops: dict[int, Work] = {}
         self.locals_wanted = False
         self.is_careful = False  # the program has died of this task: what it spawns runs elsewhere
         self._runs_others = False
@@ -153,6 +154,10 @@ class Evaluator:
     def looping_now(self) -> Looping:
         """Return the loop that runs, and in which we are."""
         return next(looping for looping in reversed(self._loopings) if looping.is_running)
+
+    def looping_of(self, loop: Any) -> Looping | None:
+        """Return what runs an event loop; None for one that a function has made."""
+        return next((looping for looping in self._loopings if looping.loop is loop), None)
 
     def _home_of_coroutine(self) -> Any:
         from ciel.executors.programs.python_async import home

@@ -5,6 +5,9 @@ only copies of their own, and what was sent for them does not stay.
 from __future__ import annotations
 
 import copy
+
+
+import asyncio
 import functools
 import gc
 import importlib
@@ -12,6 +15,9 @@ import io
 import itertools
 import os
 import signal
+
+
+import subprocess
 import sys
 import tempfile
 import threading
@@ -443,3 +449,84 @@ def test_g6_more_than_a_message_holds_is_refused_with_words(client: ciel.Client)
     with pytest.raises(CielError, match="which may have 15 MiB: put small objects together"):
         refused.result(60)
     assert served.result(60) == 1
+
+
+# --- E2: loops of a function's own ----------------------------------------------------------------
+
+
+async def squares_and_ticks() -> tuple[list[int], int]:
+    ticks = 0
+
+    async def tick() -> None:
+        nonlocal ticks
+        while True:
+            await asyncio.sleep(0.001)
+            ticks += 1
+
+    ticking = asyncio.create_task(tick())
+    far = ciel.task(slow_square, retries=1)  # which does not run in the process of its parent
+    found = await asyncio.gather(*[far.spawn(number) for number in range(4)], far.spawn(5))
+    near = await ciel.spawn(slow_square, 6)
+    async with asyncio.timeout(20):
+        with pytest.raises(ZeroDivisionError):
+            await ciel.task(lambda: 1 // 0, retries=1).spawn()
+    ticking.cancel()
+    return [*found, near], ticks
+
+
+def slow_square(number: int) -> int:
+    time.sleep(0.05)
+    return number * number
+
+
+def runs_a_loop() -> tuple[list[int], int]:
+    return asyncio.run(squares_and_ticks())
+
+
+async def runs_a_function_with_a_loop() -> tuple[list[int], int]:
+    return await ciel.spawn(runs_a_loop)
+
+
+@pytest.mark.parametrize("function", [runs_a_loop, runs_a_function_with_a_loop])
+def test_e2_a_loop_of_a_function_s_own_awaits_tasks(
+    client: ciel.Client, function: Callable[[], tuple[list[int], int]]
+) -> None:
+    found, ticks = client.submit(function).result(WITHIN_S)
+    assert found == [0, 1, 4, 9, 25, 36]
+    assert ticks > 0
+
+
+# --- E4: processes of a task's own ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_e4_processes_of_a_task_get_what_the_main_module_defines(
+    method: str, tmp_path: Path
+) -> None:
+    script = tmp_path / "swapped.py"
+    script.write_text(f"""
+import ciel, multiprocessing
+from concurrent.futures import ProcessPoolExecutor
+
+class Pair:
+    def __init__(self, one, other):
+        self.both = one, other
+
+def swapped(pair):
+    return Pair(*reversed(pair.both))
+
+def all_swapped():
+    context = multiprocessing.get_context({method!r})
+    with context.Pool(2) as pool, ProcessPoolExecutor(2, mp_context=context) as executor:
+        pairs = pool.map(swapped, [Pair(1, 2), Pair(3, 4)])
+        pairs += executor.map(swapped, [Pair(5, 6)])
+    return [pair.both for pair in pairs if type(pair) is Pair]
+
+if __name__ == "__main__":
+    with ciel.LocalCluster(workers=1, slots=1) as cluster, ciel.Client(cluster) as client:
+        print(client.submit(all_swapped).result())
+""")
+    done = subprocess.run(
+        [sys.executable, script], capture_output=True, text=True, timeout=WITHIN_S, check=False
+    )
+    assert done.stdout == "[(2, 1), (4, 3), (6, 5)]\n", done.stderr
