@@ -14,6 +14,7 @@ from ciel import pure as pure  # before anything that may have been compiled
 if TYPE_CHECKING:
     from ciel.client import Client as Client
     from ciel.client import LocalCluster as LocalCluster
+    from ciel.client.errors import ClientError as ClientError
     from ciel.client.executor import Executor as Executor
     from ciel.client.progress import progress as progress
     from ciel.client.trace import trace as trace
@@ -43,6 +44,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "Client": "ciel.client",
+    "ClientError": "ciel.client.errors",
     "LocalCluster": "ciel.client",
     "empty": "ciel.python.inside",
     "Executor": "ciel.client.executor",

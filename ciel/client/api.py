@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, overload
 
 from ciel.client.client import Client as JobClient
-from ciel.client.errors import ContextError
+from ciel.client.errors import ClientClosedError, ContextError
 from ciel.core.events import JobPrinted, Message
 from ciel.core.refs import REFERENCE_TYPES, Reference
 from ciel.core.refs import Future as Unmade
@@ -134,6 +134,8 @@ class Client(Shown, JobClient):
     def calls(self) -> Calls:
         """The calls of this client, and what became of them."""
         if self._calls is None:
+            if self._is_closed:
+                raise ClientClosedError
             from ciel.client.calling import Calls
 
             with self._calls_lock:
@@ -311,7 +313,7 @@ class Client(Shown, JobClient):
 
     def put(self, value: T) -> Future[T]:
         """Store a value once, and return what stands for it; tasks that are given that read what
-        lies in the store. Raises PackingError, UploadError.
+        lies in the store. Raises PackingError, UploadError, ClientClosedError.
         """
         found: Future[T] = self.calls.put(value)
         return found

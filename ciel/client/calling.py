@@ -128,7 +128,9 @@ class Calls(Maps):
         return futures
 
     def put(self, value: Any) -> ClientFuture[Any]:
-        """Store a value; raises PackingError, UploadError."""
+        """Store a value; raises PackingError, ClientError."""
+        if self._ended is not None:
+            raise self._ended
         try:
             packed, taken = pack_with_futures(value)
         except UnpackedError as error:
@@ -173,6 +175,8 @@ class Calls(Maps):
         if theirs is None or theirs.location.cluster_id != here.cluster_id:
             raise ForeignFutureError(future, here.url, theirs and theirs.location.url)
         theirs.send(future)
+        if future.lot is not None:
+            theirs.shared.add(future.lot.id)
         if future.lot is None and not future.done():
             raise CallbackWaitError(f"the sending of {future.name}")
 

@@ -450,6 +450,12 @@ class Client:
                     file=sys.stderr,
                 )
             return self.cluster.location
+        if not hasattr(address, "cause_of_death"):
+            raise TypeError(
+                "a client takes the address of a master ('HOST:PORT'), a LocalCluster, or nothing, "
+                f"not {address!r:.80}; a number of slots is for a cluster: "
+                "ciel.LocalCluster(workers=1, slots=4)"
+            )
         self.cluster = address
         if address.ended.is_set() and (cause := address.cause_of_death()):
             raise cause

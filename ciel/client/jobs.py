@@ -297,11 +297,14 @@ class Job(Shown):
         """
         refs = list(refs)
         objects = self.forget(refs)
+        uploads: dict[ObjectId, Reference] = {}
         if for_good:  # nobody ever wants what is there already
-            objects += [ref.id for ref in refs if ref.id.startswith(UPLOAD_PREFIX)]
+            uploads = {ref.id: ref for ref in refs if ref.id.startswith(UPLOAD_PREFIX)}
+            objects += uploads
         for start in range(0, len(objects), _WANTED_AT_ONCE):
             batch = tuple(objects[start : start + _WANTED_AT_ONCE])
-            self._send(ReleaseObjects(self.id, batch, for_good))
+            stored = [uploads[i] for i in batch if i in uploads and locations_of(uploads[i])]
+            self._send(ReleaseObjects(self.id, batch, for_good, tuple(stored)))
 
     def forget(self, refs: Iterable[Reference]) -> list[ObjectId]:
         """Take no more notice of what becomes of these objects, though they stay wanted; return

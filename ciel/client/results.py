@@ -29,7 +29,7 @@ from ciel.client.errors import (
 from ciel.client.futures import ClientFuture, Lot, WaitingCall, read_value
 from ciel.client.trace import note_calls
 from ciel.core.ids import ObjectId, is_output
-from ciel.core.refs import INLINE_MAX_BYTES, Failure, Reference, Stream, Value
+from ciel.core.refs import INLINE_MAX_BYTES, Failure, Reference, Stream, Value, locations_of
 from ciel.core.refs import Future as Unmade
 from ciel.python.contents import (
     CUT,
@@ -75,6 +75,8 @@ class Results(ABC):
         self.lots_by_id: weakref.WeakValueDictionary[ObjectId, Lot] = weakref.WeakValueDictionary()
         """All that somebody here can ask for: an object has one lot, however many values name it,
         or it would be released when the first of several goes."""
+        self.shared: set[ObjectId] = set()
+        """Of these another client has named some, and its message may come after ours."""
         self._client = client
         self._lock = threading.Lock()
         self._lots: weakref.WeakValueDictionary[ObjectId, Lot] = weakref.WeakValueDictionary()
@@ -127,7 +129,7 @@ class Results(ABC):
         job = self._job
         if job is not None and self._lots and (job.has_ended or job.refusal):
             self._lose(_end_of(job))
-        if self.dropped and job is not None:
+        if self.dropped:
             is_old = time.monotonic() - self._released_s >= DROPPED_MAX_S
             if is_old or len(self.dropped) >= DROPPED_AT_ONCE:
                 self._remind()
@@ -407,12 +409,20 @@ class Results(ABC):
         return self._client.upload_pieces(pieces, name)
 
     def _release_dropped(self) -> None:
-        if self.dropped and self._job is not None:
+        if self.dropped:
             self._released_s = time.monotonic()
             dropped = [self.dropped.popleft() for _ in range(len(self.dropped))]
             # Another value may have named one of these since.
-            refs = [ref for ref in dropped if ref.id not in self.lots_by_id]
-            self._job.release(refs, for_good=True)
+            refs = [self._as_released(ref) for ref in dropped if ref.id not in self.lots_by_id]
+            if self._job is not None or any(map(locations_of, refs)):
+                self._open_job().release(refs, for_good=True)
+
+    def _as_released(self, ref: Reference) -> Reference:
+        """Return a reference that says where an object is to be deleted if no task has named it."""
+        if ref.id not in self.shared:
+            return ref
+        self.shared.discard(ref.id)
+        return Unmade(ref.id)
 
     def _lose(self, error: BaseException) -> None:
         """Nothing more will come."""

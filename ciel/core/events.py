@@ -40,12 +40,14 @@ class WantObjects(NamedTuple):
 
 class ReleaseObjects(NamedTuple):
     """Have a job want objects no longer. `for_good`: its client will never name them again, so that
-    how they were made may be forgotten, too.
+    how they were made may be forgotten, too. `uploads`: references to those of them that it has
+    brought to workers, since no task that the master knows may ever have named them.
     """
 
     job: JobId
     objects: tuple[ObjectId, ...]
     for_good: bool = False
+    uploads: tuple[Reference, ...] = ()
 
 
 class CloseJob(NamedTuple):

@@ -10,11 +10,11 @@ from collections.abc import Container, Iterable, Iterator, MutableMapping, Seque
 from typing import Any
 
 from ciel.core.graph import INPUTS_PER_STEP, TaskGraph
-from ciel.core.ids import ObjectId
+from ciel.core.ids import UPLOAD_PREFIX, ObjectId
 from ciel.core.jobs import Job
 from ciel.core.losses import drop
 from ciel.core.objects import NOBODY, ObjectNode
-from ciel.core.refs import Failure
+from ciel.core.refs import Failure, Reference, locations_of
 from ciel.core.story import Story
 from ciel.core.tasks import ACTIVE, DONE, Mentions, TaskNode
 
@@ -65,6 +65,16 @@ def hand_over(
     if len(job.tasks) > 2 * alive + _COMPACT_FROM:
         job.tasks = [task_id for task_id in job.tasks if task_id in graph.tasks]
     yield deletions
+
+
+def never_named(graph: TaskGraph, uploads: Iterable[Reference]) -> Deletions:
+    """Return which uploads no task has named, by the places where they are to be deleted."""
+    deletions: Deletions = {}
+    for ref in uploads:
+        if ref.id.startswith(UPLOAD_PREFIX) and ref.id not in graph.objects.nodes:
+            for place in locations_of(ref):
+                deletions.setdefault(place, []).append(ref.id)
+    return deletions
 
 
 def _is_over(graph: TaskGraph, task: TaskNode, job: Job) -> bool:

@@ -1,5 +1,6 @@
 """Values as bytes: a pickle (protocol 5), and beside it the buffers that it refers to, which are
-neither copied into it nor out of it.
+neither copied into it nor out of it. Large bytes, bytearrays and memoryviews become buffers, too
+(ADR 76): the pickle names them by a persistent id, and begins with a mark and their number.
 
 What has futures inside, at any depth, is packed within `embedding`: each is replaced by its place
 in a list, and `unpack` puts there what it is given. Outside of it a future cannot be pickled.
@@ -11,11 +12,13 @@ from __future__ import annotations
 
 import io
 import pickle
+import struct
 import sys
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
+from itertools import islice
 from types import FunctionType, MethodType
 from typing import Any, Final, NamedTuple
 
@@ -23,6 +26,16 @@ PROTOCOL: Final = 5
 
 SEARCHED_DEPTH: Final = 8
 """So deep within each other are the parts among which the one is sought that cannot be pickled."""
+
+LARGE_MIN_BYTES: Final = 64 << 10
+"""Bytes of this size become a buffer: less is copied as quickly as it is looked at."""
+_LARGE_DEPTH: Final = 5
+_LARGE_ITEMS: Final = 64
+"""So deep in containers, and among so many items of each, large bytes are sought."""
+_LARGE_TYPES: Final = frozenset((bytes, bytearray, memoryview))
+_SEARCHED_TYPES: Final = frozenset((tuple, list, dict))
+_MARK: Final = b"L"  # a pickle of protocol 5 begins with another byte
+_PREFIX: Final = struct.Struct("<cI")
 
 Buffer = bytes | bytearray | memoryview | pickle.PickleBuffer
 
@@ -84,12 +97,25 @@ def pack(value: Any) -> Packed:
 
     What was defined in a program's main module, or in a function, is packed with its code.
     """
+    if _holds_large(value, _LARGE_DEPTH):
+        large: list[pickle.PickleBuffer] = []
+        head, buffers = _dumped(value, _place_among(large))
+        return Packed(_PREFIX.pack(_MARK, len(large)) + head, (*large, *buffers))
+    head, buffers = _dumped(value)
+    return Packed(head, tuple(buffers))
+
+
+def _dumped(value: Any, place_of: Any = None) -> tuple[bytes, list[pickle.PickleBuffer]]:
+    """Return a pickle, and its buffers. `place_of` is its `persistent_id`."""
     buffers: list[pickle.PickleBuffer] = []
     count = 0 if _context.embedded is None else len(_context.embedded)
     try:
-        head = pickle.dumps(value, PROTOCOL, buffer_callback=buffers.append)
+        if place_of is None:
+            head = pickle.dumps(value, PROTOCOL, buffer_callback=buffers.append)
+        else:
+            head = _written(pickle.Pickler, value, buffers, place_of)
         if b"__main__" not in head and not _by_value():  # that is another module elsewhere
-            return Packed(head, tuple(buffers))
+            return head, buffers
     except (pickle.PicklingError, AttributeError, TypeError):
         pass  # it may have no name by which others find it
     except RecursionError:
@@ -99,7 +125,59 @@ def pack(value: Any) -> Packed:
     buffers.clear()
     if _context.embedded is not None:
         del _context.embedded[count:]
-    return Packed(_with_code(value, buffers), tuple(buffers))
+    return _with_code(value, buffers, place_of), buffers
+
+
+def _holds_large(value: Any, depth: int) -> bool:
+    kind = type(value)
+    if kind in _LARGE_TYPES:
+        return _is_large(value)
+    if kind not in _SEARCHED_TYPES:
+        return False
+    items = value.values() if kind is dict else value
+    if len(items) > _LARGE_ITEMS:
+        items = islice(items, _LARGE_ITEMS)
+    for item in items:
+        kind = type(item)
+        if kind in _LARGE_TYPES:
+            if _is_large(item):
+                return True
+        elif kind in _SEARCHED_TYPES and depth and _holds_large(item, depth - 1):
+            return True
+    return False
+
+
+def _is_large(value: Any) -> bool:
+    if type(value) is memoryview:  # pickle has no form for it at all
+        return bool(value.c_contiguous and (value.nbytes or value.ndim == 1))
+    return len(value) >= LARGE_MIN_BYTES
+
+
+def _place_among(large: list[pickle.PickleBuffer]) -> Callable[[Any], Any]:
+    """Return a `persistent_id` that collects large bytes: each is named by its place and kind."""
+    known: dict[int, tuple[Any, Any]] = {}
+
+    def place_of(value: Any) -> Any:
+        if type(value) not in _LARGE_TYPES or not _is_large(value):
+            return None
+        if id(value) not in known:
+            form: Any = type(value).__name__
+            if type(value) is memoryview:
+                form = (value.format, value.shape, value.readonly)
+            known[id(value)] = (len(large), form), value  # it lives while its number is known
+            large.append(pickle.PickleBuffer(value))
+        return known[id(value)][0]
+
+    return place_of
+
+
+def _written(pickler: Any, value: Any, buffers: list[Any], place_of: Any) -> bytes:
+    file = io.BytesIO()
+    made = pickler(file, PROTOCOL, buffer_callback=buffers.append)
+    if place_of is not None:
+        made.persistent_id = place_of
+    made.dump(value)
+    return file.getvalue()
 
 
 def _by_value() -> bool:
@@ -108,12 +186,11 @@ def _by_value() -> bool:
     return cloudpickle is not None and bool(cloudpickle.list_registry_pickle_by_value())
 
 
-def _with_code(value: Any, buffers: list[pickle.PickleBuffer]) -> bytes:
+def _with_code(value: Any, buffers: list[pickle.PickleBuffer], place_of: Any) -> bytes:
     from ciel.python.pickling import Pickler
 
-    file = io.BytesIO()
     try:
-        Pickler(file, PROTOCOL, buffer_callback=buffers.append).dump(value)
+        return _written(Pickler, value, buffers, place_of)
     except UnpackedError:
         raise
     except RecursionError:
@@ -122,7 +199,6 @@ def _with_code(value: Any, buffers: list[pickle.PickleBuffer]) -> bytes:
         ) from None
     except Exception as error:  # of anybody's __reduce__
         raise UnpackedError(f"{_culprit(value, error)}: {type(error).__name__}: {error}") from error
-    return file.getvalue()
 
 
 def pack_with_futures(value: Any) -> tuple[Packed, list[Any]]:
@@ -140,12 +216,45 @@ def unpack(head: Buffer, buffers: Iterable[Buffer] = (), given: Sequence[Any] | 
     the value raise.
     """
     if given is None:
-        return pickle.loads(head, buffers=buffers)
+        return _loaded(head, buffers)
     before, _context.given = _context.given, given
     try:
-        return pickle.loads(head, buffers=buffers)
+        return _loaded(head, buffers)
     finally:
         _context.given = before
+
+
+def _loaded(head: Buffer, buffers: Iterable[Buffer]) -> Any:
+    view = memoryview(head)
+    if bytes(view[:1]) != _MARK:
+        return pickle.loads(head, buffers=buffers)
+    _, count = _PREFIX.unpack_from(view)
+    others = iter(buffers)
+    large = list(islice(others, count))
+    loader: Any = pickle.Unpickler(io.BytesIO(view[_PREFIX.size :]), buffers=others)
+    known: dict[int, Any] = {}
+
+    def load(place: tuple[int, Any]) -> Any:
+        number, form = place
+        if number not in known:
+            known[number] = _as_it_was(large[number], form)
+        return known[number]
+
+    loader.persistent_load = load
+    return loader.load()
+
+
+def _as_it_was(buffer: Buffer, form: Any) -> Any:
+    """Return bytes as an object of the kind that they were sent as."""
+    if form == "bytes":
+        return bytes(buffer)
+    if form == "bytearray":
+        return bytearray(buffer)
+    format_, shape, is_read_only = form
+    view = memoryview(buffer).cast("B")
+    if format_ != "B" or len(shape) != 1:
+        view = view.cast(format_, shape)
+    return view.toreadonly() if is_read_only else view
 
 
 def _culprit(value: Any, error: BaseException) -> str:

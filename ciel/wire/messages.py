@@ -222,8 +222,8 @@ _FORMS: dict[type, Form] = {
     ),
     ReleaseObjects: Form(
         "release",
-        lambda m: ([m.job, m.objects, int(m.for_good)], b""),
-        lambda f, p: ReleaseObjects(_id(f[0]), read_ids(f[1]), bool(_count(f[2]))),
+        lambda m: ([m.job, m.objects, int(m.for_good), _arrays(m.uploads)], b""),
+        lambda f, p: ReleaseObjects(_id(f[0]), read_ids(f[1]), bool(_count(f[2])), _refs(f[3])),
     ),
     CloseJob: Form("close", lambda m: ([m.job], b""), lambda f, p: CloseJob(_id(f[0]))),
     CancelJob: Form(

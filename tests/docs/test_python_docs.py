@@ -58,3 +58,17 @@ def test_every_public_name_has_a_docstring() -> None:
         kind = getattr(ciel, name)
         missing = [method for method in public(kind) if not inspect.getdoc(getattr(kind, method))]
         assert missing == [], name
+
+
+PAGES = (*REFERENCE.parent.glob("*.md"), *REFERENCE.parents[1].glob("*.md"))
+NAMED = re.compile(r"(?<![\w./@-])ciel\.([A-Z]\w*)")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_e8_classes_that_a_document_names_exist(page: Path) -> None:
+    assert set(NAMED.findall(page.read_text())) <= set(ciel.__all__)
+
+
+@pytest.mark.parametrize("page", REFERENCE.parent.glob("*.md"), ids=lambda page: page.name)
+def test_e8_no_page_for_python_names_variables_that_functions_do_not_have(page: Path) -> None:
+    assert not re.findall(r"CIEL_(?:TASK|ATTEMPT|JOB)\b", page.read_text())

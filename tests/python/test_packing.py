@@ -43,6 +43,27 @@ def test_an_array_is_not_copied_into_its_pickle() -> None:
     assert np.shares_memory(packing.unpack(*packed)[0], array)
 
 
+@pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
+def test_large_bytes_are_not_copied_into_their_pickle(kind: Any) -> None:
+    value = kind(bytes(100_000))
+    packed = packing.pack([{"in": (value, lambda: value)}, value])
+    assert len(packed.head) < 2000
+    found = packing.unpack(*packed)
+    assert found[1] == value
+    assert type(found[1]) is kind
+    assert found[0]["in"][0] is found[1]
+    assert found[0]["in"][1]() is found[1]
+
+
+def test_a_memoryview_keeps_its_shape_and_whether_it_may_be_written_to() -> None:
+    view = memoryview(bytearray(96)).cast("B").cast("d", (3, 4))
+    view[1, 2] = 0.5
+    for sent in (view, view.toreadonly()):
+        found = packing.unpack(*packing.pack(sent))
+        assert (found.tolist(), found.readonly) == (view.tolist(), sent.readonly)
+    assert packing.unpack(*packing.pack(memoryview(b""))) == b""
+
+
 def test_futures_at_any_depth_are_noted_and_replaced() -> None:
     one, other = Stand(), Stand()
     packed, found = packing.pack_with_futures(([one, {"x": (other, one)}], {}))

@@ -100,7 +100,7 @@ messages: dict[type, st.SearchStrategy[Message]] = {
     ),
     AddTask: st.builds(AddTask, specs, refs),
     WantObjects: st.builds(WantObjects, jobs, several_ids),
-    ReleaseObjects: st.builds(ReleaseObjects, jobs, several_ids, flags),
+    ReleaseObjects: st.builds(ReleaseObjects, jobs, several_ids, flags, refs),
     CloseJob: st.builds(CloseJob, jobs),
     CancelJob: st.builds(CancelJob, jobs, texts),
     WatchJob: st.builds(WatchJob, jobs, flags),

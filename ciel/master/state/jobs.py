@@ -53,7 +53,7 @@ from ciel.core.jobs import (
     summarise,
 )
 from ciel.core.refs import Failure, Reference, Stream, Value, is_unlike
-from ciel.core.removal import hand_over
+from ciel.core.removal import hand_over, never_named
 from ciel.core.retries import (
     Blame,
 )
@@ -145,9 +145,10 @@ class JobDesk(JobOperations):
                 self.outbox += [(client, news) for news in told]
                 if job.state is JobState.ACTIVE:
                     self.journal.append(message)
-            case ReleaseObjects(job_id, objects, for_good):
+            case ReleaseObjects(job_id, objects, for_good, uploads):
                 job = self.find_job(job_id)
                 if for_good:
+                    self._delete(never_named(self.graph, uploads))
                     self._hand_over(job, objects)
                 else:
                     for object_id in objects:
