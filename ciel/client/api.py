@@ -37,8 +37,10 @@ if TYPE_CHECKING:
     from ciel.client.jobs import Job
     from ciel.client.prints import Sink
     from ciel.python.calls import Mapped
+    from ciel.python.tasks import Several
 
 T = TypeVar("T")
+F = TypeVar("F")
 
 _OF_FUNCTIONS: Final = {
     "returns": "'outputs=', files that it writes itself",
@@ -157,6 +159,9 @@ class Client(Shown, JobClient):
         return Caller(self._cwd, scratch=self._scratch, env=self._env)
 
     # --- functions --------------------------------------------------------------------------------
+
+    @overload
+    def submit(self, function: Several[..., Any, F], /, *args: Any, **kwargs: Any) -> F: ...
 
     @overload
     def submit(

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
+from collections.abc import Callable, Coroutine, Iterable, Iterator
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, overload
 
 from ciel.core.errors import CielError
 from ciel.python.futures import futures_in
 
 if TYPE_CHECKING:
     from ciel.python.futures import Future
-    from ciel.python.tasks import Options
+    from ciel.python.tasks import Options, Several
 
 R = TypeVar("R")
+F = TypeVar("F")
 
 ALL_COMPLETED: Final = "ALL_COMPLETED"
 FIRST_COMPLETED: Final = "FIRST_COMPLETED"
@@ -94,13 +95,26 @@ def everyone() -> list[Session]:
         return list(_open)
 
 
-def spawn(function: Callable[..., R], /, *args: Any, **kwargs: Any) -> Future[R]:
+@overload
+def spawn(function: Several[..., Any, F], /, *args: Any, **kwargs: Any) -> F: ...
+
+
+@overload
+def spawn(
+    function: Callable[..., Coroutine[Any, Any, R]], /, *args: Any, **kwargs: Any
+) -> Future[R]: ...
+
+
+@overload
+def spawn(function: Callable[..., R], /, *args: Any, **kwargs: Any) -> Future[R]: ...
+
+
+def spawn(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     """Make a task of a call of any function, as `Task.spawn` does."""
     from ciel.python.tasks import split_task
 
     called, options = split_task(function)
-    found: Future[R] = current().call(called, args, kwargs, options)
-    return found
+    return current().call(called, args, kwargs, options)
 
 
 def call(function: Callable[..., R], /, *args: Any, **kwargs: Any) -> R:

@@ -5,7 +5,18 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable, Coroutine, Iterator
-from typing import Any, Final, Generic, NamedTuple, ParamSpec, TypeVar, overload
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Final,
+    Generic,
+    Literal,
+    NamedTuple,
+    ParamSpec,
+    Protocol,
+    TypeVar,
+    overload,
+)
 
 from ciel.core.errors import CielError
 from ciel.core.tasks import (
@@ -28,6 +39,10 @@ from ciel.python.showing import Shown
 P = ParamSpec("P")
 R = TypeVar("R")
 V = TypeVar("V")
+F_co = TypeVar("F_co", covariant=True)
+A = TypeVar("A")
+B = TypeVar("B")
+C = TypeVar("C")
 
 RETURNS_MAX: Final = 10_000
 NAME_MAX_LENGTH: Final = 200
@@ -152,7 +167,15 @@ class Task(Shown, Generic[P, R]):
         """
         return current().call(self, args, kwargs, self.task_options)
 
-    def options(self, **options: Any) -> Task[P, R]:
+    @overload
+    def options(self, *, returns: Literal[1] | None = None, **options: Any) -> Task[P, R]: ...
+
+    @overload
+    def options(
+        self, *, returns: int, **options: Any
+    ) -> Several[P, R, tuple[Future[Any], ...]]: ...
+
+    def options(self, **options: Any) -> Any:
         """Return the same function with some options changed; raises OptionError."""
         return Task(self.function, read_options(self.task_options, options))
 
@@ -171,6 +194,45 @@ class Task(Shown, Generic[P, R]):
             yield name, value if value != usual else None
         yield "returns", options.returns if options.returns != 1 else None
         yield "python", options.python
+
+
+if TYPE_CHECKING:
+    _Later = Coroutine[Any, Any, V]
+
+    class Several(Task[P, R], Generic[P, R, F_co]):
+        """A task with `returns`, for checkers of types: `F_co` is the tuple of its futures."""
+
+        def spawn(self, *args: Any, **kwargs: Any) -> F_co: ...  # type: ignore[override]
+
+        def options(self, **options: Any) -> Several[P, R, F_co]: ...  # type: ignore[override]
+
+    class _MakesSeveral(Protocol):
+        """What `ciel.task(returns=2)` returns."""
+
+        @overload
+        def __call__(
+            self, function: Callable[P, tuple[A, B]], /
+        ) -> Several[P, tuple[A, B], tuple[Future[A], Future[B]]]: ...
+
+        @overload
+        def __call__(
+            self, function: Callable[P, tuple[A, B, C]], /
+        ) -> Several[P, tuple[A, B, C], tuple[Future[A], Future[B], Future[C]]]: ...
+
+        @overload
+        def __call__(
+            self, function: Callable[P, _Later[tuple[A, B]]], /
+        ) -> Several[P, _Later[tuple[A, B]], tuple[Future[A], Future[B]]]: ...
+
+        @overload
+        def __call__(
+            self, function: Callable[P, _Later[tuple[A, B, C]]], /
+        ) -> Several[P, _Later[tuple[A, B, C]], tuple[Future[A], Future[B], Future[C]]]: ...
+
+        @overload
+        def __call__(
+            self, function: Callable[P, R], /
+        ) -> Several[P, R, tuple[Future[Any], ...]]: ...
 
 
 class _Bound:
@@ -220,9 +282,9 @@ def task(function: Callable[P, R], /, **options: Any) -> Task[P, R]: ...
 
 
 @overload
-def task(
+def task(  # type: ignore[overload-overlap]  # 1 is a number as others are
     *,
-    returns: int | None = None,
+    returns: Literal[1] | None = None,
     retries: int | None = None,
     retry_on: tuple[str, ...] | None = None,
     retry_delay_s: float | None = None,
@@ -235,6 +297,24 @@ def task(
     name: str | None = None,
     python: str | None = None,
 ) -> Callable[[Callable[P, R]], Task[P, R]]: ...
+
+
+@overload
+def task(
+    *,
+    returns: int,
+    retries: int | None = None,
+    retry_on: tuple[str, ...] | None = None,
+    retry_delay_s: float | None = None,
+    timeout_s: float | None = None,
+    kill_grace_s: float | None = None,
+    memory_bytes: int | None = None,
+    slots: int | None = None,
+    priority: int | None = None,
+    memo: bool | None = None,
+    name: str | None = None,
+    python: str | None = None,
+) -> _MakesSeveral: ...
 
 
 def task(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
