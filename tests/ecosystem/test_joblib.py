@@ -60,7 +60,6 @@ LEFT_OUT = {
     "test_invalid_backend_hinting_and_constraints": OWN,
     "test_dask_backend_when_dask_not_installed": OWN,
     "test_zero_worker_backend": OWN,
-    "test_loky_reuse_workers": OWN,
     "test_background_thread_parallelism": OWN,
     "test_initializer_reused": OWN,
     "test_error_capture": "a task's KeyboardInterrupt is a RemoteError for who waits",
@@ -74,14 +73,15 @@ LEFT_OUT = {
     "test_parallel_thread_limit": LIMITS,
     "test_threadpool_limitation_in_child_loky": LIMITS,
     "test_threadpool_limitation_in_child_context": LIMITS,
-    "test_threadpool_limitation_in_child_override": LIMITS,
-    "test_nested_parallel_warnings": "warns where loky and multiprocessing cannot be nested",
     "test_nested_backend_context_manager": NESTED,
     "test_nested_parallelism_limit": NESTED,
     "test_auto_memmap_on_arrays_from_generator": MAPPED,
     "test_memmapping_leaks": MAPPED,
 }
 NOT_SO = {
+    "test_nested_parallel_warnings": (
+        {"expected": True}, "warns where loky and multiprocessing cannot be nested; ours can"
+    ),
     "test_multiple_generator_call_separated_gc": (
         {"error": True}, "the loops of loky share a pool, and one ends that of another"
     ),
