@@ -202,9 +202,9 @@ if TYPE_CHECKING:
     class Several(Task[P, R], Generic[P, R, F_co]):
         """A task with `returns`, for checkers of types: `F_co` is the tuple of its futures."""
 
-        def spawn(self, *args: Any, **kwargs: Any) -> F_co: ...  # type: ignore[override]
+        def spawn(self, *args: Any, **kwargs: Any) -> F_co: ...  # type: ignore[override]  # a tuple
 
-        def options(self, **options: Any) -> Several[P, R, F_co]: ...  # type: ignore[override]
+        def options(self, **options: Any) -> Several[P, R, F_co]: ...  # type: ignore[override]  # as above
 
     class _MakesSeveral(Protocol):
         """What `ciel.task(returns=2)` returns."""

@@ -27,4 +27,5 @@ def _loaded(packed: bytes) -> Any:
 
 def let_processes_have_code() -> None:
     """Have `multiprocessing` send the code of what its processes cannot find by name."""
-    ForkingPickler.reducer_override = _reduced  # type: ignore[method-assign, assignment]
+    pickler: Any = ForkingPickler  # which pickle asks for this
+    pickler.reducer_override = _reduced
