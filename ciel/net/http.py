@@ -51,6 +51,8 @@ LITTLE_MAX_BYTES: Final = 16 * 1024
 
 HEADER_MAX_BYTES: Final = 16 * 1024
 HEADERS_MAX: Final = 100
+LENGTH_MAX_DIGITS: Final = 1000
+"""Python reads no number of more than 4,300."""
 
 HEADER_TIMEOUT_S: Final = 5.0
 """From a connection's begin, or a further request's first byte, to the last header, however busily
@@ -404,6 +406,13 @@ class _Channel(HTTPChannel):
             self.length = 0  # the body is over, as far as we are concerned: answer now
         elif request.getHeader("Expect") == "100-continue":
             self._send100Continue()
+
+    def _maybeChooseTransferDecoder(self, header: bytes, data: bytes) -> bool:
+        """Refuse a length of more digits than Twisted, and Python, can read."""
+        if header.lower() == b"content-length" and len(data) > LENGTH_MAX_DIGITS:
+            self._respondToBadRequestAndDisconnect()
+            return False
+        return bool(super()._maybeChooseTransferDecoder(header, data))
 
     def _respondToBadRequestAndDisconnect(self) -> None:
         """Answer what is no HTTP, such as a malformed chunk, in place of Twisted, whose answer has

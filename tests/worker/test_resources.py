@@ -490,3 +490,25 @@ def test_a_reader_that_takes_nothing_is_cut_off(
     wait_for(lambda: bool(served.site.site.channels), "the request")
     wait_for(lambda: not served.site.site.channels, "its end")
     connection.close()
+
+
+@pytest.mark.parametrize("size_bytes", [2**62, 2**63 - 1, 2**63, 10**400])
+def test_g10_a_size_that_no_file_can_have_is_refused_with_the_promised_json(
+    served: Served, tmp_path: Path, size_bytes: int
+) -> None:
+    said = b'{"size_bytes": %d}' % size_bytes
+    status, _, body = served.ask("POST", "/control/upload/x", said)
+    assert status in (400, 507), body  # by the file system's limit, or by what it has left
+    assert list(json.loads(body)) == ["error"]
+    assert (being_written(tmp_path), served.store.usage().reserved_bytes) == ([], 0)
+
+
+@pytest.mark.parametrize("length", ["9223372036854775807", "1" + "0" * 30, "1" + "0" * 5000])
+def test_g10_a_length_that_no_file_can_have_is_refused_with_the_promised_json(
+    served: Served, tmp_path: Path, length: str
+) -> None:
+    said = {"Content-Length": length}
+    status, _, body = served.ask("POST", "/control/data/x", b"", headers=said)
+    assert status in (400, 413, 507), body
+    assert list(json.loads(body)) == ["error"]
+    assert (being_written(tmp_path), served.store.usage().reserved_bytes) == ([], 0)

@@ -4,6 +4,7 @@ store.
 
 from __future__ import annotations
 
+import errno
 import re
 import struct
 import tempfile
@@ -29,6 +30,7 @@ from ciel.storage.errors import (
     ObjectConflictError,
     ObjectNotFoundError,
     StorageError,
+    StoreSystemError,
 )
 from ciel.storage.interface import ObjectReader, ObjectStore
 from ciel.wire.files import FILE_HEADER, file_identity
@@ -85,10 +87,18 @@ def answering() -> Iterator[None]:
         raise HttpError(409, str(error)) from None
     except NoSpaceError as error:
         raise HttpError(507, str(error)) from None
+    except StoreSystemError as error:
+        if error.error_number == errno.EFBIG:
+            raise HttpError(400, "no file in the store of this worker can be so large") from None
+        raise _failed(error) from None
     except StorageError as error:
-        reason = f"the store of this worker: {error}{open_files_advice(error)}"
-        log.error("{reason}", reason=reason)
-        raise HttpError(500, reason) from None
+        raise _failed(error) from None
+
+
+def _failed(error: StorageError) -> HttpError:
+    reason = f"the store of this worker: {error}{open_files_advice(error)}"
+    log.error("{reason}", reason=reason)
+    return HttpError(500, reason)
 
 
 def open_object(store: ObjectStore, request: Request) -> ObjectReader:

@@ -139,9 +139,10 @@ class Pending:
                 f"{self.size_bytes} bytes of {self.object_id} have come: the next chunk begins "
                 f"there, not at {int(offset)}",
             )
+        length_bytes = length_of(request)
         self._is_taking = True
         self._stop_waiting()
-        return _Chunk(self, self._bringing.admitted(length_of(request)), request.channel)
+        return _Chunk(self, self._bringing.admitted(length_bytes), request.channel)
 
     def require_rest(self) -> None:
         """Raise HttpError while a chunk is on its way."""
@@ -182,9 +183,13 @@ class Pending:
 
 
 def length_of(request: Request) -> int | None:
-    """Return how long a body will be, if its sender says so."""
+    """Return how long a body will be, if its sender says so; raises HttpError."""
     length = request.getHeader("Content-Length") or ""
-    return int(length) if length.isdecimal() else None
+    if not length.isdecimal():
+        return None
+    if int(length) > SIZE_MAX_BYTES:
+        raise HttpError(400, "no object can be as long as Content-Length says")
+    return int(length)
 
 
 class _Arriving:
