@@ -7,6 +7,8 @@ A directory belongs to one worker. It keeps the logs of the 1,000 jobs that were
 
 from __future__ import annotations
 
+import os
+
 from pathlib import Path
 from typing import Any, Final
 
@@ -64,7 +66,7 @@ class JobLogs:
         """Return what a log holds from `offset` on, at most 1 MiB; nothing if there is no log."""
         try:
             with open(self._directory / _name(job), "rb") as file:
-                file.seek(offset)
+                file.seek(min(offset, os.fstat(file.fileno()).st_size))
                 return file.read(CHUNK_BYTES)
         except FileNotFoundError:
             return b""

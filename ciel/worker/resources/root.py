@@ -77,7 +77,7 @@ class KeptOutput(Route):
         for beginning in ("stdout", "stdout.beginning"):  # the second is of a very long one
             try:
                 with open(self._kept / name / beginning, "rb") as file:
-                    file.seek(int(offset))
+                    file.seek(min(int(offset), os.fstat(file.fileno()).st_size))
                     return file.read(CHUNK_BYTES)
             except (FileNotFoundError, NotADirectoryError):
                 continue
