@@ -8,7 +8,6 @@ A directory belongs to one worker. It keeps the logs of the 1,000 jobs that were
 from __future__ import annotations
 
 import os
-
 from pathlib import Path
 from typing import Any, Final
 
