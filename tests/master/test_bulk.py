@@ -13,9 +13,10 @@ from ciel.core.events import (
 )
 from ciel.core.ids import JobId
 from ciel.core.jobs import JobState
+from ciel.core.refs import Concrete
 from ciel.core.tasks import TaskSpec, TaskState
 from ciel.master.state import answers
-from ciel.testing.builders import JOB, a_job_spec, a_task, a_worker
+from ciel.testing.builders import JOB, a_job_spec, a_task, a_worker, place_of
 from ciel.testing.master_scenes import Cluster
 
 STEPS = 10
@@ -179,3 +180,43 @@ def test_g7_a_job_that_is_watched_is_told_in_slices_and_its_end_comes_last() -> 
     assert sum(isinstance(message, ObjectSettled) for message in told) == 200
     assert [type(message) for message in told].count(JobChanged) == 1
     assert isinstance(told[-1], JobChanged)
+
+
+def that_holds(count: int) -> Cluster:
+    """A cluster whose first worker holds all results of an open job."""
+    cluster = Cluster(a_worker("w1", slots=count))
+    tasks = many(count)
+    cluster.job(*tasks, want=[task.outputs[0] for task in tasks], open=True)
+    place = frozenset((place_of("w1"),))
+    for task in tasks:
+        cluster.done("w1", task, *[Concrete(o, 5000, place) for o in task.outputs])
+    assert len(cluster.machine.graph.objects.held_at(place_of("w1"))) == count
+    return in_small_steps(cluster)
+
+
+def test_g4_what_a_lost_worker_held_is_lost_in_slices_and_others_are_served_between_them() -> None:
+    cluster = that_holds(200)
+    cluster.joins(a_worker("w2", slots=1))
+    cluster.loses("w1")
+    assert cluster.machine.has_more
+    other = a_task("other", job="urgent")
+    cluster.job(other, want=["other"], job="urgent")
+    assert turns(cluster) > 10
+    assert not cluster.machine.graph.objects.held_at(place_of("w1"))
+    assert not cluster.machine.dispatcher.suspects
+    assert cluster.machine.jobs[JOB].unsettled == 200
+
+
+def test_g4_a_worker_that_joins_at_the_place_of_a_lost_one_keeps_what_it_then_holds() -> None:
+    cluster = that_holds(200)
+    cluster.loses("w1")
+    assert cluster.machine.graph.objects.held_at(place_of("w1"))
+    cluster.joins(a_worker("w1", slots=1))
+    assert not cluster.machine.graph.objects.held_at(place_of("w1"))
+    place = frozenset((place_of("w1"),))
+    ((_, _), again), *_ = cluster.machine.workers["w1"].assigned.items()
+    made = Concrete(again.outputs[0], 5000, place)
+    cluster.done("w1", again.spec, made, attempt=again.attempt)
+    turns(cluster)
+    assert cluster.machine.graph.objects.held_at(place_of("w1")) == [again.outputs[0]]
+    assert not cluster.machine.dispatcher.suspects

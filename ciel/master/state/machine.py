@@ -78,6 +78,7 @@ class MasterMachine(ChildDesk):
         self.held: dict[
             TaskNode, tuple[WorkerNode, TaskReported]
         ] = {}  # till all they read is whole
+        self._losing: dict[str, WorkerNode] = {}  # lost, by their place: what they held goes still
         self.timeline = Timeline()
         self.epoch_s = 0.0  # what makes a time of its clock one since the epoch, for answers
         self.workers_joined = 0  # of all there ever were
@@ -110,6 +111,7 @@ class MasterMachine(ChildDesk):
             ):
                 reason = "another worker took its place"
                 self.worker_lost(other.facts.id, reason, now_s, died=True)
+        self._lose_rest(facts.netloc)
         self.workers_joined += 1
         self.dispatcher.add_worker(WorkerNode(facts, now_s))
 
@@ -178,11 +180,45 @@ class MasterMachine(ChildDesk):
             self.graph.requeue(task)
         self._begun = {task: at for task, at in self._begun.items() if at is not worker}
         self._kept = [(at, message) for at, message in self._kept if at != worker_id]
-        lose_location(self.graph, worker.facts.netloc)
+        self._lose_held(worker)
         self._copies.lose(worker)
         self._followers.lose(worker)
         for job_id, attempts in list(self._called_off.items()):
             self._forget_calls(job_id, {call for call in attempts if call[0] == worker_id})
+
+    def _lose_held(self, worker: WorkerNode) -> None:
+        """Have all lost that a lost worker held: processes and streams at once, since programs
+        depend on them, and the objects in slices.
+        """
+        graph, place = self.graph, worker.facts.netloc
+        for object_id in (*graph.objects.fixed, *graph.objects.growing):
+            lose(graph, object_id, place)
+        self.bulk.begin(self._losing_held(worker))
+
+    def _losing_held(self, worker: WorkerNode) -> Iterator[None]:
+        """Lose the objects of a lost worker. Until that is over its place counts as suspected, so
+        no task is given what was there.
+        """
+        place = worker.facts.netloc
+        for object_id in self.graph.objects.held_at(place):
+            lose(self.graph, object_id, place)
+            self.graph.steps_left -= 1
+            if self.graph.steps_left < 0:
+                if place not in self._losing:
+                    self._losing[place] = worker
+                    self.dispatcher.suspects |= {place}
+                yield
+                if self._losing.get(place) is not worker:
+                    return  # another worker has joined at this place
+        if self._losing.pop(place, None) is not None:
+            self.dispatcher.trust(worker)
+
+    def _lose_rest(self, place: str) -> None:
+        """Lose at once what a lost worker held, as another one joins at its place."""
+        worker = self._losing.pop(place, None)
+        if worker is not None:
+            lose_location(self.graph, place)
+            self.dispatcher.trust(worker)
 
     def worker_said(self, worker_id: str, message: Message, now_s: float) -> None:
         """Take one message of a worker that has joined."""
