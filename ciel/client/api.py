@@ -47,8 +47,6 @@ _OF_FUNCTIONS: Final = {
     "python": "its interpreter in 'argv', in front",
 }
 """Options of tasks that mean nothing to a program, and what does instead."""
-_OF_CLUSTERS: Final = frozenset(("access", "cluster_options", "environ"))
-"""Options that say which cluster is meant."""
 
 Argument = str | int | Path | Reference | Future[Any]
 
@@ -66,19 +64,7 @@ class Client(Shown, JobClient):
     Programs and calls run in the working directory of this process and with its environment
     (docs/where-programs-run.md). `cwd`: in another directory; `scratch`: each in a private one.
     `env`: with the environment of their workers and these variables, instead of ours.
-
-    In a task, one that names no cluster is the task's own (`task_client.TaskClient`).
     """
-
-    is_task = False
-
-    def __new__(cls, address: Any = None, **options: Any) -> Self:
-        if cls is Client and address is None and not _OF_CLUSTERS & options.keys():
-            if sessions.of_task() is not None:
-                from ciel.client.task_client import TaskClient
-
-                return TaskClient(options)  # type: ignore[return-value]  # it has what tasks need
-        return super().__new__(cls)
 
     def __init__(
         self,
@@ -111,9 +97,6 @@ class Client(Shown, JobClient):
             cluster_options=cluster_options,
         )
         sessions.enter(self)
-
-    def __reduce__(self) -> Any:
-        return _in_a_task, ()
 
     def __enter__(self) -> Self:
         sessions.leave(self)
@@ -405,13 +388,6 @@ class Client(Shown, JobClient):
         super()._on_lost(error)
         if self._calls is not None:
             self._calls.lose(self._lost or error)
-
-
-def _in_a_task() -> Client:
-    """Return the client that a function takes along to a task, where it is the task's own."""
-    if sessions.of_task() is None:
-        raise TypeError("a client can be sent to tasks of its cluster only; open one there")
-    return Client()
 
 
 def _checked(

@@ -351,8 +351,6 @@ class TaskSession:
     nowhere. `directory` returns the task's private directory.
     """
 
-    is_task = True
-
     def __init__(
         self,
         host: Host,

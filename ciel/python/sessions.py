@@ -34,8 +34,6 @@ class NoClientError(CielError, RuntimeError):
 class Session(Protocol):
     """What a client and a task have in common."""
 
-    is_task: bool
-
     def call(
         self,
         function: Callable[..., Any],
@@ -82,11 +80,6 @@ def current() -> Session:
         return _open[-1]
     except IndexError:
         raise NoClientError from None
-
-
-def of_task() -> Session | None:
-    """Return the task in which we are, if we are in one, whichever clients it has opened."""
-    return next((session for session in reversed(everyone()) if session.is_task), None)
 
 
 def everyone() -> list[Session]:

@@ -6,10 +6,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import copy
 import functools
 import gc
-import importlib
 import io
 import itertools
 import os
@@ -337,71 +335,6 @@ def test_c7_what_functions_capture_does_not_pile_up(
             return stored_bytes(tmp_path) < 10 << 20
 
         wait_for(is_released, "the end of the objects that functions were")
-
-
-# --- C6 -------------------------------------------------------------------------------------------
-
-
-def nested(depth: int) -> int:
-    with ciel.Client() as inner:
-        return 1 + sum(inner.map(nested, [depth - 1] * 2)) if depth else 1
-
-
-def test_c6_a_client_that_a_task_opens_is_that_of_the_task(client: ciel.Client) -> None:
-    futures = [client.submit(nested, 3) for _ in range(4)]  # more of them than slots
-    assert [future.result(WITHIN_S) for future in futures] == [15] * 4
-
-
-def test_c6_a_client_in_a_task_does_what_clients_do(client: ciel.Client) -> None:
-    def use() -> list[Any]:
-        inner = ciel.Client()
-        parts = [inner.submit(pow, 2, n) for n in range(4)]
-        done, missing = inner.wait(parts)
-        mapped = list(inner.map(divmod, [7, 8], [2, 3]))
-        values = inner.get({"a": inner.put([1]), "b": parts[3]})
-        first = sorted(f.result() for f in inner.as_completed(parts))
-        inner.close()
-        return [len(done), len(missing), inner.gather(parts), mapped, values, first]
-
-    expected = [4, 0, [1, 2, 4, 8], [(3, 1), (2, 2)], {"a": [1], "b": 8}, [1, 2, 4, 8]]
-    assert client.submit(use).result(WITHIN_S) == expected
-
-
-def test_c6_what_a_client_in_a_task_has_not_it_says(client: ciel.Client) -> None:
-    def ask() -> None:
-        ciel.Client().ask("workers")
-
-    def place() -> None:
-        ciel.Client(cwd="/")
-
-    with pytest.raises(AttributeError, match="a client that a task opens has no 'ask'"):
-        client.submit(ask).result(WITHIN_S)
-    with pytest.raises(Exception, match="what a task calls runs where the task runs"):
-        client.submit(place).result(WITHIN_S)
-
-
-def test_c6_a_function_takes_its_client_along(client: ciel.Client) -> None:
-    def total(number: int) -> int:
-        return sum(client.map(abs, range(-number, 0)))
-
-    assert list(client.map(total, [2, 3])) == [3, 6]
-    with pytest.raises(TypeError, match="to tasks of its cluster only"):
-        copy.copy(client)
-
-
-def test_c6_a_module_may_open_a_client_for_the_tasks_that_import_it(
-    client: ciel.Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    text = "import ciel\nclient = ciel.Client()\n"
-    text += "def total(n):\n    return sum(client.map(abs, range(-n, 0)))\n"
-    (tmp_path / "opens_a_client.py").write_text(text)
-    monkeypatch.syspath_prepend(str(tmp_path))
-
-    def use(number: int) -> int:
-        found: int = importlib.import_module("opens_a_client").total(number)
-        return found
-
-    assert [client.submit(use, n).result(WITHIN_S) for n in (2, 3)] == [3, 6]
 
 
 # --- C10 ------------------------------------------------------------------------------------------
