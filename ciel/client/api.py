@@ -64,7 +64,18 @@ class Client(Shown, JobClient):
     Programs and calls run in the working directory of this process and with its environment
     (docs/where-programs-run.md). `cwd`: in another directory; `scratch`: each in a private one.
     `env`: with the environment of their workers and these variables, instead of ours.
+
+    Within a task, `Client()` without an address is that task's own cluster: see `client.in_task`.
     """
+
+    is_of_task = False
+
+    def __new__(cls, address: Any = None, *args: Any, **options: Any) -> Self:
+        if cls is Client and address is None and sessions.of_task() is not None:
+            from ciel.client.in_task import TaskClient
+
+            return object.__new__(TaskClient)  # type: ignore[return-value]  # it is a Client
+        return object.__new__(cls)
 
     def __init__(
         self,
@@ -97,6 +108,9 @@ class Client(Shown, JobClient):
             cluster_options=cluster_options,
         )
         sessions.enter(self)
+
+    def __reduce__(self) -> Any:
+        return client_of_task, (self.name,)
 
     def __enter__(self) -> Self:
         sessions.leave(self)
@@ -182,13 +196,20 @@ class Client(Shown, JobClient):
         *iterables: Iterable[Any],
         timeout: float | None = None,
         chunksize: int | None = None,
+        buffersize: int | None = None,
     ) -> Iterator[T]:
         """Yield the results of calls with one element of each of the iterables, in order. What a
         call raises is raised in its place. `chunksize`: so many calls make one task; by itself,
-        many small ones do. Raises TimeoutError `timeout` seconds after the call of `map`.
+        many small ones do. `buffersize`: the iterables, which may be endless, are read only so far
+        ahead of the results that are taken; by default to their ends, now. Raises TimeoutError
+        `timeout` seconds after the call of `map`.
         """
-        parts = self.map_parts(function, list(zip(*iterables, strict=False)), chunksize)
-        return _results(parts, None if timeout is None else time.monotonic() + timeout)
+        from ciel.client.executor import results_of_map
+
+        def begin(rows: list[tuple[Any, ...]], size: int | None) -> list[Future[Mapped]]:
+            return self.map_parts(function, rows, size)
+
+        return results_of_map(begin, iterables, timeout, chunksize, buffersize)
 
     def map_parts(
         self,
@@ -197,8 +218,8 @@ class Client(Shown, JobClient):
         chunksize: int | None = None,
     ) -> list[Future[Mapped]]:
         """Submit a call for each row of arguments, `chunksize` rows in a task; return the futures
-        of these tasks. `client.futures.mapped_values` gives the results in one; its `rest`, once
-        it is done, are the futures of further tasks, whose results follow.
+        of these tasks. Once one is done, its `rest` are the futures of further tasks, whose results
+        follow.
         """
         if chunksize is not None and chunksize < 1:
             raise ValueError(f"chunksize must be at least 1, not {chunksize}")
@@ -419,18 +440,13 @@ def _left_s(until_s: float | None) -> float | None:
     return None if until_s is None else max(0.0, until_s - time.monotonic())
 
 
-def _results(parts: list[Any], deadline_s: float | None) -> Iterator[Any]:
-    from ciel.client.futures import mapped_values
-
-    parts.reverse()
-    count = 0
-    try:
-        while parts:
-            left_s = None if deadline_s is None else deadline_s - time.monotonic()
-            mapped = parts[-1].result(left_s)
-            parts += reversed(parts.pop().rest)
-            first, count = count, count + len(mapped.values)
-            yield from mapped_values(mapped, first)
-    finally:
-        for part in parts:
-            part.cancel()
+def client_of_task(name: str) -> Client:
+    """Return what a client becomes that travels to a task, as a global variable of a function: that
+    task's own. Raises TypeError elsewhere.
+    """
+    if sessions.of_task() is None:
+        raise TypeError(
+            "a ciel.Client cannot be copied or sent to another process: it is a connection; open "
+            "one there. (Within a task of ciel it would become that task's own.)"
+        )
+    return Client(name=name)

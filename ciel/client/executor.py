@@ -107,20 +107,11 @@ class Executor(futures.Executor):
         iterables are read only so far ahead of the results that are taken; by default to their
         ends, now. What is left when the iterator is closed is cancelled.
         """
-        if chunksize is not None and chunksize < 1:
-            raise ValueError("chunksize must be >= 1.")
-        if buffersize is not None and buffersize < 1:
-            raise ValueError("buffersize must be None or > 0")
-        until_s = None if timeout is None else time.monotonic() + timeout
-        rows = zip(*iterables, strict=False)
-        if buffersize is None:
-            parts = self.map_parts(fn, list(rows), chunksize)
-            return _results(deque(parts), iter(()), until_s)
-        size = chunksize or 1
-        further = (
-            part for chunk in chunks_of(rows, size) for part in self.map_parts(fn, chunk, size)
-        )
-        return _results(deque(itertools.islice(further, -(-buffersize // size))), further, until_s)
+
+        def begin(rows: list[tuple[Any, ...]], size: int | None) -> list[futures.Future[Mapped]]:
+            return self.map_parts(fn, rows, size)
+
+        return results_of_map(begin, iterables, timeout, chunksize, buffersize)
 
     def map_parts(
         self, fn: Callable[..., Any], rows: list[tuple[Any, ...]], chunksize: int | None = None
@@ -411,6 +402,31 @@ def call_each(function: Callable[..., Any], rows: list[tuple[Any, ...]]) -> Mapp
     except Exception as error:
         return Mapped(values, pack_error(error, 1))
     return Mapped(values, None)
+
+
+Begin = Callable[[list[tuple[Any, ...]], int | None], Sequence[Any]]
+"""Begins calls with rows of arguments, so many in a task; returns the futures of these tasks."""
+
+
+def results_of_map(
+    begin: Begin,
+    iterables: Iterable[Iterable[Any]],
+    timeout: float | None,
+    chunksize: int | None,
+    buffersize: int | None,
+) -> Iterator[Any]:
+    """Begin the calls of a map and return the iterator of their results; see `Executor.map`."""
+    if chunksize is not None and chunksize < 1:
+        raise ValueError(f"chunksize must be at least 1, not {chunksize}")
+    if buffersize is not None and buffersize < 1:
+        raise ValueError(f"buffersize must be None or at least 1, not {buffersize}")
+    until_s = None if timeout is None else time.monotonic() + timeout
+    rows = zip(*iterables, strict=False)
+    if buffersize is None:
+        return _results(deque(begin(list(rows), chunksize)), iter(()), until_s)
+    size = chunksize or 1
+    further = (part for chunk in chunks_of(rows, size) for part in begin(chunk, size))
+    return _results(deque(itertools.islice(further, -(-buffersize // size))), further, until_s)
 
 
 def _results(

@@ -18,9 +18,9 @@ from ciel.core.failures import size_text
 from ciel.core.ids import ObjectId
 from ciel.core.refs import Future as Unmade
 from ciel.core.refs import Reference, Value, locations_of
-from ciel.python.calls import Function, Mapped
+from ciel.python.calls import Function
 from ciel.python.contents import ERROR, Outcome
-from ciel.python.failures import error_of_map, packing_error
+from ciel.python.failures import packing_error
 from ciel.python.futures import Future
 from ciel.python.packing import Packed, UnpackedError, unpack
 from ciel.python.showing import Shown
@@ -506,15 +506,6 @@ def fail_unsent(waiting: Iterable[WaitingCall], error: BaseException) -> None:
 
 def _size_bytes(ref: Reference) -> int | None:
     return len(ref.content) if isinstance(ref, Value) else getattr(ref, "size_bytes", None)
-
-
-def mapped_values(mapped: Mapped, first: int) -> Iterator[Any]:
-    """Yield the results of a part of a map that begins with the `first`th call; raises what the
-    function raised, behind those before it.
-    """
-    yield from mapped.values
-    if mapped.error is not None:
-        raise error_of_map(mapped.error, first + len(mapped.values))
 
 
 def read_value(outcome: Outcome, given: list[Any]) -> Any:

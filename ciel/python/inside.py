@@ -351,6 +351,8 @@ class TaskSession:
     nowhere. `directory` returns the task's private directory.
     """
 
+    is_of_task = True
+
     def __init__(
         self,
         host: Host,

@@ -34,6 +34,8 @@ class NoClientError(CielError, RuntimeError):
 class Session(Protocol):
     """What a client and a task have in common."""
 
+    is_of_task: bool
+
     def call(
         self,
         function: Callable[..., Any],
@@ -80,6 +82,11 @@ def current() -> Session:
         return _open[-1]
     except IndexError:
         raise NoClientError from None
+
+
+def of_task() -> Session | None:
+    """Return the session of the task in which we are, if we are in one."""
+    return next((session for session in reversed(everyone()) if session.is_of_task), None)
 
 
 def everyone() -> list[Session]:

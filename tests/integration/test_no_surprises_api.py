@@ -1,0 +1,168 @@
+"""What users of other engines expect of the Python API: a client within a task, bounded maps,
+results although some failed.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import cloudpickle
+import pytest
+
+import ciel
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+WITHIN_S = 60.0
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[ciel.LocalCluster]:
+    with ciel.LocalCluster(workers=1, slots=2) as found:
+        yield found
+
+
+@pytest.fixture
+def client(cluster: ciel.LocalCluster) -> Iterator[ciel.Client]:
+    with ciel.Client(cluster, environ={}) as found:
+        yield found
+
+
+def same(value: int) -> int:
+    return value
+
+
+def double(value: int) -> int:
+    return 2 * value
+
+
+# --- C6 -------------------------------------------------------------------------------------------
+
+
+def square_sum(count: int) -> int:
+    with ciel.Client() as client:
+        futures = [client.submit(pow, number, 2) for number in range(count)]
+        done, missing = client.wait(futures)
+        assert len(done) == count
+        assert not missing
+        assert client.gather(futures) == [number**2 for number in range(count)]
+        assert {future.result() for future in client.as_completed(futures)} == {
+            number**2 for number in range(count)
+        }
+        total: int = client.submit(sum, futures).result()
+    assert client.submit(same, client.put(3)).result() == 3  # what a task has it does not close
+    return total
+
+
+def test_c6_a_client_in_a_task_is_the_tasks_own_cluster_and_waiting_takes_no_slot(
+    client: ciel.Client,
+) -> None:
+    futures = [client.submit(square_sum, 4) for _ in range(6)]  # three for each slot
+    assert [future.result(WITHIN_S) for future in futures] == [14] * 6
+
+
+def test_c6_the_calls_of_a_client_in_a_task_run_in_other_slots(
+    client: ciel.Client, tmp_path: Path
+) -> None:
+    def meet(own: str, other: str) -> str:
+        import pathlib
+        import time
+
+        (pathlib.Path(directory) / own).touch()
+        while not (pathlib.Path(directory) / other).exists():
+            time.sleep(0.01)
+        return own
+
+    def parent() -> list[str]:
+        client = ciel.Client()
+        return client.gather(client.submit(meet, "a", "b"), client.submit(meet, "b", "a"))
+
+    directory = str(tmp_path)
+    assert client.submit(parent).result(WITHIN_S) == ["a", "b"]
+
+
+def test_c6_a_map_in_a_task_gives_results_in_order_and_reads_so_far_ahead_only(
+    client: ciel.Client,
+) -> None:
+    def parent() -> tuple[list[int], list[int]]:
+        client = ciel.Client()
+        endless = client.map(double, itertools.count(), buffersize=4)
+        return list(client.map(double, range(5), chunksize=2)), [next(endless) for _ in range(6)]
+
+    assert client.submit(parent).result(WITHIN_S) == ([0, 2, 4, 6, 8], [0, 2, 4, 6, 8, 10])
+
+
+def test_c6_a_client_in_a_task_names_what_it_does_not_have(client: ciel.Client) -> None:
+    def parent() -> str:
+        return str(ciel.Client().job("mine"))
+
+    with pytest.raises(AttributeError, match=r"client\.job does not exist within a task.*submit"):
+        client.submit(parent).result(WITHIN_S)
+
+
+def test_c6_a_global_client_is_the_tasks_own_in_each_task(client: ciel.Client) -> None:
+    def parent(number: int) -> int:
+        return client.submit(double, number).result()
+
+    assert [client.submit(parent, n).result(WITHIN_S) for n in range(3)] == [0, 2, 4]
+    with pytest.raises(TypeError, match="cannot be copied or sent"):
+        cloudpickle.loads(cloudpickle.dumps(client))
+
+
+def test_c6_a_module_with_a_client_can_be_imported_by_tasks_and_leaves_nothing(
+    cluster: ciel.LocalCluster, tmp_path: Path
+) -> None:
+    code, temporary = tmp_path / "code", tmp_path / "tmp"
+    code.mkdir()
+    temporary.mkdir()
+    (code / "shop.py").write_text(
+        textwrap.dedent(
+            """
+            import ciel
+            client = ciel.Client()
+            def half(n): return n // 2
+            def halves(n): return sum(client.gather([client.submit(half, i) for i in range(n)]))
+            """
+        )
+    )
+    (code / "main.py").write_text(
+        "import shop\n"
+        "futures = [shop.client.submit(shop.halves, 5) for _ in range(4)]\n"
+        "print(shop.client.gather(futures))\n"
+        "shop.client.close()\n"
+    )
+    found = subprocess.run(
+        [sys.executable, "main.py"], cwd=code, timeout=WITHIN_S, check=False,
+        capture_output=True, text=True, env={**_environ(), "TMPDIR": str(temporary)},
+    )  # fmt: skip
+    assert found.stdout.splitlines() == ["[4, 4, 4, 4]"], found.stderr
+    assert list(temporary.iterdir()) == []
+
+
+def _environ() -> dict[str, str]:
+    return {name: text for name, text in os.environ.items() if name != "CIEL_MASTER"}
+
+
+# --- E7 -------------------------------------------------------------------------------------------
+
+
+def test_e7_a_bounded_map_reads_its_iterable_only_so_far_ahead(client: ciel.Client) -> None:
+    read: list[int] = []
+
+    def numbers() -> Iterator[int]:
+        for number in itertools.count():
+            read.append(number)
+            yield number
+
+    results = client.map(double, numbers(), buffersize=5)
+    assert read == [0, 1, 2, 3, 4]
+    assert [next(results) for _ in range(3)] == [0, 2, 4]
+    assert len(read) <= 8
+    with pytest.raises(ValueError, match="buffersize must be None or at least 1, not 0"):
+        client.map(double, [1], buffersize=0)
