@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, overload
 
 from ciel.client.client import Client as JobClient
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from ciel.python.calls import Mapped
     from ciel.python.tasks import Several
 
+K = TypeVar("K")
 T = TypeVar("T")
 F = TypeVar("F")
 
@@ -128,6 +130,23 @@ class Client(Shown, JobClient):
                 self._calls.close()
         finally:
             super().close()
+
+    async def __aenter__(self) -> Self:
+        return self.__enter__()
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Close in a thread, while the event loop goes on."""
+        import asyncio
+
+        await asyncio.to_thread(self.close)
 
     @property
     def calls(self) -> Calls:
@@ -343,10 +362,22 @@ class Client(Shown, JobClient):
         require_future(futures)
         return futures.result(timeout)
 
-    def gather(self, *futures: Any) -> list[Any]:
-        """Return the values of futures, in order; see `ciel.gather`."""
-        is_one = len(futures) == 1 and not isinstance(futures[0], Future)
-        return list(self.get(futures_in(futures[0]) if is_one else list(futures)))
+    @overload
+    def gather(self, futures: dict[K, Any], /, *, errors: str = ...) -> dict[K, Any]: ...
+
+    @overload
+    def gather(self, *futures: Any, errors: str = ...) -> list[Any]: ...
+
+    def gather(self, *futures: Any, errors: str = sessions.RAISE) -> Any:
+        """Return the values of futures, in order, or those of a dictionary; see `ciel.gather`."""
+
+        def wait(listed: list[Any]) -> None:
+            if errors == sessions.RAISE:
+                self.get(listed)  # raises as soon as one has failed
+            else:
+                self.wait(listed)
+
+        return sessions.gathered(wait, futures, errors)
 
     def wait(
         self,

@@ -15,8 +15,8 @@ from ciel.python.tasks import Options, split_task
 
 _OFFERED: Final = frozenset(
     (
-        "as_completed", "call", "cancel", "close", "gather", "get", "map", "name", "put", "submit",
-        "wait",
+        "aclose", "as_completed", "call", "cancel", "close", "gather", "get", "map", "name", "put",
+        "submit", "wait",
     )
 )  # fmt: skip
 
@@ -70,6 +70,9 @@ class TaskClient(Client):
 
     def close(self) -> None:
         """Do nothing: there is no connection, and children end with their task at the latest."""
+
+    async def aclose(self) -> None:
+        """Do as `close`."""
 
     def call(
         self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], options: Options

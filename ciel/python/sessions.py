@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Coroutine, Iterable, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, overload
 
 from ciel.core.errors import CielError
@@ -13,12 +13,16 @@ if TYPE_CHECKING:
     from ciel.python.futures import Future
     from ciel.python.tasks import Options, Several
 
+K = TypeVar("K")
 R = TypeVar("R")
 F = TypeVar("F")
 
 ALL_COMPLETED: Final = "ALL_COMPLETED"
 FIRST_COMPLETED: Final = "FIRST_COMPLETED"
 FIRST_EXCEPTION: Final = "FIRST_EXCEPTION"
+
+RAISE, RETURN, SKIP = "raise", "return", "skip"
+"""What `gather` does with errors."""
 
 
 class NoClientError(CielError, RuntimeError):
@@ -133,15 +137,44 @@ def wait(
     return current().wait(futures, timeout, return_when)
 
 
-def gather(*futures: Any) -> list[Any]:
-    """Wait for all futures (or for those in one list) and return their values, in order; raises
-    what the first one that failed, in order, raises.
+@overload
+def gather(futures: dict[K, Any], /, *, errors: str = RAISE) -> dict[K, Any]: ...
+
+
+@overload
+def gather(*futures: Any, errors: str = RAISE) -> list[Any]: ...
+
+
+def gather(*futures: Any, errors: str = RAISE) -> Any:
+    """Wait for all futures (or for those in one list or dictionary) and return their values, in
+    order; of a dictionary, a dictionary. `errors`: "raise" raises what the first one that failed,
+    in order, raises; "return" puts exceptions in the place of values; "skip" leaves them out.
     """
-    first = futures[0] if len(futures) == 1 else None
-    is_one = first is None or hasattr(first, "__ciel_future__")
-    listed = futures if is_one else futures_in(first)
-    wait(listed)
-    return [future.result() for future in listed]
+    return gathered(wait, futures, errors)
+
+
+def gathered(
+    wait_for: Callable[[list[Any]], object], given: tuple[Any, ...], errors: str
+) -> list[Any] | dict[Any, Any]:
+    """Return the values of the futures that `gather` was given, waiting by `wait_for`."""
+    if errors not in (RAISE, RETURN, SKIP):
+        raise ValueError(f"errors must be {RAISE!r}, {RETURN!r} or {SKIP!r}, not {errors!r:.80}")
+    is_one = len(given) == 1 and not hasattr(given[0], "__ciel_future__")
+    group: Any = given[0] if is_one else given
+    named = isinstance(group, Mapping)
+    keys = list(group) if named else []
+    futures = futures_in(group.values() if named else group)
+    wait_for(futures)
+    found: list[tuple[Any, Any]] = []
+    for key, future in zip(keys or futures, futures, strict=True):
+        try:
+            found.append((key, future.result()))
+        except Exception as error:
+            if errors == RAISE:
+                raise
+            if errors == RETURN:
+                found.append((key, error))
+    return dict(found) if named else [value for _, value in found]
 
 
 def fire_and_forget(futures: Any) -> None:

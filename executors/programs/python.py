@@ -149,8 +149,10 @@ def _let_libraries_clean() -> None:
 
 def main() -> None:
     """Run calls, as a worker tells."""
+    import faulthandler
     import resource
 
+    faulthandler.enable()  # what it writes as it dies becomes part of the error
     for name in ("CIEL_JOB", "CIEL_TASK", "CIEL_ATTEMPT"):
         os.environ.pop(name, None)  # it serves others, too
     for name in THREAD_COUNTS:  # else each of them would take all cores

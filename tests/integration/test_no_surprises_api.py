@@ -4,11 +4,13 @@ results although some failed.
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import os
 import subprocess
 import sys
 import textwrap
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -166,3 +168,73 @@ def test_e7_a_bounded_map_reads_its_iterable_only_so_far_ahead(client: ciel.Clie
     assert len(read) <= 8
     with pytest.raises(ValueError, match="buffersize must be None or at least 1, not 0"):
         client.map(double, [1], buffersize=0)
+
+
+def fail_at_one(value: int) -> int:
+    if value == 1:
+        raise KeyError(value)
+    return value
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_e7_gather_returns_or_skips_errors_and_takes_dictionaries(
+    client: ciel.Client, inside: bool
+) -> None:
+    def gathered() -> tuple[list[str], list[int], dict[str, int], str]:
+        futures = [ciel.spawn(fail_at_one, number) for number in range(3)]
+        named = dict(zip("abc", futures, strict=True))
+        returned = [repr(value) for value in ciel.gather(futures, errors="return")]
+        try:
+            ciel.gather(named)
+        except KeyError as error:
+            raised = repr(error)
+        return (
+            returned,
+            ciel.gather(*futures, errors="skip"),
+            ciel.gather(named, errors="skip"),
+            raised,
+        )
+
+    found = client.submit(gathered).result(WITHIN_S) if inside else gathered()
+    assert found == (["0", "KeyError(1)", "2"], [0, 2], {"a": 0, "c": 2}, "KeyError(1)")
+
+
+def test_e7_a_client_gathers_as_ciel_does(client: ciel.Client) -> None:
+    named = {"a": client.submit(same, 0), "b": client.submit(fail_at_one, 1)}
+    assert client.gather(named, errors="skip") == {"a": 0}
+    assert client.gather({}) == {}
+    with pytest.raises(KeyError):
+        client.gather(named)
+    with pytest.raises(ValueError, match="errors must be 'raise', 'return' or 'skip'"):
+        client.gather(named, errors="ignore")
+
+
+def test_e7_a_client_closes_in_a_thread_while_the_event_loop_goes_on(
+    cluster: ciel.LocalCluster,
+) -> None:
+    closed_in: list[int] = []
+
+    class Watched(ciel.Client):
+        def close(self) -> None:
+            closed_in.append(threading.get_ident())
+            super().close()
+
+    async def main() -> int:
+        async with Watched(cluster, environ={}) as client:
+            return await client.submit(double, 4)
+
+    assert asyncio.run(main()) == 8
+    assert closed_in
+    assert threading.get_ident() not in closed_in
+
+
+def test_e7_the_error_of_a_program_that_died_of_sigsegv_shows_the_python_stack(
+    client: ciel.Client,
+) -> None:
+    def crash_here() -> None:
+        import ctypes
+
+        ctypes.string_at(0)
+
+    with pytest.raises(ciel.TaskKilledError, match=r"SIGSEGV(.|\n)*in crash_here"):
+        client.submit(ciel.task(retries=0)(crash_here)).result(WITHIN_S)
