@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from ciel.python.failures import TaskMemoryError as TaskMemoryError
     from ciel.python.failures import TaskTimeoutError as TaskTimeoutError
     from ciel.python.futures import Future as Future
+    from ciel.python.inside import current_task as current_task
     from ciel.python.inside import empty as empty
     from ciel.python.inside import task_directory as task_directory
     from ciel.python.sessions import as_completed as as_completed
@@ -46,6 +47,7 @@ _HOMES = {
     "Client": "ciel.client",
     "ClientError": "ciel.client.errors",
     "LocalCluster": "ciel.client",
+    "current_task": "ciel.python.inside",
     "empty": "ciel.python.inside",
     "Executor": "ciel.client.executor",
     "Future": "ciel.python.futures",

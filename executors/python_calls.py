@@ -15,6 +15,7 @@ Theirs is the conversation of every program that talks, with these calls besides
   as far as that is known here.
 - `within`: from now on it may run what others could. If it dies in its first attempt it runs again,
   and is told that this is another one; then it should not.
+- `task` is answered with the id, attempt, name and job of this task.
 - `room` is answered with the number of slots that wait for work, or null if nobody here knows.
 - `tail_spawn` with `is_fixed`: this program goes on once all that is `needed` is there; `others`
   are wanted as long. If nothing is needed, it goes on once one of these is there or, at the latest,
@@ -126,6 +127,12 @@ class PythonConversation(Conversation):
     def _tell_room(self, args: dict[str, Any]) -> None:
         self._say("room", {"slots": self._attempt.room()})
 
+    def _tell_task(self, args: dict[str, Any]) -> None:
+        task = self._attempt.task
+        spec, attempt = task.spec, max(task.attempt, 1)
+        said = {"id": spec.id, "attempt": attempt, "name": spec.name, "job": spec.job}
+        self._say("task", said)
+
     # --- children and the end ---------------------------------------------------------------------
 
     def _spawn(self, args: dict[str, Any]) -> None:
@@ -223,6 +230,7 @@ PythonConversation.METHODS = Conversation.METHODS | {
     "look": PythonConversation._look,
     "lose": PythonConversation._lose,
     "room": PythonConversation._tell_room,
+    "task": PythonConversation._tell_task,
     "within": PythonConversation._note_within,
     "spawn": PythonConversation._spawn,
     "tail_spawn": PythonConversation._tail_spawn,

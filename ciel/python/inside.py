@@ -335,20 +335,42 @@ def task_directory() -> str:
     raise NotInTaskError
 
 
+class TaskInfo(NamedTuple):
+    """What a task knows of itself. `attempt`: counted from 1; `job`: the id of its job."""
+
+    id: str
+    attempt: int
+    name: str
+    job: str
+
+
+def current_task() -> TaskInfo:
+    """Return which task runs the call that asks. Small calls that are sent together, and small
+    children that their parent runs itself, are in one task.
+
+    Raises NotInTaskError elsewhere.
+    """
+    for session in reversed(everyone()):
+        if isinstance(session, TaskSession) and session.describe is not None:
+            return TaskInfo(**session.describe())
+    raise NotInTaskError("ciel.current_task() tells a task which one it is, and this is no task")
+
+
 class NotInTaskError(CielError, RuntimeError):
     """What only a task has was asked for elsewhere."""
 
-    def __init__(self) -> None:
-        super().__init__(
-            "ciel.task_directory() returns the private directory of a task, and this is no task; "
-            "tempfile.TemporaryDirectory() makes one anywhere"
-        )
+    def __init__(
+        self,
+        text: str = "ciel.task_directory() returns the private directory of a task, and this is no "
+        "task; tempfile.TemporaryDirectory() makes one anywhere",
+    ) -> None:
+        super().__init__(text)
 
 
 class TaskSession:
     """What `ciel.spawn`, `ciel.wait` and the like do within a task. `as_now` returns what does as a
     function would do now, whenever it is called. `drafts` says where arrays of `empty` lie; None:
-    nowhere. `directory` returns the task's private directory.
+    nowhere. `directory` returns the task's private directory, `describe` the fields of `TaskInfo`.
     """
 
     is_of_task = True
@@ -358,10 +380,12 @@ class TaskSession:
         host: Host,
         as_now: Callable[[Any], Any],
         directory: Callable[[], str] | None = None,
+        describe: Callable[[], dict[str, Any]] | None = None,
     ) -> None:
         self._host = host
         self._as_now = as_now
         self.directory = directory
+        self.describe = describe
         self.drafts: Callable[[Any, Any], Any] | None = None
 
     def array(self, shape: Any, dtype: Any) -> Any:

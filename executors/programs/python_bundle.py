@@ -78,7 +78,10 @@ class Run:
         )
         self._evaluator = self._sharing.evaluator = Evaluator(self._sharing)
         self._session = TaskSession(
-            self._evaluator, program.functions.as_now, program.surroundings.scratch
+            self._evaluator,
+            program.functions.as_now,
+            program.surroundings.scratch,
+            lambda: channel.reply("task", {}),
         )
         self._bundle = self._read_bundle(told)
         self._made: list[list[Outcome]] = [[] for _ in self._bundle.lots]

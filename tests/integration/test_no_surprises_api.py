@@ -13,6 +13,7 @@ import textwrap
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import cloudpickle
 import pytest
@@ -238,3 +239,19 @@ def test_e7_the_error_of_a_program_that_died_of_sigsegv_shows_the_python_stack(
 
     with pytest.raises(ciel.TaskKilledError, match=r"SIGSEGV(.|\n)*in crash_here"):
         client.submit(ciel.task(retries=0)(crash_here)).result(WITHIN_S)
+
+
+def test_e7_a_task_knows_its_id_attempt_name_and_job(client: ciel.Client, tmp_path: Path) -> None:
+    def who() -> Any:
+        if not (mark := tmp_path / "again").exists():
+            mark.touch()
+            os._exit(1)
+        return tuple(ciel.current_task())
+
+    future: Any = client.submit(ciel.task(name="asker", retries=1)(who))
+    task, attempt, name, job = future.result(WITHIN_S)
+    assert (attempt, name) == (2, "asker")
+    assert future.object_id.startswith(task)
+    assert [job] == client.job_ids
+    with pytest.raises(RuntimeError, match="this is no task"):
+        ciel.current_task()
