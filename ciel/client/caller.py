@@ -5,6 +5,7 @@ environment (docs/where-programs-run.md).
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping
 from typing import Final
 
@@ -97,3 +98,11 @@ def _variables() -> dict[bytes, bytes]:
     """
     content: dict[bytes, bytes] = os.environ._data  # type: ignore[attr-defined]  # of CPython
     return content
+
+
+def log_level() -> int:
+    """Return the level of this program's root logger; 0 if nobody has set it."""
+    logging = sys.modules.get("logging")
+    if logging is None or logging.root.level == logging.WARNING:
+        return 0
+    return int(logging.root.level)

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ciel.client import bundling
 from ciel.client.arguments import Inputs, in_words
+from ciel.client.caller import log_level
 from ciel.client.errors import (
     CallbackWaitError,
     ClientClosedError,
@@ -319,7 +320,7 @@ class Calls(Maps):
         sent = calls.Bundle(
             calls.VERSION, self._module_places(), tuple(table), tuple(written),
             first.streams, first.raw, self._locals_wanted, is_traced(self._client),
-            self.caller.moved(),
+            self.caller.moved(), log_level(),
         )  # fmt: skip
         packed: bytes | None = calls.pack_bundle(sent)
         if len(packed or b"") > calls.INLINE_MAX_BYTES:

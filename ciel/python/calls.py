@@ -84,7 +84,8 @@ class Bundle(NamedTuple):
     `raw`: output 0 is what it returns as it is (bytes or a text), for programs to read; it is the
     only call then, too. `locals_wanted`: tracebacks are to show local variables. `timed`: the
     time of each call is noted for a trace (`contents.Times`). `moved`: the directory ("": none) and
-    the variables (None: unset) that its client has changed since its job began.
+    the variables (None: unset) that its client has changed since its job began. `log_level`: that
+    of the client's root logger, 0 if nobody has set it.
     """
 
     version: tuple[int, int, str]
@@ -96,6 +97,7 @@ class Bundle(NamedTuple):
     locals_wanted: bool = False
     timed: bool = False
     moved: tuple[str, dict[str, str | None]] | None = None
+    log_level: int = 0
 
 
 def function_of(packed: bytes) -> Function:
@@ -118,7 +120,10 @@ def pack_bundle(bundle: Bundle) -> bytes:
         for lot in bundle.lots
     ]  # fmt: skip
     functions = list(map(tuple, bundle.functions))
-    flags = (bundle.streams, bundle.raw, bundle.locals_wanted, bundle.timed, bundle.moved)
+    flags = (
+        bundle.streams, bundle.raw, bundle.locals_wanted, bundle.timed, bundle.moved,
+        bundle.log_level,
+    )  # fmt: skip
     rest = (bundle.places, functions, lots, *flags)
     return pickle.dumps((bundle.version, rest), PROTOCOL)
 

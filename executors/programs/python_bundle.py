@@ -107,6 +107,7 @@ class Run:
         bundle = self._bundle
         self._sharing.sending.places = bundle.places
         self._sharing.sending.moved = bundle.moved
+        self._sharing.sending.log_level = bundle.log_level
         self._evaluator.locals_wanted = bundle.locals_wanted
         self._evaluator.is_careful = self._is_again
         self._program.add_places(bundle.places)
@@ -115,6 +116,8 @@ class Run:
         try:
             if bundle.moved is not None:
                 self._surroundings.move(*bundle.moved)
+            if bundle.log_level:
+                self._surroundings.log_from(bundle.log_level)
             error = self._run_lots()
         finally:
             sessions.leave(self._session)

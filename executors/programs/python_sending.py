@@ -44,6 +44,7 @@ class Sending:
     ) -> None:
         self.places: tuple[str, ...] = ()
         self.moved: tuple[str, dict[str, str | None]] | None = None
+        self.log_level = 0
         self._sharing = sharing
         self._channel = channel
         self._outputs = outputs
@@ -72,7 +73,7 @@ class Sending:
         work.is_stream = _yields(work.function)
         bundle = Bundle(VERSION, self.places, (function,), ((call,),), work.is_stream)
         wanted = self._sharing.evaluator.locals_wanted
-        bundle = bundle._replace(locals_wanted=wanted, moved=self.moved)
+        bundle = bundle._replace(locals_wanted=wanted, moved=self.moved, log_level=self.log_level)
         content = pack_bundle(bundle)
         told: dict[str, Any] = {"name": work.name}
         if len(content) <= INLINE_MAX_BYTES:

@@ -44,6 +44,7 @@ class Surroundings:
         self._wanted = self._usual
         self._moved_to = ""
         self._scratch = ""
+        self._usual_level: int | None = None  # of the root logger, if it has another one now
         self._fchdir = os.fchdir
         content: Any = _Variables(os.environ._data)  # type: ignore[attr-defined]  # of CPython
         content.owner = self
@@ -95,6 +96,15 @@ class Surroundings:
             ) from None
         self.is_changed = False
 
+    def log_from(self, level: int) -> None:
+        """Have the calls of this task log from a level on, as their client does. What has no
+        handler goes to standard error, as warnings do.
+        """
+        import logging
+
+        self._usual_level = logging.root.level
+        _log_from(level)
+
     def scratch(self) -> str:
         """Return the private directory of the task that runs now, made when first asked for."""
         if not self._scratch:
@@ -104,6 +114,9 @@ class Surroundings:
 
     def close(self) -> None:
         """The task is over."""
+        if self._usual_level is not None:
+            _log_from(self._usual_level)
+            self._usual_level = None
         if self._moved_to or self._wanted is not self._usual:
             self._moved_to, self._wanted = "", self._usual
             self.is_changed = True
@@ -116,3 +129,11 @@ class Surroundings:
 
             shutil.rmtree(self._scratch, ignore_errors=True)
             self._scratch = ""
+
+
+def _log_from(level: int) -> None:
+    import logging
+
+    logging.root.setLevel(level)
+    if logging.lastResort is not None:
+        logging.lastResort.setLevel(level)

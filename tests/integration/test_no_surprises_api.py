@@ -5,7 +5,9 @@ results although some failed.
 from __future__ import annotations
 
 import asyncio
+import io
 import itertools
+import logging
 import os
 import subprocess
 import sys
@@ -255,3 +257,28 @@ def test_e7_a_task_knows_its_id_attempt_name_and_job(client: ciel.Client, tmp_pa
     assert [job] == client.job_ids
     with pytest.raises(RuntimeError, match="this is no task"):
         ciel.current_task()
+
+
+def test_e7_tasks_and_their_children_log_from_the_clients_level_on(
+    cluster: ciel.LocalCluster,
+) -> None:
+    def child() -> None:
+        logging.getLogger("shop").info("of the child")
+
+    def parent() -> int:
+        logging.getLogger("shop").info("of the parent")
+        logging.debug("too fine")
+        ciel.task(retries=1)(child).spawn().result()
+        return logging.root.level
+
+    usual, printed = logging.root.level, io.StringIO()
+    try:
+        with ciel.Client(cluster, environ={}, prints=printed) as client:
+            logging.root.setLevel(logging.INFO)
+            assert client.submit(parent).result(WITHIN_S) == logging.INFO
+            logging.root.setLevel(logging.WARNING)
+            assert client.submit(parent).result(WITHIN_S) == logging.WARNING
+    finally:
+        logging.root.setLevel(usual)
+    text = printed.getvalue()
+    assert [text.count(words) for words in ("of the parent", "of the child", "fine")] == [1, 1, 0]
