@@ -24,9 +24,10 @@ from ciel.core.events import JobPrinted, Message
 from ciel.core.refs import REFERENCE_TYPES, Reference
 from ciel.core.refs import Future as Unmade
 from ciel.python import sessions
-from ciel.python.futures import Future, futures_in, require_future
+from ciel.python.failures import PackingError
+from ciel.python.futures import Future, call_holding, futures_in, futures_of, require_future
 from ciel.python.showing import Shown
-from ciel.python.tasks import OptionError, Options, read_options, split_task
+from ciel.python.tasks import OptionError, Options, name_of, read_options, split_task
 
 if TYPE_CHECKING:
     from ciel.access.settings import MasterLocation
@@ -206,7 +207,13 @@ class Client(Shown, JobClient):
         options: Options,
     ) -> Any:
         """Make a task of a call with these options; with `returns`, return a tuple of futures."""
-        return self.calls.call(function, args, kwargs, options)
+        try:
+            return self.calls.call(function, args, kwargs, options)
+        except PackingError:
+            if not (held := futures_of(function)):
+                raise
+        named = options._replace(name=name_of(function, options))
+        return self.calls.call(call_holding, (self.put(function), args, kwargs, held), {}, named)
 
     def map(
         self,
@@ -247,7 +254,15 @@ class Client(Shown, JobClient):
             raise ValueError("the functions of a map return one value each")
         if not rows:
             return []
-        return list(self.calls.map_parts(called, rows, options, chunksize))
+        try:
+            return list(self.calls.map_parts(called, rows, options, chunksize))
+        except PackingError:
+            if not (held := futures_of(called)):
+                raise
+        options = options._replace(name=name_of(called, options))
+        stored = self.put(called)
+        rows = [(stored, row, {}, held) for row in rows]
+        return list(self.calls.map_parts(call_holding, rows, options, chunksize))
 
     # --- programs ---------------------------------------------------------------------------------
 

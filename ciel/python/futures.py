@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import Any, Generic, TypeVar
 
-from ciel.python.packing import embed
+from ciel.python.packing import UnpackedError, embed, pack_with_futures
 
 T = TypeVar("T")
 
@@ -86,3 +86,19 @@ def require_future(item: Any) -> None:
         raise TypeError(
             f"a future of ciel's is expected, as 'submit' and 'spawn' return it, not {item!r:.80}"
         )
+
+
+def futures_of(function: Any) -> list[Any]:
+    """Return the futures to which a function refers, in its globals, closure or defaults. With any,
+    it travels as a value does that has futures in it: the task gets them as futures. They are
+    arguments, too: so they are there when it runs, and stay as long.
+    """
+    try:
+        return pack_with_futures(function)[1]
+    except UnpackedError:
+        return []
+
+
+def call_holding(function: Callable[..., Any], args: Any, kwargs: Any, _: Any) -> Any:
+    """Call a function that came as a value."""
+    return function(*args, **kwargs)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar
 from ciel.core.errors import CielError
 from ciel.core.tasks import USUAL_NEEDS
 from ciel.python.contents import ERROR, MOVED, VALUE, Outcome
-from ciel.python.futures import Future, futures_in
+from ciel.python.futures import Future, call_holding, futures_in, futures_of
 from ciel.python.packing import Buffer, Packed, UnpackedError, pack_with_futures, unpack
 from ciel.python.sessions import (
     ALL_COMPLETED,
@@ -408,6 +408,9 @@ class TaskSession:
         try:
             work.function = self._as_now(function)
         except Exception as error:  # of anybody's __reduce__
+            if held := futures_of(function):
+                given = (self.put(function), args, kwargs, held)
+                return self.call(call_holding, given, {}, options._replace(name=work.name))
             raise _packing_error(f"the function {work.name}", error) from None
         taken = []
         for value in args:

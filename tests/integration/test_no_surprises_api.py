@@ -5,6 +5,7 @@ results although some failed.
 from __future__ import annotations
 
 import asyncio
+import gc
 import io
 import itertools
 import logging
@@ -13,6 +14,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -282,3 +284,43 @@ def test_e7_tasks_and_their_children_log_from_the_clients_level_on(
         logging.root.setLevel(usual)
     text = printed.getvalue()
     assert [text.count(words) for words in ("of the parent", "of the child", "fine")] == [1, 1, 0]
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_e7_a_function_may_refer_to_futures(client: ciel.Client, inside: bool) -> None:
+    def parent() -> tuple[int, list[int]]:
+        total = ciel.spawn(double, 20)
+        listed = {"one": [ciel.spawn(same, 1)]}
+
+        def add(value: int) -> int:
+            return value + total.result() + listed["one"][0].result()
+
+        found = ciel.spawn(add, 1)
+        if inside:
+            return found.result(), ciel.gather([ciel.spawn(add, n) for n in range(3)])
+        return found.result(WITHIN_S), list(client.map(add, range(3)))
+
+    found = client.submit(parent).result(WITHIN_S) if inside else parent()
+    assert found == (42, [41, 42, 43])
+
+
+def test_e7_what_a_function_refers_to_stays_until_it_has_run(
+    client: ciel.Client, tmp_path: Path
+) -> None:
+    def submitted() -> Any:
+        def wait_and_add() -> int:
+            while not (tmp_path / "go").exists():
+                time.sleep(0.01)
+            return int(large.result()[0]) + 1
+
+        large = client.submit(bytes, 100_000)
+        assert len(large.result(WITHIN_S)) == 100_000
+        return client.submit(wait_and_add)
+
+    future = submitted()  # which has dropped the other one
+    client.submit(same, 1).result(WITHIN_S)
+    gc.collect()
+    time.sleep(1.2)  # after which what was dropped has been released
+    client.submit(same, 2).result(WITHIN_S)
+    (tmp_path / "go").touch()
+    assert future.result(WITHIN_S) == 1
