@@ -21,7 +21,7 @@ from ciel.core.events import (
 )
 from ciel.core.ids import ObjectId
 from ciel.core.jobs import JobSummary
-from ciel.core.refs import Concrete, Reference, Value
+from ciel.core.refs import Concrete, Reference, Stream, Value
 from ciel.testing.imaginary import MASTER, PEER, Connection, World, size_of, through_wire
 from ciel.testing.witness import Violation
 from ciel.testing.workloads import Plan
@@ -149,6 +149,8 @@ class FakeClient:
             away_s = self._world.timeline.now_s - self._away_since_s
             self.away_max_s, self._away_since_s = max(self.away_max_s, away_s), None
         match message:
+            case ObjectSettled(_, Stream()):
+                pass  # it grows, and may be read: nobody does here
             case ObjectSettled(_, ref) if ref.id not in self.handed_over:
                 self.settled[ref.id] = ref
                 share = self._world.options.hand_over_share

@@ -122,6 +122,8 @@ class Ahead:
         spec, facts = task.spec, worker.facts
         if task.state is not WAITING or len(spec.inputs) > INPUTS_MAX or spec.id in self._blame:
             return False
+        if task.job.called_off:  # in slices, of which this task's is still to come
+            return False
         if spec.any_count or spec.needs.delay_s:  # what it is given follows from when it begins
             return False
         if self._vain and self._vain.get(task, 0) >= VAIN_MAX:
