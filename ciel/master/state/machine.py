@@ -365,6 +365,11 @@ class MasterMachine(ChildDesk):
         if self.graph.objects.fixed:  # another of the same name may wait elsewhere already
             fixed = [ref for ref in report.published if type(ref) is Fixed]
             self._drop_unlisted(worker, fixed)
+        nodes = self.graph.objects.nodes
+        for ref in report.published:
+            node = nodes.get(ref.id)
+            if node is not None and node.producer is not task:  # another was to make it, and failed
+                self._drop_unlisted(worker, (ref,))
 
     def _avoid_others(self, refs: Iterable[Reference], maker: TaskNode | None) -> None:
         """Call off who was sent to where objects were to be made, if another made them."""
