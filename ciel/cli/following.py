@@ -17,7 +17,7 @@ class Following:
     """Prints whole lines of outputs that grow, each once. A thread reads each of them."""
 
     def __init__(self, client: Client, job: Job, write: Callable[[bytes], object]) -> None:
-        """`write` is called by the threads; what it raises cancels the job, see `finish`."""
+        """The threads call `write`. If that raises an error, the job is cancelled; see `finish`."""
         self._client = client
         self._job = job
         self._write = write

@@ -286,7 +286,7 @@ class Pieces(io.RawIOBase):
 
 
 class GrowingReader:
-    """An object that may still grow, as a file: `read` waits for what is missing."""
+    """Reads an object that a task still writes; `read` waits for the missing bytes."""
 
     def __init__(self, ref: Reference, key: Key) -> None:
         """Ask one of its holders; raises ObjectUnreadableError."""
@@ -316,9 +316,7 @@ class GrowingReader:
         return found
 
     def read_some(self) -> bytes:
-        """Return what there is more; waits for some, and returns nothing at the end. Raises
-        ObjectUnreadableError.
-        """
+        """Wait for more bytes; return none at the end. Raises ObjectUnreadableError."""
         try:
             return self._answer.read1(CHUNK_BYTES)
         except Exception as error:
@@ -335,7 +333,7 @@ class GrowingReader:
 
 
 def _keep_alive(connection: socket.socket) -> None:
-    """Wait for data for any time, as long as the other host answers."""
+    """Let reads wait without a limit, as long as the other host answers."""
     connection.settimeout(None)
     for option, value in _KEEP_ALIVE.items():
         connection.setsockopt(socket.IPPROTO_TCP, option, value)

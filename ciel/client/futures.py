@@ -124,7 +124,7 @@ class WaitingCall:
 
 
 class Growth:
-    """Where an object can be read that grows."""
+    """Tells readers which worker holds an object that a task still writes."""
 
     def __init__(self) -> None:
         self._changed = Condition()

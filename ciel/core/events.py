@@ -100,7 +100,9 @@ LEAVE = "leave"
 
 
 class ObjectSettled(NamedTuple):
-    """A wanted object is there, or has failed; or (`ref` is a Stream) it grows, and may be read."""
+    """A wanted object is there, or has failed. If `ref` is a Stream, a task still writes it, and
+    clients can read it.
+    """
 
     job: JobId
     ref: Reference

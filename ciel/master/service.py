@@ -218,8 +218,8 @@ class MasterService:
         self._turns.at_end(self._end_turn)
 
     def _give_up(self, name: str, message: Message, from_worker: bool) -> None:
-        """Have nobody wait for what a message should have done: its client is refused, its worker
-        declared dead, so that what it ran is run again.
+        """Refuse the client whose message failed, or declare its worker dead, so that the tasks of
+        that worker run again. Otherwise they would wait for ever.
         """
         reason = "the master failed at it by a bug of ciel; its log says more"
         if not from_worker:
@@ -439,7 +439,7 @@ class MasterService:
     def _tick(self) -> None:
         try:
             self._look_after_peers()
-        except Exception as error:  # one that is raised here would be the last tick
+        except Exception as error:  # LoopingCall would make it the last tick
             self._doubt("a tick", error)
 
     def _look_after_peers(self) -> None:

@@ -122,7 +122,7 @@ class Ahead:
         spec, facts = task.spec, worker.facts
         if task.state is not WAITING or len(spec.inputs) > INPUTS_MAX or spec.id in self._blame:
             return False
-        if task.job.called_off:  # in slices, of which this task's is still to come
+        if task.job.called_off:  # it is cancelled in slices, and this task not yet
             return False
         if spec.any_count or spec.needs.delay_s:  # what it is given follows from when it begins
             return False

@@ -1,8 +1,8 @@
-"""What must hold between the tables of a master's machine at the end of every turn.
+"""Checks the tables of a master's machine against each other, as they are at the end of a turn.
 
 The simulator looks after every step; a master looks after an exception that nobody expected, and
-ends if a table contradicts another (ADR 68). Problems are pairs: the task, object or worker
-concerned, and what is wrong with it.
+ends if a table contradicts another (ADR 68). A problem is a pair: a task, an object or a worker,
+and its fault.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def _slots(master: MasterMachine) -> Problems:
 
 
 def _books(master: MasterMachine) -> Problems:
-    """Count anew what is kept as a count: why each object is held."""
+    """Count the reasons to hold each object, and compare them with the counter."""
     if master._removed:
         return  # what holds the objects of a job is forgotten before they are
     if master.graph.divergent:
