@@ -43,6 +43,7 @@ class Figure:
 FIGURES = (
     Figure("graph: a task at 10^6 (CPU)", "graph", "us_per_task_1e6", "us", 10, True),
     Figure("graph: 10^6 against 10^5", "graph", "ratio_1e6_to_1e5", "x", 1.3, True, 2),
+    Figure("deciding with 200 workers, to 4", "crowd", "many_to_few", "x", 0.8, False, 2),
     Figure("memory per waiting task", "graph", "bytes_per_waiting_task", "B", 1024, True, 0),
     Figure("control plane: no-op tasks", "control", "tasks_per_s", "/s", 30_000, False, 0),
     Figure("control plane: CPU a task, all parties", "control", "cpu_us_total", "us", 50, True),
@@ -159,6 +160,9 @@ FIGURES = (
     ),
     Figure("- - a hop", "python", "captured_hops_to_free", "x", 0.9, False, 2),
     Figure("- - one call and back", "python", "captured_calls_to_free", "x", 0.9, False, 2),
+    Figure("- first result of a map, 10,000 x 50 ms", "flow", "first_s", "s", 0.15, True, 2),
+    Figure("- a map of 400 x 50 ms, to the ideal", "flow", "map_to_ideal", "x", 1.02, True, 2),
+    Figure("- a call while others have 100 x 0.5 s", "flow", "other_s", "s", 0.6, True, 2),
     Figure("- import ciel", "python", "import_s", "s", 0.15, True, 2),
     Figure("- Client() with a cluster of its own", "python", "client_s", "s", 0.7, True, 2),
     Figure("- arguments of 1 MiB, to 0 bytes", "python", "large_to_empty", "x", 0.85, False, 2),

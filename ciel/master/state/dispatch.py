@@ -77,6 +77,7 @@ class Dispatcher:
         self._stale = 0  # these
         self.returned: set[TaskNode] = set()  # in this turn, for others to run at once
         self.suspects: frozenset[str] = frozenset()  # where workers serve that are suspected
+        self._waited_for: dict[WorkerNode, None] = {}  # those with parked or bound tasks, at least
         self._stranded: list[TaskNode] = []  # an input of theirs is nowhere else
 
     # --- workers ----------------------------------------------------------------------------------
@@ -95,6 +96,7 @@ class Dispatcher:
         if self._joined.pop(worker.facts.id, None) is None:
             self._gone[worker.facts.netloc] = None
         self._has_lost = True
+        self._waited_for.pop(worker, None)
         for task in (*reversed(worker.parked), *reversed(worker.bound)):
             self.ready.push_first(task)
         if worker.suspicion:
@@ -309,6 +311,7 @@ class Dispatcher:
             worker = (free or having_room)[0]
         if not worker.has_room:
             _park(worker, task)
+            self._waited_for[worker] = None
             return True
         roomy.remove(worker)
         roomy.append(worker)
@@ -329,6 +332,7 @@ class Dispatcher:
             roomy.append(worker)
         else:
             worker.bound.append(task)
+            self._waited_for[worker] = None
 
     def _able(self, task: TaskNode) -> list[WorkerNode]:
         """List the workers that can run a task at all; it fails if there are workers, but no such
@@ -384,11 +388,14 @@ class Dispatcher:
         return "".join(lines)
 
     def _has_parked(self) -> bool:
-        return any(worker.parked or worker.bound for worker in self.workers.values())
+        for worker in list(self._waited_for):
+            if not (worker.parked or worker.bound):
+                del self._waited_for[worker]
+        return bool(self._waited_for)
 
     def _serve_parked(self, priority: int) -> None:
         """Assign what is parked where there is room now, down to a priority."""
-        for worker in self.workers.values():
+        for worker in self._waited_for:
             while (line := worker.bound or worker.parked) and worker.has_room:
                 task = line[0]
                 if task.spec.needs.priority < priority:

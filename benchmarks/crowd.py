@@ -1,0 +1,80 @@
+"""How many tasks a master decides on with 200 workers, to how many with 4: its machine alone, with
+eight reports in each turn (G13). What a turn costs should follow from what happens in it, and not
+from how many workers there are.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+
+from benchmarks.graph import JOB, make_spec
+from ciel.core.events import (
+    AddTask,
+    AssignTask,
+    CloseJob,
+    SubmitJob,
+    TaskReported,
+    WantObjects,
+)
+from ciel.core.jobs import JobSpec
+from ciel.core.refs import Value
+from ciel.master.state.machine import MasterMachine
+from ciel.master.state.workers import WorkerFacts
+
+TASKS = 20_000
+REPORTS_A_TURN = 8
+TURN_S = 0.001
+FEW, MANY = 4, 200
+PAIRS = 3
+
+
+def tasks_per_s(worker_count: int) -> float:
+    """Return how many tasks a second end, as fast as the machine decides."""
+    machine, now_s = MasterMachine(), 1000.0
+    for number in range(worker_count):
+        facts = WorkerFacts(
+            f"w{number}", f"host{number}:1", f"h{number}", 1, frozenset(("stdinout",))
+        )
+        machine.worker_joined(facts, now_s)
+    specs = [make_spec(index, ()) for index in range(TASKS)]
+    machine.client_said(
+        "client", SubmitJob(JobSpec(JOB, "crowd", open=True, detached=False, keep=False)), now_s
+    )
+    for spec in specs:
+        machine.client_said("client", AddTask(spec, ()), now_s)
+    wanted = tuple([spec.outputs[0] for spec in specs])
+    machine.client_said("client", WantObjects(JOB, wanted), now_s)
+    machine.client_said("client", CloseJob(JOB), now_s)
+    given: deque[tuple[str, AssignTask]] = deque()
+
+    def end_turn() -> None:
+        machine.end_turn(now_s)
+        given.extend((to, said) for to, said in machine.outbox if type(said) is AssignTask)
+        machine.outbox.clear()
+
+    while machine.has_more or not given:
+        end_turn()
+    begun_s, ended = time.perf_counter(), 0
+    while ended < TASKS:
+        now_s += TURN_S
+        for _ in range(min(REPORTS_A_TURN, len(given))):
+            worker, order = given.popleft()
+            made = (Value.of(order.spec.outputs[0], b"x"),)
+            report = TaskReported(order.spec.id, order.attempt, made, None, TURN_S)
+            machine.worker_said(worker, report, now_s)
+            ended += 1
+        end_turn()
+    return TASKS / (time.perf_counter() - begun_s)
+
+
+def measure() -> dict[str, float]:
+    """Measure both, in turns."""
+    pairs = [(tasks_per_s(FEW), tasks_per_s(MANY)) for _ in range(PAIRS)]
+    few, many = sorted(pairs, key=lambda pair: pair[1] / pair[0])[PAIRS // 2]
+    return {"few_per_s": few, "many_per_s": many, "many_to_few": many / few}
+
+
+if __name__ == "__main__":
+    for key, value in measure().items():
+        print(f"{key:14} {value:12.2f}")

@@ -1,0 +1,66 @@
+"""How soon results come: those of a map one by one, and the first call of one client while another
+has the cluster busy for long (C4, C5).
+"""
+
+from __future__ import annotations
+
+import math
+import time
+
+import ciel
+
+SLOTS = 2
+CALLS, CALL_S = 10_000, 0.05
+LONG_CALLS, LONG_S = 100, 0.5
+ROWS = 400
+"""Of the map that is read to its end: all 10,000 would take four minutes."""
+
+
+def work(seconds: float) -> float:
+    """Take so long."""
+    time.sleep(seconds)
+    return seconds
+
+
+def first_of_a_map_s(client: ciel.Client) -> float:
+    """Return how long the first result of a long map takes."""
+    begun_s = time.perf_counter()
+    results = client.map(work, [CALL_S] * CALLS)
+    next(results)
+    took_s = time.perf_counter() - begun_s
+    results.close()  # type: ignore[attr-defined]  # a generator
+    return took_s
+
+
+def map_to_ideal(client: ciel.Client) -> float:
+    """Return how long a map takes, to what its calls take on all slots."""
+    begun_s = time.perf_counter()
+    assert len(list(client.map(work, [CALL_S] * ROWS))) == ROWS
+    return (time.perf_counter() - begun_s) / (math.ceil(ROWS / SLOTS) * CALL_S)
+
+
+def first_of_another_s(cluster: ciel.LocalCluster) -> float:
+    """Return how long the first call of a client takes while another one has many."""
+    with ciel.Client(cluster) as busy, ciel.Client(cluster) as other:
+        futures = [busy.submit(work, LONG_S) for _ in range(LONG_CALLS)]
+        futures[0].result()
+        begun_s = time.perf_counter()
+        other.submit(abs, -1).result()
+        return time.perf_counter() - begun_s
+
+
+def measure() -> dict[str, float]:
+    """Measure all of it."""
+    with ciel.LocalCluster(workers=1, slots=SLOTS) as cluster:
+        found = {"other_s": first_of_another_s(cluster)}
+        with ciel.Client(cluster) as client:
+            client.submit(abs, -1).result()  # the processes are there
+            found["first_s"] = first_of_a_map_s(client)
+        with ciel.Client(cluster) as client:
+            found["map_to_ideal"] = map_to_ideal(client)
+    return found
+
+
+if __name__ == "__main__":
+    for key, value in measure().items():
+        print(f"{key:14} {value:10.3f}")
