@@ -119,7 +119,12 @@ class PythonConversation(Conversation):
         return self._attempt.where
 
     def died(self, fault: TaskFault, how: str, *, was_ended: bool = False) -> TaskFault:
-        if was_ended or not self._runs_others or self._attempt.task.attempt > 1:
+        task = self._attempt.task
+        is_first = not was_ended and task.attempt <= 1
+        if is_first and (self._runs_others or len(task.spec.outputs) > 1):  # ADR 67
+            text = f"ciel: the process of {task.spec.name} {how}: all that it ran runs again"
+            self._attempt.log(text, is_stderr=True)
+        if not is_first or not self._runs_others:
             return TaskFault(fault.reason, f"its process {how}") if how else fault
         text = "its program ended, maybe of another call than its own: that will run elsewhere"
         return TaskFault(RECALLED, text)

@@ -144,7 +144,7 @@ class Attempt(ABC):
         """Open a path that was given, and hand the descriptor to a listening UNIX socket."""
 
     @abstractmethod
-    def log(self, text: str) -> None:
+    def log(self, text: str, *, is_stderr: bool = False) -> None:
         """Add a line to the log of the job."""
 
     @abstractmethod

@@ -132,7 +132,7 @@ class FakeAttempt(Attempt):
             raise self.socket_error
         self.sent.append((socket_path, path, writes))
 
-    def log(self, text: str) -> None:
+    def log(self, text: str, *, is_stderr: bool = False) -> None:
         self.logged.append(text)
 
     def room(self) -> int | None:

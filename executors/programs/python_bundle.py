@@ -254,11 +254,8 @@ class Run:
 
     def _run_each_alone(self) -> None:
         """Have each call be a task of its own: the program has died of one of them. The results of
-        the others died with it, so all are run, and the user is told (ADR 67).
+        the others died with it, so all are run (ADR 67).
         """
-        count, first = sum(map(len, self._bundle.lots)), self._bundle.lots[0][0]
-        text = f"the process that ran {count} calls of {self._name(first)} died"
-        os.write(2, f"ciel: {text}; they run again, each as a task of its own\n".encode())
         works: list[list[Work]] = []
         found: dict[tuple[int, int], tuple[Work, int]] = {}
         for lot, calls in enumerate(self._bundle.lots):

@@ -358,7 +358,8 @@ def test_c10_a_death_repeats_what_its_process_had_begun_and_says_so(
         client.submit(note, -1).result(WITHIN_S)  # quick, so that calls travel in bundles
         futures = [client.submit(note, number) for number in range(1000)]
         assert [future.result(WITHIN_S) for future in futures] == list(range(1000))
-        wait_for(lambda: "run again" in told.getvalue(), "what is said of the death")
+        wait_for(lambda: "all that it ran runs again" in told.getvalue(), "what is said of that")
+    assert "was killed by SIGKILL" in told.getvalue()
     ran = [tuple(map(int, line.split())) for line in log.read_text().splitlines()]
     dead = next(pid for number, pid in ran if number == 500)
     counts = Multiset(number for number, _ in ran)
