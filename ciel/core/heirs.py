@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from ciel.core.bare import take_over
 from ciel.core.failures import label
 from ciel.core.refs import Failure
-from ciel.core.tasks import ACTIVE, TaskNode
+from ciel.core.tasks import ACTIVE, CANCELLED, FAILED, TaskNode
 
 if TYPE_CHECKING:
     from ciel.core.graph import TaskGraph
@@ -32,10 +32,14 @@ def note(graph: TaskGraph, heir: TaskNode) -> None:
     inherited: list[ObjectId] = []
     for object_id in heir.spec.outputs:
         before = nodes[object_id].producer
-        if before is None or before is heir or nodes[object_id].ref is not None:
+        if before is None or before is heir:
             continue
         is_handed_on = _came_from(graph, before, heir, object_id)
-        if not is_handed_on and _came_from(graph, before, parent, object_id):
+        if is_handed_on or not _came_from(graph, before, parent, object_id):
+            continue
+        if nodes[object_id].ref is not None:
+            graph.objects.heirs[object_id] = heir  # it takes over when the object is lost
+        else:
             take_over(graph, object_id, heir)
             replaced[before] = None
             inherited.append(object_id)
@@ -47,6 +51,15 @@ def note(graph: TaskGraph, heir: TaskNode) -> None:
             else:
                 graph.sleep(before)
     graph.demand(inherited)
+
+
+def lose(graph: TaskGraph, object_id: ObjectId) -> None:
+    """Make the heir the producer of an object that was lost, if there is one."""
+    heir = graph.objects.heirs.pop(object_id, None)
+    if heir is None or heir.state in (FAILED, CANCELLED):
+        return
+    if graph.tasks.get(heir.spec.id) is heir:  # it may have been forgotten
+        take_over(graph, object_id, heir)
 
 
 def miss(graph: TaskGraph, task: TaskNode) -> None:

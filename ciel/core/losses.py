@@ -6,6 +6,7 @@ an error.
 
 from __future__ import annotations
 
+from ciel.core import heirs
 from ciel.core.fixed import miss
 from ciel.core.graph import TaskGraph
 from ciel.core.ids import ObjectId
@@ -40,6 +41,8 @@ def _unsettle(graph: TaskGraph, object_id: ObjectId, node: ObjectNode, was_settl
         _forget_output(graph, node.producer)
     else:
         break_stream(graph, object_id)
+    if graph.objects.heirs:
+        heirs.lose(graph, object_id)
     why_final = _why_never_again(node.producer)
     if why_final:
         details = f"no copy of it is left, and {why_final}"

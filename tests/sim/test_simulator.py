@@ -78,6 +78,7 @@ def test_a_seed_says_all() -> None:
         pytest.param("any", 286, id="input-of-who-went-ahead-is-lost"),
         pytest.param("any", 2005, id="counted-while-another-report-comes"),
         pytest.param("any", 109495, id="sent-ahead-while-its-job-is-cancelled-in-slices"),
+        pytest.param("blackouts", 109830, id="lost-after-its-maker-handed-it-to-another-child"),
         pytest.param("blackouts", 109534, id="made-what-another-had-failed-to-make"),
         pytest.param("any", 100048, id="made-anew-by-who-was-sent-ahead-of-its-inputs"),
         pytest.param("any", 19, id="unpromised-output-of-who-was-on-three-lost-workers"),
