@@ -119,7 +119,7 @@ int main(int argc, char **argv)
     if (!unmount_when_dead(tool.given[0]))
         return tool_failed(&tool, "nothing would unmount it if it were killed: %s",
                            strerror(errno));
-    if (!tool_attach(&tool, &image))
+    if (!tool_attach(&tool, &image, true))
         return TOOL_FAILED;
     run(&tool, &image);
     return tool_end(&tool, &image);

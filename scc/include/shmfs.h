@@ -75,6 +75,8 @@ enum shmfs_error {
     SHMFS_ERROR_TOO_SMALL = -17,  /* the memory is too small for the geometry */
     SHMFS_ERROR_SYSTEM = -18,     /* a system call failed; `errno` says how */
     SHMFS_ERROR_LIMIT = -19,      /* as many disk jobs are under way as there may be */
+    SHMFS_ERROR_READ_ONLY = -20,  /* the call would change an image that is attached read-only */
+    SHMFS_ERROR_GONE = -21,       /* the file was removed while a read-only client read it */
 };
 
 /* One line of English for an error; of any number. */
@@ -119,6 +121,13 @@ struct shmfs_options {
     bool (*is_alive)(void *argument, uint32_t client, uint32_t generation);
     void *is_alive_argument;
     uint32_t seed; /* of the strict build's tricks */
+    /* Read the image and never change it: the memory may be mapped without PROT_WRITE. The client
+     * takes no place, no lock and no handle in the image, so an open file may be removed while it
+     * is read: calls on it then fail with GONE. Reads of names are repeated while other clients
+     * change them, for `lock_timeout_ms` (default 1000), and then fail with BUSY. Calls that change
+     * the image fail with READ_ONLY, or COMMITTED where they take a handle. Only where memory is
+     * coherent; elsewhere `shmfs_attach` fails with ARGUMENT. */
+    bool is_read_only;
 };
 
 /* How large both parts of an image of this geometry are. Fails with ARGUMENT where a number is out

@@ -10,6 +10,7 @@
 #include <errno.h>
 #include <stdlib.h>
 
+#define READ_ONLY_TIMEOUT_MS 1000
 #define IO_LOOK_US 100000 /* between two looks whether a disk job's owner has died */
 
 static int end_io(struct shmfs *fs, uint32_t client)
@@ -243,6 +244,15 @@ size_t shmfs_size(void)
     return (sizeof(struct shmfs) + 63) / 64 * 64 + port_cache_bytes();
 }
 
+/* Have what a read-only client needs, which is no place in the image. */
+static int attach_read_only(struct shmfs *fs)
+{
+    fs->client = UINT32_MAX;
+    if (!fs->options.lock_timeout_ms)
+        fs->options.lock_timeout_ms = READ_ONLY_TIMEOUT_MS;
+    return PORT_COHERENT ? 0 : SHMFS_ERROR_ARGUMENT;
+}
+
 int shmfs_attach(struct shmfs **out, void *storage, size_t storage_bytes,
                  const struct shmfs_memory *memory, const struct shmfs_options *options)
 {
@@ -252,7 +262,7 @@ int shmfs_attach(struct shmfs **out, void *storage, size_t storage_bytes,
         return SHMFS_ERROR_ARGUMENT;
     int error = begin(fs, memory, options, (uint8_t *)storage + shmfs_size() - port_cache_bytes());
     if (!error)
-        error = find_place(fs, true);
+        error = fs->options.is_read_only ? attach_read_only(fs) : find_place(fs, true);
     if (error == SHMFS_ERROR_NO_CLIENTS)
         error = find_place(fs, false);
     if (error)
@@ -262,7 +272,7 @@ int shmfs_attach(struct shmfs **out, void *storage, size_t storage_bytes,
     return 0;
 }
 
-void shmfs_detach(struct shmfs *fs)
+static void leave_image(struct shmfs *fs)
 {
     int error = 0;
     for (uint32_t slot = 0; slot < fs->shape.geometry.handle_count && !error; slot++)
@@ -272,6 +282,12 @@ void shmfs_detach(struct shmfs *fs)
     if (!error)
         port_register_store(&fs->port, &client_at(fs, fs->client)->state, CLIENT_FREE);
     part(fs); /* after an error, which is a damaged image or a stopped client, a sweep does the rest */
+}
+
+void shmfs_detach(struct shmfs *fs)
+{
+    if (!fs->options.is_read_only)
+        leave_image(fs);
     pthread_mutex_destroy(&fs->mutex);
 }
 
@@ -316,10 +332,10 @@ int shmfs_format(const struct shmfs_memory *memory, const struct shmfs_geometry 
 static int change_io(struct shmfs *fs, uint32_t limit, int by)
 {
     struct image_statistics *statistics = statistics_of(fs);
-    struct image_client *client = client_at(fs, fs->client);
     int error = lock_take(fs, LOCK_STATISTICS, 1);
     if (error)
         return error;
+    struct image_client *client = client_at(fs, fs->client);
     port_invalidate(&fs->port, statistics, sizeof statistics->io_count);
     const uint32_t all = port_load32(&fs->port, &statistics->io_count);
     const uint32_t own = port_load32(&fs->port, &client->io_count);

@@ -140,6 +140,8 @@ int64_t shmfs_store(struct shmfs *fs, const char *name, int fd)
         else
             offset_bytes += (uint64_t)count;
     }
+    if (!error && fs->options.is_read_only) /* GONE if the last bytes may be another file's */
+        error = shmfs_stat_handle(fs, &file, &info);
     const int cause = errno;
     file_lose(fs, &file);
     errno = cause;

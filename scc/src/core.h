@@ -20,7 +20,9 @@
  * guarded: a file has one writer, and afterwards none. Readers of a committed file take no lock, as
  * nothing of it changes. Names are looked up without one where memory is coherent: a group's
  * `sequence` tells whether its names were changed meanwhile. When a holder dies, who wants its lock
- * finishes or forgets its transaction, and has the lock.
+ * finishes or forgets its transaction, and has the lock. A read-only client takes no lock: it reads
+ * names between two equal values of `sequence`, and content before it has seen that the file was
+ * still there.
  */
 #ifndef SCC_CORE_H
 #define SCC_CORE_H
@@ -212,7 +214,8 @@ void handle_take(struct shmfs *fs, uint32_t slot, uint32_t number, uint32_t flag
  * was writing. */
 int handle_close(struct shmfs *fs, uint32_t client, uint32_t slot, bool has_died);
 
-/* The inode of an open handle of this client; STALE. The second takes its lock. */
+/* The inode of an open handle of this client; STALE, or GONE for a read-only client. The second
+ * takes its lock. */
 int handle_inode(struct shmfs *fs, const struct shmfs_handle *handle, struct image_inode **inode);
 int handle_lock(struct shmfs *fs, const struct shmfs_handle *handle, struct image_inode **inode);
 
@@ -281,6 +284,10 @@ struct found {
  * coherent. Then with one. Fail with NOT_FOUND. */
 int directory_look_once(struct shmfs *fs, const struct name *name, struct found *found);
 int directory_look(struct shmfs *fs, const struct name *name, struct found *found);
+
+/* Wait before a read-only client reads again what another client was changing; false once
+ * `lock_timeout_ms` has passed. `tries` starts at 0. */
+bool read_only_wait(const struct shmfs *fs, uint32_t *tries);
 
 /* --- client.c -------------------------------------------------------------------------------- */
 

@@ -3,6 +3,10 @@
  */
 #include "core.h"
 
+#include <time.h>
+
+#define READ_ONLY_SPINS 200
+
 static void finish(const struct shmfs *fs, struct name *name)
 {
     name->word_count = (name->size_bytes + 7) / 8;
@@ -115,10 +119,27 @@ int directory_look_once(struct shmfs *fs, const struct name *name, struct found 
     return SHMFS_ERROR_BUSY; /* somebody is slow, or dead: who takes the lock will see */
 }
 
+bool read_only_wait(const struct shmfs *fs, uint32_t *tries)
+{
+    const struct timespec one_ms = {.tv_nsec = 1000000};
+    if (++*tries <= READ_ONLY_SPINS) {
+        port_pause();
+        return true;
+    }
+    if (*tries - READ_ONLY_SPINS > fs->options.lock_timeout_ms)
+        return false;
+    nanosleep(&one_ms, NULL);
+    return true;
+}
+
 int directory_look(struct shmfs *fs, const struct name *name, struct found *found)
 {
-    int error = directory_look_once(fs, name, found);
-    if (error != SHMFS_ERROR_BUSY)
+    uint32_t tries = 0;
+    int error;
+    do
+        error = directory_look_once(fs, name, found);
+    while (error == SHMFS_ERROR_BUSY && fs->options.is_read_only && read_only_wait(fs, &tries));
+    if (error != SHMFS_ERROR_BUSY || fs->options.is_read_only)
         return error;
     struct place place;
     if (!(error = directory_lock(fs, name, &place, 1))) {

@@ -164,8 +164,29 @@ void handle_take(struct shmfs *fs, uint32_t slot, uint32_t number, uint32_t flag
     log_set32(fs, &handle->flags, flags);
 }
 
+/* The file that a read-only client has open. Its blocks may be given away once it has neither names
+ * nor handles, which never come back. */
+static int read_only_inode(struct shmfs *fs, const struct shmfs_handle *handle,
+                           struct image_inode **inode)
+{
+    struct image_inode copy;
+    *inode = inode_visit(fs, handle->inode);
+    if (!*inode)
+        return SHMFS_ERROR_STALE;
+    port_fence(&fs->port); /* what was read of its content was read before */
+    inode_snapshot(fs, *inode, &copy);
+    port_fence(&fs->port);
+    if (copy.generation != handle->generation || !(copy.flags & INODE_COMMITTED) ||
+        (!copy.link_count && !copy.handle_count) ||
+        port_load32(&fs->port, &(*inode)->generation) != handle->generation)
+        return SHMFS_ERROR_GONE;
+    return 0;
+}
+
 int handle_inode(struct shmfs *fs, const struct shmfs_handle *handle, struct image_inode **inode)
 {
+    if (fs->options.is_read_only)
+        return read_only_inode(fs, handle, inode);
     if (!handle->inode || handle->slot >= fs->shape.geometry.handle_count ||
         port_load32(&fs->port, &handle_at(fs, fs->client, handle->slot)->inode) != handle->inode)
         return SHMFS_ERROR_STALE;

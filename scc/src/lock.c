@@ -173,6 +173,8 @@ void lock_drop_all(struct shmfs *fs)
 int lock_take(struct shmfs *fs, enum lock_kind kind, uint64_t shards)
 {
     const uint32_t count = kind == LOCK_STATISTICS ? 1 : fs->shape.geometry.shard_count;
+    if (fs->options.is_read_only)
+        return SHMFS_ERROR_READ_ONLY; /* every change begins with a lock */
     if (count < 64)
         shards &= bit(count) - 1;
     shards &= ~fs->held[kind];

@@ -55,6 +55,8 @@ static uint64_t blocks_for(const struct shmfs *fs, uint64_t size_bytes)
 
 static bool is_writer(struct shmfs *fs, const struct shmfs_handle *handle)
 {
+    if (fs->options.is_read_only)
+        return false;
     const struct image_handle *own = handle_at(fs, fs->client, handle->slot);
     return port_load32(&fs->port, &own->flags) & HANDLE_WRITING;
 }
@@ -115,8 +117,8 @@ int shmfs_create(struct shmfs *fs, const char *text, uint64_t size_hint_bytes,
     struct name name;
     handle->inode = 0;
     int error = text ? name_read(fs, text, &name) : 0;
-    if (error)
-        return error;
+    if (error || fs->options.is_read_only)
+        return error ? error : SHMFS_ERROR_READ_ONLY;
     enter(fs);
     do
         error = create(fs, text ? &name : NULL, size_hint_bytes, handle);
@@ -168,6 +170,27 @@ static int open_file(struct shmfs *fs, const struct name *name, bool to_write,
     return error;
 }
 
+/* Open a file for a read-only client, which leaves no handle in the image. */
+static int open_read_only(struct shmfs *fs, const struct name *name, bool to_write,
+                          struct shmfs_handle *handle)
+{
+    struct found found;
+    struct image_inode *inode, copy;
+    if (to_write)
+        return SHMFS_ERROR_READ_ONLY;
+    int error = directory_look(fs, name, &found);
+    if (error)
+        return error;
+    *handle = (struct shmfs_handle){.inode = found.inode, .generation = found.generation};
+    if (!(error = handle_inode(fs, handle, &inode)))
+        return 0;
+    handle->inode = 0;
+    inode_snapshot(fs, inode_visit(fs, found.inode), &copy);
+    return copy.generation == found.generation && copy.flags && !(copy.flags & INODE_COMMITTED)
+               ? SHMFS_ERROR_WRITING
+               : SHMFS_ERROR_NOT_FOUND; /* it went since its name was looked up */
+}
+
 static int open_named(struct shmfs *fs, const char *text, bool to_write,
                       struct shmfs_handle *handle)
 {
@@ -177,7 +200,8 @@ static int open_named(struct shmfs *fs, const char *text, bool to_write,
     if (error)
         return error;
     enter(fs);
-    return leave(fs, open_file(fs, &name, to_write, handle));
+    return leave(fs, (fs->options.is_read_only ? open_read_only : open_file)(fs, &name, to_write,
+                                                                             handle));
 }
 
 int shmfs_open(struct shmfs *fs, const char *name, struct shmfs_handle *handle)
@@ -200,11 +224,19 @@ int shmfs_close(struct shmfs *fs, struct shmfs_handle *handle)
         if (!error)
             error = file_publish(fs, handle, &copy);
     }
-    if (!error)
+    if (!error && !fs->options.is_read_only)
         error = handle_close(fs, fs->client, handle->slot, false);
-    if (!error)
+    if (!error || error == SHMFS_ERROR_GONE)
         handle->inode = 0;
-    return leave(fs, error);
+    return leave(fs, error == SHMFS_ERROR_GONE ? 0 : error);
+}
+
+/* A result of reading an open file: GONE if a read-only client may have read another one's blocks. */
+static int checked(struct shmfs *fs, const struct shmfs_handle *handle, int result)
+{
+    struct image_inode *inode;
+    const int error = fs->options.is_read_only ? handle_inode(fs, handle, &inode) : 0;
+    return error ? error : result;
 }
 
 void file_lose(struct shmfs *fs, struct shmfs_handle *handle)
@@ -301,7 +333,7 @@ int64_t shmfs_read(struct shmfs *fs, struct shmfs_handle *handle, void *to, uint
     enter(fs);
     int error = handle_inode(fs, handle, &inode);
     if (!error)
-        error = inode_content(fs, inode, &copy);
+        error = checked(fs, handle, inode_content(fs, inode, &copy));
     if (error)
         return leave(fs, error);
     const uint64_t left_bytes = copy.size_bytes > offset_bytes ? copy.size_bytes - offset_bytes : 0;
@@ -309,7 +341,7 @@ int64_t shmfs_read(struct shmfs *fs, struct shmfs_handle *handle, void *to, uint
     step_out(fs);
     error = file_copy_out(fs, handle, &copy, to, now_bytes, offset_bytes);
     step_in(fs);
-    error = leave(fs, error);
+    error = leave(fs, checked(fs, handle, error));
     return error ? error : (int64_t)now_bytes;
 }
 
@@ -359,21 +391,21 @@ int shmfs_place(struct shmfs *fs, struct shmfs_handle *handle, uint64_t offset_b
     enter(fs);
     int error = handle_inode(fs, handle, &inode);
     if (!error)
-        error = inode_content(fs, inode, &copy);
+        error = checked(fs, handle, inode_content(fs, inode, &copy));
     if (error)
         return leave(fs, error);
     const int64_t block = file_block(fs, handle, &copy, index);
     if (block < 0)
-        return leave(fs, (int)block);
+        return leave(fs, checked(fs, handle, (int)block));
     uint32_t after;
     const int64_t count = copy.run_count <= 1
                               ? (int64_t)(copy.block_count - index)
                               : fat_run(fs, (uint32_t)block, &after);
     if (count < 0)
-        return leave(fs, (int)count);
+        return leave(fs, checked(fs, handle, (int)count));
     *data_offset_bytes = (uint64_t)(block - 1) * block_bytes + offset_bytes % block_bytes;
     *run_bytes = (uint64_t)count * block_bytes - offset_bytes % block_bytes;
-    return leave(fs, 0);
+    return leave(fs, checked(fs, handle, 0));
 }
 
 int shmfs_wrote(struct shmfs *fs, struct shmfs_handle *handle, uint64_t size_bytes)
@@ -470,6 +502,21 @@ int64_t shmfs_lookup(struct shmfs *fs, const char *text)
     return error ? error : (int64_t)found.inode;
 }
 
+/* The same for a read-only client. */
+static int stat_read_only(struct shmfs *fs, const struct name *name, struct shmfs_info *info)
+{
+    struct found found;
+    int error = directory_look(fs, name, &found);
+    if (error)
+        return error;
+    inode_info(fs, found.inode, info);
+    port_fence(&fs->port);
+    if (port_load32(&fs->port, &inode_visit(fs, found.inode)->generation) != found.generation ||
+        (!info->link_count && !info->handle_count))
+        return SHMFS_ERROR_NOT_FOUND; /* it went since its name was looked up */
+    return 0;
+}
+
 static int stat_found(struct shmfs *fs, const struct name *name, struct shmfs_info *info)
 {
     struct place place;
@@ -490,17 +537,17 @@ int shmfs_stat(struct shmfs *fs, const char *text, struct shmfs_info *info)
     if (error)
         return error;
     enter(fs);
-    return leave(fs, stat_found(fs, &name, info));
+    return leave(fs, (fs->options.is_read_only ? stat_read_only : stat_found)(fs, &name, info));
 }
 
 int shmfs_stat_handle(struct shmfs *fs, struct shmfs_handle *handle, struct shmfs_info *info)
 {
     struct image_inode *inode;
     enter(fs);
-    int error = handle_lock(fs, handle, &inode);
+    int error = (fs->options.is_read_only ? handle_inode : handle_lock)(fs, handle, &inode);
     if (!error)
         inode_info(fs, handle->inode, info);
-    return leave(fs, error);
+    return leave(fs, error ? error : checked(fs, handle, 0));
 }
 
 static int link_names(struct shmfs *fs, const struct name *names)
@@ -645,15 +692,45 @@ static int list_one(struct shmfs *fs, uint32_t number, char *text, struct shmfs_
     return 1;
 }
 
+/* The same for a read-only client: BUSY if the name changed meanwhile. */
+static int list_read_only(struct shmfs *fs, uint32_t number, char *text, struct shmfs_info *info)
+{
+    struct name name;
+    uint32_t inode;
+    const struct image_entry *entry = entry_visit(fs, number);
+    name_of(fs, entry, &name); /* a guess, which says whose sequence to watch */
+    const uint32_t group = name.group;
+    const uint32_t *place = &group_at(fs, group)->sequence;
+    const uint32_t sequence = port_look32(&fs->port, place);
+    if (!entry_is_used(fs, number, &inode))
+        return 0;
+    port_fence(&fs->port);
+    name_of(fs, entry, &name);
+    const bool is_inode = inode_visit(fs, inode);
+    if (is_inode)
+        inode_info(fs, inode, info);
+    port_fence(&fs->port);
+    if (sequence & 1 || name.group != group || port_load32(&fs->port, place) != sequence)
+        return SHMFS_ERROR_BUSY;
+    memcpy(text, name.words, name.size_bytes);
+    text[name.size_bytes] = 0;
+    return is_inode ? 1 : SHMFS_ERROR_CORRUPT;
+}
+
 int shmfs_list(struct shmfs *fs, uint64_t *cursor, char *name, struct shmfs_info *info)
 {
     int result = 0;
+    uint32_t tries = 0;
     enter(fs);
     while (!result && *cursor < fs->shape.geometry.entry_count) {
-        result = list_one(fs, (uint32_t)*cursor + 1, name, info);
+        result = (fs->options.is_read_only ? list_read_only : list_one)(fs, (uint32_t)*cursor + 1,
+                                                                       name, info);
         lock_drop_all(fs);
         if (result >= 0)
             ++*cursor;
+        else if (result == SHMFS_ERROR_BUSY && fs->options.is_read_only &&
+                 read_only_wait(fs, &tries))
+            result = 0;
     }
     return leave(fs, result);
 }
@@ -662,6 +739,8 @@ int shmfs_list(struct shmfs *fs, uint64_t *cursor, char *name, struct shmfs_info
 
 int shmfs_sweep(struct shmfs *fs)
 {
+    if (fs->options.is_read_only)
+        return SHMFS_ERROR_READ_ONLY;
     enter(fs);
     return leave(fs, client_sweep(fs));
 }
@@ -725,10 +804,13 @@ const char *shmfs_error_text(int error)
     case SHMFS_ERROR_STALE: return "the file is not open";
     case SHMFS_ERROR_CORRUPT: return "the image is damaged; shmfsck says where";
     case SHMFS_ERROR_FORMAT: return "no image, or one of another version, shape or machine";
-    case SHMFS_ERROR_BUSY: return "a lock was not had in time";
+    case SHMFS_ERROR_BUSY:
+        return "another process did not end its change in time; if it died, shmfsck --sweep ends it";
     case SHMFS_ERROR_TOO_SMALL: return "the memory is too small for an image of this shape";
     case SHMFS_ERROR_SYSTEM: return "a system call failed";
     case SHMFS_ERROR_LIMIT: return "as many disk jobs are under way as there may be";
+    case SHMFS_ERROR_READ_ONLY: return "the image is attached read-only";
+    case SHMFS_ERROR_GONE: return "the file was removed while it was read";
     default: return "an unknown error";
     }
 }

@@ -79,9 +79,10 @@ bool tool_map(struct tool *tool, struct tool_image *image, bool is_writable)
                &memory->data_bytes);
 }
 
-bool tool_attach(struct tool *tool, struct tool_image *image)
+bool tool_attach(struct tool *tool, struct tool_image *image, bool is_writable)
 {
-    if (!tool_map(tool, image, true))
+    const struct shmfs_options options = {.is_read_only = !is_writable};
+    if (!tool_map(tool, image, is_writable))
         return false;
     size_t size_bytes = (shmfs_size() + 63) / 64 * 64;
     image->storage = aligned_alloc(64, size_bytes);
@@ -89,7 +90,7 @@ bool tool_attach(struct tool *tool, struct tool_image *image)
         tool_failed(tool, "no memory is left");
         return false;
     }
-    int error = shmfs_attach(&image->fs, image->storage, size_bytes, &image->memory, NULL);
+    int error = shmfs_attach(&image->fs, image->storage, size_bytes, &image->memory, &options);
     if (!error)
         return true;
     image->fs = NULL;

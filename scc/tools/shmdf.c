@@ -42,13 +42,13 @@ int main(int argc, char **argv)
     struct tool_option options[] = {{.name = "json", .text = "print JSON"}, {0}};
     struct tool tool = {
         .name = "shmdf",
-        .text = "Tell how full shared memory is. The tool itself is one of the clients.",
+        .text = "Tell how full shared memory is.",
         .options = options,
     };
     struct tool_image image;
     struct shmfs_statistics statistics;
     tool_begin(&tool, argc, argv);
-    if (!tool_attach(&tool, &image))
+    if (!tool_attach(&tool, &image, false))
         return TOOL_FAILED;
     int error = shmfs_statfs(image.fs, &statistics);
     if (error)

@@ -104,7 +104,7 @@ int main(int argc, char **argv)
     if (!tool_map(&tool, &image, false))
         return TOOL_FAILED;
     print_superblock(&image);
-    if (!tool_attach(&tool, &image))
+    if (!tool_attach(&tool, &image, false))
         return tool_end(&tool, &image);
     print_statistics(&tool, &image);
     for (int i = 0; i < tool.given_count; i++)

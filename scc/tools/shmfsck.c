@@ -79,7 +79,7 @@ int main(int argc, char **argv)
     struct tool_image image;
     tool_begin(&tool, argc, argv);
     if (options[0].given) {
-        if (tool_attach(&tool, &image)) {
+        if (tool_attach(&tool, &image, true)) {
             int swept = shmfs_sweep(image.fs);
             if (swept < 0)
                 tool_failed(&tool, "the dead cannot be swept up after: %s", tool_error_text(swept));

@@ -12,7 +12,7 @@ int main(int argc, char **argv)
     };
     struct tool_image image;
     tool_begin(&tool, argc, argv);
-    if (!tool_attach(&tool, &image))
+    if (!tool_attach(&tool, &image, true))
         return TOOL_FAILED;
     for (int i = 0; i < tool.given_count; i++)
         tool_load(&tool, &image, tool.given[i], 0);

@@ -28,7 +28,7 @@ int main(int argc, char **argv)
     };
     struct tool_image image;
     tool_begin(&tool, argc, argv);
-    if (!tool_attach(&tool, &image))
+    if (!tool_attach(&tool, &image, false))
         return TOOL_FAILED;
     uint64_t cursor = 0;
     char name[SHMFS_NAME_MAX_BYTES + 1];

@@ -12,7 +12,7 @@ int main(int argc, char **argv)
     };
     struct tool_image image;
     tool_begin(&tool, argc, argv);
-    if (!tool_attach(&tool, &image))
+    if (!tool_attach(&tool, &image, true))
         return TOOL_FAILED;
     int error = shmfs_link(image.fs, tool.given[0], tool.given[1]);
     if (error)

@@ -25,7 +25,7 @@ int main(int argc, char **argv)
     struct tool_image image;
     tool_begin(&tool, argc, argv);
     uint32_t limit = (uint32_t)tool_number_of(&tool, "MAXIO", tool.given[1], 0, UINT32_MAX);
-    if (!tool_attach(&tool, &image))
+    if (!tool_attach(&tool, &image, true))
         return TOOL_FAILED;
     strip_blank(tool.given[0]);
     tool_load(&tool, &image, tool.given[0], limit);

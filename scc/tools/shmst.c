@@ -89,7 +89,7 @@ int main(int argc, char **argv)
     struct tool_image image;
     struct stat status;
     tool_begin(&tool, argc, argv);
-    if (!tool_attach(&tool, &image))
+    if (!tool_attach(&tool, &image, false))
         return TOOL_FAILED;
     const char *name = tool.given[0], *out = tool.given[1];
     if (!strcmp(out, "-")) {

@@ -4,7 +4,7 @@
  *     struct tool tool = {.name = "shmlist", .text = "List the files.", .options = options};
  *     struct tool_image image;
  *     tool_begin(&tool, argc, argv);      // reads the command line; ends the program if that is it
- *     if (!tool_attach(&tool, &image))    // says why, if not
+ *     if (!tool_attach(&tool, &image, false)) // says why, if not
  *         return TOOL_FAILED;
  *     ...
  *     return tool_end(&tool, &image);     // detaches, and says how it went
@@ -85,8 +85,9 @@ void tool_paths(const struct tool *tool, struct tool_image *image);
 /* Map both files, shared; says why not. */
 bool tool_map(struct tool *tool, struct tool_image *image, bool is_writable);
 
-/* Map them and become a client; says why not. */
-bool tool_attach(struct tool *tool, struct tool_image *image);
+/* Map them and become a client; says why not. A tool that is not to write maps them read-only and
+ * leaves no trace in the image. */
+bool tool_attach(struct tool *tool, struct tool_image *image, bool is_writable);
 
 /* Detach if attached, and unmap. Returns how the program ends. */
 int tool_end(struct tool *tool, struct tool_image *image);

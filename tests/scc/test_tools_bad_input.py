@@ -78,7 +78,8 @@ def test_an_image_that_is_not_there_is_said_so() -> None:
         image.refusal("shmfsck", status=2)
         image.control.mkdir()
         image.data.write_bytes(b"x")
-        assert "cannot be opened" in image.refusal("shmdf")
+        assert "cannot be opened" in image.refusal("shmrm", "a")
+        assert "not a file" in image.refusal("shmdf")
         image.control.rmdir()
 
 
@@ -184,7 +185,7 @@ os.truncate("/dev/shm/shmfs-data", 0)
 os.truncate("/dev/shm/shmfs-data", 62 << 20)  # as a copy may be: all holes
 with open("/dev/shm/other", "wb") as other:
     other.write(bytes(20 << 20))
-refused = run("shmdf")
+refused = run("shmrm", "a")
 assert refused.returncode == 1, refused
 assert "no memory is left for the whole of /dev/shm/shmfs-data" in refused.stderr
 """
@@ -268,7 +269,8 @@ def test_a_file_has_no_more_names_than_can_be_counted(tmp_path: Path) -> None:
 def test_more_programs_than_there_are_places_for_are_refused() -> None:
     with fresh_image(*SMALL, "--clients=2") as image:
         with Client.open(image.control, image.data), Client.open(image.control, image.data):
-            assert "too many processes" in image.refusal("shmlist")
+            assert "too many processes" in image.refusal("shmrm", "a")
+            assert image.names() == {}  # a tool that only reads takes no place
         assert image.names() == {}
 
 

@@ -1,0 +1,167 @@
+"""The shm tools that only read: they leave the image as it is, and hold nothing in it."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ciel.scc.shapes import ShmfsError
+from ciel.scc.shmfs import Image as Client
+from ciel.testing.mounts import on_mount
+from ciel.testing.shm_tools import HOME, Image, fresh_image
+
+READERS = (
+    "shmlist", "shmlist --json", "shmst a -", "shmdf", "shmdf --json", "shmdump a", "shmfsck",
+)  # fmt: skip
+CONTENT = bytes(range(256)) * 2048  # 512 KiB: many times what a pipe takes
+RUNS = 40
+SIZE = 16 * 4096
+# Of the first group in an image of 64 clients with 1,024 handles each: scc/FORMAT.md.
+SEQUENCE_OFFSET = 128 + 5 * 128 + 256 + 64 * (4224 + 8 * 1024)
+
+
+@pytest.fixture
+def image() -> Iterator[Image]:
+    with fresh_image("--blocks=256", "--block-size=4KiB") as image:
+        with Client.open(image.control, image.data) as client:
+            put(client, "a", CONTENT)
+        yield image
+
+
+def put(client: Client, name: str, content: bytes) -> None:
+    with client.create(name) as file:
+        file.write(content, 0)
+        file.commit()
+
+
+def digests(image: Image) -> list[str]:
+    return [hashlib.sha256(p.read_bytes()).hexdigest() for p in (image.control, image.data)]
+
+
+def without_override() -> list[str]:
+    """Return the command by which root, too, is refused what a file's mode refuses."""
+    if os.geteuid():
+        return []
+    command = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"]
+    if not shutil.which("setpriv") or subprocess.run([*command, "true"], check=False).returncode:
+        pytest.skip("root may write to every file here")
+    return command
+
+
+@pytest.mark.parametrize("words", READERS)
+def test_h2_a_tool_that_only_reads_leaves_every_byte_of_the_image_as_it_was(
+    image: Image, words: str
+) -> None:
+    before = digests(image)
+    for _ in range(3):
+        tool, *arguments = words.split()
+        assert image.do(tool, *arguments)
+    assert digests(image) == before
+
+
+@pytest.mark.parametrize("words", READERS)
+def test_h2_a_tool_that_only_reads_works_on_an_image_of_mode_0444(image: Image, words: str) -> None:
+    for path in (image.control, image.data):
+        path.chmod(0o444)
+    tool, *arguments = words.split()
+    command = [*without_override(), str(HOME / tool), *arguments]
+    done = subprocess.run(command, env=image.environ, capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert tool != "shmst" or done.stdout == CONTENT
+
+
+def test_h2_tools_that_only_read_work_on_a_read_only_mount(image: Image, tmp_path: Path) -> None:
+    source, place = tmp_path / "image", tmp_path / "mount"
+    source.mkdir()
+    place.mkdir()
+    shutil.copy(image.control, source / "control")
+    shutil.copy(image.data, source / "data")
+    mount = ["-o", "bind,ro", str(source)]
+    for words in READERS:
+        tool, *arguments = words.split()
+        command = [str(HOME / tool), "--name", str(place), *arguments]
+        done = subprocess.run(on_mount(mount, place, command), capture_output=True, check=False)
+        assert (done.returncode, done.stderr) == (0, b""), words
+        assert tool != "shmst" or done.stdout == CONTENT
+    refused = [str(HOME / "shmrm"), "--name", str(place), "a"]
+    done = subprocess.run(on_mount(mount, place, refused), capture_output=True, check=False)
+    assert done.returncode == 1
+    assert b"Read-only file system" in done.stderr
+
+
+def test_h2_shmst_fails_when_the_file_is_removed_while_it_is_read(image: Image) -> None:
+    with image.start("shmst", "a", "-") as reader:
+        assert reader.stdout is not None
+        assert reader.stdout.read(1) == CONTENT[:1]  # it has the file open, and waits for the pipe
+        image.do("shmrm", "a")
+        _, err = reader.communicate(timeout=60)
+    assert reader.returncode == 1
+    assert b"a cannot be stored in standard output: the file was removed while it was read" in err
+
+
+def test_h2_readers_find_right_contents_or_say_why_not_while_files_come_and_go(
+    image: Image, tmp_path: Path
+) -> None:
+    ends = threading.Event()
+
+    def write() -> None:
+        with Client.open(image.control, image.data) as client:
+            for turn in range(1 << 30):
+                if ends.wait(0.002):
+                    return
+                for name in ("b", "c"):  # of one content each, in the blocks of the last ones
+                    put(client, name, bytes([turn % 256]) * SIZE)
+                ends.wait(0.002 * (turn % 4))
+                for name in ("b", "c"):
+                    client.unlink(name)
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    complete = 0
+    try:
+        for _ in range(RUNS):
+            assert set(image.names()) <= {"a", "b", "c"}
+            out = tmp_path / "out"
+            done = image.run("shmst", "b", out)
+            if done.returncode:
+                reasons = (b"no file of that name", b"not committed", b"removed while it was read")
+                assert any(reason in done.stderr for reason in reasons), done.stderr
+                continue
+            content = out.read_bytes()
+            assert content == content[:1] * SIZE
+            complete += 1
+    finally:
+        ends.set()
+        writer.join()
+    assert complete
+    image.assert_clean()
+
+
+def test_h2_readers_give_up_on_a_change_that_does_not_end(image: Image) -> None:
+    with open(image.control, "r+b") as control:  # as a writer leaves it that died amid a change
+        control.seek(SEQUENCE_OFFSET)
+        sequence = control.read(1)[0]
+        assert sequence % 2 == 0
+        control.seek(SEQUENCE_OFFSET)
+        control.write(bytes([sequence | 1]))
+    for words in ("shmlist", "shmst a -"):
+        tool, *arguments = words.split()
+        assert "shmfsck --sweep ends it" in image.refusal(tool, *arguments)
+
+
+def test_h2_a_full_table_of_clients_does_not_keep_readers_away() -> None:
+    with (
+        fresh_image("--blocks=8", "--block-size=4KiB", "--clients=1") as image,
+        Client.open(image.control, image.data) as client,
+    ):
+        put(client, "a", b"content")
+        with pytest.raises(ShmfsError):
+            Client.open(image.control, image.data)
+        assert image.do("shmst", "a", "-") == b"content"
