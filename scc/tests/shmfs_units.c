@@ -377,6 +377,60 @@ static void descriptors(void)
     end();
 }
 
+/* A client that may not write refuses what would, and leaves every byte as it was. */
+static void read_only(void)
+{
+    const struct shmfs_options options = {.is_read_only = true, .lock_timeout_ms = 1};
+    struct shmfs_handle file, other;
+    struct shmfs_info info;
+    struct shmfs_statistics statistics;
+    struct shmfs *fs, *writer = start((struct shmfs_geometry){.block_count = 8});
+    uint8_t *own = new_storage(), bytes[2 * BLOCK];
+    if (!PORT_COHERENT) {
+        IS(shmfs_attach(&fs, own, shmfs_size(), &memory, &options), SHMFS_ERROR_ARGUMENT);
+        free(own);
+        end();
+        return;
+    }
+    IS(shmfs_attach(&fs, own, shmfs_size(), &memory, &options), 0);
+    IS(shmfs_create(writer, "a", 0, &other), 0);
+    IS(shmfs_write(writer, &other, content, BLOCK + 1, 0), BLOCK + 1);
+    IS(shmfs_open(fs, "a", &file), SHMFS_ERROR_WRITING);
+    IS(shmfs_commit(writer, &other, NULL), 0);
+    IS(shmfs_close(writer, &other), 0);
+    uint8_t *before = malloc(memory.control_bytes);
+    memcpy(before, memory.control, memory.control_bytes);
+    IS(shmfs_create(fs, "b", 0, &file), SHMFS_ERROR_READ_ONLY);
+    IS(shmfs_reopen(fs, "a", &file), SHMFS_ERROR_READ_ONLY);
+    IS(shmfs_link(fs, "a", "b"), SHMFS_ERROR_READ_ONLY);
+    IS(shmfs_rename(fs, "a", "b", true), SHMFS_ERROR_READ_ONLY);
+    IS(shmfs_unlink(fs, "a"), SHMFS_ERROR_READ_ONLY);
+    IS(shmfs_sweep(fs), SHMFS_ERROR_READ_ONLY);
+    IS(shmfs_io_begin(fs, 0, 0), SHMFS_ERROR_READ_ONLY);
+    IS(shmfs_io_end(fs), SHMFS_ERROR_READ_ONLY);
+    IS(shmfs_open(fs, "b", &file), SHMFS_ERROR_NOT_FOUND);
+    IS(shmfs_stat(fs, "b", &info), SHMFS_ERROR_NOT_FOUND);
+    IS(shmfs_stat(fs, "a", &info), 0);
+    IS(shmfs_statfs(fs, &statistics), 0);
+    IS(shmfs_lookup(fs, "a"), info.inode);
+    IS(shmfs_open(fs, "a", &file), 0);
+    IS(shmfs_write(fs, &file, content, 1, 0), SHMFS_ERROR_COMMITTED);
+    IS(shmfs_set_tag(fs, &file, 1), SHMFS_ERROR_READ_ONLY);
+    IS(shmfs_commit(fs, &file, NULL), SHMFS_ERROR_COMMITTED);
+    IS(shmfs_read(fs, &file, bytes, sizeof bytes, 0), BLOCK + 1);
+    IS(memcmp(bytes, content, BLOCK + 1), 0);
+    IS(memcmp(before, memory.control, memory.control_bytes), 0);
+    IS(shmfs_unlink(writer, "a"), 0);
+    IS(shmfs_read(fs, &file, bytes, sizeof bytes, 0), SHMFS_ERROR_GONE);
+    IS(shmfs_stat_handle(fs, &file, &info), SHMFS_ERROR_GONE);
+    IS(shmfs_close(fs, &file), 0);
+    IS(shmfs_close(fs, &file), SHMFS_ERROR_STALE);
+    shmfs_detach(fs);
+    free(before);
+    free(own);
+    end();
+}
+
 int main(void)
 {
     alarm(300); /* an endless loop ends here */
@@ -386,6 +440,7 @@ int main(void)
     links();
     stale_handles();
     descriptors();
+    read_only();
     for (uint32_t shards = 1; shards <= 4; shards *= 2) {
         room(shards);
         sizes(shards);
