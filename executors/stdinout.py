@@ -3,35 +3,68 @@
 Arguments (`args`): `command_line`, a list in which references stand for the paths of objects;
 `inputs`, a list of references that are concatenated on standard input; and the options in
 `arguments`. Beyond the original: `files`, references by relative name that lie in the scratch
-directory, in which the program then runs; `env`, additional environment. There is no shell.
+directory, in which the program then runs; `env`, additional environment; `collects`, names or
+patterns of files that the program makes: they become a second output, a tar archive. There is no
+shell.
 """
 
 from __future__ import annotations
 
+import os
+import sys
+from dataclasses import replace
 from typing import Any
 
 from ciel.core.tasks import Mentions
-from ciel.execution.executor import Action, ChildForm, Executor, Run, Task
+from ciel.execution.executor import (
+    Action,
+    BadArgumentsError,
+    ChildForm,
+    Executor,
+    OutputPath,
+    Program,
+    Run,
+    Task,
+)
 from ciel.executors.arguments import (
     args_of,
     program_of,
     reference_list,
     require_form_count,
     require_output_count,
+    words_of,
 )
+
+_PACKER = os.path.join(os.path.dirname(__file__), "programs", "collecting.py")
 
 
 class StdinoutExecutor(Executor):
-    """Runs one program; its standard output is the task's only output."""
+    """Runs one program; its standard output is the task's first output."""
 
     name = "stdinout"
     mentions = Mentions.NOTHING
 
     def begin(self, task: Task) -> Action:
-        require_output_count(task, 1)
         args = args_of(task)
+        require_output_count(task, 2 if args.get("collects") else 1)
         stdin = tuple([ref.id for ref in reference_list(args, "inputs")])
-        return Run(program_of(args, stdin=stdin, stdout=0, caller=task.caller))
+        program = program_of(args, stdin=stdin, stdout=0, caller=task.caller)
+        return Run(_collecting(program, args) if args.get("collects") else program)
 
     def child_form(self, keywords: dict[str, Any]) -> ChildForm:
         return require_form_count(self.name, super().child_form(keywords), 1)
+
+
+def _collecting(program: Program, args: dict[str, Any]) -> Program:
+    """Return a program that runs another, and then packs the files that are to be collected."""
+    patterns = words_of(args, "collects")
+    for pattern in patterns:
+        if not isinstance(pattern, str) or pattern.startswith("/") or ".." in pattern.split("/"):
+            raise BadArgumentsError(f"{pattern!r:.80} in 'collects' is no relative name")
+    packer = (sys.executable, "-I", "-S", "-X", "utf8", _PACKER)
+    moves = () if program.cwd else ("--move",)
+    return replace(
+        program,
+        argv=(*packer, *moves, str(len(patterns)), *patterns, *program.argv),
+        lists={"CIEL_COLLECTS": (OutputPath(1),)},
+    )

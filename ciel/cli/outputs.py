@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ciel.cli.collected_files import CollectedFiles
 from ciel.cli.elements import Element
 from ciel.cli.outcome import say
 from ciel.cli.printing import (
@@ -50,7 +51,12 @@ class Outputs:
     """Takes results as they come; keeps none but the stories of the first that failed."""
 
     def __init__(
-        self, client: Client, job: Job, files: ResultFiles | None, args: argparse.Namespace
+        self,
+        client: Client,
+        job: Job,
+        files: ResultFiles | None,
+        args: argparse.Namespace,
+        collected: CollectedFiles | None = None,
     ) -> None:
         self.joblog: JobLog | None = None
         self.failed_count = 0
@@ -59,6 +65,7 @@ class Outputs:
         self._client = client
         self._job = job
         self._files = files
+        self._collected = collected
         self._json: bool = args.json
         self._first: list[tuple[int, str, str]] = []  # number, who it is, and its story
         self._is_elsewhere = bool(args.scratch or args.cwd or args.inputs or args.objects)
@@ -76,6 +83,8 @@ class Outputs:
             if self._json:
                 self._print_line(element, ref)
                 continue
+            if self._collected is not None and not isinstance(ref, Failure):
+                self._collected.bring(element, ref)
             if isinstance(ref, Value) and self._files is None:
                 short.append(ref.content[self.printed_bytes.get(ref.id, 0) :])
                 continue
@@ -174,6 +183,9 @@ class Outputs:
         read: dict[str, Any] = {}
 
         def use(ref: Reference) -> None:
+            if self._collected is not None:
+                paths = self._collected.bring(element, ref)
+                read["collected"] = [visible(str(path)) for path in paths]
             size_bytes = read["size_bytes"] = _size_bytes(ref)
             if self._files is not None:
                 path = self._files.write(element, self._client.read_chunks(ref))

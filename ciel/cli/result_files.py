@@ -73,18 +73,19 @@ class ResultFiles:
 
     def write(self, element: Element, chunks: Iterable[bytes]) -> Path:
         """Write what a run has printed; return where."""
-        return _write(self.path(element), chunks)
+        return write_whole(self.path(element), chunks)
 
     def write_failed(self, element: Element, chunks: Iterable[bytes]) -> Path:
         """Write what a failed run had printed, under another name."""
-        return _write(_failed(self.path(element)), chunks)
+        return write_whole(_failed(self.path(element)), chunks)
 
 
 def _failed(path: Path) -> Path:
     return path.with_name(f"{path.name}{FAILED}")
 
 
-def _write(path: Path, chunks: Iterable[bytes]) -> Path:
+def write_whole(path: Path, chunks: Iterable[bytes]) -> Path:
+    """Write a file that has its name only when it is whole; return where."""
     begun = path.with_name(f".{path.name}.partial")
     try:
         with begun.open("wb") as file:

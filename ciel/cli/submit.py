@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from ciel.cli import standard_input
+from ciel.cli.collected_files import CollectedFiles, patterns_of
 from ciel.cli.detaching import print_summary, tell_detached
 from ciel.cli.elements import Element, Known, Lines, Pieces, Template, has_place, substitute
 from ciel.cli.numbers import number_ranges
@@ -32,7 +33,7 @@ from ciel.client.arrays import UNSETTLED_MAX, Array
 from ciel.client.caller import caller_context
 from ciel.client.client import Client
 from ciel.client.errors import JobEndedError
-from ciel.client.jobs import Job
+from ciel.client.jobs import Job, archive_of
 from ciel.core.jobs import JOB_NAME_MAX_LENGTH, CallerContext
 from ciel.core.refs import Future, Reference
 from ciel.core.scheduling import LOCALITY, POLICIES, read_scheduling
@@ -91,7 +92,7 @@ def main(prog: str, words: Sequence[str]) -> int:
     elements = _elements(args)
     if is_array and not args.pipe and args.each_line != "-":
         standard_input.tell_unread()
-    files_out = None if args.out is None else ResultFiles(args.out, is_array)
+    files_out = ResultFiles(args.out, is_array) if args.out and not args.collect else None
     name = args.name or visible(os.path.basename(argv[0]))
     reach = connect if args.detach else connect_or_start
     client = reach(args, "ciel submit")
@@ -111,15 +112,21 @@ def main(prog: str, words: Sequence[str]) -> int:
             )
             if files_out is not None:
                 run = files_out.clearing(run)
+            collected = None
+            if args.collect:
+                collected = CollectedFiles(client, job, args)
+                run = collected.clearing(run)
             array = Array(
                 client, job, elements, run, in_order=_in_order(args),
                 at_once=_at_once(client, args), keeps=not args.pipe,
+                beside=archive_of if args.collect else None,
             )  # fmt: skip
             elements.start(client.wake)
             if args.detach:
                 array.submit()
                 return tell_detached(client, job, args.json)
-            return _follow(client, job, array, elements, template, files_out, args)
+            outputs = Outputs(client, job, files_out, args, collected)
+            return _follow(client, job, array, elements, template, outputs, args)
 
 
 def _follow(
@@ -128,12 +135,11 @@ def _follow(
     array: Array[Element],
     elements: Elements,
     template: Template,
-    files_out: ResultFiles | None,
+    outputs: Outputs,
     args: argparse.Namespace,
 ) -> int:
     """Submit and print the results as they come, then what failed."""
     with ExitStack() as stack:
-        outputs = Outputs(client, job, files_out, args)
         if args.joblog is not None:
             from ciel.cli.joblog import JobLog  # few ask for one
 
@@ -213,7 +219,9 @@ def _fixed_last(client: Client, assignment: str) -> str:
 
 
 def _in_order(args: argparse.Namespace) -> bool:
-    return not (args.unordered or args.follow) and (args.json or args.out is None)
+    return not (args.unordered or args.follow) and (
+        args.json or args.out is None or bool(args.collect)
+    )
 
 
 def _at_once(client: Client, args: argparse.Namespace) -> int:
@@ -257,6 +265,7 @@ def _adder(
             words, inputs=read, files=files, env=env,
             executables=executables + per_element.executables(element), needs=needs,
             name=str(element.number), streams=args.follow,
+            collects=patterns_of(args.collect, element),
         )  # fmt: skip
 
     return run
@@ -338,6 +347,8 @@ def _check(parser: Parser, args: argparse.Namespace) -> None:
     require_text("--name", args.name or "")
     if args.is_array and has_place(args.name or ""):
         parser.error("--name names the job, which all elements share: leave {} and {#} away")
+    if args.collect and args.out is None:
+        parser.error("--collect needs to know where the files are to go: add --out DIR")
     if args.null and args.each_line is None:
         parser.error("-0 tells how --each-line is to be read, and there is no --each-line")
     if args.block is not None and not args.pipe:
@@ -408,6 +419,11 @@ def _add_surroundings(parser: argparse.ArgumentParser) -> None:
         "--out", metavar="DIR",
         help="write outputs to DIR/N instead of printing them, or to the file that a name with {} "
         "or {#} makes; a file of an earlier run is removed first",
+    )  # fmt: skip
+    parser.add_argument(
+        "--collect", metavar="NAME", action="append", default=[],
+        help="bring a file that each run made, or those of a pattern, to the --out directory: "
+        "DIR/NAME, in an array DIR/N/NAME; outputs are printed (repeat)",
     )  # fmt: skip
     parser.add_argument(
         "--joblog", metavar="FILE",
@@ -554,7 +570,7 @@ def _counts(
     summary = job.summary
     assigned = summary.counts.get(str(TaskState.ASSIGNED), 0) if summary else 0
     running = slots_taken.among(assigned)
-    submitted, failed = array.submitted, job.failed_count
-    done = job.settled_count - failed
+    submitted, failed = array.submitted, job.failed_count // array.wanted_each
+    done = job.settled_count // array.wanted_each - failed
     running = max(0, min(running, submitted - done - failed))
     return Counts(done, running, failed, elements.total or submitted, elements.total is None)

@@ -59,8 +59,8 @@ class Array(Generic[E]):
 
     `in_order`: results are yielded in the order of the elements, else as they come. `at_once`: no
     more elements than that are submitted and not settled. `keeps`: unless it is true, results are
-    handed over however few they are. A source for which somebody has to be woken calls
-    `Client.wake`.
+    handed over however few they are. `beside`: returns another output of an element's task, which
+    is wanted as well. A source for which somebody has to be woken calls `Client.wake`.
     """
 
     def __init__(
@@ -73,6 +73,7 @@ class Array(Generic[E]):
         in_order: bool = True,
         at_once: int = UNSETTLED_MAX,
         keeps: bool = True,
+        beside: Callable[[Future], Future] | None = None,
     ) -> None:
         self._client = client
         self._job = job
@@ -81,6 +82,9 @@ class Array(Generic[E]):
         self._in_order = in_order
         self._at_once = min(at_once, UNSETTLED_MAX)
         self._keeps = keeps
+        self._beside = beside
+        self.wanted_each = 1 if beside is None else 2
+        """How many objects of each element are wanted."""
         self._closed = False
         self._line: deque[tuple[E, Future]] = deque()  # not yielded yet, in order
         self._crowd: dict[ObjectId, E] = {}  # the same where order does not matter
@@ -130,19 +134,22 @@ class Array(Generic[E]):
         """How many elements may be submitted now."""
         if self._closed or self._waiting_count > AHEAD_MAX - _BATCH:
             return 0
-        free = self._at_once - (self.submitted - self._job.settled_count)
+        free = self._at_once - (self.submitted - self._job.settled_count // self.wanted_each)
         fewest = _BATCH if self._at_once >= UNSETTLED_MAX else 1  # a batch costs as much as one
         return min(free, _BATCH) if free >= fewest else 0
 
     def _submit_batch(self, count: int = _BATCH) -> list[Future]:
         elements = self._source.take(count)
         futures = [self._run(element) for element in elements]
+        wanted = futures
+        if self._beside is not None:  # together: a task runs once for all that is wanted of it
+            wanted = [ref for future in futures for ref in (future, self._beside(future))]
         if self._in_order:
             self._line.extend(zip(elements, futures, strict=True))
-            self._job.want(futures)
+            self._job.want(wanted)
         else:
             self._crowd.update((f.id, e) for e, f in zip(elements, futures, strict=True))
-            self._job.want(futures, self._arrived)
+            self._job.want(wanted, self._arrived)
         self.submitted += len(futures)
         if self._source.ended:
             self._closed = True

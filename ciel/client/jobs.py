@@ -77,6 +77,11 @@ LOSS_NOTICE_S: Final = 2 * LOST_AFTER_S
 """Within this time the master knows that a worker is lost, and says so."""
 
 
+def archive_of(output: Reference) -> Future:
+    """Return the tar archive of the files that a program was to make, by its standard output."""
+    return Future(ObjectId(f"{output.id.removesuffix(':out:0')}:out:1"))
+
+
 class Job(Shown):
     """An open job of `client`; made by `Client.job`. As a context, it is closed and waited for at
     the end, and cancelled by an exception.
@@ -140,6 +145,7 @@ class Job(Shown):
         name: str = "",
         store: str = "",
         streams: bool = False,
+        collects: Sequence[str] = (),
     ) -> Future:
         """Add an ordinary program; its standard output is what is returned, once it is wanted.
 
@@ -148,7 +154,8 @@ class Job(Shown):
         them may be executed. `cwd`: where else it runs than its job says; "": in a private
         directory. `store`: where the output begins, `memory` or `disk`; by default as its job says.
         Texts with surrogate escapes (see `os.fsdecode`) reach the program as the bytes that they
-        stand for. `streams`: the output may be read while it grows, see `on_growing`.
+        stand for. `streams`: the output may be read while it grows, see `on_growing`. `collects`:
+        names of files, or patterns of such, that the program makes: `archive_of` has them.
         """
         words = [to_value(word) if isinstance(word, str) else word for word in command_line]
         args: dict[str, Any] = {"command_line": words}
@@ -171,9 +178,14 @@ class Job(Shown):
             args["store"] = store
         if streams:
             args["stream_output"] = True
+        arguments: dict[str, Any] = {"args": args}
+        if collects:
+            args["collects"] = [to_value(pattern) for pattern in collects]
+            arguments["n_outputs"] = 2
         return self.add(
-            "stdinout", {"args": args}, needs=needs, mentions=Mentions.NOTHING, name=name
-        )[0]
+            "stdinout", arguments, n_outputs=2 if collects else 1, needs=needs,
+            mentions=Mentions.NOTHING, name=name,
+        )[0]  # fmt: skip
 
     def add(
         self,

@@ -439,3 +439,86 @@ def test_f_json_carries_what_is_no_text_without_loss(shared: Home) -> None:
     for words in (("job", "output", "last"), ("object", "get", "last:1")):
         told = json.loads(run(shared, "ciel", *words, "--json").stdout.splitlines()[0])
         assert told["output"] == "x\n"
+
+
+# --- F: files that programs made ------------------------------------------------------------------
+
+
+def files_below(directory: Path) -> dict[str, bytes]:
+    return {
+        str(path.relative_to(directory)): path.read_bytes()
+        for path in directory.rglob("*")
+        if path.is_file()
+    }
+
+
+def test_f_files_of_an_array_are_brought_from_private_directories(shared: Home) -> None:
+    (shared.path / "given.txt").write_text("given\n")
+    script = (
+        'mkdir parts; cat given.txt >"[$1].txt"; echo $1 >parts/a.csv; echo >parts/.hidden; echo'
+    )
+    command = ("ciel", "submit", "--in", "given.txt", "--array", "1-3", "--out", "brought")
+    names = ("--collect", "[[]{}].txt", "--collect", "**/*.csv")
+    done = run(shared, *command, *names, "sh", "-c", f"{script} printed {{}}", "sh", "{}")
+    assert lines_of(done) == ["printed 1", "printed 2", "printed 3"]
+    assert b".csv" not in done.stderr  # not among the files that were deleted
+    expected = {f"{n}/[{n}].txt": b"given\n" for n in "123"}
+    expected |= {f"{n}/parts/a.csv": f"{n}\n".encode() for n in "123"}
+    assert files_below(shared.path / "brought") == expected
+    again = run(shared, "ciel", "job", "output", "last")
+    assert again.stdout == done.stdout
+
+
+def test_f_a_file_of_any_name_and_size_keeps_its_bytes_and_its_executable_bit(shared: Home) -> None:
+    name = b"caf\xe9 [1]\n"
+    script = 'head -c 5000000 /dev/zero >"$1"; chmod 700 "$1"'
+    command = ("ciel", "submit", "--scratch", "--each-line", "-", "-0", "--out", "any/{#}")
+    done = run(
+        shared, *command, "--collect", "{}", "sh", "-c", script, "sh", "{}", stdin=name + b"\0"
+    )
+    assert lines_of(done) == []
+    path = os.path.join(os.fsencode(shared.path), b"any", b"1", name)
+    assert (os.path.getsize(path), os.access(path, os.X_OK)) == (5_000_000, True)
+
+
+def test_f_a_program_in_the_callers_directory_leaves_its_file_there(shared: Home) -> None:
+    command = ("ciel", "submit", "--collect", "made.txt", "--out")
+    lines_of(run(shared, *command, "one", "sh", "-c", "echo new >made.txt"))
+    assert (shared.path / "one" / "made.txt").read_text() == "new\n"
+    lines_of(run(shared, *command, ".", "sh", "-c", "echo more >>made.txt"))
+    assert (shared.path / "made.txt").read_text() == "new\nmore\n"
+
+
+def test_f_a_named_file_that_was_not_made_is_an_error_of_its_element(shared: Home) -> None:
+    (shared.path / "stale.txt").write_text("old\n")
+    script = "test $1 = 2 || echo $1 >made.txt"
+    command = ("ciel", "submit", "--collect", "made.txt", "--out", "some")
+    (shared.path / "some" / "2").mkdir(parents=True)
+    (shared.path / "some" / "2" / "made.txt").write_text("of an earlier run\n")
+    done = run(shared, *command, "--scratch", "--array", "1-3", "sh", "-c", script, "sh", "{}")
+    assert done.returncode == 1
+    assert b"1 of 3 elements failed" in done.stderr
+    assert b"the program made no file 'made.txt'" in done.stderr
+    assert files_below(shared.path / "some") == {"1/made.txt": b"1\n", "3/made.txt": b"3\n"}
+    done = run(shared, "ciel", "submit", "--collect", "stale.txt", "--out", "some", "true")
+    assert (done.returncode, b"there before, unchanged" in done.stderr) == (1, True)
+
+
+@pytest.mark.parametrize("name", ["/etc/passwd", "../x", "a/../../x", ""])
+def test_f_only_names_below_the_programs_directory_are_collected(shared: Home, name: str) -> None:
+    done = run(shared, "ciel", "submit", "--collect", name, "--out", "o", "true")
+    assert (done.returncode, b"--collect" in done.stderr) == (2, True), done.stderr
+
+
+def test_f_a_program_ends_as_it_would_without_collecting(shared: Home) -> None:
+    command = ("ciel", "submit", "--collect", "x", "--out", "ends", "--scratch")
+    for program, told in (
+        (("sh", "-c", "exit 7"), b"exit status 7"),
+        (("sh", "-c", "kill -SEGV $$"), b"SIGSEGV"),
+        (("no-such-program",), b"no-such-program cannot be started: No such file"),
+    ):
+        done = run(shared, *command, *program)
+        assert (done.returncode, told in done.stderr) == (1, True), done.stderr
+    graceful = "trap 'echo saved; exit 3' TERM; sleep 30 & wait"
+    done = run(shared, *command, "--timeout", "0.5s", "sh", "-c", graceful)
+    assert (done.returncode, done.stdout) == (1, b"saved\n"), done.stderr
