@@ -15,6 +15,7 @@ from ciel.access.addresses import parse_url
 from ciel.access.errors import AccessError
 from ciel.access.keys import Key
 from ciel.access.places import access_path
+from ciel.access.pruning import try_prune_ended
 from ciel.access.settings import require_safe_listen
 from ciel.cli.daemon import (
     DaemonError,
@@ -165,6 +166,8 @@ class Master:
         access = AccessFile(facts["url"], facts["control"], cluster_id, key, os.getpid(), started)
         access.write(path)
         log.info("access file: {path}", path=path)
+        if path == access_path(os.environ, told.host, parse_url(facts["url"])[2]):
+            try_prune_ended(os.environ)
 
     def _access_path(self, host: str, port: int) -> Path:
         options = self._options

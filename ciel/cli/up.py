@@ -34,6 +34,7 @@ from ciel.access.places import (
     point_current,
     up_lock_path,
 )
+from ciel.access.pruning import prune_ended
 from ciel.access.settings import MasterLocation
 from ciel.cli.options import WORKERS_MAX, crashed, make_parser
 from ciel.cli.outcome import Status, Terminated, UsageError, conclude, say, status_of, text_of
@@ -105,6 +106,7 @@ def _up(words: Sequence[str]) -> int:
         if gone := crashed():
             say(f"the last cluster, at {gone.url}, had crashed (process {gone.pid} is gone)")
         ready = _start(args)
+        prune_ended(os.environ)
     say(f"up at {ready['url']}: {ready['description']}")
     _print(ready["url"], "up", args.json, in_words=True)
     return Status.DONE

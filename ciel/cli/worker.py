@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import os
+import stat
 import sys
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -149,6 +151,8 @@ def parser() -> argparse.ArgumentParser:
 
 
 _OWNER = "owner"  # of a spool
+_MADE_PREFIX = "ciel-worker-"
+_LEFT_MAX = 10  # spools of ended workers, with files of failed tasks
 
 
 def _control_peer(
@@ -171,7 +175,7 @@ class Worker:
         self._id = new_worker_id()
         self._made_spool = options.spool is None
         self._spool_identity = ""
-        spool = Path(options.spool or tempfile.mkdtemp(prefix="ciel-worker-"))
+        spool = Path(options.spool or tempfile.mkdtemp(prefix=_MADE_PREFIX))
         self._spool = spool.absolute()  # programs have directories of their own
         self._closers: list[Any] = []
         self._has_joined = False
@@ -189,6 +193,8 @@ class Worker:
         reactor.look_s = look_s(options, WORKER_LOOKS_US)
         become_subreaper()
         self._open_spool()
+        if self._made_spool:
+            _prune_left(self._spool.parent)
         logs = JobLogs(reactor, _logs_directory(options.log, self._spool))
         kept, store = self._spool / "kept", self._open_store()
         launching = self._keep(Launching(reactor, turns, inherited(os.environ), store.directories))
@@ -434,6 +440,20 @@ class Worker:
             self._spool.rmdir()
         except OSError:
             log.info("files of failed tasks are kept in {kept}", kept=self._spool / "kept")
+
+
+def _prune_left(directory: Path) -> None:
+    """Remove what ended workers left in spools of their own making, but for the latest."""
+    left: list[tuple[float, Path]] = []
+    for path in directory.glob(f"{_MADE_PREFIX}*"):
+        with suppress(OSError):  # another user's, or just being removed
+            state = path.lstat()
+            is_ours = stat.S_ISDIR(state.st_mode) and state.st_uid == os.geteuid()
+            if is_ours and os.listdir(path) == ["kept"]:  # a worker that lives has more
+                left.append((state.st_mtime, path))
+    for _, path in sorted(left)[:-_LEFT_MAX]:
+        with suppress(OSError):
+            remove_tree(path)
 
 
 START_ERRORS = (

@@ -7,6 +7,8 @@ Each run of a program appends a byte to a file, so that runs are counted.
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import signal
 import subprocess
 import time
@@ -260,3 +262,73 @@ def test_c9_a_host_that_shares_the_home_leaves_the_cluster_of_another_alone(home
     assert home.run("ciel", "status").returncode == 0
     assert home.run("ciel", "down").returncode == 0
     wait_for(lambda: not home.processes(), "the end of all")
+
+
+# --- what ended daemons leave ---------------------------------------------------------------------
+
+
+def start_master(home: Home) -> tuple[subprocess.Popen[str], Path]:
+    """Start a master at a port of its own; return its access file, too."""
+    state = Path(home.environ["XDG_STATE_HOME"], "ciel")
+    before = set(state.glob("localhost@*/access.json"))
+    master = home.start("ciel-master", "--listen", "127.0.0.1:0", "--log", str(home.path / "log"))
+
+    def found() -> set[Path]:
+        return set(state.glob("localhost@*/access.json")) - before
+
+    wait_for(found, "its access file")
+    return master, found().pop()
+
+
+def end(process: subprocess.Popen[str]) -> None:
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=20)
+
+
+@pytest.mark.parametrize("by_hand", [True, False])
+def test_c12_the_next_start_removes_keys_of_ended_masters_but_ten(
+    home: Home, by_hand: bool
+) -> None:
+    alive, of_alive = start_master(home)
+    state = of_alive.parent.parent
+    host = of_alive.parent.name.rpartition("_")[0]
+    gone = {"pid": 1 << 22, "pid_start": 1}
+    for number in range(14):
+        path = state / f"{host}_{number + 1}" / "access.json"
+        path.parent.mkdir(mode=0o700)
+        path.write_text(json.dumps({**json.loads(of_alive.read_text()), **gone}))
+        path.chmod(0o600)
+        os.utime(path, (number, number))
+    os.utime(of_alive, (0, 0))
+    elsewhere = state / "example.org_9" / "access.json"
+    shutil.copytree((state / f"{host}_1"), elsewhere.parent)
+    if by_hand:
+        end(start_master(home)[0])
+    else:
+        assert home.run("ciel", "up", "--listen", "127.0.0.1:0", "--slots", "1").returncode == 0
+        assert home.run("ciel", "down").returncode == 0
+    left = [number for number in range(1, 15) if (state / f"{host}_{number}").exists()]
+    assert left == list(range(5, 15))
+    assert of_alive.exists()
+    assert elsewhere.exists()
+    end(alive)
+
+
+def test_c12_the_next_worker_removes_files_of_ended_ones_but_ten(
+    hand_cluster: HandCluster, tmp_path: Path
+) -> None:
+    home = hand_cluster.home
+    temporary = tmp_path / "temporary"
+    for number in range(14):
+        kept = temporary / f"ciel-worker-{number}" / "kept" / "attempt"
+        kept.mkdir(parents=True)
+        os.utime(kept.parent.parent, (number, number))
+    lives = temporary / "ciel-worker-lives"
+    (lives / "kept").mkdir(parents=True)
+    (lives / "owner").touch()
+    os.utime(lives, (0, 0))
+    home.environ["TMPDIR"] = str(temporary)
+    hand_cluster.start_worker()
+    left = [number for number in range(14) if (temporary / f"ciel-worker-{number}").exists()]
+    assert left == list(range(4, 14))
+    assert lives.exists()

@@ -1,0 +1,49 @@
+"""Removes access files of masters that ended, but for the latest.
+
+A master that starts again at its port takes its key from there. Only masters that listened on this
+host alone count: workers on other hosts may have copies of the key of any other.
+"""
+
+import fcntl
+import shutil
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from ciel.access import access_file
+from ciel.access.errors import AccessError
+from ciel.access.places import (
+    ACCESS_FILE_NAME,
+    current_path,
+    host_name,
+    state_directory,
+    up_lock_path,
+)
+
+ENDED_KEPT: Final = 10
+
+
+def try_prune_ended(environ: Mapping[str, str]) -> None:
+    """Call `prune_ended`, unless a `ciel up` of this host is just starting a cluster."""
+    path = up_lock_path(environ)
+    with suppress(OSError), path.open("ab") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        prune_ended(environ)
+
+
+def prune_ended(environ: Mapping[str, str]) -> None:
+    """Remove what the masters of this host left that ended, until the latest ten are there. The one
+    that the link of `ciel up` leads to stays.
+    """
+    link = current_path(environ)
+    current = link.readlink() if link.is_symlink() else None
+    ended: list[tuple[float, Path]] = []
+    for path in state_directory(environ).glob(f"localhost@{host_name()}_*/{ACCESS_FILE_NAME}"):
+        try:
+            if path != current and not access_file.read(path).is_alive():
+                ended.append((path.stat().st_mtime, path))
+        except (AccessError, OSError):
+            continue  # it is not ours to judge, or another master removes it at this moment
+    for _, path in sorted(ended)[:-ENDED_KEPT]:
+        shutil.rmtree(path.parent, ignore_errors=True)
