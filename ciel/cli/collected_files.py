@@ -9,7 +9,6 @@ import argparse
 import glob
 import io
 import os
-import tarfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -98,6 +97,8 @@ class CollectedFiles:
                 raise UsageError(f"--out: an earlier {path} cannot be removed: {why}") from None
 
     def _unpack(self, element: Element, chunks: Iterable[bytes]) -> list[Path]:
+        import tarfile  # which few commands need
+
         directory = self._directory(element)
         paths: list[Path] = []
         reader = io.BufferedReader(_Chunks(iter(chunks)), _PIECE_BYTES)
