@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from ciel.testing.homes import wait_for
+
 CIEL = str(Path(sys.executable).with_name("ciel"))
 EXAMPLES = Path(__file__).parents[2] / "examples"
 WAIT_S = 20.0
@@ -111,7 +113,7 @@ def test_files_are_sent_along_and_variables_set(up: Shell) -> None:
     assert status == 0
     size, value, directory = out.splitlines()
     assert (size, value) == ("5000", "b c")
-    assert not Path(directory).exists()
+    wait_for(lambda: not Path(directory).exists(), "the end of the private directory")
 
 
 def test_failed_elements_are_listed_with_their_stories(up: Shell) -> None:
