@@ -399,6 +399,8 @@ static void read_only(void)
     IS(shmfs_commit(writer, &other, NULL), 0);
     IS(shmfs_close(writer, &other), 0);
     uint8_t *before = malloc(memory.control_bytes);
+    if (!before)
+        abort();
     memcpy(before, memory.control, memory.control_bytes);
     IS(shmfs_create(fs, "b", 0, &file), SHMFS_ERROR_READ_ONLY);
     IS(shmfs_reopen(fs, "a", &file), SHMFS_ERROR_READ_ONLY);
