@@ -1,8 +1,8 @@
 """How long others wait for a master while it works on very many tasks at once: a job of a million
 is cancelled and removed, and 300,000 fail together as the input that they wait for has failed.
 
-One process asks the master all the while whether it serves; the longest that it was kept waiting,
-less what it was kept waiting while nothing happened, is what each operation did to everybody.
+One process asks the master all the while whether it serves. Its longest wait, less its longest wait
+on an idle master, is the delay that an operation causes to other clients.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""How soon results come: those of a map one by one, and the first call of one client while another
-has the cluster busy for long (C4, C5).
+"""Measures how soon results arrive: the first result and all results of a map, and the first call
+of a client while another client keeps the cluster busy (C4, C5).
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ def first_of_another_s(cluster: ciel.LocalCluster) -> float:
 
 
 def measure() -> dict[str, float]:
-    """Measure each on a cluster of its own: the end of a client kills the processes of its calls,
-    and to start others takes longer than what is measured.
+    """Measure each figure on a new cluster. A client that closes kills the processes of its calls,
+    and a new process takes longer to start than the measured call.
     """
     with ciel.LocalCluster(workers=1, slots=SLOTS) as cluster:
         found = {"other_s": first_of_another_s(cluster)}

@@ -128,7 +128,7 @@ class _Chunks(io.RawIOBase):
     def readable(self) -> bool:
         return True
 
-    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]  # what is written to is bytes here
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]  # a buffer of bytes
         while not self._left:
             piece = next(self._chunks, None)
             if piece is None:
