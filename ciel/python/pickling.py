@@ -5,6 +5,8 @@ cloudpickle, and with what that leaves out.
   `__dict__`, and what becomes of it does not fit the class that they were of.
 - Functions under `functools.lru_cache` travel with an empty cache.
 - `functools.cached_property`, which holds a lock.
+- The file that code comes from, without which a traceback shows no lines of it: cloudpickle keeps
+  it up to 3.1.2 only.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from __future__ import annotations
 import functools
 import io
 from collections.abc import Callable
+from types import CodeType
 from typing import Any, Final
 
 import cloudpickle
@@ -20,6 +23,7 @@ from ciel.python.packing import PROTOCOL
 from ciel.python.tasks import goes_by_name
 
 _MADE_ANEW: Final = getattr(cloudpickle.cloudpickle, "_make_skeleton_class", None)
+_FILE_NAME_ARGUMENT: Final = 10  # its place among the arguments of `CodeType`, since Python 3.11
 _SLOT_TYPES: Final = (str, tuple, list, dict, set, frozenset)  # else it may be used up
 
 
@@ -33,6 +37,10 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle is unty
             return _cached, (value.__wrapped__, limits["maxsize"], limits["typed"])
         if kind is functools.cached_property:
             return _cached_property, (value.func, value.attrname)
+        if kind is CodeType:
+            made, arguments = self.dispatch_table[kind](value)
+            at = _FILE_NAME_ARGUMENT
+            return made, (*arguments[:at], value.co_filename, *arguments[at + 1 :])
         reduced = super().reducer_override(value)
         if reduced is NotImplemented or reduced[0] is not _MADE_ANEW:
             return reduced
