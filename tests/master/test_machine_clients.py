@@ -312,3 +312,18 @@ def test_results_that_are_handed_over_leave_the_cluster() -> None:
     assert not cluster.machine.graph.tasks
     cluster.says(CloseJob(JobId(JOB)))
     assert cluster.job_of().state is JobState.COMPLETED
+
+
+def test_c4_a_new_job_is_let_in_though_tasks_turn_out_long_after_many_were_given() -> None:
+    cluster = one()
+    long = [a_task(f"long{number}", ordinal=number) for number in range(20)]
+    cluster.job(*long, want=[spec.outputs[0] for spec in long])
+    cluster.machine.workers["w1"].credit.learn_at_least(60.0)
+    cluster.lines()
+    first, second = (a_task(name, job=digit * 32) for name, digit in (("b", "2"), ("c", "3")))
+    cluster.job(first, want=["b"], job="2" * 32)
+    assert "w1: run b" in cluster.lines()
+    cluster.job(second, want=["c"], job="3" * 32)
+    assert "w1: run c" not in cluster.lines()  # so many at a time as it has slots
+    cluster.done("w1", first)
+    assert "w1: run c" in cluster.lines()

@@ -34,7 +34,7 @@ from ciel.testing.worker_scenes import (
     spawn,
     start,
 )
-from ciel.worker.state.machine import PASSED_MAX
+from ciel.worker.state.machine import PASSED_PER_SLOT
 from ciel.worker.state.orders import (
     DeleteObjects,
     FetchObject,
@@ -58,11 +58,11 @@ def test_c4_the_first_task_of_a_job_passes_what_was_sent_ahead(played: Played) -
 def test_c4_new_jobs_pass_a_task_only_so_often(played: Played) -> None:
     played.run(A)
     played.assign(B)
-    new = [a_task("new", job=f"{number:032x}") for number in range(2, 4 + PASSED_MAX)]
+    new = [a_task("new", job=f"{number:032x}") for number in range(2, 4 + PASSED_PER_SLOT)]
     for spec in new:
         played.assign(spec)
     played.comes()
-    order = [*new[: PASSED_MAX - 1], B]
+    order = [*new[: PASSED_PER_SLOT - 1], B]
     for before, spec in zip([A, *order], order, strict=False):
         played.ended(before)
         played.comes(start(spec), report(before))

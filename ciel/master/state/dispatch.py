@@ -218,7 +218,11 @@ class Dispatcher:
         """Give the first task of each job that runs none to a worker beyond its credit: there it
         passes what was given ahead, and so it waits for what runs alone.
         """
-        while (task := self.ready.pop_new()) is not None:
+        workers = self.workers.values()
+        while any(worker.has_room_beyond for worker in workers):
+            task = self.ready.pop_new()
+            if task is None:
+                return
             if not self._graph.is_ready(task):
                 continue
             needs = task.spec.needs
@@ -228,6 +232,7 @@ class Dispatcher:
             if able:
                 worker = min(able, key=lambda worker: worker.wait_s(needs.slots))
                 self._assign(task, worker)
+                worker.beyond.add((task.spec.id, task.attempt))
             elif self._graph.is_ready(task):
                 self.ready.push_first(task)
                 return

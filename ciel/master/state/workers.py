@@ -42,6 +42,7 @@ class WorkerNode:
     __slots__ = (
         "ahead",
         "assigned",
+        "beyond",
         "bound",
         "credit",
         "described",
@@ -66,6 +67,7 @@ class WorkerNode:
         self.assigned: dict[tuple[str, int], TaskNode] = {}  # one called off may still run
         self.given_at_s: dict[tuple[str, int], float] = {}  # these
         self.ahead: dict[TaskNode, None] = {}  # sent before its inputs are there, and not counted
+        self.beyond: set[tuple[str, int]] = set()  # of `assigned`: given when there was no room
         self.slots_used = 0
         self.memory_used = 0  # bytes
         self.parked: deque[TaskNode] = deque()  # waits for room here, since its inputs are here
@@ -102,8 +104,10 @@ class WorkerNode:
 
     @property
     def has_room_beyond(self) -> bool:
-        """Whether it may be given the first task of a job that runs nothing as yet."""
-        return self.slots_used < self.credit.limit + self.facts.slots
+        """Whether it may be given the first task of a job that runs nothing as yet: so many of them
+        as it has slots, however much it was given before it was known how long that takes.
+        """
+        return len(self.beyond) < self.facts.slots and not self.suspicion
 
     def has_free(self, needs: Needs) -> bool:
         """Whether a task that needs this would run at once."""
@@ -172,6 +176,7 @@ class WorkerNode:
         self.given_at_s.pop((task.spec.id, attempt), None)
         if self.assigned.pop((task.spec.id, attempt), None) is not None:
             self.recalled.discard((task.spec.id, attempt))
+            self.beyond.discard((task.spec.id, attempt))
             if attempt == 0 and task.spec.id in self.within:
                 self.within.discard(task.spec.id)
                 return

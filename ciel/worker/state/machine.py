@@ -69,9 +69,9 @@ from ciel.worker.state.soundness import problems
 OFFERED_AT_ONCE = 1000
 """Of what a store holds when a master is reached: some 5 ms of work for each of both."""
 
-PASSED_MAX = 8
-"""The first task of a job that runs nothing here passes so many that were sent ahead. No more, so
-that new jobs without end do not keep the others waiting.
+PASSED_PER_SLOT = 4
+"""The first task of a job that runs nothing here passes so many that were sent ahead, times our
+slots. No more, so that new jobs without end do not keep the others waiting.
 """
 
 REPORT_EVERY_S = 0.01
@@ -383,7 +383,7 @@ class WorkerMachine:
         self._sequence += 1
         place, job = self._sequence, attempt.spec.job
         if all(other.spec.job != job or other is attempt for other in self.attempts.values()):
-            place -= PASSED_MAX
+            place -= PASSED_PER_SLOT * self._slots.count
         heappush(self.queue, (-attempt.spec.needs.priority, place, attempt.key))
         self._start_next(now_s)
 
