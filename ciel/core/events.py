@@ -305,13 +305,14 @@ class TaskPrinted(NamedTuple):
 
 class InputsLost(NamedTuple):
     """An attempt came to nothing since inputs are not where they were said to be: (object,
-    location) pairs.
+    location) pairs. `lacks_room`: or they are, and do not fit into the worker's store.
     """
 
     task: TaskId
     attempt: int
     losses: tuple[tuple[ObjectId, str], ...]
     details: str
+    lacks_room: bool = False
 
 
 class DiskQueued(NamedTuple):

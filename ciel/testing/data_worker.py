@@ -79,7 +79,14 @@ class DataWorker:
     def plans_again(self, ref: Reference, since_s: float) -> tuple[Plan, ...]:
         return ()
 
-    def fetch_failed(self, object_id: ObjectId, losses: tuple[str, ...], details: str) -> None:
+    def fetch_failed(
+        self,
+        object_id: ObjectId,
+        losses: tuple[str, ...],
+        details: str,
+        *,
+        lacks_room: bool = False,
+    ) -> None:
         self._tell(object_id, losses, details)
 
     def _tell(self, *words: Any) -> None:

@@ -336,8 +336,13 @@ _FORMS: dict[type, Form] = {
     ),
     InputsLost: Form(
         "lost",
-        lambda m: ([m.task, m.attempt, [list(loss) for loss in m.losses], m.details], b""),
-        lambda f, p: InputsLost(_id(f[0]), _count(f[1]), _read_losses(f[2]), _text(f[3])),
+        lambda m: (
+            [m.task, m.attempt, [list(loss) for loss in m.losses], m.details, int(m.lacks_room)],
+            b"",
+        ),
+        lambda f, p: InputsLost(
+            _id(f[0]), _count(f[1]), _read_losses(f[2]), _text(f[3]), bool(_count(f[4]))
+        ),
     ),
     DiskQueued: Form(
         "disk",

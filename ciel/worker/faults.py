@@ -30,6 +30,11 @@ log = Logger()
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
+def is_full(error: BaseException) -> bool:
+    """Whether a store or its device has no room."""
+    return isinstance(error, NoSpaceError) or getattr(error, "errno", 0) in _DISK_FULL
+
+
 def executor_fault(executor: Executor, error: Exception) -> TaskFault:
     """An executor may be anybody's."""
     log.error("executor {name} raised {error!r}", name=executor.name, error=error)
@@ -38,8 +43,7 @@ def executor_fault(executor: Executor, error: Exception) -> TaskFault:
 
 def preparation_fault(worker: str, error: Exception) -> TaskFault:
     """What a program needs could not be made."""
-    is_full = isinstance(error, NoSpaceError) or getattr(error, "errno", 0) in _DISK_FULL
-    reason = "NO_SPACE" if is_full else "WORKER_FAULT"
+    reason = "NO_SPACE" if is_full(error) else "WORKER_FAULT"
     advice = open_files_advice(error)
     return TaskFault(reason, f"worker {worker} could not start it: {error}{advice}")
 

@@ -31,6 +31,7 @@ from ciel.storage.errors import CorruptObjectError, StorageError
 from ciel.storage.interface import ObjectInfo, ObjectStore, ObjectWriter
 from ciel.storage.sharing import Found, copy_in, link
 from ciel.worker.disk_jobs import Admit, Ticket, at_once
+from ciel.worker.faults import is_full
 from ciel.worker.neighbours import FetchCounts, Neighbours
 from ciel.worker.state.orders import FetchObject
 from ciel.worker.streaming import Growing, Streams
@@ -49,7 +50,7 @@ _WAYS = {LinkPlan: "by a link", HttpPlan: "by HTTP", StreamPlan: "as it grows"}
 class PlanFailedError(Exception):
     """One plan did not work; the text says why. `is_loss`: the object is not there. `is_final`:
     the other plans are no use, since it has been read already as far as it came. `is_unanswered`:
-    the host that has it did not answer, or this one is cut off.
+    the host that has it did not answer, or this one is cut off. `lacks_room`: of the own store.
     """
 
     def __init__(
@@ -59,11 +60,13 @@ class PlanFailedError(Exception):
         is_loss: bool = False,
         is_final: bool = False,
         is_unanswered: bool = False,
+        lacks_room: bool = False,
     ) -> None:
         super().__init__(reason)
         self.is_loss = is_loss
         self.is_final = is_final
         self.is_unanswered = is_unanswered
+        self.lacks_room = lacks_room
 
 
 class FetcherOwner(Protocol):
@@ -75,7 +78,16 @@ class FetcherOwner(Protocol):
 
     def fetched(self, object_id: ObjectId, size_bytes: int) -> None: ...
 
-    def fetch_failed(self, object_id: ObjectId, losses: tuple[str, ...], details: str) -> None: ...
+    def fetch_failed(
+        self,
+        object_id: ObjectId,
+        losses: tuple[str, ...],
+        details: str,
+        *,
+        lacks_room: bool = False,
+    ) -> None:
+        """`lacks_room`: it is there, and the own store has no room for it."""
+        ...
 
     def plans_again(self, ref: Reference, since_s: float) -> tuple[Plan, ...]:
         """Return how to get an object whose holders have not answered since a time of the
@@ -146,17 +158,18 @@ class Fetcher:
             return
         reasons: list[str] = []
         losses: list[str] = []
-        plans, begun_s = order.plans, self.reactor.seconds()
+        plans, begun_s, lacks_room = order.plans, self.reactor.seconds(), False
         while plans:
             reasons.clear()
             losses.clear()
-            is_unanswered = False
+            is_unanswered = lacks_room = False
             for plan in plans:
                 try:
                     size_bytes = yield self._try(plan, order.ref)
                 except PlanFailedError as error:
                     reasons.append(f"{plan.netloc} ({_WAYS[type(plan)]}): {error}")
                     is_unanswered |= error.is_unanswered
+                    lacks_room |= error.lacks_room
                     if error.is_loss:
                         losses.append(plan.netloc)
                     if error.is_final:
@@ -173,7 +186,7 @@ class Fetcher:
             losses += sorted(locations_of(order.ref))
         details = f"{order.ref.id}: " + "; ".join(reasons)
         log.warn("cannot fetch {details}", details=details)
-        self.owner.fetch_failed(order.ref.id, tuple(losses), details)
+        self.owner.fetch_failed(order.ref.id, tuple(losses), details, lacks_room=lacks_room)
 
     def _discovered(self, ref: Reference) -> ObjectInfo | None:
         """Look in memory that is shared with others; nobody is asked."""
@@ -222,7 +235,8 @@ class Fetcher:
                 yield self._copy_file(ref.id, found)
         except (StorageError, CancelledError, PlanFailedError) as error:
             self.counts.link_failed += 1
-            raise PlanFailedError(str(error) or "this worker ends") from None
+            reason = str(error) or "this worker ends"
+            raise PlanFailedError(reason, lacks_room=is_full(error)) from None
         self._timed(netloc, found.size_bytes, time.monotonic() - begun_s)
         return found.size_bytes
 
@@ -263,7 +277,7 @@ class Fetcher:
         try:
             writer = self._store.begin(ref.id, size_hint_bytes=size_bytes)
         except StorageError as error:
-            raise PlanFailedError(str(error)) from None
+            raise PlanFailedError(str(error), lacks_room=is_full(error)) from None
         begun_s = time.monotonic()
         with writer, _Copy(self, netloc, ref.id, writer) as copy:
             self._followed[ref.id] = copy
@@ -340,7 +354,11 @@ class _Copy:
             is_final = growing is not None
             is_unanswered = isinstance(error, TransferError) and error.is_unanswered
             raise PlanFailedError(
-                reason, is_loss=is_loss, is_final=is_final, is_unanswered=is_unanswered
+                reason,
+                is_loss=is_loss,
+                is_final=is_final,
+                is_unanswered=is_unanswered,
+                lacks_room=is_full(error),
             ) from None
 
     # --- a holder that says nothing ---------------------------------------------------------------

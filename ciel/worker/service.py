@@ -156,8 +156,9 @@ class WorkerService:
         machine = self.machine
 
         def can_be_had_again(object_id: str) -> bool:
-            is_pinned = object_id in machine.brought.pinned
-            return object_id in self._copied and bool(machine.hosts) and not is_pinned
+            if object_id not in self._copied or not machine.hosts:
+                return False
+            return object_id not in machine.brought.pinned and not machine.is_read_next(object_id)
 
         def dropped(object_id: str) -> None:
             self._copied.discard(object_id)
@@ -480,8 +481,16 @@ class WorkerService:
         self._answer_wanted(object_id, None, "")
         self._act()
 
-    def fetch_failed(self, object_id: ObjectId, losses: tuple[str, ...], details: str) -> None:
-        self.machine.fetch_failed(object_id, losses, details, self._reactor.seconds())
+    def fetch_failed(
+        self,
+        object_id: ObjectId,
+        losses: tuple[str, ...],
+        details: str,
+        *,
+        lacks_room: bool = False,
+    ) -> None:
+        now_s = self._reactor.seconds()
+        self.machine.fetch_failed(object_id, losses, details, now_s, lacks_room=lacks_room)
         lost = tuple([(object_id, place) for place in losses])
         self.events.note("fetch_failed", object_id, details)
         self._answer_wanted(object_id, lost, details)

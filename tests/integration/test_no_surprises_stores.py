@@ -75,6 +75,32 @@ def test_h7_without_a_disk_a_full_device_is_called_no_space(home: Home) -> None:
     assert run_small(home, "scc:capacity=32MiB,spill=no") == ["NO_SPACE"] * 3
 
 
+def lengths(*parts: bytes) -> list[int]:
+    return [len(part) // MIB for part in parts]
+
+
+def read_six(store: str) -> list[int]:
+    """Have two workers make three objects of 4 MiB each, and one of them read all."""
+    cluster = ciel.LocalCluster(workers=2, slots=1, store=store)
+    with cluster, ciel.Client(cluster) as client:
+        made = [client.submit(make_slowly, number) for number in range(6)]
+        ciel.wait(made)
+        return client.submit(lengths, *made).result()
+
+
+def test_h7_inputs_that_do_not_fit_go_to_disk_or_there_is_no_space_for_them() -> None:
+    assert read_six("shm:capacity=20MiB") == [4] * 6
+    with pytest.raises(ciel.TaskError) as found:
+        read_six("shm:capacity=20MiB,spill=no")
+    assert found.value.reason == "NO_SPACE"
+    assert "its inputs do not fit into the store of worker" in str(found.value)
+
+
+def make_slowly(number: int) -> bytes:
+    time.sleep(0.3)
+    return bytes([number]) * 4 * MIB
+
+
 def dig(depth: int) -> None:
     """Make directories, one in the other, and end as a program that has failed."""
     for _ in range(depth):

@@ -151,7 +151,7 @@ def test_the_time_a_program_took_does_not_count_its_waiting(launcher: Launcher, 
     first, second = ends(launcher, 2)
     assert isinstance(first, ProgramExited)
     assert isinstance(second, ProgramExited)
-    assert first.wall_s >= 1.5
+    assert first.wall_s > 1.4  # it may sleep for a moment before its start is noted
     assert second.wall_s < 1.4
 
 

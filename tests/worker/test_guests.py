@@ -25,7 +25,11 @@ PID_MAX = 1 << 22
 
 @pytest.fixture
 def process() -> Iterator[subprocess.Popen[bytes]]:
-    process = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
+    process = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write(b"\n")
+    process.stdout.read(1)  # it has its name by now
     yield process
     process.kill()
     process.communicate()

@@ -485,7 +485,12 @@ class MasterMachine(ChildDesk):
         blame.input_losses += 1
         too_often = blame.input_losses > INPUT_LOSSES_MAX * (len(task.spec.inputs) + 1)
         if too_often or blame.missing_inputs > max(3, task.spec.needs.retries):
-            self.graph.fail(task, "MISSING_INPUT", message.details)
+            if message.lacks_room:
+                about = f"its inputs do not fit into the store of worker {worker.facts.id}"
+                advice = "give the worker a larger store, or end jobs whose results it keeps"
+                self.graph.fail(task, "NO_SPACE", f"{about}: {message.details}; {advice}")
+            else:
+                self.graph.fail(task, "MISSING_INPUT", message.details)
         else:
             self.graph.requeue(task)
 

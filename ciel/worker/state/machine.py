@@ -267,6 +267,13 @@ class WorkerMachine:
                 self._close(waiter, given_back(waiter))
                 pending += waiter.spec.outputs
 
+    def is_read_next(self, object_id: str) -> bool:
+        """Whether an attempt that runs, or one of those that will be the next to run, reads an
+        object. May be asked by any thread.
+        """
+        attempts = list(self.attempts.values())[: 2 * self._slots.count]
+        return any(attempt.reads(ObjectId(object_id)) for attempt in attempts)
+
     def fetch(self, ref: Reference) -> None:
         """Get an object that is not here, unless that is under way."""
         if ref.id not in self._fetching:
@@ -316,14 +323,21 @@ class WorkerMachine:
             self._enqueue(self.attempts[key], now_s)
 
     def fetch_failed(
-        self, object_id: ObjectId, losses: tuple[str, ...], details: str, now_s: float
+        self,
+        object_id: ObjectId,
+        losses: tuple[str, ...],
+        details: str,
+        now_s: float,
+        *,
+        lacks_room: bool = False,
     ) -> None:
         """No plan worked: its waiters come to nothing, and the master hears where it is not."""
         self._fetching.pop(object_id, None)
         lost = tuple([(object_id, place) for place in losses])
         for key in self._waiting.waiters_of(object_id):
             if key in self.attempts:  # else it was sent for the outputs of one before it
-                self._give_up(self.attempts[key], InputsLost(*key, lost, details))
+                report = InputsLost(*key, lost, details, lacks_room)
+                self._give_up(self.attempts[key], report)
         self._break_off(object_id, lost, details, now_s)
 
     def stream_opened(self, object_id: ObjectId, now_s: float) -> None:
