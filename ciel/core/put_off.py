@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Final
 
 from ciel.core import choices
 from ciel.core.failures import passed_on
-from ciel.core.refs import STREAMS, Failure
+from ciel.core.refs import CONSUMABLE, STREAMS, Failure, Reference
 
 if TYPE_CHECKING:
     from ciel.core.graph import TaskGraph
     from ciel.core.ids import ObjectId
+    from ciel.core.tasks import TaskNode
 
 SPREAD_AT_ONCE: Final = 100
 """So many readers of one object are visited between two looks at the steps that are left."""
@@ -32,6 +33,22 @@ def go_on(graph: TaskGraph) -> None:
             graph.release_demand(_last_of(graph.releasing))
         else:
             return
+
+
+def tell_at_once(graph: TaskGraph, task: TaskNode) -> None:
+    """Tell a task which of the objects that it waits for are there, before it is its turn."""
+    for object_id in task.spec.inputs:
+        ref = graph.objects.reference(object_id)
+        if type(ref) in CONSUMABLE and type(ref) is not Failure:
+            if task in graph.waiting.awaited.get(object_id, ()):
+                _tell(graph, task, ref)
+
+
+def _tell(graph: TaskGraph, task: TaskNode, ref: Reference) -> None:
+    if type(ref) in STREAMS:
+        graph.streams.read(task, ref.id)
+    if graph.waiting.release_one(task, ref.id):
+        graph.make_runnable(task)
 
 
 def _last_of(objects: list[ObjectId]) -> list[ObjectId]:
@@ -57,9 +74,7 @@ def _spread(graph: TaskGraph, object_id: ObjectId) -> None:
             graph.waiting.forget(task, choices.waits_for(task.spec))
             graph.fail(task, *blame)
             continue
-        if type(ref) in STREAMS:
-            graph.streams.read(task, object_id)
-        if graph.waiting.release_one(task, object_id):
-            graph.make_runnable(task)
+        if ref is not None:
+            _tell(graph, task, ref)
     if object_id in graph.waiting.awaited:
         graph.spreading.appendleft(object_id)

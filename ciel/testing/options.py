@@ -102,7 +102,7 @@ SCENARIOS: dict[str, Options] = {
     "outages": replace(
         _CALM, pause_interval_s=2.0, pause_mean_s=4.0, pause_max_s=10.0, cut_interval_s=2.0,
         silent_share=0.5, worker_timeout_s=60.0, twin_share=0.0, release_share=0.0,
-        growing_share=0.0, phases_max=1, nothing_runs_twice=True,
+        growing_share=0.0, phases_max=1, nothing_runs_twice=True, steps_per_turn=1,
     ),
     "absences": replace(
         _CALM, pause_interval_s=3.0, pause_mean_s=5.0, cut_interval_s=3.0, kill_interval_s=6.0,

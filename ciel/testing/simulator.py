@@ -186,8 +186,8 @@ class Simulation:
         if self.options.nothing_runs_twice:
             if lost := self.master.machine.workers_lost:
                 raise Violation("workers", f"{lost} were declared dead, and all were there")
-            if again := self.world.witness.remade:
-                raise Violation("objects", f"{again} were made again, and none was lost")
+            for again in self.world.witness.remade:
+                raise Violation(again, f"{again} was made again, and nothing was lost")
         excused = sum([self._is_excused_or_right(client) for client in self.clients])
         return Result(
             tasks=len(self.master.machine.graph.tasks),

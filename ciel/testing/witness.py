@@ -54,7 +54,7 @@ class Witness:
         self.places_lost: set[str] = set()
         self.upload_places: dict[str, str] = {}
         self.ambiguous: list[str] = []  # objects with two contents
-        self.remade = 0  # objects that were made more than once
+        self.remade: list[str] = []  # objects, each time they were made again
         self._contents: dict[str, bytes] = {}
         self._failures: Counter[str] = Counter()
         self._started: set[Key] = set()
@@ -72,7 +72,8 @@ class Witness:
 
     def made(self, object_id: str, content: bytes) -> None:
         """Note what an object is; it must have one value for ever, whoever makes it how often."""
-        self.remade += object_id in self._contents
+        if object_id in self._contents:
+            self.remade.append(object_id)
         if self._contents.setdefault(object_id, content) != content:
             self.ambiguous.append(object_id)
 

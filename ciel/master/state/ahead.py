@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import islice
 
+from ciel.core import put_off
 from ciel.core.events import CancelTask, Message
 from ciel.core.fixed import place_of
 from ciel.core.graph import TaskGraph
@@ -166,7 +167,11 @@ class Ahead:
         """Take a task out that is to be assigned to the worker which it was sent to; False if it
         cannot be, or was not sent there.
         """
-        if self.tasks.get(task) is not worker or not self._graph.is_ready(task):
+        if self.tasks.get(task) is not worker:
+            return False
+        if task.state is WAITING and self._graph.spreading:
+            put_off.tell_at_once(self._graph, task)
+        if not self._graph.is_ready(task):
             return False
         for object_id in task.spec.inputs:
             ref = self._graph.objects.reference(object_id)
