@@ -102,6 +102,8 @@ def unrest(master: MasterMachine, workers: list[FakeWorker], witness: Witness) -
                 known = [t for t in job.tasks if t in master.graph.tasks]
                 tasks = [t for t in known if master.graph.tasks[t].state is state]
                 yield tasks[0], f"{job} is over, its task is {state}"
+    if master.outbox:
+        yield master.outbox[0][0], f"its master has not said all: {master.outbox}"
     for name, left in (
         ("called off", list(master._called_off)),
         ("delayed", [str(due_s) for due_s in (master.dispatcher.ready.due_s,) if due_s]),
