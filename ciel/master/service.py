@@ -50,6 +50,8 @@ FREEZE_EVERY_TASKS = 50_000
 FREEZE_EVERY_SLICES = 20
 TRIM_FROM_SLICES = 100
 """After slices for 100,000 tasks there may be a hundred megabytes to give back."""
+COLLECTED_MAX_TASKS = 10_000
+"""With no more tasks than these the search for cycles stops the master for 20 ms at most."""
 ANSWERS_MAX_S = 0.01
 """For so long questions are answered in one turn: others wait for the next."""
 QUESTIONS_MAX = 64
@@ -488,11 +490,21 @@ class MasterService:
             self._slices += 1
             if self._slices % FREEZE_EVERY_SLICES == 0:
                 gc.freeze()
-        elif self._slices >= TRIM_FROM_SLICES:
-            self._slices = 0
-            give_back_memory()
         else:
+            if self._slices >= TRIM_FROM_SLICES:
+                self._give_back_memory()
             self._slices = 0
+
+    def _give_back_memory(self) -> None:
+        graph = self.machine.graph
+        if len(graph.tasks) <= COLLECTED_MAX_TASKS:  # what ended may lie among what was frozen
+            gc.unfreeze()
+            gc.collect()
+            self._frozen_tasks = 0
+        for table in (graph.tasks, graph.objects.nodes):
+            if not table:
+                table.clear()  # a dictionary has the size that it once had until then
+        give_back_memory()
 
     def _spare_collector(self) -> None:
         """Keep a large graph from being searched for cycles: it has none, and is here to stay."""

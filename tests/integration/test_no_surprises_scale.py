@@ -7,12 +7,13 @@ import re
 import socket
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from ciel.access.access_file import read as read_access
 from ciel.access.keys import Role
-from ciel.testing.homes import HandCluster, Home, private_bytes
+from ciel.testing.homes import HandCluster, Home, private_bytes, wait_for
 from ciel.testing.peers import frame, shake_hands
 from ciel.wire.session import Session
 
@@ -135,3 +136,24 @@ def test_g8_questions_of_one_who_does_not_read_cost_little_memory(cluster: HandC
         quick = cluster.home.run("ciel", "submit", "--", "echo", "served")
         assert (quick.returncode, quick.stdout) == (0, "served\n"), quick.stderr
         assert private_bytes(cluster.master.pid) < before + GROWTH_MAX_BYTES
+
+
+def test_g13_memory_of_a_removed_job_goes_back_to_the_system(tmp_path: Path) -> None:
+    cluster = HandCluster.start(Home(tmp_path), workers=1)
+    try:
+        before = private_bytes(cluster.master.pid)
+        for *words, last in (
+            ("submit", "--detach", "--array", "1-150000", "--", "sleep", "60"),
+            ("job", "cancel", "last"),
+            ("job", "rm", "last"),
+        ):
+            full = private_bytes(cluster.master.pid)
+            done = cluster.home.run("ciel", *words, last)
+            assert done.returncode == 0, done.stderr
+        assert full > before + (100 << 20)
+        wait_for(
+            lambda: private_bytes(cluster.master.pid) < before + (full - before) // 2,
+            "the memory of the job is given back",
+        )
+    finally:
+        cluster.stop()
