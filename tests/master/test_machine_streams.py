@@ -12,6 +12,7 @@ from ciel.core.events import (
     AssignTask,
     CancelJob,
     CloseJob,
+    ObjectSettled,
     ObjectsStored,
     ReleaseObjects,
     SpawnTask,
@@ -19,6 +20,7 @@ from ciel.core.events import (
     TaskFault,
     TaskReported,
     WantObjects,
+    WatchJob,
 )
 from ciel.core.ids import ObjectId
 from ciel.core.refs import Fixed, Reference, Stream
@@ -64,6 +66,17 @@ class Reading(Cluster):
 
     def ref(self, name: str) -> Reference:
         return self.machine.graph.objects.reference(ObjectId(name))
+
+
+def test_who_comes_later_is_told_what_grows() -> None:
+    cluster = Cluster(a_worker("w1", slots=2))
+    begun, other = a_task("a"), a_task("b")
+    cluster.job(begun, other, want=["a", "b"])
+    cluster.worker_says("w1", opened(begun, "w1"))
+    cluster.machine.outbox.clear()
+    cluster.says(WatchJob(JOB), client="late")
+    settled, _ = [message for peer, message in cluster.machine.outbox if peer == "late"]
+    assert settled == ObjectSettled(JOB, Stream(ObjectId("a"), frozenset((place_of("w1"),))))
 
 
 def test_a_report_waits_for_the_end_of_what_was_read_and_frees_its_slot_at_once() -> None:

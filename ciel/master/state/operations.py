@@ -14,7 +14,7 @@ from ciel.core.events import JobChanged, Message, ObjectSettled
 from ciel.core.graph import TaskGraph
 from ciel.core.ids import ObjectId
 from ciel.core.jobs import Job, JobState, summarise
-from ciel.core.refs import Failure
+from ciel.core.refs import Failure, Stream
 from ciel.core.removal import remove
 from ciel.core.retries import Blame
 from ciel.core.revival import cancel, revive
@@ -59,8 +59,8 @@ class JobOperations(ABC):
     def _delete(self, by_place: dict[str, list[ObjectId]]) -> None: ...
 
     def _tell_all(self, client: str, job: Job) -> Iterator[None]:
-        """Tell a client what is there of a job, and then how that stands: if it ends meanwhile, the
-        client learns it then.
+        """Tell a client about the finished and growing results of a job, and then about its state:
+        if it ends meanwhile, the client learns it then.
         """
         key = (client, job.spec.id)
         self._catching_up.add(key)
@@ -70,8 +70,9 @@ class JobOperations(ABC):
             if self.graph.steps_left < 0:
                 yield
             node = nodes.get(object_id)
-            if node is not None and node.ref is not None and node.is_settled:
-                self._say(client, ObjectSettled(job.spec.id, node.ref))
+            ref = None if node is None else node.ref
+            if node is not None and ref is not None and (node.is_settled or type(ref) is Stream):
+                self._say(client, ObjectSettled(job.spec.id, ref))
         self._catching_up.discard(key)
         self._say(client, JobChanged(summarise(job)))
 
