@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import itertools
 import secrets
+from collections import deque
 from types import TracebackType
 from typing import TYPE_CHECKING, Final
 
@@ -32,11 +33,18 @@ class AttachedJob(Job):
     for want of its client. As a context, it is left as it is.
     """
 
-    def __init__(self, client: Client, summary: JobSummary, changed: Changes) -> None:
+    def __init__(
+        self,
+        client: Client,
+        summary: JobSummary,
+        changed: Changes,
+        tell: deque[Reference] | None = None,
+    ) -> None:
         spec = JobSpec(summary.id, summary.name, open=True, detached=False, keep=False)
         super().__init__(client, spec, changed)
         # Tasks are named by their numbers, and those of others count from 0.
         self._ordinals = itertools.count(secrets.randbelow(_ORDINALS))
+        self._tell = tell
 
     def __exit__(
         self,
@@ -48,7 +56,7 @@ class AttachedJob(Job):
 
     def take_settled(self, ref: Reference) -> None:
         """Take in what the job wanted before we came, too."""
-        self._wanted.setdefault(ref.id, None)
+        self._wanted.setdefault(ref.id, self._tell)
         super().take_settled(ref)
 
     def wanted(self) -> list[tuple[str, Reference]]:

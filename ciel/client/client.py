@@ -50,6 +50,8 @@ from ciel.core.scheduling import USUAL_SCHEDULING, Scheduling
 from ciel.wire.descriptors import read_summary
 
 if TYPE_CHECKING:
+    from collections import deque
+
     from ciel.client.attached import AttachedJob
     from ciel.client.cluster import LocalCluster
     from ciel.client.prints import Prints, Sink
@@ -150,9 +152,11 @@ class Client:
         self.send(SubmitJob(spec))
         return job
 
-    def attach(self, job: str | int) -> AttachedJob:
+    def attach(self, job: str | int, tell: deque[Reference] | None = None) -> AttachedJob:
         """Return a job that another client began, to read its results: by its id, its number, or
-        "last". Raises QueryError if there is none, or it is this client's own.
+        "last". As `Job.want` does, it appends to `tell` what its wanted objects become, and also a
+        `Stream` for a growing object; the first call for a job sets `tell`. Raises QueryError if
+        there is none, or it is this client's own.
         """
         from ciel.client.attached import AttachedJob
 
@@ -161,7 +165,7 @@ class Client:
             known = self._jobs.get(summary.id)
             if known is not None and not isinstance(known, AttachedJob):
                 raise QueryError("jobs", f"job {summary.number} is this client's own")
-            attached = known or AttachedJob(self, summary, self._changed)
+            attached = known or AttachedJob(self, summary, self._changed, tell)
             self._jobs[attached.id] = attached
         self.send(WatchJob(attached.id))
         what = f"job {summary.number}"
