@@ -1,30 +1,43 @@
-"""`ciel submit --follow`: prints what programs write to standard output while they run."""
+"""`--follow` of `ciel submit` and `ciel job output`: prints what programs write to standard output
+while they run.
+"""
 
 from __future__ import annotations
 
 import threading
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, suppress
 
 from ciel.client.client import Client
 from ciel.client.errors import ObjectUnreadableError
-from ciel.client.jobs import Job
 from ciel.core.refs import Reference
+
+WHOLE_ONLY = "--follow prints outputs while they grow, and {} has whole ones"
+"""Why an option cannot go with it."""
+
+
+def rest_of(chunks: Iterable[bytes], start: int) -> Iterator[bytes]:
+    """Yield what comes behind so many bytes of a content."""
+    for chunk in chunks:
+        if start < len(chunk):
+            yield chunk[start:]
+        start = max(0, start - len(chunk))
 
 
 class Following:
     """Prints whole lines of outputs that grow, each once. A thread reads each of them."""
 
-    def __init__(self, client: Client, job: Job, write: Callable[[bytes], object]) -> None:
-        """The threads call `write`. If that raises an error, the job is cancelled; see `finish`."""
+    def __init__(
+        self, client: Client, write: Callable[[bytes], object], give_up: Callable[[], object]
+    ) -> None:
+        """The threads call `write`; if that raises an error, they call `give_up`, see `finish`."""
         self._client = client
-        self._job = job
         self._write = write
+        self._give_up = give_up
         self._printed_bytes: defaultdict[str, int] = defaultdict(int)
         self._readers: dict[str, threading.Thread] = {}
         self._error: Exception | None = None
-        job.on_growing = self._begin
 
     def finish(self, object_id: str) -> int:
         """Wait for the last line of an output that is there; return how many bytes were printed.
@@ -36,13 +49,22 @@ class Following:
         self.raise_error()
         return self._printed_bytes.pop(object_id, 0)
 
+    @property
+    def has_failed(self) -> bool:
+        """Whether writing raised an error."""
+        return self._error is not None
+
     def raise_error(self) -> None:
         """Raise what writing raised, if anything."""
         if self._error is not None:
             raise self._error
 
-    def _begin(self, ref: Reference) -> None:
-        """Read an output that grows from now on: of its first attempt, or of another."""
+    def begin(self, ref: Reference, printed_bytes: int = 0) -> None:
+        """Read an output that grows from now on: of its first attempt, or of another.
+        `printed_bytes`: so much of it was printed by others.
+        """
+        if printed_bytes:
+            self._printed_bytes[ref.id] = printed_bytes
         before = self._readers.get(ref.id)
         reader = threading.Thread(
             target=self._follow, args=(ref, before), name="ciel-following", daemon=True
@@ -76,4 +98,4 @@ class Following:
             self._write(new)
         except Exception as error:
             self._error = error
-            self._job.cancel("nobody reads its output")
+            self._give_up()

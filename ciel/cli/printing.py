@@ -13,8 +13,8 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, TextIO
@@ -42,10 +42,26 @@ _GAP = "  "  # between columns
 
 def write_output(chunk: bytes) -> None:
     """Write to standard output as it is; raises OutputClosedError when nobody reads it."""
-    try:
+    with _telling_of_stdout():
         sys.stdout.flush()
         sys.stdout.buffer.write(chunk)
         sys.stdout.buffer.flush()
+
+
+def write_unlocked(chunk: bytes) -> None:
+    """Write as `write_output`, from a thread that may still be at it when the process exits: then
+    Python takes the lock of `sys.stdout`, and aborts if a thread has it.
+    """
+    left = memoryview(chunk)
+    with _telling_of_stdout():
+        while left:
+            left = left[os.write(sys.stdout.fileno(), left) :]
+
+
+@contextmanager
+def _telling_of_stdout() -> Iterator[None]:
+    try:
+        yield
     except BrokenPipeError:
         raise OutputClosedError from None
     except OSError as error:

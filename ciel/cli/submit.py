@@ -27,7 +27,7 @@ from ciel.cli.options import (
 from ciel.cli.outcome import OF_JOB_STATE, Status, UsageError, cancelling, say
 from ciel.cli.outputs import Outputs
 from ciel.cli.parser import Parser, memory_size, whole_number
-from ciel.cli.printing import Counts, Progress, RunningCount, write_output
+from ciel.cli.printing import Counts, Progress, RunningCount, write_unlocked
 from ciel.cli.result_files import ResultFiles
 from ciel.client.arrays import UNSETTLED_MAX, Array
 from ciel.client.caller import caller_context
@@ -155,8 +155,11 @@ def _follow(
             from ciel.cli.following import Following  # few ask for it
 
             following = Following(
-                client, job, lambda lines: progress.aside(partial(write_output, lines))
+                client,
+                lambda lines: progress.aside(partial(write_unlocked, lines)),
+                lambda: job.cancel("nobody reads its output"),
             )
+            job.on_growing = following.begin
             stack.callback(following.raise_error)  # rather than that the job was cancelled for it
         if args.stderr:
             client.show_prints(job, progress, lambda told: told.name if args.is_array else "")
