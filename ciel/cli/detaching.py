@@ -9,9 +9,9 @@ from ciel.client.jobs import Job
 from ciel.core.jobs import JobSummary
 
 
-def tell_detached(client: Client, job: Job, as_json: bool) -> int:
-    """Make sure that the master has all of a job, and say how to ask for it; return the exit
-    status.
+def tell_detached(client: Client, job: Job, as_json: bool, ask: str = "wait") -> int:
+    """Make sure that the master has all of a job, and say how to `ask` for it by `ciel job`; return
+    the exit status.
     """
     from ciel.wire.descriptors import read_summary
 
@@ -20,7 +20,7 @@ def tell_detached(client: Client, job: Job, as_json: bool) -> int:
         print_summary(client, summary)
     else:
         print_text(str(summary.number))
-        say(f"the job goes on; ciel job wait {summary.number}")
+        say(f"the job goes on; ciel job {ask} {summary.number}")
     return Status.DONE
 
 

@@ -348,6 +348,11 @@ def _add_retry(parser: ArgumentParser) -> None:
 def _add_output(parser: ArgumentParser) -> None:
     _add_jobs(parser)
     parser.add_argument("--out", metavar="DIR", help="write each to a file DIR/NUMBER instead")
+    parser.add_argument(
+        "-f", "--follow", action="store_true",
+        help="print results as they come until the job has ended, and line by line what programs "
+        "of `ciel submit --follow` print",
+    )  # fmt: skip
 
 
 def _add_log(parser: ArgumentParser) -> None:

@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from ciel.cli.asking import chosen_jobs, has_ended
-from ciel.cli.outcome import OF_JOB_STATE, Status, say
+from ciel.cli.following import WHOLE_ONLY, rest_of
+from ciel.cli.live_output import LiveOutput
+from ciel.cli.outcome import OF_JOB_STATE, Status, UsageError, say
 from ciel.cli.printing import (
     JSON_OUTPUT_MAX_BYTES,
     json_content,
@@ -31,18 +33,23 @@ _FILE_NAME = re.compile(r"[\w+=@,-][\w+=@,.-]{0,99}", re.ASCII)
 
 
 def print_output(client: Client, args: Namespace) -> int:
-    """Print the results of each job once it is over; return the exit status."""
+    """Print the results of each job once it is over, or as they come; return the exit status."""
+    if args.follow and (args.out is not None or args.json):
+        raise UsageError(WHOLE_ONLY.format("--json" if args.json else "--out"))
     jobs = chosen_jobs(client, args.jobs)
     statuses = []
     for job in jobs:
-        ended = job
+        ended, live = job, None
         if job.unsettled or not has_ended(job):
+            if args.follow:
+                live = LiveOutput(client, job)
+                live.follow()
             ended = client.wait_for_job(job.id, with_results=True)
         directory = None
         if args.out is not None:
             directory = Path(args.out, str(ended.number)) if len(jobs) > 1 else Path(args.out)
             directory.mkdir(parents=True, exist_ok=True)
-        statuses.append(_Output(client, ended, directory, args.json).print_all())
+        statuses.append(_Output(client, ended, directory, args.json, live).print_all())
     return max(statuses, default=Status.DONE)
 
 
@@ -53,11 +60,19 @@ class _LostError(Exception):
 class _Output:
     """The results of one job, as they are printed; and an account of those that cannot be."""
 
-    def __init__(self, client: Client, job: JobSummary, directory: Path | None, json: bool) -> None:
+    def __init__(
+        self,
+        client: Client,
+        job: JobSummary,
+        directory: Path | None,
+        json: bool,
+        live: LiveOutput | None,
+    ) -> None:
         self._client = client
         self._job = job
         self._directory = directory
         self._json = json
+        self._live = live
         self._file_names: dict[str, int] = {}
         self._short: list[bytes] = []  # to be printed in one go
         self._failed: list[str] = []  # a line or more for each
@@ -84,23 +99,31 @@ class _Output:
         return self._conclude(number)
 
     def _put(self, number: int, name: str, ref: Reference) -> None:
-        """Print a result, or write it to a file; raises _LostError if nothing of it was printed."""
+        """Print a result, or write it to a file; raises _LostError if nothing more of it could be
+        printed.
+        """
+        start = 0 if self._live is None else self._live.start_of(ref)
         if isinstance(ref, Failure):
             facts: dict[str, Any] = {"state": "failed", "reason": ref.reason, "story": ref.text}
-            self._put_printed(number, name, ref, facts)
+            if start is not None:
+                self._put_printed(number, name, ref, facts, start)
             self._count_failure(number, name, ref.id, facts, str(TaskFailedError(ref)))
+        elif start is None:
+            pass  # it was printed when it came
         elif self._json or self._directory is not None:
             try:
                 self._tell(number, name, ref)
             except ObjectUnreadableError as error:
                 raise _LostError(str(error)) from None
         elif isinstance(ref, Value):
-            self._short.append(ref.content)
+            self._short.append(ref.content[start:])
         else:
             self._flush()
-            self._print(number, name, ref)
+            self._print(number, name, ref, start)
 
-    def _put_printed(self, number: int, name: str, failure: Failure, facts: dict[str, Any]) -> None:
+    def _put_printed(
+        self, number: int, name: str, failure: Failure, facts: dict[str, Any], start: int
+    ) -> None:
         """Print what a failed run had printed, as `ciel submit` does."""
         content = printed_before(self._client, failure).content
         if not content:
@@ -112,21 +135,21 @@ class _Output:
             facts.update(json_content("output", content[:JSON_OUTPUT_MAX_BYTES]))
         else:
             self._flush()
-            write_output(content)
+            write_output(content[start:])
 
     def _flush(self) -> None:
         if self._short:
             write_output(b"".join(self._short))
             self._short.clear()
 
-    def _print(self, number: int, name: str, ref: Reference) -> None:
-        printed_bytes = 0
+    def _print(self, number: int, name: str, ref: Reference, start: int) -> None:
+        printed_bytes = start
         try:
-            for chunk in self._client.read_chunks(ref):
+            for chunk in rest_of(self._client.read_chunks(ref), start):
                 write_output(chunk)
                 printed_bytes += len(chunk)
         except ObjectUnreadableError as error:
-            if not printed_bytes:
+            if printed_bytes == start:
                 raise _LostError(str(error)) from None
             text = f"its output broke off at byte {printed_bytes}: {error}"
             self._count_failure(number, name, ref.id, {}, text)

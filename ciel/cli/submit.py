@@ -124,7 +124,9 @@ def main(prog: str, words: Sequence[str]) -> int:
             elements.start(client.wake)
             if args.detach:
                 array.submit()
-                return tell_detached(client, job, args.json)
+                return tell_detached(
+                    client, job, args.json, "output --follow" if args.follow else "wait"
+                )
             outputs = Outputs(client, job, files_out, args, collected)
             return _follow(client, job, array, elements, template, outputs, args)
 
@@ -357,13 +359,11 @@ def _check(parser: Parser, args: argparse.Namespace) -> None:
     if args.block is not None and not args.pipe:
         parser.error("--block tells how --pipe is to cut, and there is no --pipe")
     limit = args.jobs or (args.array.at_once if args.array is not None else 0)
-    if args.follow and (args.out is not None or args.json):
-        other = "--json" if args.json else "--out"
-        parser.error(f"--follow prints outputs while they grow, and {other} has whole ones")
-    waiting = {
-        "--out": args.out, "--joblog": args.joblog, "--stderr": args.stderr,
-        "--follow": args.follow,
-    }  # fmt: skip
+    if args.follow and not args.detach and (args.out is not None or args.json):
+        from ciel.cli.following import WHOLE_ONLY  # for this alone
+
+        parser.error(WHOLE_ONLY.format("--json" if args.json else "--out"))
+    waiting = {"--out": args.out, "--joblog": args.joblog, "--stderr": args.stderr}
     for option, given in (waiting | {"-j (or %N in --array)": limit}).items():
         if args.detach and given:
             parser.error(f"{option} needs a command that stays with the job; leave --detach away")
@@ -434,7 +434,8 @@ def _add_surroundings(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--follow", action="store_true",
-        help="print outputs line by line while programs run, those of an array as they come",
+        help="print outputs line by line while programs run, those of an array as they come; with "
+        "--detach, `ciel job output --follow` prints them so",
     )  # fmt: skip
     parser.add_argument(
         "--stderr", action="store_true",

@@ -15,18 +15,29 @@ def command_line(payload: str | None) -> list[str] | None:
     """Return the words of the command in a task's payload, the ids of objects in place of their
     files; None if its executor takes no command, or the payload is none.
     """
-    if payload is None:
-        return None
-    try:
-        arguments = read_arguments(payload.encode())
-    except (WireError, CielError):
-        return None
+    arguments = _arguments(payload)
     args = arguments.get("args")
     line = args.get("command_line") if isinstance(args, dict) else None
     if line is None:
         line = arguments.get("command")
     words = line if isinstance(line, list) else [] if line is None else [line]
     return [word.id if isinstance(word, REFERENCE_TYPES) else str(word) for word in words] or None
+
+
+def can_be_followed(payload: str | None) -> bool:
+    """Whether the output of an ordinary program may be read while it grows."""
+    args = _arguments(payload).get("args")
+    return isinstance(args, dict) and args.get("stream_output") is True
+
+
+def _arguments(payload: str | None) -> dict[str, Any]:
+    """Return the arguments in a payload, or an empty dictionary if it has none."""
+    if payload is None:
+        return {}
+    try:
+        return read_arguments(payload.encode())
+    except (WireError, CielError):
+        return {}
 
 
 def with_command(row: Mapping[str, Any]) -> dict[str, Any]:

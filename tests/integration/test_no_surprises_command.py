@@ -224,6 +224,96 @@ def test_b8_who_follows_and_reads_no_more_ends_the_programs(shared: Home) -> Non
     assert (whole.returncode, whole.stdout) == (2, b"")
 
 
+def test_b8_another_command_follows_a_job_line_by_line(shared: Home) -> None:
+    size = 30_000  # of a line without an end, which comes with the rest
+    script = f"echo {{}}-one; until [ -e also-{{}} ]; do sleep 0.02; done; printf %0{size}d 7"
+    script = script.replace("also-", f"{shared.path}/also-") + "; test {} = 1"
+    command = ("ciel", "submit", "--detach", "--follow", "--array", "1-2", "sh", "-c", script)
+    begun = run(shared, *command)
+    number = lines_of(begun)[0]
+    assert begun.stderr.decode() == f"ciel: the job goes on; ciel job output --follow {number}\n"
+    early = shared.start("ciel", "job", "output", "--follow", number)
+    assert early.stdout is not None
+    assert sorted(early.stdout.readline() for _ in "12") == ["1-one\n", "2-one\n"]
+    (shared.path / "also-2").touch()
+    rest = "7".zfill(size)
+    assert early.stdout.read(size) == rest
+    late = shared.start("ciel", "job", "output", "-f", number)
+    assert late.stdout is not None
+    there = late.stdout.read(len("1-one\n2-one\n") + size)
+    assert there.replace("1-one\n", "") == f"2-one\n{rest}"
+    (shared.path / "also-1").touch()
+    for process in (early, late):
+        out, err = process.communicate(timeout=TIMEOUT_S)
+        assert (out, process.returncode) == (rest, 1)
+        assert f"1 of 2 results of job {number} failed:\nciel: 2: " in err
+    again = run(shared, "ciel", "job", "output", "--follow", number)
+    assert (again.stdout.decode(), again.returncode) == (f"1-one\n{rest}2-one\n{rest}", 1)
+
+
+def test_b8_lines_of_an_attempt_that_failed_are_not_printed_again(shared: Home) -> None:
+    script = "echo one; until [ -e tries ]; do sleep 0.02; done; echo two; rmdir tries/first || "
+    script = script.replace("tries", f"{shared.path}/tries") + "{ echo three; exit 0; }; exit 1"
+    options = ("--detach", "--follow", "--retries", "1")
+    lines_of(run(shared, "ciel", "submit", *options, "sh", "-c", script))
+    process = shared.start("ciel", "job", "output", "--follow", "last")
+    assert process.stdout is not None
+    assert process.stdout.readline() == "one\n"
+    (shared.path / "new" / "first").mkdir(parents=True)
+    (shared.path / "new").rename(shared.path / "tries")
+    assert process.communicate(timeout=TIMEOUT_S) == ("two\nthree\n", "")
+    assert process.returncode == 0
+
+
+def test_b8_outputs_that_cannot_be_followed_come_when_their_programs_end(shared: Home) -> None:
+    script = "echo {}; until [ -e end-{} ]; do sleep 0.02; done; echo {}"
+    script = script.replace("end-", f"{shared.path}/end-")
+    command = ("ciel", "submit", "--detach", "--array", "1-2", "sh", "-c", script)
+    number = lines_of(run(shared, *command))[0]
+    process = shared.start("ciel", "job", "output", "--follow", number)
+    assert process.stderr is not None
+    assert process.stdout is not None
+    assert process.stderr.readline() == (
+        f"ciel: job {number} was submitted without --follow: what a program prints is printed here "
+        "when that program has ended\n"
+    )
+    (shared.path / "end-2").touch()
+    assert process.stdout.read(4) == "2\n2\n"
+    (shared.path / "end-1").touch()
+    assert process.communicate(timeout=TIMEOUT_S) == ("1\n1\n", "")
+    assert process.returncode == 0
+
+
+def test_b8_who_follows_a_job_and_leaves_does_not_end_it(shared: Home) -> None:
+    number = lines_of(run(shared, "ciel", "submit", "--detach", "--follow", "yes"))[0]
+    command = f"ciel job output --follow {number} | head -n 1; echo ${{PIPESTATUS[0]}}"
+    done = run(shared, "bash", "-c", command)
+    assert (done.stdout.split(), done.stderr) == ([b"y", b"141"], b"")
+    stays, leaves = [shared.start("ciel", "job", "output", "-f", number) for _ in "12"]
+    for process in (stays, leaves):
+        assert process.stdout is not None
+        assert process.stdout.readline() == "y\n"
+    leaves.send_signal(signal.SIGINT)
+    _, err = leaves.communicate(timeout=TIMEOUT_S)
+    assert err == f"ciel: job {number} goes on; ciel job wait {number}\nciel: interrupted\n"
+    assert leaves.returncode == 130
+    (job,) = json.loads(run(shared, "ciel", "job", "list", "--limit", "1", "--json").stdout)
+    assert (job["number"], job["state"]) == (int(number), "active")
+    lines_of(run(shared, "ciel", "job", "cancel", number))
+    _, err = stays.communicate(timeout=TIMEOUT_S)
+    assert (stays.returncode, "cancelled by its user" in err) == (4, True)
+
+
+def test_b8_what_is_whole_is_not_followed(shared: Home) -> None:
+    begun = run(shared, "ciel", "submit", "--detach", "--follow", "--json", "true")
+    number = json.loads(lines_of(begun)[0])["job"]["number"]
+    for option in (["--json"], ["--out", "followed"]):
+        done = run(shared, "ciel", "job", "output", "--follow", *option, str(number))
+        assert (done.returncode, done.stdout) == (2, b"")
+        said = f"ciel: --follow prints outputs while they grow, and {option[0]} has whole ones\n"
+        assert done.stderr.decode() == said
+
+
 # --- B9: standard output that takes nothing -------------------------------------------------------
 
 
