@@ -81,6 +81,8 @@ def test_a_seed_says_all() -> None:
         pytest.param("blackouts", 109830, id="lost-after-its-maker-handed-it-to-another-child"),
         pytest.param("blackouts", 109534, id="made-what-another-had-failed-to-make"),
         pytest.param("any", 100048, id="made-anew-by-who-was-sent-ahead-of-its-inputs"),
+        pytest.param("any", 309674, id="read-from-an-attempt-that-is-being-ended"),
+        pytest.param("outages", 7001, id="reported-before-it-was-told-of-its-inputs"),
         pytest.param("any", 19, id="unpromised-output-of-who-was-on-three-lost-workers"),
         pytest.param("any", 2190, id="client-that-is-cut-again-before-it-is-heard"),
         pytest.param("any", 2172, id="broken-for-a-reader-where-it-is-made"),

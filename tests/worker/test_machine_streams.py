@@ -115,6 +115,18 @@ def test_readers_of_what_ended_badly_end_before_it_is_made_again(
     two.comes(DeleteObjects((ObjectId("out"),)), ends._replace(task=READS_A.id))
 
 
+def test_what_is_being_ended_is_read_no_more_though_it_is_made_again_here(two: Played) -> None:
+    two.run(A)
+    told = opens(two, A, "a")
+    two.cancel(A)
+    two.assign(A, attempt=2)
+    two.assign(READS_A, A_TO_COME)
+    two.comes(KillAttempt(A.id, 1, force=False), start(A, attempt=2), told)
+    two.machine.ended((A.id, 2), (stored("a", HERE),), None, 2.5, two.now_s)
+    made = report(A, stored("a", HERE))._replace(attempt=2)
+    two.comes(start(READS_A, stored("a", HERE)), made)
+
+
 def test_a_reader_that_found_out_by_itself_is_told_of_once(two: Played) -> None:
     two.run(A)
     told = opens(two, A, "a")

@@ -601,6 +601,10 @@ class WorkerMachine:
         asked_s = attempt.spec.needs.kill_grace_s
         grace_s = self._kill_grace_s if asked_s < 0 else asked_s
         heappush(self._deadlines, (now_s + grace_s, attempt.key))
+        streams, attempt.streams = attempt.streams, ()
+        for object_id in streams:  # it may be made again here before this one is gone
+            lost = ((object_id, self.netloc),)
+            self._break_off(object_id, lost, f"{object_id}: its producer is being ended", now_s)
 
     def tick(self, now_s: float) -> None:
         """Act on the time limits that have passed."""
