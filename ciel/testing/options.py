@@ -242,4 +242,5 @@ def options_for(scenario: str, seed: int) -> Options:
         bundle_share=Random(f"bundles {seed}").choice((0.0, 0.0, 0.0, 0.2, 0.6)),
         blackout_interval_s=Random(f"blackouts {seed}").choice((0.0, 0.0, 0.0, 2.0, 5.0)),
         steps_per_turn=Random(f"steps {seed}").choice((1000, 1000, 1, 7)),
+        turns_per_check=chance.choice((1, 8)),  # what is wrong stays wrong; twice as many seeds
     )

@@ -7,7 +7,7 @@ and its fault.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterator
 
 from ciel.core import soundness
@@ -50,7 +50,7 @@ def _books(master: MasterMachine) -> Problems:
         return  # what holds the objects of a job is forgotten before they are
     if master.graph.divergent:
         return  # a child that came second may not have got the outputs that it names
-    holds: Counter[str] = Counter()
+    holds: defaultdict[str, int] = defaultdict(int)
     for task_id, task in master.graph.tasks.items():
         spec = task.spec
         parent = master.graph.tasks.get(spec.parent)
@@ -61,14 +61,18 @@ def _books(master: MasterMachine) -> Problems:
         if spec.mentions is Mentions.INPUTS and task.live_outputs != there:
             yield task_id, f"{there} of its outputs are there, it counts {task.live_outputs}"
         if is_free or task.state not in FINISHED or task.live_outputs:
-            holds.update(spec.inputs)
+            for input_id in spec.inputs:
+                holds[input_id] += 1
         if is_free or (parent is not None and parent.mentions is Mentions.ANYTHING):
-            holds.update(o for o in task.outputs if _made_or_delegated(master.graph, task, o))
+            for object_id in task.outputs:
+                if _made_or_delegated(master.graph, task, object_id):
+                    holds[object_id] += 1
     for job in master.jobs.values():
-        holds.update(iter(job.uploads))
-    for object_id, node in master.graph.objects.nodes.items():
-        if node.holds != holds[object_id]:
-            yield object_id, f"it has {node.holds} holds, there are reasons for {holds[object_id]}"
+        for object_id in job.uploads:
+            holds[object_id] += 1
+    for known_id, node in master.graph.objects.nodes.items():
+        if node.holds != holds.get(known_id, 0):
+            yield known_id, f"it has {node.holds} holds, there are reasons for {holds[known_id]}"
 
 
 def _made_or_delegated(graph: TaskGraph, task: TaskNode, object_id: ObjectId) -> bool:
