@@ -23,22 +23,31 @@ static void do_init(void *data, struct fuse_conn_info *connection)
         connection->want |= connection->capable & FUSE_CAP_WRITEBACK_CACHE;
 }
 
+static bool is_writer(const struct fuse_file_info *file)
+{
+    return (file->flags & O_ACCMODE) != O_RDONLY;
+}
+
 static int open_node(struct mount *mount, struct node *node, struct fuse_file_info *file)
 {
     bool is_first = !node->open_count;
-    int error = node_open(mount, node);
+    bool is_cut = file->flags & O_TRUNC, writes = is_writer(file) || is_cut;
+    int error = node_open(mount, node, writes);
     if (error)
         return error;
-    bool is_to_write = (file->flags & O_ACCMODE) != O_RDONLY || file->flags & O_TRUNC;
-    if (is_to_write && node->is_committed)
+    if (writes && node->is_committed)
         error = EROFS;
-    else if (file->flags & O_TRUNC)
+    else if (is_cut)
         error = error_number(shmfs_truncate(mount->fs, &node->handle, 0));
+    if (!error && writes && !is_writer(file)) {
+        error = node_stop_writing(mount, node);
+        writes = false;
+    }
     if (error) {
-        node_close(mount, node);
+        node_close(mount, node, writes);
         return error;
     }
-    if (file->flags & O_TRUNC) {
+    if (is_cut) {
         node->size_bytes = 0;
         node->modified = node->changed = now();
     }
@@ -67,12 +76,11 @@ static void do_open(fuse_req_t request, fuse_ino_t id, struct fuse_file_info *fi
 
 static void do_release(fuse_req_t request, fuse_ino_t id, struct fuse_file_info *file)
 {
-    (void)file;
     struct mount *mount = mount_of(request);
     struct node *node = node_find(mount, id);
     int error = ESTALE;
     if (node) {
-        error = node_close(mount, node);
+        error = node_close(mount, node, is_writer(file));
         node_drop(mount, node);
     }
     fuse_reply_err(request, error);

@@ -1,5 +1,6 @@
 /* names.c: names, and what is asked of files without opening them. */
 #include <errno.h>
+#include <fcntl.h>
 #include <linux/fs.h>
 #include <stdlib.h>
 #include <string.h>
@@ -111,7 +112,7 @@ static int change_mode(struct mount *mount, struct node *node, mode_t mode)
 
 static int change_size(struct mount *mount, struct node *node, uint64_t size_bytes)
 {
-    int error = node_open(mount, node);
+    int error = node_open(mount, node, true);
     if (error)
         return error;
     error = node->is_committed
@@ -121,7 +122,7 @@ static int change_size(struct mount *mount, struct node *node, uint64_t size_byt
         node->size_bytes = size_bytes;
         node->modified = now();
     }
-    int closed = node_close(mount, node);
+    int closed = node_close(mount, node, true);
     return error ? error : closed;
 }
 
@@ -192,7 +193,7 @@ static void do_setattr(fuse_req_t request, fuse_ino_t id, struct stat *to, int w
         fuse_reply_attr(request, &attributes, valid_s);
 }
 
-/* Make a file, and open it. What is made without permission to write can be written to by who made
+/* Make a file, and open it for writing. What is made without permission to write can be written to by who made
  * it, until that one closes it. */
 static int make(fuse_req_t request, const char *name, mode_t mode, struct fuse_entry_param *entry)
 {
@@ -210,7 +211,7 @@ static int make(fuse_req_t request, const char *name, mode_t mode, struct fuse_e
     const struct fuse_ctx *context = fuse_req_ctx(request);
     struct node *node = node_take(mount, &info, name);
     node->handle = handle;
-    node->open_count = 1;
+    node->open_count = node->writer_count = 1;
     mount->open_count++;
     node->size_bytes = 0;
     node->mode = mode & 07777;
@@ -233,6 +234,14 @@ static void do_create(fuse_req_t request, fuse_ino_t parent, const char *name, m
     int error = make(request, name, mode, &entry);
     if (error == EEXIST && !(file->flags & O_EXCL))
         error = ESTALE; /* it has just come to be: the kernel looks again */
+    if (!error && (file->flags & O_ACCMODE) == O_RDONLY) {
+        struct mount *mount = mount_of(request);
+        struct node *node = node_find(mount, entry.ino);
+        if (node) {
+            error = node_stop_writing(mount, node);
+            node_drop(mount, node);
+        }
+    }
     file->noflush = 1;
     if (error)
         fuse_reply_err(request, error);
@@ -252,7 +261,7 @@ static void do_mknod(fuse_req_t request, fuse_ino_t parent, const char *name, mo
         struct mount *mount = mount_of(request);
         struct node *node = node_find(mount, entry.ino);
         if (node) {
-            error = node_close(mount, node);
+            error = node_close(mount, node, true);
             node_drop(mount, node);
         }
     }

@@ -60,8 +60,10 @@ void nodes_free(struct mount *mount)
     /* Most nodes of a large image were never touched, and take no memory until they are. */
     for (uint32_t i = 1; mount->open_count && i <= mount->geometry.inode_count; i++)
         if (mount->nodes[i].open_count) {
+            bool writes = mount->nodes[i].writer_count;
             mount->nodes[i].open_count = 1;
-            node_close(mount, &mount->nodes[i]);
+            mount->nodes[i].writer_count = writes;
+            node_close(mount, &mount->nodes[i], writes);
         }
     free(mount->nodes);
 }
@@ -196,7 +198,7 @@ int node_stat(struct mount *mount, struct node *node, struct shmfs_info *info)
     return error;
 }
 
-int node_open(struct mount *mount, struct node *node)
+int node_open(struct mount *mount, struct node *node, bool writes)
 {
     struct shmfs_info info;
     for (int tries = 0; !node->handle.inode; tries++) {
@@ -204,7 +206,8 @@ int node_open(struct mount *mount, struct node *node)
         if (error)
             return error;
         int opened = info.is_committed ? shmfs_open(mount->fs, node->name, &node->handle)
-                                       : shmfs_reopen(mount->fs, node->name, &node->handle);
+                     : writes          ? shmfs_reopen(mount->fs, node->name, &node->handle)
+                                       : shmfs_open_draft(mount->fs, node->name, &node->handle);
         if (!opened && !is_of(mount, node, node->handle.inode, node->handle.generation)) {
             shmfs_close(mount->fs, &node->handle);
             opened = SHMFS_ERROR_NOT_FOUND; /* the name has just become another file's */
@@ -219,6 +222,8 @@ int node_open(struct mount *mount, struct node *node)
         }
     }
     int error = node_stat(mount, node, &info);
+    if (!error && writes && !node->is_committed && !node->writer_count)
+        error = error_number(shmfs_set_writing(mount->fs, &node->handle, true));
     if (error && !node->open_count) {
         shmfs_close(mount->fs, &node->handle);
         node->handle.inode = 0;
@@ -227,15 +232,25 @@ int node_open(struct mount *mount, struct node *node)
         return error;
     node->size_bytes = info.size_bytes;
     mount->open_count += node->open_count++ == 0;
+    node->writer_count += writes;
     return 0;
 }
 
-int node_close(struct mount *mount, struct node *node)
+int node_stop_writing(struct mount *mount, struct node *node)
 {
-    if (--node->open_count)
+    if (--node->writer_count || node->is_committed)
         return 0;
+    return node->is_to_commit
+               ? node_commit(mount, node)
+               : error_number(shmfs_set_writing(mount->fs, &node->handle, false));
+}
+
+int node_close(struct mount *mount, struct node *node, bool writes)
+{
+    int error = writes ? node_stop_writing(mount, node) : 0;
+    if (--node->open_count)
+        return error;
     mount->open_count--;
-    int error = node->is_to_commit ? node_commit(mount, node) : 0;
     int closed = error_number(shmfs_close(mount->fs, &node->handle));
     node->handle.inode = 0;
     return error ? error : closed;
@@ -248,13 +263,15 @@ int node_commit(struct mount *mount, struct node *node)
     if (node->write_error)
         return node->write_error;
     bool is_open = node->handle.inode;
-    int error = is_open ? 0 : node_open(mount, node);
+    int error = is_open ? 0 : node_open(mount, node, false);
     if (error)
         return error;
     int committed = node->is_committed ? 0 : shmfs_commit(mount->fs, &node->handle, NULL);
+    if (committed == SHMFS_ERROR_COMMITTED)
+        committed = 0; /* another client that reads it was first */
     if (!committed)
         note_commit(node, &(struct shmfs_info){.is_committed = true});
-    error = is_open ? 0 : node_close(mount, node);
+    error = is_open ? 0 : node_close(mount, node, false);
     return committed ? error_number(committed) : error;
 }
 

@@ -22,10 +22,11 @@ struct node {
     bool is_known;       /* the rest means something */
     bool is_kept;        /* the kernel's cache may hold content that will never change */
     bool is_committed;   /* once true, always */
-    bool is_to_commit;   /* made without permission to write: committed when closed */
+    bool is_to_commit;   /* made without permission to write: committed after its last writer */
     int write_error;     /* errno of the first write that failed after its program was told that it
                             succeeded: the file is never committed */
     uint32_t open_count; /* through this mount; all share `handle` */
+    uint32_t writer_count; /* of these, open for writing: then `handle` is a writer's */
     uint64_t size_bytes; /* true while `handle` is open */
     struct shmfs_handle handle;
     char *name; /* one that it had; NULL: none is known */
@@ -93,9 +94,14 @@ static inline uint32_t node_number(const struct mount *mount, const struct node 
 /* What is known of the file now. */
 int node_stat(struct mount *mount, struct node *node, struct shmfs_info *info);
 
-/* Have the shared handle open, counted once more; `node_close` counts once less. */
-int node_open(struct mount *mount, struct node *node);
-int node_close(struct mount *mount, struct node *node);
+/* Have the shared handle open, counted once more; `node_close` counts once less. To write to what is
+ * not committed, it takes that nobody else has it open. */
+int node_open(struct mount *mount, struct node *node, bool writes);
+int node_close(struct mount *mount, struct node *node, bool writes);
+
+/* Have one who has it open for writing go on reading. After the last writer other clients may read
+ * the file, and commit it; it is committed here if it was made without permission to write. */
+int node_stop_writing(struct mount *mount, struct node *node);
 
 /* Commit the file, if it is not. Fails with `write_error` if content is missing. */
 int node_commit(struct mount *mount, struct node *node);

@@ -206,9 +206,19 @@ int64_t shmfs_lookup(struct shmfs *fs, const char *name);
  * its content is visible to this core on return. Fails with NOT_FOUND, WRITING, NO_HANDLES. */
 int shmfs_open(struct shmfs *fs, const char *name, struct shmfs_handle *handle);
 
-/* Open a file that is not committed and has no writer, to write on. Fails with COMMITTED, WRITING
- * if it has one, NOT_FOUND, NO_HANDLES. */
+/* Open a file that nobody writes, committed or not, for reading. While it is open nobody can write
+ * to it; each client that has it open may commit it. Fails with WRITING if it has a writer,
+ * NOT_FOUND, NO_HANDLES. */
+int shmfs_open_draft(struct shmfs *fs, const char *name, struct shmfs_handle *handle);
+
+/* Open a file that is not committed and that nobody has open, to write on. Fails with COMMITTED,
+ * WRITING if somebody has it open, NOT_FOUND, NO_HANDLES. */
 int shmfs_reopen(struct shmfs *fs, const char *name, struct shmfs_handle *handle);
+
+/* Become the writer of an open file, or cease to be it and keep the file open for reading: then all
+ * that was written is visible to every core. Fails with COMMITTED, and WRITING if another handle is
+ * open on a file that is to be written. */
+int shmfs_set_writing(struct shmfs *fs, struct shmfs_handle *handle, bool writes);
 
 /* Close. A file without names is gone with its last handle, so one being written that was neither
  * committed nor named leaves nothing. Closing twice is STALE. */
@@ -216,8 +226,8 @@ int shmfs_close(struct shmfs *fs, struct shmfs_handle *handle);
 
 /* Make what was written the file's content for good, and visible to every core, under its own name
  * if `name` is NULL, and else under that one as well (CIB-22). Space reserved beyond it is given
- * back. The handle stays open, for reading. First wins: fails with EXISTS where the name is taken,
- * and the file stays as it was. Also COMMITTED, NAME, NO_ENTRIES, LINKS. */
+ * back. The handle stays open, for reading. It may be one of `shmfs_open_draft`. First wins: fails
+ * with EXISTS where the name is taken, and the file stays as it was. Also COMMITTED, NAME, NO_ENTRIES, LINKS. */
 int shmfs_commit(struct shmfs *fs, struct shmfs_handle *handle, const char *name);
 
 /* Write there, and grow if need be; what lies between the end and there reads as zeros. Fails with

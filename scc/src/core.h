@@ -18,11 +18,12 @@
  * client's table; an empty place in a table belongs to the client, or to who sweeps it up after
  * having had every lock of the inodes. A shard of the FAT guards which blocks of its group are free. Content is not
  * guarded: a file has one writer, and afterwards none. Readers of a committed file take no lock, as
- * nothing of it changes. Names are looked up without one where memory is coherent: a group's
- * `sequence` tells whether its names were changed meanwhile. When a holder dies, who wants its lock
- * finishes or forgets its transaction, and has the lock. A read-only client takes no lock: it reads
- * names between two equal values of `sequence`, and content before it has seen that the file was
- * still there.
+ * nothing of it changes. A file that is not committed has one writer or any number of readers; they
+ * look at its chain under the lock, as each of them may commit it and give back what is reserved.
+ * Names are looked up without one where memory is coherent: a group's `sequence` tells whether its
+ * names were changed meanwhile. When a holder dies, who wants its lock finishes or forgets its
+ * transaction, and has the lock. A read-only client takes no lock: it reads names between two equal
+ * values of `sequence`, and content before it has seen that the file was still there.
  */
 #ifndef SCC_CORE_H
 #define SCC_CORE_H

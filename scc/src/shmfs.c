@@ -126,9 +126,24 @@ int shmfs_create(struct shmfs *fs, const char *text, uint64_t size_hint_bytes,
     return leave(fs, error);
 }
 
-static int open_file(struct shmfs *fs, const struct name *name, bool to_write,
+enum open_mode { OPEN_COMMITTED, OPEN_DRAFT, OPEN_TO_WRITE };
+
+/* Whether a file cannot be opened for what its state is: an error, or 0. Who reads a file that is
+ * not committed keeps others from writing to it. */
+static int refused(const struct image_inode *inode, enum open_mode mode)
+{
+    if (inode->flags & INODE_COMMITTED)
+        return mode == OPEN_TO_WRITE ? SHMFS_ERROR_COMMITTED : 0;
+    if (inode->flags & INODE_WRITING || mode == OPEN_COMMITTED ||
+        (mode == OPEN_TO_WRITE && inode->handle_count))
+        return SHMFS_ERROR_WRITING;
+    return 0;
+}
+
+static int open_file(struct shmfs *fs, const struct name *name, enum open_mode mode,
                      struct shmfs_handle *handle)
 {
+    const bool to_write = mode == OPEN_TO_WRITE;
     struct found found;
     struct image_inode *inode, copy;
     const int64_t slot = handle_find(fs);
@@ -144,12 +159,8 @@ static int open_file(struct shmfs *fs, const struct name *name, bool to_write,
     if (!copy.flags || copy.generation != found.generation ||
         (!copy.link_count && !copy.handle_count))
         return SHMFS_ERROR_NOT_FOUND; /* it went between the look and the lock */
-    if (error)
+    if (error || (error = refused(&copy, mode)))
         return error;
-    if (to_write && copy.flags & INODE_COMMITTED)
-        return SHMFS_ERROR_COMMITTED;
-    if (to_write ? copy.flags & INODE_WRITING : !(copy.flags & INODE_COMMITTED))
-        return SHMFS_ERROR_WRITING;
     log_set32(fs, &inode->handle_count, copy.handle_count + 1);
     if (to_write)
         log_set32(fs, &inode->flags, copy.flags | INODE_WRITING);
@@ -171,12 +182,12 @@ static int open_file(struct shmfs *fs, const struct name *name, bool to_write,
 }
 
 /* Open a file for a read-only client, which leaves no handle in the image. */
-static int open_read_only(struct shmfs *fs, const struct name *name, bool to_write,
+static int open_read_only(struct shmfs *fs, const struct name *name, enum open_mode mode,
                           struct shmfs_handle *handle)
 {
     struct found found;
     struct image_inode *inode, copy;
-    if (to_write)
+    if (mode == OPEN_TO_WRITE)
         return SHMFS_ERROR_READ_ONLY;
     int error = directory_look(fs, name, &found);
     if (error)
@@ -191,7 +202,7 @@ static int open_read_only(struct shmfs *fs, const struct name *name, bool to_wri
                : SHMFS_ERROR_NOT_FOUND; /* it went since its name was looked up */
 }
 
-static int open_named(struct shmfs *fs, const char *text, bool to_write,
+static int open_named(struct shmfs *fs, const char *text, enum open_mode mode,
                       struct shmfs_handle *handle)
 {
     struct name name;
@@ -200,18 +211,45 @@ static int open_named(struct shmfs *fs, const char *text, bool to_write,
     if (error)
         return error;
     enter(fs);
-    return leave(fs, (fs->options.is_read_only ? open_read_only : open_file)(fs, &name, to_write,
+    return leave(fs, (fs->options.is_read_only ? open_read_only : open_file)(fs, &name, mode,
                                                                              handle));
 }
 
 int shmfs_open(struct shmfs *fs, const char *name, struct shmfs_handle *handle)
 {
-    return open_named(fs, name, false, handle);
+    return open_named(fs, name, OPEN_COMMITTED, handle);
+}
+
+int shmfs_open_draft(struct shmfs *fs, const char *name, struct shmfs_handle *handle)
+{
+    return open_named(fs, name, OPEN_DRAFT, handle);
 }
 
 int shmfs_reopen(struct shmfs *fs, const char *name, struct shmfs_handle *handle)
 {
-    return open_named(fs, name, true, handle);
+    return open_named(fs, name, OPEN_TO_WRITE, handle);
+}
+
+int shmfs_set_writing(struct shmfs *fs, struct shmfs_handle *handle, bool writes)
+{
+    struct image_inode *inode, copy;
+    enter(fs);
+    int error = handle_lock(fs, handle, &inode);
+    if (!error)
+        error = inode_content(fs, inode, &copy);
+    if (!error && copy.flags & INODE_COMMITTED)
+        error = SHMFS_ERROR_COMMITTED;
+    if (!error && writes && copy.handle_count > 1)
+        error = SHMFS_ERROR_WRITING;
+    if (!error && !writes) /* others may read it */
+        error = file_publish(fs, handle, &copy);
+    if (!error) {
+        log_set32(fs, &inode->flags, INODE_USED | (writes ? INODE_WRITING : 0));
+        log_set32(fs, &handle_at(fs, fs->client, handle->slot)->flags,
+                  HANDLE_OPEN | (writes ? HANDLE_WRITING : 0));
+        log_commit(fs);
+    }
+    return leave(fs, error);
 }
 
 int shmfs_close(struct shmfs *fs, struct shmfs_handle *handle)
@@ -249,6 +287,21 @@ void file_lose(struct shmfs *fs, struct shmfs_handle *handle)
 }
 
 /* --- content --------------------------------------------------------------------------------- */
+
+/* What a reader may see of its file. Of one that is not committed others may give back what is
+ * reserved: then its lock is held. Fails with STALE, GONE. */
+static int reading(struct shmfs *fs, struct shmfs_handle *handle, struct image_inode *copy)
+{
+    struct image_inode *inode;
+    int error = handle_inode(fs, handle, &inode);
+    if (error)
+        return error;
+    error = checked(fs, handle, inode_content(fs, inode, copy));
+    if (error || copy->flags & INODE_COMMITTED || is_writer(fs, handle))
+        return error;
+    error = handle_lock(fs, handle, &inode);
+    return error ? error : inode_content(fs, inode, copy);
+}
 
 /* What a writer may see and change of its file. Fails with STALE, COMMITTED. */
 static int writing(struct shmfs *fs, struct shmfs_handle *handle, struct image_inode *copy)
@@ -329,11 +382,10 @@ int64_t shmfs_write(struct shmfs *fs, struct shmfs_handle *handle, const void *f
 int64_t shmfs_read(struct shmfs *fs, struct shmfs_handle *handle, void *to, uint64_t size_bytes,
                    uint64_t offset_bytes)
 {
-    struct image_inode *inode, copy;
+    struct image_inode copy;
     enter(fs);
-    int error = handle_inode(fs, handle, &inode);
-    if (!error)
-        error = checked(fs, handle, inode_content(fs, inode, &copy));
+    int error = reading(fs, handle, &copy);
+    lock_drop_all(fs); /* nobody changes what lies before the end */
     if (error)
         return leave(fs, error);
     const uint64_t left_bytes = copy.size_bytes > offset_bytes ? copy.size_bytes - offset_bytes : 0;
@@ -385,13 +437,11 @@ int shmfs_truncate(struct shmfs *fs, struct shmfs_handle *handle, uint64_t size_
 int shmfs_place(struct shmfs *fs, struct shmfs_handle *handle, uint64_t offset_bytes,
                 uint64_t *data_offset_bytes, uint64_t *run_bytes)
 {
-    struct image_inode *inode, copy;
+    struct image_inode copy;
     const uint64_t block_bytes = fs->shape.geometry.block_bytes;
     const uint64_t index = offset_bytes / block_bytes;
     enter(fs);
-    int error = handle_inode(fs, handle, &inode);
-    if (!error)
-        error = checked(fs, handle, inode_content(fs, inode, &copy));
+    int error = reading(fs, handle, &copy);
     if (error)
         return leave(fs, error);
     const int64_t block = file_block(fs, handle, &copy, index);
@@ -437,7 +487,11 @@ static int commit(struct shmfs *fs, struct shmfs_handle *handle, const struct na
     struct image_inode *inode, copy;
     struct place place;
     struct found found;
-    int error = writing(fs, handle, &copy);
+    int error = handle_inode(fs, handle, &inode);
+    if (!error)
+        error = inode_content(fs, inode, &copy);
+    if (!error && copy.flags & INODE_COMMITTED)
+        error = SHMFS_ERROR_COMMITTED;
     if (!error && name) { /* before its reservation is given back */
         error = directory_look(fs, name, &found);
         error = !error ? SHMFS_ERROR_EXISTS : error == SHMFS_ERROR_NOT_FOUND ? 0 : error;
@@ -458,6 +512,8 @@ static int commit(struct shmfs *fs, struct shmfs_handle *handle, const struct na
         return (int)entry;
     if ((error = handle_lock(fs, handle, &inode)))
         return error;
+    if (port_load32(&fs->port, &inode->flags) & INODE_COMMITTED)
+        return SHMFS_ERROR_COMMITTED; /* by another one that reads it, just now */
     const uint32_t link_count = port_load32(&fs->port, &inode->link_count);
     if (name && link_count == SHMFS_LINK_MAX)
         return SHMFS_ERROR_LINKS;

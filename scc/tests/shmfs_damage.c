@@ -161,6 +161,12 @@ static void use_names(struct shmfs *fs)
             shmfs_read(fs, &handle, bytes, sizeof bytes, 1);
             shmfs_close(fs, &handle);
         }
+        if (!shmfs_open_draft(fs, names[i], &handle)) {
+            shmfs_read(fs, &handle, bytes, sizeof bytes, 1);
+            shmfs_set_writing(fs, &handle, true);
+            shmfs_set_writing(fs, &handle, false);
+            shmfs_close(fs, &handle);
+        }
         if (!shmfs_reopen(fs, names[i], &handle))
             shmfs_close(fs, &handle);
     }

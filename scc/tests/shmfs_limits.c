@@ -67,7 +67,9 @@ static void busy_midst(void)
     IS(shmfs_write(fs, &file, content, 5 * BLOCK, 0), 5 * BLOCK);
     IS(shmfs_write(fs, &file, content, 1, 5 * BLOCK), 1); /* though there is no room for more */
     IS(free_blocks(fs), 2);
+    IS(shmfs_set_writing(fs, &file, false), 0);
     take_inodes();
+    IS(shmfs_read(fs, &file, content, 1, 0), SHMFS_ERROR_BUSY);
     IS(shmfs_commit(fs, &file, "new"), SHMFS_ERROR_BUSY);
     lock_drop_all(clients[1]);
     IS(shmfs_lookup(fs, "new"), SHMFS_ERROR_NOT_FOUND);

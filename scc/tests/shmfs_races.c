@@ -51,6 +51,11 @@ static void commit_theirs(void)
     acted = shmfs_commit(clients[1], &theirs, "new");
 }
 
+static void commit_draft(void)
+{
+    acted = shmfs_commit(clients[1], &theirs, NULL);
+}
+
 static void unlink_a(void)
 {
     acted = shmfs_unlink(clients[1], "a");
@@ -70,7 +75,7 @@ static void replace_half(void)
 }
 
 enum race {
-    LAST_INODE, NO_INODE, LAST_ENTRY, LAST_ROW, LAST_BLOCKS, ONE_NAME, OPEN, LIST, SWEEP, RACES
+    LAST_INODE, NO_INODE, LAST_ENTRY, LAST_ROW, LAST_BLOCKS, ONE_NAME, DRAFT, OPEN, LIST, SWEEP, RACES
 };
 
 static void set_up(enum race race, struct shmfs *fs)
@@ -92,6 +97,12 @@ static void set_up(enum race race, struct shmfs *fs)
         IS(shmfs_create(clients[1], NULL, 0, &theirs), 0);
     if (race == ONE_NAME)
         IS(shmfs_write(fs, &mine, content, 1, 0), 1);
+    if (race == DRAFT) { /* both give back what is reserved */
+        IS(shmfs_create(fs, "a", 4 * BLOCK, &mine), 0);
+        IS(shmfs_write(fs, &mine, content, 1, 0), 1);
+        IS(shmfs_set_writing(fs, &mine, false), 0);
+        IS(shmfs_open_draft(clients[1], "a", &theirs), 0);
+    }
     if (race == SWEEP) {
         IS(shmfs_create(clients[2], "half", BLOCK, &file), 0);
         port_drop(&clients[2]->port);
@@ -111,6 +122,7 @@ static int64_t call(enum race race, struct shmfs *fs)
     case LAST_ROW: return shmfs_create(fs, NULL, 20 * BLOCK, &mine);
     case LAST_BLOCKS: return shmfs_reserve(fs, &mine, 20 * BLOCK);
     case ONE_NAME: return shmfs_commit(fs, &mine, "new");
+    case DRAFT: return shmfs_commit(fs, &mine, NULL);
     case OPEN: return shmfs_open(fs, "a", &mine);
     case SWEEP: return shmfs_sweep(fs);
     default: break;
@@ -128,7 +140,7 @@ static bool gets_between(enum race race, uint64_t store)
         {create_theirs, SHMFS_ERROR_NO_INODES}, {close_theirs, SHMFS_ERROR_NO_INODES},
         {create_named, SHMFS_ERROR_NO_ENTRIES}, {reserve_more, SHMFS_ERROR_NO_BLOCKS},
         {reserve_more, SHMFS_ERROR_NO_BLOCKS}, {commit_theirs, SHMFS_ERROR_EXISTS},
-        {replace_a, SHMFS_ERROR_NOT_FOUND}, {unlink_a, 0}, {replace_half, 0},
+        {commit_draft, SHMFS_ERROR_COMMITTED}, {replace_a, SHMFS_ERROR_NOT_FOUND}, {unlink_a, 0}, {replace_half, 0},
     };
     struct shmfs_info info;
     patience_ms = 1;

@@ -306,6 +306,47 @@ static void many_rows(uint32_t shards)
 
 /* --- handles and descriptors ----------------------------------------------------------------- */
 
+/* Of a file that is not committed there are many readers or one writer; each of them commits it. */
+static void drafts(void)
+{
+    static uint8_t bytes[2 * BLOCK];
+    struct shmfs *fs = start((struct shmfs_geometry){.block_count = 8, .inode_count = 4,
+                                                     .entry_count = 4, .handle_count = 4});
+    struct shmfs_handle file, other, third;
+    struct shmfs_info info;
+    uint64_t place, run_bytes;
+    IS(shmfs_create(fs, "a", 4 * BLOCK, &file), 0);
+    IS(shmfs_write(fs, &file, content, BLOCK + 1, 0), BLOCK + 1);
+    IS(shmfs_open_draft(clients[1], "a", &other), SHMFS_ERROR_WRITING);
+    IS(shmfs_open_draft(clients[1], "nobody", &other), SHMFS_ERROR_NOT_FOUND);
+    IS(shmfs_set_writing(fs, &file, false), 0);
+    IS(shmfs_write(fs, &file, content, 1, 0), SHMFS_ERROR_COMMITTED);
+    IS(shmfs_open_draft(clients[1], "a", &other), 0);
+    IS(shmfs_open(clients[2], "a", &third), SHMFS_ERROR_WRITING);
+    IS(shmfs_reopen(clients[2], "a", &third), SHMFS_ERROR_WRITING);
+    IS(shmfs_set_writing(clients[1], &other, true), SHMFS_ERROR_WRITING);
+    IS(shmfs_read(clients[1], &other, bytes, sizeof bytes, 0), BLOCK + 1);
+    IS(memcmp(bytes, content, BLOCK + 1), 0);
+    IS(shmfs_place(clients[1], &other, BLOCK, &place, &run_bytes), 0);
+    IS(shmfs_close(fs, &file), 0);
+    IS(shmfs_set_writing(clients[1], &other, true), 0);
+    IS(shmfs_open_draft(fs, "a", &file), SHMFS_ERROR_WRITING);
+    IS(shmfs_write(clients[1], &other, content + 1, BLOCK, 0), BLOCK);
+    IS(shmfs_set_writing(clients[1], &other, false), 0);
+    IS(shmfs_open_draft(fs, "a", &file), 0);
+    IS(shmfs_open_draft(clients[2], "a", &third), 0);
+    IS(shmfs_commit(fs, &file, NULL), 0);
+    IS(shmfs_stat_handle(fs, &file, &info), 0);
+    IS(info.is_committed && info.block_count == 2, true);
+    IS(shmfs_commit(clients[1], &other, NULL), SHMFS_ERROR_COMMITTED);
+    IS(shmfs_set_writing(clients[1], &other, true), SHMFS_ERROR_COMMITTED);
+    IS(shmfs_close(clients[1], &other), 0);
+    IS(shmfs_open_draft(clients[1], "a", &other), 0);
+    IS(shmfs_read(clients[2], &third, bytes, sizeof bytes, 0), BLOCK + 1);
+    IS(memcmp(bytes, content + 1, BLOCK) || bytes[BLOCK] != content[BLOCK], false);
+    end();
+}
+
 static void stale_handles(void)
 {
     struct shmfs *fs = start((struct shmfs_geometry){.block_count = 4, .inode_count = 4,
@@ -333,6 +374,7 @@ static void stale_handles(void)
         IS(shmfs_wrote(fs, &bad, 0), SHMFS_ERROR_STALE);
         IS(shmfs_set_tag(fs, &bad, 0), SHMFS_ERROR_STALE);
         IS(shmfs_commit(fs, &bad, NULL), SHMFS_ERROR_STALE);
+        IS(shmfs_set_writing(fs, &bad, false), SHMFS_ERROR_STALE);
         IS(shmfs_stat_handle(fs, &bad, &info), SHMFS_ERROR_STALE);
         IS(shmfs_close(fs, &bad), SHMFS_ERROR_STALE);
     }
@@ -440,6 +482,7 @@ int main(void)
     images();
     names();
     links();
+    drafts();
     stale_handles();
     descriptors();
     read_only();

@@ -198,7 +198,7 @@ static void compare(struct shmfs *fs)
 
 enum kind {
     CREATE, CREATE_NAMELESS, WRITE, COMMIT, COMMIT_AS, CLOSE, OPEN, REOPEN, LINK, UNLINK, RENAME,
-    REPLACE, TRUNCATE, RESERVE, TAG, LOAD, IO, KINDS
+    REPLACE, TRUNCATE, RESERVE, TAG, TURN, LOAD, IO, OPEN_DRAFT, KINDS
 };
 
 struct call {
@@ -265,9 +265,10 @@ static int act(const struct call *call)
     struct shmfs_handle *handle = &open->handle;
     const char *name = name_text(call->name), *other = name_text(call->other);
     const bool wants_free = call->kind == CREATE || call->kind == CREATE_NAMELESS ||
-                            call->kind == OPEN || call->kind == REOPEN;
+                            call->kind == OPEN || call->kind == REOPEN ||
+                            call->kind == OPEN_DRAFT;
     const bool wants_open = (call->kind >= WRITE && call->kind <= CLOSE) ||
-                            (call->kind >= TRUNCATE && call->kind <= TAG);
+                            (call->kind >= TRUNCATE && call->kind <= TURN);
     if ((wants_free && open->file >= 0) || (wants_open && open->file < 0))
         return 1;
     switch (call->kind) {
@@ -289,6 +290,8 @@ static int act(const struct call *call)
     case TRUNCATE: return shmfs_truncate(fs, handle, call->size_bytes + call->offset_bytes);
     case RESERVE: return shmfs_reserve(fs, handle, call->size_bytes + call->offset_bytes);
     case TAG: return shmfs_set_tag(fs, handle, call->fill);
+    case TURN: return shmfs_set_writing(fs, handle, call->fill % 2);
+    case OPEN_DRAFT: return shmfs_open_draft(fs, name, handle);
     case LOAD: return load(fs, call);
     case IO: return call->fill % 2 ? shmfs_io_begin(fs, 2, 0) : shmfs_io_end(fs);
     default: return 1;
@@ -322,7 +325,9 @@ static void note(const struct call *call)
             world.names[call->name] = open->file;
         break;
     case CLOSE: open->file = -1; break;
+    case TURN: open->writes = call->fill % 2; break;
     case OPEN:
+    case OPEN_DRAFT:
     case REOPEN:
         open->file = world.names[call->name];
         open->writes = call->kind == REOPEN;

@@ -169,7 +169,7 @@ def test_what_others_do_is_seen_at_once(mount: Mount, tmp_path: Path) -> None:
 
 def test_a_file_that_another_core_writes_is_busy(mount: Mount, tmp_path: Path) -> None:
     (mount.place / "kept").write_bytes(b"x")
-    with open(mount.place / "kept", "rb"), mounted(mount.image, tmp_path):
+    with open(mount.place / "kept", "r+b"), mounted(mount.image, tmp_path):
         refused_with(errno.ETXTBSY, lambda: os.open(tmp_path / "kept", os.O_RDONLY))
     assert (mount.place / "kept").read_bytes() == b"x"
 

@@ -107,9 +107,84 @@ def test_h8_a_tree_is_copied_with_the_attributes_of_its_root(
     assert not image.names()["open"]["committed"]
 
 
-def refused_with_eio(call: Callable[[], object]) -> None:
-    with pytest.raises(OSError, match=re.escape(os.strerror(errno.EIO))):
+def refused_with(number: int, call: Callable[[], object]) -> None:
+    with pytest.raises(OSError, match=re.escape(os.strerror(number))):
         call()
+
+
+def refused_with_eio(call: Callable[[], object]) -> None:
+    refused_with(errno.EIO, call)
+
+
+def wait_until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+
+
+@pytest.fixture
+def places(image: Image, tmp_path: Path) -> Iterator[tuple[Path, Path]]:
+    """Two mounts of one image, in which a file lies that nobody has open."""
+    places = tmp_path / "one", tmp_path / "other"
+    for place in places:
+        place.mkdir()
+    with mounted(image, places[0]), mounted(image, places[1]):
+        (places[0] / "a").write_bytes(b"content")
+        wait_until(lambda: not image.names()["a"]["writing"])  # the kernel closes by and by
+        yield places
+    image.assert_clean()
+
+
+def test_h8_a_reader_in_another_mount_keeps_nobody_from_committing(
+    image: Image, places: tuple[Path, Path]
+) -> None:
+    one, other = places
+    with open(other / "a", "rb") as reader, open(one / "a", "rb") as beside:
+        (one / "a").chmod(0o444)
+        assert image.names()["a"]["committed"]
+        assert (reader.read(), beside.read()) == (b"content", b"content")
+        assert image.do("shmst", "a", "-") == b"content"
+        refused_with(errno.EROFS, lambda: (other / "a").write_bytes(b"more"))
+
+
+def test_h8_the_last_reader_of_a_removed_file_reads_it_to_its_end(
+    image: Image, places: tuple[Path, Path]
+) -> None:
+    one, other = places
+    with open(other / "a", "rb", buffering=0) as reader:
+        (one / "a").unlink()
+        assert reader.read() == b"content"
+    wait_until(lambda: image.usage()["free_inodes"] == image.usage()["inodes"])
+
+
+def test_h8_who_writes_in_another_mount_keeps_others_away_until_it_closes(
+    image: Image, places: tuple[Path, Path]
+) -> None:
+    one, other = places
+    with open(other / "a", "rb") as reader:
+        with open(other / "a", "r+b") as writer:
+            refused_with(errno.ETXTBSY, lambda: (one / "a").chmod(0o444))
+            refused_with(errno.ETXTBSY, lambda: (one / "a").read_bytes())
+            writer.write(b"CONTENT")
+        wait_until(lambda: not image.names()["a"]["writing"])
+        assert (one / "a").read_bytes() == b"CONTENT"
+        refused_with(errno.ETXTBSY, lambda: os.open(one / "a", os.O_WRONLY))  # while others read
+        refused_with(errno.ETXTBSY, lambda: os.truncate(one / "a", 0))
+        (one / "a").chmod(0o444)
+        assert reader.read() == b"CONTENT"
+
+
+def test_h8_a_file_that_is_made_to_be_read_has_no_writer(
+    image: Image, places: tuple[Path, Path]
+) -> None:
+    one, other = places
+    for name, flags in (("new", os.O_CREAT), ("a", os.O_TRUNC)):
+        fd = os.open(other / name, os.O_RDONLY | flags, 0o644)
+        (one / name).chmod(0o444)
+        os.close(fd)
+        assert image.names()[name]["committed"]
+        assert (one / name).read_bytes() == b""
 
 
 @pytest.mark.parametrize("part", ["control", "data"])
