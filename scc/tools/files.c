@@ -2,13 +2,58 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "image.h"
 #include "tool.h"
+
+enum { CONTROL, DATA, PART_COUNT };
+
+#define CUT_TEXT "the image was truncated while it was in use"
+
+/* What `end_cut` needs, which may call nothing that allocates or formats. */
+static struct {
+    const uint8_t *from;
+    uint64_t size_bytes;
+    char text[PATH_MAX + 128];
+} parts[PART_COUNT];
+static int cut_status;
+
+/* The kernel sends SIGBUS to who touches a page beyond the end of a file. */
+static void end_cut(int number, siginfo_t *info, void *context)
+{
+    (void)context;
+    for (int i = 0; i < PART_COUNT; i++)
+        if ((uintptr_t)info->si_addr - (uintptr_t)parts[i].from < parts[i].size_bytes) {
+            ssize_t written = write(STDERR_FILENO, parts[i].text, strlen(parts[i].text));
+            (void)written;
+            _exit(cut_status);
+        }
+    signal(number, SIG_DFL); /* it is about other memory: the access is made again, and ends us */
+}
+
+/* Have SIGBUS end the program with a sentence about the file that was truncated. */
+static bool watch(struct tool *tool, const struct tool_image *image)
+{
+    const struct shmfs_memory *memory = &image->memory;
+    const struct sigaction action = {.sa_sigaction = end_cut, .sa_flags = SA_SIGINFO};
+    cut_status = tool->cut_status ? tool->cut_status : TOOL_FAILED;
+    for (int i = 0; i < PART_COUNT; i++) {
+        parts[i].from = i == CONTROL ? memory->control : memory->data;
+        parts[i].size_bytes = i == CONTROL ? memory->control_bytes : memory->data_bytes;
+        snprintf(parts[i].text, sizeof parts[i].text, "%s: %s: %s\n", tool->name,
+                 i == CONTROL ? image->control_path : image->data_path, CUT_TEXT);
+    }
+    if (!sigaction(SIGBUS, &action, NULL))
+        return true;
+    tool_failed(tool, "signals cannot be watched for: %s", strerror(errno));
+    return false;
+}
 
 void tool_paths(const struct tool *tool, struct tool_image *image)
 {
@@ -76,13 +121,42 @@ bool tool_map(struct tool *tool, struct tool_image *image, bool is_writable)
     return map(tool, image->control_path, is_writable, &memory->control_fd, &memory->control,
                &memory->control_bytes) &&
            map(tool, image->data_path, is_writable, &image->data_fd, &memory->data,
-               &memory->data_bytes);
+               &memory->data_bytes) &&
+           watch(tool, image);
+}
+
+bool tool_is_whole(struct tool *tool, const struct tool_image *image)
+{
+    const struct shmfs_memory *memory = &image->memory;
+    struct image_superblock superblock = {0};
+    struct shape shape;
+    uint64_t has_bytes = memory->control_bytes, wanted_bytes = sizeof superblock;
+    const char *path = image->control_path;
+    if (has_bytes >= wanted_bytes) {
+        memcpy(&superblock, memory->control, sizeof superblock);
+        if (shape_read(&superblock, UINT64_MAX, UINT64_MAX, &shape))
+            return true; /* it says nothing */
+        wanted_bytes = shape.control_bytes;
+        if (has_bytes >= wanted_bytes) {
+            path = image->data_path;
+            has_bytes = memory->data_bytes;
+            wanted_bytes = shape.data_bytes;
+        }
+    }
+    if (has_bytes >= wanted_bytes)
+        return true;
+    tool_failed(tool,
+                "%s was truncated: it has %" PRIu64 " bytes, and %s%" PRIu64
+                " belong to the image (shminit --force makes it anew)",
+                path, has_bytes, wanted_bytes == sizeof superblock ? "at least " : "",
+                wanted_bytes);
+    return false;
 }
 
 bool tool_attach(struct tool *tool, struct tool_image *image, bool is_writable)
 {
     const struct shmfs_options options = {.is_read_only = !is_writable};
-    if (!tool_map(tool, image, is_writable))
+    if (!tool_map(tool, image, is_writable) || !tool_is_whole(tool, image))
         return false;
     size_t size_bytes = (shmfs_size() + 63) / 64 * 64;
     image->storage = aligned_alloc(64, size_bytes);
@@ -116,5 +190,7 @@ int tool_end(struct tool *tool, struct tool_image *image)
 
 const char *tool_error_text(int error)
 {
-    return error == SHMFS_ERROR_SYSTEM ? strerror(errno) : shmfs_error_text(error);
+    if (error == SHMFS_ERROR_SYSTEM)
+        return errno == EFAULT ? CUT_TEXT : strerror(errno); /* a call met a page that is gone */
+    return shmfs_error_text(error);
 }

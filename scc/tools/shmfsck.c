@@ -75,9 +75,12 @@ int main(int argc, char **argv)
         .text = "Check the image in shared memory against its invariants, and list those that do\n"
                 "not hold. Ends with 0 if all hold, 1 if not, 2 if it cannot be read.",
         .options = options,
+        .cut_status = CHECK_UNREADABLE,
     };
     struct tool_image image;
     tool_begin(&tool, argc, argv);
+    if (!tool_map(&tool, &image, false) || !tool_is_whole(&tool, &image))
+        return CHECK_UNREADABLE;
     if (options[0].given) {
         if (tool_attach(&tool, &image, true)) {
             int swept = shmfs_sweep(image.fs);
@@ -88,8 +91,6 @@ int main(int argc, char **argv)
             shmfs_detach(image.fs);
             image.fs = NULL;
         } /* else what is wrong is told below */
-    } else if (!tool_map(&tool, &image, false)) {
-        return CHECK_UNREADABLE;
     }
     if (!image.memory.control || !image.memory.data)
         return CHECK_UNREADABLE;

@@ -37,6 +37,7 @@ struct tool {
     const char *text;      /* what it does, as --help says it */
     int least, most;       /* how many arguments there may be */
     struct tool_option *options; /* or NULL */
+    int cut_status; /* how it ends if the image is truncated meanwhile; 0: TOOL_FAILED */
     /* filled in by tool_begin */
     const char *image_name;
     char **given;
@@ -82,8 +83,12 @@ uint64_t tool_number_of(const struct tool *tool, const char *what, const char *t
  * for any other that is none of a file. */
 void tool_paths(const struct tool *tool, struct tool_image *image);
 
-/* Map both files, shared; says why not. */
+/* Map both files, shared; says why not. From then on the program ends with one sentence, and not by
+ * SIGBUS, when it touches what somebody truncated. */
 bool tool_map(struct tool *tool, struct tool_image *image, bool is_writable);
+
+/* Whether both files are as long as the superblock says, or that says nothing; says which is not. */
+bool tool_is_whole(struct tool *tool, const struct tool_image *image);
 
 /* Map them and become a client; says why not. A tool that is not to write maps them read-only and
  * leaves no trace in the image. */

@@ -5,15 +5,18 @@ from __future__ import annotations
 import os
 import random
 import shutil
+import struct
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from ciel.scc.shmfs import Image as Client
 from ciel.testing.mounts import on_mount, run_on_mount
+from ciel.testing.shm_mounts import can_mount
 from ciel.testing.shm_tools import HOME, Image, fresh_image
 
 SMALL = ("--blocks=8", "--block-size=4KiB", "--inodes=6", "--entries=7")
@@ -22,6 +25,8 @@ SUPERBLOCK = {
     "inodes": 40, "entries": 44, "clients": 48, "handles": 52, "shards": 56, "control size": 64,
     "data size": 72, "checksum": 80,
 }  # fmt: skip
+INODE_LOCK = 128 + 3 * 128  # behind the superblock and three other locks: scc/FORMAT.md
+WAIT_S = 20.0
 USERS = ("shmlist", "shmdf", "shmdump")
 
 
@@ -35,6 +40,13 @@ def poke(path: Path, offset: int, content: bytes) -> None:
     with open(path, "r+b") as file:
         file.seek(offset)
         file.write(content)
+
+
+def wait_until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
 
 
 def load(image: Image, directory: Path, name: str, size: int = 1) -> None:
@@ -69,6 +81,87 @@ def test_an_image_that_was_cut_is_refused(image: Image, part: str, size: int) ->
     for tool in USERS:
         image.refusal(tool)
     assert image.run("shmfsck").returncode in (1, 2)
+
+
+@pytest.mark.parametrize(
+    "part, size, wanted",
+    [("control", 4096, ""), ("control", 100, "at least 128"), ("data", 4096, "32768")],
+)
+def test_h8_an_image_that_was_truncated_is_refused_with_its_size(
+    image: Image, part: str, size: int, wanted: str
+) -> None:
+    path = image.control if part == "control" else image.data
+    text = f"{path} was truncated: it has {size} bytes, and {wanted or path.stat().st_size} belong"
+    os.truncate(path, size)
+    commands = (
+        "shmlist",
+        "shmdf",
+        "shmdump",
+        "shmst a -",
+        "shmrm a",
+        "shmln a b",
+        "shmld /dev/null",
+    )
+    for command in commands:
+        assert text in image.refusal(*command.split())
+    for command in ("shmfsck", "shmfsck --sweep"):
+        assert text in image.refusal(*command.split(), status=2)
+    if can_mount():
+        assert text in image.refusal("shmfs-fuse", "/mnt")
+
+
+def said_of(image: Image, path: Path) -> bytes:
+    return f"{path}: the image was truncated while it was in use\n".encode()
+
+
+def test_h8_a_tool_that_touches_what_was_truncated_ends_with_a_sentence(
+    image: Image, tmp_path: Path
+) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    alive = image.start("shmld", pipe)  # has the first place among the clients
+    wait_until(lambda: image.usage()["attached"] == 1)
+    dead = image.start("shmld", pipe)
+    wait_until(lambda: image.usage()["attached"] == 2)
+    dead.kill()
+    dead.communicate()
+    poke(image.control, INODE_LOCK, struct.pack("<I", 1 << 11 | 1))  # as if `alive` held it
+    sweeper = image.start("shmfsck", "--sweep")
+    with open(image.control, "rb") as control:
+        wait_until(lambda: os.pread(control.fileno(), 4, INODE_LOCK)[3] & 0x80)  # it sleeps
+    os.truncate(image.control, 0)
+    with sweeper:
+        assert sweeper.communicate(timeout=60)[1] == b"shmfsck: " + said_of(image, image.control)
+    assert sweeper.returncode == 2
+    with alive:
+        pipe.write_bytes(b"")
+        assert alive.communicate(timeout=60)[1] == b"shmld: " + said_of(image, image.control)
+    assert alive.returncode == 1
+
+
+def test_h8_a_store_of_what_was_truncated_says_why_it_fails(tmp_path: Path) -> None:
+    with fresh_image("--blocks=256", "--block-size=4KiB") as image:
+        load(image, tmp_path, "a", 1 << 20)  # many times what a pipe takes
+        with image.start("shmst", "a", "-") as store:
+            assert store.stdout is not None
+            assert store.stdout.read(1) == b"x"
+            os.truncate(image.data, 4096)
+            out, said = store.communicate(timeout=60)
+        assert store.returncode == 1
+        assert len(out) < 1 << 20
+        text = b"shmst: a cannot be stored in standard output: the image was truncated while it was"
+        assert said == text + b" in use\n"
+
+
+def test_h8_a_python_process_that_uses_an_image_keeps_its_own_sigbus(image: Image) -> None:
+    script = (
+        "import pathlib, signal, sys\n"
+        "from ciel.scc.shmfs import Image\n"
+        "with Image.open(*map(pathlib.Path, sys.argv[1:])):\n"
+        "    caught = [line for line in open('/proc/self/status') if line.startswith('SigCgt')]\n"
+        "    assert not int(caught[0].split()[1], 16) >> signal.SIGBUS - 1 & 1\n"
+    )
+    subprocess.run([sys.executable, "-c", script, image.control, image.data], check=True)
 
 
 def test_an_image_that_is_not_there_is_said_so() -> None:
