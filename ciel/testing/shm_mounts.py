@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 from ciel.testing.shm_tools import HOME, Image
 
@@ -34,10 +35,16 @@ def ciel_shmfs(image: Image, *words: str | Path) -> subprocess.CompletedProcess[
 
 
 @contextmanager
-def mounted(image: Image, place: Path, *options: str) -> Iterator[subprocess.Popen[str]]:
+def mounted(
+    image: Image, place: Path, *options: str, stderr: IO[bytes] | None = None
+) -> Iterator[subprocess.Popen[str]]:
     """Mount an image at a place, by the program itself, which is ended afterwards."""
     with subprocess.Popen(
-        [PROGRAM, *options, place], env=image.environ, stdout=subprocess.PIPE, text=True
+        [PROGRAM, *options, place],
+        env=image.environ,
+        stdout=subprocess.PIPE,
+        stderr=stderr,
+        text=True,
     ) as process:
         assert process.stdout is not None
         assert process.stdout.readline().endswith(f" is mounted on {place}\n")

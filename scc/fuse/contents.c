@@ -5,6 +5,7 @@
 #include <string.h>
 #include <sys/uio.h>
 
+#include "cutting.h"
 #include "operations.h"
 
 enum {
@@ -123,10 +124,11 @@ static void do_read(fuse_req_t request, fuse_ino_t id, size_t size_bytes, off_t 
     uint64_t left = begin < node->size_bytes ? node->size_bytes - begin : 0;
     int count = place(mount, node, left < size_bytes ? left : size_bytes, begin, rows);
     int error = error_number(count);
+    /* It is answered before the lock goes, as a file may be cut. */
     if (error)
         fuse_reply_err(request, error);
-    else
-        fuse_reply_iov(request, rows, count); /* before the lock goes: a file may be cut */
+    else if (fuse_reply_iov(request, rows, count) == -EFAULT) /* the kernel has said EIO */
+        note_cutting();
     node_drop(mount, node);
 }
 

@@ -2,7 +2,8 @@
  *
  * The kernel sends SIGBUS to a thread that touches a page beyond the end of the file. The handler
  * puts a page of zeros there, so that the call goes on and ends (the library trusts nothing that it
- * reads), and notes that the image is cut: every operation then fails with EIO. */
+ * reads), and notes that the image is cut: every operation then fails with EIO. A system call that
+ * meets such a page fails with EFAULT, without a signal. */
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdint.h>
@@ -20,12 +21,22 @@ static bool is_within(uintptr_t place, const void *from, uint64_t size_bytes)
     return place - (uintptr_t)from < size_bytes; /* what lies before becomes more than any size */
 }
 
+void note_cutting(void)
+{
+    static const char text[] = "shmfs-fuse: the image was truncated while it was in use: every call "
+                               "fails with EIO\n";
+    if (!atomic_exchange(&is_cut, true)) {
+        ssize_t written = write(STDERR_FILENO, text, sizeof text - 1);
+        (void)written;
+    }
+}
+
 static void put_zeros(int number, siginfo_t *info, void *context)
 {
     (void)context;
     const uintptr_t place = (uintptr_t)info->si_addr;
     void *page = (void *)(place & ~(page_bytes - 1));
-    atomic_store(&is_cut, true);
+    note_cutting();
     if ((!is_within(place, mapped.control, mapped.control_bytes) &&
          !is_within(place, mapped.data, mapped.data_bytes)) ||
         mmap(page, page_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1,

@@ -10,7 +10,10 @@
  * false, with errno, if that cannot be. */
 bool survive_cutting(const struct shmfs_memory *memory);
 
-/* Whether a page of the image was found to be gone. From then on nothing that was read from the
+/* Note that a page of the image is gone, and say so the first time. A handler of signals may. */
+void note_cutting(void);
+
+/* Whether that was noted. From then on nothing that was read from the
  * image means anything. */
 bool image_is_cut(void);
 

@@ -200,3 +200,19 @@ def test_h8_a_mount_of_a_truncated_image_answers_with_errors(
         refused_with_eio(lambda: os.listdir(tmp_path))
         assert process.poll() is None
     assert process.returncode == 0
+
+
+def test_h8_who_reads_a_truncated_image_through_a_mount_is_told_at_once(
+    image: Image, tmp_path: Path
+) -> None:
+    place, said = tmp_path / "mount", tmp_path / "said"
+    place.mkdir()
+    (tmp_path / "a").write_bytes(b"x" * 10 * BLOCK)
+    image.do("shmld", tmp_path / "a")
+    with open(said, "wb") as stderr, mounted(image, place, stderr=stderr) as process:
+        os.truncate(image.data, BLOCK)
+        refused_with_eio((place / "a").read_bytes)
+        refused_with_eio(lambda: os.listdir(place))
+        assert process.poll() is None
+    assert process.returncode == 0
+    assert said.read_text().count("truncated while it was in use: every call fails with EIO") == 1
