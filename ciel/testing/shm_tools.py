@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from ciel.testing.homes import wait_for
+
 HOME = Path(sys.executable).parent
 TOOLS = (
     "shminit", "shmld", "shmls", "shmln", "shmst", "shmrm", "shmlist", "shmdf", "shmfsck",
@@ -71,10 +73,15 @@ class Image:
         return {row["name"]: row for row in rows}
 
     def assert_clean(self) -> None:
-        """Check the image, and that nobody dead is left in it."""
-        self.do("shmfsck", "--sweep")
+        """Check the image, and that nobody is left in it. The process of a mount may end a moment
+        after it was unmounted: the kernel waits for others that look at the mount.
+        """
+        wait_for(self._is_left, "everybody leaves the image")
         self.do("shmfsck")
-        assert self.usage()["attached"] == 0
+
+    def _is_left(self) -> bool:
+        self.do("shmfsck", "--sweep")
+        return self.usage()["attached"] == 0
 
 
 @contextmanager

@@ -193,8 +193,8 @@ static void do_setattr(fuse_req_t request, fuse_ino_t id, struct stat *to, int w
         fuse_reply_attr(request, &attributes, valid_s);
 }
 
-/* Make a file, and open it for writing. What is made without permission to write can be written to by who made
- * it, until that one closes it. */
+/* Make a file, and open it for writing. What is made without permission to write can be written to
+ * by who made it, until that one closes it. */
 static int make(fuse_req_t request, const char *name, mode_t mode, struct fuse_entry_param *entry)
 {
     struct mount *mount = mount_of(request);

@@ -227,7 +227,8 @@ int shmfs_close(struct shmfs *fs, struct shmfs_handle *handle);
 /* Make what was written the file's content for good, and visible to every core, under its own name
  * if `name` is NULL, and else under that one as well (CIB-22). Space reserved beyond it is given
  * back. The handle stays open, for reading. It may be one of `shmfs_open_draft`. First wins: fails
- * with EXISTS where the name is taken, and the file stays as it was. Also COMMITTED, NAME, NO_ENTRIES, LINKS. */
+ * with EXISTS where the name is taken, and the file stays as it was. Also COMMITTED, NAME,
+ * NO_ENTRIES, LINKS. */
 int shmfs_commit(struct shmfs *fs, struct shmfs_handle *handle, const char *name);
 
 /* Write there, and grow if need be; what lies between the end and there reads as zeros. Fails with
