@@ -18,6 +18,9 @@ SLOW_S: Final = 0.005
 """Calls that take longer are not worth bundling."""
 BUNDLE_S: Final = 0.05
 """What a bundle is to take, where that is known."""
+PART_S: Final = 0.12
+"""What a task of a map is to take. Between two tasks a process sleeps, or does nothing of use, for
+some 1 ms; and a client that comes later waits for one of them."""
 BUNDLE_CALLS_MAX: Final = 4096
 BUNDLE_BYTES_MAX: Final = 1 << 20
 TRIALS_PER_SLOT: Final = 8
@@ -72,7 +75,7 @@ def part_rows(rows: int, slots: int, row_s: float | None) -> int:
     """Return how many rows of a map make one task, if a row takes so long as far as is known."""
     size = math.ceil(rows / (PARTS_PER_SLOT * max(1, slots)))
     if row_s:
-        size = min(size, int(BUNDLE_S / row_s))
+        size = min(size, int(PART_S / row_s))
     return max(1, min(PART_ROWS_MAX, size))
 
 

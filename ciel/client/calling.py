@@ -376,7 +376,7 @@ class Calls(Maps):
             arguments = arguments._replace(head=b"", buffers=())
             with_object = inputs.number(ref, is_for_once=True)
         name, returns = call.function.name, call.options.returns
-        limit_s = bundling.BUNDLE_S if call.is_divisible else 0.0
+        limit_s = bundling.PART_S if call.is_divisible else 0.0
         return calls.Call(
             function, arguments, uses, with_object, call.is_map, name, returns, limit_s
         )

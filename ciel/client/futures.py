@@ -87,7 +87,7 @@ class WaitingCall:
     __slots__ = (
         "arguments", "call_s", "function", "futures", "has_cancelled", "is_divisible", "is_held",
         "is_map", "is_sent", "is_usual", "local", "lot", "may_wait", "options", "outside", "place",
-        "raw", "rows", "size_bytes", "taken",
+        "raw", "rows", "rows_of_map", "size_bytes", "taken",
     )  # fmt: skip
 
     def __init__(
@@ -99,7 +99,7 @@ class WaitingCall:
         self.taken = taken
         self.is_sent = self.is_held = self.is_divisible = False
         self.is_map = self.raw = self.has_cancelled = False
-        self.rows = 1  # how many calls it stands for
+        self.rows = self.rows_of_map = 1  # how many calls it stands for, and all parts of its map
         self.futures: list[weakref.ref[ClientFuture[Any]]] = []
         self.size_bytes = len(arguments.head)
         self.is_usual = options is USUAL and not function.streams

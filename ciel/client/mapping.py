@@ -96,6 +96,7 @@ class Maps(Results):
         for at in (*range(trials), *range(trials, len(rows), size)):
             chunk = rows[at : at + 1] if at < trials else rows[at : at + size]
             for part in self._divisible_parts(function, chunk, options, row_s):
+                part.rows_of_map = len(rows)
                 futures.append(self._add_with_future(part))
         return futures
 
@@ -111,7 +112,7 @@ class Maps(Results):
         """
         whole = self._part(function, rows, options)
         size_bytes, most_bytes = whole.arguments.size_bytes, DIVISIBLE_MAX_BYTES
-        is_quick = row_s is not None and row_s * len(rows) <= bundling.BUNDLE_S
+        is_quick = row_s is not None and row_s * len(rows) <= bundling.PART_S
         if len(rows) == 1 or (size_bytes > most_bytes and is_quick):
             return [whole]
         parts = [whole]
@@ -172,13 +173,15 @@ class Maps(Results):
             rows, has_shared = args
             if has_shared:
                 rows = list(each_with_its_own(rows, bytearray, call.taken))
-            size = bundling.part_rows(len(rows) - start, self._slot_count(), call.function.took_s)
+            known_s = call.function.took_s
+            size = bundling.part_rows(call.rows_of_map, self._slot_count(), known_s)
             for at in range(start, len(rows), size):
                 chunk = rows[at : at + size]
                 piece = WaitingCall(
                     call.function, call.options, *pack_with_futures((with_shared(chunk), {}))
                 )
                 piece.is_map, piece.is_usual, piece.rows = True, False, len(chunk)
+                piece.rows_of_map = call.rows_of_map
                 piece.is_divisible, piece.may_wait = len(chunk) > 1, False
                 piece.arguments = copied(piece.arguments)
                 futures.append(ClientFuture(self, name, piece))
@@ -197,7 +200,7 @@ class Maps(Results):
         for call in waiting:
             future = call.futures[0]()
             known_s = call.call_s if call.is_divisible else None
-            if known_s is None or future is None or call.rows * known_s <= 2 * bundling.BUNDLE_S:
+            if known_s is None or future is None or call.rows * known_s <= 2 * bundling.PART_S:
                 found.append(call)
                 continue
             call.is_sent = True  # nor will it be, as a whole
