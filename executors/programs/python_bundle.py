@@ -114,8 +114,7 @@ class Run:
         self._outputs.expect(len(bundle.lots))
         sessions.enter(self._session)
         try:
-            if bundle.moved is not None:
-                self._surroundings.move(*bundle.moved)
+            self._surroundings.move(*(bundle.moved or ("", {})))
             if bundle.log_level:
                 self._surroundings.log_from(bundle.log_level)
             error = self._run_lots()

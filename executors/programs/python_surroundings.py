@@ -40,14 +40,15 @@ class Surroundings:
     def __init__(self) -> None:
         self.is_changed = False
         self._home = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        self._usual = os.environ.copy()
+        self._content = content = _Variables(os.environ._data)  # type: ignore[attr-defined]  # of CPython
+        content.owner = self
+        self._usual: dict[bytes, bytes] = dict(content)
         self._wanted = self._usual
+        self._asked: dict[str, str | None] = {}  # what makes `_wanted` of `_usual`
         self._moved_to = ""
         self._scratch = ""
         self._usual_level: int | None = None  # of the root logger, if it has another one now
         self._fchdir = os.fchdir
-        content: Any = _Variables(os.environ._data)  # type: ignore[attr-defined]  # of CPython
-        content.owner = self
         os.environ._data = os.environb._data = content  # type: ignore[attr-defined]  # as above
         for name in ("chdir", "fchdir"):
             noted = self._noting(getattr(os, name))
@@ -63,23 +64,30 @@ class Surroundings:
         return noted
 
     def move(self, directory: str, variables: dict[str, str | None]) -> None:
-        """Have the calls of this task begin where their client is by now.
+        """Have the calls of this task begin where their client is by now; "" and {}: where this
+        program began.
 
         Raises WrongDirectoryError.
         """
-        wanted: dict[str, str | None] = {**self._usual, **variables}
-        self._wanted = {name: text for name, text in wanted.items() if text is not None}
+        if variables != self._asked:
+            self._asked, self._wanted = variables, self._usual.copy()
+            for name, text in variables.items():
+                if text is None:
+                    self._wanted.pop(os.fsencode(name), None)
+                else:
+                    self._wanted[os.fsencode(name)] = os.fsencode(text)
         self._moved_to = directory
         self.put_right()
 
     def put_right(self) -> None:
         """Undo what a call has changed."""
-        if os.environ != self._wanted:
-            for name in [name for name in os.environ if name not in self._wanted]:
-                del os.environ[name]
-            for name, text in self._wanted.items():
-                if os.environ.get(name) != text:
-                    os.environ[name] = text
+        content, wanted = self._content, self._wanted
+        if content != wanted:
+            for name in [name for name in content if name not in wanted]:
+                del os.environb[name]
+            for name, text in wanted.items():
+                if content.get(name) != text:
+                    os.environb[name] = text
         try:
             if self._moved_to:
                 os.chdir(self._moved_to)
@@ -108,22 +116,16 @@ class Surroundings:
     def scratch(self) -> str:
         """Return the private directory of the task that runs now, made when first asked for."""
         if not self._scratch:
-            self._scratch = os.path.join(self._usual["CIEL_SCRATCH"], "task")
+            self._scratch = os.path.join(os.fsdecode(self._usual[b"CIEL_SCRATCH"]), "task")
             os.mkdir(self._scratch, 0o700)
         return self._scratch
 
     def close(self) -> None:
-        """The task is over."""
+        """The task is over; the next one says where it begins."""
         if self._usual_level is not None:
             _log_from(self._usual_level)
             self._usual_level = None
-        if self._moved_to or self._wanted is not self._usual:
-            self._moved_to, self._wanted = "", self._usual
-            self.is_changed = True
-        if self.is_changed:
-            self.put_right()
-        else:
-            self._fchdir(self._home)
+        self._fchdir(self._home)
         if self._scratch:
             import shutil
 
