@@ -139,7 +139,9 @@ def work(directory: str, store: str = "disk") -> None:
             _say(time.perf_counter() - self.begun_s, _cpu_s())
             self.store.delete(object_id)
 
-        def fetch_failed(self, object_id: ObjectId, losses: object, details: str) -> None:
+        def fetch_failed(
+            self, object_id: ObjectId, losses: object, details: str, *, lacks_room: bool = False
+        ) -> None:
             raise SystemExit(details)
 
     opened = open_shm({}, Path(directory)) if store == "shm" else open_disk({}, Path(directory))
