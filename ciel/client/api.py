@@ -367,15 +367,19 @@ class Client(Shown, JobClient):
             return dict(zip(futures, self.get(list(futures.values()), timeout), strict=True))
         if isinstance(futures, list | tuple):
             until_s = None if timeout is None else time.monotonic() + timeout
-            done, _ = self.wait(futures, timeout, concurrent.futures.FIRST_EXCEPTION)
-            if len(done) < len(set(futures)):
-                failed = [f for f in futures if f.done() and f.exception() is not None]
-                if not failed:
-                    raise TimeoutError(f"not all values were there after {timeout} s")
-                failed[0].result()
+            self._await_all(futures, timeout)
             return type(futures)(future.result(_left_s(until_s)) for future in futures)
         require_future(futures)
         return futures.result(timeout)
+
+    def _await_all(self, futures: Sequence[Any], timeout: float | None = None) -> None:
+        """Wait until all are done, or raise what the first one raises that has failed by then."""
+        done, _ = self.wait(futures, timeout, concurrent.futures.FIRST_EXCEPTION)
+        if len(done) < len(set(futures)):
+            failed = [f for f in futures if f.done() and f.exception() is not None]
+            if not failed:
+                raise TimeoutError(f"not all values were there after {timeout} s")
+            failed[0].result()
 
     @overload
     def gather(self, futures: dict[K, Any], /, *, errors: str = ...) -> dict[K, Any]: ...
@@ -388,7 +392,7 @@ class Client(Shown, JobClient):
 
         def wait(listed: list[Any]) -> None:
             if errors == sessions.RAISE:
-                self.get(listed)  # raises as soon as one has failed
+                self._await_all(listed)
             else:
                 self.wait(listed)
 

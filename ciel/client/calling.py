@@ -279,18 +279,19 @@ class Calls(Maps):
     def _look_around(self, call: WaitingCall) -> bool:
         """Find out what a call needs that is not there; False if that will never be."""
         call.call_s = call.function.took_s
-        call.local = []
-        outside = set()
+        if not call.taken:
+            return True
+        local, outside = [], set()
         for future in call.taken:
             other = future.waiting_call
             if other is not None:
-                call.local.append(other)
+                local.append(other)
             elif future.lot is None:
                 fail_unsent([call], future.unsent_error())
                 return False
             elif not future.lot.is_made:
                 outside.add(str(future.lot.id))
-        call.outside = frozenset(outside)
+        call.local, call.outside = local, frozenset(outside)
         return True
 
     def _send(self, bundle: list[WaitingCall]) -> None:

@@ -96,7 +96,7 @@ class WaitingCall:
         self.function = function
         self.options = options
         self.arguments = arguments
-        self.taken = taken
+        self.taken: Sequence[Any] = taken or ()  # thousands of empty lists cost a collection
         self.is_sent = self.is_held = self.is_divisible = False
         self.is_map = self.raw = self.has_cancelled = False
         self.rows = self.rows_of_map = 1  # how many calls it stands for, and all parts of its map
@@ -105,7 +105,7 @@ class WaitingCall:
         self.is_usual = options is USUAL and not function.streams
         self.may_wait = self.is_usual and not arguments.buffers
         self.call_s: float | None = None
-        self.local: list[WaitingCall] = []
+        self.local: Sequence[WaitingCall] = ()
         self.outside: frozenset[str] = frozenset()
         self.lot = self.place = -1
 
@@ -270,9 +270,13 @@ class ClientFuture(Shown, concurrent.futures.Future[T], Future[T]):
     def __init__(
         self, calls: Results, name: str, call: WaitingCall | None = None, place: int = 0
     ) -> None:
-        super().__init__()
-        # Not one of `threading`, which Ctrl-C may leave locked.
+        # As in the standard library, which makes a condition of `threading`: that takes a microsecond,
+        # and Ctrl-C may leave it locked.
         self._condition = Condition()  # type: ignore[assignment]  # has what is asked of it
+        self._state = "PENDING"
+        self._result = self._exception = None
+        self._waiters: list[Any] = []
+        self._done_callbacks: list[Callable[[Any], object]] = []
         self.name = name
         self.calls = calls
         self._call = call

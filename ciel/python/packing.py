@@ -34,6 +34,7 @@ _LARGE_ITEMS: Final = 64
 """So deep in containers, and among so many items of each, large bytes are sought."""
 _LARGE_TYPES: Final = frozenset((bytes, bytearray, memoryview))
 _SEARCHED_TYPES: Final = frozenset((tuple, list, dict))
+_SMALL_TYPES: Final = frozenset((int, float, bool, str, type(None)))
 _MARK: Final = b"L"  # a pickle of protocol 5 begins with another byte
 _PREFIX: Final = struct.Struct("<cI")
 
@@ -137,12 +138,14 @@ def _holds_large(value: Any, depth: int) -> bool:
     items = value.values() if kind is dict else value
     if len(items) > _LARGE_ITEMS:
         items = islice(items, _LARGE_ITEMS)
+    elif _SMALL_TYPES.issuperset(map(type, items)):  # of most calls
+        return False
     for item in items:
         kind = type(item)
         if kind in _LARGE_TYPES:
             if _is_large(item):
                 return True
-        elif kind in _SEARCHED_TYPES and depth and _holds_large(item, depth - 1):
+        elif kind in _SEARCHED_TYPES and depth and item and _holds_large(item, depth - 1):
             return True
     return False
 

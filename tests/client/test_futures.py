@@ -1,0 +1,17 @@
+"""What the futures of calls have of those of the standard library."""
+
+from __future__ import annotations
+
+import concurrent.futures
+from unittest.mock import Mock
+
+from ciel.client.futures import ClientFuture
+
+
+def test_a_future_has_all_that_the_standard_librarys_futures_have() -> None:
+    """It sets their attributes itself."""
+    usual = vars(concurrent.futures.Future())
+    own = vars(ClientFuture(Mock(), "f"))
+    assert own.keys() >= usual.keys()
+    for name, value in usual.items():
+        assert name == "_condition" or own[name] == value
