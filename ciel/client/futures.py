@@ -270,8 +270,8 @@ class ClientFuture(Shown, concurrent.futures.Future[T], Future[T]):
     def __init__(
         self, calls: Results, name: str, call: WaitingCall | None = None, place: int = 0
     ) -> None:
-        # As in the standard library, which makes a condition of `threading`: that takes a microsecond,
-        # and Ctrl-C may leave it locked.
+        # As in the standard library, but for the condition: one of `threading` takes a microsecond
+        # to make, and Ctrl-C may leave it locked.
         self._condition = Condition()  # type: ignore[assignment]  # has what is asked of it
         self._state = "PENDING"
         self._result = self._exception = None
