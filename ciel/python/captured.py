@@ -342,20 +342,26 @@ def _ids_of_function(function: Any) -> Any:
     """Return the identities of what is within a function itself."""
     cells, attributes = function.__closure__, function.__dict__
     return (
-        function.__code__,
-        id(function.__defaults__),
-        id(function.__kwdefaults__),
-        cells and tuple([_id_in_cell(cell) for cell in cells]),
+        tuple(map(id, _OF_PLAIN(function))),
+        cells and _ids_in_cells(cells),
         attributes and _ids_of_dict(attributes),
     )
 
 
 _OF_PLAIN: Final = operator.attrgetter("__code__", "__defaults__", "__kwdefaults__", "__closure__")
+_CONTENT: Final = operator.attrgetter("cell_contents")
 
 
 def _ids_of_plain(function: Any) -> Any:
     """Return the same of a function without closure cells and attributes: quicker."""
     return tuple(map(id, _OF_PLAIN(function))), len(function.__dict__)
+
+
+def _ids_in_cells(cells: Sequence[types.CellType]) -> tuple[int, ...]:
+    try:
+        return tuple(map(id, map(_CONTENT, cells)))
+    except ValueError:  # one is empty
+        return tuple([_id_in_cell(cell) for cell in cells])
 
 
 def _id_in_cell(cell: types.CellType) -> int:
