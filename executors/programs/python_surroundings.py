@@ -91,7 +91,7 @@ class Surroundings:
         try:
             if self._moved_to:
                 os.chdir(self._moved_to)
-            else:
+            elif self.is_changed:  # else we are there, see `close`
                 self._fchdir(self._home)
         except OSError as error:
             import socket
