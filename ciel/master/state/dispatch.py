@@ -223,7 +223,7 @@ class Dispatcher:
             task = self.ready.pop_new()
             if task is None:
                 return
-            if not self._graph.is_ready(task):
+            if not self._may_run(task):
                 continue
             needs = task.spec.needs
             has_policy = task.job.spec.scheduling is not USUAL_SCHEDULING
