@@ -271,7 +271,10 @@ class FakeWorker:
                 is_slow = True
             elif not self.world.has_fault(self.world.options.fetch_failure_share):
                 if object_id not in holder.store:
-                    self._follow(object_id, holder)
+                    if object_id in self.growing:  # an attempt that is being ended writes it here
+                        self._later(FETCH_TIMEOUT_S, self._try_plans, order, since_s)
+                    else:
+                        self._follow(object_id, holder)
                     return
                 self.store[object_id] = holder.store[object_id]
                 size_bytes = size_of(object_id, self.world.options)
