@@ -434,7 +434,11 @@ class TaskGraph:
             choices.leave(self, task)
 
     def demand_outputs(self, task: TaskNode) -> None:
-        self.demand([output for output in task.outputs if self.is_awaited(output)])
+        awaited = [output for output in task.outputs if self.is_awaited(output)]
+        if awaited:
+            self.demand(awaited)
+        else:  # what released its outputs may have found it asleep
+            self.release_demand(list(task.spec.inputs))
 
     def sleep(self, task: TaskNode) -> None:
         """An attempt that nobody needs was called off."""
