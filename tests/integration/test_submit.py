@@ -145,7 +145,8 @@ def test_every_option_reaches_the_program(shared: Home) -> None:
 
 
 def test_one_that_fails_is_tried_again_so_often(shared: Home) -> None:
-    command = f"echo x >> {shared.path}/tries; [ $(wc -l < {shared.path}/tries) = 2 ]"
+    count = shared.path / "tried-so-often"
+    command = f"echo x >> {count}; [ $(wc -l < {count}) = 2 ]"
     done = shared.run("ciel", "submit", "--retries", "1", "--", "sh", "-c", command)
     assert done.returncode == 0, done.stderr
 

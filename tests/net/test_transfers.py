@@ -301,7 +301,13 @@ def test_only_so_many_run_at_a_time_and_the_others_follow(
     def fetch_all() -> Any:
         return DeferredList([transfers.fetch(f"{holder.url}/wait", sink) for sink in sinks])
 
-    waiting = threading.Timer(0.2, holder.release.set)
+    def release() -> None:
+        for _ in range(4):
+            holder.arrived.acquire(timeout=10)
+        threading.Event().wait(0.1)  # a fifth would come now
+        holder.release.set()
+
+    waiting = threading.Thread(target=release)
     waiting.start()
     run(fetch_all)
     waiting.join()
