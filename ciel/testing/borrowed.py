@@ -20,30 +20,40 @@ PLACES = (
 )
 
 
-def find(name: str) -> Path:
-    """Return a file of tests; raises FileNotFoundError, which says where it is to be had."""
-    for place in PLACES:
-        if (place / name).exists():
-            return place / name
-    package = f"libpython{sys.version_info[0]}.{sys.version_info[1]}-testsuite"
-    raise FileNotFoundError(
-        f"{name} is not among the tests of this interpreter (Debian: {package})"
-    )
+MISSING = (
+    "the standard library's own tests are not there "
+    f"(Debian: libpython{sys.version_info[0]}.{sys.version_info[1]}-testsuite): 'make deps' "
+    "installs them"
+)
+
+
+def find(name: str) -> Path | None:
+    """Return a file of tests; None if they are not installed, see `MISSING`."""
+    return next((place / name for place in PLACES if (place / name).exists()), None)
 
 
 def lend(names: Iterable[str], folder: Path) -> None:
-    """Make `test.<name>` importable here and, with `folder` in PYTHONPATH, elsewhere."""
+    """Make `test.<name>` importable here and, with `folder` in PYTHONPATH, elsewhere: of those that
+    are installed.
+    """
+    found = {name: path for name in names if (path := find(name)) is not None}
+    if not found:
+        return
     package = folder / "test"
     package.mkdir()
     (package / "__init__.py").write_text(f"__path__.append({str(PLACES[0])!r})\n")
-    for name in names:
-        (package / name).symlink_to(find(name))
+    for name, path in found.items():
+        (package / name).symlink_to(path)
     importlib.import_module("test").__path__.insert(0, str(package))
 
 
-def methods(path: Path, classes: Iterable[str]) -> list[str]:
-    """Return the tests that some classes of a file have themselves, as `Class.test_method`."""
-    wanted = set(classes)
+def methods(name: str, classes: Iterable[str]) -> list[str]:
+    """Return the tests that some classes of a file have themselves, as `Class.test_method`; none if
+    the file is not installed.
+    """
+    path, wanted = find(name), set(classes)
+    if path is None:
+        return []
     return [
         f"{found.name}.{method.name}"
         for found in ast.parse(path.read_text()).body

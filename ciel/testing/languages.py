@@ -22,15 +22,24 @@ def _works(*argv: str) -> bool:
         return False
 
 
+def is_there(need: str) -> bool:
+    """Whether a program, a header of C (`name.h`) or a module of Perl (`Name::Name`) is there."""
+    if need.endswith(".h"):
+        return _works("cc", "-E", "-include", need, "-x", "c", "-")
+    if "::" in need:
+        return _works("perl", f"-M{need}", "-e", "1")
+    return shutil.which(need) is not None
+
+
 def require_jansson() -> None:
     """Skip a test if there is nothing to compile a task in C with."""
-    if not _works("cc", "-E", "-include", "jansson.h", "-x", "c", "-"):
+    if not is_there("jansson.h"):
         pytest.skip("jansson.h is missing (Debian: libjansson-dev): 'make deps' installs it")
 
 
 def require_perl() -> None:
     """Skip a test if a task in Perl cannot run."""
-    if not _works("perl", "-MJSON::PP", "-e", "1"):
+    if not is_there("JSON::PP"):
         pytest.skip("perl with JSON::PP is missing (Debian: perl): 'make deps' installs it")
 
 
@@ -56,7 +65,7 @@ def require_pypy() -> None:
 
 
 def _require(program: str, package: str) -> None:
-    if shutil.which(program) is None:
+    if not is_there(program):
         pytest.skip(f"{program} is missing (Debian: {package}): 'make deps' installs it")
 
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import importlib
 import os
-import shutil
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -15,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from ciel.testing.homes import Home
+from ciel.testing.languages import is_there
 from ciel.testing.pages import Page
 
 ROOT = str(Path(__file__).parents[2])
@@ -30,7 +30,7 @@ def run_page(tmp_path: Path) -> Iterator[Callable[[Page, Path], None]]:
     home = Home(tmp_path)
 
     def run(page: Page, root: Path) -> None:
-        missing = [name for name in page.needs if shutil.which(name) is None]
+        missing = [name for name in page.needs if not is_there(name)]
         if missing:
             pytest.skip(f"{', '.join(missing)}: missing, but {page.name} needs it ('make deps')")
         if failures := page.run(home, root):
