@@ -284,6 +284,16 @@ class TaskGraph:
         self._hold_inputs(task)
         self._set_back(task, DORMANT)
 
+    def try_again(self, task: TaskNode) -> None:
+        """Let a task that has failed run again, and forget its errors."""
+        for object_id in task.outputs:
+            node = self.objects.nodes[object_id]
+            if node.producer is task and type(node.ref) is Failure:
+                self.objects.forget(node, object_id)
+                for wanter in node.wanters:
+                    wanter.unsettled += 1
+        self.reopen(task)
+
     def make_runnable(self, task: TaskNode) -> None:
         self._move(task, RUNNABLE)
         self.runnable.append(task)

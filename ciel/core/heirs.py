@@ -43,6 +43,8 @@ def note(graph: TaskGraph, heir: TaskNode) -> None:
             take_over(graph, object_id, heir)
             replaced[before] = None
             inherited.append(object_id)
+    if inherited and heir.state is CANCELLED:  # with its job, which is tried again since then
+        graph.try_again(heir)
     graph.disturbed = graph.disturbed or bool(inherited)
     for before in replaced:
         if before.state in ACTIVE and not graph.is_needed(before):

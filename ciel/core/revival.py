@@ -88,7 +88,7 @@ def revive(
     graph.reviving.add(job)
     for task in reversed(revived):  # what it reads before it, as a rule
         if task.state in _REVIVED:
-            _reopen(graph, task)
+            graph.try_again(task)
         graph.steps_left -= 1
         if graph.steps_left < 0:
             yield
@@ -99,15 +99,3 @@ def revive(
             yield
     graph.reviving.discard(job)
     return len(revived)
-
-
-def _reopen(graph: TaskGraph, task: TaskNode) -> None:
-    """Let a task that has failed run again, and forget its errors."""
-    nodes = graph.objects.nodes
-    for object_id in task.outputs:
-        node = nodes[object_id]
-        if node.producer is task and type(node.ref) is Failure:
-            graph.objects.forget(node, object_id)
-            for wanter in node.wanters:
-                wanter.unsettled += 1
-    graph.reopen(task)
