@@ -85,6 +85,7 @@ def test_a_seed_says_all() -> None:
         pytest.param("any", 501376, id="let-in-though-its-input-is-where-nobody-answers"),
         pytest.param("any", 506706, id="asleep-when-its-outputs-were-needed-no-more"),
         pytest.param("any", 701184, id="cancelled-child-that-its-parent-creates-again"),
+        pytest.param("any", 701685, id="made-again-here-while-a-copy-is-fetched"),
         pytest.param("outages", 7001, id="reported-before-it-was-told-of-its-inputs"),
         pytest.param("any", 19, id="unpromised-output-of-who-was-on-three-lost-workers"),
         pytest.param("any", 2190, id="client-that-is-cut-again-before-it-is-heard"),

@@ -28,6 +28,7 @@ from ciel.testing.worker_scenes import (
     Played,
     X,
     copied,
+    fetch,
     growing,
     lost,
     report,
@@ -125,6 +126,15 @@ def test_what_is_being_ended_is_read_no_more_though_it_is_made_again_here(two: P
     two.machine.ended((A.id, 2), (stored("a", HERE),), None, 2.5, two.now_s)
     made = report(A, stored("a", HERE))._replace(attempt=2)
     two.comes(start(READS_A, stored("a", HERE)), made)
+
+
+def test_who_fetches_a_whole_object_does_not_read_it_as_it_is_made_again_here(two: Played) -> None:
+    two.assign(READS_A, stored("a", THERE))
+    two.comes(fetch("a", THERE))
+    two.run(A)
+    two.comes(opens(two, A, "a"))
+    two.fetched("a")
+    two.comes(start(READS_A, stored("a", THERE)), copied("a"))
 
 
 def test_a_reader_that_found_out_by_itself_is_told_of_once(two: Played) -> None:

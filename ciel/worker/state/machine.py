@@ -356,8 +356,12 @@ class WorkerMachine:
         self._report(StreamsOpened(*key, tuple(refs)))
         for ref in refs:
             for waiter in self._waiting.waiters_of(ref.id):
-                self._give(self.attempts[waiter], ref)
-            self._release(ref.id, now_s)
+                reader = self.attempts[waiter]
+                if not reader.knows(ref.id):
+                    self._give(reader, ref)
+                    if self._waiting.release_one(waiter, ref.id):
+                        self._goes_on = True
+                        self._enqueue(reader, now_s)
 
     def stream_broken(self, object_id: ObjectId, details: str, now_s: float) -> None:
         """An output that may be read while it grows will not become whole after all."""

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from ciel.core.events import RECALLED, AssignTask, InputsLost, TaskFault, TaskReported
 from ciel.core.ids import ObjectId, TaskId
 from ciel.core.plans import Plan
-from ciel.core.refs import Future, Reference, with_text
+from ciel.core.refs import Concrete, Future, Reference, Sweetheart, with_text
 from ciel.core.tasks import TaskSpec
 
 
@@ -78,6 +78,7 @@ class EndProcesses(NamedTuple):
     objects: tuple[ObjectId, ...]
 
 
+_WHOLE = (Concrete, Sweetheart)
 CALLED_OFF = TaskFault("CANCELLED", "it was called off")
 ABORTED = TaskFault("ABORTED", "somebody had it aborted")
 
@@ -109,6 +110,10 @@ class Attempt:
         ahead, so nothing else of it is a future.
         """
         return self.spec.any_count > 0 and isinstance(ref, Future)
+
+    def knows(self, object_id: ObjectId) -> bool:
+        """Whether it was told where a whole object lies, and so does not read it as it grows."""
+        return any(ref.id == object_id and type(ref) in _WHOLE for ref in self.inputs)
 
     def reads(self, object_id: ObjectId) -> bool:
         """Whether its program may read an object as an input."""
