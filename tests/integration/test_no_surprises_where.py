@@ -343,7 +343,10 @@ def test_a3_where_inputs_cannot_be_protected_changes_are_noticed(home: Home, her
     assert done.returncode == 1
     assert "its input big.txt was changed while it ran" in done.stderr
     results = [path for path in (here / "counts").iterdir() if path.suffix != ".failed"]
-    assert {path.read_text() for path in results} <= {"300000\n"}
+    assert {path.read_text() for path in results} <= {"300000\n"}, (
+        sorted(os.listdir(here / "counts")),
+        done.stderr,
+    )
 
 
 def may_mount() -> bool:
