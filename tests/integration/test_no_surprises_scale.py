@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import re
 import socket
 import time
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+import ciel
 from ciel.access.access_file import read as read_access
 from ciel.access.keys import Role
 from ciel.testing.homes import HandCluster, Home, private_bytes, wait_for
@@ -157,3 +159,50 @@ def test_g13_memory_of_a_removed_job_goes_back_to_the_system(tmp_path: Path) -> 
         )
     finally:
         cluster.stop()
+
+
+def test_g11_mutated_frames_of_a_known_client_do_no_harm(cluster: HandCluster) -> None:
+    access, chance = read_access(cluster.access), random.Random(20261124)
+    host, _, port = cluster.url.removeprefix("http://").partition(":")
+    whole = [["ask", 1, "jobs", 0], ["watch", "job", 0, 0], ["cancel", "job", "no reason", 0]]
+    for _ in range(60):
+        text = bytearray(json.dumps([chance.choice(whole)]).encode())
+        for _ in range(chance.randint(1, 3)):
+            text[chance.randrange(len(text))] = chance.randrange(256)
+        with socket.create_connection((host, int(port)), 20) as connection:
+            key = access.key.derive(Role.READ)
+            assert key is not None
+            session = Session.initiator(
+                key, Role.READ, software="0.1", cluster_id=access.cluster_id
+            )
+            shake_hands(connection, session)
+            connection.sendall(frame(bytes(text)))
+    quick = cluster.home.run("ciel", "submit", "--", "echo", "served")
+    assert (quick.returncode, quick.stdout) == (0, "served\n"), quick.stderr
+
+
+def test_g5_very_many_small_inputs_cost_no_worker(tmp_path: Path) -> None:
+    def kibibyte(number: int) -> bytes:
+        return number.to_bytes(2, "big") * 500
+
+    with ciel.LocalCluster(slots=2, directory=tmp_path) as cluster, ciel.Client(cluster) as client:
+        before = [daemon.pid for daemon in cluster.workers]
+        made = [client.submit(kibibyte, number) for number in range(9000)]  # 9 MB by value
+        read = client.submit(lambda *parts: sum(part[1] + 256 * part[0] for part in parts), *made)
+        assert read.result(PATIENCE_S) == sum(range(9000))
+        assert [daemon.pid for daemon in cluster.workers] == before
+
+
+def test_g4_a_worker_that_holds_thousands_of_objects_is_lost_and_all_are_made_again(
+    tmp_path: Path,
+) -> None:
+    def page(number: int) -> bytes:
+        return number.to_bytes(2, "big") * 2048
+
+    local = ciel.LocalCluster(workers=2, slots=1, directory=tmp_path)
+    with local as cluster, ciel.Client(cluster) as client:
+        made = [client.submit(page, number) for number in range(3000)]
+        ciel.wait(made)
+        cluster.restart(0)
+        firsts = [client.submit(lambda part: part[1] + 256 * part[0], each) for each in made]
+        assert client.gather(firsts) == list(range(3000))
