@@ -9,12 +9,17 @@ import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import ciel
 from ciel.access.access_file import read as read_access
 from ciel.access.keys import Role
+from ciel.client.client import Client as JobClient
+from ciel.client.errors import TaskFailedError
+from ciel.core.refs import Reference
+from ciel.core.tasks import Mentions
 from ciel.testing.homes import HandCluster, Home, private_bytes, wait_for
 from ciel.testing.peers import frame, shake_hands
 from ciel.wire.session import Session
@@ -206,3 +211,28 @@ def test_g4_a_worker_that_holds_thousands_of_objects_is_lost_and_all_are_made_ag
         cluster.restart(0)
         firsts = [client.submit(lambda part: part[1] + 256 * part[0], each) for each in made]
         assert client.gather(firsts) == list(range(3000))
+
+
+def test_g7_more_news_than_a_connection_holds_arrive_later_and_none_is_lost(
+    cluster: HandCluster, tmp_path: Path
+) -> None:
+    """40,000 tasks fail together, and the news of each repeats 2,000 bytes of a standard error."""
+    gate = tmp_path / "gate"
+    script = (
+        f"until [ -e {gate} ]; do sleep 0.05; done; head -c 2000 /dev/zero | tr '\\0' x >&2; false"
+    )
+    with JobClient(access=str(cluster.access), environ=cluster.home.environ) as client:
+        job = client.job("news", detached=True)
+        first = job.run(["sh", "-c", script])
+        waits: dict[str, Any] = {"args": {"inputs": [first]}}
+        refs: list[Reference] = [first]
+        for _ in range(40_000):
+            refs += job.add("sync", waits, mentions=Mentions.INPUTS)
+        job.want(refs)
+        job.close()
+        gate.touch()
+        ended = client.wait_for_job(job.id, PATIENCE_S)
+        assert (ended.state, ended.unsettled) == ("failed", 0)
+        for ref in (refs[1], refs[-1]):
+            with pytest.raises(TaskFailedError, match=r"x{1000}"):
+                job.read(ref, PATIENCE_S)
