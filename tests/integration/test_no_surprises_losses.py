@@ -15,6 +15,7 @@ import pytest
 
 import ciel
 from ciel.client.cluster import LocalCluster
+from ciel.testing.homes import HandCluster, Home
 
 RESULT_TIMEOUT_S = 60.0
 STORES = ("disk", "shm:capacity=200MiB", "scc:capacity=256MiB")
@@ -95,3 +96,48 @@ def _pids_of_workers() -> list[int]:
         if b"ciel.cli.worker" in command and os.environ["TEST_SESSION"].encode() in environ:
             found.append(int(process.name))
     return found
+
+
+PLANTED = """
+import sys
+if any("master" in word for word in sys.orig_argv):
+    from ciel.core.events import TaskReported
+    from ciel.master.service import MasterService
+
+    class Failing:
+        def __init__(self, service):
+            self.service, self.machine = service, service.machine
+
+        def worker_said(self, *said):
+            if self.service.machine is self.machine:
+                return self.machine.worker_said(*said)
+            self.service.machine = self.machine
+            raise KeyError("planted")
+
+    usual, failed = MasterService.peer_said, []
+
+    def peer_said(self, peer, messages):
+        if not failed and any(type(message) is TaskReported for message in messages):
+            failed.append(True)
+            self.machine = Failing(self)
+        usual(self, peer, messages)
+
+    MasterService.peer_said = peer_said
+"""
+
+
+def test_g2_a_report_that_the_master_fails_at_costs_an_attempt_and_no_job(tmp_path: Path) -> None:
+    (tmp_path / "planted").mkdir()
+    (tmp_path / "planted" / "sitecustomize.py").write_text(PLANTED)
+    home = Home(tmp_path)
+    home.environ["PYTHONPATH"] = str(tmp_path / "planted")
+    home.environ["CIEL_PURE"] = "1"  # what is compiled cannot be made wrong
+    cluster = HandCluster.start(home, workers=1)
+    try:
+        done = home.run("ciel", "submit", "--", "echo", "served")
+        assert (done.returncode, done.stdout) == (0, "served\n"), done.stderr
+        assert "KeyError: 'planted'" in cluster.log("master")
+        done = home.run("ciel", "submit", "--array", "1-20", "--", "echo", "{}")
+        assert done.stdout.split() == [str(number) for number in range(1, 21)], done.stderr
+    finally:
+        cluster.stop()
