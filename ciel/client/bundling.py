@@ -19,8 +19,8 @@ SLOW_S: Final = 0.005
 BUNDLE_S: Final = 0.05
 """What a bundle is to take, where that is known."""
 PART_S: Final = 0.12
-"""What a task of a map is to take. Between two tasks a process sleeps, or does nothing of use, for
-some 1 ms; and a client that comes later waits for one of them."""
+"""The client makes tasks of a map that take so long. A process needs some 1 ms to end a task and to
+begin the next one, and the call of another client waits for one task."""
 BUNDLE_CALLS_MAX: Final = 4096
 BUNDLE_BYTES_MAX: Final = 1 << 20
 TRIALS_PER_SLOT: Final = 8

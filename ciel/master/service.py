@@ -497,7 +497,7 @@ class MasterService:
 
     def _give_back_memory(self) -> None:
         graph = self.machine.graph
-        if len(graph.tasks) <= COLLECTED_MAX_TASKS:  # what ended may lie among what was frozen
+        if len(graph.tasks) <= COLLECTED_MAX_TASKS:  # the frozen objects may hold cycles, too
             gc.unfreeze()
             gc.collect()
             self._frozen_tasks = 0
