@@ -25,13 +25,17 @@ class ObjectNotFoundError(StorageError):
 
 
 class ChangedObjectError(ObjectNotFoundError):
-    """An object was not as long as it had been, and was deleted: it is as good as gone."""
+    """A program wrote into an object, which was deleted therefore: it is as good as gone."""
 
     def __init__(self, object_id: str, size_bytes: int, found_bytes: int) -> None:
         self.size_bytes = size_bytes
         self.found_bytes = found_bytes
-        why = f"{object_id} had {found_bytes} bytes instead of {size_bytes}"
-        super().__init__(object_id, f"{why}: somebody wrote into it who was to read it")
+        why = "was changed"
+        if found_bytes != size_bytes:
+            why = f"had {found_bytes} bytes instead of {size_bytes}"
+        super().__init__(
+            object_id, f"{object_id} {why}: a program wrote into it that was to read it"
+        )
 
 
 class ObjectConflictError(StorageError):

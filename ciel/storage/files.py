@@ -32,6 +32,7 @@ from ciel.storage.errors import (
 from ciel.storage.interface import (
     Capabilities,
     Chunk,
+    Fingerprint,
     ObjectInfo,
     ObjectReader,
     ObjectStore,
@@ -97,9 +98,14 @@ class FileReader(ObjectReader):
             raise StoreClosedError(f"the reader of {self.object_id}")
         return self._fd
 
-    def fingerprint(self) -> tuple[int, int]:
+    def fingerprint(self) -> Fingerprint:
         status = os.fstat(self.fileno())
-        return status.st_size, status.st_mtime_ns
+        try:
+            is_named = os.path.samestat(status, os.stat(self._path))
+        except OSError:
+            is_named = False
+        file = status.st_dev, status.st_ino
+        return Fingerprint(file, status.st_size, status.st_mtime_ns, is_named)
 
     def read_into(self, buffer: bytearray | memoryview, offset_bytes: int) -> int:
         rest = memoryview(buffer)

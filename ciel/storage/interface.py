@@ -22,7 +22,7 @@ import errno
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import NamedTuple, Self
 
@@ -70,6 +70,18 @@ class StoreUsage:
     used_bytes: int
     reserved_bytes: int
     object_count: int
+
+
+@dataclass(frozen=True, slots=True, weakref_slot=True)
+class Fingerprint:
+    """Which file it is (device and number), its size, and the time of its last change in ns;
+    `is_named`: whether its name still leads to it.
+    """
+
+    file: tuple[int, int]
+    size_bytes: int
+    changed_ns: int
+    is_named: bool = field(compare=False)
 
 
 MEMORY, DISK = "memory", "disk"
@@ -258,10 +270,8 @@ class ObjectReader(ABC):
     def fileno(self) -> int:
         """Return a descriptor open for reading, owned by the reader."""
 
-    def fingerprint(self) -> tuple[int, int] | None:
-        """Return the size, in bytes, and the time of the last change, in nanoseconds, of the file
-        that programs read; None if they cannot change it.
-        """
+    def fingerprint(self) -> Fingerprint | None:
+        """Look at the file that programs read by its name; None if they cannot change it."""
         return None
 
     @abstractmethod

@@ -6,7 +6,7 @@ from ciel.core.events import TaskFault
 from ciel.core.ids import ObjectId
 from ciel.execution.executor import Executor, Task
 from ciel.net.turns import DelayedCall
-from ciel.storage.interface import ObjectReader, ObjectStore, ObjectWriter
+from ciel.storage.interface import Fingerprint, ObjectReader, ObjectStore, ObjectWriter
 from ciel.worker.feeding import Feeder, Piping, Trace
 from ciel.worker.scratch import Scratch
 from ciel.worker.state.orders import Key, StartAttempt
@@ -29,7 +29,8 @@ class Hosted:
         self.level = ""  # where its outputs begin
         self.scratch: Scratch | None = None
         self.readers: list[ObjectReader] = []
-        self.fingerprints: list[tuple[ObjectReader, tuple[int, int]]] = []
+        self.fingerprints: list[tuple[ObjectReader, Fingerprint]] = []
+        self.gone: list[str] = []  # inputs that its program may not have found
         self.pipings: list[Piping] = []
         self.holds: list[Hold] = []
         self.writers: dict[int, ObjectWriter] = {}
@@ -45,10 +46,15 @@ class Hosted:
         self.is_called_off = False  # signals that its program got were ours
 
     @property
-    def input_error(self) -> OSError | None:
-        """Why its program may have taken a part of an input for all of it."""
+    def unread(self) -> str:
+        """Why its program may have taken a part of an input, or nothing, for all of it; empty if it
+        has not.
+        """
         feeders = self.pipings if self.feeder is None else [self.feeder, *self.pipings]
-        return next((feeder.error for feeder in feeders if feeder.error is not None), None)
+        error = next((feeder.error for feeder in feeders if feeder.error is not None), None)
+        if error is not None:
+            return f"an input of it could not be read to the end: {error}"
+        return f"its input {', '.join(self.gone)} was deleted while it ran" if self.gone else ""
 
     @property
     def may_lack_output(self) -> bool:
@@ -56,13 +62,21 @@ class Hosted:
         return any(writer.may_be_short for writer in self.writers.values())
 
     def drop_changed(self, store: ObjectStore) -> list[str]:
-        """Delete the inputs that were changed since the program started; return their names."""
-        changed = [
-            reader.object_id for reader, was in self.fingerprints if reader.fingerprint() != was
-        ]
-        for object_id in changed:
-            store.delete(object_id)
-        return [self.names.get(ObjectId(object_id), object_id) for object_id in changed]
+        """Delete the inputs that were changed since the program started; return their names. Those
+        of inputs that somebody deleted meanwhile are in `gone`.
+        """
+        changed = []
+        for reader, was in self.fingerprints:
+            name = self.names.get(ObjectId(reader.object_id), reader.object_id)
+            found = reader.fingerprint()
+            assert found is not None  # as before
+            if found != was:
+                changed.append(name)
+                if found.is_named:
+                    store.delete(reader.object_id)
+            elif not found.is_named:
+                self.gone.append(name)
+        return changed
 
     def close_inputs(self) -> None:
         if self.due is not None and self.due.active():

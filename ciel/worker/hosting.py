@@ -367,6 +367,7 @@ class Hosting:
         if isinstance(event, ProgramFailed):
             path = hosted.cwd or hosted.scratch.path
             fault = start_fault(worker, hosted.argv, event, path, hosted.search_path)
+            fault = changed_fault(changed) if changed else fault
             self._fail(hosted, fault, run_s, keep=False)
             return
         hosted.exit_status = os.waitstatus_to_exitcode(event.status)
@@ -377,9 +378,8 @@ class Hosting:
             if not self._again_on_disk(hosted):
                 self._fail(hosted, killed, run_s, keep=False)
             return
-        if killed is None and (unread := hosted.input_error) is not None:
-            text = f"an input of it could not be read to the end: {unread}"
-            self._fail(hosted, TaskFault("WORKER_FAULT", text), run_s, keep=False)
+        if killed is None and (unread := hosted.unread):
+            self._fail(hosted, TaskFault("WORKER_FAULT", unread), run_s, keep=False)
             return
         tail = hosted.scratch.stderr_tail() if hosted.scratch.stderr_size() else ""
         signal_number = None if event.exit_status is not None else os.WTERMSIG(event.status)

@@ -124,7 +124,9 @@ class Preparation:
         """Whether a program is to get a copy of an input, since it could change the file that other
         tasks read. What is too large for that is looked at again once the program has ended.
         """
-        if self._place.launching.protects or (before := reader.fingerprint()) is None:
+        if self._place.launching.protects:
+            return False
+        if (before := self._place.fingerprint(reader)) is None:
             return False
         if os.geteuid() == 0 and not read_once and reader.size_bytes <= COPIED_MAX_BYTES:
             return True

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
+from weakref import WeakValueDictionary
 
 from twisted.logger import Logger
 
@@ -17,8 +18,8 @@ from ciel.execution.kept import KeptAttempts
 from ciel.execution.report import logged_name
 from ciel.net.channels import Channels
 from ciel.net.turns import Turns
-from ciel.storage.errors import ChangedObjectError
-from ciel.storage.interface import ObjectReader, ObjectStore
+from ciel.storage.errors import ChangedObjectError, ObjectNotFoundError
+from ciel.storage.interface import Fingerprint, ObjectReader, ObjectStore
 from ciel.worker.growth import GrowthWatch
 from ciel.worker.guests import Guest
 from ciel.worker.launching import Launching
@@ -104,27 +105,48 @@ class Workplace:
     kept: KeptAttempts
     logs: JobLogs
     channels: Channels | None
+    fingerprints: WeakValueDictionary[tuple[int, int], Fingerprint] = field(
+        default_factory=WeakValueDictionary
+    )
+    """What files were like for the first of the attempts that read them now. Those keep it."""
 
     @property
     def here(self) -> frozenset[str]:
         return frozenset((self.netloc,))
 
     def open(self, object_id: ObjectId, ref: Reference | None) -> ObjectReader:
-        """Open an input, of which `ref` is known. One that has another size than it had is deleted:
-        nobody reads on what a program has damaged that may write where it may only read. Raises
-        StorageError.
+        """Open an input, of which `ref` is known. One that has another size than it had is deleted.
+        Raises StorageError.
         """
         reader = self.store.open(object_id)
         known = ref.size_bytes if isinstance(ref, Concrete | Sweetheart) else None
         if known in (None, reader.size_bytes):
             return reader
         assert known is not None
-        found_bytes = reader.size_bytes
+        raise self._deleted(reader, known)
+
+    def fingerprint(self, reader: ObjectReader) -> Fingerprint | None:
+        """Return what an input that programs could change is like as long as none has; None if they
+        cannot. One that is different from what a running program found is deleted. Raises
+        StorageError.
+        """
+        found = reader.fingerprint()
+        if found is None:
+            return None
+        if not found.is_named:
+            raise ObjectNotFoundError(reader.object_id)
+        first = self.fingerprints.setdefault(found.file, found)
+        if first != found:
+            raise self._deleted(reader, first.size_bytes)
+        return first
+
+    def _deleted(self, reader: ObjectReader, size_bytes: int) -> ChangedObjectError:
+        """Delete what a program has damaged, so that no other reads it; return why."""
+        error = ChangedObjectError(reader.object_id, size_bytes, reader.size_bytes)
         reader.close()
-        self.store.delete(object_id)
-        error = ChangedObjectError(object_id, known, found_bytes)
+        self.store.delete(reader.object_id)
         log.error("{error}: it is deleted", error=error)
-        raise error
+        return error
 
     def prefer(self, ref: Concrete | Sweetheart) -> None:
         """Have an input be read here rather than anywhere else from now on."""

@@ -322,24 +322,44 @@ def test_a3_no_program_changes_what_others_read(shared: Home, here: Path, change
         assert count.result(WITHIN_S).split() == [b"300000", b"1988895"]
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can drop its own right to mount")
+only_root = pytest.mark.skipif(
+    os.geteuid() != 0, reason="only root can drop its own right to mount"
+)
+WEAK = ["setpriv", "--bounding-set=-sys_admin", "--inh-caps=-sys_admin"]
+CHANGES = """
+import ciel, pathlib, time
+
+change = "printf x | dd of=$1 conv=notrunc status=none; touch changed; sleep 60"
+with ciel.LocalCluster(workers=1, slots=2) as cluster, ciel.Client(cluster) as client:
+    zeros = client.run(["head", "-c", "2M", "/dev/zero"])
+    changing = client.run(["sh", "-c", change, "sh", zeros])
+    while not pathlib.Path("changed").exists():
+        time.sleep(0.01)
+    after = client.run(["sum"], stdin=zeros)
+    print(after.result(30))
+    changing.cancel()
+"""
+
+
+def submit_weak(home: Home, here: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run `ciel submit` where neither it nor the cluster that it starts may mount anything."""
+    ciel_path = shutil.which("ciel", path=home.environ["PATH"]) or "ciel"
+    return subprocess.run(
+        [*WEAK, ciel_path, "submit", "--quiet", *words], cwd=here, env=home.environ,
+        timeout=WITHIN_S, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+
+@only_root
 def test_a3_where_inputs_cannot_be_protected_changes_are_noticed(home: Home, here: Path) -> None:
     (here / "big.txt").write_text("".join([f"{n}\n" for n in range(300_000)]))
     (here / "small.txt").write_text("old\n")
-    weak = ["setpriv", "--bounding-set=-sys_admin", "--inh-caps=-sys_admin"]
-    ciel_path = shutil.which("ciel", path=home.environ["PATH"]) or "ciel"
-
-    def run(name: str, script: str, *more: str) -> subprocess.CompletedProcess[str]:
-        words = ["submit", "--quiet", "--in", name, "--array", "1-3", *more, "sh", "-c", script]
-        return subprocess.run(
-            [*weak, ciel_path, *words], cwd=here, env=home.environ, timeout=WITHIN_S,
-            capture_output=True, text=True, check=False,
-        )  # fmt: skip
-
-    done = run("small.txt", "echo {} >> small.txt; tr '\\n' ' ' < small.txt; echo")
+    small = "echo {} >> small.txt; tr '\\n' ' ' < small.txt; echo"
+    done = submit_weak(home, here, "--in", "small.txt", "--array", "1-3", "sh", "-c", small)
     assert done.stdout == "old 1 \nold 2 \nold 3 \n", done.stderr
     count = "wc -l < big.txt; [ {} != 1 ] || echo x >> big.txt"
-    done = run("big.txt", count, "--out", "counts")
+    big = ["--in", "big.txt", "--array", "1-3", "--out", "counts", "sh", "-c", count]
+    done = submit_weak(home, here, *big)
     assert done.returncode == 1
     assert "its input big.txt was changed while it ran" in done.stderr
     results = [path for path in (here / "counts").iterdir() if path.suffix != ".failed"]
@@ -347,6 +367,27 @@ def test_a3_where_inputs_cannot_be_protected_changes_are_noticed(home: Home, her
         sorted(os.listdir(here / "counts")),
         done.stderr,
     )
+
+
+@only_root
+def test_a3_an_input_that_another_program_removed_is_noticed(home: Home, here: Path) -> None:
+    """Its result would look like that of a program that ran well on an empty file."""
+    (here / "big.txt").write_text("".join([f"{n}\n" for n in range(300_000)]))
+    removed = here / "removed"
+    remove = f"rm -f $(readlink -f big.txt); touch {removed}"
+    read = f"until [ -e {removed} ]; do sleep 0.05; done; wc -l < big.txt; true"
+    script = f"if [ {{}} = 1 ]; then {remove}; else {read}; fi"
+    done = submit_weak(home, here, "--in", "big.txt", "--array", "1-2", "sh", "-c", script)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.count("its input big.txt was deleted while it ran") == 2, done.stderr
+
+
+@only_root
+def test_a3_a_change_is_noticed_before_its_program_has_ended(here: Path) -> None:
+    """Whoever begins meanwhile finds the input as large as it was: it is made again for it."""
+    command = [*WEAK, sys.executable, "-c", CHANGES]
+    done = subprocess.run(command, cwd=here, timeout=WITHIN_S, capture_output=True, text=True)
+    assert done.stdout == "b'00000  2048\\n'\n", (done.stdout, done.stderr)
 
 
 def may_mount() -> bool:
