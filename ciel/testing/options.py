@@ -88,7 +88,7 @@ class Options:
     # The checks.
     turns_per_check: int = 1
     nothing_runs_twice: bool = False
-    liveness_s: float = 300.0  # after the last fault, all must have ended within this time
+    liveness_s: float = 900.0  # after the last fault, all must have ended within this time
 
 
 _CALM = Options()

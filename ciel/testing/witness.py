@@ -59,8 +59,9 @@ class Witness:
         self._failures: Counter[str] = Counter()
         self._started: set[Key] = set()
         self._counted: set[Key] = set()
-        self._read: defaultdict[Key, dict[Key, ObjectId]] = defaultdict(dict)  # while it grew
+        self._read: defaultdict[Key, set[tuple[Key, ObjectId]]] = defaultdict(set)  # while it grew
         self._believed: set[Key] = set()
+        self._told_early: set[tuple[Key, ObjectId]] = set()  # whole, while their makers ran
         self.given: defaultdict[str, set[Key]] = defaultdict(set)  # worker: what it has to answer
         self.cancelled: defaultdict[str, set[Key]] = defaultdict(set)
         self.retried: set[str] = set()  # jobs
@@ -100,15 +101,15 @@ class Witness:
 
     def read(self, reader: Key, object_id: ObjectId, maker: Key) -> None:
         """An attempt reads what another one is still writing."""
-        self._read[reader][maker] = object_id
+        self._read[reader].add((maker, object_id))
 
     def believed(self, report: Message) -> None:
         """The master counts a report: all that the attempt read must have become whole before."""
         if isinstance(report, TaskReported) and report.fault is None:
             key = (report.task, report.attempt)
             self._believed.add(key)
-            for maker, object_id in self._read[key].items():
-                if maker not in self._believed:
+            for maker, object_id in self._read[key]:
+                if maker not in self._believed and (maker, object_id) not in self._told_early:
                     raise Violation(object_id, f"{key} counts, and {maker} had not made it")
 
     def program_failed(self, key: Key) -> None:
@@ -165,8 +166,13 @@ class Witness:
         self, master: MasterMachine, worker_id: str, message: Message, before: Standing | None
     ) -> None:
         """The master took a report; only that of the current attempt may have changed the task."""
-        if isinstance(message, SpawnTask) and message.begun:
-            self.given[worker_id].add((message.spec.id, 0))
+        if isinstance(message, SpawnTask):
+            maker = (message.spec.parent, message.attempt)
+            for ref in message.known:
+                if not isinstance(ref, Stream | Future):
+                    self._told_early.add((maker, ref.id))
+            if message.begun:
+                self.given[worker_id].add((message.spec.id, 0))
             return
         if not isinstance(message, TaskReported | InputsLost):
             return
