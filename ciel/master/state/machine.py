@@ -86,6 +86,7 @@ class MasterMachine(ChildDesk):
         self.suspect_after_s = suspect_after_s
         self.worker_timeout_s = worker_timeout_s
         self._delegates = delegates
+        self._perhaps_unlisted: list[tuple[WorkerNode, tuple[Reference, ...], bool]] = []
         self._copies = EarlyCopies(self.graph)
         self._followers = Followers(self.graph)
         if delegates:
@@ -391,9 +392,17 @@ class MasterMachine(ChildDesk):
     def _drop_unlisted(
         self, worker: WorkerNode, refs: Iterable[Reference], *, idle: bool = False
     ) -> None:
-        doomed = unlisted(self.graph, worker, refs, idle=idle)
-        if doomed:
-            self._say(worker.facts.id, DropObjects(doomed))
+        """Have those of these objects deleted that the table does not list: judged when all that
+        came in this turn was taken, as it may come to list them yet.
+        """
+        self._perhaps_unlisted.append((worker, tuple(refs), idle))
+
+    def _delete_unlisted(self) -> None:
+        suspects, self._perhaps_unlisted = self._perhaps_unlisted, []
+        for worker, refs, idle in suspects:
+            if self.workers.get(worker.facts.id) is worker:
+                if doomed := unlisted(self.graph, worker, refs, idle=idle):
+                    self._say(worker.facts.id, DropObjects(doomed))
 
     def _stored(
         self, worker: WorkerNode, refs: Iterable[Reference], *, kept: bool, idle: bool
@@ -529,6 +538,8 @@ class MasterMachine(ChildDesk):
         if self.bulk or graph.has_more:
             self.bulk.go_on()
         self._stop_unneeded()
+        if self._perhaps_unlisted:  # before tasks are sent that are to read other copies
+            self._delete_unlisted()
         self._collect_runnable()
         self.dispatcher.dispatch()
         while graph.runnable or graph.broken:  # an input was found to be lost: it is made again
@@ -545,6 +556,8 @@ class MasterMachine(ChildDesk):
         self._settle_jobs()
         if graph.released:
             self._drop()
+        if self._perhaps_unlisted:
+            self._delete_unlisted()
         if graph.runnable:  # what goes on with an error: its job had come to a standstill
             self.end_turn(now_s)
         self.bulk.end_turn()
