@@ -234,6 +234,9 @@ class TaskGraph:
             producer = node.producer
             if producer is None or node.ref is not None:
                 continue
+            if producer.job.postponed is not None:  # it would fail by what is not put back yet
+                producer.job.postponed[object_id] = None
+                continue
             if producer.state is DORMANT or producer.state is DONE:
                 # Activating others may have failed whoever needed this.
                 if self._is_sought(object_id, node):

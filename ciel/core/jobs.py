@@ -111,8 +111,10 @@ class Job:
         "first",
         "foreign",
         "handed_over",
+        "lost",
         "number",
         "open",
+        "postponed",
         "promised",
         "ran_on",
         "reason",
@@ -140,6 +142,8 @@ class Job:
         self.state = JobState.ACTIVE
         self.reason = ""
         self.called_off = False  # its tasks were ended by force: nothing of it is made again
+        self.lost: list[ObjectId] = []  # errors meanwhile, for want of who would make them again
+        self.postponed: dict[ObjectId, None] | None = None  # while its failed tasks are put back
         self.created_at_s = now_s
         self.ended_at_s: float | None = None
         self.counts = dict.fromkeys(TaskState, 0)

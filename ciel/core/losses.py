@@ -6,6 +6,8 @@ an error.
 
 from __future__ import annotations
 
+from typing import Final
+
 from ciel.core import heirs
 from ciel.core.fixed import miss
 from ciel.core.graph import TaskGraph
@@ -14,6 +16,8 @@ from ciel.core.objects import ObjectNode
 from ciel.core.refs import Failure
 from ciel.core.streams import break_stream
 from ciel.core.tasks import CANCELLED, FAILED, Mentions, TaskNode
+
+OBJECT_LOST: Final = "OBJECT_LOST"
 
 
 def lose(graph: TaskGraph, object_id: ObjectId, location: str) -> bool:
@@ -43,10 +47,18 @@ def _unsettle(graph: TaskGraph, object_id: ObjectId, node: ObjectNode, was_settl
         break_stream(graph, object_id)
     if graph.objects.heirs:
         heirs.lose(graph, object_id)
-    why_final = _why_never_again(node.producer)
+    make_again(graph, object_id, node)
+
+
+def make_again(graph: TaskGraph, object_id: ObjectId, node: ObjectNode) -> None:
+    """Have an object made again that is not there, if it is needed; or make an error of it."""
+    producer = node.producer
+    why_final = _why_never_again(producer)
     if why_final:
+        if producer is not None and producer.job.called_off:
+            producer.job.lost.append(object_id)
         details = f"no copy of it is left, and {why_final}"
-        graph.publish(Failure(object_id, "OBJECT_LOST", details))
+        graph.publish(Failure(object_id, OBJECT_LOST, details))
         return
     # Who was ready to read it learns of the loss when it is to be assigned, or when it opens its
     # input.

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from ciel.core.endings import failed_results, stuck
+from ciel.core.graph import UNBOUNDED
 from ciel.core.ids import ObjectId
+from ciel.core.losses import lose
 from ciel.core.refs import Tombstone
 from ciel.core.removal import remove
-from ciel.core.revival import cancel, revive
+from ciel.core.revival import cancel, revive, stop_reviving
 from ciel.core.tasks import Mentions, TaskState
 from ciel.testing.builders import a_chain, a_job, a_task, failed, inline, stored
 from ciel.testing.graph_scenes import W1, W2, Scene, at_once, deleted
@@ -144,6 +146,13 @@ def test_removing_a_job_leaves_what_a_task_of_another_reads() -> None:
 # --- another try for what failed ------------------------------------------------------------------
 
 
+def try_again(scene: Scene) -> int:
+    """Try a job's failed tasks again; return how many may run."""
+    count = at_once(revive(scene.graph, scene.job))
+    stop_reviving(scene.graph, scene.job)
+    return count
+
+
 def test_what_failed_is_revived_with_all_that_failed_by_it() -> None:
     first, second = a_chain(2)
     good = a_task("good")
@@ -152,7 +161,7 @@ def test_what_failed_is_revived_with_all_that_failed_by_it() -> None:
     scene.start(first)
     scene.fail(first)
     scene.said(runnable=["c0", "good"], settled=["good", "c1"])
-    assert at_once(revive(scene.graph, scene.job)) == 2
+    assert try_again(scene) == 2
     scene.graph.validate()
     scene.said(runnable=["c0"])
     assert scene.job.unsettled == 1
@@ -171,7 +180,7 @@ def test_what_failed_under_a_task_that_was_not_needed_any_more_is_revived() -> N
     scene.fail(bad)
     assert scene.state(deep) is TaskState.FAILED
     assert scene.state(middle) is TaskState.DORMANT
-    at_once(revive(scene.graph, scene.job))
+    try_again(scene)
     assert scene.state(top) is scene.state(middle) is scene.state(deep) is TaskState.WAITING
 
 
@@ -181,7 +190,7 @@ def test_an_output_that_was_not_made_is_tried_again() -> None:
     scene.start(task)
     scene.finish(task, stored("a", W1))
     assert scene.error("b").reason == "NO_OUTPUT"
-    assert at_once(revive(scene.graph, scene.job)) == 1
+    assert try_again(scene) == 1
     scene.run(task)
     assert scene.ref("b") == stored("b", W1)
 
@@ -190,4 +199,38 @@ def test_where_nothing_failed_there_is_nothing_to_revive() -> None:
     task = a_task("a")
     scene = Scene(task, wanted=["a"])
     scene.run(task)
-    assert at_once(revive(scene.graph, scene.job)) == 0
+    assert try_again(scene) == 0
+
+
+def test_what_was_lost_while_its_job_was_called_off_is_made_again() -> None:
+    """Also for a task that had not failed by it, and runs again only later."""
+    maker, reader, other = a_task("a"), a_task("b", inputs=["a"]), a_task("other")
+    scene = Scene(maker, reader, other, wanted=["b", "other"])
+    scene.run(maker, reader)
+    at_once(cancel(scene.graph, scene.job, "its user said so"))
+    lose(scene.graph, ObjectId("a"), W1)
+    assert scene.error("a").reason == "OBJECT_LOST"
+    assert try_again(scene) == 1
+    assert scene.graph.objects.nodes[ObjectId("a")].ref is None
+    lose(scene.graph, ObjectId("b"), W1)
+    scene.run(maker, reader)
+    assert scene.ref("b") == stored("b", W1)
+
+
+def test_who_needs_what_is_not_put_back_yet_waits_for_that() -> None:
+    """A task that is needed again while others are put back would fail by their old errors."""
+    maker, reader = a_task("a"), a_task("b", inputs=["a"])
+    scene = Scene(maker, reader, wanted=["b"])
+    scene.run(maker, reader)
+    at_once(cancel(scene.graph, scene.job, "its user said so"))
+    lose(scene.graph, ObjectId("a"), W1)
+    scene.graph.steps_left = 0
+    putting_back = revive(scene.graph, scene.job)
+    next(putting_back)
+    lose(scene.graph, ObjectId("b"), W1)
+    scene.graph.steps_left = UNBOUNDED
+    at_once(putting_back)
+    stop_reviving(scene.graph, scene.job)
+    assert scene.state(reader) is TaskState.WAITING
+    scene.run(maker, reader)
+    assert scene.ref("b") == stored("b", W1)

@@ -17,7 +17,7 @@ from ciel.core.jobs import Job, JobState, summarise
 from ciel.core.refs import Failure, Stream
 from ciel.core.removal import remove
 from ciel.core.retries import Blame
-from ciel.core.revival import cancel, revive
+from ciel.core.revival import cancel, revive, stop_reviving
 from ciel.core.story import Story
 from ciel.core.tasks import ACTIVE, TaskNode, TaskState
 from ciel.master.state.workers import Call
@@ -120,7 +120,7 @@ class JobOperations(ABC):
                 self._tell_watchers(job)
         finally:
             self._judged.discard(job)
-            self.graph.reviving.discard(job)
+            stop_reviving(self.graph, job)
         self._touched[job.spec.id] = job
 
     def _try_again(self, job: Job) -> Generator[None, None, None]:
