@@ -325,8 +325,8 @@ def test_a3_no_program_changes_what_others_read(shared: Home, here: Path, change
 only_root = pytest.mark.skipif(
     os.geteuid() != 0, reason="only root can drop its own right to mount"
 )
-WEAK = ["setpriv", "--bounding-set=-sys_admin", "--inh-caps=-sys_admin"]
-CHANGES = """
+NO_MOUNTS = ["setpriv", "--bounding-set=-sys_admin", "--inh-caps=-sys_admin"]
+CHANGES_AND_GOES_ON = """
 import ciel, pathlib, time
 
 change = "printf x | dd of=$1 conv=notrunc status=none; touch changed; sleep 60"
@@ -345,7 +345,7 @@ def submit_weak(home: Home, here: Path, *words: str) -> subprocess.CompletedProc
     """Run `ciel submit` where neither it nor the cluster that it starts may mount anything."""
     ciel_path = shutil.which("ciel", path=home.environ["PATH"]) or "ciel"
     return subprocess.run(
-        [*WEAK, ciel_path, "submit", "--quiet", *words], cwd=here, env=home.environ,
+        [*NO_MOUNTS, ciel_path, "submit", "--quiet", *words], cwd=here, env=home.environ,
         timeout=WITHIN_S, capture_output=True, text=True, check=False,
     )  # fmt: skip
 
@@ -385,7 +385,7 @@ def test_a3_an_input_that_another_program_removed_is_noticed(home: Home, here: P
 @only_root
 def test_a3_a_change_is_noticed_before_its_program_has_ended(here: Path) -> None:
     """Whoever begins meanwhile finds the input as large as it was: it is made again for it."""
-    command = [*WEAK, sys.executable, "-c", CHANGES]
+    command = [*NO_MOUNTS, sys.executable, "-c", CHANGES_AND_GOES_ON]
     done = subprocess.run(command, cwd=here, timeout=WITHIN_S, capture_output=True, text=True)
     assert done.stdout == "b'00000  2048\\n'\n", (done.stdout, done.stderr)
 
