@@ -1,35 +1,52 @@
 # One command each: `make demo` runs a real job, `make test` passes the tests. Both set everything up first.
+# What runs is the sources as they are; `make compiled` compiles the modules that are compiled in wheels.
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
+RUNTIME := $(VENV)/.runtime
 STAMP := $(VENV)/.installed
+COMPILED_STAMP := $(VENV)/.compiled
 RUN := $(VENV)/bin
+PIP := $(RUN)/pip --quiet --disable-pip-version-check
 LOADERS := executors/sdk/c/cso.c executors/sdk/c/sw_task.h executors/sdk/java/TaskLoader.java
 COMPILED := $(wildcard ciel/core/*.py ciel/wire/*.py ciel/master/state/*.py ciel/worker/state/*.py) \
 	$(shell sed -n 's/^    "\(ciel.*\.py\)",$$/\1/p' setup.py)
 C_OF_SCC := $(wildcard scc/include/*.h scc/src/*.[ch] scc/tools/*.[ch] scc/fuse/*.[ch])
 
-.PHONY: deps dev demo test check check-deep check-stores bench appendix arrays check-fuse package clean format
+.PHONY: deps dev compiled demo test check check-deep check-stores bench appendix arrays check-fuse package clean format
 
 # System packages are installed only on request, or for CI, where a missing one would be a skipped test.
 deps:
 	@.ci/packages install
 
 ifeq ($(CIEL_CI),1)
-$(STAMP): | deps
+$(RUNTIME): | deps
 endif
-$(STAMP): pyproject.toml setup.py ciel/launch/launcher.c $(LOADERS) scc/build_ffi.py $(C_OF_SCC) $(COMPILED)
+$(RUNTIME): pyproject.toml setup.py ciel/launch/launcher.c $(LOADERS) scc/build_ffi.py $(C_OF_SCC)
 	@.ci/packages report
-	@echo "ciel: installing into $(VENV) (Python packages of pyproject.toml, and what is in C): some minutes"
+	@echo "ciel: installing into $(VENV) (its dependencies, and what is in C)"
 	@$(PYTHON) -m venv $(VENV)
 	@find ciel executors -name '*.so' -delete  # of modules that are not compiled any more
-	@$(RUN)/pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@CIEL_COMPILED=0 $(PIP) install --editable .
 	@for tool in scc/bin/*; do [ -x "$$tool" ] && ln -sf "../../$$tool" $(RUN)/; done; true
-	@touch $(STAMP)
+	@touch $(RUNTIME)
 	@echo "ciel: installed: $(RUN)/ciel --help"
+
+# The package itself is there already, so that this only adds what is needed to develop it.
+$(STAMP): $(RUNTIME)
+	@echo "ciel: installing what the tests and checks need"
+	@$(PIP) install 'ciel[dev]'
+	@touch $(STAMP)
+
+$(COMPILED_STAMP): $(STAMP) $(COMPILED)
+	@echo "ciel: compiling with mypyc: some minutes"
+	@CIEL_COMPILED=1 $(PIP) install --no-deps --editable .
+	@touch $(COMPILED_STAMP)
 
 dev: $(STAMP)
 
-demo: dev
+compiled: $(COMPILED_STAMP)
+
+demo: $(RUNTIME)
 	@$(RUN)/python examples/search.py
 
 test: dev
@@ -42,7 +59,7 @@ check: dev
 	$(RUN)/lint-imports --no-cache
 	.ci/analyze-c
 
-bench: dev
+bench: compiled
 	@ONLY="$(ONLY)" RECORD="$(RECORD)" $(RUN)/python -m benchmarks
 
 # The scripts of the dissertation's appendices A, B and C at their own size: 5 GB of memory and disk, some minutes.

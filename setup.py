@@ -34,10 +34,11 @@ TOOLS = [p for p in _TOOL_SOURCES if p.stem.startswith("shm") or p.stem == "drop
 CORE = [*PARTS["sources"]("shmfs", "coherent"), *(p for p in _TOOL_SOURCES if p not in TOOLS)]
 
 
-# What mypyc compiles: the rooms that decide, and what else is on the way of every task. The same
-# sources run as they are (`CIEL_PURE=1`). Errors stay so, since they have several bases. Nothing
-# here may be a subclass of what C brings, or of what is not ours: the compiler does not see it, and
-# forgets that there is a base. What inherits from a compiled class is compiled, too.
+# What mypyc compiles, in wheels and by `make compiled`: the packages that decide, and the modules
+# that every task passes. An editable installation runs the same sources as they are. Errors are not
+# compiled, since they have several bases. No class here may be a subclass of a class in C or of
+# another project's: the compiler does not see that base, and forgets it. A class that inherits from
+# a compiled class is compiled, too.
 COMPILED_ROOMS = ("ciel/core", "ciel/wire", "ciel/master/state", "ciel/worker/state")
 COMPILED_ALONE = (
     "ciel/execution/attempt.py",
@@ -72,10 +73,15 @@ TYPE_OPTIONS = ["--config-file=", f"--cache-dir={os.devnull}", "--ignore-missing
 TYPE_OPTIONS += ["--no-site-packages"]
 
 
+COMPILER = ["mypy==2.4.1"]
+ASKED_TO_COMPILE = os.environ.get("CIEL_COMPILED")
+"""1: compile; 0: do not, and need no compiler; unset: compile, unless it is editable."""
+
+
 @functools.cache
 def compiled_by_mypyc():
-    """Make extensions of what is compiled: half a minute, so only who builds asks for them."""
-    if os.environ.get("CIEL_PURE") == "1":
+    """Return the extensions that mypyc makes. It takes half a minute, so only builds call this."""
+    if ASKED_TO_COMPILE != "1" and (ASKED_TO_COMPILE == "0" or "editable_wheel" in sys.argv):
         return []
     from mypyc.build import mypycify
 
@@ -195,6 +201,7 @@ setup(
     exclude_package_data={
         "ciel.scc": ["fuse/*", "include/*", "models/*", "src/*", "tests/*", "tools/*"]
     },
+    setup_requires=[] if ASKED_TO_COMPILE == "0" else COMPILER,
     cffi_modules=[f"scc/build_ffi.py:{name}" for name in PARTS["MODULES"]],
     data_files=[("bin", [str(TOOLS_HOME / program) for program in PROGRAMS])],
     cmdclass={"build_py": BuildWithPrograms, "build_ext": BuildApart},

@@ -1,7 +1,8 @@
-"""Modules as they are written, though they may have been compiled: `CIEL_PURE=1`.
+"""Runs the sources of modules that were compiled: with `CIEL_PURE=1`, and in a checkout where a
+source was changed since `make compiled`.
 
-For who changes them, or sets breakpoints in them, or has machines of his own inherit from ours,
-which compiled classes do not allow. It is the same program, a third slower.
+Sources allow breakpoints, and classes that inherit from the engine's, which compiled classes do
+not. They are the same program, a third slower.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib.machinery import SOURCE_SUFFIXES, FileFinder, ModuleSpec, SourceFileLoader
+from pathlib import Path
 from types import ModuleType
 
 
@@ -30,5 +32,18 @@ class Sources:
         return None
 
 
-if os.environ.get("CIEL_PURE") == "1":
+def changed_since_compiled(package: Path) -> bool:
+    """Whether this is a checkout with a source that is newer than what was compiled from it."""
+    compiled_s = [path.stat().st_mtime for path in package.glob("compiled_*.so")]
+    if not compiled_s or not (package.parent / "pyproject.toml").exists():
+        return False
+    return any(
+        (source := module.with_name(f"{module.name.partition('.')[0]}.py")).exists()
+        and source.stat().st_mtime > min(compiled_s)
+        for pattern in ("*/*.so", "*/state/*.so")
+        for module in package.glob(pattern)
+    )
+
+
+if os.environ.get("CIEL_PURE") == "1" or changed_since_compiled(Path(__file__).parent):
     sys.meta_path.insert(0, Sources())

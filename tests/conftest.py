@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import math
 import os
 import signal
 import tempfile
@@ -25,7 +24,6 @@ from twisted.internet.threads import blockingCallFromThread
 from twisted.logger import ILogObserver, LogEvent, globalLogPublisher
 from zope.interface import implementer
 
-import ciel
 from ciel.cli.main import main
 from ciel.net.turns import use_monotonic_clock
 
@@ -74,19 +72,6 @@ def _is_whole(config: pytest.Config) -> bool:
     return config.args_source is config.ArgsSource.TESTPATHS and not any(
         config.getoption(name, None) for name in narrowing
     )
-
-
-def _refuse_old_code() -> None:
-    """Refuse to test what was compiled from older sources than those that lie here."""
-    if os.environ.get("CIEL_PURE") == "1":
-        return
-    home = Path(ciel.__path__[0])
-    compiled_s = min((p.stat().st_mtime for p in home.glob("compiled_*.so")), default=math.inf)
-    for module in [*home.glob("**/*.so"), *home.glob("executors/*.so")]:
-        source = module.with_name(module.name.partition(".")[0] + ".py")
-        if source.exists() and source.stat().st_mtime > compiled_s:
-            text = f"{source} was changed since it was compiled: `make dev` does it again"
-            raise pytest.UsageError(f"{text}, and with CIEL_PURE=1 sources run as they are")
 
 
 def _expect_all(config: pytest.Config, found: int) -> None:
@@ -219,7 +204,6 @@ def _hear_interrupts() -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    _refuse_old_code()
     _hear_interrupts()
     if not hasattr(config, "workerinput"):  # else it is inherited from the process that shares out
         os.environ[SESSION_VARIABLE] = uuid.uuid4().hex
