@@ -1,8 +1,9 @@
 """Where figures are written down: the table of the README, and its history in docs/performance.md.
 
-`make bench RECORD="2026-11-22 streams"` puts what it measured into both: the README's rows are
-written anew, and the history gets a column of that name, or the column that has it already. What
-was not measured stays in the README as it was, and has no entry in the column.
+`make bench RECORD="2026-11-22 streams"` writes what it measured into both. In the README it
+replaces the values of the rows that the README has; the history gets a column of that name, or the
+column of that name gets new values. A row that was not measured keeps its value in the README, and
+is empty in the column.
 """
 
 from __future__ import annotations
@@ -65,10 +66,10 @@ def write_table(head: list[str], rows: Rows) -> str:
 
 
 def in_readme(page: str, order: list[Key], measured: Mapping[Key, list[str]]) -> str:
-    """Return the README with the rows that were measured written anew."""
+    """Return the README with new values in those of its rows that were measured."""
     before, head, rows, after = read_table(page, README_HEAD)
     new = {key: [key[1], *cells] for key, cells in measured.items()}
-    merged = {key: new.get(key) or rows[key] for key in order if key in new or key in rows}
+    merged = {key: new.get(key) or rows[key] for key in order if key in rows}
     return before + write_table(head, merged) + after
 
 

@@ -185,6 +185,7 @@ class MasterService:
         session = self._peers.pop(name, None)
         if isinstance(session, PeerSession):
             del self._sessions[True, session.token]
+            session.end()
             if session.peer is not None:
                 del self._names[session.peer]
                 session.peer.refuse(reason)
@@ -480,6 +481,7 @@ class MasterService:
                 now_s >= session.gone_at_s + CLIENT_GRACE_S or not session.can_resume
             ):
                 del self._sessions[False, token], self._peers[session.name]
+                session.end()
                 self.machine.client_gone(session.name, now_s, grace_s=0.0)
 
     def _tend_memory(self) -> None:

@@ -98,6 +98,13 @@ class PeerSession:
         if self.peer is not None:
             self.peer.refuse("it was too far behind")
 
+    def end(self) -> None:
+        """Forget the messages that are kept for a peer that will not be back. The connection may
+        refer to the session until the next search for cycles, which an idle daemon seldom makes.
+        """
+        self._sent.clear()
+        self._waiting.clear()
+
     @property
     def received(self) -> int:
         """How many messages came, over all connections."""
