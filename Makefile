@@ -50,7 +50,7 @@ demo: $(RUNTIME)
 	@$(RUN)/python examples/search.py
 
 test: dev
-	@$(RUN)/pytest -n 2
+	@$(RUN)/pytest -n 2 --dist loadfile
 
 check: dev
 	$(RUN)/ruff check .

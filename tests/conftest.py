@@ -30,7 +30,6 @@ from ciel.net.turns import use_monotonic_clock
 IS_CI = os.environ.get("CIEL_CI") == "1"
 IS_LONG = os.environ.get("CIEL_LONG") == "1"
 TEST_COUNT = Path(__file__).parent.parent / ".ci" / "test-count"
-WITH_CLUSTERS = "tests/integration/"
 
 # A machine under load must not turn a test red, nor may chance.
 settings.register_profile(
@@ -93,24 +92,6 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_node_collection_finished(node: Any, ids: list[str]) -> None:
     _expect_all(node.config, len(ids))
-
-
-# --- `make test` runs two processes ---------------------------------------------------------------
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Give whole files to each process, and all that start clusters to one of them: beside each
-    other they would only wait for each other.
-    """
-    from xdist.scheduler import LoadScopeScheduling
-
-    class ByFile(LoadScopeScheduling):  # type: ignore[misc]  # xdist has no types
-        def _split_scope(self, nodeid: str) -> str:
-            file = nodeid.partition("::")[0]
-            return str(Path(file).parent) if file.startswith(WITH_CLUSTERS) else file
-
-    return ByFile(config, log)
 
 
 # --- commands -------------------------------------------------------------------------------------
