@@ -74,8 +74,6 @@ class Home:
             self.environ["CIEL_PURE"] = pure
         if store := os.environ.get("CIEL_STORE"):  # the same tests, on another store
             self.environ["CIEL_STORE"] = store
-        if pure := os.environ.get("CIEL_PURE"):  # the same sources in all processes
-            self.environ["CIEL_PURE"] = pure
 
     def command(self, argv: Sequence[str]) -> list[str]:
         """Return what is executed for a command of this home."""
@@ -246,3 +244,21 @@ class HandCluster:
             process.send_signal(signal.SIGTERM)
         for process in [*self.workers, self.master]:
             process.communicate(timeout=20)
+
+
+def processes_below(pid: int) -> dict[int, str]:
+    """Return the commands of all descendants of a process, by process id."""
+    parents, commands = {}, {}
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            parents[int(entry.name)] = int(
+                (entry / "stat").read_text().rpartition(")")[2].split()[1]
+            )
+            commands[int(entry.name)] = (entry / "cmdline").read_bytes().decode()
+        except OSError:
+            continue
+    found, ours = {}, {pid}
+    while more := {child for child, parent in parents.items() if parent in ours} - ours:
+        ours |= more
+        found.update({child: commands[child] for child in more})
+    return found

@@ -15,7 +15,7 @@ import pytest
 
 import ciel
 from ciel.client.cluster import LocalCluster
-from ciel.testing.homes import HandCluster, Home
+from ciel.testing.homes import HandCluster, Home, processes_below
 
 RESULT_TIMEOUT_S = 60.0
 STORES = ("disk", "shm:capacity=200MiB", "scc:capacity=256MiB")
@@ -86,16 +86,9 @@ def test_h5_a_map_gives_all_results_though_workers_are_restarted(cluster: LocalC
 
 def _pids_of_workers() -> list[int]:
     """List the worker daemons that this test's process started."""
-    found = []
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            command = (process / "cmdline").read_bytes()
-            environ = (process / "environ").read_bytes()
-        except OSError:
-            continue  # it ended
-        if b"ciel.cli.worker" in command and os.environ["TEST_SESSION"].encode() in environ:
-            found.append(int(process.name))
-    return found
+    return [
+        pid for pid, command in processes_below(os.getpid()).items() if "ciel.cli.worker" in command
+    ]
 
 
 PLANTED = """

@@ -20,9 +20,11 @@ import numpy as np
 import pytest
 
 import ciel
+from ciel.testing.homes import processes_below
 
 IS_LONG = os.environ.get("CIEL_LONG") == "1"
 GIB, SHORT_BYTES = 1 << 30, 64 << 20
+INSTANCE = f"arrays-{os.getpid()}"  # of the store
 READERS = 4
 SMALL_BYTES = 16 << 20
 """Buffers, pickles, modules: anything but a copy."""
@@ -70,27 +72,9 @@ class Watch:
         return found
 
 
-def processes_below(pid: int) -> dict[int, str]:
-    """Every process that this one started, and those that they did, with their commands."""
-    parents, commands = {}, {}
-    for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            parents[int(entry.name)] = int(
-                (entry / "stat").read_text().rpartition(")")[2].split()[1]
-            )
-            commands[int(entry.name)] = (entry / "cmdline").read_bytes().decode()
-        except OSError:
-            continue
-    found, ours = {}, {pid}
-    while more := {child for child, parent in parents.items() if parent in ours} - ours:
-        ours |= more
-        found.update({child: commands[child] for child in more})
-    return found
-
-
 @pytest.fixture(scope="module")
 def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ciel.Client]:
-    store = "shm:capacity=4GiB"
+    store = f"shm:capacity=4GiB,instance={INSTANCE}"
     directory = tmp_path_factory.mktemp("arrays")
     with (
         ciel.LocalCluster(workers=1, slots=2, store=store, directory=directory) as cluster,
@@ -100,9 +84,9 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ciel.Client]:
 
 
 def segments() -> dict[str, int]:
-    """Large files of stores in memory, by place, with the bytes that they really take."""
+    """Return the sizes in memory of the large files of the cluster's store, by inode."""
     found = {}
-    for path in Path("/dev/shm").glob("ciel-*/**/*"):
+    for path in Path(f"/dev/shm/ciel-{INSTANCE}").glob("**/*"):
         try:
             size_bytes = path.stat().st_blocks * 512
         except OSError:

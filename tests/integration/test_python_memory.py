@@ -19,6 +19,7 @@ import ciel
 
 MIB = 1 << 20
 COUNT = 4 * MIB // 8
+INSTANCE = f"memory-{os.getpid()}"  # of the store
 ROUNDS = 4
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -29,7 +30,10 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ciel.Client]:
     directory = tmp_path_factory.mktemp("memory")
     with (
         ciel.LocalCluster(
-            workers=1, slots=1, store="shm:capacity=128MiB", directory=directory
+            workers=1,
+            slots=1,
+            store=f"shm:capacity=128MiB,instance={INSTANCE}",
+            directory=directory,
         ) as cluster,
         ciel.Client(cluster) as client,
     ):
@@ -62,9 +66,9 @@ def end() -> None:
 
 
 def files() -> dict[int, str]:
-    """The files of stores in memory that an array fits in, by inode."""
+    """The files of the cluster's store that an array fits in, by inode."""
     found = {}
-    for path in Path("/dev/shm").glob("ciel-*/**/*"):
+    for path in Path(f"/dev/shm/ciel-{INSTANCE}").glob("**/*"):
         try:
             status = path.stat()
         except OSError:
