@@ -19,8 +19,9 @@ from benchmarks.graph import BATCH, JOB, make_batch, make_spec
 from ciel.core.events import AddTask, AssignTask, Message, SubmitJob, TaskReported, WantObjects
 from ciel.core.graph import TaskGraph
 from ciel.core.jobs import Job, JobSpec
+from ciel.core.nodes import TaskNode
 from ciel.core.refs import Value
-from ciel.core.tasks import TaskNode, TaskSpec
+from ciel.core.tasks import TaskSpec
 from ciel.master.state.machine import MasterMachine
 from ciel.master.state.workers import WorkerFacts
 from ciel.wire.frames import FrameReader, encode_frames

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 from ciel.core.ids import ObjectId, TaskId, root_task_id
 from ciel.core.jobs import Job
+from ciel.core.nodes import TaskNode
 from ciel.core.refs import STREAMS, Fixed, Future, Reference
-from ciel.core.tasks import Mentions, TaskNode
+from ciel.core.tasks import Mentions
 
 if TYPE_CHECKING:
     from ciel.core.graph import TaskGraph

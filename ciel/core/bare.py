@@ -10,7 +10,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ciel.core.arrivals import is_named_by_others
-from ciel.core.tasks import Mentions, TaskNode
+from ciel.core.nodes import TaskNode
+from ciel.core.tasks import Mentions
 
 if TYPE_CHECKING:
     from ciel.core.graph import TaskGraph

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING
 
 from ciel.core.failures import passed_on
 from ciel.core.ids import ObjectId
+from ciel.core.nodes import TaskNode
 from ciel.core.objects import ObjectNode, ObjectTable
 from ciel.core.refs import Failure, Future, Reference
-from ciel.core.tasks import TaskNode, TaskSpec
+from ciel.core.tasks import TaskSpec
 
 if TYPE_CHECKING:
     from ciel.core.graph import TaskGraph

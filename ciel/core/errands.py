@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ciel.core.ids import ObjectId
-from ciel.core.tasks import TaskNode
+from ciel.core.nodes import TaskNode
 
 
 class Errands:

@@ -242,7 +242,7 @@ class TaskFault(NamedTuple):
 
 class TaskReported(NamedTuple):
     """An attempt is over: what it published, or why it failed; `run_s` is the time its program
-    took. `exit_status`: see `tasks.Ending`.
+    took. `exit_status`: see `nodes.Ending`.
     """
 
     task: TaskId

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ciel.core.ids import ObjectId
+    from ciel.core.nodes import TaskNode
     from ciel.core.objects import ObjectTable
     from ciel.core.refs import Failure
-    from ciel.core.tasks import TaskNode
 
 
 def label(task: TaskNode) -> str:

@@ -13,8 +13,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ciel.core.ids import ObjectId
+from ciel.core.nodes import TaskNode
 from ciel.core.refs import Failure, Fixed, locations_of
-from ciel.core.tasks import ACTIVE, RUNNABLE, WAITING, TaskNode
+from ciel.core.tasks import ACTIVE, RUNNABLE, WAITING
 
 if TYPE_CHECKING:
     from ciel.core.graph import TaskGraph

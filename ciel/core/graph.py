@@ -31,10 +31,11 @@ from collections.abc import Iterable, Sequence
 
 from ciel.core import arrivals, bare, choices, fixed, heirs
 from ciel.core.errands import Errands
-from ciel.core.errors import InvalidTaskError, InvalidTransitionError, InvariantError
+from ciel.core.errors import InvalidTaskError, InvalidTransitionError
 from ciel.core.failures import not_made, passed_on
 from ciel.core.ids import ObjectId, TaskId
 from ciel.core.jobs import Job
+from ciel.core.nodes import TaskNode
 from ciel.core.objects import NOBODY, ObjectNode, ObjectTable
 from ciel.core.refs import CONSUMABLE, STREAMS, Concrete, Failure, Reference, Value
 from ciel.core.streams import Streams, break_stream, count_on, end_streams, void_stream
@@ -50,7 +51,6 @@ from ciel.core.tasks import (
     TRANSITIONS,
     WAITING,
     Mentions,
-    TaskNode,
     TaskSpec,
     TaskState,
 )
@@ -585,7 +585,7 @@ class TaskGraph:
             for object_id in task.spec.inputs:
                 self.objects.nodes[object_id].holds += 1
 
-    # --- states and checks ------------------------------------------------------------------------
+    # --- states -----------------------------------------------------------------------------------
 
     def _set_back(self, task: TaskNode, state: TaskState) -> None:
         """Move a task to where it does not go on from: others may have counted on it."""
@@ -608,10 +608,3 @@ class TaskGraph:
         task.state = state
         if before is ASSIGNED and self.errands.awaited and (left := self.errands.end(task)):
             self.release_demand(left)
-
-    def validate(self) -> None:
-        """Check every link in both directions, for tests; raises InvariantError."""
-        from ciel.core.soundness import problems  # which knows this module
-
-        for problem in problems(self):
-            raise InvariantError(problem.split()[0], problem)

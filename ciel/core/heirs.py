@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 
 from ciel.core.bare import take_over
 from ciel.core.failures import label
+from ciel.core.nodes import TaskNode
 from ciel.core.refs import Failure
-from ciel.core.tasks import ACTIVE, CANCELLED, FAILED, TaskNode
+from ciel.core.tasks import ACTIVE, CANCELLED, FAILED
 
 if TYPE_CHECKING:
     from ciel.core.graph import TaskGraph

@@ -6,11 +6,11 @@ import re
 from collections.abc import Iterator, Mapping
 from enum import Enum
 from itertools import islice
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from ciel.core.ids import JobId, ObjectId, TaskId
 from ciel.core.scheduling import USUAL_SCHEDULING, Scheduling
-from ciel.core.tasks import TaskNode, TaskSpec, TaskState
+from ciel.core.tasks import TaskSpec, TaskState
 
 JOB_NAME_MAX_LENGTH = 200
 KINDS_MAX = 1000
@@ -95,6 +95,13 @@ class Kind(NamedTuple):
         """Return the kind of a task; the elements of an array have no name in this sense."""
         name = "" if spec.name.isdecimal() else spec.name
         return cls(name, spec.executor, spec.parent != spec.job)
+
+
+class Counted(Protocol):
+    """A task, as far as it is counted."""
+
+    spec: TaskSpec
+    state: TaskState
 
 
 class Job:
@@ -184,7 +191,7 @@ class Job:
                 counts[before] -= 1
             counts[state] += 1
 
-    def count_by_kind(self, tasks: Mapping[str, TaskNode], limit: int) -> bool:
+    def count_by_kind(self, tasks: Mapping[str, Counted], limit: int) -> bool:
         """Count by kind from now on, and so many of those that were there before, which are among
         `tasks`; return whether all are counted.
         """

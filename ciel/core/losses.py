@@ -12,10 +12,11 @@ from ciel.core import heirs
 from ciel.core.fixed import miss
 from ciel.core.graph import TaskGraph
 from ciel.core.ids import ObjectId
+from ciel.core.nodes import TaskNode
 from ciel.core.objects import ObjectNode
 from ciel.core.refs import Failure
 from ciel.core.streams import break_stream
-from ciel.core.tasks import CANCELLED, FAILED, Mentions, TaskNode
+from ciel.core.tasks import CANCELLED, FAILED, Mentions
 
 OBJECT_LOST: Final = "OBJECT_LOST"
 

@@ -14,7 +14,7 @@ from ciel.core.refs import CONSUMABLE, STREAMS, Failure, Reference
 if TYPE_CHECKING:
     from ciel.core.graph import TaskGraph
     from ciel.core.ids import ObjectId
-    from ciel.core.tasks import TaskNode
+    from ciel.core.nodes import TaskNode
 
 SPREAD_AT_ONCE: Final = 100
 """So many readers of one object are visited between two looks at the steps that are left."""

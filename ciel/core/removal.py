@@ -13,10 +13,11 @@ from ciel.core.graph import INPUTS_PER_STEP, TaskGraph
 from ciel.core.ids import UPLOAD_PREFIX, ObjectId
 from ciel.core.jobs import Job
 from ciel.core.losses import drop
+from ciel.core.nodes import TaskNode
 from ciel.core.objects import NOBODY, ObjectNode
 from ciel.core.refs import Failure, Reference, locations_of
 from ciel.core.story import Story
-from ciel.core.tasks import ACTIVE, DONE, Mentions, TaskNode
+from ciel.core.tasks import ACTIVE, DONE, Mentions
 
 Deletions = dict[str, list[ObjectId]]
 """What is to be deleted, by location."""

@@ -10,8 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from ciel.core.nodes import TaskNode
 from ciel.core.refs import details_text, with_text
-from ciel.core.tasks import NOT_RETRIED, Needs, TaskNode
+from ciel.core.tasks import NOT_RETRIED, Needs
 
 WORKER_LOSSES_MAX = 3
 INPUT_LOSSES_MAX = 10

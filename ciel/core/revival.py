@@ -13,8 +13,9 @@ from ciel.core.graph import TaskGraph
 from ciel.core.ids import ObjectId
 from ciel.core.jobs import Job
 from ciel.core.losses import OBJECT_LOST, make_again
+from ciel.core.nodes import TaskNode
 from ciel.core.refs import Failure
-from ciel.core.tasks import CANCELLED, DONE, FAILED, Mentions, TaskNode
+from ciel.core.tasks import CANCELLED, DONE, FAILED, Mentions
 
 _REVIVED = frozenset((DONE, FAILED, CANCELLED))
 

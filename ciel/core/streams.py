@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ciel.core.ids import ObjectId
-from ciel.core.tasks import ACTIVE, ASSIGNED, TaskNode
+from ciel.core.nodes import TaskNode
+from ciel.core.tasks import ACTIVE, ASSIGNED
 
 if TYPE_CHECKING:
     from ciel.core.graph import TaskGraph

@@ -8,11 +8,13 @@ from typing import TypeVar
 from ciel.core.arrivals import introduce, open_streams
 from ciel.core.graph import TaskGraph
 from ciel.core.ids import ObjectId
+from ciel.core.invariants import validate
 from ciel.core.jobs import Job
 from ciel.core.losses import drop, lose
+from ciel.core.nodes import TaskNode
 from ciel.core.refs import Failure, Reference, Stream
 from ciel.core.removal import Deletions
-from ciel.core.tasks import TaskNode, TaskSpec, TaskState
+from ciel.core.tasks import TaskSpec, TaskState
 from ciel.testing.builders import a_job, stored
 
 W1, W2 = "w1:8001", "w2:8001"
@@ -50,17 +52,17 @@ class Scene:
     def add(self, *tasks: TaskSpec, job: Job | None = None) -> None:
         for task in tasks:
             self.graph.add(task, job or self.job)
-        self.graph.validate()
+        validate(self.graph)
 
     def want(self, *names: str) -> None:
         for name in names:
             self.graph.want(ObjectId(name), self.job)
-        self.graph.validate()
+        validate(self.graph)
 
     def unwant(self, *names: str) -> None:
         for name in names:
             self.graph.unwant(ObjectId(name), self.job)
-        self.graph.validate()
+        validate(self.graph)
 
     def upload(self, ref: Reference) -> None:
         introduce(self.graph, ref, self.job)
@@ -77,7 +79,7 @@ class Scene:
 
     def finish(self, spec: TaskSpec, *published: Reference) -> None:
         self.graph.finish(self.node(spec), published)
-        self.graph.validate()
+        validate(self.graph)
 
     def run(self, *specs: TaskSpec, place: str = W1) -> None:
         """Run tasks that make all they promise, and store it where they run."""
@@ -87,18 +89,18 @@ class Scene:
 
     def fail(self, spec: TaskSpec, details: str = "no luck") -> None:
         self.graph.fail(self.node(spec), "RUNTIME_EXCEPTION", details)
-        self.graph.validate()
+        validate(self.graph)
 
     def lose(self, name: str, place: str = W1) -> bool:
         lost = lose(self.graph, ObjectId(name), place)
-        self.graph.validate()
+        validate(self.graph)
         return lost
 
     def stream(self, spec: TaskSpec, *names: str, place: str = W1) -> None:
         """Have a running task open outputs as streams."""
         refs = [Stream(ObjectId(name), frozenset((place,))) for name in names]
         open_streams(self.graph, self.node(spec), refs)
-        self.graph.validate()
+        validate(self.graph)
 
     def follow(self) -> list[str]:
         """Stop who reads what broke, as the master does; return who was running, in order."""
@@ -111,14 +113,14 @@ class Scene:
             elif task.state is TaskState.ASSIGNED and task.attempt == attempt:
                 stopped.append(task.spec.outputs[0])
                 graph.requeue(task)
-        graph.validate()
+        validate(graph)
         return stopped
 
     def drop_all(self) -> dict[str, list[str]]:
         """Drop what may be dropped; where copies of what lie."""
         droppable, self.graph.droppable = self.graph.droppable, []
         places = {name: sorted(drop(self.graph, name)) for name in droppable}
-        self.graph.validate()
+        validate(self.graph)
         return {name: held for name, held in places.items() if held}
 
     def ref(self, name: str) -> Reference:

@@ -15,6 +15,7 @@ from ciel.master.state import invariants
 from ciel.master.state.machine import MasterMachine
 from ciel.testing.fake_worker import FakeWorker
 from ciel.testing.witness import Violation, Witness
+from ciel.worker.state.invariants import problems
 
 Problems = Iterator[tuple[str, str]]
 
@@ -22,7 +23,7 @@ Problems = Iterator[tuple[str, str]]
 def check_worker(worker: FakeWorker) -> None:
     """Check a worker's machine against itself, its store and its programs; raises Violation."""
     machine = worker.machine
-    for problem in machine.problems():
+    for problem in [*problems(machine)]:
         raise Violation(worker.facts.id, problem)
     if machine.stored.keys() != worker.store.keys():
         differing = machine.stored.keys() ^ worker.store.keys()

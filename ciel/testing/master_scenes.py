@@ -27,6 +27,7 @@ from ciel.core.events import (
     WantObjects,
 )
 from ciel.core.ids import ObjectId
+from ciel.core.invariants import validate
 from ciel.core.jobs import Job
 from ciel.core.refs import Failure, Reference, Stream
 from ciel.core.tasks import TaskSpec, TaskState
@@ -115,7 +116,7 @@ class Cluster:
 
     def end_turn(self) -> None:
         self.machine.end_turn(self.now_s)
-        self.machine.graph.validate()
+        validate(self.machine.graph)
 
     # --- what follows -----------------------------------------------------------------------------
 

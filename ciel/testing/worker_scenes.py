@@ -19,6 +19,7 @@ from ciel.core.plans import HttpPlan
 from ciel.core.refs import Concrete, Fixed, Future, Reference, Stream
 from ciel.core.tasks import TaskSpec
 from ciel.testing.builders import a_task, stored
+from ciel.worker.state.invariants import problems
 from ciel.worker.state.machine import WorkerMachine
 from ciel.worker.state.orders import (
     FetchObject,
@@ -56,7 +57,7 @@ class Played:
         machine.outbox.clear()
         machine.reports.clear()
         assert found == list(expected)
-        assert machine.problems() == []
+        assert not [*problems(machine)]
 
     def assign(self, spec: TaskSpec, *inputs: Reference, attempt: int = 1) -> None:
         self.machine.master_said(AssignTask(spec, attempt, inputs), self.now_s)

@@ -176,6 +176,15 @@ class Feeder:
         self._stop()
 
 
+def pipe(reactor: Any, growing: Growing, streams: Streams) -> Piping:
+    """Give a growing object a name like a pipe's: reading waits for growth, and ends with the
+    object.
+    """
+    piping = Piping(reactor, [growing], streams)
+    piping.start()
+    return piping
+
+
 class Piping(Feeder):
     """Feeds a pipe that is opened by name, so that its reader waits for what grows. `descriptor` is
     its own until close.

@@ -42,7 +42,7 @@ class Hosted:
         self.launch_id: int | None = None
         self.logged_bytes = 0  # how much of what it complained is in its job's log
         self.killed: TaskFault | None = None  # why its program was
-        self.exit_status: int | None = None  # see `tasks.Ending`
+        self.exit_status: int | None = None  # see `nodes.Ending`
         self.is_called_off = False  # signals that its program got were ours
 
     @property

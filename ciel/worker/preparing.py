@@ -13,7 +13,7 @@ from ciel.execution.environment import task_environment
 from ciel.execution.executor import InputPath, OutputPath, Program
 from ciel.launch.messages import DEV_NULL, Descriptor, File, LaunchSpec, Standard
 from ciel.storage.interface import ObjectReader
-from ciel.worker.feeding import Feeder, Trace
+from ciel.worker.feeding import Feeder, Trace, pipe
 from ciel.worker.hosted import Hosted
 from ciel.worker.scratch import Scratch
 from ciel.worker.streaming import Growing, lasting_path
@@ -108,7 +108,7 @@ class Preparation:
                 hosted.holds.append(self._place.streams.hold(growing))
                 return growing.name()
             if growing is not None:
-                piping = self._place.streams.pipe(growing)
+                piping = pipe(self._place.reactor, growing, self._place.streams)
                 piping.chunk_bytes = self._program.chunk_bytes
                 piping.trace_as(hosted.trace, [*hosted.task.inputs].index(object_id))
                 hosted.pipings.append(piping)

@@ -31,7 +31,6 @@ from zope.interface import implementer
 from ciel.core.refs import INLINE_MAX_BYTES
 from ciel.net.turns import DelayedCall
 from ciel.storage.interface import ObjectReader
-from ciel.worker.feeding import Piping
 
 T = TypeVar("T")
 
@@ -181,12 +180,6 @@ class Streams:
     def hold(self, growing: Growing) -> Hold:
         """Have its name open, and `get` find it, until the hold is closed."""
         return Hold(growing, self)
-
-    def pipe(self, growing: Growing) -> Piping:
-        """Give it a name like a pipe's: reading waits for growth, and the end is the object's."""
-        piping = Piping(self._reactor, [growing], self)
-        piping.start()
-        return piping
 
     def grew(self, growing: Growing, size_bytes: int) -> None:
         """Look at it, as somebody says that it grew to that; what counts is what is there."""

@@ -19,7 +19,7 @@ from ciel.execution.executor import Child, Executor, Task
 from ciel.execution.outputs import BadCallError, Outputs
 from ciel.storage.errors import ObjectConflictError, ObjectNotFoundError
 from ciel.storage.interface import DISK, MEMORY, ObjectReader
-from ciel.worker.feeding import Piping
+from ciel.worker.feeding import Piping, pipe
 from ciel.worker.growth import Growing as GrowingFiles
 from ciel.worker.programs import send_descriptor
 from ciel.worker.scratch import Scratch
@@ -238,7 +238,7 @@ class Talked(Attempt):
             self._place.streams.measure(growing)
             growth = Growth(growing.size_bytes, growing.is_whole)
             if blocking:
-                piping = self._place.streams.pipe(growing)
+                piping = pipe(self._place.reactor, growing, self._place.streams)
                 self._pipings.append(piping)
                 opened.holds.append(piping)
                 then(OpenInput(piping.name, growth, True))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ciel.core.errands import Errands
 from ciel.core.ids import ObjectId
 from ciel.core.jobs import Job
-from ciel.core.tasks import TaskNode
+from ciel.core.nodes import TaskNode
 from ciel.testing.builders import a_job_spec, a_task
 
 X, Y = ObjectId("x"), ObjectId("y")

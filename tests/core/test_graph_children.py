@@ -8,6 +8,7 @@ from ciel.core.arrivals import publish_early
 from ciel.core.errors import InvalidTaskError
 from ciel.core.fixed import forget_released, let_all_go, place_of
 from ciel.core.ids import ObjectId
+from ciel.core.invariants import validate
 from ciel.core.losses import lose_location
 from ciel.core.refs import Fixed, Future
 from ciel.core.removal import hand_over, remove
@@ -302,7 +303,7 @@ def test_a_process_ends_with_who_goes_on_with_it(end: str) -> None:
             scene.fail(scene.rest)
     assert forget_released(scene.graph) == {W1: [scene.process]}
     assert forget_released(scene.graph) == {}
-    scene.graph.validate()
+    validate(scene.graph)
 
 
 def test_a_process_that_nobody_goes_on_with_is_let_go_at_once() -> None:

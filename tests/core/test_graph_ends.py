@@ -5,6 +5,7 @@ from __future__ import annotations
 from ciel.core.endings import failed_results, stuck
 from ciel.core.graph import UNBOUNDED
 from ciel.core.ids import ObjectId
+from ciel.core.invariants import validate
 from ciel.core.losses import lose
 from ciel.core.refs import Tombstone
 from ciel.core.removal import remove
@@ -23,7 +24,7 @@ def test_cancelling_ends_all_that_is_unfinished() -> None:
     scene.start(second)
     scene.said(runnable=["c0", "c1"])
     at_once(cancel(scene.graph, scene.job, "the user said so"))
-    scene.graph.validate()
+    validate(scene.graph)
     assert scene.state(first) is TaskState.DONE
     assert scene.job.counts[TaskState.CANCELLED] == 3
     assert scene.error("c2") == failed("c2", "CANCELLED", "the user said so")
@@ -47,7 +48,7 @@ def test_removing_a_job_forgets_all_of_it_and_says_what_lies_where() -> None:
     assert not scene.graph.tasks
     assert not scene.graph.objects.nodes
     assert scene.graph.objects.held_at(W1) == scene.graph.objects.held_at(W2) == []
-    scene.graph.validate()
+    validate(scene.graph)
 
 
 def test_removing_a_job_leaves_what_another_job_wants() -> None:
@@ -88,7 +89,7 @@ def test_stuck_names_a_circle() -> None:
 def test_a_circle_can_be_failed() -> None:
     scene = Scene(a_task("a", inputs=["b"]), a_task("b", inputs=["a"]), wanted=["a"])
     scene.graph.publish(failed("b", "NEVER_MADE", "a circle"))
-    scene.graph.validate()
+    validate(scene.graph)
     scene.said(settled=["a"])
     assert scene.error("a").reason == "DEPENDENCY_FAILED"
 
@@ -104,7 +105,7 @@ def test_news_of_nothing_new_is_not_told_again() -> None:
     scene.graph.publish(stored("a", W1))
     scene.graph.publish(stored("a", W2))
     scene.graph.publish(Tombstone(ObjectId("a"), frozenset(("w9:8001",))))
-    scene.graph.validate()
+    validate(scene.graph)
     scene.said()
     assert scene.ref("a") == stored("a", W1, W2)
 
@@ -133,7 +134,7 @@ def test_removing_a_job_leaves_what_a_task_of_another_reads() -> None:
     deletions = deleted(remove(scene.graph, scene.job, ()))
     assert {place: sorted(names) for place, names in deletions.items()} == {W1: ["aside", "c0"]}
     assert scene.ref("c1") == stored("c1", W1)
-    scene.graph.validate()
+    validate(scene.graph)
     scene.graph.want(ObjectId("reader"), other)
     scene.run(reader)
     deletions = deleted(remove(scene.graph, other, ()))
@@ -162,7 +163,7 @@ def test_what_failed_is_revived_with_all_that_failed_by_it() -> None:
     scene.fail(first)
     scene.said(runnable=["c0", "good"], settled=["good", "c1"])
     assert try_again(scene) == 2
-    scene.graph.validate()
+    validate(scene.graph)
     scene.said(runnable=["c0"])
     assert scene.job.unsettled == 1
     scene.run(first, second)

@@ -8,6 +8,7 @@ import pytest
 
 from ciel.core.errors import InvalidTransitionError
 from ciel.core.ids import ObjectId
+from ciel.core.invariants import validate
 from ciel.core.losses import lose_location
 from ciel.core.refs import Concrete, Future, Stream
 from ciel.core.tasks import TaskSpec, TaskState
@@ -58,7 +59,7 @@ def test_only_producers_of_what_is_missing_run_again() -> None:
     scene.run(second, third, place=W1)
     scene.said(runnable=["c0", "c1", "c2"], settled=["c2"], droppable=["c0", "c1"])
     assert lose_location(scene.graph, W1) == ["c1", "c2"]
-    scene.graph.validate()
+    validate(scene.graph)
     scene.said(runnable=["c1"])
     scene.run(second, place=W2)
     scene.said(runnable=["c2"], droppable=["c0"])
@@ -130,7 +131,7 @@ def run_all(scene: Scene) -> int:
             graph.assign(task, W1)
             graph.finish(task, [stored(output, W1) for output in task.spec.outputs])
             count += 1
-    graph.validate()
+    validate(graph)
     return count
 
 
@@ -170,7 +171,7 @@ def test_unwanting_puts_everything_upstream_to_sleep() -> None:
     scene.said(unneeded=["leaf0"])
     assert scene.state(leaf1) is scene.state(total) is TaskState.DORMANT
     scene.graph.sleep(scene.node(leaf0))
-    scene.graph.validate()
+    validate(scene.graph)
     assert scene.job.counts[TaskState.DORMANT] == 3
     assert scene.job.unsettled == 0
 
@@ -231,4 +232,4 @@ def test_a_step_that_makes_no_sense_is_refused_with_the_state_it_met() -> None:
         scene.graph.assign(scene.node(task), W1)
     with pytest.raises(InvalidTransitionError, match="dormant: cannot become runnable"):
         scene.graph.requeue(scene.node(task))
-    scene.graph.validate()
+    validate(scene.graph)

@@ -13,8 +13,10 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from ciel.core.arrivals import introduce, open_streams
 from ciel.core.graph import TaskGraph
 from ciel.core.ids import JobId, ObjectId, TaskId
+from ciel.core.invariants import validate
 from ciel.core.jobs import Job, JobSpec
 from ciel.core.losses import drop, lose_location
+from ciel.core.nodes import TaskNode
 from ciel.core.refs import Concrete, Failure, Stream, Value
 from ciel.core.tasks import (
     ASSIGNED,
@@ -26,7 +28,6 @@ from ciel.core.tasks import (
     USUAL_NEEDS,
     WAITING,
     Mentions,
-    TaskNode,
     TaskSpec,
 )
 
@@ -429,7 +430,7 @@ class GraphAgainstModel(RuleBasedStateMachine):
 
     @invariant()
     def graph_is_valid(self) -> None:
-        self.graph.validate()
+        validate(self.graph)
 
     def teardown(self) -> None:
         """Liveness: with nothing failing any more, all that is wanted comes to be."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ciel.core.ids import ObjectId
+from ciel.core.invariants import validate
 from ciel.core.losses import drop
 from ciel.core.refs import Future
 from ciel.core.removal import hand_over
@@ -156,7 +157,7 @@ def test_an_upload_that_is_handed_over_goes_with_the_last_task_that_read_it() ->
     assert {name for names in gone.values() for name in names} == {"other", "up"}
     assert scene.graph.objects.nodes == {}
     assert scene.job.uploads == {}
-    scene.graph.validate()
+    validate(scene.graph)
 
 
 def test_a_dropped_object_is_made_again_when_a_lost_result_needs_it() -> None:
@@ -196,7 +197,7 @@ def test_a_result_that_is_handed_over_is_forgotten_with_its_task() -> None:
     scene = Scene(first, second, wanted=["p0", "p1"])
     scene.run(first)
     assert deleted(hand_over(scene.graph, scene.job, [ObjectId("p0")])) == {W1: ["p0"]}
-    scene.graph.validate()
+    validate(scene.graph)
     assert list(scene.graph.tasks) == [second.id]
     assert list(scene.graph.objects.nodes) == ["p1"]
     assert scene.job.counts[TaskState.DONE] == 1
@@ -209,7 +210,7 @@ def test_what_is_still_needed_is_not_forgotten_when_it_is_handed_over() -> None:
     scene = Scene(first, second, reader, wanted=["p0", "p1", "reader"])
     scene.run(first)
     assert deleted(hand_over(scene.graph, scene.job, [ObjectId("p0"), ObjectId("p1")])) == {}
-    scene.graph.validate()
+    validate(scene.graph)
     assert len(scene.graph.tasks) == 3
     assert scene.state(second) is TaskState.DORMANT
     assert scene.job.handed_over == 0
@@ -233,7 +234,7 @@ def test_a_job_that_hands_its_results_over_keeps_no_list_of_them() -> None:
         scene.graph.assign(scene.node(task), W1)
         scene.graph.finish(scene.node(task), [inline(task.outputs[0])])
         deleted(hand_over(scene.graph, scene.job, task.outputs))
-    scene.graph.validate()
+    validate(scene.graph)
     assert scene.job.counts[TaskState.DONE] == 5000
     assert len(scene.job.tasks) <= 1001
     assert not scene.job.wanted

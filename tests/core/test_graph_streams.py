@@ -9,6 +9,7 @@ import pytest
 from ciel.core import choices
 from ciel.core.arrivals import open_streams
 from ciel.core.ids import ObjectId
+from ciel.core.invariants import validate
 from ciel.core.losses import lose
 from ciel.core.refs import Future, Reference, Stream
 from ciel.core.revival import cancel
@@ -27,7 +28,7 @@ def streaming(length: int) -> tuple[Scene, list[TaskSpec]]:
         scene.start(task)
         refs = [Stream(task.outputs[0], frozenset((W1,)))]
         open_streams(scene.graph, scene.node(task), refs)
-    scene.graph.validate()
+    validate(scene.graph)
     scene.said(runnable=[task.outputs[0] for task in tasks])
     return scene, tasks
 
@@ -259,7 +260,7 @@ def test_a_choice_that_is_lost_before_the_task_runs_is_waited_for_again() -> Non
     scene.lose("a")
     assert scene.state(a) is TaskState.RUNNABLE
     assert not scene.graph.is_ready(scene.node(either))
-    scene.graph.validate()
+    validate(scene.graph)
     assert scene.state(either) is TaskState.WAITING
     scene.run(b)
     assert scene.graph.is_ready(scene.node(either))
@@ -319,7 +320,7 @@ def test_an_attempt_that_came_to_nothing_and_is_not_needed_lets_its_alternatives
     scene.start(either)
     scene.unwant("either")
     scene.graph.requeue(scene.node(either))
-    scene.graph.validate()
+    validate(scene.graph)
     assert scene.state(either) is scene.state(a) is TaskState.DORMANT
 
 
@@ -349,6 +350,6 @@ def test_an_alternative_may_be_delegated_and_cancelled_with_its_job() -> None:
     scene.finish(a)
     assert scene.state(child) is TaskState.RUNNABLE
     at_once(cancel(scene.graph, scene.job, "enough"))
-    scene.graph.validate()
+    validate(scene.graph)
     assert scene.error("either").reason == "CANCELLED"
     assert not scene.graph.choosers.awaited

@@ -7,6 +7,7 @@ import os
 
 from ciel.core.graph import TaskGraph
 from ciel.core.ids import ObjectId
+from ciel.core.invariants import validate
 from ciel.testing.builders import a_job, a_task, inline
 from ciel.testing.homes import private_bytes
 
@@ -35,6 +36,6 @@ def test_tiny_objects_take_little_memory_and_are_all_there() -> None:
     each_bytes = (private_bytes(os.getpid()) - before_bytes) / OBJECTS
     print(f"{OBJECTS:,} objects, {each_bytes:.0f} bytes for each")
     assert each_bytes < BYTES_MAX
-    graph.validate()
+    validate(graph)
     for name, content in ("o0", b""), ("o1", b"x"), (f"o{OBJECTS - 1}", b"x"):
         assert graph.objects.reference(ObjectId(name)) == inline(name, content)

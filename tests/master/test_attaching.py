@@ -19,6 +19,7 @@ from ciel.core.events import (
     TaskReported,
 )
 from ciel.core.ids import ObjectId, attached_process_id, root_task_id
+from ciel.core.invariants import validate
 from ciel.core.jobs import Job, JobState
 from ciel.core.refs import Fixed
 from ciel.core.tasks import Mentions, Needs, TaskSpec, TaskState
@@ -45,7 +46,7 @@ class Attached:
 
     def end_turn(self) -> None:
         self.machine.end_turn(2.0)
-        self.machine.graph.validate()
+        validate(self.machine.graph)
 
     @property
     def job(self) -> Job:

@@ -8,6 +8,7 @@ import pytest
 
 from ciel.core.events import AddTask, CloseJob, DropObjects, SubmitJob, TaskReported, WantObjects
 from ciel.core.ids import ObjectId
+from ciel.core.invariants import validate
 from ciel.core.refs import Reference, Sweetheart
 from ciel.master.state import answers, holdings
 from ciel.master.state.holdings import CannotKeepError, UnknownObjectError
@@ -40,7 +41,7 @@ class Scene:
         """End a turn; return what was to be deleted where."""
         self.machine.end_turn(self.now_s)
         outbox, self.machine.outbox = self.machine.outbox, []
-        self.machine.graph.validate()
+        validate(self.machine.graph)
         return [(to, tuple(m.objects)) for to, m in outbox if isinstance(m, DropObjects)]
 
     def keep(self, ref: Reference, name: str = "words") -> Any:

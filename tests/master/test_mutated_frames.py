@@ -37,6 +37,7 @@ from ciel.core.events import (
     WatchJob,
 )
 from ciel.core.ids import JobId, ObjectId
+from ciel.core.invariants import validate
 from ciel.core.refs import Failure, Fixed, Stream
 from ciel.master.state import answers
 from ciel.master.state.machine import MasterMachine
@@ -178,4 +179,4 @@ def test_g11_a_mutated_frame_is_refused_and_the_master_goes_on(seed: int) -> Non
                 if not (isinstance(fields, list) and fields and isinstance(fields[0], str)):
                     continue  # refused as no record
             faced.hears((fields, payload), is_worker=is_worker)
-        faced.machine.graph.validate()
+        validate(faced.machine.graph)

@@ -23,7 +23,8 @@ from ciel.core.events import (
 )
 from ciel.core.ids import JobId, ObjectId
 from ciel.core.jobs import Job, Kind
-from ciel.core.tasks import TaskNode, TaskSpec, TaskState
+from ciel.core.nodes import TaskNode
+from ciel.core.tasks import TaskSpec, TaskState
 from ciel.master.state import answers, timeline
 from ciel.master.state.answers import UnknownQuestionError
 from ciel.master.state.machine import MasterMachine

@@ -7,6 +7,7 @@ import pytest
 from ciel.core.errors import CielError
 from ciel.core.events import AddTask, AssignTask, MeetWorkers, SubmitJob, TaskFault, TaskReported
 from ciel.core.ids import JobId, ObjectId
+from ciel.core.invariants import validate
 from ciel.core.jobs import JobState
 from ciel.core.tasks import TaskSpec, TaskState
 from ciel.master.state.machine import MasterMachine
@@ -69,7 +70,7 @@ def test_what_is_refused_leaves_nothing(machine: MasterMachine) -> None:
         begin(machine, good, bad, job="third")
     machine.end_turn(2.0)
     assert (totals(machine), len(machine.graph.objects), list(machine.jobs)) == before
-    machine.graph.validate()
+    validate(machine.graph)
 
 
 def test_there_is_one_job_of_a_name(machine: MasterMachine) -> None:

@@ -12,9 +12,10 @@ from ciel.core.events import AssignTask, Message, ReleaseObjects, SpawnTask, Tas
 from ciel.core.graph import TaskGraph
 from ciel.core.ids import ObjectId
 from ciel.core.jobs import Job
+from ciel.core.nodes import TaskNode
 from ciel.core.objects import ObjectNode
 from ciel.core.refs import Future
-from ciel.core.tasks import TaskNode, TaskSpec
+from ciel.core.tasks import TaskSpec
 from ciel.master.state.machine import MasterMachine
 from ciel.master.state.workers import WorkerNode
 from ciel.testing import lots

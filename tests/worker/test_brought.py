@@ -11,6 +11,7 @@ from ciel.core.ids import ObjectId
 from ciel.testing.builders import a_task, stored
 from ciel.worker.pins import Pins
 from ciel.worker.state.brought import NEW_FOR_S
+from ciel.worker.state.invariants import problems
 from ciel.worker.state.machine import WorkerMachine
 from ciel.worker.state.orders import DeleteObjects, FetchObject, KillAttempt, StartAttempt
 
@@ -86,7 +87,7 @@ def test_an_attempt_that_is_called_off_for_a_reason_is_reported_with_it(
         TaskReported(queued.id, 1, (), fault, 0.0),
         TaskReported(running.id, 1, (), fault, 1.0),
     ]
-    assert machine.problems() == []
+    assert not [*problems(machine)]
 
 
 # --- pins -----------------------------------------------------------------------------------------

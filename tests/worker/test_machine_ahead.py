@@ -32,6 +32,7 @@ from ciel.testing.worker_scenes import (
     report,
     start,
 )
+from ciel.worker.state.invariants import problems
 from ciel.worker.state.machine import GOING_ON_S, REPORT_EVERY_S
 from ciel.worker.state.orders import (
     KillAttempt,
@@ -134,7 +135,7 @@ def test_brief_programs_are_prepared_ahead_and_wait_for_each_other() -> None:
     assert len(started) == 2 + AHEAD_MAX
     assert {at_most for _, at_most in started[2:]} == {2}
     ends(played, a_task("t0", ordinal=0))
-    assert played.machine.problems() == []
+    assert not [*problems(played.machine)]
 
 
 def test_programs_that_take_their_time_are_not() -> None:

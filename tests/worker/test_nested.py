@@ -21,6 +21,7 @@ from ciel.executors.proc import ProcExecutor
 from ciel.storage.files import FileStore
 from ciel.testing.homes import wait_for
 from ciel.testing.one_worker import SDK, OneWorker
+from ciel.worker.state.invariants import problems
 from ciel.worker.state.orders import Key
 
 
@@ -117,7 +118,7 @@ def start(in_reactor: Any, store: FileStore, tmp_path: Path) -> Iterator[Callabl
     for lab in started:
         try:
             wait_for(lambda: lab.slots_free() == 1, "a free slot")  # noqa: B023
-            assert not lab.in_reactor(lambda: lab.machine.problems())  # noqa: B023
+            assert not lab.in_reactor(lambda: [*problems(lab.machine)])  # noqa: B023
         finally:
             lab.stop()
 

@@ -18,7 +18,7 @@ from ciel.core.refs import INLINE_MAX_BYTES
 from ciel.storage.files import FileStore
 from ciel.storage.interface import ObjectWriter
 from ciel.testing.homes import wait_for
-from ciel.worker.feeding import Feeder
+from ciel.worker.feeding import Feeder, pipe
 from ciel.worker.streaming import KEPT_MAX, PACE_S, Growing, Streams
 
 LARGE = bytes(range(256)) * 4096
@@ -308,7 +308,7 @@ def test_after_close_nothing_happens_any_more(grown: Grown) -> None:
 
 def test_by_the_name_of_a_pipe_a_program_reads_to_the_true_end(grown: Grown) -> None:
     writer, growing = grown.open(content=LARGE)
-    piping = grown.run(grown.streams.pipe, growing)
+    piping = grown.run(pipe, grown.run.reactor, growing, grown.streams)
     with subprocess.Popen(["cat", piping.name], stdout=subprocess.PIPE) as program:
         assert program.stdout is not None
         assert program.stdout.read(len(LARGE)) == LARGE
@@ -325,7 +325,7 @@ def test_by_the_name_of_a_pipe_a_program_reads_to_the_true_end(grown: Grown) -> 
 
 def test_a_pipe_is_read_to_its_end_also_when_it_is_opened_late(grown: Grown) -> None:
     writer, growing = grown.open(content=b"small")
-    piping = grown.run(grown.streams.pipe, growing)
+    piping = grown.run(pipe, grown.run.reactor, growing, grown.streams)
     writer.take(10)
     grown.end(growing)
     time.sleep(0.05)
@@ -342,7 +342,7 @@ def _arrived(fd: int) -> bytes:
 
 def test_a_broken_one_leaves_the_pipe_open_and_silent(grown: Grown) -> None:
     writer, growing = grown.open(content=b"some")
-    piping = grown.run(grown.streams.pipe, growing)
+    piping = grown.run(pipe, grown.run.reactor, growing, grown.streams)
     fd = os.open(piping.name, os.O_RDONLY | os.O_NONBLOCK)
     wait_for(lambda: _arrived(fd) == b"some", "what there is")
     writer.abort()
@@ -401,7 +401,7 @@ with open(sys.argv[1], "wb") as file:
 
 def test_a_fast_producer_reaches_a_pipe_whole(grown: Grown) -> None:
     writer, growing = grown.open()
-    piping = grown.run(grown.streams.pipe, growing)
+    piping = grown.run(pipe, grown.run.reactor, growing, grown.streams)
     reader = subprocess.Popen(["sha256sum", piping.name], stdout=subprocess.PIPE)
     command = [sys.executable, "-c", PRODUCER, str(writer.path), str(64 << 20)]
     subprocess.run(command, check=True)

@@ -39,6 +39,7 @@ from ciel.testing.puppet_words import (
     waiting,
 )
 from ciel.worker.process import Patience
+from ciel.worker.state.invariants import problems
 
 # --- called off -----------------------------------------------------------------------------------
 
@@ -306,4 +307,4 @@ def test_a_thousand_programs_of_every_kind_are_told_apart_and_leave_nothing(
         run(250)
     wait_for(lambda: descriptors_of(os.getpid()) <= descriptors + 2, "closed descriptors")
     assert private_bytes(os.getpid()) < 1.05 * memory_bytes + (4 << 20)
-    assert worker.machine.problems() == []
+    assert not [*problems(worker.machine)]

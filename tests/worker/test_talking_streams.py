@@ -19,6 +19,7 @@ from ciel.storage.errors import NoSpaceError
 from ciel.storage.files import FileWriter
 from ciel.testing.homes import wait_for
 from ciel.testing.one_worker import Talker
+from ciel.worker.feeding import pipe
 from ciel.worker.state.orders import Key
 from ciel.worker.streaming import Streams
 
@@ -283,7 +284,7 @@ def test_what_is_cut_after_it_was_read_is_not_whole(in_reactor: Any, tmp_path: P
         growing = in_reactor(streams.open, "x", file.fileno())
         file.write(bytes(50_000))
         file.flush()
-        piping = in_reactor(streams.pipe, growing)
+        piping = in_reactor(pipe, in_reactor.reactor, growing, streams)
         with open(piping.name, "rb") as reader:
             assert len(reader.read(50_000)) == 50_000
         file.truncate(5)

@@ -15,8 +15,8 @@ from ciel.access.keys import Role
 from ciel.core.errors import CannotRetryError, CielError, JobNotEndedError, UnknownJobError
 from ciel.core.ids import ObjectId, check_id
 from ciel.core.jobs import Job
+from ciel.core.nodes import TaskNode
 from ciel.core.refs import Reference
-from ciel.core.tasks import TaskNode
 from ciel.master.resources.submissions import Submission
 from ciel.master.service import MasterService
 from ciel.master.state import answers

@@ -17,9 +17,10 @@ from ciel.core.fixed import place_of
 from ciel.core.graph import TaskGraph
 from ciel.core.ids import ObjectId
 from ciel.core.jobs import Job
+from ciel.core.nodes import TaskNode
 from ciel.core.refs import CONSUMABLE, STREAMS, Concrete, Failure, Sweetheart, locations_of
 from ciel.core.retries import Blame
-from ciel.core.tasks import ASSIGNED, RUNNABLE, WAITING, TaskNode
+from ciel.core.tasks import ASSIGNED, RUNNABLE, WAITING
 from ciel.master.state.workers import Call, WorkerNode
 
 AHEAD_MAX = 64

@@ -16,7 +16,8 @@ from ciel.core.events import (
     StreamsOpened,
     TaskReported,
 )
-from ciel.core.tasks import ASSIGNED, TaskNode, TaskSpec
+from ciel.core.nodes import TaskNode
+from ciel.core.tasks import ASSIGNED, TaskSpec
 from ciel.master.state.jobs import JobDesk
 from ciel.master.state.workers import Call, WorkerNode
 

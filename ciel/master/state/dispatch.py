@@ -13,10 +13,11 @@ from ciel.core.fixed import place_of
 from ciel.core.graph import TaskGraph
 from ciel.core.ids import TaskId
 from ciel.core.jobs import Job
+from ciel.core.nodes import TaskNode
 from ciel.core.placement import Bandwidths, Candidate, loads_of, rank
 from ciel.core.refs import Concrete, Fixed, Reference, Sweetheart, locations_of
 from ciel.core.scheduling import LOCALITY, SWEETHEART_FACTOR, USUAL_SCHEDULING
-from ciel.core.tasks import PRIORITY_MIN, USUAL_NEEDS, TaskNode
+from ciel.core.tasks import PRIORITY_MIN, USUAL_NEEDS
 from ciel.master.state.chance import draw
 from ciel.master.state.ready import ReadyQueue
 from ciel.master.state.workers import WorkerNode

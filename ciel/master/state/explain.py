@@ -8,10 +8,11 @@ from typing import Any
 from ciel.core.choices import choice_of
 from ciel.core.failures import label, size_text
 from ciel.core.ids import ObjectId
+from ciel.core.nodes import TaskNode
 from ciel.core.plans import HttpPlan, LinkPlan, StreamPlan, plans_for
 from ciel.core.refs import Concrete, Failure, Sweetheart, locations_of
 from ciel.core.retries import not_before_s
-from ciel.core.tasks import TaskNode, TaskState
+from ciel.core.tasks import TaskState
 from ciel.master.state.history import payload_text, ran
 from ciel.master.state.machine import MasterMachine
 from ciel.master.state.workers import WorkerNode

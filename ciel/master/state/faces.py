@@ -12,8 +12,9 @@ from typing import Any, Final
 
 from ciel.core.ids import ObjectId, root_task_id
 from ciel.core.jobs import Job, JobState, JobSummary, summarise, summarise_briefly
+from ciel.core.nodes import TaskNode
 from ciel.core.refs import Reference
-from ciel.core.tasks import TaskNode, TaskState
+from ciel.core.tasks import TaskState
 from ciel.master.state.machine import MasterMachine
 from ciel.master.state.workers import WorkerNode
 

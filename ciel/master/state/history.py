@@ -8,7 +8,8 @@ from __future__ import annotations
 from typing import Any, Final
 
 from ciel.core.jobs import Job
-from ciel.core.tasks import TaskNode, TaskSpec
+from ciel.core.nodes import TaskNode
+from ciel.core.tasks import TaskSpec
 from ciel.master.state.machine import MasterMachine
 
 PAYLOAD_MAX_BYTES: Final = 16 << 10

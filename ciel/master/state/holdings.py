@@ -10,7 +10,7 @@ that, or by `last`. `keep {name, reference}` and `discard {object}` change which
 from __future__ import annotations
 
 from itertools import islice
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from ciel.core.errors import CielError
 from ciel.core.ids import UPLOAD_PREFIX, ObjectId
@@ -28,6 +28,7 @@ from ciel.core.refs import (
 )
 from ciel.core.tasks import TaskState
 from ciel.master.state.jobs import JobDesk
+from ciel.master.state.keeping import Kept
 
 LISTED_MAX = 1000
 KEPT_MAX: Final = 100_000
@@ -44,13 +45,6 @@ class UnknownObjectError(CielError):
 
 class CannotKeepError(CielError):
     """An object cannot be kept, or let go, as it was asked."""
-
-
-class Kept(NamedTuple):
-    """Who put an object called it `name`, at this time of the master's clock."""
-
-    name: str
-    since_s: float
 
 
 # --- changes --------------------------------------------------------------------------------------

@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 
-from ciel.core import soundness
+from ciel.core import invariants
 from ciel.core.graph import TaskGraph
 from ciel.core.ids import ObjectId
 from ciel.core.jobs import JobState
+from ciel.core.nodes import TaskNode
 from ciel.core.refs import Failure
-from ciel.core.tasks import FINISHED, RUNNABLE, Mentions, TaskNode
+from ciel.core.tasks import FINISHED, RUNNABLE, Mentions
 from ciel.master.state.machine import MasterMachine
 
 Problems = Iterator[tuple[str, str]]
@@ -23,7 +24,7 @@ Problems = Iterator[tuple[str, str]]
 
 def problems(master: MasterMachine) -> Problems:
     """Yield every broken invariant. Takes a second for some 100,000 tasks."""
-    for text in soundness.problems(master.graph):
+    for text in invariants.problems(master.graph):
         yield text.split()[1], text
     yield from _slots(master)
     yield from _books(master)

@@ -52,20 +52,21 @@ from ciel.core.jobs import (
     is_selector,
     summarise,
 )
+from ciel.core.nodes import TaskNode
 from ciel.core.refs import Failure, Reference, Stream, Value, is_unlike
 from ciel.core.removal import hand_over, never_named
 from ciel.core.retries import (
     Blame,
 )
 from ciel.core.story import Story
-from ciel.core.tasks import TaskNode, TaskSpec, TaskState, check_task
+from ciel.core.tasks import TaskSpec, TaskState, check_task
 from ciel.master.state.audience import Audience
 from ciel.master.state.bulk import BulkOperations
 from ciel.master.state.operations import JobOperations
 from ciel.master.state.workers import Call, WorkerNode
 
 if TYPE_CHECKING:
-    from ciel.master.state.holdings import Kept
+    from ciel.master.state.keeping import Kept
 
 PROGRESS_INTERVAL_S = 0.2
 JOBS_MAX = 100_000

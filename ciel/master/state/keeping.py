@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from ciel.core.graph import TaskGraph
 from ciel.core.ids import ObjectId, is_output
 from ciel.core.losses import drop
+from ciel.core.nodes import TaskNode
 from ciel.core.objects import ObjectNode
 from ciel.core.refs import Reference, locations_of
-from ciel.core.tasks import TaskNode
 from ciel.master.state.workers import WorkerNode
+
+
+class Kept(NamedTuple):
+    """A client has put an object and called it `name`, at this time of the master's clock."""
+
+    name: str
+    since_s: float
 
 
 def drop_unneeded(graph: TaskGraph) -> dict[str, list[ObjectId]]:

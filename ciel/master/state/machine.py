@@ -35,6 +35,7 @@ from ciel.core.fixed import forget_released
 from ciel.core.ids import ObjectId
 from ciel.core.jobs import Job
 from ciel.core.losses import lose, lose_location
+from ciel.core.nodes import Ending, TaskNode
 from ciel.core.refs import Fixed, Reference, details_text, locations_of, with_text
 from ciel.core.retries import (
     BACK_OFF_FIRST_S,
@@ -46,7 +47,7 @@ from ciel.core.retries import (
     after_worker_loss,
     not_before_s,
 )
-from ciel.core.tasks import ASSIGNED, FINISHED, RUNNABLE, WAITING, Ending, TaskNode
+from ciel.core.tasks import ASSIGNED, FINISHED, RUNNABLE, WAITING
 from ciel.core.weights import INPUTS_WEIGHED_FROM, why_too_large
 from ciel.master.state.ahead import Ahead
 from ciel.master.state.children import ChildDesk

@@ -14,16 +14,17 @@ from ciel.core.events import JobChanged, Message, ObjectSettled
 from ciel.core.graph import TaskGraph
 from ciel.core.ids import ObjectId
 from ciel.core.jobs import Job, JobState, summarise
+from ciel.core.nodes import TaskNode
 from ciel.core.refs import Failure, Stream
 from ciel.core.removal import remove
 from ciel.core.retries import Blame
 from ciel.core.revival import cancel, revive, stop_reviving
 from ciel.core.story import Story
-from ciel.core.tasks import ACTIVE, TaskNode, TaskState
+from ciel.core.tasks import ACTIVE, TaskState
 from ciel.master.state.workers import Call
 
 if TYPE_CHECKING:
-    from ciel.master.state.holdings import Kept
+    from ciel.master.state.keeping import Kept
 
 
 class JobOperations(ABC):

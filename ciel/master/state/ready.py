@@ -24,7 +24,8 @@ from itertools import chain
 
 from ciel.core.graph import TaskGraph
 from ciel.core.jobs import Job
-from ciel.core.tasks import PRIORITY_MIN, TaskNode, TaskState
+from ciel.core.nodes import TaskNode
+from ciel.core.tasks import PRIORITY_MIN, TaskState
 
 DELAYED_MIN = 1000
 """So many are held back before it is looked which of them nobody needs any more."""

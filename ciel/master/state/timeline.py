@@ -8,7 +8,7 @@ from itertools import islice
 from typing import Any, Final
 
 from ciel.core.jobs import Job
-from ciel.core.tasks import TaskNode
+from ciel.core.nodes import TaskNode
 from ciel.master.state.workers import WorkerNode
 
 SPANS_MAX = 20_000

@@ -11,8 +11,9 @@ from typing import NamedTuple
 
 from ciel.core.events import AssignTask, DescribeJob, DiskQueued, Message, StoresReported
 from ciel.core.ids import JobId, ObjectId
+from ciel.core.nodes import TaskNode
 from ciel.core.refs import Reference
-from ciel.core.tasks import Needs, TaskNode
+from ciel.core.tasks import Needs
 from ciel.master.state.credit import Credit
 
 Call = tuple[str, str, int]

@@ -64,7 +64,6 @@ from ciel.worker.state.orders import (
 )
 from ciel.worker.state.recent import Recent
 from ciel.worker.state.slots import Slots
-from ciel.worker.state.soundness import problems
 
 OFFERED_AT_ONCE = 1000
 """Of what a store holds when a master is reached: some 5 ms of work for each of both."""
@@ -632,7 +631,3 @@ class WorkerMachine:
         if self.reports:
             return self._reports_due_s if due_s is None else min(due_s, self._reports_due_s)
         return due_s
-
-    def problems(self) -> list[str]:
-        """Name every broken invariant; for tests, after each step."""
-        return [*problems(self)]

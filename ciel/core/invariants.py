@@ -13,8 +13,16 @@ from collections import Counter
 from collections.abc import Iterator
 
 from ciel.core import choices
+from ciel.core.errors import InvariantError
 from ciel.core.graph import TaskGraph
-from ciel.core.tasks import ACTIVE, ASSIGNED, DONE, WAITING, TaskNode, TaskState
+from ciel.core.nodes import TaskNode
+from ciel.core.tasks import ACTIVE, ASSIGNED, DONE, WAITING, TaskState
+
+
+def validate(graph: TaskGraph) -> None:
+    """Check every link of a graph in both directions, for tests; raises InvariantError."""
+    for problem in problems(graph):
+        raise InvariantError(problem.split()[0], problem)
 
 
 def problems(graph: TaskGraph) -> Iterator[str]:

@@ -1,0 +1,100 @@
+"""Modules import each other in no circle, imports for type checking included, and no package is so
+large that a reader cannot find a module by its name. The lists of exceptions may only shrink.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections import Counter
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+TOPS = ("ciel", "executors", "scc", "shm", "skywriting")
+FILES_MAX = 20
+
+LARGER_PACKAGES = {
+    "ciel.cli": 63,
+    "ciel.client": 40,
+    "ciel.core": 33,
+    "ciel.executors.programs": 27,
+    "ciel.master.state": 22,
+    "ciel.skywriting": 28,
+    "ciel.testing": 48,
+    "ciel.worker": 32,
+}
+"""How many modules these have beside their sub-packages."""
+IN_CIRCLES = {
+    "ciel": "",
+    "ciel.client": "api attached bundling calling client connection dialing executor explaining "
+    "functions futures in_task jobs mapping progress results trace",
+    "ciel.core": "arrivals bare choices fixed graph heirs streams",
+    "ciel.executors.programs": "python python_async python_bundle python_clock python_evaluator "
+    "python_generators python_sending python_sharing",
+    "ciel.python": "calls captured futures packing pickling sessions tasks",
+    "ciel.scc": "objects store",
+    "ciel.skywriting": "arguments builtins code expressions host modern names operators results "
+    "running showing statements values",
+    "ciel.testing": "fake_worker imaginary",
+}
+"""Modules that import themselves by way of others, by package; the package counts, too."""
+
+
+@cache
+def modules() -> dict[str, Path]:
+    """Return the file of each module of the product, by the module's name."""
+    found = {}
+    for top in TOPS:
+        for path in sorted((ROOT / top).rglob("*.py")):
+            if top == "ciel" and path.relative_to(ROOT).parts[1] in TOPS:
+                continue  # a link to another top
+            parts = path.relative_to(ROOT).with_suffix("").parts
+            parts = parts if top == "ciel" else ("ciel", *parts)
+            found[".".join(parts).removesuffix(".__init__")] = path
+    return found
+
+
+def imports(path: Path) -> set[str]:
+    """Return the modules of the product that a module imports, wherever in it."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= {name if name in modules() else node.module for name in names}
+    return found & modules().keys()
+
+
+def test_modules_import_each_other_in_no_circle() -> None:
+    graph = {module: imports(path) - {module} for module, path in modules().items()}
+    circles = {module for module in graph if module in reached(graph, module)}
+    known = {f"{package}.{name}" for package, names in IN_CIRCLES.items() for name in names.split()}
+    known |= {"ciel", "ciel.client"}
+    assert circles - known == set(), "new circles"
+    assert known - circles == set(), "no more in circles: take them out of the list"
+
+
+def reached(graph: dict[str, set[str]], start: str) -> set[str]:
+    """Return what a module imports, directly or not; itself only if by way of others."""
+    found: set[str] = set()
+    left = [*graph[start]]
+    while left:
+        module = left.pop()
+        if module not in found:
+            found.add(module)
+            left += graph[module]
+    return found
+
+
+def test_a_package_has_few_modules() -> None:
+    counts = Counter(
+        module.rpartition(".")[0]
+        for module, path in modules().items()
+        if path.name != "__init__.py" and not path.name.startswith("compiled_")
+    )
+    large = {package: count for package, count in counts.items() if count > FILES_MAX}
+    assert large.keys() <= LARGER_PACKAGES.keys()
+    assert {package: large.get(package, 0) for package in LARGER_PACKAGES} == LARGER_PACKAGES, (
+        "a package grew, or the list is to be shortened"
+    )
