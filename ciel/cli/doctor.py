@@ -17,17 +17,19 @@ from ciel.execution.report import visible
 
 _LISTEN = "127.0.0.1:8000"
 _EPILOG = """\
-A fault must be mended; a note is good to know. Exits with 1 if there are faults. What a daemon
-under another user or on another host meets is found when this runs there.
+Repair every fault; a note is for information. The exit status is 1 if there are faults. Run it as
+the user and on the host of a daemon to find the faults that this daemon meets.
 """
 
 
 def main(prog: str, words: Sequence[str]) -> int:
     """Look at everything, and tell what was found."""
-    parser = make_parser("ciel doctor", "Find what is wrong here, and say what to do.", _EPILOG)
+    parser = make_parser(
+        "ciel doctor", "Find faults of this installation, and say how to repair them.", _EPILOG
+    )
     parser.add_argument(
         "--listen", metavar="HOST:PORT", default=_LISTEN,
-        help="where a master is to listen on this computer, if none is up (default %(default)s)",
+        help="the address at which a master will listen, if none is up (default %(default)s)",
     )  # fmt: skip
     add_cluster_options(parser)
     args = parser.parse_args(words)

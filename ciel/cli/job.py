@@ -47,9 +47,9 @@ _WORKERS_SHOWN = 5
 _ENDS = (TaskState.DONE, TaskState.FAILED, TaskState.CANCELLED)
 _SELECTORS = """\
 JOB is a number, a range (1-10, 1-10:2), last, all, an id, a name, or several of these (1,4,last).
-A name (of ciel submit --name) means the newest job that has it.
-all means what can be meant: to wait and cancel what has not ended, to retry what has failed, to rm
-what has ended.
+A name (from ciel submit --name) means the newest job of that name.
+all means every job to which the command applies: wait and cancel take unfinished jobs, retry takes
+failed ones, rm takes ended ones.
 """
 
 
@@ -333,47 +333,65 @@ def _add_list(parser: ArgumentParser) -> None:
 
 def _add_wait(parser: ArgumentParser) -> None:
     _add_jobs(parser)
-    parser.add_argument("--timeout", type=seconds, metavar="TIME", help="wait no longer (90s, 10m)")
+    parser.add_argument(
+        "--timeout", type=seconds, metavar="TIME", help="stop waiting after this time (90s, 10m)"
+    )
 
 
 def _add_retry(parser: ArgumentParser) -> None:
     _add_jobs(parser)
     parser.add_argument(
-        "--failed", action="store_true", help="only those that did not end well (always so)"
+        "--failed", action="store_true", help="retry failed tasks only (this is always so)"
     )
-    parser.add_argument("--wait", action="store_true", help="wait until it has ended, as job wait")
-    parser.add_argument("--timeout", type=seconds, metavar="TIME", help="wait no longer (90s, 10m)")
+    parser.add_argument(
+        "--wait", action="store_true", help="then wait for the jobs, as `ciel job wait` does"
+    )
+    parser.add_argument(
+        "--timeout", type=seconds, metavar="TIME", help="stop waiting after this time (90s, 10m)"
+    )
 
 
 def _add_output(parser: ArgumentParser) -> None:
     _add_jobs(parser)
-    parser.add_argument("--out", metavar="DIR", help="write each to a file DIR/NUMBER instead")
+    parser.add_argument(
+        "--out", metavar="DIR", help="write each result to the file DIR/NUMBER instead"
+    )
     parser.add_argument(
         "-f", "--follow", action="store_true",
-        help="print results as they come until the job has ended, and line by line what programs "
-        "of `ciel submit --follow` print",
+        help="print results as they arrive until the job has ended, and the outputs of "
+        "`ciel submit --follow` line by line",
     )  # fmt: skip
 
 
 def _add_log(parser: ArgumentParser) -> None:
     _add_jobs(parser)
-    parser.add_argument("-f", "--follow", action="store_true", help="go on until the job has ended")
+    parser.add_argument(
+        "-f", "--follow", action="store_true", help="continue until the job has ended"
+    )
 
 
 def _add_graph(parser: ArgumentParser) -> None:
     parser.add_argument("job", metavar="JOB", help="a number, last, a name")
-    parser.add_argument("-o", dest="output", metavar="FILE", help="write it to FILE; by its ending")
     parser.add_argument(
-        "--format", choices=("svg", "dot", "json"), help="whatever FILE ends in (default svg)"
+        "-o", dest="output", metavar="FILE", help="write to FILE, in the format of its suffix"
+    )
+    parser.add_argument(
+        "--format",
+        choices=("svg", "dot", "json"),
+        help="the format (default: the suffix of FILE, or svg)",
     )
 
 
 VERBS = {
     "list": Verb("list the newest jobs", _add_list, _list),
-    "info": Verb("show how jobs stand, and why tasks failed", _add_jobs, _info, _SELECTORS),
-    "wait": Verb("wait until jobs have ended; exits as they did", _add_wait, _wait, _SELECTORS),
+    "info": Verb("show the state of jobs, and why tasks failed", _add_jobs, _info, _SELECTORS),
+    "wait": Verb(
+        "wait until jobs have ended; exit with their status", _add_wait, _wait, _SELECTORS
+    ),
     "output": Verb("print the results of jobs, in order", _add_output, _output, _SELECTORS),
-    "log": Verb("print what the programs of jobs complained", _add_log, _log, _SELECTORS),
+    "log": Verb(
+        "print what the programs of jobs wrote to standard error", _add_log, _log, _SELECTORS
+    ),
     "graph": Verb("draw the tasks of a job and what they read", _add_graph, _graph),
     "cancel": Verb(
         "cancel jobs, and wait until their programs are gone", _add_wait, _cancel, _SELECTORS
@@ -381,5 +399,5 @@ VERBS = {
     "retry": Verb(
         "run the failed and cancelled tasks of jobs again", _add_retry, _retry, _SELECTORS
     ),
-    "rm": Verb("forget jobs that have ended, with their results", _add_jobs, _rm, _SELECTORS),
+    "rm": Verb("remove ended jobs and their results", _add_jobs, _rm, _SELECTORS),
 }

@@ -1,4 +1,4 @@
-"""`ciel job log`: what the programs of jobs complained, gathered from all workers."""
+"""`ciel job log`: prints the standard error of a job's programs, gathered from all workers."""
 
 from __future__ import annotations
 

@@ -321,7 +321,9 @@ def _rm(client: Client, args: Namespace) -> int:
 
 def _add_put(parser: ArgumentParser) -> None:
     parser.add_argument("files", metavar="FILE", nargs="+", help="- is standard input")
-    parser.add_argument("--name", metavar="TEXT", help="what to call it (the file's name)")
+    parser.add_argument(
+        "--name", metavar="TEXT", help="the name of the object (default: the name of the file)"
+    )
 
 
 def _add_objects(parser: ArgumentParser) -> None:
@@ -350,9 +352,9 @@ def _add_rm(parser: ArgumentParser) -> None:
 
 
 VERBS = {
-    "put": Verb("bring files to two workers, to stay; print their ids", _add_put, _put),
+    "put": Verb("store files on two workers; print their ids", _add_put, _put),
     "get": Verb("print objects, or write them to a file", _add_get, _get, _SELECTORS),
-    "info": Verb("show what is known of objects", _add_objects, _info, _SELECTORS),
-    "list": Verb("list what was put, or other objects", _add_list, _list),
-    "rm": Verb("let go what was put", _add_rm, _rm, _SELECTORS),
+    "info": Verb("show where objects are, and who reads them", _add_objects, _info, _SELECTORS),
+    "list": Verb("list stored files, or all objects", _add_list, _list),
+    "rm": Verb("remove stored files", _add_rm, _rm, _SELECTORS),
 }

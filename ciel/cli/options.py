@@ -48,8 +48,8 @@ def _formatter(prog: str) -> argparse.HelpFormatter:
 
 def add_cluster_options(parser: argparse.ArgumentParser) -> None:
     """Add what says which cluster is meant, and `--json`."""
-    parser.add_argument("-m", "--master", metavar="URL", help="the master, http://HOST:PORT")
-    parser.add_argument("--access", metavar="FILE", help="its access file")
+    parser.add_argument("-m", "--master", metavar="URL", help="URL of the master, http://HOST:PORT")
+    parser.add_argument("--access", metavar="FILE", help="access file of the cluster")
     parser.add_argument("--json", action="store_true", help="print JSON, for programs")
 
 
@@ -68,7 +68,7 @@ def add_own_cluster_options(parser: argparse.ArgumentParser) -> None:
     """Add what shapes the cluster that a command starts when there is none."""
     parser.add_argument(
         "--workers", type=whole_number(1, WORKERS_MAX), metavar="N",
-        help="where no cluster is up: start one of N workers for this command (default 1)",
+        help="if no cluster is up, start one with N workers for this command (default 1)",
     )  # fmt: skip
 
 

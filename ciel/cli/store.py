@@ -72,4 +72,8 @@ def _add_nothing(parser: ArgumentParser) -> None:
     pass
 
 
-VERBS = {"stats": Verb("show what stores hold and do", _add_nothing, _stats, _STATS)}
+VERBS = {
+    "stats": Verb(
+        "show the contents and the activity of the workers' stores", _add_nothing, _stats, _STATS
+    )
+}

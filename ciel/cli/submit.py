@@ -62,13 +62,16 @@ _PIECES_PER_SLOT = 2
 """Of standard input, that are on their way: more would only fill the store."""
 
 _EPILOG = """\
-Options end at the first word that is none: what follows is the program's. PROGRAM runs in this
-directory, with this environment (docs/where-programs-run.md). With a slash it is a path from here;
-otherwise it is sought in PATH. There is no shell. Standard input goes to a single program. In an
-array, {} in an argument becomes the element and {#} its number; CIEL_ELEMENT and CIEL_INDEX carry
-them too. Lines run as they come. Output is printed in the order of the array. The exit status is 0
-only if that of every element was. Results of more than 10,000 elements are not kept once they are
-printed or written; with --detach they are.
+Options stand before PROGRAM; all words after it are its arguments. PROGRAM runs in the current
+directory, with the current environment (docs/where-programs-run.md). If its name contains a slash,
+it is a path from here; otherwise it is searched for in PATH. No shell is involved. A single program
+reads standard input.
+
+In an array, {} in an argument stands for the element, and {#} for its number; CIEL_ELEMENT and
+CIEL_INDEX contain the same. Each line starts to run as soon as it is read. Outputs are printed in
+the order of the array. The exit status is 0 only if every element exits with 0. The results of
+arrays of more than 10,000 elements are deleted once they are printed or written, unless --detach is
+given.
 
   ciel submit sort words.txt
   ciel submit --array 1-10 seq {}
@@ -284,57 +287,59 @@ def _parse(words: Sequence[str]) -> argparse.Namespace:
     parser.usage = "ciel submit [OPTION…] PROGRAM [ARG…]"
     _add_array_options(parser)
     _add_surroundings(parser)
-    parser.add_argument("--name", metavar="TEXT", help="what to call the job")
+    parser.add_argument("--name", metavar="TEXT", help="the name of the job")
     parser.add_argument(
         "--slots", type=whole_number(1, SLOTS_MAX), default=1, metavar="N",
-        help="slots of each run (default 1)",
+        help="slots that each run occupies (default 1)",
     )  # fmt: skip
     parser.add_argument(
         "--memory", type=memory_size, default=0, metavar="SIZE",
-        help="have so much kept free for each run; end one that takes more of its own (512M, 2G)",
+        help="reserve this memory for each run, and kill a run that uses more (512M, 2G)",
     )  # fmt: skip
     parser.add_argument(
         "--priority", type=_priority, default=0, metavar="N",
-        help="runs of a higher one start first, also before those of other jobs (-1000 to 1000)",
+        help="runs with a higher priority start first, across all jobs (-1000 to 1000)",
     )  # fmt: skip
     parser.add_argument(
         "--policy", choices=POLICIES, default=LOCALITY,
-        help="how runs are spread over workers (default %(default)s)",
+        help="how the scheduler chooses a worker for a run (default %(default)s)",
     )  # fmt: skip
     parser.add_argument(
-        "--keep", action="store_true", help="keep all that is made until the job is removed"
+        "--keep", action="store_true", help="keep intermediate objects until the job is removed"
     )
     parser.add_argument(
         "--timeout", type=_timeout, default=0.0, metavar="TIME",
-        help="end a run after 90s, 10m, 2h, 01:00:00",
+        help="kill a run after this time: 90s, 10m, 2h, 01:00:00",
     )  # fmt: skip
     parser.add_argument(
         "--retries", type=whole_number(0, RETRIES_MAX), default=0, metavar="N",
-        help="run a failed one again, so often",
+        help="repeat a failed run up to N times",
     )  # fmt: skip
     parser.add_argument(
         "--retry-on", type=_kinds, default=(), metavar="KIND,…",
-        help="only after such failures: " + ", ".join(_KINDS),
+        help="repeat only after these failures: " + ", ".join(_KINDS),
     )  # fmt: skip
     parser.add_argument(
         "--retry-delay", type=_retry_delay, default=0.0, metavar="TIME",
-        help="before the first time; then twice as long each time, up to 30s",
+        help="wait this long before the first retry, twice as long before each next one, up to 30s",
     )  # fmt: skip
     parser.add_argument(
         "--kill-grace", type=_kill_grace, default=-1.0, metavar="TIME",
-        help="between SIGTERM and SIGKILL, to write a checkpoint (default: as workers have it, 5s)",
+        help="time between SIGTERM and SIGKILL (default: the worker's --kill-grace, 5s)",
     )  # fmt: skip
     parser.add_argument(
         "--store", choices=LEVELS, default="",
-        help="where outputs begin, on a worker whose store is in memory (default: there)",
+        help="where a worker with a store in memory writes outputs first (default memory)",
     )  # fmt: skip
-    parser.add_argument("--detach", action="store_true", help="leave the job running")
+    parser.add_argument(
+        "--detach", action="store_true", help="return at once, and leave the job running"
+    )
     parser.add_argument("--quiet", action="store_true", help="show no progress")
     add_own_cluster_options(parser)
     add_cluster_options(parser)
     program = parser.add_argument(
         "program", nargs=argparse.REMAINDER, metavar="PROGRAM [ARG…]",
-        help="options end at the first word that is none",
+        help="the program and its arguments",
     )  # fmt: skip
     program.required = False
     args: argparse.Namespace = parser.parse_args(words)
@@ -377,26 +382,32 @@ def _add_array_options(parser: argparse.ArgumentParser) -> None:
         help="one run for each number (A-B:STEP; 1,3,5-9; 001-100; 1-100%%4: four at a time)",
     )  # fmt: skip
     array.add_argument(
-        "--each-line", metavar="FILE", help="one run for each line (- is standard input)"
+        "--each-line", metavar="FILE", help="one run for each line of a file (- is standard input)"
     )
     array.add_argument(
         "--pipe", action="store_true",
-        help="one run for each piece of standard input, which it reads; cut at ends of lines",
+        help="split standard input at ends of lines; one run reads each piece",
     )  # fmt: skip
     parser.add_argument(
-        "-0", "--null", action="store_true", help="what --each-line reads ends with NULs, not lines"
+        "-0",
+        "--null",
+        action="store_true",
+        help="items of --each-line end with NUL instead of a newline",
     )
     # argparse takes -0 for a number, and then no negative number for a value any more.
     parser._has_negative_number_optionals.clear()
     parser.add_argument(
-        "--block", metavar="SIZE", type=memory_size, help="of the pieces of --pipe (default 1M)"
+        "--block",
+        metavar="SIZE",
+        type=memory_size,
+        help="size of the pieces of --pipe (default 1M)",
     )
     parser.add_argument(
         "-j", "--jobs", metavar="N", type=whole_number(1, UNSETTLED_MAX),
-        help="have at most N elements run, or wait for a slot, at a time",
+        help="submit at most N elements at a time",
     )  # fmt: skip
     parser.add_argument(
-        "--unordered", action="store_true", help="print results as they come, not in their order"
+        "--unordered", action="store_true", help="print results as they arrive, in any order"
     )
 
 
@@ -404,11 +415,11 @@ def _add_surroundings(parser: argparse.ArgumentParser) -> None:
     """Add what says which files and variables a program has, and where its output goes."""
     parser.add_argument(
         "--in", dest="inputs", metavar="FILE", action="append", default=[],
-        help="send a file along, into a private directory, where the program then runs (repeat)",
+        help="copy a file into a private directory, and run the program there (repeatable)",
     )  # fmt: skip
     parser.add_argument(
         "--object", dest="objects", metavar="NAME=OBJECT", action="append", default=[],
-        help="have an object there as a file, see `ciel object` (repeat)",
+        help="the same with an object of the cluster, see `ciel object` (repeatable)",
     )  # fmt: skip
     where = parser.add_mutually_exclusive_group()
     where.add_argument(
@@ -416,38 +427,38 @@ def _add_surroundings(parser: argparse.ArgumentParser) -> None:
     )
     where.add_argument(
         "--scratch", action="store_true",
-        help="run each in a private directory, which is deleted at its end",
+        help="run in a private directory, which is deleted afterwards",
     )  # fmt: skip
     parser.add_argument(
         "--out", metavar="DIR",
-        help="write outputs to DIR/N instead of printing them, or to the file that a name with {} "
-        "or {#} makes; a file of an earlier run is removed first",
+        help="write each output to DIR/N, or to a file name with {} or {#} in it, instead of "
+        "printing it; files of an earlier run are removed first",
     )  # fmt: skip
     parser.add_argument(
         "--collect", metavar="NAME", action="append", default=[],
-        help="bring a file that each run made, or those of a pattern, to the --out directory: "
-        "DIR/NAME, in an array DIR/N/NAME; outputs are printed (repeat)",
+        help="copy a file that the run wrote, or all that match a pattern, into the --out "
+        "directory, as DIR/NAME, in an array as DIR/N/NAME (repeatable)",
     )  # fmt: skip
     parser.add_argument(
         "--joblog", metavar="FILE",
-        help="write a line for each element that ended: host, start, seconds, status, command",
+        help="write a line for each finished element: host, start, seconds, status, command",
     )  # fmt: skip
     parser.add_argument(
         "--follow", action="store_true",
-        help="print outputs line by line while programs run, those of an array as they come; with "
-        "--detach, `ciel job output --follow` prints them so",
+        help="print outputs line by line while programs run; with --detach, "
+        "`ciel job output --follow` prints them",
     )  # fmt: skip
     parser.add_argument(
         "--stderr", action="store_true",
-        help="show what programs write to standard error, line by line while they run",
+        help="print standard error line by line while programs run",
     )  # fmt: skip
     parser.add_argument(
         "--env", metavar="NAME=VALUE", action="append", default=[],
-        help="set a variable; NAME alone takes ours (repeat)",
+        help="set a variable; NAME alone copies the current value (repeatable)",
     )  # fmt: skip
     parser.add_argument(
         "--clean-env", action="store_true",
-        help="run with the environment of the workers, not with ours",
+        help="run with the environment of the worker instead of the current one",
     )  # fmt: skip
 
 

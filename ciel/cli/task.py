@@ -1,4 +1,4 @@
-"""`ciel task`: list a job's tasks, look at them, ask why they stand as they do, cancel some, run
+"""`ciel task`: list the tasks of a job, show one, explain why it waits or failed, cancel some, run
 some again.
 """
 
@@ -276,14 +276,18 @@ def _add_list(parser: ArgumentParser) -> None:
 
 def _add_log(parser: ArgumentParser) -> None:
     _add_task(parser)
-    parser.add_argument("-f", "--follow", action="store_true", help="go on until the job has ended")
+    parser.add_argument(
+        "-f", "--follow", action="store_true", help="continue until the job has ended"
+    )
 
 
 VERBS = {
     "list": Verb("list the tasks of a job", _add_list, _list),
-    "info": Verb("show all that is known of tasks", _add_task, _info, _SELECTORS),
-    "explain": Verb("say why tasks run, wait or failed", _add_task, _explain, _SELECTORS),
+    "info": Verb(
+        "show the state, the attempts and the outputs of tasks", _add_task, _info, _SELECTORS
+    ),
+    "explain": Verb("explain why tasks run, wait, or have failed", _add_task, _explain, _SELECTORS),
     "cancel": Verb("cancel some tasks of a job", _add_task, _cancel, _SELECTORS),
     "retry": Verb("run failed or cancelled tasks again", _add_task, _retry, _SELECTORS),
-    "log": Verb("print what tasks complained", _add_log, _log, _SELECTORS),
+    "log": Verb("print what tasks wrote to standard error", _add_log, _log, _SELECTORS),
 }

@@ -338,7 +338,7 @@ def _down(words: Sequence[str]) -> int:
         "End the local cluster that `ciel up` started. If jobs are unfinished, it asks on a "
         "terminal, and elsewhere refuses with status 1 unless --force says to end them.",
     )
-    parser.add_argument("--force", action="store_true", help="end unfinished jobs, too")
+    parser.add_argument("--force", action="store_true", help="end unfinished jobs as well")
     parser.add_argument("--json", action="store_true", help="print JSON, for programs")
     args = parser.parse_args(words)
     with _only_one():

@@ -53,4 +53,4 @@ def _add_nothing(parser: ArgumentParser) -> None:
     pass
 
 
-VERBS = {"list": Verb("list the workers, and what they do", _add_nothing, _list)}
+VERBS = {"list": Verb("list the workers and their tasks", _add_nothing, _list)}
