@@ -12,7 +12,7 @@ COMPILED := $(wildcard ciel/core/*.py ciel/wire/*.py ciel/master/state/*.py ciel
 	$(shell sed -n 's/^    "\(ciel.*\.py\)",$$/\1/p' setup.py)
 C_OF_SCC := $(wildcard scc/include/*.h scc/src/*.[ch] scc/tools/*.[ch] scc/fuse/*.[ch])
 
-.PHONY: deps dev compiled demo test check check-deep check-stores bench appendix arrays check-fuse package clean format
+.PHONY: deps dev compiled demo test test-under-load check check-deep check-stores bench appendix arrays check-fuse package clean format
 
 # System packages are installed only on request, or for CI, where a missing one would be a skipped test.
 deps:
@@ -51,6 +51,9 @@ demo: $(RUNTIME)
 
 test: dev
 	@$(RUN)/pytest -n 2 --dist loadfile
+
+test-under-load: dev
+	@.ci/under-load
 
 check: dev
 	$(RUN)/ruff check .

@@ -57,11 +57,13 @@ def hostile_ids(number: int) -> Iterator[str]:
 
 
 def snapshot(where: Path) -> list[str]:
-    """Return the names in a directory at any depth, beside it, above it and where we stand."""
-    beside = [
-        str(path) for place in (where.parent, where.parent.parent) for path in place.iterdir()
-    ]
-    return sorted(beside + [str(path) for path in (*where.rglob("*"), *Path.cwd().iterdir())])
+    """Return the names in a directory at any depth, beside it, above it and in the current one, but
+    for those of other processes of the test run.
+    """
+    places = (where.parent, where.parent.parent, Path.cwd())
+    around = [path for place in places for path in place.iterdir()]
+    ours = [path for path in around if not path.name.startswith(("popen-gw", "."))]
+    return sorted(map(str, (*ours, *where.rglob("*"))))
 
 
 class StoreSuite(ProcessRules):

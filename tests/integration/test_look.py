@@ -461,7 +461,8 @@ def command(number: int) -> str:
 
 
 def test_tasks_are_listed(up: Up, array: str) -> None:
-    assert up.shown("task", "list", f"{array}:5-8") == (
+    listed = up.shown("task", "list", f"{array}:5-8")  # on a busy machine one may be given back
+    assert re.sub(r"  (done|failed)  \d+  ", r"  \1  1  ", listed) == (
         "TASK  NAME  STATE  ATTEMPT  WORKER  STARTED  TIME  EXIT  RESULT  COMMAND\n"
         f"  5  5  done  1  WORKER  CLOCK  TIME  0  2 bytes  {command(5)}\n"
         f"  6  6  done  1  WORKER  CLOCK  TIME  0  2 bytes  {command(6)}\n"
