@@ -394,10 +394,10 @@ class Job(Shown):
     def await_copy(
         self, unreadable: ObjectUnreadableError, ref: Reference, timeout_s: float | None = None
     ) -> Reference:
-        """Return what became of an object that was settled as `ref` and could not be read, once its
-        worker is known to be lost and it was made again; or `ref`, to be read once more, if that
-        worker may be back. Raises `unreadable` if the master hears that worker well, and
-        WaitTimeoutError.
+        """Return the new reference of an object that was settled as `ref` and could not be read,
+        once the object was recomputed. Return `ref`, to be read once more, if its worker may be
+        back, or if the object was recomputed where it was. Raises `unreadable` if the master hears
+        that worker well and the object is not there, and WaitTimeoutError.
         """
         until_s = math.inf if timeout_s is None else time.monotonic() + timeout_s
 
@@ -411,7 +411,7 @@ class Job(Shown):
             summary = read_summary(self._client.ask("jobs", {"job": self.id})[0])
             if not is_changed():
                 if waited and not summary.unsettled:
-                    if self._may_be_back(ref):
+                    if self._may_be_back(ref) or self._is_readable(ref):
                         return ref
                     raise unreadable
                 left_s = until_s - time.monotonic()
@@ -428,6 +428,14 @@ class Job(Shown):
         """Whether the master suspects a worker that holds an object, and waits for it."""
         places, workers = locations_of(ref), self._client.ask("workers")
         return any(each["suspicion"] and each["netloc"] in places for each in workers)
+
+    def _is_readable(self, ref: Reference) -> bool:
+        """Whether an object can be read now: it may have been recomputed where it was lost."""
+        try:
+            next(self._client.read_chunks(ref), None)
+        except ObjectUnreadableError:
+            return False
+        return True
 
     def expect(self, ref: Reference) -> None:
         """Want an object and wait for it, as who adds no task meanwhile: if nothing of the job runs

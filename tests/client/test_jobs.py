@@ -238,6 +238,16 @@ def test_a_result_that_the_master_does_not_think_lost_is_not_awaited_for_ever(
         job.await_copy(ObjectUnreadableError(ref.id, []), ref)
 
 
+def test_a_result_that_is_made_again_where_it_was_is_read_once_more(
+    acceptor: AcceptorLike, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its reference is the same, so nothing else tells the client of it."""
+    monkeypatch.setattr(jobs, "LOSS_NOTICE_S", 0.05)
+    job, _, ref = lost_copy(acceptor, client)
+    monkeypatch.setattr(client, "read_chunks", lambda ref: iter([b"there again"]))
+    assert job.await_copy(ObjectUnreadableError(ref.id, []), ref) == ref
+
+
 def test_a_job_that_ended_is_watched_anew_for_what_is_made_again(
     acceptor: AcceptorLike, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:

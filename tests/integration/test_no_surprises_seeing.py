@@ -92,7 +92,7 @@ def test_d1_of_each_finished_task_it_is_known_what_ran_where_when_and_how_it_end
             cluster.facts("task", "info", f"{number}:{element}")["exit_status"]
             == (row["exit_status"])
         )
-    assert rows[0]["run_s"] >= 0.05
+    assert rows[0]["run_s"] >= 0.045  # the clocks of the kernel and of the worker differ
 
 
 def test_d1_job_info_tells_it_in_words_with_the_names_of_hosts_first(cluster: Cluster) -> None:
