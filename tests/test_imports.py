@@ -28,7 +28,7 @@ IN_CIRCLES = {
     "ciel": "",
     "ciel.client": "api attached bundling calling client connection dialing executor explaining "
     "functions futures in_task jobs mapping progress results trace",
-    "ciel.core": "arrivals bare choices fixed graph heirs streams",
+    "ciel.core": "any_inputs childless fixed graph redelegation streams undeclared_outputs",
     "ciel.executors.programs": "python python_async python_bundle python_clock python_evaluator "
     "python_generators python_sending python_sharing",
     "ciel.python": "calls captured futures packing pickling sessions tasks",

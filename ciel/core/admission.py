@@ -1,13 +1,13 @@
-"""Which disk jobs run now: one `Admission` for each device (CIB-40, CIB-41).
+"""Decides which disk jobs run now: one `Admission` for each device (CIB-40, CIB-41).
 
-A disk that turns loses half of its speed as soon as it must serve two; one that does not is slow
-when it serves only one. So there is a limit for each device: none, a number, or the number that was
-measured to be best. Whoever acts says what happened and when, and begins what is returned.
+A rotating disk loses half of its speed when it serves two jobs; other devices are slow when they
+serve only one. So each device has a limit: none, a number, or the number that measured best. The
+caller reports events with their time, and starts the jobs that the method returns.
 
-The order knows sizes. A job's place is the time at which it came plus the time that it will take,
-counted at `USUAL_BYTES_PER_S` and at most `PASSED_FOR_S`. So a small one passes large ones, and
-whatever comes later than a job's own length after it does not pass it any more: no job waits for
-more than what came before it and in that time.
+The order depends on sizes. The place of a job is its time of arrival plus its expected duration,
+computed with `USUAL_BYTES_PER_S` and at most `PASSED_FOR_S`. So a small job overtakes large ones. A
+job that arrives later than the duration of another job after it does not overtake that job: no job
+waits for more than the jobs that arrived before it, and during that duration.
 """
 
 from __future__ import annotations
@@ -20,43 +20,43 @@ from typing import Generic, TypeVar
 
 USUAL_BYTES_PER_S = 1e8  # a disk that turns; until something is measured
 PASSED_FOR_S = 10.0
-"""However large a job is, what comes so much later than it waits behind it."""
+"""A job that arrives so much later than a large one does not overtake it."""
 
 AT_A_TIME_MAX = 32
-"""As far as is searched: such queues devices have, and so many threads are no burden."""
+"""The upper end of the search: devices have queues of this length."""
 
 FIRST_AT_A_TIME = 4
-"""Where the search begins on a device that does not turn: enough to keep it busy while one job
-follows another, and no worse than one where that is enough (docs/measured/disk-jobs.md)."""
+"""The first limit on a device that does not rotate: it keeps the device busy between jobs
+(docs/measured/disk-jobs.md)."""
 
 BETTER = 1.05
-"""More at a time must be worth so much, and fewer may cost less than that: less waits for who comes
-next."""
+"""A higher limit must raise the rate by this factor; a lower one may cost less than that, since
+new jobs then wait for fewer."""
 
 WORSE = 0.8
-"""What is so much slower in the first round is not tried in a second."""
+"""A limit that is slower by this factor in its first round gets no second round."""
 
 WAITING_FOR_EACH = 4
-"""So many jobs must wait, for each that would run, before another number is tried: a trial that
-fails is to be earned back."""
+"""The number of waiting jobs, for each that would run, before another limit is tried: many jobs
+share the cost of a trial that fails."""
 
 ROUNDS = 2
 PAUSE_MIN_S = 10.0
 PAUSE_MAX_S = 600.0
-"""Between trials, doubled each time that nothing better was found."""
+"""The pause between trials, doubled after each trial that finds no better limit."""
 
 _SLACK = 0.25
-"""For so much of a measurement fewer may run than could: a job ends before the next begins."""
+"""The share of a measurement in which fewer jobs may run than the limit allows."""
 
 TOLD_FROM_S = 0.1
-"""A queue that is shorter is as good as none, for those who look from elsewhere."""
+"""A shorter queue counts as empty for other hosts."""
 
 Key = TypeVar("Key", bound=Hashable)
 
 
 def level_of(busy_s: float) -> int:
-    """Say how long a queue is, so that telling whenever this changes is not often: 0 for none, and
-    one more for each doubling.
+    """Return the length of a queue as a level, which changes seldom: 0 for an empty queue, and one
+    more for each doubling.
     """
     return 0 if busy_s < TOLD_FROM_S else 1 + int(log2(busy_s / TOLD_FROM_S))
 
@@ -86,19 +86,19 @@ class Policy:
 
 
 class Search:
-    """Looks for the number of jobs at a time at which most bytes pass.
+    """Searches for the number of concurrent jobs with the highest throughput.
 
-    It measures the present number and twice or half of it in turns, and keeps what is better.
-    Only times count in which as many ran as could. When neither is better it rests. It stays
-    between `least` and `most`, and with both the same it only measures.
+    It measures the current number, then twice or half of it, and keeps the better one. A
+    measurement counts only while as many jobs run as the limit allows. When neither is better, the
+    search pauses. It stays between `least` and `most`; if both are equal, it only measures.
     """
 
     def __init__(self, first: int, *, least: int = 1, most: int = AT_A_TIME_MAX) -> None:
         self.settled = first
         self.limit = first
-        """What to go by now: the settled number, or the one that is being tried."""
+        """The current limit: the settled number, or the one that is being tried."""
         self.bytes_per_s: float | None = None
-        """What passes at the settled number, once that was measured."""
+        """The throughput at the settled number, once it was measured."""
         self._least, self._most = least, most
         self._upwards = True
         self._rates: dict[int, list[float]] = {}
@@ -116,8 +116,8 @@ class Search:
         self, running: int, now_s: float, *, waiting: int = 0, ended_bytes: int | None = None,
         has_ended: bool = False,
     ) -> None:  # fmt: skip
-        """Learn how many run from now on, and how many wait; if a job has just ended, its size
-        unless that says nothing.
+        """Note how many jobs run and wait from now on. `ended_bytes`: the size of a job that has
+        just ended, unless it failed.
         """
         if self._begun_s is None:
             self._stale -= has_ended and self._stale > 0
@@ -142,7 +142,7 @@ class Search:
                 self._measure(now_s)
 
     def ran_out(self) -> None:
-        """Learn that there is nothing to do: what was being measured is worth nothing."""
+        """Note that no job is left, and discard the current measurement."""
         self._begun_s = None
         self._stale = 0
 
@@ -151,7 +151,7 @@ class Search:
         self._short_s, self._bytes, self._ended, self._ran_full = 0.0, 0, 0, True
 
     def _measured(self, rate: float, now_s: float, waiting: int) -> None:
-        """Take a rate at the present limit, and say what is measured next."""
+        """Record a rate at the current limit, and choose the next limit to measure."""
         if self.limit == self.settled:
             known = self.bytes_per_s
             self.bytes_per_s = rate if known is None else (known + rate) / 2
@@ -192,7 +192,7 @@ class Search:
         self._not_before_s = now_s
 
     def _refuse(self, now_s: float) -> None:
-        """Go on as before; look the other way next, and rest after both."""
+        """Return to the settled limit; search in the other direction next, and pause after both."""
         self._rates.clear()
         self.limit = self.settled
         self._upwards = not self._upwards
@@ -203,11 +203,11 @@ class Search:
 
 
 class Admission(Generic[Key]):
-    """The disk jobs of one device that wait, were let in, or run.
+    """The disk jobs of one device: waiting, admitted, or running.
 
-    A job comes by `request`, is begun when one of the calls returns it, and leaves by `end`, at
-    whatever stage. `started`: it has begun to read or write; until then it may have waited for
-    others on this host.
+    A job arrives by `request`, is admitted when one of the methods returns it, and leaves by `end`
+    in any state. `started` reports that it reads or writes; before, it may have waited for other
+    processes of this host.
     """
 
     def __init__(self, policy: Policy, *, is_rotating: bool) -> None:
@@ -222,35 +222,35 @@ class Admission(Generic[Key]):
         self._begun: dict[Key, int] = {}
         self._running: set[Key] = set()
         self.pending_bytes = 0
-        """Of all that wait or were begun."""
+        """The bytes of all waiting and admitted jobs."""
 
     @property
     def limit(self) -> int | None:
-        """How many may be begun now; None: any number."""
+        """How many jobs may be admitted at a time; None: any number."""
         return None if self.search is None else self.search.limit
 
     @property
     def waiting_count(self) -> int:
-        """How many were not begun yet."""
+        """The number of jobs that are not admitted yet."""
         return len(self._waiting)
 
     @property
     def running_count(self) -> int:
-        """How many read or write."""
+        """The number of jobs that read or write."""
         return len(self._running)
 
     @property
     def bytes_per_s(self) -> float:
-        """What passes, as far as it is known."""
+        """The throughput of the device, or a guess before it was measured."""
         return (self.search and self.search.bytes_per_s) or USUAL_BYTES_PER_S
 
     @property
     def busy_s(self) -> float:
-        """About how long what is pending will take."""
+        """The expected duration of all pending jobs."""
         return self.pending_bytes / self.bytes_per_s
 
     def request(self, key: Key, size_bytes: int, now_s: float) -> list[Key]:
-        """Have a job wait; return those that are to begin."""
+        """Add a job; return the jobs to be started."""
         if key in self._waiting or key in self._begun:
             raise ValueError(f"the disk job {key!r} is there already")
         self._number += 1
@@ -261,14 +261,14 @@ class Admission(Generic[Key]):
         return self._begin()
 
     def started(self, key: Key, now_s: float) -> None:
-        """Learn that a job that was begun runs now."""
+        """Note that an admitted job reads or writes now."""
         if key in self._begun and key not in self._running:
             self._running.add(key)
             if self.search is not None:
                 self.search.ran(len(self._running), now_s)
 
     def end(self, key: Key, now_s: float, *, is_good: bool = True) -> list[Key]:
-        """Forget a job, which has ended or was given up; return those that are to begin."""
+        """Remove a job that has ended or was given up; return the jobs to be started."""
         if (waited := self._waiting.pop(key, None)) is not None:
             self.pending_bytes -= waited[0]  # its place in the line stays until it is met
             return []

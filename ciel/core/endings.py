@@ -1,4 +1,4 @@
-"""How a job ends: which of its results are errors, and what it waits for in vain."""
+"""Decides how a job ends: which of its results are errors, and which will never be produced."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What the parties tell each other: plain values, the same at both ends of a connection.
+"""The messages between clients, master and workers, as plain values.
 
-Orders are in the imperative, reports in the past tense. `wire.messages` gives each its form on the
-wire; the state machines take and return them and know of no connection, only of names for peers.
+Orders are in the imperative, reports in the past tense. `wire.messages` encodes them. The state
+machines take and return them; they know no connections, only names of peers.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from ciel.core.tasks import TaskSpec
 
 
 class SubmitJob(NamedTuple):
-    """Create a job; sent again with the same id it changes nothing, so it may be retried."""
+    """Create a job. A second one with the same id changes nothing, so a client may retry it."""
 
     spec: JobSpec
 
 
 class AddTask(NamedTuple):
-    """Add a task to one's open job (or the first task of any job). `known`: inputs that are no
-    futures.
+    """Add a task to the client's open job, or the first task to any job of the client. `known`: the
+    inputs that are not futures.
     """
 
     spec: TaskSpec
@@ -32,16 +32,16 @@ class AddTask(NamedTuple):
 
 
 class WantObjects(NamedTuple):
-    """Have a job want objects: they are made, and announced when they are there."""
+    """Have a job want objects: the master has them produced, and announces them."""
 
     job: JobId
     objects: tuple[ObjectId, ...]
 
 
 class ReleaseObjects(NamedTuple):
-    """Have a job want objects no longer. `for_good`: its client will never name them again, so that
-    how they were made may be forgotten, too. `uploads`: references to those of them that it has
-    brought to workers, since no task that the master knows may ever have named them.
+    """Have a job want objects no longer. `for_good`: the client will not name them again, so the
+    master may forget their lineage. `uploads`: references to released objects that the client has
+    uploaded to workers: the master may not know of them yet.
     """
 
     job: JobId
@@ -51,21 +51,21 @@ class ReleaseObjects(NamedTuple):
 
 
 class CloseJob(NamedTuple):
-    """No more tasks or wants will come: the job ends when what it wants is there."""
+    """Announce that no tasks or wants follow: the job ends when its wanted objects are there."""
 
     job: JobId
 
 
 class CancelJob(NamedTuple):
-    """End a job now; its programs are killed, and it is over when they are gone."""
+    """Cancel a job. Its programs are killed; the job is cancelled when they have ended."""
 
     job: JobId
     reason: str
 
 
 class WatchJob(NamedTuple):
-    """Be told of a job from now on (what is settled already is told at once), and answer for it.
-    `prints`: also of what its tasks print.
+    """Subscribe to a job, and keep it alive. Objects that are settled already are announced at
+    once. `prints`: subscribe to the lines that its tasks print as well.
     """
 
     job: JobId
@@ -73,9 +73,7 @@ class WatchJob(NamedTuple):
 
 
 class Ask(NamedTuple):
-    """Ask for something to look at (`status`, `jobs`, `job`, …); answered by an `Answer` of the
-    same number.
-    """
+    """Query the master (`status`, `jobs`, `job`, …). An `Answer` with the same number replies."""
 
     number: int
     topic: str
@@ -83,9 +81,9 @@ class Ask(NamedTuple):
 
 
 class Change(NamedTuple):
-    """Have something changed that is not one's own (`remove` or `retry` a job, `cancel_task`,
-    `retry_task`; from a worker: `attach` a process to a new one, or `fail` it); answered as an
-    `Ask` is, but for `LEAVE`: with that a worker takes its leave, and its session ends.
+    """Change a job, task or object of any client (`remove` or `retry` a job, `cancel_task`,
+    `retry_task`; from a worker: `attach` a process to a new job, or `fail` a job). An `Answer` with
+    the same number replies, except to `LEAVE`, by which a worker ends its session.
     """
 
     number: int
@@ -100,8 +98,8 @@ LEAVE = "leave"
 
 
 class ObjectSettled(NamedTuple):
-    """A wanted object is there, or has failed. If `ref` is a Stream, a task still writes it, and
-    clients can read it.
+    """A wanted object is complete, or has failed. If `ref` is a Stream, a task still writes the
+    object, and clients can read it.
     """
 
     job: JobId
@@ -109,22 +107,23 @@ class ObjectSettled(NamedTuple):
 
 
 class JobChanged(NamedTuple):
-    """How a job stands: now and then while it runs, and when it has ended."""
+    """The state of a job: sent now and then while it runs, and when it has ended."""
 
     summary: JobSummary
 
 
 class RequestRefused(NamedTuple):
-    """A message about a job was not carried out; says whose fault it was and why."""
+    """The master refused a message about a job; `reason` says who is at fault, and why."""
 
     job: JobId
     reason: str
 
 
 class JobPrinted(NamedTuple):
-    """A task has printed, see `TaskPrinted`. `number`: which task of its job's client it is, from
-    1; 0 for one that a task has created. `netloc`: where the worker serves that has it in its log.
-    `is_notice`: every client that watches the job gets it, not only those that want its prints.
+    """A task has printed, see `TaskPrinted`. `number`: the position of the task among those that
+    the client created, from 1; 0 if a task created it. `netloc`: the worker whose log contains the
+    text. `is_notice`: sent to all clients that watch the job, whether they subscribe to prints or
+    not.
     """
 
     job: JobId
@@ -140,7 +139,7 @@ class JobPrinted(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """The reply to an `Ask` or a `Change`; `error` is empty if it could be done."""
+    """The reply to an `Ask` or a `Change`; `error` is empty on success."""
 
     number: int
     value: Any
@@ -151,8 +150,8 @@ class Answer(NamedTuple):
 
 
 class DescribeJob(NamedTuple):
-    """Know in which directory and environment the programs of a job run. The master sends it before
-    the first task of such a job, and None once the job is over.
+    """The directory and the environment in which the programs of a job run. The master sends it
+    before the first task of the job, and None when the job has ended.
     """
 
     job: JobId
@@ -160,8 +159,8 @@ class DescribeJob(NamedTuple):
 
 
 class AssignTask(NamedTuple):
-    """Run a task. `inputs` are its inputs as the master knows them now, in the spec's order; one
-    that is still a future will be made by a task that this worker was assigned before.
+    """Run a task. `inputs`: its inputs as the master knows them now, in the order of the spec. An
+    input that is still a future is the output of a task that the worker was assigned before.
     """
 
     spec: TaskSpec
@@ -170,8 +169,8 @@ class AssignTask(NamedTuple):
 
 
 class CancelTask(NamedTuple):
-    """Call an attempt off; it is answered by a `TaskReported` once nothing of it runs any more.
-    `aborts`: that counts as a failure of its own, with the fault `ABORTED`.
+    """Cancel an attempt. The worker replies with `TaskReported` when no process of it is left.
+    `aborts`: the attempt then counts as failed, with the fault `ABORTED`.
     """
 
     task: TaskId
@@ -180,8 +179,8 @@ class CancelTask(NamedTuple):
 
 
 class RecallTasks(NamedTuple):
-    """Give attempts back that have not begun: each is answered by a `TaskReported` with the fault
-    `RECALLED`. One that has begun goes on.
+    """Return attempts that have not started: the worker reports each with the fault `RECALLED`. An
+    attempt that has started goes on.
     """
 
     attempts: tuple[tuple[TaskId, int], ...]
@@ -191,8 +190,8 @@ RECALLED = "RECALLED"
 
 
 class DropObjects(NamedTuple):
-    """Delete objects; nobody needs them any more. `unless_whole`: only follow them no longer, since
-    what was read while it grew elsewhere has broken; who has all of one says so and keeps it.
+    """Delete objects that are not needed any more. `unless_whole`: stop fetching them instead, as
+    the streams have broken; a worker that has received all of an object keeps it.
     """
 
     objects: tuple[ObjectId, ...]
@@ -200,15 +199,15 @@ class DropObjects(NamedTuple):
 
 
 class Neighbour(NamedTuple):
-    """Another worker, as seen by workers: where it serves, and on which host."""
+    """Another worker, as workers see it: its address and its host."""
 
     netloc: str
     host: str
 
 
 class MeetWorkers(NamedTuple):
-    """Workers that joined, and the locations of those that were lost. `afresh`: `neighbours` are
-    all that there are, and nothing said before counts. The receiver may be among them.
+    """Workers that have joined, and the addresses of workers that are lost. `afresh`: `neighbours`
+    is the complete list, and replaces earlier ones. It may contain the receiver.
     """
 
     neighbours: tuple[Neighbour, ...]
@@ -216,7 +215,7 @@ class MeetWorkers(NamedTuple):
     afresh: bool = False
 
     def apply_to(self, hosts: dict[str, str], own_netloc: str) -> None:
-        """Change what the worker at `own_netloc` knows: the hosts of all others, by location."""
+        """Update `hosts`, the hosts of all workers except `own_netloc`, by address."""
         if self.afresh:
             hosts.clear()
         for netloc in self.gone:
@@ -229,20 +228,20 @@ class MeetWorkers(NamedTuple):
 
 
 class TaskFault(NamedTuple):
-    """Why an attempt failed: a word for programs, text for people (see `refs.Failure`)."""
+    """Why an attempt failed: a word for programs, a text for people (see `refs.Failure`)."""
 
     reason: str
     details: Any
 
     @property
     def text(self) -> str:
-        """What people read of it."""
+        """The text for people."""
         return details_text(self.details)
 
 
 class TaskReported(NamedTuple):
-    """An attempt is over: what it published, or why it failed; `run_s` is the time its program
-    took. `exit_status`: see `nodes.Ending`.
+    """An attempt has ended: its published objects, or its fault. `run_s`: the run time of its
+    program. `exit_status`: see `nodes.Ending`.
     """
 
     task: TaskId
@@ -254,10 +253,10 @@ class TaskReported(NamedTuple):
 
 
 class SpawnTask(NamedTuple):
-    """A running attempt of the task's parent created a task; counts only if that attempt still
-    does. `begun`: the worker has begun the child as its attempt 0, without being told to; it calls
-    that off if it is told `CancelTask`. `wanted`: the parent needs its outputs while it runs. Both:
-    it runs within its parent, whose attempt cannot go on without it, and takes no slot.
+    """A running attempt of the parent created a task. The message counts only if that attempt still
+    counts. `begun`: the worker has started the child by itself, as attempt 0, and ends it on
+    `CancelTask`. `wanted`: the parent needs the child's outputs while it runs. Both: the child runs
+    within its parent, whose attempt waits for it, and occupies no slot.
     """
 
     spec: TaskSpec
@@ -268,7 +267,7 @@ class SpawnTask(NamedTuple):
 
 
 class StreamsOpened(NamedTuple):
-    """Outputs of a running attempt can be read on this worker while they grow."""
+    """Other tasks can read outputs of a running attempt on this worker while they grow."""
 
     task: TaskId
     attempt: int
@@ -276,10 +275,10 @@ class StreamsOpened(NamedTuple):
 
 
 class ObjectsStored(NamedTuple):
-    """This worker holds objects that it did not make just now: copies that it fetched, or what its
-    store `kept` from before it joined, which somebody else may have made otherwise since. `idle`:
-    somebody brought them, and has had the time to name them in a job; who has not needs them no
-    longer.
+    """This worker stores objects that no attempt of its own has just produced: copies that it
+    fetched, or objects that its store has `kept` since before it joined, which another worker may
+    have produced with other content since. `idle`: uploads that no job has named in time; their
+    client does not need them any more.
     """
 
     refs: tuple[Reference, ...]
@@ -288,10 +287,10 @@ class ObjectsStored(NamedTuple):
 
 
 class TaskPrinted(NamedTuple):
-    """An attempt has printed some lines; said before its end is. `text` has them if they are short
-    enough to travel here; else it is empty, and they are so many bytes of its job's log on this
-    worker, from `start` on. `is_stderr`: its program wrote them to standard error. `is_notice`: the
-    worker itself says it, of how the attempt ended.
+    """An attempt has printed some lines; sent before its end is reported. `text` contains short
+    lines; otherwise it is empty, and the lines are `size_bytes` of the job's log on this worker,
+    from the offset `start` on. `is_stderr`: the program wrote them to standard error. `is_notice`:
+    the worker itself says how the attempt ended.
     """
 
     task: TaskId
@@ -304,8 +303,8 @@ class TaskPrinted(NamedTuple):
 
 
 class InputsLost(NamedTuple):
-    """An attempt came to nothing since inputs are not where they were said to be: (object,
-    location) pairs. `lacks_room`: or they are, and do not fit into the worker's store.
+    """An attempt could not start because inputs are missing at their listed locations: (object,
+    location) pairs. `lacks_room`: they exist, but do not fit into the worker's store.
     """
 
     task: TaskId
@@ -316,8 +315,8 @@ class InputsLost(NamedTuple):
 
 
 class DiskQueued(NamedTuple):
-    """The disk of this worker's store has so many bytes to read or write before those of anything
-    that comes now, which takes about `wait_s`. Said again when it has changed much.
+    """The queue of the disk of this worker's store: the bytes to be read or written before a new
+    job, and how long that takes. Sent again when it has changed much.
     """
 
     pending_bytes: int
@@ -325,7 +324,7 @@ class DiskQueued(NamedTuple):
 
 
 class CopyTimed(NamedTuple):
-    """A copy of so many bytes came from another worker in so long: what placement reckons with."""
+    """Copying an object from another worker took `run_s`; placement computes bandwidths from it."""
 
     netloc: str
     size_bytes: int
@@ -333,8 +332,8 @@ class CopyTimed(NamedTuple):
 
 
 class StoresReported(NamedTuple):
-    """What each level of this worker's store holds, and what passed through it, by name, and how
-    many disk jobs wait there; told when it has changed, for those who look on.
+    """The contents and counters of each level of this worker's store, by name, and the number of
+    waiting disk jobs. Sent when it has changed, for status pages.
     """
 
     levels: tuple[dict[str, Any], ...]
@@ -342,12 +341,12 @@ class StoresReported(NamedTuple):
 
 
 class Heartbeat(NamedTuple):
-    """I am alive; sent both ways when nothing else was for a while."""
+    """A sign of life, sent both ways when there was no other message for a while."""
 
 
 class Received(NamedTuple):
-    """So many messages came in this session, over all of its connections; sent both ways, now and
-    then. `Heartbeat` and this are not counted.
+    """The number of messages received in this session, over all of its connections; sent both ways
+    now and then. `Heartbeat` and `Received` are not counted.
     """
 
     total: int
@@ -371,14 +370,14 @@ Message = FromClient | ToClient | ToWorker | FromWorker
 
 HEARTBEAT_INTERVAL_S = 1.0
 LOST_AFTER_S = 3.0
-"""A connection on which nothing was heard for so long is given up by the side that can dial again:
-a new one gets through sooner than what TCP repeats ever more rarely."""
+"""After this silence, the side that dials gives a connection up: a new connection gets through
+sooner than TCP's retransmissions, which become ever rarer."""
 SUSPECT_AFTER_S = 3.0
-"""A worker that was silent for so long is sent no new tasks until it is heard again."""
+"""After this silence, a worker gets no new tasks until it is heard again."""
 WORKER_TIMEOUT_S = 60.0
-"""A worker that was silent for so long is declared dead, and its tasks run elsewhere."""
+"""After this silence, a worker is declared dead, and its tasks run elsewhere."""
 KILL_GRACE_S = 5.0
-"""Between SIGTERM and SIGKILL, when a time limit has passed or an attempt is cancelled: time to
-write a checkpoint. A program that ends at SIGTERM uses none of it."""
+"""The time between SIGTERM and SIGKILL, after a time limit or a cancellation, for programs that
+write a checkpoint."""
 CLIENT_GRACE_S = 5.0
-"""How long a job whose client is gone waits for it to come back before it is cancelled."""
+"""The time for which a job waits for its client to reconnect before it is cancelled."""

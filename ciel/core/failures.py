@@ -1,6 +1,4 @@
-"""What people read of failures that are told by the engine, and not by a program: who is at fault,
-and what to do.
-"""
+"""Words the failures that the engine itself reports: who is at fault, and what to do."""
 
 from __future__ import annotations
 

@@ -1,11 +1,12 @@
-"""Processes that wait in the middle of a task, on one worker, for what goes on with them.
+"""Keeps processes that wait on one worker in the middle of a task.
 
-Such a process is an object, too: an output of the task that left it there, and an input of its
-continuation. It is kept for as long as that waits or runs, whatever else may name it; if it is
-needed again, the task that left it there leaves another.
+Such a process is an object: an output of the task that left it, and an input of the task that goes
+on in it. The worker keeps the process as long as that second task waits or runs. If the process is
+needed again, the first task runs again and leaves another one.
 
-One that was there before its job was attached, and nobody left it: its job's root task goes on in
-it, then who that hands its outputs over to, and so on. When none of these is left it goes for good.
+An attached process was there before its job. No task left it: the root task of its job goes on in
+it, then the child to which that delegates its outputs, and so on. When none of these tasks is left,
+the process is released for good.
 """
 
 from __future__ import annotations
@@ -30,14 +31,14 @@ def note(graph: TaskGraph, task: TaskNode) -> None:
 
 
 def let_go(graph: TaskGraph, task: TaskNode) -> None:
-    """A task does not go on, at least not now: what waits for it, or what it left, may end."""
+    """Release the processes that a task read or left, as it does not go on for now."""
     for object_id in (*task.spec.inputs, *task.extras):
         if object_id in graph.objects.fixed:
             graph.released.append(object_id)
 
 
 def let_all_go(graph: TaskGraph, job: Job) -> None:
-    """A job is over."""
+    """Release all processes of a job that has ended."""
     for object_id in graph.objects.fixed:
         producer = graph.objects.nodes[object_id].producer
         if producer is not None and producer.job is job:
@@ -45,9 +46,7 @@ def let_all_go(graph: TaskGraph, job: Job) -> None:
 
 
 def miss(graph: TaskGraph, object_id: ObjectId) -> None:
-    """An object is not where it was said to be: if it is a process that was attached, nobody leaves
-    another, and a task that was to go on in it never can.
-    """
+    """Fail the task that was to go on in an attached process, as that is gone for good."""
     task = graph.objects.attached.get(object_id)
     ref = graph.objects.reference(object_id)
     if task is not None and task.state in (WAITING, RUNNABLE) and isinstance(ref, Failure):
@@ -56,7 +55,7 @@ def miss(graph: TaskGraph, object_id: ObjectId) -> None:
 
 
 def forget_released(graph: TaskGraph) -> dict[str, list[ObjectId]]:
-    """Forget what was let go and nobody goes on with; return what is to be ended, by location."""
+    """Forget released processes that no task needs; return them by location, to be ended."""
     released, graph.released = graph.released, []
     by_place: dict[str, list[ObjectId]] = {}
     for object_id in released:

@@ -1,27 +1,25 @@
 """The dynamic task graph: lineage, laziness, delegation, growth while it runs, errors, loss and
 release.
 
-Pure: it is told what happened and changes; what follows from that lies in its outboxes (`runnable`,
-`settled`, `unneeded`, `droppable`, `released`), which the owner empties after each turn. Of tasks
-that read streams it learns at once: which attempts are to be stopped since one broke (`broken`),
-and which have only whole inputs now (`whole`). Nothing here recurses, so depth has no limit. The
-rules (CIB-1, CIB-4):
+The graph is pure. Its owner reports events, and empties the outboxes (`runnable`, `settled`,
+`unneeded`, `droppable`, `released`) after each tick. Two outboxes are for readers of streams:
+`broken` contains attempts to be stopped because their stream broke, `whole` contains tasks whose
+inputs are all complete. No method recurses, so the depth of the graph has no limit. The rules
+(CIB-1, CIB-4):
 
-- a task becomes active only when one of its outputs is wanted by a job or awaited by an active
-  task;
-- an active task waits until all its inputs are consumable; a failed input fails it, unless it sees
-  errors; of some inputs one may be enough (`choices`);
-- a child may take over outputs of its parent (delegation); a task known already is not added twice;
-- an object that is lost or was dropped, and is needed, is made again by its producer, and so on
-  upwards;
-- what a task publishes under its own name without having promised it is its output all the same;
-- an object that grows lets its readers run; if it breaks they stop and wait again;
-- an object is droppable when no job wants it and nothing that is unfinished can name it.
+- A task becomes active only when a job wants one of its outputs, or an active task waits for one.
+- An active task waits until all its inputs are consumable. A failed input fails the task, unless it
+  sees errors. For some tasks one of several inputs is enough (`any_inputs`).
+- A child may take over outputs of its parent (delegation). A known task is not added twice.
+- If an object that was lost or dropped is needed, its producer recomputes it, and so on upwards.
+- An object that a task publishes under its own name is its output, declared or not.
+- The readers of a growing object may run. If the object breaks, they stop and wait again.
+- An object is droppable when no job wants it and no unfinished task can name it.
 
-What one event leads to may be any amount of work: an object may have 300,000 readers. The owner
-says with `steps_left` how many tasks may be touched before it comes back (`put_off.go_on`). Objects
-whose readers, makers or inputs are still to be visited stand in `spreading`, `demanding` and
-`releasing`; each is judged when its turn comes, so anything may happen to the graph in between.
+One event may cause any amount of work: an object may have 300,000 readers. The owner limits it by
+`steps_left`, the number of tasks that may be touched before it continues (`deferred.go_on`).
+Objects whose readers, producers or inputs are still to be visited stand in `spreading`, `demanding`
+and `releasing`. Each is judged when it is visited, so the graph may change in between.
 """
 
 from __future__ import annotations
@@ -29,8 +27,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Sequence
 
-from ciel.core import arrivals, bare, choices, fixed, heirs
-from ciel.core.errands import Errands
+from ciel.core import any_inputs, childless, fixed, redelegation, undeclared_outputs
 from ciel.core.errors import InvalidTaskError, InvalidTransitionError
 from ciel.core.failures import not_made, passed_on
 from ciel.core.ids import ObjectId, TaskId
@@ -38,6 +35,7 @@ from ciel.core.jobs import Job
 from ciel.core.nodes import TaskNode
 from ciel.core.objects import NOBODY, ObjectNode, ObjectTable
 from ciel.core.refs import CONSUMABLE, STREAMS, Concrete, Failure, Reference, Value
+from ciel.core.running_waits import RunningWaits
 from ciel.core.streams import Streams, break_stream, count_on, end_streams, void_stream
 from ciel.core.tasks import (
     ACTIVE,
@@ -57,9 +55,9 @@ from ciel.core.tasks import (
 from ciel.core.waiting import Waiting
 
 UNBOUNDED = 1 << 60
-"""Steps of an owner that does everything at once."""
+"""The steps of an owner that never interrupts the graph."""
 INPUTS_PER_STEP = 8
-"""A task with more inputs costs more than one step: so many inputs take as long as a step."""
+"""The number of inputs that cost as much time as one step."""
 
 
 class TaskGraph:
@@ -78,7 +76,7 @@ class TaskGraph:
         self.whole: list[TaskNode] = []
         self.released: list[ObjectId] = []
         self.streams = Streams()
-        self.errands = Errands()
+        self.running_waits = RunningWaits()
         self.steps_left = UNBOUNDED
         self.spreading: deque[ObjectId] = deque()  # came to be; readers still wait for them
         self.demanding: list[ObjectId] = []  # needed; their makers may still be dormant
@@ -93,17 +91,17 @@ class TaskGraph:
     # --- growth -----------------------------------------------------------------------------------
 
     def add(self, spec: TaskSpec, job: Job) -> TaskNode:
-        """Add a task (checked by `tasks.check_task`). One that is known already is returned as it
-        is.
+        """Add a task (checked by `tasks.check_task`); return it. A known task is returned
+        unchanged.
 
-        Its parent must be `job` itself or a task of it. Raises InvalidTaskError before anything
-        changed.
+        Its parent must be `job` itself or a task of it. Raises InvalidTaskError, and then changes
+        nothing.
         """
         known = self.tasks.get(spec.id)
         if known is not None:
             if known.spec.outputs != spec.outputs:
                 raise InvalidTaskError(spec.id, "a task with this id has other outputs")
-            heirs.note(self, known)
+            redelegation.note(self, known)
             return known
         parent = self._parent_of(spec, job)
         node = TaskNode(spec, job)
@@ -124,7 +122,7 @@ class TaskGraph:
             source = nodes.get(object_id)
             if source is None:
                 source = nodes[object_id] = ObjectNode()
-                arrivals.adopt_named(self, object_id, job)
+                undeclared_outputs.adopt_named(self, object_id, job)
             source.holds += 1
             source.others += 1
             if source.producer is None or source.producer.job is not job:
@@ -138,7 +136,7 @@ class TaskGraph:
         if parent is not None:
             self._note_child(parent, spec)
         if known_outputs:  # somebody may want them already
-            heirs.note(self, node)
+            redelegation.note(self, node)
             for object_id in producing:
                 output = nodes[object_id]
                 if output.ref is None and self._is_sought(object_id, output):
@@ -147,7 +145,7 @@ class TaskGraph:
         return node
 
     def _claim_outputs(self, task: TaskNode, parent: TaskNode | None) -> list[ObjectId]:
-        """Make a task the producer of its outputs, but for those that an earlier one makes."""
+        """Make a task the producer of its outputs, except for outputs of an earlier task."""
         spec = task.spec
         nodes = self.objects.nodes
         for object_id in spec.outputs:
@@ -209,7 +207,7 @@ class TaskGraph:
             self.demand((object_id,))
 
     def unwant(self, object_id: ObjectId, job: Job) -> None:
-        """Have a job want an object no longer: it may go, and work for it alone may stop."""
+        """Have a job want an object no longer: it may be dropped, and its producer may stop."""
         if object_id not in job.wanted:
             return
         del job.wanted[object_id]
@@ -221,8 +219,8 @@ class TaskGraph:
         self.drop_if_unused(object_id, node)
 
     def demand(self, object_ids: Iterable[ObjectId]) -> None:
-        """Activate the makers of objects that are needed and not there, and upwards from there: one
-        at least, the others when there are steps left.
+        """Activate the producers of needed objects that are missing, and so on upwards: at least
+        one producer, the others as far as there are steps left.
         """
         pending = list(object_ids)
         nodes = self.objects.nodes
@@ -247,7 +245,7 @@ class TaskGraph:
                         return
 
     def _activate(self, task: TaskNode) -> list[ObjectId]:
-        """Make a task wait for what it lacks, or runnable; return what is to be demanded now."""
+        """Make a task runnable, or wait for missing inputs; return the objects to be demanded."""
         if task.state is DONE:
             self.reopen(task)
         spec = task.spec
@@ -267,7 +265,7 @@ class TaskGraph:
                 return []
         demanded = missing
         if chooses:
-            demanded = choices.begin(self, task, missing)
+            demanded = any_inputs.begin(self, task, missing)
             if task.state in FINISHED:
                 return []
         if not missing:
@@ -282,13 +280,13 @@ class TaskGraph:
         return demanded
 
     def reopen(self, task: TaskNode) -> None:
-        """Let a finished task be one that may run again."""
-        bare.leave(self, task)
+        """Allow a finished task to run again."""
+        childless.leave(self, task)
         self._hold_inputs(task)
         self._set_back(task, DORMANT)
 
     def try_again(self, task: TaskNode) -> None:
-        """Let a task that has failed run again, and forget its errors."""
+        """Allow a failed task to run again, and forget its errors."""
         for object_id in task.outputs:
             node = self.objects.nodes[object_id]
             if node.producer is task and type(node.ref) is Failure:
@@ -304,7 +302,7 @@ class TaskGraph:
             count_on(self, task)
 
     def release_demand(self, object_ids: list[ObjectId]) -> None:
-        """Put tasks to sleep whose outputs nobody needs any more, and upwards from there as far as
+        """Deactivate tasks whose outputs are not needed any more, and so on upwards, as far as
         there are steps left.
         """
         pending, nodes = object_ids, self.objects.nodes
@@ -325,37 +323,37 @@ class TaskGraph:
                 self.releasing += pending
                 return
 
-    # --- what was put off -------------------------------------------------------------------------
+    # --- deferred work ----------------------------------------------------------------------------
 
     @property
     def has_more(self) -> bool:
-        """Whether there is work for `put_off.go_on`."""
+        """Whether there is work for `deferred.go_on`."""
         return bool(self.spreading or self.demanding or self.releasing)
 
     def is_needed(self, task: TaskNode) -> bool:
-        """Whether somebody needs an output of a task that is not there, and that it still makes."""
+        """Whether a job or a task needs a missing output of this task."""
         nodes = self.objects.nodes
         return any(nodes[o].producer is task and self.is_awaited(o) for o in task.outputs)
 
     def is_awaited(self, object_id: ObjectId) -> bool:
-        """Whether somebody needs an object that is not there."""
+        """Whether a job or a task needs an object that is missing."""
         node = self.objects.nodes[object_id]
         is_read = object_id in self.streams.readers
         return not node.is_settled and (is_read or self._is_sought(object_id, node))
 
     def _is_sought(self, object_id: ObjectId, node: ObjectNode) -> bool:
-        """Whether a job wants an object, or a task waits for it or could go on with it."""
+        """Whether a job wants an object, or a task waits for it or can choose it."""
         return (
             bool(node.wanters)
             or object_id in self.waiting.awaited
             or object_id in self.choosers.awaited
-            or object_id in self.errands.awaited
+            or object_id in self.running_waits.awaited
         )
 
     # --- what happens to tasks --------------------------------------------------------------------
 
     def is_ready(self, task: TaskNode) -> bool:
-        """Whether a task can be assigned now. One whose input was lost meanwhile waits again, or
+        """Whether a task can be assigned now. A task whose input was lost meanwhile waits again, or
         fails.
         """
         if self.ending and task.job in self.ending:
@@ -363,16 +361,16 @@ class TaskGraph:
         return task.state is RUNNABLE and not (task.spec.inputs and self.recheck(task))
 
     def recheck(self, task: TaskNode) -> bool:
-        """Evaluate an active task anew if an input that it had is gone or failed; return whether it
-        was.
+        """Re-evaluate an active task if one of its inputs is lost or has failed; return whether one
+        is.
 
-        Losses are rare and consumers many, so a loss does not look for those who had counted on the
-        object: they find out here, when they are to be assigned.
+        Losses are rare and objects have many readers, so a loss does not visit the readers: they
+        notice it here, when they are to be assigned.
         """
         spec, nodes = task.spec, self.objects.nodes
         awaited, inputs = self.waiting.missing_of(task), spec.inputs
         if spec.any_count:
-            awaited -= not choices.is_made(self.objects, spec)
+            awaited -= not any_inputs.is_made(self.objects, spec)
             inputs = spec.needed
         for object_id in inputs:
             ref = nodes[object_id].ref
@@ -397,8 +395,9 @@ class TaskGraph:
         return task.attempt
 
     def finish(self, task: TaskNode, published: Iterable[Reference]) -> None:
-        """An attempt ended well: publish its outputs. One neither published nor delegated is an
-        error; so is one that it published at another time, if somebody waits for it.
+        """Publish the outputs of an attempt that succeeded. An output that it neither published nor
+        delegated becomes an error; so does an undeclared output of an earlier attempt that this one
+        did not publish, if a task waits for it.
         """
         task.worker = None
         self._move(task, DONE)
@@ -406,37 +405,33 @@ class TaskGraph:
         for ref in published:
             node = nodes.get(ref.id)
             if node is None or node.producer is None:
-                arrivals.adopt(self, task, (ref,))
+                undeclared_outputs.adopt(self, task, (ref,))
                 node = self.objects.ensure(ref.id)
             if update(node, ref):
                 if failing := self._spread(ref.id, node):
                     self._fail(failing)
             elif ref.id in self.choosers.awaited:
-                self._fail(choices.offer(self, ref.id))  # it had failed
+                self._fail(any_inputs.offer(self, ref.id))  # it had failed
         if self.streams.made:
             end_streams(self, task)
         for object_id in task.spec.outputs:
             output = nodes[object_id]
             if output.ref is None and output.producer is task:
                 self.publish(Failure(object_id, "NO_OUTPUT", not_made(task, object_id)))
-        heirs.miss(self, task)
-        bare.look(self, task)
+        redelegation.miss(self, task)
+        childless.look(self, task)
         self.let_inputs_go(task)
         if self.choosers.awaited and task.spec.any_count:
-            choices.leave(self, task)
+            any_inputs.leave(self, task)
         if self.objects.fixed:
             fixed.let_go(self, task)
 
     def fail(self, task: TaskNode, reason: str, details: object) -> None:
-        """End a task for good: its outputs that are not there become errors, and so do those who
-        need them.
-        """
+        """Fail a task: its missing outputs become errors, and the tasks that need them fail."""
         self._fail([(task, reason, details)])
 
     def requeue(self, task: TaskNode) -> None:
-        """An attempt came to nothing, by no fault that ends the task: it waits or runs again if
-        needed.
-        """
+        """Return a task whose attempt ended without result: it waits or runs again if needed."""
         if task.state is not ASSIGNED:
             raise InvalidTransitionError(f"task {task.spec.id}", task.state, RUNNABLE)
         task.worker = None
@@ -444,7 +439,7 @@ class TaskGraph:
         end_streams(self, task)
         self.demand_outputs(task)
         if task.state is DORMANT and task.spec.any_count:
-            choices.leave(self, task)
+            any_inputs.leave(self, task)
 
     def demand_outputs(self, task: TaskNode) -> None:
         awaited = [output for output in task.outputs if self.is_awaited(output)]
@@ -454,7 +449,7 @@ class TaskGraph:
             self.release_demand(list(task.spec.inputs))
 
     def sleep(self, task: TaskNode) -> None:
-        """An attempt that nobody needs was called off."""
+        """Deactivate an assigned task whose attempt was cancelled because it is not needed."""
         task.worker = None
         self._set_back(task, DORMANT)
         end_streams(self, task)
@@ -473,24 +468,24 @@ class TaskGraph:
                     if self.objects.update(output, Failure(object_id, reason, details)):
                         pending.extend(self._spread(object_id, output))
             end_streams(self, task)
-            bare.look(self, task)
+            childless.look(self, task)
             self.let_inputs_go(task)
             self.release_demand(list(task.spec.inputs))
 
     # --- what happens to objects ------------------------------------------------------------------
 
     def publish(self, ref: Reference) -> None:
-        """Merge news of an object, and release or fail those who waited for it."""
+        """Merge a reference into the object table; release or fail the tasks that wait for it."""
         node = self.objects.nodes.get(ref.id) or self.objects.ensure(ref.id)
         if self.objects.update(node, ref):
             if failing := self._spread(ref.id, node):
                 self._fail(failing)
         elif ref.id in self.choosers.awaited:
-            self._fail(choices.offer(self, ref.id))  # it had failed
+            self._fail(any_inputs.offer(self, ref.id))  # it had failed
 
     def _spread(self, object_id: ObjectId, node: ObjectNode) -> list[tuple[TaskNode, str, object]]:
-        """Tell waiters of an object that came to be; return the tasks that fail by it, with their
-        reasons. If there are more waiters than steps left, `put_off` has all of them told.
+        """Notify the tasks that wait for an object; return the tasks that fail by it, with reasons.
+        If there are more of them than steps left, `deferred` notifies them.
         """
         failing: list[tuple[TaskNode, str, object]] = []
         ref = node.ref
@@ -504,7 +499,7 @@ class TaskGraph:
         if not node.is_settled:
             return failing
         if object_id in self.choosers.awaited:
-            failing += choices.offer(self, object_id)
+            failing += any_inputs.offer(self, object_id)
         if object_id in self.streams.readers:
             if type(ref) is Failure:
                 break_stream(self, object_id)
@@ -529,13 +524,13 @@ class TaskGraph:
     def _tell_waiters(
         self, object_id: ObjectId, ref: Reference | None
     ) -> list[tuple[TaskNode, str, object]]:
-        """Tell all who wait for an object; return those that fail by it."""
+        """Notify all tasks that wait for an object; return the tasks that fail by it."""
         failing: list[tuple[TaskNode, str, object]] = []
         if type(ref) is Failure:
             blame = passed_on(self.objects, ref)
             for task in self.waiting.waiters_of(object_id):
                 if not task.spec.sees_errors:
-                    self.waiting.forget(task, choices.waits_for(task.spec))
+                    self.waiting.forget(task, any_inputs.waits_for(task.spec))
                     failing.append((task, *blame))
         if type(ref) in STREAMS:
             for task in self.waiting.waiters_of(object_id):
@@ -545,7 +540,7 @@ class TaskGraph:
         return failing
 
     def forget_object(self, object_id: ObjectId, node: ObjectNode) -> frozenset[str]:
-        """Make an object that was there a future again; return where its copies lie."""
+        """Turn an object into a future again; return the locations of its copies."""
         places = self.objects.forget(node, object_id)
         producer = node.producer
         if producer is not None and producer.spec.mentions is Mentions.INPUTS:
@@ -560,9 +555,7 @@ class TaskGraph:
             self.droppable.append(object_id)
 
     def let_inputs_go(self, task: TaskNode) -> None:
-        """A task is finished: what only it needed may be dropped, once its outputs cannot name it
-        either.
-        """
+        """Release the inputs of a finished task, once its outputs cannot name them either."""
         mentions = task.mentions
         if mentions is Mentions.ANYTHING or not task.spec.inputs or task.state not in FINISHED:
             return
@@ -579,7 +572,7 @@ class TaskGraph:
                 self.drop_if_unused(object_id, node)
 
     def _hold_inputs(self, task: TaskNode) -> None:
-        """The opposite of `let_inputs_go`: a task is to run again, or an output mentions them."""
+        """Undo `let_inputs_go`: the task will run again, or an output mentions the inputs."""
         if not task.holds_inputs:
             task.holds_inputs = True
             for object_id in task.spec.inputs:
@@ -588,9 +581,9 @@ class TaskGraph:
     # --- states -----------------------------------------------------------------------------------
 
     def _set_back(self, task: TaskNode, state: TaskState) -> None:
-        """Move a task to where it does not go on from: others may have counted on it."""
+        """Move a task to a state from which it does not continue by itself."""
         if task.state is WAITING:
-            self.waiting.forget(task, choices.waits_for(task.spec))
+            self.waiting.forget(task, any_inputs.waits_for(task.spec))
         if task.spec.any_count:
             self.choosers.forget(task, task.spec.alternatives)
         self._move(task, state)
@@ -606,5 +599,9 @@ class TaskGraph:
             raise InvalidTransitionError(f"task {task.spec.id}", before, state)
         task.job.count(task.spec, before, state)
         task.state = state
-        if before is ASSIGNED and self.errands.awaited and (left := self.errands.end(task)):
+        if (
+            before is ASSIGNED
+            and self.running_waits.awaited
+            and (left := self.running_waits.end(task))
+        ):
             self.release_demand(left)

@@ -1,10 +1,10 @@
-"""What must hold of a task graph after every step; each broken rule is named by its code.
+"""Checks the invariants of a task graph; each broken invariant is reported with its code.
 
 O1-O7: objects agree with locations, and with the tasks that name them. S1-S5: streams agree with
-their makers and readers. T1-T5: tasks wait for what is missing, and for what somebody makes. T6-T8:
-those that choose count on all their alternatives, and wait until one is enough. J1-J3: jobs count
-right, and what they want is on its way. What the graph has put off (see `put_off`) need not
-hold yet: that those who wait for an object know that it is there, and that makers are active.
+their producers and readers. T1-T5: tasks wait for missing objects that an active task produces.
+T6-T8: tasks with alternatives count on all of them, and wait until one is enough. J1-J3: the counts
+of jobs are right, and their wanted objects are being produced. Deferred work (see `deferred`) is an
+exception: waiting tasks may not know yet that an object is there, producers may not be active yet.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from ciel.core import choices
+from ciel.core import any_inputs
 from ciel.core.errors import InvariantError
 from ciel.core.graph import TaskGraph
 from ciel.core.nodes import TaskNode
@@ -55,7 +55,7 @@ def _task_problems(graph: TaskGraph) -> Iterator[str]:
     for task_id, task in graph.tasks.items():
         spec = task.spec
         if task.state is WAITING:
-            awaited = [i for i in choices.waits_for(spec) if task in graph.waiting.waiters_of(i)]
+            awaited = [i for i in any_inputs.waits_for(spec) if task in graph.waiting.waiters_of(i)]
             if not awaited or graph.waiting.missing_of(task) != len(awaited):
                 yield f"T1 {task_id} waits for {awaited}, counted otherwise"
             for object_id in awaited:
@@ -89,8 +89,8 @@ def _choice_problems(graph: TaskGraph, task: TaskNode) -> Iterator[str]:
         if node.is_settled or maker is None or maker.state in ACTIVE or graph.demanding:
             continue
         yield f"T7 {spec.id} counts on {object_id}, its maker is {maker.state}"
-    if graph.waiting.is_awaited(choices.choice_of(spec)):
-        if choices.is_made(graph.objects, spec) or choices.last_failure(graph.objects, spec):
+    if graph.waiting.is_awaited(any_inputs.choice_of(spec)):
+        if any_inputs.is_made(graph.objects, spec) or any_inputs.last_failure(graph.objects, spec):
             yield f"T8 {spec.id} waits for its choice, which is made"
 
 

@@ -14,7 +14,7 @@ from ciel.core.tasks import TaskSpec, TaskState
 
 JOB_NAME_MAX_LENGTH = 200
 KINDS_MAX = 1000
-"""Of one job, that are told apart."""
+"""The number of kinds of tasks in one job that are counted separately."""
 REASON_LISTED_MAX_LENGTH = 1000
 
 
@@ -45,7 +45,7 @@ ENDED = frozenset((JobState.COMPLETED, JobState.FAILED, JobState.CANCELLED))
 
 
 def is_selector(job_id: str) -> bool:
-    """Whether an id would be taken for another job's number, or for what means jobs otherwise."""
+    """Whether an id looks like a number, a range, or a word that selects jobs."""
     return _MEANT_OTHERWISE.fullmatch(job_id) is not None
 
 
@@ -63,13 +63,13 @@ class CallerContext(NamedTuple):
 
 
 class JobSpec(NamedTuple):
-    """What a client says of a job when it creates it.
+    """The description of a job by its client.
 
-    An *open* job takes further tasks and wants from its client until it is closed; any other ends
-    when all that it wants is there. A `detached` job goes on without its client; others are
-    cancelled `grace_s` after the client is gone. `keep`: intermediate objects stay until the job is
-    removed. `context`: None: its programs run in private directories, with their worker's
-    environment, as those of packages and scripts do.
+    The client may add tasks and wants to an *open* job until it closes the job; another job ends
+    when all its wanted objects are there. A `detached` job goes on without its client; another is
+    cancelled `CLIENT_GRACE_S` after its client has gone. `keep`: intermediate objects stay until
+    the job is removed. `context`: None means private directories and the environment of the worker,
+    as for packages and scripts.
     """
 
     id: JobId
@@ -82,8 +82,8 @@ class JobSpec(NamedTuple):
 
 
 class Kind(NamedTuple):
-    """What people take for the same work: tasks of one name. `spawned`: a task has created them;
-    so there may be more of them than is known.
+    """The kind of a task, for counts: its name and executor. `spawned`: tasks created by tasks, of
+    which there may be more later.
     """
 
     name: str
@@ -192,7 +192,7 @@ class Job:
             counts[state] += 1
 
     def count_by_kind(self, tasks: Mapping[str, Counted], limit: int) -> bool:
-        """Count by kind from now on, and so many of those that were there before, which are among
+        """Count tasks by kind from now on, and up to `limit` of the earlier ones, which are in
         `tasks`; return whether all are counted.
         """
         if self.by_kind is None:
@@ -227,7 +227,7 @@ class Job:
 
 
 class JobSummary(NamedTuple):
-    """What the master tells of a job: the row of a listing, and the last word to its client."""
+    """The state of a job, for listings and for its client."""
 
     id: JobId
     number: int

@@ -1,4 +1,4 @@
-"""What is run, as a digest: the same executor, arguments and inputs give the same name.
+"""Derives deterministic names: equal executors, arguments and inputs have equal digests.
 
 The canonical form is compact JSON with sorted keys, in which a reference is `{"__ref__": id}`. JSON
 keeps apart what the original's form confused (`1`, `"1"` and `true`), and a mapping may not itself
@@ -21,7 +21,7 @@ NESTING_MAX = 900
 
 
 def _refuse(value: Any) -> Any:
-    """Called by the encoder for what is not JSON."""
+    """Refuse a value that has no JSON form; called by the encoder."""
     raise TypeError(f"{type(value).__name__} cannot be an argument of a task: {value!r:.80}")
 
 
@@ -72,8 +72,8 @@ def _canonical(value: Any) -> tuple[str, list[Reference]]:
 
 
 def arguments_digest(executor: str, arguments: Any, inputs: tuple[str, ...] = ()) -> str:
-    """Digest what is to be run, as 32 hexadecimal digits; part of a child's id and of memoised
-    names.
+    """Return the digest of a program and its arguments, 32 hexadecimal digits; part of the ids of
+    children and of memoised names.
     """
     return _digest(executor, canonical(arguments).decode(), inputs)
 
@@ -89,9 +89,9 @@ class NamedArguments(NamedTuple):
 def name_arguments(
     executor: str, arguments: Any, any_of: tuple[str, ...] = (), takes: tuple[str, ...] = ()
 ) -> NamedArguments:
-    """Digest what is to be run, and list the references in it; raises as `canonical` does.
-    `any_of`: those of them of which one is enough. `takes`: outputs of its parent that the task
-    takes over, where these are part of its name.
+    """Return the digest of a program and its arguments, with the references in the arguments;
+    raises as `canonical` does. `any_of`: the alternatives among the references. `takes`: the
+    outputs of its parent that the task takes over, if they are part of its name.
     """
     text, references = _canonical(arguments)
     more = ("any of", *sorted(any_of)) if any_of else ()  # the first is no id

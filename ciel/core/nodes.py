@@ -8,8 +8,8 @@ from ciel.core.tasks import DORMANT, Mentions, TaskSpec
 
 
 class Ending:
-    """How the latest attempt at a task ended. `exit_status`: that of its program, or minus the
-    number of the signal that ended it; None if there was no program of its own.
+    """How the latest attempt at a task ended. `exit_status`: the exit status of its program, or
+    minus the number of the signal that killed it; None if the attempt had no program for itself.
     """
 
     __slots__ = ("ended_at_s", "exit_status", "hostname", "run_s", "worker")
@@ -25,7 +25,7 @@ class Ending:
 
 
 class TaskNode:
-    """One task: its spec, its state, and what is true only while it is assigned."""
+    """A task in the graph: its spec, its state, and its current attempt."""
 
     __slots__ = (
         "attempt",
@@ -33,7 +33,7 @@ class TaskNode:
         "ending",
         "extras",
         "holds_inputs",
-        "is_bare",
+        "is_childless",
         "job",
         "live_outputs",
         "rank",
@@ -49,29 +49,29 @@ class TaskNode:
         self.job = job
         self.state = DORMANT
         self.attempt = 0
-        self.rank = 0  # how far down the graph it stands; known once it can run
+        self.rank = 0  # its depth in the graph; known once it can run
         self.ready_at_s = 0.0  # when it could run, as far as is known
         self.worker: str | None = None
         self.children: dict[int, TaskId] | None = None
         self.ending: Ending | None = None  # of its latest attempt that is over
-        self.extras: tuple[ObjectId, ...] = ()  # what it published besides what it promised
+        self.extras: tuple[ObjectId, ...] = ()  # outputs that it did not declare
         self.reason = ""  # why it was placed where it is, if there was a choice
         self.holds_inputs = True
-        self.is_bare = False  # it has ended, and made nothing but what it promised
+        self.is_childless = False  # it has ended, with declared outputs only
         self.live_outputs = 0  # outputs that are there; only counted where outputs mention inputs
 
     @property
     def outputs(self) -> tuple[ObjectId, ...]:
-        """All that it makes, as far as is known."""
+        """All its outputs, declared or not, as far as they are known."""
         return self.spec.outputs + self.extras if self.extras else self.spec.outputs
 
     @property
     def mentions(self) -> Mentions:
-        """What its outputs may name, as far as is known."""
+        """Which objects its outputs may name, as far as is known."""
         mentions = self.spec.mentions
         if mentions is not Mentions.OWN:
             return mentions
-        return Mentions.NOTHING if self.is_bare else Mentions.ANYTHING
+        return Mentions.NOTHING if self.is_childless else Mentions.ANYTHING
 
     def __repr__(self) -> str:
         return f"<Task {self.spec.id} {self.state} attempt {self.attempt}>"

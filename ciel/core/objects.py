@@ -1,8 +1,8 @@
-"""The object table: what is known of every object, who holds it, and who still needs it.
+"""The object table: the reference of each object, its locations, and the jobs that want it.
 
-A table entry with `ref` None is a future: most entries are for most of their life, and the id is
-already the key. `holds` counts the reasons to keep an object apart from being wanted by a job; at
-zero it may be dropped.
+An entry whose `ref` is None is a future: most entries are futures most of the time, and the id is
+the key already. `holds` counts the reasons to keep an object, apart from jobs that want it; at zero
+the object may be dropped.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ _FIXED: frozenset[type] = frozenset((Fixed,))
 
 
 class ObjectNode:
-    """One object: what is known of it, which task makes it, how many others name it, and which jobs
-    want it.
+    """One object: its reference, its producer, the number of other tasks that name it, and the jobs
+    that want it.
     """
 
     __slots__ = ("holds", "others", "producer", "ref", "wanters")
@@ -87,7 +87,7 @@ class ObjectTable:
         return node
 
     def reference(self, object_id: ObjectId) -> Reference:
-        """What is known of an object now; a future if nothing is."""
+        """Return the reference of an object; a Future if there is no other."""
         node = self.nodes.get(object_id)
         return Future(object_id) if node is None or node.ref is None else node.ref
 
@@ -150,7 +150,7 @@ class ObjectTable:
         return object_id in self._used
 
     def take_replaced(self) -> dict[str, list[ObjectId]]:
-        """Take what is to be deleted since its content is inline now, by location."""
+        """Return the objects to be deleted since their references contain them now, by location."""
         replaced, self.replaced = self.replaced, {}
         return replaced
 

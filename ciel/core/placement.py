@@ -1,9 +1,8 @@
-"""Where a task should run: what each choice would cost, in seconds, and why the best one is best.
+"""Computes the cost of running a task on each worker, in seconds, and explains the best choice.
 
-Cost = bytes that are not there ÷ bandwidth of the way by which they would come + the time until the
-disk has done what it has to do before, if they come from another host (CIB-42) + the time until a
-slot is free (CIB-53). Bandwidths are those that were measured of late, between these two hosts;
-until there are any, a guess. Pure arithmetic over what is known; nothing here is a promise.
+Cost = bytes to be copied ÷ bandwidth of the path + the time until the disk of the source host is
+free (CIB-42) + the time until a slot is free (CIB-53). Bandwidths are recent measurements between
+the two hosts, or a guess until there are any.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""The ways to get an input that is not in the own store, in the order in which they are tried
-(CIB-3).
+"""Lists the ways to get an input that the worker's own store lacks, in the order in which they are
+tried (CIB-3).
 """
 
 from __future__ import annotations

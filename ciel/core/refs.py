@@ -1,7 +1,7 @@
-"""References: what is known of an object. Eleven kinds, and the table by which knowledge is merged.
+"""References describe the state of an object. There are eleven kinds, and a table that merges them.
 
-A reference never holds bulk data; content below 1,024 bytes rides inside it as base64 text, which
-nobody between its maker and its reader decodes. Locations are `host:port` of workers, as sets.
+A reference never contains bulk data. Content below 1,024 bytes travels in it as base64 text, which
+only the reader decodes. Locations are `host:port` of workers, as sets.
 Requirements CIB-1, CIB-4.
 """
 
@@ -67,7 +67,7 @@ class Value(NamedTuple):
 
     @property
     def content(self) -> bytes:
-        """What it holds; raises InvalidContentError if that is not what `encoded` says."""
+        """The decoded content; raises InvalidContentError if `encoded` is not valid base64."""
         try:
             return b64decode(self.encoded, validate=True)
         except ValueError:
@@ -169,7 +169,7 @@ STREAMS: frozenset[type] = frozenset((Stream, SocketStream))
 
 
 def locations_of(ref: Reference) -> frozenset[str]:
-    """Where the content can be read now; empty for kinds that have no place."""
+    """Return the workers from which the content can be read; empty for other kinds."""
     if isinstance(ref, Concrete | Sweetheart | Stream):
         return ref.locations
     if isinstance(ref, SocketStream | Fixed):
@@ -249,7 +249,7 @@ for _name, _olds, _updates, _rule in _ROWS[::-1]:
 
 
 def merge(old: Reference, update: Reference) -> Reference:
-    """Say what is known of an object after `update`; both must name the same object."""
+    """Merge two references of one object; raises ValueError if they name different objects."""
     if old.id != update.id:
         raise ValueError(f"references of two objects: {old.id} and {update.id}")
     row = MERGE_TABLE.get((type(old), type(update)))

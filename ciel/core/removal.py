@@ -1,7 +1,7 @@
-"""What the graph forgets: results that were handed over, and whole jobs (CIB-4).
+"""Forgets results that a client has taken over, and whole jobs (CIB-4).
 
-Lineage is kept for as long as anybody may need an object again. It goes when a client says that it
-will not name an object any more, and when a job is removed.
+The graph keeps the lineage of an object as long as a client or a task may need the object again:
+until the client declares that it will not name the object any more, or the job is removed.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from typing import Any
 from ciel.core.graph import INPUTS_PER_STEP, TaskGraph
 from ciel.core.ids import UPLOAD_PREFIX, ObjectId
 from ciel.core.jobs import Job
-from ciel.core.losses import drop
+from ciel.core.lost_objects import drop
 from ciel.core.nodes import TaskNode
 from ciel.core.objects import NOBODY, ObjectNode
 from ciel.core.refs import Failure, Reference, locations_of
-from ciel.core.story import Story
+from ciel.core.task_history import Story
 from ciel.core.tasks import ACTIVE, DONE, Mentions
 
 Deletions = dict[str, list[ObjectId]]
-"""What is to be deleted, by location."""
+"""Objects to be deleted, by location."""
 
 _COMPACT_FROM = 1000
 
@@ -31,14 +31,14 @@ def hand_over(
     objects: Iterable[ObjectId],
     stories: MutableMapping[str, Story] | None = None,
 ) -> Iterator[Deletions]:
-    """Have a job want objects no longer, and forget those that nobody else needs, with the tasks
-    that made them, and their stories.
+    """Have a job want objects no longer; forget those that are not needed otherwise, with the tasks
+    that produced them, and the histories of these.
 
-    A task stays if it has children, or an output that was not handed over, or whose content may
-    name others; and for as long as another is there that reads one of them, since that may have to
-    run again.
+    A task stays if it has children, or an output that was not handed over or may name other
+    objects. It also stays as long as a task that reads one of its outputs is there, since that task
+    may have to run again.
 
-    Yields what is to be deleted, each time that no steps are left.
+    Yields the objects to be deleted, each time that no steps are left.
     """
     deletions: Deletions = {}
     pending: list[ObjectId] = []
@@ -111,7 +111,7 @@ def _forget_upload(
 
 
 def _forget(graph: TaskGraph, task: TaskNode, deletions: Deletions) -> list[ObjectId]:
-    """Forget a task with its outputs; return those of its inputs that no task names any more."""
+    """Forget a task and its outputs; return the inputs that no task names any more."""
     for object_id in task.outputs:
         del task.job.promised[object_id]
         for place in drop(graph, object_id):
@@ -133,11 +133,11 @@ def remove(
     kept: Container[str],
     records: Sequence[MutableMapping[str, Any]] = (),
 ) -> Iterator[Deletions]:
-    """Forget an ended job with its tasks and objects, but for objects that other jobs read, or that
-    are `kept`: those stay as they are, and cannot be made again. What `records` have by the ids of
-    its tasks goes, too.
+    """Forget an ended job with its tasks and objects, except objects that other jobs read or that
+    are `kept`: these stay, and cannot be recomputed. `records`: mappings by task id, from which the
+    entries of the job's tasks are removed as well.
 
-    Yields what is to be deleted, each time that no steps are left.
+    Yields the objects to be deleted, each time that no steps are left.
     """
     doomed = _Doomed(graph, kept)
     while job.wanted:
@@ -216,6 +216,6 @@ class _Doomed:
         return self._graph.steps_left < 0
 
     def take(self) -> Deletions:
-        """Take what is to be deleted, by location."""
+        """Return the objects to be deleted, by location, and start a new collection."""
         deletions, self._deletions = self._deletions, {}
         return deletions

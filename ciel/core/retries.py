@@ -1,8 +1,8 @@
-"""Whether a failed attempt is tried again: how often, for which failures, with what delay.
+"""Decides whether a failed attempt is repeated: how often, after which failures, with what delay.
 
-A program's own failure counts against the task's `retries`, if it is of a kind after which that is
-to be tried again. The loss of a worker is not the task's fault, until three workers have ended
-while they ran the same task. A worker that was only silent, or cut off, does not count.
+A failure of the program counts against the task's `retries`, if `retry_on` lists its kind. The
+death of a worker counts against the task only when three workers have died while they ran it. A
+worker that was only silent or disconnected does not count.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from ciel.core.tasks import NOT_RETRIED, Needs
 
 WORKER_LOSSES_MAX = 3
 INPUT_LOSSES_MAX = 10
-"""So often on the average a task may find an input gone. Each time it is made again, but if workers
-cannot reach each other perhaps always where this task's cannot get at it.
+"""The number of times that a task may find an input missing, on average. Each time the input is
+recomputed; if workers cannot reach each other, that may always happen out of the task's reach.
 """
 BACK_OFF_FIRST_S = 0.2
 BACK_OFF_MAX_S = 30.0
 BACK_OFF_FIRST_BY_KIND_S = {"NO_SPACE": 2.0, "MEMORY_LIMIT": 1.0, "WORKER_FAULT": 1.0}
-"""Where what went wrong takes longer to pass than a program's bad luck: others must end first."""
+"""First delays for failures that pass only when other tasks have ended."""
 
 
 @dataclass(slots=True)
 class Blame:
-    """What has gone wrong with one task so far; exists only for tasks that had trouble."""
+    """The failures of one task so far; exists only for tasks that had some."""
 
     failures: int = 0
     worker_losses: int = 0
-    missing_inputs: int = 0  # though they are said to be there
+    missing_inputs: int = 0  # although they are listed
     input_losses: int = 0
     not_before_s: float = 0.0  # when it may be tried again
 

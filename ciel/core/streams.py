@@ -1,7 +1,7 @@
-"""Which objects grow while their makers run, and which tasks count on that.
+"""Tracks which objects grow while their producers run, and which tasks read them meanwhile.
 
-A task counts on a stream from the moment that it is to run with it, though it may wait for other
-inputs, until the object is whole, the stream breaks, or the task is over or set back.
+A task counts on a stream from the moment when it may run with it, even if it waits for other
+inputs, until the object is complete, the stream breaks, or the task has ended or is set back.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Streams:
-    """Makers and readers of growing objects, in both directions."""
+    """The producers and the readers of growing objects, in both directions."""
 
     __slots__ = ("made", "readers", "reading")
 
@@ -28,12 +28,12 @@ class Streams:
         self.reading: dict[TaskNode, dict[ObjectId, None]] = {}
 
     def read(self, task: TaskNode, object_id: ObjectId) -> None:
-        """A task is going to run, or runs, with an object that still grows."""
+        """Note that a task runs, or is about to run, with an object that still grows."""
         self.readers.setdefault(object_id, {})[task] = None
         self.reading.setdefault(task, {})[object_id] = None
 
     def leave(self, task: TaskNode) -> None:
-        """A task counts on no stream any more."""
+        """Note that a task counts on no stream any more."""
         for object_id in self.reading.pop(task, ()):
             readers = self.readers[object_id]
             del readers[task]
@@ -41,7 +41,7 @@ class Streams:
                 del self.readers[object_id]
 
     def complete(self, object_id: ObjectId) -> list[TaskNode]:
-        """An object is whole; return the readers that have only whole inputs by that."""
+        """Note that an object is complete; return the readers whose inputs are all complete now."""
         done = []
         for task in self.readers.pop(object_id, ()):
             left = self.reading[task]
@@ -52,7 +52,7 @@ class Streams:
         return done
 
     def break_off(self, object_id: ObjectId) -> list[TaskNode]:
-        """An object will not be whole; return its readers, which read nothing else any more."""
+        """Note that a stream broke; return its readers, which then count on no stream any more."""
         readers = list(self.readers.get(object_id, ()))
         for task in readers:
             self.leave(task)
@@ -82,19 +82,19 @@ class Streams:
 
 
 def count_on(graph: TaskGraph, task: TaskNode) -> None:
-    """A task is going to run, or runs, with what grows of the inputs that it needs."""
+    """Note that a task runs, or is about to run, with those needed inputs that still grow."""
     for object_id in task.spec.needed:
         if object_id in graph.objects.growing:
             graph.streams.read(task, object_id)
 
 
 def break_stream(graph: TaskGraph, object_id: ObjectId) -> None:
-    """An object that grew is not to be had so any more: its readers are to be stopped."""
+    """Break a stream: the attempts that read it have to be stopped."""
     graph.broken += [(task, task.attempt) for task in graph.streams.break_off(object_id)]
 
 
 def end_streams(graph: TaskGraph, task: TaskNode) -> None:
-    """An attempt is over: what it did not complete is no stream any more."""
+    """End the streams that an attempt opened and did not complete."""
     for object_id in graph.streams.made.pop(task, ()):
         if object_id in graph.objects.growing:
             void_stream(graph, object_id)
@@ -102,6 +102,6 @@ def end_streams(graph: TaskGraph, task: TaskNode) -> None:
 
 
 def void_stream(graph: TaskGraph, object_id: ObjectId) -> None:
-    """Nobody writes on at an object that grew: it is to be made anew."""
+    """Turn a growing object into a future again, since its producer does not write on."""
     graph.objects.forget(graph.objects.nodes[object_id], object_id)
     break_stream(graph, object_id)

@@ -24,7 +24,7 @@ NOT_RETRIED = frozenset(("CANCELLED", "BAD_ARGUMENTS", "NO_EXECUTOR", "DEPENDENC
 
 
 class Needs(NamedTuple):
-    """What a task asks for. Shared between the tasks of an array: one value, many tasks.
+    """The resources and limits of a task. The tasks of an array share one value.
 
     `memory_bytes` is a limit, and counts against what its worker offers. `retry_on`: the kinds of
     failure (see `refs.Failure.reason`) after which it is tried again, if not all that this may
@@ -53,12 +53,12 @@ def undelayed(needs: Needs) -> Needs:
 
 
 class Mentions(Enum):
-    """Which objects a task's outputs and children may name: so long must those be kept."""
+    """Which objects the outputs and the children of a task may name, and thereby keep."""
 
     NOTHING = 0  # its outputs are bytes of a program that never saw an id
     INPUTS = 1  # its outputs list its inputs
-    ANYTHING = 2  # whatever it saw may stand in whatever it makes
-    OWN = 3  # what it spawned or made besides what it promised; nothing, if there is no such thing
+    ANYTHING = 2  # its outputs may name any object that it saw
+    OWN = 3  # anything, if it spawned tasks or created undeclared objects; otherwise nothing
 
     __hash__ = object.__hash__
 
@@ -99,9 +99,7 @@ class TaskSpec(NamedTuple):
 
 
 class TaskState(Enum):
-    """Where a task is. A dormant one is known, but nobody wants its outputs (lazy evaluation,
-    CIB-1).
-    """
+    """The state of a task. Nothing needs the outputs of a dormant task (laziness, CIB-1)."""
 
     DORMANT = 0
     WAITING = 1
@@ -121,8 +119,8 @@ class TaskState(Enum):
 
 DORMANT, WAITING, RUNNABLE, ASSIGNED, DONE, FAILED, CANCELLED = TaskState
 
-# Every legal step. DONE goes back to DORMANT when an object of it was lost and must be made again,
-# FAILED and CANCELLED when its user has it tried again.
+# The legal transitions. A task goes from DONE to DORMANT when an output is lost and needed, from
+# FAILED or CANCELLED when its user retries it.
 TRANSITIONS: dict[TaskState, frozenset[TaskState]] = {
     DORMANT: frozenset((WAITING, RUNNABLE, FAILED, CANCELLED)),
     WAITING: frozenset((RUNNABLE, DORMANT, FAILED, CANCELLED)),

@@ -1,5 +1,5 @@
-"""This waits for those, now released: the one readiness rule, for the graph and for a worker's
-queue.
+"""Maps each waiting task to its missing inputs, and releases it when the last one arrives. The
+graph and the queue of a worker use the same table.
 """
 
 from __future__ import annotations

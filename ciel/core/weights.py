@@ -1,4 +1,4 @@
-"""Computes whether what a task is told of its inputs fits into one message to a worker."""
+"""Checks that the references of a task's inputs fit into one message to a worker."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from ciel.core.events import (
     Received,
     ReleaseObjects,
 )
-from ciel.master.state import answers
+from ciel.master.state import queries
 from ciel.master.state.machine import MasterMachine
 from ciel.net.control import Peer
 from ciel.net.sessions import PeerSession
@@ -134,7 +134,7 @@ class FakeMaster:
         """Change something as anybody may ask for; return why it was refused, else nothing."""
         self._world.note(job_id, f"its user says: {topic}")
         try:
-            answers.change(self.machine, topic, {"job": job_id}, self._now_s)
+            queries.change(self.machine, topic, {"job": job_id}, self._now_s)
         except CielError as error:
             return str(error)
         self._end_turn_soon()

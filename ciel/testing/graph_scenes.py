@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Generator, Iterable, Iterator
 from typing import TypeVar
 
-from ciel.core.arrivals import introduce, open_streams
 from ciel.core.graph import TaskGraph
 from ciel.core.ids import ObjectId
 from ciel.core.invariants import validate
 from ciel.core.jobs import Job
-from ciel.core.losses import drop, lose
+from ciel.core.lost_objects import drop, lose
 from ciel.core.nodes import TaskNode
 from ciel.core.refs import Failure, Reference, Stream
 from ciel.core.removal import Deletions
 from ciel.core.tasks import TaskSpec, TaskState
+from ciel.core.undeclared_outputs import introduce, open_streams
 from ciel.testing.builders import a_job, stored
 
 W1, W2 = "w1:8001", "w2:8001"

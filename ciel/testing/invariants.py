@@ -60,7 +60,7 @@ def _remembered(master: MasterMachine, witness: Witness) -> Problems:
             yield task_id, f"it was forgotten, and is still known to {where}"
     for object_id in witness.forgotten_objects & master.graph.objects.nodes.keys():
         yield object_id, "it was forgotten, and is still known"
-    for job_id in master._audience.jobs():
+    for job_id in master._subscriptions.jobs():
         if job_id not in master.jobs:
             yield job_id, "it was removed, and its audience is remembered"
 
@@ -108,7 +108,7 @@ def unrest(master: MasterMachine, workers: list[FakeWorker], witness: Witness) -
     for name, left in (
         ("called off", list(master._called_off)),
         ("delayed", [str(due_s) for due_s in (master.dispatcher.ready.due_s,) if due_s]),
-        ("audience", list(master._audience.jobs())),
+        ("audience", list(master._subscriptions.jobs())),
         ("held", [task.spec.id for task in master.held]),
         ("ahead", [task.spec.id for task in master.ahead.tasks]),
         ("early copies", list(master._copies._copies)),

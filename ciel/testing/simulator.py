@@ -24,8 +24,8 @@ from ciel.core.ids import ObjectId
 from ciel.core.jobs import Job, JobState
 from ciel.core.refs import Concrete, Failure, Reference, Value
 from ciel.core.tasks import TaskSpec
-from ciel.master.state.audience import CLIENT_GRACE_S
 from ciel.master.state.machine import MasterMachine
+from ciel.master.state.subscriptions import CLIENT_GRACE_S
 from ciel.master.state.workers import WorkerFacts
 from ciel.testing.fake_client import FakeClient
 from ciel.testing.fake_master import FakeMaster

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from ciel.core.arrivals import publish_early
 from ciel.core.errors import InvalidTaskError
 from ciel.core.fixed import forget_released, let_all_go, place_of
 from ciel.core.ids import ObjectId
 from ciel.core.invariants import validate
-from ciel.core.losses import lose_location
+from ciel.core.job_retry import cancel
+from ciel.core.lost_objects import lose_location
 from ciel.core.refs import Fixed, Future
 from ciel.core.removal import hand_over, remove
-from ciel.core.revival import cancel
 from ciel.core.tasks import Mentions, TaskSpec, TaskState
+from ciel.core.undeclared_outputs import publish_early
 from ciel.testing.builders import a_task, inline, stored
 from ciel.testing.graph_scenes import W1, W2, Scene, at_once, deleted
 

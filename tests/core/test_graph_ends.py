@@ -6,10 +6,10 @@ from ciel.core.endings import failed_results, stuck
 from ciel.core.graph import UNBOUNDED
 from ciel.core.ids import ObjectId
 from ciel.core.invariants import validate
-from ciel.core.losses import lose
+from ciel.core.job_retry import cancel, revive, stop_reviving
+from ciel.core.lost_objects import lose
 from ciel.core.refs import Tombstone
 from ciel.core.removal import remove
-from ciel.core.revival import cancel, revive, stop_reviving
 from ciel.core.tasks import Mentions, TaskState
 from ciel.testing.builders import a_chain, a_job, a_task, failed, inline, stored
 from ciel.testing.graph_scenes import W1, W2, Scene, at_once, deleted

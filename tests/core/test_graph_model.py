@@ -10,12 +10,11 @@ from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from ciel.core.arrivals import introduce, open_streams
 from ciel.core.graph import TaskGraph
 from ciel.core.ids import JobId, ObjectId, TaskId
 from ciel.core.invariants import validate
 from ciel.core.jobs import Job, JobSpec
-from ciel.core.losses import drop, lose_location
+from ciel.core.lost_objects import drop, lose_location
 from ciel.core.nodes import TaskNode
 from ciel.core.refs import Concrete, Failure, Stream, Value
 from ciel.core.tasks import (
@@ -30,6 +29,7 @@ from ciel.core.tasks import (
     Mentions,
     TaskSpec,
 )
+from ciel.core.undeclared_outputs import introduce, open_streams
 
 WORKERS = ("w1:8001", "w2:8002")
 

@@ -6,7 +6,7 @@ import pytest
 
 from ciel.core.ids import ObjectId
 from ciel.core.invariants import validate
-from ciel.core.losses import drop
+from ciel.core.lost_objects import drop
 from ciel.core.refs import Future
 from ciel.core.removal import hand_over
 from ciel.core.tasks import Mentions, TaskSpec, TaskState

@@ -1,4 +1,4 @@
-"""The task graph in scenes: objects that grow, and choices."""
+"""The task graph in scenes: objects that grow, and any_inputs."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import sys
 
 import pytest
 
-from ciel.core import choices
-from ciel.core.arrivals import open_streams
+from ciel.core import any_inputs
 from ciel.core.ids import ObjectId
 from ciel.core.invariants import validate
-from ciel.core.losses import lose
+from ciel.core.job_retry import cancel
+from ciel.core.lost_objects import lose
 from ciel.core.refs import Future, Reference, Stream
-from ciel.core.revival import cancel
 from ciel.core.tasks import Mentions, TaskSpec, TaskState
+from ciel.core.undeclared_outputs import open_streams
 from ciel.testing.builders import a_chain, a_task, failed, inline, stored
 from ciel.testing.graph_scenes import LONG, W1, Scene, at_once
 
@@ -172,7 +172,7 @@ def a_choice(*, sees_errors: bool = False) -> tuple[TaskSpec, TaskSpec, TaskSpec
 
 
 def given(scene: Scene, spec: TaskSpec) -> list[Reference]:
-    return list(choices.given(scene.graph.objects, spec))
+    return list(any_inputs.given(scene.graph.objects, spec))
 
 
 def test_one_that_is_there_is_enough_and_the_others_stay_wanted_until_the_end() -> None:

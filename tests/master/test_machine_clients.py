@@ -21,8 +21,8 @@ from ciel.core.events import (
 from ciel.core.ids import JobId, ObjectId
 from ciel.core.jobs import JobState
 from ciel.core.tasks import Mentions
-from ciel.master.state.audience import CLIENT_GRACE_S
 from ciel.master.state.jobs import PROGRESS_INTERVAL_S
+from ciel.master.state.subscriptions import CLIENT_GRACE_S
 from ciel.testing.builders import (
     JOB,
     a_chain,

@@ -22,7 +22,7 @@ from ciel.master.resources.resource import (
 )
 from ciel.master.resources.submissions import Submission
 from ciel.master.service import MasterService
-from ciel.master.state import faces
+from ciel.master.state import views
 from ciel.net.http import BODY_MAX_BYTES, Answer, Request, Routes
 
 JOBS_USUAL: Final = 100
@@ -32,7 +32,7 @@ _TASK_STATES: Final = {str(state): state for state in TaskState}
 
 
 class Listing(Resource):
-    """One topic of `ciel.master.state.answers`, with what the path names as its arguments."""
+    """One topic of `ciel.master.state.queries`, with what the path names as its arguments."""
 
     def __init__(self, service: MasterService, topic: str, **names: str) -> None:
         super().__init__(service)
@@ -98,7 +98,7 @@ class Jobs(Resource):
         before = number_asked(request, "before", 0)
         limit = number_asked(request, "limit", JOBS_USUAL, PAGE_MAX) or JOBS_USUAL
         state = text_asked(request, "state", _JOB_STATES)
-        page = faces.jobs(
+        page = views.jobs(
             self.machine, self.service.epoch_s, before=before or None, limit=limit, state=state
         )
         return request.reply(page)
@@ -110,7 +110,7 @@ class Jobs(Resource):
     def _begin(self, request: Request, begun: Submission) -> bytes:
         found = self.begin(begun)
         request.setHeader("Location", f"/api/v1/jobs/{found.spec.id}")
-        told = {"job": faces.job(found, self.service.epoch_s), "outputs": begun.outputs}
+        told = {"job": views.job(found, self.service.epoch_s), "outputs": begun.outputs}
         return request.reply(told, 201)
 
 
@@ -123,7 +123,7 @@ class JobResource(Resource):
     """What is about one job."""
 
     def told(self, request: Request, found: Job) -> bytes:
-        return request.reply(faces.job(found, self.service.epoch_s))
+        return request.reply(views.job(found, self.service.epoch_s))
 
 
 class OneJob(JobResource):

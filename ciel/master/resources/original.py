@@ -23,7 +23,7 @@ from ciel.master.resources.resource import (
     seconds_asked,
 )
 from ciel.master.service import WORKERS, MasterService
-from ciel.master.state import faces
+from ciel.master.state import views
 from ciel.net.errors import HttpError
 from ciel.net.http import BODY_MAX_BYTES, Answer, Refusal, Request, Routes
 
@@ -55,7 +55,7 @@ class Workers(Resource):
 
     def _listed(self) -> list[dict[str, Any]]:
         nodes = self.machine.workers.values()
-        return [faces.original_worker(node, self.service.epoch_s) for node in nodes]
+        return [views.original_worker(node, self.service.epoch_s) for node in nodes]
 
 
 class WorkersVersioned(Workers):
@@ -101,7 +101,7 @@ class Worker(Resource):
         node = self.machine.workers.get(request.params["worker"])
         if node is None:
             raise HttpError(404, f"there is no worker {request.params['worker']!r:.140}")
-        return self.say(request, faces.original_worker(node, self.service.epoch_s))
+        return self.say(request, views.original_worker(node, self.service.epoch_s))
 
 
 class WorkersForgotten(Resource):
@@ -150,7 +150,7 @@ class Beginning(Resource):
     def _begin(self, request: Request, begun: submissions.Submission) -> bytes:
         if begun.spec.id in self.machine.jobs:
             raise HttpError(409, f"there is a job {begun.spec.id} already")
-        return self.say(request, faces.original_job(self.machine, self.begin(begun)))
+        return self.say(request, views.original_job(self.machine, self.begin(begun)))
 
 
 class Jobs(Beginning):
@@ -167,7 +167,7 @@ class JobById(Beginning):
     """One job; or a new one of that id."""
 
     def render_GET(self, request: Request) -> bytes:
-        return self.say(request, faces.original_job(self.machine, self.job(request)))
+        return self.say(request, views.original_job(self.machine, self.job(request)))
 
     def render_POST(self, request: Request) -> Answer:
         return self.begin_original(request, JobId(check_id(request.params["job"])))
@@ -189,7 +189,7 @@ class Completion(Resource):
         return ended.addCallback(lambda is_over: request.reply(is_over))
 
     def _told(self, request: Request, found: Job) -> bytes:
-        return self.say(request, faces.original_job(self.machine, found))
+        return self.say(request, views.original_job(self.machine, found))
 
     def _ended(self, found: Job, timeout_s: float | None) -> Deferred[bool]:
         if found.state in ENDED:
@@ -206,7 +206,7 @@ class Resumed(Resource):
         found = self.job(request)
         named = {"job": found.spec.id}
         self.service.act(lambda machine, now_s: self.service.change("retry", named))
-        return self.say(request, faces.original_job(self.machine, found))
+        return self.say(request, views.original_job(self.machine, found))
 
 
 class Poked(Resource):
@@ -215,7 +215,7 @@ class Poked(Resource):
     def render_POST(self, request: Request) -> bytes:
         found = self.job(request)
         self.service.act(lambda machine, now_s: None)
-        return self.say(request, faces.original_job(self.machine, found))
+        return self.say(request, views.original_job(self.machine, found))
 
 
 class Task(Resource):
@@ -223,7 +223,7 @@ class Task(Resource):
 
     def render_GET(self, request: Request) -> bytes:
         task = self.task(request)
-        return self.say(request, faces.original_task(self.machine, task, self.service.epoch_s))
+        return self.say(request, views.original_task(self.machine, task, self.service.epoch_s))
 
 
 class Aborted(Resource):

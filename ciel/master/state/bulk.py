@@ -1,8 +1,8 @@
-"""Operations on any number of tasks, done in slices: cancelling, failing, removing, retrying and
-finishing jobs, and what else takes longer than clients and workers may be kept waiting.
+"""Runs operations on any number of tasks in slices: cancelling, failing, removing, retrying and
+finishing jobs, and others that would make clients and workers wait.
 
-An operation is a generator that yields when the graph has no steps left. It leaves the graph sound
-at each yield, and finds whatever happened in between.
+An operation is a generator that yields when the graph has no steps left. It leaves the graph
+consistent at each yield, and copes with whatever happened in between.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Final
 
-from ciel.core import put_off
+from ciel.core import deferred
 from ciel.core.graph import TaskGraph
 
 STEPS_PER_TURN: Final = 1000
@@ -39,7 +39,7 @@ class BulkOperations:
 
     def go_on(self) -> None:
         """Do what is left of the operations, and of what the graph put off, for one turn."""
-        put_off.go_on(self._graph)
+        deferred.go_on(self._graph)
         while self._begun and self._graph.steps_left > 0:
             operation = self._begun.popleft()
             if next(operation, _ENDED) is not _ENDED:

@@ -1,12 +1,11 @@
-"""Children that workers began by themselves: where their parents run, or within them (see ADR 0017
-and 0020).
+"""Handles children that workers started by themselves, beside their parents or within them (ADR 17
+and 20).
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
 
-from ciel.core.arrivals import publish_early
 from ciel.core.errors import CielError
 from ciel.core.events import (
     CancelTask,
@@ -18,12 +17,13 @@ from ciel.core.events import (
 )
 from ciel.core.nodes import TaskNode
 from ciel.core.tasks import ASSIGNED, TaskSpec
+from ciel.core.undeclared_outputs import publish_early
 from ciel.master.state.jobs import JobDesk
 from ciel.master.state.workers import Call, WorkerNode
 
 
 class ChildDesk(JobDesk):
-    """Takes in what running tasks create."""
+    """Processes the tasks that running tasks create."""
 
     _delegates: bool
 
@@ -58,7 +58,7 @@ class ChildDesk(JobDesk):
             self.graph.fail(parent, "BAD_SPAWN", str(error))
         added = self.graph.tasks.get(spec.id)
         if message.wanted and parent.state is ASSIGNED and added is not None:
-            self.graph.errands.add(parent, added.spec.outputs)
+            self.graph.running_waits.add(parent, added.spec.outputs)
             self.graph.demand(added.spec.outputs)
         if message.begun:
             task = self.graph.tasks.get(spec.id)
@@ -75,8 +75,8 @@ class ChildDesk(JobDesk):
                 self._begun[task] = worker
 
     def _begin_anew(self, parent: TaskNode) -> None:
-        """A child that ran within its parent does not count, so neither does what its parent made
-        of it: that has its children run elsewhere when it runs again.
+        """Run a parent again whose inline child does not count: neither do the outputs that the
+        parent computed from it. The new attempt has its children run elsewhere.
         """
         if parent.state is ASSIGNED:
             self._touched[parent.spec.job] = parent.job
@@ -87,8 +87,8 @@ class ChildDesk(JobDesk):
     # --- children that a worker began by itself ---------------------------------------------------
 
     def _is_early(self, worker: WorkerNode, message: Message) -> bool:
-        """Whether a worker speaks of a child that it has begun and that nobody needs yet, or of one
-        that such a child created.
+        """Whether a message concerns an inline child that is not needed yet, or a task that such a
+        child created.
         """
         match message:
             case TaskReported(task_id, 0) | StreamsOpened(task_id, 0) | InputsLost(task_id, 0):
@@ -100,7 +100,7 @@ class ChildDesk(JobDesk):
         return task is None or self._begun.get(task) is worker
 
     def _decide(self) -> None:
-        """Assign the children that were begun and can run; call off the others."""
+        """Assign the inline children that can run; cancel the others."""
         while self._begun or self._kept:
             begun, self._begun = self._begun, {}
             kept, self._kept = self._kept, []
@@ -113,7 +113,7 @@ class ChildDesk(JobDesk):
                 self.worker_said(worker_id, message, self._now_s)
 
     def _call_off_begun(self, worker: WorkerNode, spec: TaskSpec) -> None:
-        """Have a worker give up a task that it began; it goes on if it was told so before."""
+        """Have a worker cancel an inline child, unless it was assigned before."""
         task = self.graph.tasks.get(spec.id)
         if task is not None:
             if task.state is ASSIGNED and (task.attempt, task.worker) == (0, worker.facts.id):

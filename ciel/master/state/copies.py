@@ -1,7 +1,8 @@
-"""Copies of objects that grow: a reader's worker has all of one before its maker has said so.
+"""Copies of streams: the worker of a reader may have received all of an object before its producer
+has reported that.
 
-The maker may fail yet, so such a copy settles nothing. It is put aside until the object is no
-stream any more: then it is known like any copy, or deleted.
+The producer may still fail, so such a copy does not make the object complete. It is set aside until
+the object is not a stream any more, and then listed or deleted.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""How much a worker is given ahead: its slots, and a prefetch that adapts to how long tasks take.
+"""Computes how many tasks a worker is given in advance: its slots, and a prefetch that adapts to
+the duration of its tasks.
 
-A worker's queue should outlast one round trip to the master, so that no slot idles; beyond that,
-every task given ahead is one that cannot go to an idle worker.
+The queue of a worker should outlast one round trip to the master, so that no slot idles. Each
+further task in the queue is one that an idle worker cannot run.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which runnable task goes to which worker now. Requested by events, performed once a turn."""
+"""Chooses a worker for each runnable task, once per tick of the event loop."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from random import Random
 
-from ciel.core.choices import given
+from ciel.core.any_inputs import given
 from ciel.core.events import CopyTimed, MeetWorkers, Message, Neighbour, RecallTasks
 from ciel.core.failures import size_text
 from ciel.core.fixed import place_of
@@ -18,7 +18,7 @@ from ciel.core.placement import Bandwidths, Candidate, loads_of, rank
 from ciel.core.refs import Concrete, Fixed, Reference, Sweetheart, locations_of
 from ciel.core.scheduling import LOCALITY, SWEETHEART_FACTOR, USUAL_SCHEDULING
 from ciel.core.tasks import PRIORITY_MIN, USUAL_NEEDS
-from ciel.master.state.chance import draw
+from ciel.master.state.random_placement import draw
 from ciel.master.state.ready import ReadyQueue
 from ciel.master.state.workers import WorkerNode
 
@@ -45,14 +45,15 @@ RECALL_AFTER_S = 0.1
 
 
 class Dispatcher:
-    """Holds the runnable tasks and gives them to workers that have room.
+    """Holds the runnable tasks, and assigns them to workers that have room.
 
-    A task without inputs to move goes to any worker in turn. One with inputs goes where it costs
-    least, or as the policy of its job has it; if that worker has no room now, the task is parked
-    there, and taken from there by a worker that has nothing else to do.
+    A task without inputs to be copied goes to any worker in turn. A task with inputs goes to the
+    worker with the lowest cost, or as the policy of its job says. If that worker has no room now,
+    the task is parked there; an idle worker may take it from there.
 
-    Tasks that ask for memory stand in a line of their own. Who cannot have it yet is not overtaken
-    by others that want memory of the same workers; what asks for none need not wait for them.
+    Tasks that need memory stand in a queue of their own. A task that cannot have its memory yet is
+    not overtaken by others that need memory of the same workers; tasks without such needs do not
+    wait for it.
     """
 
     def __init__(self, graph: TaskGraph, assign: Assign, refuse: Refuse, say: Say) -> None:
@@ -104,11 +105,13 @@ class Dispatcher:
             self.trust(worker)
 
     def worker_at(self, netloc: str) -> WorkerNode | None:
-        """Return the worker that serves at a location."""
+        """Return the worker at an address, if there is one."""
         return self._by_netloc.get(netloc)
 
     def introduce_workers(self) -> None:
-        """Tell workers who joined and who was lost in this turn, before they are given any work."""
+        """Tell the workers which workers joined and were lost in this tick, before they get any
+        task.
+        """
         if not self._joined and not self._has_lost:
             return
         offers = {worker.facts.executors for worker in self.workers.values()}
@@ -128,29 +131,31 @@ class Dispatcher:
                 self._say(worker_id, news)
 
     def suspect(self, worker: WorkerNode) -> None:
-        """Give a worker nothing more, and what waits for room there to other workers."""
+        """Give a worker no more tasks, and move the tasks parked there to other workers."""
         self.suspects |= {worker.facts.netloc}
         for task in reversed(worker.parked):
             self.ready.push_first(task)
         worker.parked.clear()
 
     def trust(self, worker: WorkerNode) -> None:
-        """A suspected worker is heard again, or is lost: what waited for that goes on."""
+        """End the suspicion of a worker that is heard again, or lost: tasks that waited for that go
+        on.
+        """
         self.suspects -= {worker.facts.netloc}
         stranded, self._stranded = self._stranded, []
         for task in reversed(stranded):
             self.ready.push_first(task)
 
     def without_suspects(self, ref: Reference) -> Reference:
-        """Leave those places out where an object may not be had, if there are others."""
+        """Remove the addresses of suspected workers from a reference, if others are left."""
         if type(ref) is not Concrete and type(ref) is not Sweetheart:
             return ref
         places = ref.locations - self.suspects
         return ref._replace(locations=places) if places else ref
 
     def _may_run(self, task: TaskNode) -> bool:
-        """Whether a task can be assigned now; if an input is only where a suspected worker serves,
-        it waits for the end of that.
+        """Whether a task can be assigned now. If an input is only on a suspected worker, the task
+        waits until that worker is trusted or lost.
         """
         if not self._graph.is_ready(task):
             return False
@@ -164,7 +169,7 @@ class Dispatcher:
         return True
 
     def learn_bandwidth(self, worker: WorkerNode, copied: CopyTimed) -> None:
-        """A worker says how long it took to copy something from another one that is still there."""
+        """Record how long a worker took to copy an object from another worker."""
         source = self._hosts.get(copied.netloc)
         if source is not None:
             self.bandwidths.learn(source, worker.facts.host, copied.size_bytes, copied.run_s)
@@ -172,7 +177,7 @@ class Dispatcher:
     # --- dispatch ---------------------------------------------------------------------------------
 
     def dispatch(self) -> None:
-        """Give out as much as there is room for; the order within a priority is kept."""
+        """Assign as many tasks as there is room for; within a priority the order is kept."""
         ready, has_parked = self.ready, self._has_parked()
         self.is_cut_short = False
         self._stale = 0
@@ -216,8 +221,8 @@ class Dispatcher:
         self.returned.clear()
 
     def _let_in(self) -> None:
-        """Give the first task of each job that runs none to a worker beyond its credit: there it
-        passes what was given ahead, and so it waits for what runs alone.
+        """Give the first task of each job that runs nothing to a worker beyond its credit. There it
+        overtakes the tasks given in advance, so it waits for running tasks only.
         """
         workers = self.workers.values()
         while any(worker.has_room_beyond for worker in workers):
@@ -239,10 +244,8 @@ class Dispatcher:
                 return
 
     def _place(self, task: TaskNode, roomy: deque[WorkerNode]) -> bool:
-        """Assign, park or refuse a task; False if it must wait since nobody who can run it has
-        room.
-
-        Whoever was assigned it stands last in `roomy` afterwards.
+        """Assign, park or refuse a task; return False if it must wait, since no able worker has
+        room. The chosen worker moves to the end of `roomy`.
         """
         spec = task.spec
         needs = spec.needs
@@ -263,18 +266,20 @@ class Dispatcher:
         return not able or self._place_among(task, able, roomy)
 
     def _is_time_up(self) -> bool:
-        """Note that a task was in vain in its line; return whether the rest waits for a turn."""
+        """Note that a task was tried in vain; return whether the others of its queue wait for the
+        next tick.
+        """
         self._stale += 1
         self.is_cut_short = self._stale >= STALE_MAX
         return self.is_cut_short
 
     def drop_job(self, job: Job) -> None:
-        """Forget the tasks of a job that stand in line: none of them is to begin."""
+        """Forget the queued tasks of a job: none of them is to start."""
         self.ready.drop_job(job)
         self.cramped.drop_job(job)
 
     def _serve_cramped(self, roomy: deque[WorkerNode], priority: int) -> None:
-        """Place those that ask for memory, as far as it reaches, down to a priority."""
+        """Place tasks that need memory, as far as it reaches, down to a priority."""
         line, passed, barred = self.cramped, self._passed, self._barred
         while line and roomy and len(passed) < PASSED_MAX and len(barred) < len(self.workers):
             if line.priority < priority:
@@ -295,7 +300,9 @@ class Dispatcher:
     def _place_among(
         self, task: TaskNode, able: Sequence[WorkerNode], roomy: deque[WorkerNode]
     ) -> bool:
-        """Assign or park a task, as its job's policy has it; False if there is no room for it."""
+        """Assign or park a task according to the policy of its job; return False if there is no
+        room.
+        """
         needs, how = task.spec.needs, task.job.spec.scheduling
         if task in self.returned:
             able = [w for w in roomy if w in able and w.has_free(needs)] or able
@@ -325,7 +332,7 @@ class Dispatcher:
         return True
 
     def _place_at(self, task: TaskNode, places: frozenset[str], roomy: deque[WorkerNode]) -> None:
-        """Assign or park a task where a process waits for it."""
+        """Assign or park a task at the worker where its process waits."""
         worker = self._by_netloc.get(min(places))
         if len(places) > 1 or worker is None:
             details = f"what it goes on with is at {', '.join(sorted(places))}"
@@ -341,8 +348,8 @@ class Dispatcher:
             self._waited_for[worker] = None
 
     def _able(self, task: TaskNode) -> list[WorkerNode]:
-        """List the workers that can run a task at all; it fails if there are workers, but no such
-        one.
+        """List the workers that can run a task at all. The task fails if there are workers, but
+        none that can.
         """
         spec = task.spec
         offering = [w for w in self.workers.values() if spec.executor in w.facts.executors]
@@ -382,7 +389,7 @@ class Dispatcher:
         self._refuse(task, "NO_WORKER_FITS", details)
 
     def _lacking(self, executor: str) -> str:
-        """Say why workers that know an executor do not offer it: each reason once."""
+        """List why workers that know an executor do not offer it, each reason once."""
         whose: dict[str, list[str]] = {}
         for worker in self.workers.values():
             if (why := worker.facts.lacking.get(executor)) is not None:
@@ -400,7 +407,7 @@ class Dispatcher:
         return bool(self._waited_for)
 
     def _serve_parked(self, priority: int) -> None:
-        """Assign what is parked where there is room now, down to a priority."""
+        """Assign parked tasks where there is room now, down to a priority."""
         for worker in self._waited_for:
             while (line := worker.bound or worker.parked) and worker.has_room:
                 task = line[0]
@@ -417,8 +424,8 @@ class Dispatcher:
                     self.cramped.push_first(task)
 
     def _steal_parked(self, roomy: Iterable[WorkerNode]) -> None:
-        """Let workers with nothing to do take what is parked at others: work beats locality. One
-        that has a slot free takes what is cheaper there than where it waits.
+        """Let idle workers take tasks that are parked at others. A worker with a free slot takes a
+        task if its cost is lower there than the wait.
         """
         for worker in roomy:
             is_idle = not worker.assigned
@@ -446,10 +453,11 @@ class Dispatcher:
         return best.location == worker.facts.netloc
 
     def recall(self, now_s: float) -> None:
-        """Have workers give back what stands in line there for long, while others are idle.
+        """Have workers return tasks that have been queued there for long, while other workers are
+        idle.
 
-        What was given ahead may find itself behind a task that takes hours; only the worker knows
-        what has begun, so the last that were given are asked for, and each asked for once.
+        A task given in advance may be queued behind one that takes hours. Only the worker knows
+        which have started, so the master recalls the last ones given, each of them once.
         """
         if (self.ready and not self._has_spare) or len(self.workers) < 2:
             return
@@ -477,7 +485,7 @@ class Dispatcher:
     def _last_given(
         self, worker: WorkerNode, count: int, takers: Iterable[WorkerNode]
     ) -> list[tuple[TaskId, int]]:
-        """Name the last attempts that a worker was given and one of the takers could run."""
+        """Return the last attempts given to a worker that one of the takers could run."""
         keys: list[tuple[TaskId, int]] = []
         fixed = self._graph.objects.fixed
         for key, task in reversed(worker.assigned.items()):
@@ -501,7 +509,7 @@ def _candidate(worker: WorkerNode, slots: int) -> Candidate:
 
 
 def _park(worker: WorkerNode, task: TaskNode) -> None:
-    """Have a task wait for room at a worker, behind those of its priority."""
+    """Have a task wait for room at a worker, behind the tasks of its priority."""
     line, priority = worker.parked, task.spec.needs.priority
     place = len(line)
     while place and line[place - 1].spec.needs.priority < priority:

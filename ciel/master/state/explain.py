@@ -1,11 +1,11 @@
-"""Why a task runs, waits, or does not run: one line a reason, for people (CIB-1)."""
+"""Explains why a task runs, waits, or does not run: one line for each reason (CIB-1)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from ciel.core.choices import choice_of
+from ciel.core.any_inputs import choice_of
 from ciel.core.failures import label, size_text
 from ciel.core.ids import ObjectId
 from ciel.core.nodes import TaskNode
@@ -116,7 +116,7 @@ def _why_assigned(machine: MasterMachine, task: TaskNode, now_s: float) -> list[
     which = f"as attempt {task.attempt}" if task.attempt else "begun there by its parent"
     if _runs(machine, task):
         lines = [f"it runs on worker {facts.id}, {which}; given to it {age_s:.1f} s ago", *placed]
-        for object_id in machine.graph.errands.of(task)[:_INPUTS_MAX]:
+        for object_id in machine.graph.running_waits.of(task)[:_INPUTS_MAX]:
             lines.append(f"it waits in its middle for {object_id}, {_maker(machine, object_id)}")
         return lines + _full_store(worker)
     lines = [f"it was given to worker {facts.id} {which}, and waits there for its turn", *placed]

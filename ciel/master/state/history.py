@@ -1,6 +1,6 @@
-"""Where and when tasks ran, how their programs ended, and what they were asked to run.
+"""Reports where and when tasks ran, how their programs ended, and their commands.
 
-Payloads are passed on as they are: whoever asks decodes them (see `execution.commands`).
+Payloads are passed on undecoded; the reader decodes them (see `execution.commands`).
 """
 
 from __future__ import annotations

@@ -10,7 +10,6 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from ciel.core.arrivals import introduce
 from ciel.core.endings import stuck
 from ciel.core.errors import (
     CannotRetryError,
@@ -58,22 +57,23 @@ from ciel.core.removal import hand_over, never_named
 from ciel.core.retries import (
     Blame,
 )
-from ciel.core.story import Story
+from ciel.core.task_history import Story
 from ciel.core.tasks import TaskSpec, TaskState, check_task
-from ciel.master.state.audience import Audience
+from ciel.core.undeclared_outputs import introduce
 from ciel.master.state.bulk import BulkOperations
 from ciel.master.state.operations import JobOperations
+from ciel.master.state.subscriptions import Subscriptions
 from ciel.master.state.workers import Call, WorkerNode
 
 if TYPE_CHECKING:
-    from ciel.master.state.keeping import Kept
+    from ciel.master.state.retention import Kept
 
 PROGRESS_INTERVAL_S = 0.2
 JOBS_MAX = 100_000
 
 
 class JobDesk(JobOperations):
-    """All jobs, the graph of their tasks, and the clients that care for them."""
+    """All jobs, the graph of their tasks, and the clients that own and watch them."""
 
     def __init__(self) -> None:
         self.graph = TaskGraph()
@@ -89,7 +89,7 @@ class JobDesk(JobOperations):
         self.job_totals = dict.fromkeys(JobState, 0)
         self.task_totals = dict.fromkeys(TaskState, 0)  # of all jobs that are there
         self.ended: list[Job] = []  # jobs that ended, for those who wait for that
-        self._audience = Audience()
+        self._subscriptions = Subscriptions()
         self._called_off: dict[str, set[Call]] = {}  # job: attempts that still run
         self._released_later: dict[ObjectId, Job] = {}  # once the task that runs has made them
         self._touched: dict[str, Job] = {}
@@ -109,8 +109,8 @@ class JobDesk(JobOperations):
     # --- clients ----------------------------------------------------------------------------------
 
     def client_said(self, client: str, message: Message, now_s: float) -> None:
-        """Take one message of a client; one that cannot be carried out is refused and changes
-        nothing.
+        """Process one message of a client. A message that cannot be carried out is refused, and
+        changes nothing.
         """
         self._now_s = now_s
         try:
@@ -119,7 +119,7 @@ class JobDesk(JobOperations):
             self.refuse(client, message, str(error))
 
     def refuse(self, client: str, message: Message, reason: str) -> None:
-        """Tell a client that a message of it is not carried out."""
+        """Tell a client that the master refuses a message."""
         match message:
             case AddTask(spec, _):
                 job_id = spec.job
@@ -162,7 +162,7 @@ class JobDesk(JobOperations):
                 job = self.find_job(job_id)
                 job.open = False
                 if job.spec.detached:
-                    self._audience.disown(job_id)
+                    self._subscriptions.disown(job_id)
                 self._touched[job_id] = job
                 self.journal.append(message)
             case WatchJob(job_id, prints):
@@ -171,8 +171,8 @@ class JobDesk(JobOperations):
                 self._cancel(self.find_job(job_id), reason)
 
     def _hand_over(self, job: Job, objects: Sequence[ObjectId]) -> None:
-        """Release objects that their client will not name again. Tasks that did not begin are not
-        run for them; those that workers have already run to their end first.
+        """Release objects that their client will not name again. Tasks that have not started do not
+        run for them; finished attempts are counted first.
         """
         nodes, released = self.graph.objects.nodes, []
         for object_id in objects:
@@ -186,8 +186,8 @@ class JobDesk(JobOperations):
 
     def _submit(self, client: str, message: SubmitJob) -> None:
         job = self.jobs.get(message.spec.id) or self._create(message.spec)
-        self._audience.own(client, job)
-        self._audience.watch(client, job)
+        self._subscriptions.own(client, job)
+        self._subscriptions.watch(client, job)
         self._say(client, JobChanged(summarise(job)))
 
     def _create(self, spec: JobSpec) -> Job:
@@ -207,8 +207,8 @@ class JobDesk(JobOperations):
     def begin_job(
         self, spec: JobSpec, tasks: Sequence[AddTask], wanted: tuple[ObjectId, ...], now_s: float
     ) -> Job:
-        """Take a whole job from somebody who does not stay, and so is told nothing: its tasks, and
-        what it wants. Raises CielError, and then there is no such job.
+        """Create a whole job, with its tasks and wants, for a client that does not stay. Raises
+        CielError, and then creates nothing.
         """
         self._now_s = now_s
         if spec.id in self.jobs:
@@ -233,23 +233,22 @@ class JobDesk(JobOperations):
         return job
 
     def cancel_job(self, job: Job, reason: str, now_s: float) -> None:
-        """End a job now; nothing happens if it has ended."""
+        """Cancel a job; does nothing if it has ended."""
         self._now_s = now_s
         self._cancel(job, reason)
 
     def fail_job(self, job: Job, reason: str, now_s: float) -> None:
-        """End a job now, as one that has failed; nothing happens if it has ended."""
+        """End a job as failed; does nothing if it has ended."""
         self._now_s = now_s
         self._fail_job(job, reason)
 
     def _watch(self, client: str, job: Job, *, prints: bool) -> None:
-        self._audience.watch(client, job, prints=prints)
+        self._subscriptions.watch(client, job, prints=prints)
         self.bulk.begin(self._tell_all(client, job))
 
     def _want(self, job: Job, objects: tuple[ObjectId, ...]) -> list[ObjectSettled]:
-        """Have a job want objects; return what is to be told of those that are not new to it: who
-        asks may be another client, or one that does not know whether it was heard. Of a job that
-        has ended, that is all there is to say.
+        """Have a job want objects; return the objects to be announced again, since the request may
+        come from another client, or repeat one. For a job that has ended, nothing else happens.
         """
         nodes, wanted, is_active = (
             self.graph.objects.nodes,
@@ -269,27 +268,27 @@ class JobDesk(JobOperations):
         return told
 
     def client_gone(self, client: str, now_s: float, grace_s: float = CLIENT_GRACE_S) -> None:
-        """A client's connection ended: the jobs it answers for get a grace period."""
-        self._audience.gone(client, self.jobs, now_s + grace_s)
+        """Note that the connection of a client ended: its jobs get a grace period."""
+        self._subscriptions.gone(client, self.jobs, now_s + grace_s)
 
     # --- changes that anybody may ask for ---------------------------------------------------------
 
     def remove_job(self, job: Job) -> None:
-        """Forget an ended job with its results; raises JobNotEndedError."""
+        """Forget an ended job and its results; raises JobNotEndedError."""
         if job.state not in ENDED:
             raise JobNotEndedError(job.number)
         job_id = job.spec.id
         del self.jobs[job_id]
         self._removed[job_id] = job
         self.job_totals[job.state] -= 1
-        self._audience.disown(job_id)
-        self._audience.dismiss(job_id)
+        self._subscriptions.disown(job_id)
+        self._subscriptions.dismiss(job_id)
         self._touched.pop(job_id, None)
         self.bulk.begin(self._removal(job))
 
     def retry_job(self, job: Job, now_s: float) -> None:
-        """Have the failed and cancelled tasks of an ended job run again; raises CielError if that
-        cannot be. Of a large job this is found out later: then it ends again as it had.
+        """Run the failed and cancelled tasks of an ended job again; raises CielError if that is
+        impossible. For a large job that turns out later: then the job ends again as before.
         """
         self._now_s = now_s
         if job.state is not JobState.CANCELLED and (
@@ -299,8 +298,8 @@ class JobDesk(JobOperations):
         self._retry(job)
 
     def retry_task(self, task: TaskNode, now_s: float) -> None:
-        """Have a failed or cancelled task run again, and what it needs that failed; raises
-        CielError if that cannot be. Its job goes on if it had ended.
+        """Run a failed or cancelled task again, with the failed tasks that it needs; raises
+        CielError if that is impossible. An ended job goes on.
         """
         self._now_s = now_s
         job = task.job
@@ -348,7 +347,7 @@ class JobDesk(JobOperations):
                     self._touched[job_id] = job  # what goes on with it may be among that
                 else:
                     self._fail_stuck(job)
-            elif self._audience.of(job_id):
+            elif self._subscriptions.of(job_id):
                 self._progress_due[job_id] = job
         if self._progress_due and self._now_s >= self._progress_at_s + PROGRESS_INTERVAL_S:
             self._progress_at_s = self._now_s
@@ -360,7 +359,7 @@ class JobDesk(JobOperations):
         self.bulk.begin(self._finishing(job))
 
     def _fail_stuck(self, job: Job) -> None:
-        """Nothing of a job runs or can run, yet something is missing: say what, and end it."""
+        """Fail a job of which nothing runs or can run, although an object is missing; say which."""
         missing = stuck(self.graph, job)
         if not missing:
             return  # touched again by what becomes of that
@@ -409,7 +408,7 @@ class JobDesk(JobOperations):
         if self.graph.objects.fixed:
             let_all_go(self.graph, job)
         job_id = job.spec.id
-        self._audience.disown(job_id)
+        self._subscriptions.disown(job_id)
         self._progress_due.pop(job_id, None)
         if self._released_later:
             later = self._released_later.items()
@@ -432,7 +431,7 @@ class JobDesk(JobOperations):
         job.state = state
 
     def _tell_watchers(self, job: Job) -> None:
-        watchers = self._audience.of(job.spec.id)
+        watchers = self._subscriptions.of(job.spec.id)
         if watchers:
             message = JobChanged(summarise(job))
             late = self._catching_up
@@ -440,16 +439,16 @@ class JobDesk(JobOperations):
                 (c, message) for c in watchers if not late or (c, job.spec.id) not in late
             ]
         if job.state in ENDED:
-            self._audience.dismiss(job.spec.id)
+            self._subscriptions.dismiss(job.spec.id)
 
     def _announce_growing(self, refs: Iterable[Reference]) -> None:
-        """Tell clients that wanted objects can be read while they grow."""
+        """Announce wanted objects to clients that can be read while they grow."""
         for ref in refs:
             node = self.graph.objects.nodes.get(ref.id)
             known = None if node is None else node.ref
             if node is not None and type(known) is Stream:
                 for job in node.wanters:
-                    for client in self._audience.of(job.spec.id):
+                    for client in self._subscriptions.of(job.spec.id):
                         self.outbox.append((client, ObjectSettled(job.spec.id, known)))
 
     def _announce_settled(self) -> None:
@@ -464,7 +463,7 @@ class JobDesk(JobOperations):
             for job in node.wanters:
                 job_id = job.spec.id
                 self._touched[job_id] = job
-                for client in self._audience.of(job_id):
+                for client in self._subscriptions.of(job_id):
                     self.outbox.append((client, ObjectSettled(job_id, node.ref)))
         if self._released_later:
             for object_id in settled:
@@ -473,26 +472,28 @@ class JobDesk(JobOperations):
                     self._hand_over(owner, (object_id,))
 
     def _pass_on_prints(self, worker: WorkerNode, printed: TaskPrinted) -> None:
-        """Tell who listens what a task has printed, before anything that its end leads to."""
+        """Send the lines that a task has printed to subscribed clients, before any consequence of
+        its end.
+        """
         task = self.graph.tasks.get(printed.task)
         if task is None:
             return
         spec = task.spec
         number = spec.ordinal + 1 if spec.parent == spec.job else 0
         about = (spec.job, spec.id, spec.name, number, worker.facts.netloc)
-        whom = self._audience.of if printed.is_notice else self._audience.listeners
+        whom = self._subscriptions.of if printed.is_notice else self._subscriptions.listeners
         for client in whom(spec.job):
             self._say(client, JobPrinted(*about, *printed[2:]))
 
     def forget(self, object_id: ObjectId) -> None:
-        """Forget an object that nobody names, and have its copies deleted."""
+        """Forget an object that no task or job names, and delete its copies."""
         objects = self.graph.objects
         places = objects.forget(objects.nodes[object_id], object_id)
         objects.remove(object_id)
         self._delete({place: [object_id] for place in places})
 
     def _delete(self, by_place: dict[str, list[ObjectId]]) -> None:
-        """Have what lies at these locations deleted."""
+        """Have workers delete objects, by location."""
         if not by_place:
             return
         for worker in self.workers.values():
@@ -506,7 +507,7 @@ class JobDesk(JobOperations):
         self.outbox.append((peer, message))
 
     def _tell_of_retry(self, task: TaskNode) -> None:
-        """Tell how a task failed, too: if it did so at once, nothing but its outputs says it."""
+        """Record a retry in the history of a task, with the failure before it."""
         refs = [self.graph.objects.reference(object_id) for object_id in task.spec.outputs]
         failure = next((ref for ref in refs if isinstance(ref, Failure)), None)
         if failure is not None and task.spec.id not in self.stories:
@@ -514,7 +515,9 @@ class JobDesk(JobOperations):
         self._tell(task, "its user had it tried again")
 
     def _tell_of_unlike(self, worker_id: str, report: TaskReported) -> None:
-        """An attempt that counts no more has ended as well: tell if it made something else."""
+        """Record that a superseded attempt succeeded too, if its outputs differ from the counted
+        ones.
+        """
         for late in report.published:
             node = self.graph.objects.nodes.get(late.id)
             if node is None or node.producer is None or not is_unlike(node.ref, late):

@@ -1,17 +1,17 @@
-"""The master's machine: what clients and workers say goes in, what is to be said to them comes out.
+"""The state machine of the master: messages from clients and workers go in, messages to them come
+out.
 
-Every entry point takes the time; none of them talks. Messages pile up in `outbox` as (peer,
-message) pairs, and `end_turn` is called once after a batch of events: it places tasks, announces
-results and ends jobs, so that ten events cost one pass. Peers are names: a worker's id, a client's
-connection name.
+Every method takes the time, and none does I/O. Messages collect in `outbox` as (peer, message)
+pairs. The service calls `end_turn` once after a batch of events: it places tasks, announces results
+and ends jobs, so that ten events cost one pass. Peers are names: the id of a worker, or the name of
+a client's connection.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from ciel.core.arrivals import open_streams
-from ciel.core.choices import given
+from ciel.core.any_inputs import given
 from ciel.core.errors import CannotCancelTaskError
 from ciel.core.events import (
     RECALLED,
@@ -34,7 +34,7 @@ from ciel.core.failures import label
 from ciel.core.fixed import forget_released
 from ciel.core.ids import ObjectId
 from ciel.core.jobs import Job
-from ciel.core.losses import lose, lose_location
+from ciel.core.lost_objects import lose, lose_location
 from ciel.core.nodes import Ending, TaskNode
 from ciel.core.refs import Fixed, Reference, details_text, locations_of, with_text
 from ciel.core.retries import (
@@ -48,19 +48,20 @@ from ciel.core.retries import (
     not_before_s,
 )
 from ciel.core.tasks import ASSIGNED, FINISHED, RUNNABLE, WAITING
+from ciel.core.undeclared_outputs import open_streams
 from ciel.core.weights import INPUTS_WEIGHED_FROM, why_too_large
-from ciel.master.state.ahead import Ahead
 from ciel.master.state.children import ChildDesk
 from ciel.master.state.copies import EarlyCopies, Followers
 from ciel.master.state.dispatch import Dispatcher
+from ciel.master.state.eager_dispatch import Ahead
 from ciel.master.state.jobs import PROGRESS_INTERVAL_S
-from ciel.master.state.keeping import drop_unneeded, is_made_elsewhere, unlisted
+from ciel.master.state.retention import drop_unneeded, is_made_elsewhere, unlisted
 from ciel.master.state.timeline import Timeline
 from ciel.master.state.workers import Call, WorkerFacts, WorkerNode
 
 
 class MasterMachine(ChildDesk):
-    """All that the master knows and decides."""
+    """The state of the master: all jobs and workers, and every decision about them."""
 
     def __init__(
         self,
@@ -69,8 +70,8 @@ class MasterMachine(ChildDesk):
         suspect_after_s: float = SUSPECT_AFTER_S,
         worker_timeout_s: float = WORKER_TIMEOUT_S,
     ) -> None:
-        """`delegates`: workers may let successors and children run that nobody sent them to run
-        now. A worker is suspected, and then declared dead, when it was silent for so long.
+        """`delegates`: workers may start eager successors and children by themselves. A worker is
+        suspected after `suspect_after_s` of silence, and declared dead after `worker_timeout_s`.
         """
         super().__init__()
         self.dispatcher = Dispatcher(self.graph, self._assign, self._refuse_task, self._say)
@@ -97,12 +98,12 @@ class MasterMachine(ChildDesk):
 
     @property
     def workers_version(self) -> int:
-        """A number that grows when a worker comes or goes."""
+        """A number that grows whenever a worker joins or is lost."""
         return self.workers_joined + self.workers_lost
 
     def worker_joined(self, facts: WorkerFacts, now_s: float) -> None:
-        """A worker is there. An earlier one with the same id has forgotten what it ran; one with
-        the same address or work directory has ended.
+        """Add a worker. An earlier worker with the same id has lost its attempts; an earlier worker
+        with the same address or work directory has ended.
         """
         self._now_s = now_s
         for other in list(self.workers.values()):
@@ -118,7 +119,7 @@ class MasterMachine(ChildDesk):
         self.dispatcher.add_worker(WorkerNode(facts, now_s))
 
     def worker_heard(self, worker_id: str, heard_at_s: float, now_s: float) -> None:
-        """A worker has a connection, and was last heard at some time."""
+        """Note that a worker has a connection, and when it was last heard."""
         worker = self.workers.get(worker_id)
         if worker is None:
             return
@@ -129,7 +130,7 @@ class MasterMachine(ChildDesk):
             self.dispatcher.trust(worker)
 
     def worker_cut_off(self, worker_id: str, reason: str, now_s: float) -> None:
-        """The connection of a worker broke, which may be back soon: it is suspected."""
+        """Suspect a worker whose connection broke; it may reconnect soon."""
         worker = self.workers.get(worker_id)
         if worker is not None and not worker.suspicion:
             self._now_s = now_s
@@ -137,13 +138,13 @@ class MasterMachine(ChildDesk):
             self.dispatcher.suspect(worker)
 
     def was_held_up(self, late_s: float) -> None:
-        """The master itself stood still for so long: no worker is blamed for that time."""
+        """Note that the master itself stood still: workers are not blamed for that time."""
         for worker in self.workers.values():
             worker.heard_at_s += late_s
 
     def worker_lost(self, worker_id: str, reason: str, now_s: float, *, died: bool = False) -> None:
-        """A worker is gone, with what it ran and what it held. `died`: it is known that its process
-        has ended, which what ran there may be blamed for.
+        """Remove a worker, with its attempts and its objects. `died`: its process is known to have
+        ended, so the tasks that it ran may be blamed.
         """
         self._now_s = now_s
         worker = self.workers.get(worker_id)
@@ -189,8 +190,8 @@ class MasterMachine(ChildDesk):
             self._forget_calls(job_id, {call for call in attempts if call[0] == worker_id})
 
     def _lose_held(self, worker: WorkerNode) -> None:
-        """Have all lost that a lost worker held: processes and streams at once, since programs
-        depend on them, and the objects in slices.
+        """Mark the objects of a lost worker as lost: its processes and streams at once, since
+        programs depend on them, the others in slices.
         """
         graph, place = self.graph, worker.facts.netloc
         for object_id in (*graph.objects.fixed, *graph.objects.growing):
@@ -198,8 +199,8 @@ class MasterMachine(ChildDesk):
         self.bulk.begin(self._losing_held(worker))
 
     def _losing_held(self, worker: WorkerNode) -> Iterator[None]:
-        """Lose the objects of a lost worker. Until that is over its place counts as suspected, so
-        no task is given what was there.
+        """Mark the objects of a lost worker as lost, in slices. Until the end its address counts as
+        suspected, so that no task is given an input that was there.
         """
         place = worker.facts.netloc
         for object_id in self.graph.objects.held_at(place):
@@ -216,14 +217,16 @@ class MasterMachine(ChildDesk):
             self.dispatcher.trust(worker)
 
     def _lose_rest(self, place: str) -> None:
-        """Lose at once what a lost worker held, as another one joins at its place."""
+        """Mark the remaining objects of a lost worker as lost at once, since another worker joins
+        at its address.
+        """
         worker = self._losing.pop(place, None)
         if worker is not None:
             lose_location(self.graph, place)
             self.dispatcher.trust(worker)
 
     def worker_said(self, worker_id: str, message: Message, now_s: float) -> None:
-        """Take one message of a worker that has joined."""
+        """Process one message of a worker that has joined."""
         self._now_s = now_s
         worker = self.workers.get(worker_id)
         if worker is None:
@@ -271,14 +274,14 @@ class MasterMachine(ChildDesk):
             self._follow_streams()
 
     def _current(self, worker: WorkerNode, task_id: str, attempt: int) -> TaskNode | None:
-        """Find the task of a running attempt; None if that attempt does not count any more."""
+        """Return the task of a running attempt; None if the attempt does not count any more."""
         task = self.graph.tasks.get(task_id)
         if task is None or task.state is not ASSIGNED or task.attempt != attempt:
             return self._claim(worker, task_id, attempt) if self.ahead.tasks else None
         return task if task.worker == worker.facts.id else None
 
     def _claim(self, worker: WorkerNode, task_id: str, attempt: int) -> TaskNode | None:
-        """Assign a task that was sent ahead and has begun, if its inputs are there."""
+        """Assign an eagerly dispatched task that has started, if its inputs are there."""
         task = self.ahead.find(worker, task_id, attempt)
         if task is None or not self.ahead.claim(task, worker):
             return None
@@ -286,7 +289,9 @@ class MasterMachine(ChildDesk):
         return task
 
     def _speaker(self, worker: WorkerNode, task_id: str, attempt: int) -> TaskNode | None:
-        """Find the task of a running attempt that goes on; if it does not count it is not to."""
+        """Return the task of a running attempt that reports something; cancel the attempt if it
+        does not count any more.
+        """
         task = self._current(worker, task_id, attempt)
         if task is None and (early := self.ahead.find(worker, task_id, attempt)) is not None:
             self.ahead.call_off(early)
@@ -357,7 +362,7 @@ class MasterMachine(ChildDesk):
         ran_on[facts.id] = ran_on.get(facts.id, 0) + 1
 
     def _count(self, task: TaskNode, worker: WorkerNode, report: TaskReported) -> None:
-        """Take a good report: all that the attempt read is whole."""
+        """Accept a report of success: all inputs of the attempt are complete."""
         if self.ahead.tasks:
             self._avoid_others(report.published, task)
         self.graph.finish(task, report.published)
@@ -374,14 +379,16 @@ class MasterMachine(ChildDesk):
                 self._drop_unlisted(worker, (ref,))
 
     def _avoid_others(self, refs: Iterable[Reference], maker: TaskNode | None) -> None:
-        """Call off who was sent to where objects were to be made, if another made them."""
+        """Cancel eager attempts that wait for objects which were produced elsewhere."""
         for ref in refs:
             node = self.graph.objects.get(ref.id)
             if node is not None and node.producer is not maker:
                 self.ahead.settles_otherwise(ref.id)
 
     def _superseded(self, worker: WorkerNode, task_id: str, attempt: int) -> None:
-        """Note the end of an attempt that counts no more: called off, or thought lost."""
+        """Note the end of an attempt that does not count any more: it was cancelled, or its worker
+        was declared dead.
+        """
         task = worker.assigned.get((task_id, attempt))
         if task is None:
             if (early := self.ahead.find(worker, task_id, attempt)) is not None:
@@ -393,8 +400,8 @@ class MasterMachine(ChildDesk):
     def _drop_unlisted(
         self, worker: WorkerNode, refs: Iterable[Reference], *, idle: bool = False
     ) -> None:
-        """Have those of these objects deleted that the table does not list: judged when all that
-        came in this turn was taken, as it may come to list them yet.
+        """Have a worker delete those of these objects that the table does not list. They are judged
+        at the end of the tick, since a later message may list them.
         """
         self._perhaps_unlisted.append((worker, tuple(refs), idle))
 
@@ -408,7 +415,9 @@ class MasterMachine(ChildDesk):
     def _stored(
         self, worker: WorkerNode, refs: Iterable[Reference], *, kept: bool, idle: bool
     ) -> None:
-        """A worker holds objects; one that grows is not there before its maker says so."""
+        """Note that a worker stores objects. A copy of a growing object counts once its producer
+        has completed the object.
+        """
         known = self._copies.put_aside(worker, refs) if self.graph.objects.growing else refs
         if self.ahead.tasks:
             self._avoid_others(known, None)
@@ -421,7 +430,9 @@ class MasterMachine(ChildDesk):
     # --- streams ----------------------------------------------------------------------------------
 
     def _follow_streams(self) -> None:
-        """Stop who reads what broke, and take the reports of who read what is whole now."""
+        """Stop attempts whose streams broke, and accept the reports of attempts whose streams are
+        complete.
+        """
         graph = self.graph
         while graph.broken or graph.whole:
             if graph.broken:
@@ -448,19 +459,21 @@ class MasterMachine(ChildDesk):
             self._drop_held(task)
 
     def _stop(self, task: TaskNode, *, aborts: bool = False) -> Call | None:
-        """Have an attempt stopped; return what its worker has to answer for, if it still runs."""
+        """Cancel the attempt of a task; return the report to be waited for, if the attempt still
+        runs.
+        """
         if task in self.held or task.worker is None:
             return None
         self._say(task.worker, CancelTask(task.spec.id, task.attempt, aborts))
         return (task.worker, task.spec.id, task.attempt)
 
     def abort(self, task: TaskNode) -> bool:
-        """Have the attempt of a task end, as a failure of its own; return whether there is one."""
+        """Abort the attempt of a task, which then counts as failed; return whether there is one."""
         return self._stop(task, aborts=True) is not None
 
     def cancel_task(self, task: TaskNode, reason: str, now_s: float) -> None:
-        """End a task now, and fail those that need it; raises CielError if it is over. Its program
-        ends soon, and its job goes on.
+        """Cancel a task, and fail the tasks that need it; raises CielError if it has ended. Its job
+        goes on.
         """
         self._now_s = now_s
         if task.state in FINISHED:
@@ -472,7 +485,7 @@ class MasterMachine(ChildDesk):
         self._drop_held(task)
 
     def _drop_held(self, task: TaskNode) -> None:
-        """Forget a report that does not count, after its task was set back, and what it made."""
+        """Discard a held report, and delete the objects that the attempt produced."""
         if task in self.held:
             worker, report = self.held.pop(task)
             self._drop_unlisted(worker, report.published)
@@ -505,11 +518,11 @@ class MasterMachine(ChildDesk):
             self.graph.requeue(task)
 
     def _lose_copy(self, reader: WorkerNode, object_id: ObjectId, place: str) -> bool:
-        """Note that a reader could not get an object from a place; return whether anything is
-        changed by that, or was since.
+        """Note that a reader could not get an object from a worker; return whether the object table
+        has changed since the attempt was assigned.
 
-        A copy that is there all the same is deleted, since nobody would ever delete what the table
-        does not list; unless it cannot be made again, or as long as it is being made there anew.
+        A copy that does exist there is deleted, since the table does not list it any more; unless
+        it cannot be recomputed, or is being recomputed there.
         """
         node = self.graph.objects.get(object_id)
         ref = None if node is None else node.ref
@@ -565,7 +578,7 @@ class MasterMachine(ChildDesk):
 
     @property
     def has_more(self) -> bool:
-        """Whether a turn left work for the next, which is to follow once others were served."""
+        """Whether this tick left work for the next one, which should follow soon."""
         return bool(self.bulk) or self.graph.has_more or self.dispatcher.is_cut_short
 
     def _collect_runnable(self) -> None:
@@ -587,8 +600,8 @@ class MasterMachine(ChildDesk):
         self.dispatcher.ready.wake(self._now_s)
 
     def _goes_on_where_it_is(self, task: TaskNode) -> bool:
-        """Assign a task that can run to the worker that has it already; if it cannot run there with
-        what it was told, it is called off.
+        """Assign a runnable task to the worker to which it was dispatched eagerly; cancel that
+        attempt if it cannot run there.
         """
         worker = self.ahead.tasks.get(task)
         if worker is None:
@@ -628,7 +641,9 @@ class MasterMachine(ChildDesk):
         self.graph.fail(task, reason, details)
 
     def _stop_unneeded(self) -> None:
-        """Stop what reads broken streams, what nobody needs, and what went ahead in vain."""
+        """Cancel attempts that read broken streams, that are not needed, or that were dispatched in
+        vain.
+        """
         graph = self.graph
         self._follow_streams()
         while graph.unneeded:
@@ -675,8 +690,8 @@ class MasterMachine(ChildDesk):
     def tick(self, now_s: float) -> None:
         """Act on the time: silent workers, jobs without clients; called about once a second.
 
-        As long as no worker is heard, none is declared dead: nobody could take its tasks over, and
-        it may be the master that is cut off.
+        While no worker is heard, none is declared dead: no other worker could run its tasks, and
+        the master itself may be disconnected.
         """
         self._now_s = now_s
         for worker in self.workers.values():
@@ -689,13 +704,11 @@ class MasterMachine(ChildDesk):
                 silent_s = now_s - worker.heard_at_s
                 if silent_s > self.worker_timeout_s:
                     self.worker_lost(worker.facts.id, f"silent for {silent_s:.1f} s", now_s)
-        for job_id in self._audience.forsaken(now_s):
+        for job_id in self._subscriptions.forsaken(now_s):
             self._cancel(self.jobs[job_id], "its client is gone")
 
     def due_s(self) -> float | None:
-        """When `end_turn` has to be called next though nothing happened; None if there is no such
-        time.
-        """
+        """When `end_turn` has to be called next even if no event arrives; None for never."""
         if self.has_more:
             return self._now_s
         due = [self._progress_at_s + PROGRESS_INTERVAL_S] if self._progress_due else []

@@ -1,5 +1,5 @@
-"""Operations on all tasks of a job, in slices: ending them, removing them, trying them again, and
-looking at all results (see `bulk`).
+"""Operations on all tasks of a job, in slices: cancel, remove, retry, and check all results (see
+`bulk`).
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from ciel.core.errors import CannotRetryError
 from ciel.core.events import JobChanged, Message, ObjectSettled
 from ciel.core.graph import TaskGraph
 from ciel.core.ids import ObjectId
+from ciel.core.job_retry import cancel, revive, stop_reviving
 from ciel.core.jobs import Job, JobState, summarise
 from ciel.core.nodes import TaskNode
 from ciel.core.refs import Failure, Stream
 from ciel.core.removal import remove
 from ciel.core.retries import Blame
-from ciel.core.revival import cancel, revive, stop_reviving
-from ciel.core.story import Story
+from ciel.core.task_history import Story
 from ciel.core.tasks import ACTIVE, TaskState
 from ciel.master.state.workers import Call
 
 if TYPE_CHECKING:
-    from ciel.master.state.keeping import Kept
+    from ciel.master.state.retention import Kept
 
 
 class JobOperations(ABC):

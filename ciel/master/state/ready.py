@@ -35,9 +35,7 @@ LOWEST_EVERY = 8
 
 
 class _JobLine:
-    """The tasks of one job and priority, by rank; of one rank, those that were with a worker before
-    come first.
-    """
+    """The tasks of one job and priority, by rank; within a rank, returned tasks come first."""
 
     __slots__ = ("_by_rank", "_ranks", "_turns")
 
@@ -111,7 +109,9 @@ class _Line:
         return task
 
     def pop_new(self) -> TaskNode | None:
-        """Take a task of a job of which nothing runs, if there is one."""
+        """Remove and return a task of a job of which nothing runs, at the highest priority of such
+        jobs; None if there is none.
+        """
         while self.new:
             job = next(iter(self.new))
             del self.new[job]
@@ -133,7 +133,9 @@ class _Line:
 
 
 class ReadyQueue:
-    """Entries are hints: who takes one asks the graph if it still holds."""
+    """The queue of runnable tasks. Entries are hints: the caller asks the graph whether they still
+    hold.
+    """
 
     __slots__ = ("_count", "_delayed", "_delayed_max", "_graph", "_lines", "_order", "_sequence")
 
@@ -150,7 +152,7 @@ class ReadyQueue:
         return self._count
 
     def __iter__(self) -> Iterator[TaskNode]:
-        """Yield all, in no particular order; for tests."""
+        """Yield all entries in no particular order; for tests."""
         for line in self._lines.values():
             yield from line.first
             for own in line.jobs.values():
@@ -158,7 +160,7 @@ class ReadyQueue:
         yield from [task for _, _, task in self._delayed]
 
     def count_from(self, priority: int) -> int:
-        """Count those of a priority or a higher one."""
+        """Count the tasks of a priority or a higher one."""
         return sum(len(line) for own, line in self._lines.items() if own >= priority)
 
     def push(self, task: TaskNode) -> None:
@@ -169,8 +171,8 @@ class ReadyQueue:
         self._count += 1
 
     def _rank_of(self, task: TaskNode) -> int:
-        """Return how many tasks stand at most between this one and those that read nothing: one
-        more than those have whose objects it reads, and than its parent.
+        """Return the depth of a task: one more than the largest depth of its parent and of the
+        producers of its inputs.
         """
         tasks, objects = self._graph.tasks, self._graph.objects
         parent = tasks.get(task.spec.parent)
@@ -192,22 +194,22 @@ class ReadyQueue:
         heappush(self._delayed, (due_s, self._sequence, task))
 
     def wake(self, now_s: float) -> None:
-        """Take in those whose time has come."""
+        """Add the held-back tasks whose time has come."""
         while self._delayed and self._delayed[0][0] <= now_s:
             self.push(heappop(self._delayed)[2])
 
     @property
     def due_s(self) -> float | None:
-        """When `wake` has something to do next; None if nothing is held back."""
+        """When `wake` has work next; None if no task is held back."""
         return self._delayed[0][0] if self._delayed else None
 
     def push_first(self, task: TaskNode) -> None:
-        """Put a task back that could not be placed; it stays the next of its priority."""
+        """Return a task that could not be placed; it stays the next one of its priority."""
         self._line(task).first.appendleft(task)
         self._count += 1
 
     def drop_job(self, job: Job) -> None:
-        """Forget the tasks of a job, but for those that were put back or are held back."""
+        """Forget the tasks of a job, except returned and held-back ones."""
         for line in self._lines.values():
             own = line.jobs.pop(job, None)
             if own is not None:
@@ -225,7 +227,7 @@ class ReadyQueue:
         return line
 
     def pop(self) -> TaskNode:
-        """Take the next task; raises IndexError when there is none."""
+        """Remove and return the next task; raises IndexError if there is none."""
         while True:
             priority = -self._order[0]
             line = self._lines[priority]
@@ -236,8 +238,8 @@ class ReadyQueue:
             del self._lines[priority]
 
     def pop_new(self) -> TaskNode | None:
-        """Take a task of a job of which nothing runs, of those of the highest priority that there
-        is; None if there is none.
+        """Remove and return a task of a job of which nothing runs, at the highest priority of such
+        jobs; None if there is none.
         """
         line = self._lines.get(self.priority)
         task = None if line is None else line.pop_new()
@@ -246,5 +248,5 @@ class ReadyQueue:
 
     @property
     def priority(self) -> int:
-        """That of the next task; the lowest there is when there is none."""
+        """The priority of the next task; the lowest possible if there is none."""
         return max([p for p, line in self._lines.items() if len(line)], default=PRIORITY_MIN)

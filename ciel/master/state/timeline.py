@@ -1,4 +1,4 @@
-"""What the attempts of late did when: kept for those who look on afterwards, and bounded."""
+"""Records when recent attempts ran, in a bounded list, for traces."""
 
 from __future__ import annotations
 

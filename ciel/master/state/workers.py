@@ -1,4 +1,4 @@
-"""The workers as the master knows them: what they offer, what they were given, when they were
+"""The master's view of its workers: their resources, their assigned tasks, and when they were last
 heard.
 """
 
@@ -21,8 +21,8 @@ Call = tuple[str, str, int]
 
 
 class WorkerFacts(NamedTuple):
-    """What a worker says of itself when it joins. `lacking`: executors that it knows and does not
-    offer, with what they miss there. `software` is its version.
+    """What a worker declares when it joins. `lacking`: executors that it knows but does not offer,
+    with the missing software. `software`: its version.
     """
 
     id: str
@@ -38,7 +38,7 @@ class WorkerFacts(NamedTuple):
 
 
 class WorkerNode:
-    """One worker that is there."""
+    """A worker that has joined, with its attempts."""
 
     __slots__ = (
         "ahead",
@@ -89,8 +89,8 @@ class WorkerNode:
     def assignment(
         self, task: TaskNode, attempt: int, inputs: tuple[Reference, ...]
     ) -> list[tuple[str, Message]]:
-        """Return the messages to the worker that assign a task: before the first task of a job with
-        a caller's context, what that is.
+        """Return the messages that assign a task: before the first task of a job with a caller's
+        context, that context.
         """
         about, own = task.job.spec, self.facts.id
         assign = (own, AssignTask(task.spec, attempt, inputs))
@@ -105,38 +105,40 @@ class WorkerNode:
 
     @property
     def has_room_beyond(self) -> bool:
-        """Whether it may be given the first task of a job that runs nothing as yet: so many of them
-        as it has slots, however much it was given before it was known how long that takes.
+        """Whether it may get the first task of a job that runs nothing yet: as many such tasks as
+        it has slots, whatever else it was given.
         """
         return len(self.beyond) < self.facts.slots and not self.suspicion
 
     def has_free(self, needs: Needs) -> bool:
-        """Whether a task that needs this would run at once."""
+        """Whether a task with these needs would start at once."""
         return needs.slots <= self.facts.slots - self.slots_used and self.has_memory(needs)
 
     def has_memory(self, needs: Needs) -> bool:
-        """Whether it has the memory that a task needs, beside what it was given."""
+        """Whether it has the memory that a task needs, beside its attempts."""
         total = self.facts.memory_bytes
         return not total or needs.memory_bytes <= total - self.memory_used or not needs.memory_bytes
 
     def can_hold(self, needs: Needs) -> bool:
-        """Whether a task that needs this could run here, if it were alone."""
+        """Whether a task with these needs could run here if it were alone."""
         facts = self.facts
         has_memory = not facts.memory_bytes or needs.memory_bytes <= facts.memory_bytes
         return needs.slots <= facts.slots and has_memory
 
     @property
     def load(self) -> float:
-        """How much it was given, as a share of its slots."""
+        """The slots of its attempts, as a share of its slots."""
         return self.slots_used / self.facts.slots
 
     def wait_s(self, slots: int) -> float:
-        """About how long a task given to it now would wait for its slots."""
+        """The expected wait of a task that is given to it now."""
         ahead = self.slots_used + len(self.parked) + len(self.bound) - self.facts.slots + slots
         return max(ahead, 0) * self.credit.task_s / self.facts.slots
 
     def take(self, task: TaskNode, now_s: float, *, within: bool = False) -> None:
-        """Note an attempt; `within`: its program is that of another, and it takes no slot."""
+        """Add an attempt. `within`: it runs in the program of another attempt, and occupies no
+        slot.
+        """
         if not self.assigned:
             self.reported_at_s = now_s
         self.assigned[task.spec.id, task.attempt] = task
@@ -150,7 +152,7 @@ class WorkerNode:
                 self.memory_used += needs.memory_bytes
 
     def slots_of(self, task: TaskNode, attempt: int) -> int:
-        """How many slots it has for an attempt."""
+        """Return the number of slots that an attempt occupies."""
         return 0 if attempt == 0 and task.spec.id in self.within else task.spec.needs.slots
 
     def at_work(self) -> list[TaskNode]:
@@ -166,14 +168,14 @@ class WorkerNode:
         return found
 
     def hold(self, task: TaskNode, attempt: int) -> None:
-        """Note that it has an attempt that counts no more, until it says that it has not."""
+        """Add an attempt that does not count any more, until the worker reports its end."""
         if (task.spec.id, attempt) not in self.assigned:
             self.assigned[task.spec.id, attempt] = task
             self.slots_used += task.spec.needs.slots
             self.memory_used += task.spec.needs.memory_bytes
 
     def give_back(self, task: TaskNode, attempt: int) -> None:
-        """Note that it does not have an attempt any more (it may not have had it)."""
+        """Remove an attempt, if it is there."""
         self.given_at_s.pop((task.spec.id, attempt), None)
         if self.assigned.pop((task.spec.id, attempt), None) is not None:
             self.recalled.discard((task.spec.id, attempt))

@@ -1,6 +1,7 @@
-"""What happened to one task, in a bounded list; told by `explain`, and with an error.
+"""Keeps the unusual events of a task's life in a bounded list, for `ciel task explain` and for
+errors.
 
-Only what is out of the ordinary is kept: a task that ran once and ended well has no story.
+A task that ran once and succeeded has no history.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class Story:
 
     @property
     def chapters(self) -> tuple[Chapter, ...]:
-        """What is kept of it, oldest first."""
+        """The recorded events, oldest first."""
         return tuple(self._chapters)
 
     def lines(self, now_s: float) -> list[str]:

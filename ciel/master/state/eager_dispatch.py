@@ -1,9 +1,9 @@
-"""Successors sent ahead: a task all of whose missing inputs will be made on one worker goes there
-before they are, and the worker lets it run itself.
+"""Dispatches tasks eagerly: if one worker will produce all missing inputs of a task, the master
+sends the task to that worker in advance, and the worker starts it by itself.
 
-In the graph it still waits. When its inputs are there it is assigned without another message; if
-anything goes otherwise it is called off. It has a number like any attempt, the next of its task, so
-that what is said of it late does no harm.
+In the graph the task still waits. When its inputs are there, the graph assigns it without another
+message; if they are produced elsewhere or fail, the master cancels the attempt. The attempt has the
+next number of its task, so that late reports about it do no harm.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import islice
 
-from ciel.core import put_off
+from ciel.core import deferred
 from ciel.core.events import CancelTask, Message
 from ciel.core.fixed import place_of
 from ciel.core.graph import TaskGraph
@@ -40,7 +40,7 @@ Say = Callable[[str, Message], None]
 
 
 class Ahead:
-    """The tasks that wait in the graph, and were sent to a worker."""
+    """The waiting tasks that were dispatched to a worker in advance."""
 
     def __init__(
         self, graph: TaskGraph, workers: dict[str, WorkerNode], blame: dict[str, Blame], say: Say
@@ -57,7 +57,7 @@ class Ahead:
     # --- sending ----------------------------------------------------------------------------------
 
     def assigned(self, task: TaskNode) -> None:
-        """A task is given to a worker: those that wait for it may follow."""
+        """Note that a task was assigned: the tasks that wait for it may follow eagerly."""
         if self._vain:
             self._vain.pop(task, None)
         awaited = self._graph.waiting.awaited
@@ -67,7 +67,7 @@ class Ahead:
                 return
 
     def send(self) -> None:
-        """Send what can be sent now; called once a turn, when all else is placed."""
+        """Send eager tasks; called once per tick, after all other placement."""
         graph = self._graph
         if graph.began_waiting:
             began, graph.began_waiting = graph.began_waiting, []
@@ -93,8 +93,8 @@ class Ahead:
                     return
 
     def _place_of(self, maker: TaskNode | None) -> WorkerNode | None:
-        """Return the worker on which a task is going to make its outputs, if that is certain; what
-        one makes that reads a stream does not count yet.
+        """Return the worker on which a task will certainly produce its outputs. The reader of a
+        stream does not count yet.
         """
         if maker is None:
             return None
@@ -103,7 +103,7 @@ class Ahead:
         return self.tasks.get(maker)
 
     def _send_successors(self, maker: TaskNode, worker: WorkerNode) -> list[TaskNode]:
-        """Send those that wait for a task, as many as could follow it at once; return them."""
+        """Dispatch tasks that wait for a task, as many as could follow it at once; return them."""
         sent: list[TaskNode] = []
         room = worker.facts.slots
         for object_id in maker.outputs:
@@ -146,7 +146,7 @@ class Ahead:
         return self._is_made_at(task, worker)
 
     def _is_made_at(self, task: TaskNode, worker: WorkerNode) -> bool:
-        """Whether all that a task waits for is going to be made on a worker."""
+        """Whether one worker will produce all missing inputs of a task."""
         nodes = [self._graph.objects.nodes[object_id] for object_id in task.spec.inputs]
         return all(
             type(node.ref) in CONSUMABLE or self._place_of(node.producer) is worker
@@ -165,13 +165,13 @@ class Ahead:
     # --- what becomes of them ---------------------------------------------------------------------
 
     def claim(self, task: TaskNode, worker: WorkerNode) -> bool:
-        """Take a task out that is to be assigned to the worker which it was sent to; False if it
-        cannot be, or was not sent there.
+        """Remove a task that is to be assigned to the worker to which it was dispatched; return
+        False if it was not dispatched there, or cannot run there.
         """
         if self.tasks.get(task) is not worker:
             return False
         if task.state is WAITING and self._graph.spreading:
-            put_off.tell_at_once(self._graph, task)
+            deferred.tell_at_once(self._graph, task)
         if not self._graph.is_ready(task):
             return False
         for object_id in task.spec.inputs:
@@ -186,21 +186,21 @@ class Ahead:
         return True
 
     def find(self, worker: WorkerNode, task_id: str, attempt: int) -> TaskNode | None:
-        """Find the task of which a worker speaks, if it was sent there as this attempt."""
+        """Return the task of an eager attempt that a worker reports on, if there is one."""
         task = self._graph.tasks.get(task_id)
         if task is None or self.tasks.get(task) is not worker or attempt != task.attempt + 1:
             return None
         return task
 
     def ended(self, task: TaskNode) -> None:
-        """A worker does not have a task any more that it was sent."""
+        """Note that a worker has ended an eager attempt."""
         self._forget(task)
         task.attempt += 1
         self._vain[task] = self._vain.get(task, 0) + 1
         self._graph.disturbed = True  # others may be there since it was to make their inputs
 
     def call_off(self, task: TaskNode) -> Call:
-        """Have a worker give up a task that it was sent; it has it until it says so."""
+        """Cancel an eager attempt; the worker has it until it reports its end."""
         worker = self.tasks[task]
         self.ended(task)
         worker.hold(task, task.attempt)
@@ -208,22 +208,24 @@ class Ahead:
         return (worker.facts.id, task.spec.id, task.attempt)
 
     def call_off_job(self, job: Job) -> set[Call]:
-        """Call off all tasks of a job."""
+        """Cancel all eager attempts of a job."""
         return {self.call_off(task) for task in list(self.tasks) if task.job is job}
 
     def forget(self, job: Job) -> None:
-        """A job was removed."""
+        """Forget the tasks of a removed job."""
         if self._vain:
             self._vain = {task: n for task, n in self._vain.items() if task.job is not job}
 
     def settles_otherwise(self, object_id: ObjectId) -> None:
-        """An object comes to be, but not where it was to be made."""
+        """Note that an object was produced elsewhere than expected."""
         for task in self._graph.waiting.waiters_of(object_id):
             if task in self.tasks:
                 self.call_off(task)
 
     def check(self) -> None:
-        """Call off what cannot be let run where it was sent, after something went otherwise."""
+        """Cancel eager attempts that cannot start where they were sent, after something went
+        differently.
+        """
         while self._graph.disturbed:
             self._graph.disturbed = False
             if len(self._vain) > VAIN_KEPT_MAX:
@@ -234,7 +236,7 @@ class Ahead:
                     self.call_off(task)
 
     def lose(self, worker: WorkerNode) -> None:
-        """A worker is gone."""
+        """Forget the eager attempts of a lost worker."""
         self._cut_off.pop(worker, None)
         for task in list(worker.ahead):
             self.ended(task)
@@ -243,7 +245,7 @@ class Ahead:
         del self.tasks.pop(task).ahead[task]
 
     def problems(self) -> list[str]:
-        """Name every broken link; for tests, after each turn."""
+        """Return every broken link; for tests, after each tick."""
         found = []
         for task, worker in self.tasks.items():
             if task not in worker.ahead or self._workers.get(worker.facts.id) is not worker:

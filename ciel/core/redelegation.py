@@ -1,16 +1,16 @@
-"""Tasks that hand their outputs to another child when they run again.
+"""Handles a task that runs again and delegates its outputs to a different child than before.
 
-A task that runs again may stop elsewhere than the first time, hand other parts of its work over, or
-wait in another process. The child that it created for its outputs the first time may then wait for
-something that nobody produces any more. So the child that a task created last for an output is the
-one that produces it: the heir.
+A task that runs again may divide its work differently, or wait in another process. The child that
+it created for its outputs the first time may then wait for an object that no task produces any
+more. So the child that a task created last for an output becomes the producer of that output: its
+heir.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ciel.core.bare import take_over
+from ciel.core.childless import take_over
 from ciel.core.failures import label
 from ciel.core.nodes import TaskNode
 from ciel.core.refs import Failure

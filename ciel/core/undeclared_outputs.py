@@ -1,5 +1,5 @@
-"""Objects that come into a graph besides those that its tasks promise: uploads, outputs that a task
-publishes without having promised them, and outputs that can be read while they grow.
+"""Adds objects to a graph that no task declared as an output: uploads, further outputs that a task
+publishes under its own name, and outputs that other tasks read while they grow.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 
 def introduce(graph: TaskGraph, ref: Reference, job: Job) -> None:
-    """Take note of an object that no task makes (an upload, an argument), for the life of the job.
-    Of others, and of one known already, more is known here: what is said may be outdated.
+    """Add an object that no task produces (an upload, an argument), for the lifetime of the job. If
+    the graph knows the object already, its own knowledge is newer, and `ref` is ignored.
     """
     node = graph.objects.ensure(ref.id)
     is_there = not isinstance(ref, Future) and type(ref) not in STREAMS
@@ -30,7 +30,7 @@ def introduce(graph: TaskGraph, ref: Reference, job: Job) -> None:
 
 
 def adopt(graph: TaskGraph, task: TaskNode, refs: Iterable[Reference]) -> None:
-    """Make outputs of a task what it publishes without having promised it: by the name."""
+    """Make undeclared objects outputs of the task whose id they begin with."""
     prefix = f"{task.spec.id}:"
     found = []
     for ref in refs:
@@ -44,7 +44,9 @@ def adopt(graph: TaskGraph, task: TaskNode, refs: Iterable[Reference]) -> None:
 
 
 def adopt_named(graph: TaskGraph, object_id: ObjectId, job: Job) -> None:
-    """An object is named for the first time: if it bears the name of a task, that is to make it."""
+    """Make an object that is named for the first time an output of the task whose id it begins
+    with.
+    """
     name = root_task_id(job.spec.id)
     if not object_id.startswith(f"{name}:"):
         name = TaskId(object_id.partition(":")[0])
@@ -54,8 +56,8 @@ def adopt_named(graph: TaskGraph, object_id: ObjectId, job: Job) -> None:
 
 
 def publish_early(graph: TaskGraph, task: TaskNode, refs: Iterable[Reference]) -> None:
-    """A running task names objects to a child: those of its own that it did not promise are there
-    now, for anybody. What it promised it reports when it ends; and a process waits from then on.
+    """Publish the undeclared objects of a running task that it names to a child. Declared outputs
+    are reported at the end of the task, and a process waits from then on.
     """
     named = [ref for ref in refs if ref.id.startswith(f"{task.spec.id}:")]
     adopt(graph, task, named)

@@ -28,7 +28,7 @@ from ciel.core.refs import (
 )
 from ciel.core.tasks import TaskState
 from ciel.master.state.jobs import JobDesk
-from ciel.master.state.keeping import Kept
+from ciel.master.state.retention import Kept
 
 LISTED_MAX = 1000
 KEPT_MAX: Final = 100_000

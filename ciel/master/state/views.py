@@ -1,8 +1,8 @@
-"""What HTTP shows of jobs, tasks and workers: as JSON of ours, and as the original described them.
+"""JSON views of jobs, tasks and workers for HTTP: ours, and those of the original CIEL.
 
-The original's names of states are kept, though it had others: a job that is being cancelled is
-still ACTIVE, and one with an error among its results has FAILED. `epoch_s` is what makes a time of
-the master's clock one since the epoch.
+The original's state names are kept, although it had others: a job that is being cancelled is still
+ACTIVE, and a job with an error among its results is FAILED. `epoch_s` converts a time of the
+master's clock into one since the epoch.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""What may be deleted: intermediate objects that nobody needs, and copies that no table lists."""
+"""Decides what is deleted: intermediate objects that nothing needs, and copies that the object
+table does not list.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ from typing import NamedTuple
 
 from ciel.core.graph import TaskGraph
 from ciel.core.ids import ObjectId, is_output
-from ciel.core.losses import drop
+from ciel.core.lost_objects import drop
 from ciel.core.nodes import TaskNode
 from ciel.core.objects import ObjectNode
 from ciel.core.refs import Reference, locations_of

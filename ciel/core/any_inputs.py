@@ -1,10 +1,11 @@
-"""Tasks for which one of several inputs is enough: the last `any_count` are their alternatives.
+"""Lets a task run as soon as one of several inputs is there: the last `any_count` inputs of its
+spec are alternatives.
 
-Such a task waits for its other inputs as any task does, and for its *choice*, which stands among
-what is waited for under a name of its own. It is made once an alternative counts: one that is there
-for good, or has failed if the task sees errors. All alternatives are wanted, in
-`TaskGraph.choosers`, for as long as the task waits or runs, those that have come included: one that
-is lost is made again. Nothing that still grows counts.
+The task waits for its other inputs like any task, and for its *choice*, an entry with a name of its
+own in the waiting table. The choice is made when an alternative counts: an alternative that is
+complete, or that has failed, if the task sees errors. A stream does not count. As long as the task
+waits or runs, `TaskGraph.choosers` demands all alternatives, complete ones included, so that a lost
+one is recomputed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-from ciel.core.story import STORY_MAX_LENGTH, TEXT_MAX_LENGTH, Story
+from ciel.core.task_history import STORY_MAX_LENGTH, TEXT_MAX_LENGTH, Story
 
 
 def test_it_tells_the_oldest_first_with_ages() -> None:

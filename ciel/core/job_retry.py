@@ -1,7 +1,7 @@
-"""The tasks of a job all at once: ending them by force, and trying again what failed.
+"""Cancels all tasks of a job, and retries its failed tasks.
 
-Each is a generator that yields whenever the graph has no steps left, and is to be continued when
-there are some: other things may happen to the graph in between.
+Both are generators. They yield when the graph has no steps left, and the caller continues them when
+it has; other events may change the graph in between.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from ciel.core.endings import LOOKED_AT_PER_STEP
 from ciel.core.graph import TaskGraph
 from ciel.core.ids import ObjectId
 from ciel.core.jobs import Job
-from ciel.core.losses import OBJECT_LOST, make_again
+from ciel.core.lost_objects import OBJECT_LOST, make_again
 from ciel.core.nodes import TaskNode
 from ciel.core.refs import Failure
 from ciel.core.tasks import CANCELLED, DONE, FAILED, Mentions
@@ -21,7 +21,7 @@ _REVIVED = frozenset((DONE, FAILED, CANCELLED))
 
 
 def cancel(graph: TaskGraph, job: Job, details: str) -> Generator[None, None, None]:
-    """End all unfinished tasks of a job, with what it still wants."""
+    """Cancel all unfinished tasks of a job, and fail its missing wanted objects."""
     job.called_off = True
     graph.ending.add(job)
     for task_id in job.tasks:
@@ -49,10 +49,10 @@ def _makes_any(graph: TaskGraph, task: TaskNode) -> bool:
 def revive(
     graph: TaskGraph, job: Job, objects: Iterable[ObjectId] | None = None
 ) -> Generator[None, None, int]:
-    """Have what failed of a job's results (or of these objects), or of what they name, made again;
-    return how many tasks may run again. One that saw an error is not among them: its output stays
-    as it is. Of a job that was cancelled all cancelled tasks are, since those that run again find
-    their children there. `stop_reviving` is to be called when it is over, in whatever way.
+    """Retry the failed tasks behind a job's results (or behind `objects`) and behind the objects
+    that these name; return how many tasks may run again. A task that saw an error keeps its output.
+    In a cancelled job all cancelled tasks are retried, since their parents will create them again.
+    The caller has to call `stop_reviving` in the end, whatever happens.
     """
     nodes = graph.objects.nodes
     graph.reviving.add(job)
@@ -118,8 +118,8 @@ def revive(
 
 
 def _forget_loss(graph: TaskGraph, job: Job, object_id: ObjectId) -> bool:
-    """Let an object be expected again that was lost while its job was called off; False if another
-    error took its place, or it is there.
+    """Turn an object that was lost while its job was cancelled into a future again; return False if
+    the object is there, or has another error.
     """
     node = graph.objects.nodes.get(object_id)
     if node is None or node.producer is None or node.producer.job is not job:
@@ -133,7 +133,7 @@ def _forget_loss(graph: TaskGraph, job: Job, object_id: ObjectId) -> bool:
 
 
 def stop_reviving(graph: TaskGraph, job: Job) -> None:
-    """No more tasks of a job are put back: what was lost meanwhile waits for that no longer."""
+    """End a retry: demand the objects whose demand was postponed meanwhile."""
     postponed, job.postponed = job.postponed, None
     for object_id in postponed or ():
         node = graph.objects.nodes.get(object_id)

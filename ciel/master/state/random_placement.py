@@ -1,4 +1,4 @@
-"""The original's policies that ask chance, for jobs that want them (see `core.scheduling`)."""
+"""The randomised placement policies of the original CIEL (see `core.scheduling`)."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@
     task {job, task}, task {object}
                                 all that is known of one task, or of the one that makes an object
     trace {jobs, first}         a page of what their attempts did when
-    object, objects             see `holdings`
+    object, objects             see `object_locations`
 
 A job is named by its number, its id, its name, or `last`; a task by its name, its id, or its
 number. Only `change` changes anything.
@@ -34,7 +34,7 @@ from ciel.core.jobs import Job, JobState, Kind, summarise, summarise_briefly
 from ciel.core.nodes import TaskNode
 from ciel.core.refs import Concrete, Failure, Reference, Value, locations_of
 from ciel.core.tasks import TaskState
-from ciel.master.state import explain, history, holdings
+from ciel.master.state import explain, history, object_locations
 from ciel.master.state.machine import MasterMachine
 
 RESULTS_MAX = 1000
@@ -137,7 +137,7 @@ def find(machine: MasterMachine, selector: Any) -> Job:
         for job in reversed(everyone.values()):
             if job.spec.name == selector:
                 return job
-    shown = holdings.shown_name(selector)
+    shown = object_locations.shown_name(selector)
     raise UnknownQuestionError(f"there is no job {shown}; `ciel job list` lists those there are")
 
 
@@ -163,7 +163,7 @@ def find_task(machine: MasterMachine, job: Job, selector: Any) -> TaskNode:
             return task
     if near is not None:
         return near
-    shown = holdings.shown_name(selector)
+    shown = object_locations.shown_name(selector)
     if len(job.tasks) > NAMES_LOOKED_AT_MAX:
         some = f"none of the first {NAMES_LOOKED_AT_MAX} tasks of job {job.number} is called"
         raise UnknownQuestionError(f"{some} {shown}; name it by its id or its number")
@@ -174,7 +174,7 @@ def find_maker(machine: MasterMachine, object_id: Any) -> TaskNode:
     """Find the task that makes an object."""
     node = machine.graph.objects.get(object_id) if isinstance(object_id, str) else None
     if node is None or node.producer is None:
-        shown = holdings.shown_name(object_id)
+        shown = object_locations.shown_name(object_id)
         raise UnknownQuestionError(f"no task is known that makes {shown}")
     return node.producer
 
@@ -381,7 +381,7 @@ def _object_row(machine: MasterMachine, asked: Job, object_id: str) -> list[Any]
     node = machine.graph.objects.get(object_id)
     if node is None:
         return [object_id, "expected", None, None, False]
-    state, size_bytes = holdings.standing(node)
+    state, size_bytes = object_locations.standing(node)
     maker = None if node.producer is None else node.producer.spec.id
     return [object_id, state, size_bytes, maker, asked in node.wanters]
 
@@ -412,7 +412,7 @@ def results(machine: MasterMachine, arguments: dict[str, Any]) -> dict[str, Any]
     name of its task, and a reference. `next` is where to go on, None at the end.
     """
     found = find(machine, arguments.get("job"))
-    start = holdings.start_of(arguments.get("first"), len(found.wanted))
+    start = object_locations.start_of(arguments.get("first"), len(found.wanted))
     objects = machine.graph.objects
     page = islice(found.wanted, start, start + RESULTS_MAX)
     rows = []
@@ -431,8 +431,8 @@ def results(machine: MasterMachine, arguments: dict[str, Any]) -> dict[str, Any]
 def change(machine: MasterMachine, topic: str, argument: Any, now_s: float) -> Any:
     """Change what somebody asked to have changed; raises CielError, and then nothing was."""
     arguments = argument if isinstance(argument, dict) else {}
-    if topic in holdings.CHANGES:
-        done = holdings.change(machine, topic, arguments, now_s)
+    if topic in object_locations.CHANGES:
+        done = object_locations.change(machine, topic, arguments, now_s)
         machine.journal.append(Change(0, topic, arguments))
         return done
     found = find(machine, arguments.get("job"))
@@ -477,9 +477,9 @@ def answer(machine: MasterMachine, topic: str, argument: Any, now_s: float) -> A
         case "graph":
             return graph(machine, arguments, now_s)
         case "object":
-            return holdings.answer(machine, arguments.get("object"), now_s)
+            return object_locations.answer(machine, arguments.get("object"), now_s)
         case "objects":
-            return holdings.listed(machine, arguments, now_s)
+            return object_locations.listed(machine, arguments, now_s)
         case "progress":
             return progress(machine, arguments.get("job"))
         case "trace":

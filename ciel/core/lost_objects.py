@@ -1,14 +1,15 @@
-"""What becomes of an object that is gone: lost where it lay, or dropped since nobody needs it.
+"""Handles objects that are gone: lost with a worker, or dropped because no task and no job needs
+them.
 
-One that is lost and needed is made again by its producer, and so on upwards; one that cannot be is
-an error.
+A lost object that is needed is recomputed by its producer, and so are its producer's inputs. A lost
+object that cannot be recomputed becomes an error.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-from ciel.core import heirs
+from ciel.core import redelegation
 from ciel.core.fixed import miss
 from ciel.core.graph import TaskGraph
 from ciel.core.ids import ObjectId
@@ -47,12 +48,12 @@ def _unsettle(graph: TaskGraph, object_id: ObjectId, node: ObjectNode, was_settl
     else:
         break_stream(graph, object_id)
     if graph.objects.heirs:
-        heirs.lose(graph, object_id)
+        redelegation.lose(graph, object_id)
     make_again(graph, object_id, node)
 
 
 def make_again(graph: TaskGraph, object_id: ObjectId, node: ObjectNode) -> None:
-    """Have an object made again that is not there, if it is needed; or make an error of it."""
+    """Have a missing object recomputed if it is needed; make it an error if that is impossible."""
     producer = node.producer
     why_final = _why_never_again(producer)
     if why_final:
@@ -61,8 +62,7 @@ def make_again(graph: TaskGraph, object_id: ObjectId, node: ObjectNode) -> None:
         details = f"no copy of it is left, and {why_final}"
         graph.publish(Failure(object_id, OBJECT_LOST, details))
         return
-    # Who was ready to read it learns of the loss when it is to be assigned, or when it opens its
-    # input.
+    # Tasks that were ready to read it notice the loss when they are assigned, or open their inputs.
     graph.demand((object_id,))
 
 
@@ -73,7 +73,7 @@ def _forget_output(graph: TaskGraph, producer: TaskNode | None) -> None:
 
 
 def lose_location(graph: TaskGraph, location: str) -> list[ObjectId]:
-    """Note that a location is gone with all that it held; return what was lost by that."""
+    """Note that a location is gone with its objects; return the objects that had no other copy."""
     return [
         object_id
         for object_id in graph.objects.held_at(location)
@@ -95,7 +95,7 @@ def drop(graph: TaskGraph, object_id: ObjectId) -> frozenset[str]:
 
 
 def _why_never_again(producer: TaskNode | None) -> str:
-    """Say why an object that is lost cannot be made again; empty if it can."""
+    """Explain why a lost object cannot be recomputed; empty if it can."""
     if producer is None:
         return "no task makes it (whoever sent it has to send it again)"
     if producer.job.called_off:

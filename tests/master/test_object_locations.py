@@ -10,9 +10,9 @@ from ciel.core.events import AddTask, CloseJob, DropObjects, SubmitJob, TaskRepo
 from ciel.core.ids import ObjectId
 from ciel.core.invariants import validate
 from ciel.core.refs import Reference, Sweetheart
-from ciel.master.state import answers, holdings
-from ciel.master.state.holdings import CannotKeepError, UnknownObjectError
+from ciel.master.state import object_locations, queries
 from ciel.master.state.machine import MasterMachine
+from ciel.master.state.object_locations import CannotKeepError, UnknownObjectError
 from ciel.testing.builders import (
     JOB,
     a_job_spec,
@@ -49,10 +49,10 @@ class Scene:
         return self.change("keep", name=name, reference=ref)
 
     def change(self, topic: str, **argument: Any) -> Any:
-        return answers.change(self.machine, topic, argument, self.now_s)
+        return queries.change(self.machine, topic, argument, self.now_s)
 
     def ask(self, topic: str, **argument: Any) -> Any:
-        return answers.answer(self.machine, topic, argument, self.now_s)
+        return queries.answer(self.machine, topic, argument, self.now_s)
 
     def read_by_job(self, object_id: str) -> None:
         """Have a job with a task that reads an object, and end it well."""
@@ -200,7 +200,7 @@ def test_a_page_may_be_asked_for_from_anywhere(scene: Scene, topic: str, first: 
 
 
 def test_objects_are_listed_page_by_page(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(holdings, "LISTED_MAX", 2)
+    monkeypatch.setattr(object_locations, "LISTED_MAX", 2)
     names = [f"upload:{number:032}" for number in range(5)]
     for name in names:
         scene.keep(inline(name))

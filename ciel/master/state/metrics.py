@@ -1,5 +1,5 @@
-"""The master's figures: all of them are kept, so that to tell them takes no time, however many jobs
-and tasks there are.
+"""Metrics of the master. They are counted as events happen, so that reading them takes the same
+time whatever the number of jobs and tasks.
 """
 
 from __future__ import annotations

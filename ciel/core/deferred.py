@@ -1,5 +1,5 @@
-"""Continues what the graph put off for want of steps: readers to be told, makers to be activated,
-and makers that no task needs any more.
+"""Continues the work that the graph deferred for lack of steps: waking readers, activating
+producers, and deactivating producers whose outputs are not needed any more.
 """
 
 from __future__ import annotations
@@ -7,7 +7,7 @@ from __future__ import annotations
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
-from ciel.core import choices
+from ciel.core import any_inputs
 from ciel.core.failures import passed_on
 from ciel.core.refs import CONSUMABLE, STREAMS, Failure, Reference
 
@@ -71,7 +71,7 @@ def _spread(graph: TaskGraph, object_id: ObjectId) -> None:
         if task not in graph.waiting.awaited.get(object_id, ()):
             continue  # the failure of one before it was the end of this one, too
         if blame is not None and not task.spec.sees_errors:
-            graph.waiting.forget(task, choices.waits_for(task.spec))
+            graph.waiting.forget(task, any_inputs.waits_for(task.spec))
             graph.fail(task, *blame)
             continue
         if ref is not None:

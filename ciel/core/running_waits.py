@@ -1,7 +1,7 @@
-"""What tasks wait for while they run: a task may run a child of its own within itself, and have
-others make what it will need next, without ending first (see ADR 0020).
+"""Tracks the objects that a running task waits for: it runs a child within itself, or has another
+worker produce an object that it will need (ADR 20).
 
-An errand lasts until the object is there, or its owner does not run any more.
+An entry lasts until the object is there, or the task runs no more.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from ciel.core.ids import ObjectId
 from ciel.core.nodes import TaskNode
 
 
-class Errands:
-    """Who waits for which objects while it runs."""
+class RunningWaits:
+    """Maps running tasks to the objects that they wait for."""
 
     __slots__ = ("_by_owner", "awaited")
 
@@ -22,18 +22,18 @@ class Errands:
         self._by_owner: dict[TaskNode, list[ObjectId]] = {}
 
     def add(self, owner: TaskNode, objects: Iterable[ObjectId]) -> None:
-        """Have a running task wait for objects; of several that wait for one, the last counts."""
+        """Have a running task wait for objects; if several wait for one object, the last counts."""
         mine = self._by_owner.setdefault(owner, [])
         for object_id in objects:
             self.awaited[object_id] = owner
             mine.append(object_id)
 
     def of(self, owner: TaskNode) -> list[ObjectId]:
-        """Name what a running task waits for."""
+        """Return the objects that a running task waits for."""
         return [o for o in self._by_owner.get(owner, ()) if self.awaited.get(o) is owner]
 
     def end(self, owner: TaskNode) -> list[ObjectId]:
-        """Take what a task waited for that runs no more."""
+        """Remove the objects of a task that runs no more, and return them."""
         mine = self.of(owner)
         self._by_owner.pop(owner, None)
         for object_id in mine:

@@ -1,4 +1,4 @@
-"""Who is told of which job, and who answers for it: clients come, watch and go."""
+"""Tracks which clients watch a job, and which client a job belongs to."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ciel.core.events import CLIENT_GRACE_S as CLIENT_GRACE_S
 from ciel.core.jobs import ENDED, Job, JobState
 
 
-class Audience:
+class Subscriptions:
     """The clients of every job: any number may watch it; one owns it, unless it is detached and
     closed.
     """

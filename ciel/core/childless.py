@@ -1,17 +1,17 @@
-"""Tasks that could have named what they made besides what they promised, and made nothing besides.
+"""Releases the inputs of a task early if it created no objects beyond its declared outputs.
 
-Most calls of functions are such: their outputs name nothing, and go when nobody wants them. One
-that spawned, or put something, keeps that and its inputs, as a task does that mentions anything
-(see ADR 12).
+Most calls of functions are such tasks: their outputs name no other object, and are deleted when no
+job wants them. A task that spawned tasks or put objects keeps its outputs and inputs, like a task
+whose outputs may mention any object (ADR 12).
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ciel.core.arrivals import is_named_by_others
 from ciel.core.nodes import TaskNode
 from ciel.core.tasks import Mentions
+from ciel.core.undeclared_outputs import is_named_by_others
 
 if TYPE_CHECKING:
     from ciel.core.graph import TaskGraph
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 def look(graph: TaskGraph, task: TaskNode) -> None:
     """A task has ended: see whether it is bare."""
-    if task.spec.mentions is not Mentions.OWN or task.children or task.extras or task.is_bare:
+    if task.spec.mentions is not Mentions.OWN or task.children or task.extras or task.is_childless:
         return
-    task.is_bare = True
+    task.is_childless = True
     if is_named_by_others(graph, task):
         return
     for object_id in task.outputs:
@@ -34,9 +34,9 @@ def look(graph: TaskGraph, task: TaskNode) -> None:
 
 def leave(graph: TaskGraph, task: TaskNode) -> None:
     """A task may run again, and otherwise: if it was bare, it is not now."""
-    if not task.is_bare:
+    if not task.is_childless:
         return
-    task.is_bare = False
+    task.is_childless = False
     if not is_named_by_others(graph, task):
         for object_id in task.outputs:
             node = graph.objects.nodes[object_id]

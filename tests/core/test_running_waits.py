@@ -1,0 +1,35 @@
+"""What tasks wait for while they run."""
+
+from __future__ import annotations
+
+from ciel.core.ids import ObjectId
+from ciel.core.jobs import Job
+from ciel.core.nodes import TaskNode
+from ciel.core.running_waits import RunningWaits
+from ciel.testing.builders import a_job_spec, a_task
+
+X, Y = ObjectId("x"), ObjectId("y")
+
+
+def _node(output: str) -> TaskNode:
+    return TaskNode(a_task(output), Job(a_job_spec(), 1, 0.0))
+
+
+def test_errands_end_with_their_owner() -> None:
+    running_waits, one, other = RunningWaits(), _node("one"), _node("other")
+    running_waits.add(one, [X])
+    running_waits.add(one, [Y])
+    assert running_waits.awaited.keys() == {X, Y}
+    assert running_waits.end(other) == []
+    assert running_waits.end(one) == [X, Y]
+    assert running_waits.end(one) == []
+    assert not running_waits.awaited
+
+
+def test_of_two_that_wait_for_one_object_the_last_counts() -> None:
+    running_waits, one, other = RunningWaits(), _node("one"), _node("other")
+    running_waits.add(one, [X])
+    running_waits.add(other, [X])
+    assert running_waits.end(one) == []
+    assert running_waits.awaited == {X: other}
+    assert running_waits.end(other) == [X]
