@@ -23,7 +23,7 @@ Problems = Iterator[tuple[str, str]]
 def check_worker(worker: FakeWorker) -> None:
     """Check a worker's machine against itself, its store and its programs; raises Violation."""
     machine = worker.machine
-    for problem in [*problems(machine)]:
+    for problem in problems(machine):
         raise Violation(worker.facts.id, problem)
     if machine.stored.keys() != worker.store.keys():
         differing = machine.stored.keys() ^ worker.store.keys()
@@ -62,7 +62,7 @@ def _remembered(master: MasterMachine, witness: Witness) -> Problems:
         yield object_id, "it was forgotten, and is still known"
     for job_id in master._subscriptions.jobs():
         if job_id not in master.jobs:
-            yield job_id, "it was removed, and its audience is remembered"
+            yield job_id, "it was removed, and its subscriptions are remembered"
 
 
 def _assignments(master: MasterMachine, witness: Witness) -> Problems:
@@ -108,7 +108,7 @@ def unrest(master: MasterMachine, workers: list[FakeWorker], witness: Witness) -
     for name, left in (
         ("called off", list(master._called_off)),
         ("delayed", [str(due_s) for due_s in (master.dispatcher.ready.due_s,) if due_s]),
-        ("audience", list(master._subscriptions.jobs())),
+        ("subscriptions", list(master._subscriptions.jobs())),
         ("held", [task.spec.id for task in master.held]),
         ("ahead", [task.spec.id for task in master.ahead.tasks]),
         ("early copies", list(master._copies._copies)),

@@ -57,12 +57,13 @@ def hostile_ids(number: int) -> Iterator[str]:
 
 
 def snapshot(where: Path) -> list[str]:
-    """Return the names in a directory at any depth, beside it, above it and in the current one, but
-    for those of other processes of the test run.
+    """Return the names in a directory at any depth, beside it, above it and in the current one,
+    except for directories that other processes of the test run create.
     """
     places = (where.parent, where.parent.parent, Path.cwd())
     around = [path for place in places for path in place.iterdir()]
-    ours = [path for path in around if not path.name.startswith(("popen-gw", "."))]
+    others = ("popen-gw", ".hypothesis", ".pytest_cache")
+    ours = [path for path in around if not path.name.startswith(others)]
     return sorted(map(str, (*ours, *where.rglob("*"))))
 
 
