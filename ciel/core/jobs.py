@@ -150,9 +150,7 @@ class Job:
         self.reason = ""
         self.called_off = False  # its tasks were ended by force: nothing of it is made again
         self.lost: list[ObjectId] = []  # lost while it was called off: errors until it is retried
-        self.postponed: dict[ObjectId, None] | None = (
-            None  # demands, during a retry
-        )
+        self.postponed: dict[ObjectId, None] | None = None  # demands, during a retry
         self.created_at_s = now_s
         self.ended_at_s: float | None = None
         self.counts = dict.fromkeys(TaskState, 0)
