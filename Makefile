@@ -50,7 +50,7 @@ demo: $(RUNTIME)
 	@$(RUN)/python examples/search.py
 
 test: dev
-	@$(RUN)/pytest -n 2 --dist loadfile
+	@$(RUN)/pytest -n 3 --dist loadfile
 
 test-under-load: dev
 	@.ci/under-load
