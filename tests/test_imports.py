@@ -16,7 +16,7 @@ FILES_MAX = 20
 LARGER_PACKAGES = {
     "ciel.cli": 63,
     "ciel.client": 40,
-    "ciel.core": 33,
+    "ciel.core": 34,
     "ciel.executors.programs": 27,
     "ciel.master.state": 22,
     "ciel.skywriting": 28,
@@ -28,7 +28,6 @@ IN_CIRCLES = {
     "ciel": "",
     "ciel.client": "api attached bundling calling client connection dialing executor explaining "
     "functions futures in_task jobs mapping progress results trace",
-    "ciel.core": "any_inputs childless fixed graph redelegation streams undeclared_outputs",
     "ciel.executors.programs": "python python_async python_bundle python_clock python_evaluator "
     "python_generators python_sending python_sharing",
     "ciel.python": "calls captured futures packing pickling sessions tasks",

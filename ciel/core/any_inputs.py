@@ -4,32 +4,96 @@ spec are alternatives.
 The task waits for its other inputs like any task, and for its *choice*, an entry with a name of its
 own in the waiting table. The choice is made when an alternative counts: an alternative that is
 complete, or that has failed, if the task sees errors. A stream does not count. As long as the task
-waits or runs, `TaskGraph.choosers` demands all alternatives, complete ones included, so that a lost
+waits or runs, `AnyInputs.choosers` demands all alternatives, complete ones included, so that a lost
 one is recomputed.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 from ciel.core.failures import passed_on
 from ciel.core.ids import ObjectId
 from ciel.core.nodes import TaskNode
 from ciel.core.objects import ObjectNode, ObjectTable
 from ciel.core.refs import Failure, Future, Reference
-from ciel.core.tasks import TaskSpec
+from ciel.core.tasks import ACTIVE, TaskSpec
+from ciel.core.waiting import Waiting
 
-if TYPE_CHECKING:
-    from ciel.core.graph import TaskGraph
+
+class AnyInputs:
+    """The tasks that have alternatives, and wait or run."""
+
+    __slots__ = ("_objects", "_waiting", "choosers")
+
+    def __init__(self, objects: ObjectTable, waiting: Waiting[TaskNode]) -> None:
+        """`waiting`: the table of the graph, which contains the choices as well."""
+        self._objects = objects
+        self._waiting = waiting
+        self.choosers: Waiting[TaskNode] = Waiting()  # by each alternative
+
+    def begin(self, task: TaskNode, missing: list[ObjectId]) -> list[ObjectId]:
+        """Have a task count on its alternatives, and add its choice to `missing` unless that is
+        made; return all objects to be demanded.
+        """
+        spec = task.spec
+        demanded = [*missing, *spec.alternatives]
+        self.choosers.wait(task, spec.alternatives)
+        if not is_made(self._objects, spec):
+            missing.append(choice_of(spec))
+        return demanded
+
+    def leave(self, task: TaskNode) -> None:
+        """Note that a task has run, or is not to run: it needs its alternatives no more."""
+        self.choosers.forget(task, task.spec.alternatives)
+
+    def settled(
+        self, object_id: ObjectId
+    ) -> tuple[list[TaskNode], list[tuple[TaskNode, str, object]]]:
+        """Note that an object is settled; return the tasks that can run by it, and the tasks that
+        fail by it with their reasons, since it was their last alternative.
+        """
+        node = self._objects.nodes[object_id]
+        ready: list[TaskNode] = []
+        failing: list[tuple[TaskNode, str, object]] = []
+        for task in self.choosers.waiters_of(object_id):
+            choice = choice_of(task.spec)
+            if not self._waiting.is_awaited(choice):
+                continue
+            if _counts(node, task.spec):
+                ready += self._waiting.release(choice)
+            elif (failure := last_failure(self._objects, task.spec)) is not None:
+                self._waiting.forget(task, waits_for(task.spec))
+                failing.append((task, *passed_on(self._objects, failure)))
+        return ready, failing
+
+    def problems(self, task: TaskNode, *, is_put_off: bool) -> Iterator[str]:
+        """Yield what is wrong with a task that has alternatives. `is_put_off`: producers may not be
+        active yet.
+        """
+        spec = task.spec
+        counted = [i for i in spec.inputs if task in self.choosers.waiters_of(i)]
+        expected = list(spec.alternatives) if task.state in ACTIVE else []
+        if counted != expected or (task in self.choosers) != bool(expected):
+            yield f"T6 {spec.id} is {task.state} and counts on {counted}, not on {expected}"
+        for object_id in expected:
+            node = self._objects.nodes[object_id]
+            maker = node.producer
+            if node.is_settled or maker is None or maker.state in ACTIVE or is_put_off:
+                continue
+            yield f"T7 {spec.id} counts on {object_id}, its producer is {maker.state}"
+        if self._waiting.is_awaited(choice_of(spec)):
+            if is_made(self._objects, spec) or last_failure(self._objects, spec):
+                yield f"T8 {spec.id} waits for its choice, which is made"
 
 
 def choice_of(spec: TaskSpec) -> ObjectId:
-    """Name a task's choice, as no object can be named."""
+    """Return the name of a task's choice, which no object can have."""
     return ObjectId(f"any {spec.id}")
 
 
 def waits_for(spec: TaskSpec) -> tuple[ObjectId, ...]:
-    """Name all that a task may wait for."""
+    """Return the names of everything that a task may wait for."""
     return (*spec.inputs, choice_of(spec)) if spec.any_count else spec.inputs
 
 
@@ -38,16 +102,16 @@ def _counts(node: ObjectNode, spec: TaskSpec) -> bool:
 
 
 def is_made(objects: ObjectTable, spec: TaskSpec) -> bool:
-    """Whether an alternative counts now."""
+    """Return whether an alternative counts now."""
     nodes = objects.nodes
     return any(_counts(nodes[object_id], spec) for object_id in spec.alternatives)
 
 
 def last_failure(objects: ObjectTable, spec: TaskSpec) -> Failure | None:
-    """Return an alternative's failure if the task sees no errors and they all have failed."""
+    """Return an alternative's failure if the task sees no errors and all alternatives failed."""
     failure: Failure | None = None
     if not spec.sees_errors:
-        for object_id in reversed(spec.alternatives):  # most come in order: soon one is not there
+        for object_id in reversed(spec.alternatives):  # most arrive in order: the last is missing
             ref = objects.nodes[object_id].ref
             if not isinstance(ref, Failure):
                 return None
@@ -55,49 +119,9 @@ def last_failure(objects: ObjectTable, spec: TaskSpec) -> Failure | None:
     return failure
 
 
-def begin(graph: TaskGraph, task: TaskNode, missing: list[ObjectId]) -> list[ObjectId]:
-    """Have a task count on its alternatives, and its choice among what is `missing` unless it is
-    made; return all that is to be demanded. It fails if there is nothing to choose.
-    """
-    spec = task.spec
-    if (failure := last_failure(graph.objects, spec)) is not None:
-        graph.fail(task, *passed_on(graph.objects, failure))
-        return []
-    demanded = [*missing, *spec.alternatives]
-    graph.choosers.wait(task, spec.alternatives)
-    if not is_made(graph.objects, spec):
-        missing.append(choice_of(spec))
-    return demanded
-
-
-def leave(graph: TaskGraph, task: TaskNode) -> None:
-    """A task has run, or is not to run: what of its alternatives is not there may not be needed."""
-    graph.choosers.forget(task, task.spec.alternatives)
-    graph.release_demand(list(task.spec.alternatives))
-
-
-def offer(graph: TaskGraph, object_id: ObjectId) -> list[tuple[TaskNode, str, object]]:
-    """An object is settled: let those go on for which it is enough; return those that fail by it,
-    since it was the last that they could have had.
-    """
-    node = graph.objects.nodes[object_id]
-    failing: list[tuple[TaskNode, str, object]] = []
-    for task in graph.choosers.waiters_of(object_id):
-        choice = choice_of(task.spec)
-        if not graph.waiting.is_awaited(choice):
-            continue
-        if _counts(node, task.spec):
-            for ready in graph.waiting.release(choice):
-                graph.make_runnable(ready)
-        elif (failure := last_failure(graph.objects, task.spec)) is not None:
-            graph.waiting.forget(task, waits_for(task.spec))
-            failing.append((task, *passed_on(graph.objects, failure)))
-    return failing
-
-
 def given(objects: ObjectTable, spec: TaskSpec) -> tuple[Reference, ...]:
-    """Return a task's inputs as it is given them now: alternatives that do not count are futures,
-    whatever is known of them.
+    """Return the inputs that a task is given now. Alternatives that do not count are futures, even
+    where more is known of them.
     """
     inputs = tuple([objects.reference(object_id) for object_id in spec.inputs])
     if not spec.any_count:

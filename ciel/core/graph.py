@@ -1,11 +1,15 @@
 """The dynamic task graph: lineage, laziness, delegation, growth while it runs, errors, loss and
 release.
 
-The graph is pure. Its owner reports events, and empties the outboxes (`runnable`, `settled`,
-`unneeded`, `droppable`, `released`) after each tick. Two outboxes are for readers of streams:
-`broken` contains attempts to be stopped because their stream broke, `whole` contains tasks whose
-inputs are all complete. No method recurses, so the depth of the graph has no limit. The rules
-(CIB-1, CIB-4):
+The graph is pure. Its owner reports events, and empties the outboxes after each tick: `runnable`,
+`settled` and `unneeded` here, `broken` and `whole` of the streams, `droppable` of the retention,
+`released` of the fixed processes. No method recurses, so the depth of the graph has no limit.
+
+The graph itself is the states of tasks, the objects, who waits for what, and demand. Its components
+own everything else: streams, tasks with alternatives, retention, waiting processes, tasks that
+delegate otherwise when they run again, undeclared outputs, and the waits of running tasks. The
+graph reports events to them; they return what follows, and never call the graph. The rules (CIB-1,
+CIB-4):
 
 - A task becomes active only when a job wants one of its outputs, or an active task waits for one.
 - An active task waits until all its inputs are consumable. A failed input fails the task, unless it
@@ -27,16 +31,20 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Sequence
 
-from ciel.core import any_inputs, childless, fixed, redelegation, undeclared_outputs
+from ciel.core import any_inputs
+from ciel.core.any_inputs import AnyInputs
 from ciel.core.errors import InvalidTaskError, InvalidTransitionError
-from ciel.core.failures import not_made, passed_on
+from ciel.core.failures import label, not_made, passed_on
+from ciel.core.fixed import FixedProcesses
 from ciel.core.ids import ObjectId, TaskId
 from ciel.core.jobs import Job
 from ciel.core.nodes import TaskNode
 from ciel.core.objects import NOBODY, ObjectNode, ObjectTable
-from ciel.core.refs import CONSUMABLE, STREAMS, Concrete, Failure, Reference, Value
+from ciel.core.redelegation import Redelegation
+from ciel.core.refs import CONSUMABLE, STREAMS, Failure, Reference
+from ciel.core.retention import Retention
 from ciel.core.running_waits import RunningWaits
-from ciel.core.streams import Streams, break_stream, count_on, end_streams, void_stream
+from ciel.core.streams import Streams
 from ciel.core.tasks import (
     ACTIVE,
     ASSIGNED,
@@ -48,10 +56,10 @@ from ciel.core.tasks import (
     RUNNABLE,
     TRANSITIONS,
     WAITING,
-    Mentions,
     TaskSpec,
     TaskState,
 )
+from ciel.core.undeclared_outputs import UndeclaredOutputs
 from ciel.core.waiting import Waiting
 
 UNBOUNDED = 1 << 60
@@ -67,16 +75,16 @@ class TaskGraph:
         self.tasks: dict[str, TaskNode] = {}
         self.objects = ObjectTable()
         self.waiting: Waiting[TaskNode] = Waiting()
-        self.choosers: Waiting[TaskNode] = Waiting()  # who counts on it, but not on it alone
         self.runnable: list[TaskNode] = []
         self.settled: list[ObjectId] = []
         self.unneeded: list[TaskNode] = []
-        self.droppable: list[ObjectId] = []
-        self.broken: list[tuple[TaskNode, int]] = []
-        self.whole: list[TaskNode] = []
-        self.released: list[ObjectId] = []
-        self.streams = Streams()
+        self.retention = Retention(self.tasks, self.objects)
+        self.streams = Streams(self.objects)
+        self.any_inputs = AnyInputs(self.objects, self.waiting)
         self.running_waits = RunningWaits()
+        self.redelegation = Redelegation(self.tasks, self.objects, self.retention)
+        self.undeclared_outputs = UndeclaredOutputs(self.tasks, self.objects, self.retention)
+        self.fixed = FixedProcesses(self.tasks, self.objects, self.retention)
         self.steps_left = UNBOUNDED
         self.spreading: deque[ObjectId] = deque()  # came to be; readers still wait for them
         self.demanding: list[ObjectId] = []  # needed; their makers may still be dormant
@@ -101,7 +109,7 @@ class TaskGraph:
         if known is not None:
             if known.spec.outputs != spec.outputs:
                 raise InvalidTaskError(spec.id, "a task with this id has other outputs")
-            redelegation.note(self, known)
+            self._redelegate(known)
             return known
         parent = self._parent_of(spec, job)
         node = TaskNode(spec, job)
@@ -122,21 +130,18 @@ class TaskGraph:
             source = nodes.get(object_id)
             if source is None:
                 source = nodes[object_id] = ObjectNode()
-                undeclared_outputs.adopt_named(self, object_id, job)
+                self.undeclared_outputs.named(object_id, job)
             source.holds += 1
             source.others += 1
             if source.producer is None or source.producer.job is not job:
                 self.objects.use(job.foreign, object_id)
         if self.objects.fixed:
-            fixed.note(self, node)
-        anything = Mentions.ANYTHING
-        if node.mentions is anything or (parent is not None and parent.mentions is anything):
-            for object_id in producing:
-                nodes[object_id].holds += 1
+            self.fixed.task_added(node)
+        self.retention.task_added(node, parent, producing)
         if parent is not None:
             self._note_child(parent, spec)
         if known_outputs:  # somebody may want them already
-            redelegation.note(self, node)
+            self._redelegate(node)
             for object_id in producing:
                 output = nodes[object_id]
                 if output.ref is None and self._is_sought(object_id, output):
@@ -162,12 +167,12 @@ class TaskGraph:
             else:
                 output.others += 1
                 if output.producer is not parent:
-                    continue  # another task makes it, unless `heirs` decides otherwise
+                    continue  # another task makes it, unless it is delegated anew
                 output.producer = task
                 self.disturbed = True
                 if object_id in self.objects.growing:
                     self.streams.made[parent].remove(object_id)
-                    void_stream(self, object_id)
+                    self.streams.void(object_id)
             producing.append(object_id)
         return producing
 
@@ -186,6 +191,22 @@ class TaskGraph:
         if before != spec.id:
             self.divergent.append((parent.spec.id, spec.ordinal))
             parent.children[spec.ordinal] = spec.id
+
+    def _redelegate(self, heir: TaskNode) -> None:
+        """Have a child produce the outputs that its parent just delegated to it."""
+        inherited, replaced = self.redelegation.task_added(heir)
+        if not inherited:
+            return
+        self.disturbed = True
+        if heir.state is CANCELLED:  # with its job, which was retried since
+            self.try_again(heir)
+        for before in replaced:
+            if before.state in ACTIVE and not self.is_needed(before):
+                if before.worker is not None:
+                    self.unneeded.append(before)
+                else:
+                    self.sleep(before)
+        self.demand(inherited)
 
     # --- demand -----------------------------------------------------------------------------------
 
@@ -216,7 +237,7 @@ class TaskGraph:
         if not node.is_settled:
             job.unsettled -= 1
             self.release_demand([object_id])
-        self.drop_if_unused(object_id, node)
+        self.retention.drop_if_unused(object_id, node)
 
     def demand(self, object_ids: Iterable[ObjectId]) -> None:
         """Activate the producers of needed objects that are missing, and so on upwards: at least
@@ -265,9 +286,10 @@ class TaskGraph:
                 return []
         demanded = missing
         if chooses:
-            demanded = any_inputs.begin(self, task, missing)
-            if task.state in FINISHED:
+            if (failure := any_inputs.last_failure(self.objects, spec)) is not None:
+                self._fail([(task, *passed_on(self.objects, failure))])
                 return []
+            demanded = self.any_inputs.begin(task, missing)
         if not missing:
             self.make_runnable(task)
             return demanded
@@ -276,13 +298,12 @@ class TaskGraph:
         if self.began_waiting is not None:
             self.began_waiting.append(task)
         if self._growing:
-            count_on(self, task)
+            self.streams.count_on(task)
         return demanded
 
     def reopen(self, task: TaskNode) -> None:
         """Allow a finished task to run again."""
-        childless.leave(self, task)
-        self._hold_inputs(task)
+        self.retention.task_reopened(task)
         self._set_back(task, DORMANT)
 
     def try_again(self, task: TaskNode) -> None:
@@ -299,7 +320,7 @@ class TaskGraph:
         self._move(task, RUNNABLE)
         self.runnable.append(task)
         if self._growing:
-            count_on(self, task)
+            self.streams.count_on(task)
 
     def release_demand(self, object_ids: list[ObjectId]) -> None:
         """Deactivate tasks whose outputs are not needed any more, and so on upwards, as far as
@@ -346,7 +367,7 @@ class TaskGraph:
         return (
             bool(node.wanters)
             or object_id in self.waiting.awaited
-            or object_id in self.choosers.awaited
+            or object_id in self.any_inputs.choosers.awaited
             or object_id in self.running_waits.awaited
         )
 
@@ -391,7 +412,7 @@ class TaskGraph:
         task.attempt += 1
         task.worker = worker
         if self._growing:
-            count_on(self, task)
+            self.streams.count_on(task)
         return task.attempt
 
     def finish(self, task: TaskNode, published: Iterable[Reference]) -> None:
@@ -405,26 +426,29 @@ class TaskGraph:
         for ref in published:
             node = nodes.get(ref.id)
             if node is None or node.producer is None:
-                undeclared_outputs.adopt(self, task, (ref,))
+                self.undeclared_outputs.adopt(task, (ref,))
                 node = self.objects.ensure(ref.id)
             if update(node, ref):
                 if failing := self._spread(ref.id, node):
                     self._fail(failing)
-            elif ref.id in self.choosers.awaited:
-                self._fail(any_inputs.offer(self, ref.id))  # it had failed
+            elif ref.id in self.any_inputs.choosers.awaited:
+                self._fail(self._offer(ref.id))  # it had failed
         if self.streams.made:
-            end_streams(self, task)
+            self._end_streams(task)
         for object_id in task.spec.outputs:
             output = nodes[object_id]
             if output.ref is None and output.producer is task:
                 self.publish(Failure(object_id, "NO_OUTPUT", not_made(task, object_id)))
-        redelegation.miss(self, task)
-        childless.look(self, task)
-        self.let_inputs_go(task)
-        if self.choosers.awaited and task.spec.any_count:
-            any_inputs.leave(self, task)
+        if task.extras:
+            for object_id in self.redelegation.not_repeated(task):
+                if self.is_awaited(object_id):
+                    details = f"{label(task)} made it once, and ended without making it again"
+                    self.publish(Failure(object_id, "NO_OUTPUT", details))
+        self.retention.task_ended(task)
+        if self.any_inputs.choosers.awaited and task.spec.any_count:
+            self._leave_alternatives(task)
         if self.objects.fixed:
-            fixed.let_go(self, task)
+            self.fixed.task_stopped(task)
 
     def fail(self, task: TaskNode, reason: str, details: object) -> None:
         """Fail a task: its missing outputs become errors, and the tasks that need them fail."""
@@ -436,10 +460,19 @@ class TaskGraph:
             raise InvalidTransitionError(f"task {task.spec.id}", task.state, RUNNABLE)
         task.worker = None
         self._set_back(task, DORMANT)
-        end_streams(self, task)
+        self._end_streams(task)
         self.demand_outputs(task)
         if task.state is DORMANT and task.spec.any_count:
-            any_inputs.leave(self, task)
+            self._leave_alternatives(task)
+
+    def _leave_alternatives(self, task: TaskNode) -> None:
+        self.any_inputs.leave(task)
+        self.release_demand(list(task.spec.alternatives))
+
+    def _end_streams(self, task: TaskNode) -> None:
+        """Break the streams that an attempt did not complete; demand them again if needed."""
+        for object_id in self.streams.end(task):
+            self.demand((object_id,))
 
     def demand_outputs(self, task: TaskNode) -> None:
         awaited = [output for output in task.outputs if self.is_awaited(output)]
@@ -452,7 +485,7 @@ class TaskGraph:
         """Deactivate an assigned task whose attempt was cancelled because it is not needed."""
         task.worker = None
         self._set_back(task, DORMANT)
-        end_streams(self, task)
+        self._end_streams(task)
         self.release_demand(list(task.spec.inputs))
 
     def _fail(self, pending: list[tuple[TaskNode, str, object]]) -> None:
@@ -467,9 +500,8 @@ class TaskGraph:
                 if output.producer is task:
                     if self.objects.update(output, Failure(object_id, reason, details)):
                         pending.extend(self._spread(object_id, output))
-            end_streams(self, task)
-            childless.look(self, task)
-            self.let_inputs_go(task)
+            self._end_streams(task)
+            self.retention.task_ended(task)
             self.release_demand(list(task.spec.inputs))
 
     # --- what happens to objects ------------------------------------------------------------------
@@ -480,8 +512,8 @@ class TaskGraph:
         if self.objects.update(node, ref):
             if failing := self._spread(ref.id, node):
                 self._fail(failing)
-        elif ref.id in self.choosers.awaited:
-            self._fail(any_inputs.offer(self, ref.id))  # it had failed
+        elif ref.id in self.any_inputs.choosers.awaited:
+            self._fail(self._offer(ref.id))  # it had failed
 
     def _spread(self, object_id: ObjectId, node: ObjectNode) -> list[tuple[TaskNode, str, object]]:
         """Notify the tasks that wait for an object; return the tasks that fail by it, with reasons.
@@ -498,18 +530,16 @@ class TaskGraph:
                 failing = self._tell_waiters(object_id, ref)
         if not node.is_settled:
             return failing
-        if object_id in self.choosers.awaited:
-            failing += any_inputs.offer(self, object_id)
+        if object_id in self.any_inputs.choosers.awaited:
+            failing += self._offer(object_id)
         if object_id in self.streams.readers:
             if type(ref) is Failure:
-                break_stream(self, object_id)
+                self.streams.break_off(object_id)
             else:
-                self.whole += self.streams.complete(object_id)
+                self.streams.complete(object_id)
         producer = node.producer
-        if producer is not None and producer.spec.mentions is Mentions.INPUTS:
-            if type(ref) is not Failure:
-                producer.live_outputs += 1
-                self._hold_inputs(producer)  # it may be back after it was lost
+        if producer is not None and type(ref) is not Failure:
+            self.retention.output_settled(producer)
         if producer is not None and producer.state in ACTIVE:
             if producer.state is not ASSIGNED or object_id not in producer.extras:
                 self.release_demand([object_id])  # it came otherwise: its worker is back
@@ -518,7 +548,14 @@ class TaskGraph:
             for job in node.wanters:
                 job.unsettled -= 1
         else:
-            self.drop_if_unused(object_id, node)
+            self.retention.drop_if_unused(object_id, node)
+        return failing
+
+    def _offer(self, object_id: ObjectId) -> list[tuple[TaskNode, str, object]]:
+        """Start tasks for which a settled object is enough; return the tasks that fail by it."""
+        ready, failing = self.any_inputs.settled(object_id)
+        for task in ready:
+            self.make_runnable(task)
         return failing
 
     def _tell_waiters(
@@ -539,44 +576,13 @@ class TaskGraph:
             self.make_runnable(task)
         return failing
 
-    def forget_object(self, object_id: ObjectId, node: ObjectNode) -> frozenset[str]:
-        """Turn an object into a future again; return the locations of its copies."""
-        places = self.objects.forget(node, object_id)
-        producer = node.producer
-        if producer is not None and producer.spec.mentions is Mentions.INPUTS:
-            producer.live_outputs -= 1
-            self.let_inputs_go(producer)
-        return places
-
-    # --- what is kept -----------------------------------------------------------------------------
-
-    def drop_if_unused(self, object_id: ObjectId, node: ObjectNode) -> None:
-        if not node.holds and not node.wanters and isinstance(node.ref, Concrete | Value):
-            self.droppable.append(object_id)
-
-    def let_inputs_go(self, task: TaskNode) -> None:
-        """Release the inputs of a finished task, once its outputs cannot name them either."""
-        mentions = task.mentions
-        if mentions is Mentions.ANYTHING or not task.spec.inputs or task.state not in FINISHED:
-            return
-        if mentions is Mentions.INPUTS and task.live_outputs > 0:
-            return
-        if not task.holds_inputs:
-            return
-        task.holds_inputs = False
-        nodes = self.objects.nodes
-        for object_id in task.spec.inputs:
-            node = nodes[object_id]
-            node.holds -= 1
-            if not node.holds:
-                self.drop_if_unused(object_id, node)
-
-    def _hold_inputs(self, task: TaskNode) -> None:
-        """Undo `let_inputs_go`: the task will run again, or an output mentions the inputs."""
-        if not task.holds_inputs:
-            task.holds_inputs = True
-            for object_id in task.spec.inputs:
-                self.objects.nodes[object_id].holds += 1
+    def remove_object(self, object_id: ObjectId) -> None:
+        """Forget an object that no task names any more."""
+        self.objects.remove(object_id)
+        if self.fixed.attached:
+            self.fixed.attached.pop(object_id, None)
+        if self.redelegation.heirs:
+            self.redelegation.heirs.pop(object_id, None)
 
     # --- states -----------------------------------------------------------------------------------
 
@@ -585,13 +591,13 @@ class TaskGraph:
         if task.state is WAITING:
             self.waiting.forget(task, any_inputs.waits_for(task.spec))
         if task.spec.any_count:
-            self.choosers.forget(task, task.spec.alternatives)
+            self.any_inputs.leave(task)
         self._move(task, state)
         self.disturbed = True
         if self.streams.reading:
             self.streams.leave(task)
         if self.objects.fixed:
-            fixed.let_go(self, task)
+            self.fixed.task_stopped(task)
 
     def _move(self, task: TaskNode, state: TaskState) -> None:
         before = task.state

@@ -15,7 +15,6 @@ from collections.abc import Iterator
 from ciel.core import any_inputs
 from ciel.core.errors import InvariantError
 from ciel.core.graph import TaskGraph
-from ciel.core.nodes import TaskNode
 from ciel.core.tasks import ACTIVE, ASSIGNED, DONE, WAITING, TaskState
 
 
@@ -28,7 +27,7 @@ def validate(graph: TaskGraph) -> None:
 def problems(graph: TaskGraph) -> Iterator[str]:
     """Yield every broken invariant, its code first."""
     yield from graph.objects.problems()
-    yield from graph.streams.problems(graph.objects.growing)
+    yield from graph.streams.problems()
     yield from _name_problems(graph)
     yield from _task_problems(graph)
     yield from _job_problems(graph)
@@ -73,25 +72,8 @@ def _task_problems(graph: TaskGraph) -> Iterator[str]:
             yield f"T4 {task_id} is {task.state} and still waits"
         if (task.state is ASSIGNED) != (task.worker is not None):
             yield f"T5 {task_id} is {task.state} on worker {task.worker}"
-        if spec.any_count or task in graph.choosers:
-            yield from _choice_problems(graph, task)
-
-
-def _choice_problems(graph: TaskGraph, task: TaskNode) -> Iterator[str]:
-    spec = task.spec
-    counted = [i for i in spec.inputs if task in graph.choosers.waiters_of(i)]
-    expected = list(spec.alternatives) if task.state in ACTIVE else []
-    if counted != expected or (task in graph.choosers) != bool(expected):
-        yield f"T6 {spec.id} is {task.state} and counts on {counted}, not on {expected}"
-    for object_id in expected:
-        node = graph.objects.nodes[object_id]
-        maker = node.producer
-        if node.is_settled or maker is None or maker.state in ACTIVE or graph.demanding:
-            continue
-        yield f"T7 {spec.id} counts on {object_id}, its maker is {maker.state}"
-    if graph.waiting.is_awaited(any_inputs.choice_of(spec)):
-        if any_inputs.is_made(graph.objects, spec) or any_inputs.last_failure(graph.objects, spec):
-            yield f"T8 {spec.id} waits for its choice, which is made"
+        if spec.any_count or task in graph.any_inputs.choosers:
+            yield from graph.any_inputs.problems(task, is_put_off=bool(graph.demanding))
 
 
 def _job_problems(graph: TaskGraph) -> Iterator[str]:

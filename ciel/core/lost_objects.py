@@ -9,15 +9,12 @@ from __future__ import annotations
 
 from typing import Final
 
-from ciel.core import redelegation
-from ciel.core.fixed import miss
 from ciel.core.graph import TaskGraph
 from ciel.core.ids import ObjectId
 from ciel.core.nodes import TaskNode
 from ciel.core.objects import ObjectNode
 from ciel.core.refs import Failure
-from ciel.core.streams import break_stream
-from ciel.core.tasks import CANCELLED, FAILED, Mentions
+from ciel.core.tasks import CANCELLED, FAILED
 
 OBJECT_LOST: Final = "OBJECT_LOST"
 
@@ -33,7 +30,8 @@ def lose(graph: TaskGraph, object_id: ObjectId, location: str) -> bool:
     if node is None:
         return False
     if not graph.objects.lose(node, object_id, location):
-        miss(graph, object_id)
+        if (stranded := graph.fixed.lost(object_id)) is not None:
+            graph.fail(*stranded)
         return False
     _unsettle(graph, object_id, node, was_settled)
     return True
@@ -44,11 +42,11 @@ def _unsettle(graph: TaskGraph, object_id: ObjectId, node: ObjectNode, was_settl
     if was_settled:
         for job in node.wanters:
             job.unsettled += 1
-        _forget_output(graph, node.producer)
+        graph.retention.output_gone(node.producer)
     else:
-        break_stream(graph, object_id)
-    if graph.objects.heirs:
-        redelegation.lose(graph, object_id)
+        graph.streams.break_off(object_id)
+    if graph.redelegation.heirs:
+        graph.redelegation.object_lost(object_id)
     make_again(graph, object_id, node)
 
 
@@ -64,12 +62,6 @@ def make_again(graph: TaskGraph, object_id: ObjectId, node: ObjectNode) -> None:
         return
     # Tasks that were ready to read it notice the loss when they are assigned, or open their inputs.
     graph.demand((object_id,))
-
-
-def _forget_output(graph: TaskGraph, producer: TaskNode | None) -> None:
-    if producer is not None and producer.spec.mentions is Mentions.INPUTS:
-        producer.live_outputs -= 1
-        graph.let_inputs_go(producer)
 
 
 def lose_location(graph: TaskGraph, location: str) -> list[ObjectId]:
@@ -91,7 +83,7 @@ def drop(graph: TaskGraph, object_id: ObjectId) -> frozenset[str]:
     producer = node.producer
     if type(node.ref) is Failure or producer is None or producer.state in (FAILED, CANCELLED):
         return frozenset()
-    return graph.forget_object(object_id, node)
+    return graph.retention.forget(object_id, node)
 
 
 def _why_never_again(producer: TaskNode | None) -> str:

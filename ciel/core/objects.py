@@ -67,8 +67,6 @@ class ObjectTable:
         self.nodes: dict[str, ObjectNode] = {}
         self.growing: dict[ObjectId, None] = {}  # which are streams now
         self.fixed: dict[ObjectId, None] = {}  # which are processes that wait
-        self.attached: dict[str, TaskNode] = {}  # who goes on in one that no task left there
-        self.heirs: dict[ObjectId, TaskNode] = {}  # who makes an object again that is lost
         self.replaced: dict[str, list[ObjectId]] = {}  # copies that nobody needs: it is inline now
         self._used: dict[str, int] = {}  # by how many jobs, as an upload or without making it
         self._held: dict[str, dict[ObjectId, None]] = {}
@@ -161,10 +159,6 @@ class ObjectTable:
         node = self.nodes.pop(object_id, None)
         if node is not None:
             self._replace(node, object_id, None)
-        if self.attached:
-            self.attached.pop(object_id, None)
-        if self.heirs:
-            self.heirs.pop(object_id, None)
 
     def _replace(self, node: ObjectNode, object_id: ObjectId, ref: Reference | None) -> None:
         before = NOWHERE if node.ref is None else locations_of(node.ref)

@@ -8,77 +8,72 @@ heir.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
-from ciel.core.childless import take_over
-from ciel.core.failures import label
+from ciel.core.ids import ObjectId
 from ciel.core.nodes import TaskNode
-from ciel.core.refs import Failure
-from ciel.core.tasks import ACTIVE, CANCELLED, FAILED
-
-if TYPE_CHECKING:
-    from ciel.core.graph import TaskGraph
-    from ciel.core.ids import ObjectId
+from ciel.core.objects import ObjectTable
+from ciel.core.retention import Retention
+from ciel.core.tasks import CANCELLED, FAILED
 
 
-def note(graph: TaskGraph, heir: TaskNode) -> None:
-    """Make a child the producer of those outputs of its parent that the parent just handed to it
-    and that are not there, and let earlier producers sleep that nobody needs any more.
-    """
-    parent = graph.tasks.get(heir.spec.parent)
-    if parent is None or set(heir.spec.outputs).isdisjoint(parent.spec.outputs):
-        return
-    nodes = graph.objects.nodes
-    replaced: dict[TaskNode, None] = {}
-    inherited: list[ObjectId] = []
-    for object_id in heir.spec.outputs:
-        before = nodes[object_id].producer
-        if before is None or before is heir:
-            continue
-        is_handed_on = _came_from(graph, before, heir, object_id)
-        if is_handed_on or not _came_from(graph, before, parent, object_id):
-            continue
-        if nodes[object_id].ref is not None:
-            graph.objects.heirs[object_id] = heir  # it takes over when the object is lost
-        else:
-            take_over(graph, object_id, heir)
-            replaced[before] = None
-            inherited.append(object_id)
-    if inherited and heir.state is CANCELLED:  # with its job, which is tried again since then
-        graph.try_again(heir)
-    graph.disturbed = graph.disturbed or bool(inherited)
-    for before in replaced:
-        if before.state in ACTIVE and not graph.is_needed(before):
-            if before.worker is not None:
-                graph.unneeded.append(before)
+class Redelegation:
+    """The heirs of outputs that are there: each becomes the producer when its output is lost."""
+
+    __slots__ = ("_nodes", "_retention", "_tasks", "heirs")
+
+    def __init__(
+        self, tasks: dict[str, TaskNode], objects: ObjectTable, retention: Retention
+    ) -> None:
+        self._tasks = tasks
+        self._nodes = objects.nodes
+        self._retention = retention
+        self.heirs: dict[ObjectId, TaskNode] = {}
+
+    def task_added(self, heir: TaskNode) -> tuple[list[ObjectId], list[TaskNode]]:
+        """Make a child the producer of the outputs that its parent just delegated to it and that
+        are missing. Return these outputs, and the tasks that were to produce them before.
+        """
+        parent = self._tasks.get(heir.spec.parent)
+        if parent is None or set(heir.spec.outputs).isdisjoint(parent.spec.outputs):
+            return [], []
+        replaced: dict[TaskNode, None] = {}
+        inherited: list[ObjectId] = []
+        for object_id in heir.spec.outputs:
+            before = self._nodes[object_id].producer
+            if before is None or before is heir:
+                continue
+            is_handed_on = self._came_from(before, heir, object_id)
+            if is_handed_on or not self._came_from(before, parent, object_id):
+                continue
+            if self._nodes[object_id].ref is not None:
+                self.heirs[object_id] = heir
             else:
-                graph.sleep(before)
-    graph.demand(inherited)
+                self._retention.take_over(object_id, heir)
+                replaced[before] = None
+                inherited.append(object_id)
+        return inherited, list(replaced)
 
+    def object_lost(self, object_id: ObjectId) -> None:
+        """Make the heir the producer of an object that was lost, if there is one."""
+        heir = self.heirs.pop(object_id, None)
+        if heir is None or heir.state in (FAILED, CANCELLED):
+            return
+        if self._tasks.get(heir.spec.id) is heir:  # it may have been forgotten
+            self._retention.take_over(object_id, heir)
 
-def lose(graph: TaskGraph, object_id: ObjectId) -> None:
-    """Make the heir the producer of an object that was lost, if there is one."""
-    heir = graph.objects.heirs.pop(object_id, None)
-    if heir is None or heir.state in (FAILED, CANCELLED):
-        return
-    if graph.tasks.get(heir.spec.id) is heir:  # it may have been forgotten
-        take_over(graph, object_id, heir)
+    def not_repeated(self, task: TaskNode) -> Iterator[ObjectId]:
+        """Yield the missing objects that a task created in an earlier attempt, and not in the one
+        that just ended.
+        """
+        for object_id in task.extras:
+            node = self._nodes[object_id]
+            if node.ref is None and node.producer is task:
+                yield object_id
 
-
-def miss(graph: TaskGraph, task: TaskNode) -> None:
-    """Publish an error for each object that a task created in an earlier attempt and not in the one
-    that just ended, if somebody still waits for it.
-    """
-    for object_id in task.extras:
-        node = graph.objects.nodes[object_id]
-        if node.ref is None and node.producer is task and graph.is_awaited(object_id):
-            reason = f"{label(task)} made it once, and ended without making it again"
-            graph.publish(Failure(object_id, "NO_OUTPUT", reason))
-
-
-def _came_from(graph: TaskGraph, producer: TaskNode, task: TaskNode, object_id: ObjectId) -> bool:
-    """Whether a task handed an output over to its producer, maybe through several others."""
-    found: TaskNode | None = producer
-    while found is not None and found is not task and object_id in found.spec.outputs:
-        found = graph.tasks.get(found.spec.parent)
-    return found is task
+    def _came_from(self, producer: TaskNode, task: TaskNode, object_id: ObjectId) -> bool:
+        """Return whether a task delegated an output to its producer, maybe through others."""
+        found: TaskNode | None = producer
+        while found is not None and found is not task and object_id in found.spec.outputs:
+            found = self._tasks.get(found.spec.parent)
+        return found is task

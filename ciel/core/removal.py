@@ -116,7 +116,7 @@ def _forget(graph: TaskGraph, task: TaskNode, deletions: Deletions) -> list[Obje
         del task.job.promised[object_id]
         for place in drop(graph, object_id):
             deletions.setdefault(place, []).append(object_id)
-        graph.objects.remove(object_id)
+        graph.remove_object(object_id)
     del graph.tasks[task.spec.id]
     alone = []
     for object_id in task.spec.inputs:
@@ -208,7 +208,7 @@ class _Doomed:
             return
         for place in objects.forget(node, object_id):
             self._deletions.setdefault(place, []).append(object_id)
-        objects.remove(object_id)
+        self._graph.remove_object(object_id)
 
     def is_time_up(self, steps: int) -> bool:
         """Take steps; return whether none are left."""

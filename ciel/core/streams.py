@@ -7,25 +7,37 @@ inputs, until the object is complete, the stream breaks, or the task has ended o
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from ciel.core.ids import ObjectId
 from ciel.core.nodes import TaskNode
+from ciel.core.objects import ObjectTable
 from ciel.core.tasks import ACTIVE, ASSIGNED
-
-if TYPE_CHECKING:
-    from ciel.core.graph import TaskGraph
 
 
 class Streams:
-    """The producers and the readers of growing objects, in both directions."""
+    """The producers and the readers of growing objects, in both directions.
 
-    __slots__ = ("made", "readers", "reading")
+    The owner of the graph empties two lists after each tick: `broken` contains attempts to be
+    stopped because a stream that they read broke, `whole` contains tasks whose inputs are all
+    complete.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("_growing", "_objects", "broken", "made", "readers", "reading", "whole")
+
+    def __init__(self, objects: ObjectTable) -> None:
+        self._objects = objects
+        self._growing = objects.growing
         self.made: dict[TaskNode, list[ObjectId]] = {}  # by the task whose attempt opened them
         self.readers: dict[str, dict[TaskNode, None]] = {}
         self.reading: dict[TaskNode, dict[ObjectId, None]] = {}
+        self.broken: list[tuple[TaskNode, int]] = []
+        self.whole: list[TaskNode] = []
+
+    def count_on(self, task: TaskNode) -> None:
+        """Note that a task runs, or is about to run, with those needed inputs that still grow."""
+        for object_id in task.spec.needed:
+            if object_id in self._growing:
+                self.read(task, object_id)
 
     def read(self, task: TaskNode, object_id: ObjectId) -> None:
         """Note that a task runs, or is about to run, with an object that still grows."""
@@ -40,28 +52,44 @@ class Streams:
             if not readers:
                 del self.readers[object_id]
 
-    def complete(self, object_id: ObjectId) -> list[TaskNode]:
-        """Note that an object is complete; return the readers whose inputs are all complete now."""
-        done = []
+    def complete(self, object_id: ObjectId) -> None:
+        """Note that an object is complete; the readers whose inputs are all complete now go into
+        `whole`.
+        """
         for task in self.readers.pop(object_id, ()):
             left = self.reading[task]
             del left[object_id]
             if not left:
                 del self.reading[task]
-                done.append(task)
-        return done
+                self.whole.append(task)
 
-    def break_off(self, object_id: ObjectId) -> list[TaskNode]:
-        """Note that a stream broke; return its readers, which then count on no stream any more."""
+    def break_off(self, object_id: ObjectId) -> None:
+        """Note that a stream broke; its readers count on no stream any more, and go into `broken`
+        with their attempts.
+        """
         readers = list(self.readers.get(object_id, ()))
         for task in readers:
             self.leave(task)
-        return readers
+        self.broken += [(task, task.attempt) for task in readers]
 
-    def problems(self, growing: dict[ObjectId, None]) -> Iterator[str]:
-        """Yield every broken link; `growing` are the objects that are streams now."""
+    def void(self, object_id: ObjectId) -> None:
+        """Turn a growing object into a future again, since its producer does not write on."""
+        self._objects.forget(self._objects.nodes[object_id], object_id)
+        self.break_off(object_id)
+
+    def end(self, task: TaskNode) -> list[ObjectId]:
+        """Break the streams that an attempt opened and did not complete; return their objects,
+        which may be needed from another attempt.
+        """
+        voided = [o for o in self.made.pop(task, ()) if o in self._growing]
+        for object_id in voided:
+            self.void(object_id)
+        return voided
+
+    def problems(self) -> Iterator[str]:
+        """Yield every broken link."""
         for object_id, readers in self.readers.items():
-            if object_id not in growing:
+            if object_id not in self._growing:
                 yield f"S1 {object_id} is read as a stream, and is none"
             for task in readers:
                 if object_id not in self.reading.get(task, ()):
@@ -73,35 +101,9 @@ class Streams:
                 if task not in self.readers.get(object_id, ()):
                     yield f"S2 {object_id} is read by {task.spec.id}, and does not list it"
         made = {object_id for objects in self.made.values() for object_id in objects}
-        for object_id in growing:
+        for object_id in self._growing:
             if object_id not in made:
-                yield f"S4 {object_id} is a stream, and nobody makes it"
+                yield f"S4 {object_id} is a stream that no task produces"
         for task in self.made:
             if task.state is not ASSIGNED:
                 yield f"S5 {task.spec.id} is {task.state} and makes streams"
-
-
-def count_on(graph: TaskGraph, task: TaskNode) -> None:
-    """Note that a task runs, or is about to run, with those needed inputs that still grow."""
-    for object_id in task.spec.needed:
-        if object_id in graph.objects.growing:
-            graph.streams.read(task, object_id)
-
-
-def break_stream(graph: TaskGraph, object_id: ObjectId) -> None:
-    """Break a stream: the attempts that read it have to be stopped."""
-    graph.broken += [(task, task.attempt) for task in graph.streams.break_off(object_id)]
-
-
-def end_streams(graph: TaskGraph, task: TaskNode) -> None:
-    """End the streams that an attempt opened and did not complete."""
-    for object_id in graph.streams.made.pop(task, ()):
-        if object_id in graph.objects.growing:
-            void_stream(graph, object_id)
-            graph.demand((object_id,))
-
-
-def void_stream(graph: TaskGraph, object_id: ObjectId) -> None:
-    """Turn a growing object into a future again, since its producer does not write on."""
-    graph.objects.forget(graph.objects.nodes[object_id], object_id)
-    break_stream(graph, object_id)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator, Iterable, Iterator
 from typing import TypeVar
 
+from ciel.core.early_outputs import introduce, open_streams
 from ciel.core.graph import TaskGraph
 from ciel.core.ids import ObjectId
 from ciel.core.invariants import validate
@@ -14,7 +15,6 @@ from ciel.core.nodes import TaskNode
 from ciel.core.refs import Failure, Reference, Stream
 from ciel.core.removal import Deletions
 from ciel.core.tasks import TaskSpec, TaskState
-from ciel.core.undeclared_outputs import introduce, open_streams
 from ciel.testing.builders import a_job, stored
 
 W1, W2 = "w1:8001", "w2:8001"
@@ -106,8 +106,8 @@ class Scene:
         """Stop who reads what broke, as the master does; return who was running, in order."""
         graph = self.graph
         stopped: list[str] = []
-        while graph.broken:
-            task, attempt = graph.broken.pop()
+        while graph.streams.broken:
+            task, attempt = graph.streams.broken.pop()
             if task.state is TaskState.RUNNABLE or task.state is TaskState.WAITING:
                 graph.recheck(task)
             elif task.state is TaskState.ASSIGNED and task.attempt == attempt:
@@ -118,7 +118,8 @@ class Scene:
 
     def drop_all(self) -> dict[str, list[str]]:
         """Drop what may be dropped; where copies of what lie."""
-        droppable, self.graph.droppable = self.graph.droppable, []
+        retention = self.graph.retention
+        droppable, retention.droppable = retention.droppable, []
         places = {name: sorted(drop(self.graph, name)) for name in droppable}
         validate(self.graph)
         return {name: held for name, held in places.items() if held}
@@ -143,8 +144,8 @@ class Scene:
         assert [task.spec.outputs[0] for task in graph.runnable] == list(runnable)
         assert graph.settled == list(settled)
         assert [task.spec.outputs[0] for task in graph.unneeded] == list(unneeded)
-        assert graph.droppable == list(droppable)
-        for box in (graph.runnable, graph.settled, graph.unneeded, graph.droppable):
+        assert graph.retention.droppable == list(droppable)
+        for box in (graph.runnable, graph.settled, graph.unneeded, graph.retention.droppable):
             box.clear()
 
 

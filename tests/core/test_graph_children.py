@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from ciel.core.early_outputs import publish_early
 from ciel.core.errors import InvalidTaskError
-from ciel.core.fixed import forget_released, let_all_go, place_of
 from ciel.core.ids import ObjectId
 from ciel.core.invariants import validate
 from ciel.core.job_retry import cancel
@@ -13,7 +13,6 @@ from ciel.core.lost_objects import lose_location
 from ciel.core.refs import Fixed, Future
 from ciel.core.removal import hand_over, remove
 from ciel.core.tasks import Mentions, TaskSpec, TaskState
-from ciel.core.undeclared_outputs import publish_early
 from ciel.testing.builders import a_task, inline, stored
 from ciel.testing.graph_scenes import W1, W2, Scene, at_once, deleted
 
@@ -255,8 +254,8 @@ class Blocked(Scene):
 def test_what_goes_on_with_a_process_can_run_where_that_waits() -> None:
     scene = Blocked()
     scene.said(runnable=["out", "out"])
-    assert place_of(scene.graph, scene.node(scene.rest)) == {W1}
-    assert forget_released(scene.graph) == {}
+    assert scene.graph.fixed.location_of(scene.node(scene.rest)) == {W1}
+    assert scene.graph.fixed.forget_released() == {}
 
 
 def test_a_process_that_is_lost_is_made_again_by_who_left_it() -> None:
@@ -266,7 +265,7 @@ def test_a_process_that_is_lost_is_made_again_by_who_left_it() -> None:
     assert lose_location(scene.graph, W1) == [scene.process]
     assert not scene.graph.is_ready(scene.node(scene.rest))
     scene.block(W2)
-    assert place_of(scene.graph, scene.node(scene.rest)) == {W2}
+    assert scene.graph.fixed.location_of(scene.node(scene.rest)) == {W2}
     assert scene.state(scene.rest) is TaskState.RUNNABLE
 
 
@@ -288,21 +287,21 @@ def test_a_process_ends_with_who_goes_on_with_it(end: str) -> None:
         scene.unwant("out")
     elif end == "job over":
         scene.start(scene.rest)
-        let_all_go(scene.graph, scene.job)
-        assert forget_released(scene.graph) == {}
+        scene.graph.fixed.job_ended(scene.job)
+        assert scene.graph.fixed.forget_released() == {}
         scene.unwant("out")
         scene.graph.sleep(scene.node(scene.rest))
     elif end == "cancelled":
         at_once(cancel(scene.graph, scene.job, "the user said so"))
     else:
         scene.start(scene.rest)
-        assert forget_released(scene.graph) == {}
+        assert scene.graph.fixed.forget_released() == {}
         if end == "done":
             scene.finish(scene.rest, inline("out"))
         else:
             scene.fail(scene.rest)
-    assert forget_released(scene.graph) == {W1: [scene.process]}
-    assert forget_released(scene.graph) == {}
+    assert scene.graph.fixed.forget_released() == {W1: [scene.process]}
+    assert scene.graph.fixed.forget_released() == {}
     validate(scene.graph)
 
 
@@ -310,4 +309,4 @@ def test_a_process_that_nobody_goes_on_with_is_let_go_at_once() -> None:
     scene = Blocked()
     scene.graph.publish(stored("out", W2))  # it came otherwise
     assert scene.state(scene.rest) is TaskState.DORMANT
-    assert forget_released(scene.graph) == {W1: [scene.process]}
+    assert scene.graph.fixed.forget_released() == {W1: [scene.process]}

@@ -10,6 +10,7 @@ from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from ciel.core.early_outputs import introduce, open_streams
 from ciel.core.graph import TaskGraph
 from ciel.core.ids import JobId, ObjectId, TaskId
 from ciel.core.invariants import validate
@@ -29,7 +30,6 @@ from ciel.core.tasks import (
     Mentions,
     TaskSpec,
 )
-from ciel.core.undeclared_outputs import introduce, open_streams
 
 WORKERS = ("w1:8001", "w2:8002")
 
@@ -345,7 +345,8 @@ class GraphAgainstModel(RuleBasedStateMachine):
     @rule()
     def release(self) -> None:
         """Drop all that may be dropped, and hold that none of it is still needed."""
-        droppable, self.graph.droppable = self.graph.droppable, []
+        retention = self.graph.retention
+        droppable, retention.droppable = retention.droppable, []
         for object_id in droppable:
             before = self.graph.objects.reference(object_id)
             drop(self.graph, object_id)
@@ -393,8 +394,8 @@ class GraphAgainstModel(RuleBasedStateMachine):
 
     def _follow_streams(self) -> None:
         """Stop who reads what broke."""
-        while self.graph.broken:
-            task, attempt = self.graph.broken.pop()
+        while self.graph.streams.broken:
+            task, attempt = self.graph.streams.broken.pop()
             if task.state in (WAITING, RUNNABLE):
                 self.graph.recheck(task)
             elif task.state is ASSIGNED and task.attempt == attempt:

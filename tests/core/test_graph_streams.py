@@ -7,13 +7,13 @@ import sys
 import pytest
 
 from ciel.core import any_inputs
+from ciel.core.early_outputs import open_streams
 from ciel.core.ids import ObjectId
 from ciel.core.invariants import validate
 from ciel.core.job_retry import cancel
 from ciel.core.lost_objects import lose
 from ciel.core.refs import Future, Reference, Stream
 from ciel.core.tasks import Mentions, TaskSpec, TaskState
-from ciel.core.undeclared_outputs import open_streams
 from ciel.testing.builders import a_chain, a_task, failed, inline, stored
 from ciel.testing.graph_scenes import LONG, W1, Scene, at_once
 
@@ -52,9 +52,9 @@ def test_a_reader_counts_when_all_it_reads_is_whole() -> None:
         scene.stream(task, task.outputs[0])
     scene.start(reader)
     scene.finish(one, stored("one", W1))
-    assert scene.graph.whole == []
+    assert scene.graph.streams.whole == []
     scene.finish(two, inline("two"))
-    assert scene.graph.whole == [scene.node(reader)]
+    assert scene.graph.streams.whole == [scene.node(reader)]
     assert not scene.graph.streams.reading
 
 
@@ -352,4 +352,4 @@ def test_an_alternative_may_be_delegated_and_cancelled_with_its_job() -> None:
     at_once(cancel(scene.graph, scene.job, "enough"))
     validate(scene.graph)
     assert scene.error("either").reason == "CANCELLED"
-    assert not scene.graph.choosers.awaited
+    assert not scene.graph.any_inputs.choosers.awaited

@@ -104,7 +104,7 @@ def test_it_is_kept_while_it_waits_and_goes_with_who_goes_on() -> None:
     assert scene.job.state is JobState.COMPLETED
     assert scene.told("w1", DropObjects) == [DropObjects((PROCESS,))]
     scene.machine.remove_job(scene.job)
-    assert scene.machine.graph.objects.attached == {}
+    assert scene.machine.graph.fixed.attached == {}
     assert len(scene.machine.graph.objects) == 0
 
 

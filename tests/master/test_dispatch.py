@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ciel.core.early_outputs import introduce
 from ciel.core.events import CopyTimed, DiskQueued, Message, RecallTasks
 from ciel.core.graph import TaskGraph
 from ciel.core.ids import ObjectId
@@ -13,7 +14,6 @@ from ciel.core.placement import MEASURED_FROM_BYTES
 from ciel.core.refs import Reference
 from ciel.core.scheduling import USUAL_SCHEDULING, Scheduling, read_scheduling
 from ciel.core.tasks import TaskSpec
-from ciel.core.undeclared_outputs import introduce
 from ciel.master.state.dispatch import HELD_BACK_MAX, RECALL_AFTER_S, Dispatcher
 from ciel.master.state.workers import WorkerFacts, WorkerNode
 from ciel.testing.builders import a_job, a_task, a_worker, inline, place_of, stored

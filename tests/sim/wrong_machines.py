@@ -15,6 +15,7 @@ from ciel.core.jobs import Job
 from ciel.core.nodes import TaskNode
 from ciel.core.objects import ObjectNode
 from ciel.core.refs import Future
+from ciel.core.retention import Retention
 from ciel.core.tasks import TaskSpec
 from ciel.master.state.machine import MasterMachine
 from ciel.master.state.workers import WorkerNode
@@ -82,11 +83,13 @@ class DropsTooMuch(MasterMachine):
 
     def __init__(self, *, delegates: bool = True) -> None:
         super().__init__(delegates=delegates)
-        self.graph.drop_if_unused = self._drop_always  # type: ignore[method-assign]  # on purpose
+        self.graph.retention = _HoldsNothing(self.graph.tasks, self.graph.objects)
 
-    def _drop_always(self, object_id: ObjectId, node: ObjectNode) -> None:
+
+class _HoldsNothing(Retention):
+    def drop_if_unused(self, object_id: ObjectId, node: ObjectNode) -> None:
         node.holds = 0
-        self.graph.droppable.append(object_id)
+        self.droppable.append(object_id)
 
 
 class ForgetsWhatIsRead(MasterMachine):

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 
+from ciel.core.early_outputs import publish_early
 from ciel.core.errors import CielError
 from ciel.core.events import (
     CancelTask,
@@ -17,7 +18,6 @@ from ciel.core.events import (
 )
 from ciel.core.nodes import TaskNode
 from ciel.core.tasks import ASSIGNED, TaskSpec
-from ciel.core.undeclared_outputs import publish_early
 from ciel.master.state.jobs import JobDesk
 from ciel.master.state.workers import Call, WorkerNode
 

@@ -9,7 +9,6 @@ from random import Random
 from ciel.core.any_inputs import given
 from ciel.core.events import CopyTimed, MeetWorkers, Message, Neighbour, RecallTasks
 from ciel.core.failures import size_text
-from ciel.core.fixed import place_of
 from ciel.core.graph import TaskGraph
 from ciel.core.ids import TaskId
 from ciel.core.jobs import Job
@@ -233,7 +232,7 @@ class Dispatcher:
                 continue
             needs = task.spec.needs
             has_policy = task.job.spec.scheduling is not USUAL_SCHEDULING
-            is_bound = has_policy or needs.memory_bytes or place_of(self._graph, task)
+            is_bound = has_policy or needs.memory_bytes or self._graph.fixed.location_of(task)
             able = [] if is_bound else [w for w in self._able(task) if w.has_room_beyond]
             if able:
                 worker = min(able, key=lambda worker: worker.wait_s(needs.slots))
@@ -255,7 +254,7 @@ class Dispatcher:
                 roomy.rotate(-1)
                 self._assign(task, roomy[-1])
                 return True
-        if self._graph.objects.fixed and (places := place_of(self._graph, task)):
+        if self._graph.objects.fixed and (places := self._graph.fixed.location_of(task)):
             self._place_at(task, places, roomy)
             return True
         if needs.memory_bytes:
@@ -496,7 +495,7 @@ class Dispatcher:
                 spec.executor in taker.facts.executors and taker.has_free(spec.needs)
                 for taker in takers
             )
-            if (fixed and place_of(self._graph, task)) or not worker.slots_of(task, key[1]):
+            if (fixed and self._graph.fixed.location_of(task)) or not worker.slots_of(task, key[1]):
                 continue
             if able and key not in worker.recalled and task.attempt == key[1]:
                 keys.append((spec.id, key[1]))

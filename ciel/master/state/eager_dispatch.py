@@ -13,7 +13,6 @@ from itertools import islice
 
 from ciel.core import deferred
 from ciel.core.events import CancelTask, Message
-from ciel.core.fixed import place_of
 from ciel.core.graph import TaskGraph
 from ciel.core.ids import ObjectId
 from ciel.core.jobs import Job
@@ -134,7 +133,7 @@ class Ahead:
             return False
         if not worker.can_hold(spec.needs):
             return False
-        if self._graph.objects.fixed and place_of(self._graph, task) - {facts.netloc}:
+        if self._graph.objects.fixed and self._graph.fixed.location_of(task) - {facts.netloc}:
             return False
         for object_id in spec.inputs:
             ref = self._graph.objects.nodes[object_id].ref

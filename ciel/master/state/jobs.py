@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from ciel.core.early_outputs import introduce
 from ciel.core.endings import stuck
 from ciel.core.errors import (
     CannotRetryError,
@@ -39,7 +40,6 @@ from ciel.core.events import (
     WatchJob,
 )
 from ciel.core.failures import label
-from ciel.core.fixed import let_all_go
 from ciel.core.graph import TaskGraph
 from ciel.core.ids import JobId, ObjectId
 from ciel.core.jobs import (
@@ -59,7 +59,6 @@ from ciel.core.retries import (
 )
 from ciel.core.task_history import Story
 from ciel.core.tasks import TaskSpec, TaskState, check_task
-from ciel.core.undeclared_outputs import introduce
 from ciel.master.state.bulk import BulkOperations
 from ciel.master.state.operations import JobOperations
 from ciel.master.state.subscriptions import Subscriptions
@@ -406,7 +405,7 @@ class JobDesk(JobOperations):
         job.reason = reason
         job.ended_at_s = self._now_s
         if self.graph.objects.fixed:
-            let_all_go(self.graph, job)
+            self.graph.fixed.job_ended(job)
         job_id = job.spec.id
         self._subscriptions.disown(job_id)
         self._progress_due.pop(job_id, None)
@@ -489,7 +488,7 @@ class JobDesk(JobOperations):
         """Forget an object that no task or job names, and delete its copies."""
         objects = self.graph.objects
         places = objects.forget(objects.nodes[object_id], object_id)
-        objects.remove(object_id)
+        self.graph.remove_object(object_id)
         self._delete({place: [object_id] for place in places})
 
     def _delete(self, by_place: dict[str, list[ObjectId]]) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from ciel.core.any_inputs import given
+from ciel.core.early_outputs import open_streams
 from ciel.core.errors import CannotCancelTaskError
 from ciel.core.events import (
     RECALLED,
@@ -31,7 +32,6 @@ from ciel.core.events import (
     TaskReported,
 )
 from ciel.core.failures import label
-from ciel.core.fixed import forget_released
 from ciel.core.ids import ObjectId
 from ciel.core.jobs import Job
 from ciel.core.lost_objects import lose, lose_location
@@ -48,7 +48,6 @@ from ciel.core.retries import (
     not_before_s,
 )
 from ciel.core.tasks import ASSIGNED, FINISHED, RUNNABLE, WAITING
-from ciel.core.undeclared_outputs import open_streams
 from ciel.core.weights import INPUTS_WEIGHED_FROM, why_too_large
 from ciel.master.state.children import ChildDesk
 from ciel.master.state.copies import EarlyCopies, Followers
@@ -234,7 +233,7 @@ class MasterMachine(ChildDesk):
         if worker.suspicion:
             self.worker_heard(worker_id, now_s, now_s)
         worker.heard_at_s = now_s
-        if self.graph.broken or self.graph.whole:
+        if self.graph.streams.broken or self.graph.streams.whole:
             self._follow_streams()
         if self._begun and self._is_early(worker, message):
             self._kept.append((worker_id, message))
@@ -270,7 +269,7 @@ class MasterMachine(ChildDesk):
                 self.dispatcher.learn_bandwidth(worker, message)
             case StoresReported():
                 worker.stores = message
-        if self.graph.broken or self.graph.whole:
+        if self.graph.streams.broken or self.graph.streams.whole:
             self._follow_streams()
 
     def _current(self, worker: WorkerNode, task_id: str, attempt: int) -> TaskNode | None:
@@ -434,11 +433,12 @@ class MasterMachine(ChildDesk):
         complete.
         """
         graph = self.graph
-        while graph.broken or graph.whole:
-            if graph.broken:
-                self._stop_reading(*graph.broken.pop())
+        streams = graph.streams
+        while streams.broken or streams.whole:
+            if streams.broken:
+                self._stop_reading(*streams.broken.pop())
             else:
-                task = graph.whole.pop()
+                task = streams.whole.pop()
                 if task in self.held:
                     self._touched[task.spec.job] = task.job
                     self._count(task, *self.held.pop(task))
@@ -556,7 +556,9 @@ class MasterMachine(ChildDesk):
             self._delete_unlisted()
         self._collect_runnable()
         self.dispatcher.dispatch()
-        while graph.runnable or graph.broken:  # an input was found to be lost: it is made again
+        while (
+            graph.runnable or graph.streams.broken
+        ):  # an input was found to be lost: it is made again
             self._follow_streams()
             self.ahead.check()
             self._collect_runnable()
@@ -568,7 +570,7 @@ class MasterMachine(ChildDesk):
         self._announce_settled()
         self._drop()
         self._settle_jobs()
-        if graph.released:
+        if graph.fixed.released:
             self._drop()
         if self._perhaps_unlisted:
             self._delete_unlisted()
@@ -673,12 +675,12 @@ class MasterMachine(ChildDesk):
             yield None
 
     def _drop(self) -> None:
-        if self.graph.droppable:
+        if self.graph.retention.droppable:
             self._delete(drop_unneeded(self.graph))
         if self.graph.objects.replaced:
             self._delete(self.graph.objects.take_replaced())
-        if self.graph.released:
-            self._delete(forget_released(self.graph))
+        if self.graph.fixed.released:
+            self._delete(self.graph.fixed.forget_released())
 
     def remove_job(self, job: Job) -> None:
         super().remove_job(job)

@@ -28,7 +28,7 @@ def drop_unneeded(graph: TaskGraph) -> dict[str, list[ObjectId]]:
 
     A job that was submitted with `keep` loses nothing; an upload stays, since it has no maker.
     """
-    droppable, graph.droppable = graph.droppable, []
+    droppable, graph.retention.droppable = graph.retention.droppable, []
     by_place: dict[str, list[ObjectId]] = {}
     for object_id in droppable:
         node = graph.objects.get(object_id)
