@@ -112,7 +112,7 @@ class Alone:
 
     def _write(self) -> list[tuple[str, Message]]:
         """Write what is to be said, a frame for each peer, as at the end of a turn."""
-        outbox, self._machine.outbox = self._machine.outbox, []
+        outbox = self._machine.take_outbox()
         peers: dict[str, list[Message]] = {}
         for peer, message in outbox:
             peers.setdefault(peer, []).append(message)

@@ -393,19 +393,15 @@ class MasterService:
         if self._slices or machine.has_more:
             self._tend_memory()
         if machine.journal:
-            records, machine.journal = machine.journal, []
-            self._journal.append(records)
+            self._journal.append(machine.take_journal())
         if machine.outbox:
-            outbox, machine.outbox = machine.outbox, []
             peers = self._peers
-            for name, message in outbox:
+            for name, message in machine.take_outbox():
                 peer = peers.get(name)
                 if peer is not None:
                     peer.send(message)
-        if machine.ended:
-            ended, machine.ended = machine.ended, []
-            for job in ended:
-                self.waiters.tell(job.spec.id)
+        for job in machine.take_ended():
+            self.waiters.tell(job.spec.id)
         if self._workers_version != machine.workers_version:
             self._workers_version = machine.workers_version
             self.waiters.tell(WORKERS)

@@ -198,7 +198,7 @@ class FakeMaster:
         }
         machine.end_turn(self._now_s)
         self._read_journal()
-        outbox, machine.outbox = machine.outbox, []
+        outbox = machine.take_outbox()
         for peer, message in outbox[said_before:]:
             if isinstance(message, DropObjects) and not message.unless_whole:
                 self._world.witness.released(machine, listed[peer].intersection(message.objects))

@@ -83,7 +83,7 @@ class FakeUser:
         is_final = seer is not None  # it made something of an error
         is_excused = witness.is_excused(machine, job)
         refusal = self._master.change("retry", job_id)
-        while job in machine._judged:  # it may be refused later
+        while machine.operations.is_judged(job):  # it may be refused later
             machine.bulk.end_turn()
             machine.bulk.go_on()
             refusal = job.reason if job.state in _TRIED_AGAIN else ""

@@ -60,20 +60,20 @@ def _remembered(master: MasterMachine, witness: Witness) -> Problems:
             yield task_id, f"it was forgotten, and is still known to {where}"
     for object_id in witness.forgotten_objects & master.graph.objects.nodes.keys():
         yield object_id, "it was forgotten, and is still known"
-    for job_id in master._subscriptions.jobs():
+    for job_id in master.job_table.subscriptions.jobs():
         if job_id not in master.jobs:
             yield job_id, "it was removed, and its subscriptions are remembered"
 
 
 def _assignments(master: MasterMachine, witness: Witness) -> Problems:
     for worker_id, worker in master.workers.items():
-        if len(worker.assigned) + len(worker.ahead) != len(witness.given[worker_id]):
-            has = f"{worker.assigned} and ahead {list(worker.ahead)}"
+        if len(worker.assigned) + len(worker.eager) != len(witness.given[worker_id]):
+            has = f"{worker.assigned} and ahead {list(worker.eager)}"
             yield worker_id, f"it was given {witness.given[worker_id]}, not {has}"
         for task, attempt in witness.given[worker_id]:
             node = master.graph.tasks.get(task)  # None once its job was removed
             is_current = node is not None and (node.worker, node.attempt) == (worker_id, attempt)
-            is_ahead = node is not None and node in worker.ahead and attempt == node.attempt + 1
+            is_ahead = node is not None and node in worker.eager and attempt == node.attempt + 1
             if (
                 not is_current
                 and not is_ahead
@@ -83,11 +83,11 @@ def _assignments(master: MasterMachine, witness: Witness) -> Problems:
     for task_id, node in master.graph.tasks.items():
         if node.state is ASSIGNED and node.worker is not None:
             is_known = (task_id, node.attempt) in witness.given[node.worker]
-            if not is_known and node not in master.held:
+            if not is_known and node not in master.attempts.held:
                 yield task_id, f"it is assigned to {node.worker}, which was not told"
-    for problem in master.ahead.problems():
+    for problem in master.eager.problems():
         yield problem.split()[1], problem
-    for node in master.held:
+    for node in master.attempts.held:
         if node.state is not ASSIGNED or node not in master.graph.streams.reading:
             yield node.spec.id, f"it is {node.state}, and its report is held"
 
@@ -106,13 +106,13 @@ def unrest(master: MasterMachine, workers: list[FakeWorker], witness: Witness) -
     if master.outbox:
         yield master.outbox[0][0], f"its master has not said all: {master.outbox}"
     for name, left in (
-        ("called off", list(master._called_off)),
+        ("cancelled", list(master.cancellations._calls)),
         ("delayed", [str(due_s) for due_s in (master.dispatcher.ready.due_s,) if due_s]),
-        ("subscriptions", list(master._subscriptions.jobs())),
-        ("held", [task.spec.id for task in master.held]),
-        ("ahead", [task.spec.id for task in master.ahead.tasks]),
-        ("early copies", list(master._copies._copies)),
-        ("followers", list(master._followers._workers)),
+        ("subscriptions", list(master.job_table.subscriptions.jobs())),
+        ("held", [task.spec.id for task in master.attempts.held]),
+        ("eager", [task.spec.id for task in master.eager.tasks]),
+        ("early copies", list(master.attempts._copies._copies)),
+        ("followers", list(master.attempts._followers._workers)),
         ("streams", list(master.graph.objects.growing)),
     ):
         if left:

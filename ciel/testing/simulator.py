@@ -64,7 +64,7 @@ class Simulation:
         self.chance = Random(seed)
         self.world = World(options, self.chance, check_worker)
         self.master = FakeMaster(self.world, make_master(delegates=options.delegates))
-        self.master.machine.worker_timeout_s = options.worker_timeout_s
+        self.master.machine.membership.timeout_s = options.worker_timeout_s
         self.workers: list[FakeWorker] = []
         self.clients: list[FakeClient] = []
         self._calm_at_s = options.faults_end_s  # when the last damage is repaired
@@ -184,7 +184,7 @@ class Simulation:
                 timeline.step()
         check_master(self.master.machine, self.world.witness)
         if self.options.nothing_runs_twice:
-            if lost := self.master.machine.workers_lost:
+            if lost := self.master.machine.membership.lost_count:
                 raise Violation("workers", f"{lost} were declared dead, and all were there")
             for again in self.world.witness.remade:
                 raise Violation(again, f"{again} was made again, and nothing was lost")

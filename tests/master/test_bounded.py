@@ -65,8 +65,8 @@ class Busy:
                 self.machine.workers[worker].heard_at_s = self.now_s
             self.machine.end_turn(self.now_s)
             self.machine.journal.clear()
-            self.machine.ended.clear()
-            said, self.machine.outbox = self.machine.outbox, []
+            self.machine.take_ended()
+            said = self.machine.take_outbox()
             answers = [(peer, answer) for peer, m in said for answer in self.answers(peer, m)]
             if not answers and self.machine.due_s() is None:
                 return

@@ -134,7 +134,7 @@ def test_g4_a_removal_takes_slices_and_leaves_nothing() -> None:
     assert turns(cluster) > 10
     assert not cluster.machine.graph.tasks
     assert not cluster.machine.graph.objects.nodes
-    assert not any(cluster.machine.task_totals.values())
+    assert not any(cluster.machine.job_table.task_totals.values())
     cluster.says(SubmitJob(a_job_spec(JOB)))
     assert JOB in cluster.machine.jobs
 
@@ -204,7 +204,7 @@ def test_g4_what_a_lost_worker_held_is_lost_in_slices_and_others_are_served_betw
     cluster.job(other, want=["other"], job="urgent")
     assert turns(cluster) > 10
     assert not cluster.machine.graph.objects.held_at(place_of("w1"))
-    assert not cluster.machine.dispatcher.suspects
+    assert not cluster.machine.context.table.suspects
     assert cluster.machine.jobs[JOB].unsettled == 200
 
 
@@ -220,4 +220,4 @@ def test_g4_a_worker_that_joins_at_the_place_of_a_lost_one_keeps_what_it_then_ho
     cluster.done("w1", again.spec, made, attempt=again.attempt)
     turns(cluster)
     assert cluster.machine.graph.objects.held_at(place_of("w1")) == [again.outputs[0]]
-    assert not cluster.machine.dispatcher.suspects
+    assert not cluster.machine.context.table.suspects

@@ -15,7 +15,7 @@ from ciel.core.refs import Reference
 from ciel.core.scheduling import USUAL_SCHEDULING, Scheduling, read_scheduling
 from ciel.core.tasks import TaskSpec
 from ciel.master.state.dispatch import HELD_BACK_MAX, RECALL_AFTER_S, Dispatcher
-from ciel.master.state.workers import WorkerFacts, WorkerNode
+from ciel.master.state.workers import WorkerFacts, WorkerNode, WorkerTable
 from ciel.testing.builders import a_job, a_task, a_worker, inline, place_of, stored
 
 BIG = 100 << 20  # a second on the way to another host
@@ -31,7 +31,11 @@ class Floor:
         self.job = a_job(scheduling=scheduling)
         self.said: list[tuple[str, Message]] = []
         self.dispatcher = Dispatcher(
-            self.graph, self._assign, self._refuse, lambda *said: self.said.append(said)
+            self.graph,
+            WorkerTable(),
+            self._assign,
+            self._refuse,
+            lambda *said: self.said.append(said),
         )
         self.limit = limit
         self.given: list[str] = []

@@ -22,7 +22,7 @@ from ciel.core.ids import ObjectId
 from ciel.core.jobs import JobState
 from ciel.core.refs import Future, Reference
 from ciel.core.tasks import TaskSpec, TaskState
-from ciel.master.state.eager_dispatch import AHEAD_MAX
+from ciel.master.state.eager_dispatch import EAGER_MAX
 from ciel.master.state.workers import WorkerFacts
 from ciel.testing.builders import (
     JOB,
@@ -83,11 +83,11 @@ def test_a_worker_has_a_bounded_number_ahead_and_gets_more() -> None:
     cluster = delegating(a_worker("w1"))
     chain = a_chain(200)
     cluster.job(*chain, want=["c199"])
-    assert len(cluster.lines()) == 1 + AHEAD_MAX
-    for task in chain[: AHEAD_MAX // 2]:
+    assert len(cluster.lines()) == 1 + EAGER_MAX
+    for task in chain[: EAGER_MAX // 2]:
         cluster.done("w1", task)
-    assert len(cluster.lines()) == AHEAD_MAX // 2
-    for task in chain[AHEAD_MAX // 2 :]:
+    assert len(cluster.lines()) == EAGER_MAX // 2
+    for task in chain[EAGER_MAX // 2 :]:
         cluster.done("w1", task)
     assert cluster.job_of().state is JobState.COMPLETED
 
@@ -122,7 +122,7 @@ def test_what_does_not_fit_does_not_follow(other: TaskSpec) -> None:
     cluster.joins(a_worker("w2", executors=["rare"], slots=2))
     cluster.says(WantObjects(JOB, (ObjectId("b"),)))
     assert "w1: run c0" in cluster.lines()
-    assert cluster.machine.graph.tasks[other.id] not in cluster.machine.ahead.tasks
+    assert cluster.machine.graph.tasks[other.id] not in cluster.machine.eager.tasks
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,7 @@ def test_who_went_ahead_is_called_off_when_anything_goes_otherwise(end: str) -> 
         child = a_task("c0", inputs=["never"], parent=first)
         cluster.worker_says("w1", SpawnTask(child, (), 1))
         cluster.said(*stops)
-    assert not cluster.machine.ahead.tasks
+    assert not cluster.machine.eager.tasks
 
 
 def test_a_slot_of_who_was_called_off_is_free_when_it_says_so() -> None:
@@ -204,7 +204,7 @@ def test_a_worker_may_give_back_what_went_ahead() -> None:
     first, second = a_chain(2)
     cluster.job(first, second, want=["c1"])
     cluster.failed("w1", second, RECALLED)
-    assert not cluster.machine.ahead.tasks
+    assert not cluster.machine.eager.tasks
     cluster.said("w1: run c0", "w1: run c1")
     cluster.done("w1", first)
     cluster.said("w1: run c1 again (2)")

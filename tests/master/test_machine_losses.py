@@ -151,7 +151,7 @@ def test_c1_what_a_suspected_worker_ran_counts_when_it_is_heard_again() -> None:
     cluster.done("w1", task)
     cluster.said("client: a is there")
     assert not cluster.machine.workers["w1"].suspicion
-    assert cluster.machine.workers_lost == 0
+    assert cluster.machine.membership.lost_count == 0
 
 
 def test_c1_as_long_as_no_worker_is_heard_none_is_declared_dead() -> None:

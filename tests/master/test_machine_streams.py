@@ -88,7 +88,7 @@ def test_a_report_waits_for_the_end_of_what_was_read_and_frees_its_slot_at_once(
     assert "is held until c0 is whole" in why(cluster, cluster.second.id)
     cluster.done("w1", cluster.first)
     cluster.said("client: c2 is there", "w2: drop c1", "client: completed")
-    assert not cluster.machine.held
+    assert not cluster.machine.attempts.held
 
 
 def test_a_reader_that_is_given_its_input_is_told_that_it_grows() -> None:
@@ -149,7 +149,7 @@ def test_a_report_that_was_held_is_dropped_with_what_it_made(end: str) -> None:
         cluster.says(CancelJob(JOB, "the user said so"))
     drops = [line for line in cluster.lines() if "drop" in line]
     assert sorted(drops) == ["w2: drop c0", "w2: drop c1", "w3: drop c1", "w3: drop c2"]
-    assert not cluster.machine.held
+    assert not cluster.machine.attempts.held
     assert cluster.state(cluster.second) is not TaskState.ASSIGNED
     assert cluster.slots_used("w2") == 0
 

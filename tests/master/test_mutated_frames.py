@@ -152,7 +152,7 @@ class Faced:
         except (WireError, CielError):
             pass  # it is refused
         self.machine.end_turn(self.now_s)
-        outbox, self.machine.outbox = self.machine.outbox, []
+        outbox = self.machine.take_outbox()
         for _, message in outbox:
             codec.encode(messages.encode(message)[0])
 

@@ -235,7 +235,7 @@ def test_what_a_lost_worker_ran_is_told(scene: Scene) -> None:
 def test_old_spans_go_and_pages_say_where_to_go_on(scene: Scene) -> None:
     tasks = [a_task(f"t{n}") for n in range(6)]
     with mock.patch.object(timeline, "SPANS_MAX", 4), mock.patch.object(timeline, "PAGE_MAX", 3):
-        scene.machine.timeline = timeline.Timeline()
+        scene.machine.timeline = scene.machine.attempts.timeline = timeline.Timeline()
         for task in tasks:
             scene.adds(task)
             scene.says(scene.done(task))

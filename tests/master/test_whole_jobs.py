@@ -37,11 +37,11 @@ def report(machine: MasterMachine, task: TaskSpec, fault: TaskFault | None = Non
 
 
 def totals(machine: MasterMachine) -> dict[str, int]:
-    kept = {str(state): count for state, count in machine.task_totals.items() if count}
+    kept = {str(state): count for state, count in machine.job_table.task_totals.items() if count}
     states = [task.state for task in machine.graph.tasks.values()]
     assert kept == {str(state): states.count(state) for state in TaskState if state in states}
     jobs = [job.state for job in machine.jobs.values()]
-    assert machine.job_totals == {state: jobs.count(state) for state in JobState}
+    assert machine.job_table.totals == {state: jobs.count(state) for state in JobState}
     return kept
 
 
@@ -49,10 +49,10 @@ def test_it_runs_and_ends_by_itself_and_is_told_of_once(machine: MasterMachine) 
     first, second = a_task("a"), a_task("b", inputs=["a"], ordinal=1)
     begin(machine, first, second)
     assert [type(message) for _, message in machine.outbox] == [MeetWorkers, AssignTask, AssignTask]
-    assert machine.ended == []
+    assert machine.job_table.ended == []
     report(machine, first)
     report(machine, second)
-    assert machine.ended == [machine.jobs[JOB]]
+    assert machine.job_table.ended == [machine.jobs[JOB]]
     assert machine.jobs[JOB].state is JobState.COMPLETED
     assert totals(machine) == {"done": 2}
     assert machine.timeline.totals == {"done": 2, "failed": 0, "lost": 0}
@@ -77,7 +77,7 @@ def test_there_is_one_job_of_a_name(machine: MasterMachine) -> None:
     begin(machine, a_task("a"))
     with pytest.raises(CielError, match="there is a job job already"):
         begin(machine, a_task("b"))
-    assert machine.job_count == 1
+    assert machine.job_table.count == 1
 
 
 @pytest.mark.parametrize("job", ["last", "all", "1", "0017"])
@@ -99,8 +99,13 @@ def test_totals_follow_failures_retries_and_removal(machine: MasterMachine) -> N
     assert totals(machine) == {"assigned": 1}
     machine.cancel_job(machine.jobs[JOB], "enough", 5.0)
     machine.worker_lost("w1", "gone", 6.0)
+    machine.end_turn(6.0)
     assert totals(machine) == {"cancelled": 1}
-    assert (machine.workers_joined, machine.workers_lost, machine.workers_version) == (1, 1, 2)
+    assert (
+        machine.membership.joined_count,
+        machine.membership.lost_count,
+        machine.workers_version,
+    ) == (1, 1, 2)
     machine.remove_job(machine.jobs[JOB])
     assert totals(machine) == {}
-    assert machine.job_count == 1
+    assert machine.job_table.count == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
@@ -35,27 +36,47 @@ class ForgetsTheLost(MasterMachine):
         super().worker_lost(worker_id, reason, now_s, died=died)
 
 
-class BelievesLateReports(MasterMachine):
-    """Takes the report of any attempt for that of the current one."""
+class Spoiled(MasterMachine):
+    """A machine with a wrong method in one of its components."""
 
-    def _current(self, worker: WorkerNode, task_id: str, attempt: int) -> TaskNode | None:
+    def __init__(self, *, delegates: bool = True) -> None:
+        super().__init__(delegates=delegates)
+        self.spoil()
+
+    @abstractmethod
+    def spoil(self) -> None:
+        """Replace the method."""
+
+
+class BelievesLateReports(Spoiled):
+    """Takes the report of any attempt for the report of the current one."""
+
+    def spoil(self) -> None:
+        self.attempts._current = self._any  # type: ignore[method-assign]  # on purpose
+
+    def _any(self, worker: WorkerNode, task_id: str, attempt: int) -> TaskNode | None:
         task = self.graph.tasks.get(task_id)
         return task if task is not None and task.worker is not None else None
 
 
-class KeepsSlots(MasterMachine):
-    """Forgets to free the slots of what was called off."""
+class KeepsSlots(Spoiled):
+    """Forgets to free the slots of cancelled attempts."""
 
-    def _superseded(self, worker: WorkerNode, task_id: str, attempt: int) -> None:
-        pass
+    def spoil(self) -> None:
+        self.attempts._superseded = lambda *_: None  # type: ignore[method-assign]  # on purpose
 
 
-class KeepsMemory(MasterMachine):
-    """Forgets now and then that what an attempt had asked for is free again."""
+class KeepsMemory(Spoiled):
+    """Forgets that the memory of an ended attempt is free."""
 
-    def _note_end(self, worker: WorkerNode, task: TaskNode, report: TaskReported) -> None:
-        super()._note_end(worker, task, report)
-        worker.memory_used += task.spec.needs.memory_bytes
+    def spoil(self) -> None:
+        note_end = self.attempts._note_end
+
+        def wrong(worker: WorkerNode, task: TaskNode, report: TaskReported) -> None:
+            note_end(worker, task, report)
+            worker.memory_used += task.spec.needs.memory_bytes
+
+        self.attempts._note_end = wrong  # type: ignore[method-assign]  # on purpose
 
 
 class LosesTheCramped(MasterMachine):
@@ -78,11 +99,10 @@ class HearsNoNews(MasterMachine):
             super().worker_said(worker_id, message, now_s)
 
 
-class DropsTooMuch(MasterMachine):
-    """Drops every object once it is there, whoever may still need it."""
+class DropsTooMuch(Spoiled):
+    """Drops every object once it is there, also if tasks need it."""
 
-    def __init__(self, *, delegates: bool = True) -> None:
-        super().__init__(delegates=delegates)
+    def spoil(self) -> None:
         self.graph.retention = _HoldsNothing(self.graph.tasks, self.graph.objects)
 
 
@@ -102,51 +122,64 @@ class ForgetsWhatIsRead(MasterMachine):
         super().client_said(client, message, now_s)
 
 
-class RemovesInSilence(MasterMachine):
-    """Does not call off what runs for a job that it removes."""
+class RemovesInSilence(Spoiled):
+    """Does not cancel the attempts of a job that it removes."""
 
-    def _calling_off(self, job: Job, reason: str) -> Iterator[None]:
-        if reason != "its job was removed":
-            yield from super()._calling_off(job, reason)
+    def spoil(self) -> None:
+        cancelling = self.operations._cancelling
+
+        def wrong(job: Job, reason: str) -> Iterator[None]:
+            if reason != "its job was removed":
+                yield from cancelling(job, reason)
+
+        self.operations._cancelling = wrong  # type: ignore[method-assign]  # on purpose
 
 
-class ForgetsSlots(MasterMachine):
-    """Takes no note of the end of what it has forgotten."""
+class ForgetsSlots(Spoiled):
+    """Ignores the end of attempts at forgotten tasks."""
 
-    def _superseded(self, worker: WorkerNode, task_id: str, attempt: int) -> None:
-        if task_id in self.graph.tasks:
-            super()._superseded(worker, task_id, attempt)
+    def spoil(self) -> None:
+        superseded = self.attempts._superseded
+
+        def wrong(worker: WorkerNode, task_id: str, attempt: int) -> None:
+            if task_id in self.graph.tasks:
+                superseded(worker, task_id, attempt)
+
+        self.attempts._superseded = wrong  # type: ignore[method-assign]  # on purpose
 
 
 class BelievesReaders(MasterMachine):
-    """Takes the report of who reads before what was read is whole."""
+    """Accepts the report of a reader before the streams that it read are complete."""
 
-    def _reported(self, worker: WorkerNode, report: TaskReported) -> None:
-        self.graph.streams.reading.clear()
-        self.graph.streams.readers.clear()
-        super()._reported(worker, report)
-
-
-class ForgetsReaders(MasterMachine):
-    """Lets those run on that read what broke."""
-
-    def _stop_reading(self, task: TaskNode, attempt: int) -> None:
-        pass
+    def worker_said(self, worker_id: str, message: Message, now_s: float) -> None:
+        if isinstance(message, TaskReported):
+            self.graph.streams.reading.clear()
+            self.graph.streams.readers.clear()
+        super().worker_said(worker_id, message, now_s)
 
 
-class ForgetsWhoWentAhead(MasterMachine):
-    """Does not call off what cannot be let run where it was sent."""
+class ForgetsReaders(Spoiled):
+    """Does not stop the readers of broken streams."""
 
-    def __init__(self, *, delegates: bool = True) -> None:
-        super().__init__(delegates=delegates)
-        self.ahead.check = lambda: None  # type: ignore[method-assign]  # on purpose
+    def spoil(self) -> None:
+        self.attempts._stop_reading = lambda *_: None  # type: ignore[method-assign]  # on purpose
 
 
-class GivesNoChoice(MasterMachine):
-    """Gives futures to who chooses, whatever is there."""
+class ForgetsEagerTasks(Spoiled):
+    """Does not cancel eager attempts that cannot start where they were sent."""
+
+    def spoil(self) -> None:
+        self.eager.check = lambda: None  # type: ignore[method-assign]  # on purpose
+
+
+class GivesNoChoice(Spoiled):
+    """Gives futures to a task with alternatives, though one is there."""
+
+    def spoil(self) -> None:
+        self.dispatcher._assign = self._assign
 
     def _assign(self, task: TaskNode, worker: WorkerNode) -> None:
-        super()._assign(task, worker)
+        self.attempts.assign(task, worker)
         peer, message = self.outbox[-1]
         if isinstance(message, AssignTask) and task.spec.any_count:
             needed = message.inputs[: len(task.spec.needed)]
@@ -167,7 +200,7 @@ class GivesNoChoice(MasterMachine):
         (ForgetsSlots, "afterwards", 1),
         (BelievesReaders, "streams", 1),
         (ForgetsReaders, "streams", 24),
-        (ForgetsWhoWentAhead, "wavering", 1),
+        (ForgetsEagerTasks, "wavering", 1),
         (GivesNoChoice, "choices", 1),
         (KeepsMemory, "memory", 1),
         (LosesTheCramped, "memory", 1),
@@ -219,11 +252,14 @@ class Forgives(HidesDivergence):
     def __init__(self, *, delegates: bool = True) -> None:
         super().__init__(delegates=delegates)
         self.graph.__class__ = Forgiving
+        spawned = self.children.spawned
 
-    def _spawned(self, worker: WorkerNode, parent: TaskNode, message: SpawnTask) -> None:
-        super()._spawned(worker, parent, message)
-        if message.wanted:
-            self.graph.demand(message.spec.outputs)
+        def forgiving(worker: WorkerNode, parent: TaskNode, message: SpawnTask) -> None:
+            spawned(worker, parent, message)
+            if message.wanted:
+                self.graph.demand(message.spec.outputs)
+
+        self.children.spawned = forgiving  # type: ignore[method-assign]  # on purpose
 
 
 @pytest.mark.parametrize("scenario", ["bundles", "blackouts"])

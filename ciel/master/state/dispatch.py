@@ -14,12 +14,12 @@ from ciel.core.ids import TaskId
 from ciel.core.jobs import Job
 from ciel.core.nodes import TaskNode
 from ciel.core.placement import Bandwidths, Candidate, loads_of, rank
-from ciel.core.refs import Concrete, Fixed, Reference, Sweetheart, locations_of
+from ciel.core.refs import Fixed, locations_of
 from ciel.core.scheduling import LOCALITY, SWEETHEART_FACTOR, USUAL_SCHEDULING
 from ciel.core.tasks import PRIORITY_MIN, USUAL_NEEDS
 from ciel.master.state.random_placement import draw
 from ciel.master.state.ready import ReadyQueue
-from ciel.master.state.workers import WorkerNode
+from ciel.master.state.workers import WorkerNode, WorkerTable
 
 HELD_BACK_MAX = 64
 """How many tasks that nobody can take now are looked past in a turn: order matters more than
@@ -55,14 +55,15 @@ class Dispatcher:
     wait for it.
     """
 
-    def __init__(self, graph: TaskGraph, assign: Assign, refuse: Refuse, say: Say) -> None:
+    def __init__(
+        self, graph: TaskGraph, table: WorkerTable, assign: Assign, refuse: Refuse, say: Say
+    ) -> None:
         self._graph = graph
+        self._table = table
         self._assign = assign
         self._refuse = refuse
         self._say = say
-        self.workers: dict[str, WorkerNode] = {}
-        self._by_netloc: dict[str, WorkerNode] = {}
-        self._hosts: dict[str, str] = {}
+        self.workers = table.by_id
         self._joined: dict[str, WorkerNode] = {}  # in this turn
         self._gone: dict[str, None] = {}  # the locations of workers that were lost in this turn
         self._has_lost = False
@@ -76,24 +77,18 @@ class Dispatcher:
         self._has_spare = False  # at the end of the turn a worker had room that nobody could take
         self.is_cut_short = False  # the last turn met as many as it may that stand in line in vain
         self._stale = 0  # these
-        self.returned: set[TaskNode] = set()  # in this turn, for others to run at once
-        self.suspects: frozenset[str] = frozenset()  # where workers serve that are suspected
         self._waited_for: dict[WorkerNode, None] = {}  # those with parked or bound tasks, at least
         self._stranded: list[TaskNode] = []  # an input of theirs is nowhere else
 
     # --- workers ----------------------------------------------------------------------------------
 
     def add_worker(self, worker: WorkerNode) -> None:
-        self.workers[worker.facts.id] = worker
-        self._by_netloc[worker.facts.netloc] = worker
-        self._hosts[worker.facts.netloc] = worker.facts.host
+        self._table.add(worker)
         self._joined[worker.facts.id] = worker
         self._gone.pop(worker.facts.netloc, None)
 
     def remove_worker(self, worker: WorkerNode) -> None:
-        del self.workers[worker.facts.id]
-        if self._by_netloc.get(worker.facts.netloc) is worker:
-            del self._by_netloc[worker.facts.netloc], self._hosts[worker.facts.netloc]
+        self._table.remove(worker)
         if self._joined.pop(worker.facts.id, None) is None:
             self._gone[worker.facts.netloc] = None
         self._has_lost = True
@@ -102,10 +97,6 @@ class Dispatcher:
             self.ready.push_first(task)
         if worker.suspicion:
             self.trust(worker)
-
-    def worker_at(self, netloc: str) -> WorkerNode | None:
-        """Return the worker at an address, if there is one."""
-        return self._by_netloc.get(netloc)
 
     def introduce_workers(self) -> None:
         """Tell the workers which workers joined and were lost in this tick, before they get any
@@ -116,10 +107,10 @@ class Dispatcher:
         offers = {worker.facts.executors for worker in self.workers.values()}
         self._everywhere = frozenset.intersection(*offers) if offers else frozenset()
         if self._has_lost:
-            self.bandwidths.keep_only(frozenset(self._hosts.values()))
+            self.bandwidths.keep_only(frozenset(self._table.hosts.values()))
         joined, self._joined = self._joined, {}
         gone, self._gone, self._has_lost = tuple(self._gone), {}, False
-        everyone = tuple([Neighbour(netloc, host) for netloc, host in self._hosts.items()])
+        everyone = tuple([Neighbour(netloc, host) for netloc, host in self._table.hosts.items()])
         welcome = MeetWorkers(everyone, afresh=True)
         came = tuple([Neighbour(w.facts.netloc, w.facts.host) for w in joined.values()])
         news = MeetWorkers(came, gone)
@@ -131,7 +122,7 @@ class Dispatcher:
 
     def suspect(self, worker: WorkerNode) -> None:
         """Give a worker no more tasks, and move the tasks parked there to other workers."""
-        self.suspects |= {worker.facts.netloc}
+        self._table.suspects |= {worker.facts.netloc}
         for task in reversed(worker.parked):
             self.ready.push_first(task)
         worker.parked.clear()
@@ -140,17 +131,10 @@ class Dispatcher:
         """End the suspicion of a worker that is heard again, or lost: tasks that waited for that go
         on.
         """
-        self.suspects -= {worker.facts.netloc}
+        self._table.suspects -= {worker.facts.netloc}
         stranded, self._stranded = self._stranded, []
         for task in reversed(stranded):
             self.ready.push_first(task)
-
-    def without_suspects(self, ref: Reference) -> Reference:
-        """Remove the addresses of suspected workers from a reference, if others are left."""
-        if type(ref) is not Concrete and type(ref) is not Sweetheart:
-            return ref
-        places = ref.locations - self.suspects
-        return ref._replace(locations=places) if places else ref
 
     def _may_run(self, task: TaskNode) -> bool:
         """Whether a task can be assigned now. If an input is only on a suspected worker, the task
@@ -158,10 +142,10 @@ class Dispatcher:
         """
         if not self._graph.is_ready(task):
             return False
-        if self.suspects and task.spec.inputs:
+        if self._table.suspects and task.spec.inputs:
             for ref in given(self._graph.objects, task.spec):
                 places = locations_of(ref)
-                if places and places <= self.suspects and type(ref) is not Fixed:
+                if places and places <= self._table.suspects and type(ref) is not Fixed:
                     self._stranded.append(task)
                     task.reason = f"{ref.id} is only at {min(places)}, which is not heard now"
                     return False
@@ -169,7 +153,7 @@ class Dispatcher:
 
     def learn_bandwidth(self, worker: WorkerNode, copied: CopyTimed) -> None:
         """Record how long a worker took to copy an object from another worker."""
-        source = self._hosts.get(copied.netloc)
+        source = self._table.hosts.get(copied.netloc)
         if source is not None:
             self.bandwidths.learn(source, worker.facts.host, copied.size_bytes, copied.run_s)
 
@@ -217,7 +201,7 @@ class Dispatcher:
         if roomy and not ready:
             self._steal_parked([worker for worker in roomy if worker.has_room])
         self._has_spare = bool(roomy)
-        self.returned.clear()
+        self._table.returned.clear()
 
     def _let_in(self) -> None:
         """Give the first task of each job that runs nothing to a worker beyond its credit. There it
@@ -303,7 +287,7 @@ class Dispatcher:
         room.
         """
         needs, how = task.spec.needs, task.job.spec.scheduling
-        if task in self.returned:
+        if task in self._table.returned:
             able = [w for w in roomy if w in able and w.has_free(needs)] or able
         if how.policy != LOCALITY:
             worker, task.reason = draw(how.policy, able, needs.slots, self._chance)
@@ -312,9 +296,9 @@ class Dispatcher:
             how.option("sweetheart_factor", SWEETHEART_FACTOR),
         ):
             candidates = [_candidate(worker, needs.slots) for worker in able]
-            best = rank(loads, candidates, self._hosts, self.bandwidths, how)[0]
+            best = rank(loads, candidates, self._table.hosts, self.bandwidths, how)[0]
             task.reason = best.reason
-            worker = self._by_netloc[best.location]
+            worker = next(other for other in able if other.facts.netloc == best.location)
         else:
             having_room = [worker for worker in roomy if worker in able]
             if not having_room:
@@ -332,7 +316,7 @@ class Dispatcher:
 
     def _place_at(self, task: TaskNode, places: frozenset[str], roomy: deque[WorkerNode]) -> None:
         """Assign or park a task at the worker where its process waits."""
-        worker = self._by_netloc.get(min(places))
+        worker = self._table.at(min(places))
         if len(places) > 1 or worker is None:
             details = f"what it goes on with is at {', '.join(sorted(places))}"
             self._refuse(task, "NO_WORKER_FITS", details)
@@ -362,7 +346,7 @@ class Dispatcher:
         able = [worker for worker in offering if worker.can_hold(spec.needs)]
         if not able:
             self._refuse_as_too_large(task, offering)
-        if self.suspects:
+        if self._table.suspects:
             able = [worker for worker in able if not worker.suspicion] or able
         return able
 
@@ -448,7 +432,7 @@ class Dispatcher:
     def _is_cheaper(self, task: TaskNode, worker: WorkerNode, victim: WorkerNode) -> bool:
         loads = loads_of(given(self._graph.objects, task.spec))
         candidates = [_candidate(other, task.spec.needs.slots) for other in (victim, worker)]
-        best = rank(loads, candidates, self._hosts, self.bandwidths)[0]
+        best = rank(loads, candidates, self._table.hosts, self.bandwidths)[0]
         return best.location == worker.facts.netloc
 
     def recall(self, now_s: float) -> None:

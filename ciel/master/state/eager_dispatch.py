@@ -8,21 +8,19 @@ next number of its task, so that late reports about it do no harm.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from itertools import islice
 
 from ciel.core import deferred
-from ciel.core.events import CancelTask, Message
-from ciel.core.graph import TaskGraph
+from ciel.core.events import CancelTask
 from ciel.core.ids import ObjectId
 from ciel.core.jobs import Job
 from ciel.core.nodes import TaskNode
 from ciel.core.refs import CONSUMABLE, STREAMS, Concrete, Failure, Sweetheart, locations_of
-from ciel.core.retries import Blame
 from ciel.core.tasks import ASSIGNED, RUNNABLE, WAITING
+from ciel.master.state.context import Context
 from ciel.master.state.workers import Call, WorkerNode
 
-AHEAD_MAX = 64
+EAGER_MAX = 64
 """How many a worker has at most; when half of them are left it gets more."""
 INPUTS_MAX = 16
 """A task with more inputs waits for all of them, as a rule for long: it is not looked at."""
@@ -35,20 +33,16 @@ VAIN_MAX = 2
 """What went ahead in vain so often waits until it can run: where tasks delegate, makers change."""
 VAIN_KEPT_MAX = 1000
 
-Say = Callable[[str, Message], None]
 
+class EagerDispatch:
+    """The waiting tasks that were dispatched to a worker in advance, and what becomes of them."""
 
-class Ahead:
-    """The waiting tasks that were dispatched to a worker in advance."""
-
-    def __init__(
-        self, graph: TaskGraph, workers: dict[str, WorkerNode], blame: dict[str, Blame], say: Say
-    ) -> None:
+    def __init__(self, context: Context) -> None:
         self.tasks: dict[TaskNode, WorkerNode] = {}  # makers before those that read what they make
-        self._graph = graph
-        self._workers = workers
-        self._blame = blame
-        self._say = say
+        self._graph = context.graph
+        self._workers = context.table.by_id
+        self._blame = context.blame
+        self._context = context
         self._vain: dict[TaskNode, int] = {}  # how often one went ahead in vain, since it last ran
         self._makers: dict[TaskNode, None] = {}  # whose successors are to be looked at
         self._cut_off: dict[WorkerNode, dict[TaskNode, None]] = {}  # the same, when there is room
@@ -73,7 +67,7 @@ class Ahead:
             for task in began:
                 self._note_maker(task)
         for worker in list(self._cut_off):
-            if len(worker.ahead) <= AHEAD_MAX // 2:
+            if len(worker.eager) <= EAGER_MAX // 2:
                 self._makers.update(self._cut_off.pop(worker))
         makers, self._makers = list(self._makers), {}
         for maker in makers:  # which grows meanwhile
@@ -111,7 +105,7 @@ class Ahead:
                 if task in self.tasks:
                     room -= 1
                 elif room > 0 and self._can_follow(task, worker):
-                    if len(worker.ahead) >= AHEAD_MAX:
+                    if len(worker.eager) >= EAGER_MAX:
                         self._cut_off.setdefault(worker, {})[maker] = None
                         return sent
                     self._send(task, worker)
@@ -154,12 +148,12 @@ class Ahead:
 
     def _send(self, task: TaskNode, worker: WorkerNode) -> None:
         self.tasks[task] = worker
-        worker.ahead[task] = None
+        worker.eager[task] = None
         task.reason = "its inputs are made there"
         reference = self._graph.objects.reference
         inputs = tuple([reference(object_id) for object_id in task.spec.inputs])
         for peer, message in worker.assignment(task, task.attempt + 1, inputs):
-            self._say(peer, message)
+            self._context.send(peer, message)
 
     # --- what becomes of them ---------------------------------------------------------------------
 
@@ -198,19 +192,19 @@ class Ahead:
         self._vain[task] = self._vain.get(task, 0) + 1
         self._graph.disturbed = True  # others may be there since it was to make their inputs
 
-    def call_off(self, task: TaskNode) -> Call:
+    def cancel(self, task: TaskNode) -> Call:
         """Cancel an eager attempt; the worker has it until it reports its end."""
         worker = self.tasks[task]
         self.ended(task)
         worker.hold(task, task.attempt)
-        self._say(worker.facts.id, CancelTask(task.spec.id, task.attempt))
+        self._context.send(worker.facts.id, CancelTask(task.spec.id, task.attempt))
         return (worker.facts.id, task.spec.id, task.attempt)
 
-    def call_off_job(self, job: Job) -> set[Call]:
+    def cancel_job(self, job: Job) -> set[Call]:
         """Cancel all eager attempts of a job."""
-        return {self.call_off(task) for task in list(self.tasks) if task.job is job}
+        return {self.cancel(task) for task in list(self.tasks) if task.job is job}
 
-    def forget(self, job: Job) -> None:
+    def job_removed(self, job: Job) -> None:
         """Forget the tasks of a removed job."""
         if self._vain:
             self._vain = {task: n for task, n in self._vain.items() if task.job is not job}
@@ -219,7 +213,7 @@ class Ahead:
         """Note that an object was produced elsewhere than expected."""
         for task in self._graph.waiting.waiters_of(object_id):
             if task in self.tasks:
-                self.call_off(task)
+                self.cancel(task)
 
     def check(self) -> None:
         """Cancel eager attempts that cannot start where they were sent, after something went
@@ -232,27 +226,27 @@ class Ahead:
             for task, worker in list(self.tasks.items()):
                 is_due = task.state is RUNNABLE
                 if not is_due and not (task.state is WAITING and self._is_made_at(task, worker)):
-                    self.call_off(task)
+                    self.cancel(task)
 
-    def lose(self, worker: WorkerNode) -> None:
+    def worker_lost(self, worker: WorkerNode) -> None:
         """Forget the eager attempts of a lost worker."""
         self._cut_off.pop(worker, None)
-        for task in list(worker.ahead):
+        for task in list(worker.eager):
             self.ended(task)
 
     def _forget(self, task: TaskNode) -> None:
-        del self.tasks.pop(task).ahead[task]
+        del self.tasks.pop(task).eager[task]
 
     def problems(self) -> list[str]:
         """Return every broken link; for tests, after each tick."""
         found = []
         for task, worker in self.tasks.items():
-            if task not in worker.ahead or self._workers.get(worker.facts.id) is not worker:
+            if task not in worker.eager or self._workers.get(worker.facts.id) is not worker:
                 found.append(f"A1 {task.spec.id} was sent ahead to {worker}, which is not so")
             if task.state is not WAITING or not self._is_made_at(task, worker):
                 found.append(f"A2 {task.spec.id} is {task.state}, and ahead on {worker}")
         for worker in self._workers.values():
-            for task in worker.ahead:
+            for task in worker.eager:
                 if self.tasks.get(task) is not worker:
                     found.append(f"A1 {worker} has {task.spec.id} ahead, which is not so")
         return found

@@ -96,7 +96,7 @@ def _handed_over(machine: MasterMachine, task: TaskNode) -> list[str]:
 
 def _runs(machine: MasterMachine, task: TaskNode) -> bool:
     """Whether a program of a task runs now, and it is not still in a worker's line."""
-    if task.state is not TaskState.ASSIGNED or task in machine.held:
+    if task.state is not TaskState.ASSIGNED or task in machine.attempts.held:
         return False
     worker = machine.workers.get(task.worker or "")
     if worker is None or task not in worker.at_work():
@@ -105,7 +105,7 @@ def _runs(machine: MasterMachine, task: TaskNode) -> bool:
 
 
 def _why_assigned(machine: MasterMachine, task: TaskNode, now_s: float) -> list[str]:
-    if task in machine.held:
+    if task in machine.attempts.held:
         return _why_held(machine, task)
     worker = machine.workers.get(task.worker or "")
     if worker is None:
@@ -174,7 +174,7 @@ def _why_waiting(machine: MasterMachine, task: TaskNode) -> list[str]:
         lines.append(f"it waits for {object_id}, {_maker(machine, object_id)}")
     if len(missing) > _INPUTS_MAX:
         lines.append(f"and for {len(missing) - _INPUTS_MAX} more")
-    if (worker := machine.ahead.tasks.get(task)) is not None:
+    if (worker := machine.eager.tasks.get(task)) is not None:
         lines.append(f"it was sent ahead to worker {worker.facts.id}, and begins there at once")
     if machine.graph.waiting.is_awaited(choice_of(task.spec)):
         lines += _why_choosing(machine, task)

@@ -47,7 +47,7 @@ def _slots(master: MasterMachine) -> Problems:
 
 def _books(master: MasterMachine) -> Problems:
     """Count the reasons to hold each object, and compare them with the counter."""
-    if master._removed:
+    if master.job_table.removed:
         return  # what holds the objects of a job is forgotten before they are
     if master.graph.divergent:
         return  # a child that came second may not have got the outputs that it names

@@ -21,23 +21,23 @@ class Figure(NamedTuple):
 
 
 def figures(machine: MasterMachine) -> list[Figure]:
-    """Tell all there are."""
-    workers = machine.workers.values()
+    """Return all metrics of a master."""
+    workers, members = machine.workers.values(), machine.membership
     slots = sum(node.facts.slots for node in workers)
     busy = sum(min(node.slots_used, node.facts.slots) for node in workers)
     ahead = sum(max(node.slots_used - node.facts.slots, 0) for node in workers)
-    jobs = [(str(state), count) for state, count in machine.job_totals.items()]
-    tasks = [(str(state), count) for state, count in machine.task_totals.items()]
+    jobs = [(str(state), count) for state, count in machine.job_table.totals.items()]
+    tasks = [(str(state), count) for state, count in machine.job_table.task_totals.items()]
     attempts = machine.timeline.totals
     return [
         _gauge("ciel_workers", "Workers that are there.", len(machine.workers)),
-        _counter("ciel_workers_joined_total", "Workers that joined.", machine.workers_joined),
-        _counter("ciel_workers_lost_total", "Workers that were lost.", machine.workers_lost),
+        _counter("ciel_workers_joined_total", "Workers that joined.", members.joined_count),
+        _counter("ciel_workers_lost_total", "Workers that were lost.", members.lost_count),
         _gauge("ciel_slots", "Slots of all workers.", slots),
         _gauge("ciel_slots_busy", "Slots for which there is a task.", busy),
         _gauge("ciel_slots_ahead", "Slots' worth of tasks that workers have in line.", ahead),
         Figure("ciel_jobs", "gauge", "Jobs that are there, by state.", "state", jobs),
-        _counter("ciel_jobs_total", "Jobs that were begun.", machine.job_count),
+        _counter("ciel_jobs_total", "Jobs that were begun.", machine.job_table.count),
         Figure("ciel_tasks", "gauge", "Tasks of these jobs, by state.", "state", tasks),
         Figure(
             "ciel_attempts_total", "counter", "Attempts that ended, by how they did.", "ending",

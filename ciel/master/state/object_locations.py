@@ -27,7 +27,7 @@ from ciel.core.refs import (
     locations_of,
 )
 from ciel.core.tasks import TaskState
-from ciel.master.state.jobs import JobDesk
+from ciel.master.state.machine import MasterMachine
 from ciel.master.state.retention import Kept
 
 LISTED_MAX = 1000
@@ -50,7 +50,7 @@ class CannotKeepError(CielError):
 # --- changes --------------------------------------------------------------------------------------
 
 
-def keep(machine: JobDesk, name: Any, ref: Any, now_s: float) -> dict[str, Any]:
+def keep(machine: MasterMachine, name: Any, ref: Any, now_s: float) -> dict[str, Any]:
     """Keep an upload that no job has: until it is discarded, with or without jobs that read it."""
     if not isinstance(name, str) or len(name) > NAME_MAX_LENGTH:
         raise CannotKeepError(f"a name is a text of at most {NAME_MAX_LENGTH} characters")
@@ -76,7 +76,7 @@ def keep(machine: JobDesk, name: Any, ref: Any, now_s: float) -> dict[str, Any]:
     return describe(machine, ref.id, now_s)
 
 
-def discard(machine: JobDesk, object_id: ObjectId) -> dict[str, Any]:
+def discard(machine: MasterMachine, object_id: ObjectId) -> dict[str, Any]:
     """Let an object go that is kept. Jobs that read it have it until they are removed; without any
     it is deleted now.
     """
@@ -101,7 +101,7 @@ def shown_name(name: Any) -> str:
     return text if text.isprintable() else ascii(text)
 
 
-def find(machine: JobDesk, selector: Any) -> ObjectId:
+def find(machine: MasterMachine, selector: Any) -> ObjectId:
     """Return the id of the object that is meant; raises UnknownObjectError."""
     if isinstance(selector, str):
         if selector == NEWEST and machine.kept:  # whatever else may have that id
@@ -120,7 +120,7 @@ def find(machine: JobDesk, selector: Any) -> ObjectId:
     raise UnknownObjectError(f"no object {shown} is known; `ciel object list` lists what was put")
 
 
-def describe(machine: JobDesk, object_id: ObjectId, now_s: float) -> dict[str, Any]:
+def describe(machine: MasterMachine, object_id: ObjectId, now_s: float) -> dict[str, Any]:
     """Tell of an object: what became of it, where it lies, who makes and who wants it."""
     node = machine.graph.objects.nodes[object_id]
     kept = machine.kept.get(object_id)
@@ -152,7 +152,7 @@ def standing(node: ObjectNode) -> tuple[str, int | None]:
     return "there", getattr(ref, "size_bytes", None)
 
 
-def listed(machine: JobDesk, arguments: dict[str, Any], now_s: float) -> dict[str, Any]:
+def listed(machine: MasterMachine, arguments: dict[str, Any], now_s: float) -> dict[str, Any]:
     """List objects in the order in which they were heard of first, a page at a time; only those
     that are kept if that is asked. `next` is where to go on, None at the end. What is forgotten
     meanwhile may have the next page begin a little later.
@@ -170,14 +170,16 @@ def start_of(first: Any, total: int) -> int:
     return min(first, total) if isinstance(first, int) and first > 0 else 0
 
 
-def answer(machine: JobDesk, selector: Any, now_s: float) -> dict[str, Any]:
+def answer(machine: MasterMachine, selector: Any, now_s: float) -> dict[str, Any]:
     """Tell all that is known of an object, with its reference."""
     object_id = find(machine, selector)
     reference: Reference = machine.graph.objects.reference(object_id)
     return {**describe(machine, object_id, now_s), "reference": reference}
 
 
-def change(machine: JobDesk, topic: str, arguments: dict[str, Any], now_s: float) -> dict[str, Any]:
+def change(
+    machine: MasterMachine, topic: str, arguments: dict[str, Any], now_s: float
+) -> dict[str, Any]:
     """Carry out `keep` or `discard`."""
     if topic == "keep":
         return keep(machine, arguments.get("name"), arguments.get("reference"), now_s)

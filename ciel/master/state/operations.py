@@ -1,93 +1,242 @@
-"""Operations on all tasks of a job, in slices: cancel, remove, retry, and check all results (see
-`bulk`).
+"""Runs operations on all tasks of a job, in slices (see `bulk`): cancel, fail, remove, retry,
+release results, and check all results at the end.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Generator, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 
-from ciel.core.endings import LOOKED_AT_PER_STEP, failed_results, saw_error
-from ciel.core.errors import CannotRetryError
-from ciel.core.events import JobChanged, Message, ObjectSettled
-from ciel.core.graph import TaskGraph
+from ciel.core.endings import LOOKED_AT_PER_STEP, failed_results, saw_error, stuck
+from ciel.core.errors import CannotRetryError, CannotRetryTaskError, JobNotEndedError
+from ciel.core.events import JobChanged, ObjectSettled
+from ciel.core.failures import label
 from ciel.core.ids import ObjectId
 from ciel.core.job_retry import cancel, revive, stop_reviving
-from ciel.core.jobs import Job, JobState, summarise
+from ciel.core.jobs import ENDED, Job, JobState, summarise
 from ciel.core.nodes import TaskNode
 from ciel.core.refs import Failure, Stream
-from ciel.core.removal import remove
-from ciel.core.retries import Blame
-from ciel.core.task_history import Story
+from ciel.core.removal import hand_over, remove
 from ciel.core.tasks import ACTIVE, TaskState
+from ciel.master.state.bulk import BulkOperations
+from ciel.master.state.cancellations import Cancellations
+from ciel.master.state.context import Context
+from ciel.master.state.jobs import Jobs
+from ciel.master.state.retention import Kept
 from ciel.master.state.workers import Call
 
-if TYPE_CHECKING:
-    from ciel.master.state.retention import Kept
+StopJob = Callable[[Job, str], Iterator[Call | None]]
 
 
-class JobOperations(ABC):
-    """What `JobDesk` begins and does not end in the same turn."""
+class JobOperations:
+    """Starts these operations, and judges at the end of each tick which jobs have ended."""
 
-    graph: TaskGraph
-    kept: dict[ObjectId, Kept]
-    stories: dict[str, Story]
-    blame: dict[str, Blame]
-    task_totals: dict[TaskState, int]
-    _called_off: dict[str, set[Call]]
-    _touched: dict[str, Job]
-    _judged: set[Job]
-    _removed: dict[str, Job]
-    _catching_up: set[tuple[str, str]]
-
-    @abstractmethod
-    def _say(self, peer: str, message: Message) -> None: ...
-
-    @abstractmethod
-    def _move(self, job: Job, state: JobState) -> None: ...
-
-    @abstractmethod
-    def _end_job(self, job: Job, state: JobState, reason: str) -> None: ...
-
-    @abstractmethod
-    def _tell_watchers(self, job: Job) -> None: ...
-
-    @abstractmethod
-    def _tell_of_retry(self, task: TaskNode) -> None: ...
-
-    @abstractmethod
-    def _delete(self, by_place: dict[str, list[ObjectId]]) -> None: ...
-
-    def _tell_all(self, client: str, job: Job) -> Iterator[None]:
-        """Tell a client about the finished and growing results of a job, and then about its state:
-        if it ends meanwhile, the client learns it then.
+    def __init__(
+        self,
+        context: Context,
+        jobs: Jobs,
+        bulk: BulkOperations,
+        cancellations: Cancellations,
+        kept: dict[ObjectId, Kept],
+        settle_children: Callable[[], None],
+        stop_job: StopJob,
+    ) -> None:
+        """`kept`: objects that stay, whatever happens to their jobs. `settle_children` assigns or
+        cancels the inline children that are not decided yet. `stop_job` cancels all attempts of a
+        job for a reason, and yields for each the report to be waited for, if any.
         """
-        key = (client, job.spec.id)
-        self._catching_up.add(key)
-        nodes = self.graph.objects.nodes
-        for object_id in list(job.wanted):
-            self.graph.steps_left -= 1
-            if self.graph.steps_left < 0:
+        self._context = context
+        self._graph = context.graph
+        self._jobs = jobs
+        self._bulk = bulk
+        self._cancellations = cancellations
+        self._kept = kept
+        self._settle_children = settle_children
+        self._stop_job = stop_job
+        self._judged: set[Job] = set()  # being finished or retried: nothing else decides on them
+
+    def is_judged(self, job: Job) -> bool:
+        """Return whether a job is being finished or retried."""
+        return job in self._judged
+
+    # --- the end of jobs --------------------------------------------------------------------------
+
+    def judge_jobs(self) -> None:
+        """Judge the jobs that something has happened to: they end, or have made progress."""
+        context = self._context
+        touched, context.touched = context.touched, {}
+        for job in touched.values():
+            if job.state is JobState.ACTIVE:
+                if job not in self._judged:  # else it is judged when that operation is over
+                    self._judge(job)
+            elif job.state is JobState.CANCELLING:
+                if job not in self._graph.ending and not self._cancellations.is_pending(job):
+                    self._jobs.end(job, JobState.CANCELLED, job.reason)
+            elif job.state in ENDED and not job.unsettled:
+                self._jobs.announce(job)  # an object that was lost since its end is there again
+        self._jobs.announce_progress()
+
+    def _judge(self, job: Job) -> None:
+        if not job.open and job.unsettled == 0:
+            self._bulk.begin(self._finishing(job))
+        elif not job.open and not job.is_busy:
+            if self._graph.has_more:
+                self._context.touch(job)  # deferred work may continue the job
+            else:
+                self._fail_stuck(job)
+        else:
+            self._jobs.announce_later(job)
+
+    def _fail_stuck(self, job: Job) -> None:
+        """Fail a job of which nothing runs or can run, although objects are missing."""
+        missing = stuck(self._graph, job)
+        if not missing:
+            return  # the job will be touched again
+        text = f"nothing is going to make {', '.join(missing[:3])}"
+        for object_id in missing:
+            details = f"no task of the job makes {object_id}"
+            self._graph.publish(Failure(object_id, "NEVER_MADE", details))
+        if job.is_busy:  # tasks that see errors can run with these
+            self._context.touch(job)
+        elif job.unsettled:
+            self.fail(job, text)
+        else:
+            self._context.touch(job)
+            self._jobs.announce_settled()
+            self._bulk.begin(self._finishing(job))
+
+    def _finishing(self, job: Job) -> Iterator[None]:
+        self._judged.add(job)
+        failed = yield from failed_results(self._graph, job)
+        self._judged.discard(job)
+        if job.state is not JobState.ACTIVE:
+            return  # it was cancelled meanwhile
+        if job.unsettled:
+            self._context.touch(job)  # a result was lost meanwhile
+        elif failed:
+            ref = self._graph.objects.reference(failed[0])
+            more = f" (and {len(failed) - 1} more)" if len(failed) > 1 else ""
+            why = f"{ref.reason}: {ref.text}" if isinstance(ref, Failure) else "a result failed"
+            self._jobs.end(job, JobState.FAILED, f"{why}{more}")
+        else:
+            self._jobs.end(job, JobState.COMPLETED, "")
+
+    # --- cancelling -------------------------------------------------------------------------------
+
+    def fail(self, job: Job, reason: str) -> None:
+        """End a job as failed; does nothing if it has ended."""
+        self._end_by_force(job, JobState.FAILED, reason)
+
+    def cancel(self, job: Job, reason: str) -> None:
+        """Cancel a job; does nothing if it has ended."""
+        if job.state is JobState.ACTIVE:
+            job.open = False
+        self._end_by_force(job, JobState.CANCELLED, reason)
+
+    def _end_by_force(self, job: Job, state: JobState, reason: str) -> None:
+        if job.state is JobState.ACTIVE:
+            self._jobs.move(job, JobState.CANCELLING)
+            self._bulk.begin(self._ending_by_force(job, state, reason))
+
+    def undo(self, job: Job, reason: str) -> None:
+        """Cancel and remove a new job of few tasks, at once."""
+        self._jobs.move(job, JobState.CANCELLING)
+        deque(self._ending_by_force(job, JobState.CANCELLED, reason), maxlen=0)
+        self.remove(job)
+
+    def _ending_by_force(self, job: Job, state: JobState, reason: str) -> Iterator[None]:
+        """Cancel the tasks of a job, then end it. A cancelled job ends when its programs ended."""
+        job.reason = reason
+        yield from self._cancelling(job, reason)
+        if state is JobState.FAILED or not self._cancellations.is_pending(job):
+            self._jobs.end(job, state, reason)
+
+    def _cancelling(self, job: Job, reason: str) -> Iterator[None]:
+        self._settle_children()
+        job.called_off = True
+        self._graph.ending.add(job)
+        for call in self._stop_job(job, reason):
+            if call is not None:
+                self._cancellations.add(job, call)
+            self._graph.steps_left -= 1
+            if self._graph.steps_left < 0:
                 yield
-            node = nodes.get(object_id)
-            ref = None if node is None else node.ref
-            if node is not None and ref is not None and (node.is_settled or type(ref) is Stream):
-                self._say(client, ObjectSettled(job.spec.id, ref))
-        self._catching_up.discard(key)
-        self._say(client, JobChanged(summarise(job)))
+        yield from cancel(self._graph, job, reason)
+
+    # --- removing ---------------------------------------------------------------------------------
+
+    def remove(self, job: Job) -> None:
+        """Forget an ended job and its results; raises JobNotEndedError."""
+        if job.state not in ENDED:
+            raise JobNotEndedError(job.number)
+        self._jobs.remove(job)
+        self._bulk.begin(self._removal(job))
 
     def _removal(self, job: Job) -> Iterator[None]:
-        if any(job.counts[state] for state in ACTIVE):
-            # What was lost is being made again.
-            yield from self._calling_off(job, "its job was removed")
-        self.graph.ending.add(job)
-        records = (self.stories, self.blame)
-        yield from self._delete_all(remove(self.graph, job, self.kept, records))
-        self.graph.ending.discard(job)
+        if any(job.counts[state] for state in ACTIVE):  # lost objects are being recomputed
+            yield from self._cancelling(job, "its job was removed")
+        self._graph.ending.add(job)
+        records = (self._context.stories, self._context.blame)
+        yield from self._delete_all(remove(self._graph, job, self._kept, records))
+        self._graph.ending.discard(job)
         for state, count in job.counts.items():  # those that were handed over
-            self.task_totals[state] -= count
-        del self._removed[job.spec.id]
+            self._jobs.task_totals[state] -= count
+        del self._jobs.removed[job.spec.id]
+
+    def hand_over(self, job: Job, objects: Sequence[ObjectId]) -> None:
+        """Forget objects of a job that its client will not name again, with the tasks that only
+        they need.
+        """
+        operation = hand_over(self._graph, job, objects, self._context.stories)
+        self._bulk.begin(self._delete_all(operation))
+
+    def hand_over_released(self) -> None:
+        """Hand over the objects that their client released before they were there."""
+        for job, object_id in self._jobs.take_released():
+            self.hand_over(job, (object_id,))
+
+    def _delete_all(self, operation: Iterable[dict[str, list[ObjectId]]]) -> Iterator[None]:
+        """Have workers delete what an operation yields, in slices."""
+        for deletions in operation:
+            self._context.delete(deletions)
+            if self._graph.steps_left < 0:
+                yield
+
+    # --- retrying ---------------------------------------------------------------------------------
+
+    def retry(self, job: Job) -> None:
+        """Run the failed and cancelled tasks of an ended job again; raises CielError if that is
+        impossible. In a large job that turns out later: then the job ends again as before.
+        """
+        if job.state is not JobState.CANCELLED and (
+            job.state is not JobState.FAILED or job.called_off
+        ):
+            raise CannotRetryError(job.number, f"it is {job.state}, nothing failed")
+        self._retry(job)
+
+    def retry_task(self, task: TaskNode) -> None:
+        """Run a failed or cancelled task again, with the failed tasks that it needs; raises
+        CielError if that is impossible. An ended job goes on.
+        """
+        job = task.job
+        if task.state not in (TaskState.FAILED, TaskState.CANCELLED):
+            raise CannotRetryTaskError(label(task), f"it is {task.state}")
+        if job.state is JobState.CANCELLING or (job.state is JobState.FAILED and job.called_off):
+            raise CannotRetryTaskError(label(task), f"its job is {job.state}: {job.reason}")
+        if job.state is JobState.ACTIVE and not job.spec.detached:
+            why = "its job runs, and whoever waits for it was told of the failure already"
+            raise CannotRetryTaskError(label(task), why)
+        if job in self._judged:
+            raise CannotRetryTaskError(label(task), "its job is just ending; try again soon")
+        if self._context.blame.pop(task.spec.id, None) is not None:
+            self._record_retry(task)
+        self._retry(job, task.outputs)
+
+    def _retry(self, job: Job, objects: Sequence[ObjectId] | None = None) -> None:
+        refused: list[CannotRetryError] = []
+        self._bulk.begin(self._retrying(job, refused, objects))
+        if refused:
+            raise refused[0]
 
     def _retrying(
         self,
@@ -95,15 +244,16 @@ class JobOperations(ABC):
         refused: list[CannotRetryError],
         objects: Sequence[ObjectId] | None = None,
     ) -> Iterator[None]:
-        """Try a job's failed tasks again, or those that make `objects` and what these need."""
+        """Retry a job's failed tasks, or those that make `objects` and what these need."""
+        jobs = self._jobs
         state, before = job.state, (job.reason, job.ended_at_s, job.called_off)
         if state is not JobState.ACTIVE:
-            self._move(job, JobState.ACTIVE)
+            jobs.move(job, JobState.ACTIVE)
         job.reason, job.ended_at_s = "", None
         self._judged.add(job)
         is_late = False
         operation: Iterator[object]
-        operation = self._try_again(job) if objects is None else revive(self.graph, job, objects)
+        operation = self._try_again(job) if objects is None else revive(self._graph, job, objects)
         try:
             while next(operation, True) is None:
                 is_late = True
@@ -113,24 +263,24 @@ class JobOperations(ABC):
         except CannotRetryError as error:
             refused.append(error)
             if state is JobState.CANCELLED:
-                self._move(job, JobState.CANCELLING)
-            self._move(job, state)
+                jobs.move(job, JobState.CANCELLING)
+            jobs.move(job, state)
             job.reason, job.ended_at_s, job.called_off = before
             if is_late:
                 job.reason = f"{job.reason} ({error})"
-                self._tell_watchers(job)
+                jobs.announce(job)
         finally:
             self._judged.discard(job)
-            stop_reviving(self.graph, job)
-        self._touched[job.spec.id] = job
+            stop_reviving(self._graph, job)
+        self._context.touch(job)
 
     def _try_again(self, job: Job) -> Generator[None, None, None]:
-        graph = self.graph
+        graph, blame = self._graph, self._context.blame
         if seer := (yield from saw_error(graph, job)):
             raise CannotRetryError(job.number, f"its task {seer} made its result from an error")
         for place, task_id in enumerate(job.tasks):
-            if self.blame.pop(task_id, None) is not None:
-                self._tell_of_retry(graph.tasks[task_id])
+            if blame.pop(task_id, None) is not None:
+                self._record_retry(graph.tasks[task_id])
             if place % LOOKED_AT_PER_STEP == 0:
                 graph.steps_left -= 1
                 if graph.steps_left < 0:
@@ -138,59 +288,35 @@ class JobOperations(ABC):
         if not (yield from revive(graph, job)):
             raise CannotRetryError(job.number, "nothing of it failed")
 
-    def _finishing(self, job: Job) -> Iterator[None]:
-        self._judged.add(job)
-        failed = yield from failed_results(self.graph, job)
-        self._judged.discard(job)
-        if job.state is not JobState.ACTIVE:
-            return  # it was cancelled meanwhile
-        if job.unsettled:
-            self._touched[job.spec.id] = job  # a result was lost meanwhile
-        elif failed:
-            ref = self.graph.objects.reference(failed[0])
-            more = f" (and {len(failed) - 1} more)" if len(failed) > 1 else ""
-            why = f"{ref.reason}: {ref.text}" if isinstance(ref, Failure) else "a result failed"
-            self._end_job(job, JobState.FAILED, f"{why}{more}")
-        else:
-            self._end_job(job, JobState.COMPLETED, "")
+    def _record_retry(self, task: TaskNode) -> None:
+        """Record a retry in the history of a task, with the failure before it."""
+        refs = [self._graph.objects.reference(object_id) for object_id in task.spec.outputs]
+        failure = next((ref for ref in refs if isinstance(ref, Failure)), None)
+        if failure is not None and task.spec.id not in self._context.stories:
+            text = f"attempt {task.attempt} failed: {failure.reason}: {failure.text}"
+            self._context.record(task, text)
+        self._context.record(task, "its user had it tried again")
 
-    def _ending_by_force(self, job: Job, state: JobState, reason: str) -> Iterator[None]:
-        """End a job whose tasks are ended first; one that is cancelled ends when its programs are
-        gone.
-        """
-        job.reason = reason
-        yield from self._calling_off(job, reason)
-        if state is JobState.FAILED or not self._called_off.get(job.spec.id):
-            self._end_job(job, state, reason)
+    # --- watching ---------------------------------------------------------------------------------
 
-    def _calling_off(self, job: Job, reason: str) -> Iterator[None]:
-        """End all tasks of a job; those that run are called off, and remembered until they are
-        gone.
+    def watch(self, client: str, job: Job, *, prints: bool) -> None:
+        """Have a client watch a job. `prints`: it wants the output of tasks, too."""
+        self._jobs.subscriptions.watch(client, job, prints=prints)
+        self._bulk.begin(self._catching_up(client, job))
+
+    def _catching_up(self, client: str, job: Job) -> Iterator[None]:
+        """Send a client the finished and growing results of a job, and then the job's state. If the
+        job ends meanwhile, the client learns it then.
         """
-        self._decide()
-        job.called_off = True
-        self.graph.ending.add(job)
-        for call in self._stop_attempts(job, reason):
-            if call is not None:
-                self._called_off.setdefault(job.spec.id, set()).add(call)
-            self.graph.steps_left -= 1
-            if self.graph.steps_left < 0:
+        self._jobs.subscriptions.catch_up(client, job.spec.id)
+        nodes = self._graph.objects.nodes
+        for object_id in list(job.wanted):
+            self._graph.steps_left -= 1
+            if self._graph.steps_left < 0:
                 yield
-        yield from cancel(self.graph, job, reason)
-
-    @abstractmethod
-    def _decide(self) -> None:
-        """Assign what workers began by themselves, or call it off."""
-
-    @abstractmethod
-    def _stop_attempts(self, job: Job, reason: str) -> Iterator[Call | None]:
-        """Have workers stop all that they run for a job, whose tasks end with that; yield what they
-        have to answer for.
-        """
-
-    def _delete_all(self, operation: Iterable[dict[str, list[ObjectId]]]) -> Iterator[None]:
-        """Have deleted what an operation yields, in slices."""
-        for deletions in operation:
-            self._delete(deletions)
-            if self.graph.steps_left < 0:
-                yield
+            node = nodes.get(object_id)
+            ref = None if node is None else node.ref
+            if node is not None and ref is not None and (node.is_settled or type(ref) is Stream):
+                self._context.send(client, ObjectSettled(job.spec.id, ref))
+        self._jobs.subscriptions.caught_up(client, job.spec.id)
+        self._context.send(client, JobChanged(summarise(job)))

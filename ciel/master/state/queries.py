@@ -98,8 +98,10 @@ def status(machine: MasterMachine, now_s: float) -> dict[str, Any]:
     """Describe the cluster as a whole."""
     return {
         "workers": workers(machine, now_s),
-        "jobs": {str(state): count for state, count in machine.job_totals.items() if count},
-        "tasks": {str(state): count for state, count in machine.task_totals.items() if count},
+        "jobs": {str(state): count for state, count in machine.job_table.totals.items() if count},
+        "tasks": {
+            str(state): count for state, count in machine.job_table.task_totals.items() if count
+        },
         "objects": len(machine.graph.objects),
     }
 

@@ -7,12 +7,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from ciel.core.events import DropObjects
 from ciel.core.graph import TaskGraph
 from ciel.core.ids import ObjectId, is_output
 from ciel.core.lost_objects import drop
 from ciel.core.nodes import TaskNode
 from ciel.core.objects import ObjectNode
 from ciel.core.refs import Reference, locations_of
+from ciel.master.state.context import Context
 from ciel.master.state.workers import WorkerNode
 
 
@@ -24,9 +26,10 @@ class Kept(NamedTuple):
 
 
 def drop_unneeded(graph: TaskGraph) -> dict[str, list[ObjectId]]:
-    """Forget what the graph says is droppable; return what is to be deleted, by location.
+    """Forget droppable objects of the graph; return the copies to be deleted, by location.
 
-    A job that was submitted with `keep` loses nothing; an upload stays, since it has no maker.
+    Objects of a job that was submitted with `keep` stay; so do uploads, since no task can recompute
+    them.
     """
     droppable, graph.retention.droppable = graph.retention.droppable, []
     by_place: dict[str, list[ObjectId]] = {}
@@ -40,20 +43,46 @@ def drop_unneeded(graph: TaskGraph) -> dict[str, list[ObjectId]]:
 
 
 def is_made_elsewhere(node: ObjectNode, place: str) -> bool:
-    """Whether a task's output lies elsewhere, so that another attempt may have made it otherwise
-    than one whose work was kept at `place`.
+    """Return whether a task's output has a copy elsewhere than at `place`: another attempt may have
+    produced it, with other contents.
     """
     if node.producer is None or node.ref is None:
         return False
     return not locations_of(node.ref) <= {place}
 
 
-def unlisted(
-    graph: TaskGraph, worker: WorkerNode, refs: Iterable[Reference], *, idle: bool = False
+class UnlistedCopies:
+    """Objects that workers hold and that the object table may not list there: they are judged at
+    the end of the tick, since a later message may list them, and then deleted.
+    """
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._suspects: list[tuple[WorkerNode, tuple[Reference, ...], bool]] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._suspects)
+
+    def add(self, worker: WorkerNode, refs: Iterable[Reference], *, idle: bool = False) -> None:
+        """Judge copies at the end of the tick. `idle`: no client is about to name them."""
+        self._suspects.append((worker, tuple(refs), idle))
+
+    def delete(self) -> None:
+        """Have workers delete the copies that the table does not list."""
+        suspects, self._suspects = self._suspects, []
+        for worker, refs, idle in suspects:
+            if self._context.table.by_id.get(worker.facts.id) is worker:
+                if doomed := _unlisted(self._context.graph, worker, refs, idle=idle):
+                    self._context.send(worker.facts.id, DropObjects(doomed))
+
+
+def _unlisted(
+    graph: TaskGraph, worker: WorkerNode, refs: Iterable[Reference], *, idle: bool
 ) -> tuple[ObjectId, ...]:
-    """Name what a worker holds and the table does not list there: an error, the work of an attempt
-    that counts no more, what was forgotten. Not what another attempt may be making there now: that
-    is spared till then. Nor what may be an upload that nobody has told of yet, unless it is `idle`.
+    """Return the objects that a worker holds and the table does not list there: errors, outputs of
+    superseded attempts, forgotten objects. Two kinds are left out: objects that another attempt may
+    be producing there now, which are spared until it ends; and objects that may be uploads of which
+    no job knows yet, unless they are `idle`.
     """
     doomed = []
     netloc = worker.facts.netloc
@@ -64,7 +93,7 @@ def unlisted(
         if node is None:
             namesake = graph.tasks.get(ref.id.partition(":")[0])
             if namesake is not None and _may_make(worker, namesake):
-                worker.spared[ref.id] = ref  # besides what it promised
+                worker.spared[ref.id] = ref  # it may be an undeclared output
             elif idle or is_output(ref.id):
                 doomed.append(ref.id)
             continue
@@ -77,5 +106,5 @@ def unlisted(
 
 
 def _may_make(worker: WorkerNode, task: TaskNode) -> bool:
-    """Say whether an attempt at a task may run on a worker now."""
-    return task.worker == worker.facts.id or task in worker.ahead
+    """Return whether an attempt at a task may run on a worker now."""
+    return task.worker == worker.facts.id or task in worker.eager

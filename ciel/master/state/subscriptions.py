@@ -14,21 +14,37 @@ class Subscriptions:
     """
 
     def __init__(self) -> None:
-        self._owners: dict[str, str] = {}  # job: the client that answers for it
-        self._watchers: dict[str, dict[str, bool]] = {}  # job: clients; do they want its prints?
+        self._owners: dict[str, str] = {}  # by job
+        self._watchers: dict[str, dict[str, bool]] = {}  # job: clients; do they want its output?
         self._orphans: dict[str, float] = {}  # job: when it is cancelled for want of a client
+        self._catching_up: set[tuple[str, str]] = set()  # clients and jobs
 
     def of(self, job_id: str) -> Iterable[str]:
-        """Name the clients that are told of a job."""
+        """Return the clients that watch a job."""
         return self._watchers.get(job_id, ())
 
+    def informed(self, job_id: str) -> list[str]:
+        """Return those of them that are sent the state of the job: a client that catches up with
+        the results gets the state after them.
+        """
+        late = self._catching_up
+        watchers = self._watchers.get(job_id, ())
+        return [client for client in watchers if not late or (client, job_id) not in late]
+
+    def catch_up(self, client: str, job_id: str) -> None:
+        """Note that a client is sent the results of a job that are there already."""
+        self._catching_up.add((client, job_id))
+
+    def caught_up(self, client: str, job_id: str) -> None:
+        self._catching_up.discard((client, job_id))
+
     def listeners(self, job_id: str) -> list[str]:
-        """Name those of them that are told of what its tasks print."""
+        """Return those of them that are sent the output of tasks."""
         return [client for client, listens in self._watchers.get(job_id, {}).items() if listens]
 
     def watch(self, client: str, job: Job, *, prints: bool = False) -> None:
-        """Have a client told of a job while there is news to come: also of results made again. It
-        answers for the job if nobody else does who should.
+        """Have a client watch a job while there is news to come, recomputed results included. If
+        the job has lost its owner, the client becomes its owner.
         """
         job_id = job.spec.id
         if job.state not in ENDED or job.unsettled:
@@ -38,8 +54,8 @@ class Subscriptions:
             self._owners[job_id] = client
 
     def own(self, client: str, job: Job) -> None:
-        """Have a client answer for a job that is not over; for a detached one until it is closed,
-        since nobody else can say the rest.
+        """Make a client the owner of a job that has not ended. A detached job has an owner until it
+        is closed, since no other client can add the missing tasks.
         """
         if job.state not in ENDED:
             self._orphans.pop(job.spec.id, None)
@@ -47,7 +63,7 @@ class Subscriptions:
                 self._owners[job.spec.id] = client
 
     def gone(self, client: str, jobs: Mapping[str, Job], due_s: float) -> None:
-        """A client is gone: its jobs are cancelled when nobody has come by `due_s`."""
+        """Note that a client is gone: jobs that no client watches by `due_s` are cancelled."""
         for watchers in self._watchers.values():
             watchers.pop(client, None)
         for job_id in [job_id for job_id, owner in self._owners.items() if owner == client]:
@@ -58,21 +74,21 @@ class Subscriptions:
                 self._orphans[job_id] = due_s
 
     def forsaken(self, now_s: float) -> list[str]:
-        """Name the jobs whose grace period is over, each once."""
+        """Return the jobs whose grace period is over, each once."""
         due = [job_id for job_id, due_s in self._orphans.items() if now_s >= due_s]
         for job_id in due:
             del self._orphans[job_id]
         return due
 
     def disown(self, job_id: str) -> None:
-        """Nobody answers for a job any more: it is over, or detached and closed."""
+        """Note that a job needs no owner any more: it has ended, or is detached and closed."""
         self._owners.pop(job_id, None)
         self._orphans.pop(job_id, None)
 
     def dismiss(self, job_id: str) -> None:
-        """There will be no more news of a job."""
+        """Note that there will be no more news of a job."""
         self._watchers.pop(job_id, None)
 
     def jobs(self) -> set[str]:
-        """Name the jobs that it remembers anything of; for tests."""
+        """Return the jobs that it remembers anything of; for tests."""
         return {*self._owners, *self._watchers, *self._orphans}

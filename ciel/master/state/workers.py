@@ -1,5 +1,5 @@
 """The master's view of its workers: their resources, their assigned tasks, and when they were last
-heard.
+heard; and a table of them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import NamedTuple
 from ciel.core.events import AssignTask, DescribeJob, DiskQueued, Message, StoresReported
 from ciel.core.ids import JobId, ObjectId
 from ciel.core.nodes import TaskNode
-from ciel.core.refs import Reference
+from ciel.core.refs import Concrete, Reference, Sweetheart
 from ciel.core.tasks import Needs
 from ciel.master.state.credit import Credit
 
@@ -41,13 +41,13 @@ class WorkerNode:
     """A worker that has joined, with its attempts."""
 
     __slots__ = (
-        "ahead",
         "assigned",
         "beyond",
         "bound",
         "credit",
         "described",
         "disk",
+        "eager",
         "facts",
         "given_at_s",
         "heard_at_s",
@@ -67,7 +67,7 @@ class WorkerNode:
         self.credit = Credit(facts.slots)
         self.assigned: dict[tuple[str, int], TaskNode] = {}  # one called off may still run
         self.given_at_s: dict[tuple[str, int], float] = {}  # these
-        self.ahead: dict[TaskNode, None] = {}  # sent before its inputs are there, and not counted
+        self.eager: dict[TaskNode, None] = {}  # dispatched eagerly: they take no slots yet
         self.beyond: set[tuple[str, int]] = set()  # of `assigned`: given when there was no room
         self.slots_used = 0
         self.memory_used = 0  # bytes
@@ -187,3 +187,39 @@ class WorkerNode:
             self.slots_used -= needs.slots
             if needs.memory_bytes:
                 self.memory_used -= needs.memory_bytes
+
+
+class WorkerTable:
+    """All workers, by id and by address. `suspects` are the addresses of workers that may be gone,
+    or are gone and still hold objects in the object table.
+    """
+
+    __slots__ = ("_by_netloc", "by_id", "hosts", "returned", "suspects")
+
+    def __init__(self) -> None:
+        self.by_id: dict[str, WorkerNode] = {}
+        self.hosts: dict[str, str] = {}  # by address
+        self.suspects: frozenset[str] = frozenset()
+        self.returned: set[TaskNode] = set()  # in this tick; other workers run them at once
+        self._by_netloc: dict[str, WorkerNode] = {}
+
+    def add(self, worker: WorkerNode) -> None:
+        self.by_id[worker.facts.id] = worker
+        self._by_netloc[worker.facts.netloc] = worker
+        self.hosts[worker.facts.netloc] = worker.facts.host
+
+    def remove(self, worker: WorkerNode) -> None:
+        del self.by_id[worker.facts.id]
+        if self._by_netloc.get(worker.facts.netloc) is worker:
+            del self._by_netloc[worker.facts.netloc], self.hosts[worker.facts.netloc]
+
+    def at(self, netloc: str) -> WorkerNode | None:
+        """Return the worker at an address, if there is one."""
+        return self._by_netloc.get(netloc)
+
+    def without_suspects(self, ref: Reference) -> Reference:
+        """Remove the addresses of suspected workers from a reference, if others are left."""
+        if type(ref) is not Concrete and type(ref) is not Sweetheart:
+            return ref
+        places = ref.locations - self.suspects
+        return ref._replace(locations=places) if places else ref

@@ -1,0 +1,464 @@
+"""Follows each attempt at a task on the master: from its assignment to a worker until its report
+counts, it is stopped, or its inputs turn out to be missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from ciel.core.any_inputs import given
+from ciel.core.errors import CannotCancelTaskError
+from ciel.core.events import RECALLED, CancelTask, InputsLost, TaskReported
+from ciel.core.failures import label
+from ciel.core.ids import ObjectId
+from ciel.core.jobs import Job
+from ciel.core.lost_objects import lose
+from ciel.core.nodes import Ending, TaskNode
+from ciel.core.refs import Fixed, Reference, details_text, is_unlike, locations_of, with_text
+from ciel.core.retries import (
+    BACK_OFF_FIRST_S,
+    INPUT_LOSSES_MAX,
+    Again,
+    Blame,
+    GiveUp,
+    after_failure,
+    after_worker_loss,
+)
+from ciel.core.tasks import ASSIGNED, FINISHED, RUNNABLE, WAITING
+from ciel.core.weights import INPUTS_WEIGHED_FROM, why_too_large
+from ciel.master.state.cancellations import Cancellations
+from ciel.master.state.context import Context
+from ciel.master.state.copies import EarlyCopies, Followers
+from ciel.master.state.eager_dispatch import EagerDispatch
+from ciel.master.state.retention import UnlistedCopies, is_made_elsewhere
+from ciel.master.state.timeline import Timeline
+from ciel.master.state.workers import Call, WorkerNode
+
+
+class Attempts:
+    """All attempts that count, and the reports that do not count yet.
+
+    A report of success is held while an input of the attempt still grows: the input may break, and
+    then the attempt has read a part of it.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        eager: EagerDispatch,
+        cancellations: Cancellations,
+        *,
+        delegates: bool,
+    ) -> None:
+        """`delegates`: eager dispatch is on."""
+        self._context = context
+        self._graph = context.graph
+        self._table = context.table
+        self._eager = eager
+        self._cancellations = cancellations
+        self._delegates = delegates
+        self.held: dict[TaskNode, tuple[WorkerNode, TaskReported]] = {}
+        self.timeline = Timeline()
+        self.unlisted = UnlistedCopies(context)
+        self._copies = EarlyCopies(context.graph)
+        self._followers = Followers(context.graph)
+
+    # --- assignment -------------------------------------------------------------------------------
+
+    def assign(self, task: TaskNode, worker: WorkerNode) -> None:
+        """Assign a task that is ready to a worker, and send it there."""
+        inputs = given(self._graph.objects, task.spec) if task.spec.inputs else ()
+        if len(inputs) > INPUTS_WEIGHED_FROM and (too_large := why_too_large(inputs)):
+            self._context.fail(task, "INPUTS_TOO_LARGE", too_large)
+            return
+        attempt = self._graph.assign(task, worker.facts.id)
+        worker.take(task, self._context.now_s)
+        if self._table.suspects:
+            inputs = tuple([self._table.without_suspects(ref) for ref in inputs])
+        if self._graph.objects.growing:
+            self._followers.told(worker, inputs)
+        self._context.outbox += worker.assignment(task, attempt, inputs)
+        if self._delegates and self._graph.waiting.awaited:
+            self._eager.assigned(task)
+
+    def confirm(
+        self, task: TaskNode, worker: WorkerNode, *, is_inline: bool = False, within: bool = False
+    ) -> None:
+        """Assign a ready task to a worker that has it already: the task was dispatched eagerly, or
+        (`is_inline`) the worker started it by itself, perhaps in the program of its parent
+        (`within`).
+        """
+        self._graph.assign(task, worker.facts.id)
+        if is_inline:
+            task.attempt = 0
+        worker.take(task, self._context.now_s, within=within)
+        self._eager.assigned(task)
+
+    def start_eager(self, task: TaskNode) -> bool:
+        """Assign a runnable task to the worker to which it was dispatched eagerly, if there is one;
+        cancel that attempt if it cannot run there. Return whether the task was assigned.
+        """
+        worker = self._eager.tasks.get(task)
+        if worker is None:
+            return False
+        if self._eager.claim(task, worker):
+            self.confirm(task, worker)
+            return True
+        self._eager.cancel(task)
+        return False
+
+    def _current(self, worker: WorkerNode, task_id: str, attempt: int) -> TaskNode | None:
+        """Return the task of a running attempt; None if the attempt does not count any more."""
+        task = self._graph.tasks.get(task_id)
+        if task is None or task.state is not ASSIGNED or task.attempt != attempt:
+            return self._claim(worker, task_id, attempt) if self._eager.tasks else None
+        return task if task.worker == worker.facts.id else None
+
+    def _claim(self, worker: WorkerNode, task_id: str, attempt: int) -> TaskNode | None:
+        """Assign an eagerly dispatched task that has started, if its inputs are there."""
+        task = self._eager.find(worker, task_id, attempt)
+        if task is None or not self._eager.claim(task, worker):
+            return None
+        self.confirm(task, worker)
+        return task
+
+    def speaker(self, worker: WorkerNode, task_id: str, attempt: int) -> TaskNode | None:
+        """Return the task of a running attempt that reports something; cancel the attempt if it
+        does not count any more.
+        """
+        task = self._current(worker, task_id, attempt)
+        if task is None and (early := self._eager.find(worker, task_id, attempt)) is not None:
+            self._eager.cancel(early)
+        return task
+
+    # --- reports ----------------------------------------------------------------------------------
+
+    def reported(self, worker: WorkerNode, report: TaskReported) -> None:
+        """Process the end of an attempt."""
+        task = self._current(worker, report.task, report.attempt)
+        if task is None:
+            self._reported_late(worker, report)
+            return
+        if (task.spec.id, task.attempt) in worker.recalled:
+            self._table.returned.add(task)
+        slots = worker.slots_of(task, task.attempt)
+        self._note_end(worker, task, report)
+        worker.give_back(task, task.attempt)
+        self._context.touch(task.job)
+        if report.fault is not None and report.fault.reason == RECALLED:
+            self._graph.requeue(task)
+            return
+        worker.reported_at_s = self._context.now_s
+        if slots:  # the time of an attempt within another one does not count for the credit
+            worker.credit.learn(report.run_s)
+        if report.fault is not None:
+            self._failed(worker, task, report)
+        elif task in self._graph.streams.reading:
+            self.held[task] = (worker, report)
+        else:
+            self._count(task, worker, report)
+
+    def _failed(self, worker: WorkerNode, task: TaskNode, report: TaskReported) -> None:
+        """Retry a task whose attempt failed, or fail the task."""
+        assert report.fault is not None
+        context = self._context
+        reason, details = report.fault
+        where = f"attempt {task.attempt} failed on worker {worker.facts.id}"
+        blame = context.blame.setdefault(task.spec.id, Blame())
+        verdict = after_failure(blame, task.spec.needs, reason, details)
+        if (
+            isinstance(verdict, Again) or task.spec.id in context.stories
+        ):  # else the failure says it
+            context.record(task, f"{where}: {reason}: {report.fault.text}")
+        if isinstance(verdict, Again):
+            blame.not_before_s = context.now_s + verdict.delay_s
+            self._graph.requeue(task)
+        else:
+            details = verdict.details
+            if task.spec.id in context.stories and not task.spec.needs.retries:
+                count = f"(attempt {task.attempt}; `ciel task explain` tells of those before)"
+                details = with_text(details, f"{details_text(details)}\n{count}")
+            self._graph.fail(task, verdict.reason, details)
+            context.journal.append(report)
+
+    def _count(self, task: TaskNode, worker: WorkerNode, report: TaskReported) -> None:
+        """Accept a report of success: all inputs of the attempt are complete."""
+        if self._eager.tasks:
+            self._settles_elsewhere(report.published, task)
+        self._graph.finish(task, report.published)
+        self._context.journal.append(report)
+        if self._context.blame:
+            self._context.blame.pop(task.spec.id, None)
+        if self._graph.objects.fixed:  # another process of the same name may wait elsewhere already
+            fixed = [ref for ref in report.published if type(ref) is Fixed]
+            self.unlisted.add(worker, fixed)
+        nodes = self._graph.objects.nodes
+        for ref in report.published:
+            node = nodes.get(ref.id)
+            if node is not None and node.producer is not task:  # the other producer has failed
+                self.unlisted.add(worker, (ref,))
+
+    def _settles_elsewhere(self, refs: Iterable[Reference], maker: TaskNode | None) -> None:
+        """Cancel eager attempts that wait for objects which were produced elsewhere."""
+        for ref in refs:
+            node = self._graph.objects.get(ref.id)
+            if node is not None and node.producer is not maker:
+                self._eager.settles_otherwise(ref.id)
+
+    def _reported_late(self, worker: WorkerNode, report: TaskReported) -> None:
+        """Process the report of an attempt that does not count any more."""
+        late = worker.assigned.get((report.task, report.attempt))
+        if late is not None and late.state in FINISHED and late.attempt == report.attempt:
+            self._note_ending(late, worker, report.run_s, report.exit_status)  # it was cancelled
+        self._superseded(worker, report.task, report.attempt)
+        self.unlisted.add(worker, report.published)
+        for ref in report.published:
+            node = self._graph.objects.nodes.get(ref.id)
+            if node is None or node.producer is None or not is_unlike(node.ref, ref):
+                continue
+            made = f"attempt {report.attempt} on worker {worker.facts.id} made {ref.id}, too"
+            self._context.record(
+                node.producer, f"{made}, not the same to the byte; the first counts"
+            )
+
+    def _superseded(self, worker: WorkerNode, task_id: str, attempt: int) -> None:
+        """Note the end of an attempt that does not count any more: it was cancelled, or its worker
+        was declared dead.
+        """
+        task = worker.assigned.get((task_id, attempt))
+        if task is None:
+            if (early := self._eager.find(worker, task_id, attempt)) is not None:
+                self._eager.ended(early)
+            return
+        worker.give_back(task, attempt)  # also if the task was forgotten since
+        self._cancellations.ended(task.spec.job, (worker.facts.id, task_id, attempt))
+
+    def _note_end(self, worker: WorkerNode, task: TaskNode, report: TaskReported) -> None:
+        key = (report.task, report.attempt)
+        fault = "" if report.fault is None else report.fault.reason
+        if fault != RECALLED:
+            given_at_s, now_s = worker.given_at_s.get(key), self._context.now_s
+            self.timeline.note(worker, task, key[1], given_at_s, now_s, report.run_s, fault)
+            self._note_ending(task, worker, report.run_s, report.exit_status)
+
+    def _note_ending(
+        self, task: TaskNode, worker: WorkerNode, run_s: float, exit_status: int | None
+    ) -> None:
+        facts, ran_on = worker.facts, task.job.ran_on
+        task.ending = Ending(facts.id, facts.hostname, self._context.now_s, run_s, exit_status)
+        ran_on[facts.id] = ran_on.get(facts.id, 0) + 1
+
+    # --- lost workers -----------------------------------------------------------------------------
+
+    def worker_lost(self, worker: WorkerNode, reason: str, *, died: bool) -> None:
+        """Run the attempts of a lost worker again. `died`: its process is known to have ended, so
+        the tasks that it ran may be blamed.
+        """
+        slots_left = worker.facts.slots
+        for (_, attempt), task in worker.assigned.items():
+            # Only the first attempts can have run, and can be the cause of the loss.
+            slots = worker.slots_of(task, attempt)
+            may_have_run = slots_left > 0 or not slots
+            slots_left -= slots
+            if task.worker != worker.facts.id or task.attempt != attempt:
+                continue  # it was cancelled
+            self._attempt_lost(worker, task, reason, may_have_run=may_have_run, died=died)
+        for task in [task for task, (holder, _) in self.held.items() if holder is worker]:
+            del self.held[task]
+            self._graph.requeue(task)
+        self._copies.lose(worker)
+        self._followers.lose(worker)
+        self._cancellations.worker_lost(worker.facts.id)
+
+    def _attempt_lost(
+        self, worker: WorkerNode, task: TaskNode, reason: str, *, may_have_run: bool, died: bool
+    ) -> None:
+        context, worker_id, key = self._context, worker.facts.id, (task.spec.id, task.attempt)
+        verdict: Again | GiveUp = Again(0.0)
+        if may_have_run and died:
+            blame = context.blame.setdefault(task.spec.id, Blame())
+            verdict = after_worker_loss(blame, worker_id)
+        context.record(
+            task, f"worker {worker_id} was lost ({reason}) during attempt {task.attempt}"
+        )
+        now_s = context.now_s
+        given_at_s = worker.given_at_s.get(key, now_s)
+        run_s = now_s - given_at_s if may_have_run else 0.0
+        self.timeline.note(worker, task, task.attempt, given_at_s, now_s, run_s, "WORKER_LOST")
+        if may_have_run:
+            self._note_ending(task, worker, run_s, None)
+        context.touch(task.job)
+        if isinstance(verdict, Again):
+            self._graph.requeue(task)
+        else:
+            self._graph.fail(task, verdict.reason, verdict.details)
+
+    # --- streams ----------------------------------------------------------------------------------
+
+    def follow_streams(self) -> None:
+        """Stop attempts whose streams broke, and accept the reports of attempts whose streams are
+        complete.
+        """
+        streams = self._graph.streams
+        while streams.broken or streams.whole:
+            if streams.broken:
+                self._stop_reading(*streams.broken.pop())
+            else:
+                task = streams.whole.pop()
+                if task in self.held:
+                    self._context.touch(task.job)
+                    self._count(task, *self.held.pop(task))
+        for worker, ref in self._copies.take_back():
+            node = self._graph.objects.get(ref.id)
+            if node is not None and node.is_settled:
+                self._graph.publish(ref)
+            self.unlisted.add(worker, (ref,))
+
+    def _stop_reading(self, task: TaskNode, attempt: int) -> None:
+        if task.state is RUNNABLE or task.state is WAITING:
+            self._graph.recheck(task)
+        elif task.state is ASSIGNED and task.attempt == attempt:
+            self.restart(task, f"what attempt {task.attempt} read broke off: it runs again")
+            self._drop_held(task)
+
+    def followed_in_vain(self) -> Iterator[tuple[WorkerNode, ObjectId]]:
+        """Yield the workers that follow a stream which broke, with the object."""
+        return self._followers.in_vain()
+
+    # --- stopping ---------------------------------------------------------------------------------
+
+    def stop(self, task: TaskNode, *, aborts: bool = False) -> Call | None:
+        """Cancel the attempt of a task; return the report to be waited for, if the attempt still
+        runs. `aborts`: the attempt counts as failed.
+        """
+        if task in self.held or task.worker is None:
+            return None
+        self._context.send(task.worker, CancelTask(task.spec.id, task.attempt, aborts))
+        return (task.worker, task.spec.id, task.attempt)
+
+    def restart(self, task: TaskNode, why: str) -> None:
+        """Stop the attempt of a task, which runs again."""
+        self._context.touch(task.job)
+        self._context.record(task, why)
+        self.stop(task)
+        self._graph.requeue(task)
+
+    def cancel(self, task: TaskNode, reason: str) -> None:
+        """Cancel a task, and fail the tasks that need it; raises CannotCancelTaskError if it has
+        ended. Its job continues.
+        """
+        if task.state in FINISHED:
+            raise CannotCancelTaskError(label(task), str(task.state))
+        if task.state is ASSIGNED:
+            self.stop(task)
+        self._context.fail(task, "CANCELLED", reason)
+        self._drop_held(task)
+
+    def stop_job(self, job: Job, reason: str) -> Iterator[Call | None]:
+        """Cancel all attempts of a job, whose tasks fail with that; yield for each the report to be
+        waited for, if any.
+        """
+        yield from self._eager.cancel_job(job)
+        for worker in list(self._table.by_id.values()):
+            for (_, attempt), task in list(worker.assigned.items()):
+                is_current = (task.worker, task.attempt) == (worker.facts.id, attempt)
+                if task.job is job and is_current and task.state is ASSIGNED:
+                    call = self.stop(task)
+                    self._graph.fail(task, "CANCELLED", reason)
+                    yield call
+        for task in [task for task in self.held if task.job is job]:
+            if task.state is ASSIGNED:
+                self._graph.fail(task, "CANCELLED", reason)
+            self._drop_held(task)
+            yield None
+
+    def stop_unneeded(self) -> None:
+        """Cancel attempts that read broken streams, that are not needed, or that were dispatched in
+        vain.
+        """
+        graph = self._graph
+        self.follow_streams()
+        while graph.unneeded:
+            unneeded, graph.unneeded = graph.unneeded, []
+            for task in unneeded:
+                if task.worker is not None and not graph.is_needed(task):
+                    self.stop(task)
+                    graph.sleep(task)
+                    self._drop_held(task)
+            self.follow_streams()
+        self._eager.check()
+
+    def _drop_held(self, task: TaskNode) -> None:
+        """Discard a held report, and delete the objects that the attempt produced."""
+        if task in self.held:
+            worker, report = self.held.pop(task)
+            self.unlisted.add(worker, report.published)
+
+    # --- objects ----------------------------------------------------------------------------------
+
+    def stored(
+        self, worker: WorkerNode, refs: Iterable[Reference], *, kept: bool, idle: bool
+    ) -> None:
+        """Note that a worker stores objects. A copy of a growing object counts once its producer
+        has completed the object. `kept`: the objects are from before the worker joined. `idle`: no
+        client is about to name them.
+        """
+        known = self._copies.put_aside(worker, refs) if self._graph.objects.growing else refs
+        if self._eager.tasks:
+            self._settles_elsewhere(known, None)
+        for ref in known:
+            node = self._graph.objects.get(ref.id)
+            if node is not None and not (kept and is_made_elsewhere(node, worker.facts.netloc)):
+                self._graph.publish(ref)
+        self.unlisted.add(worker, known, idle=idle)
+
+    def inputs_lost(self, worker: WorkerNode, message: InputsLost) -> None:
+        """Retry a task whose attempt could not get its inputs, or fail the task."""
+        task = self._current(worker, message.task, message.attempt)
+        if task is None:
+            self._superseded(worker, message.task, message.attempt)
+            return
+        context = self._context
+        worker.give_back(task, task.attempt)
+        context.touch(task.job)
+        context.record(task, f"attempt {task.attempt} could not get its inputs: {message.details}")
+        blame = context.blame.setdefault(task.spec.id, Blame())
+        changed = [self._lose_copy(worker, *loss) for loss in message.losses]
+        if not any(changed):
+            blame.missing_inputs += 1  # the copies are said to be there: do not retry for ever
+            blame.not_before_s = context.now_s + BACK_OFF_FIRST_S
+        blame.input_losses += 1
+        too_often = blame.input_losses > INPUT_LOSSES_MAX * (len(task.spec.inputs) + 1)
+        if too_often or blame.missing_inputs > max(3, task.spec.needs.retries):
+            if message.lacks_room:
+                about = f"its inputs do not fit into the store of worker {worker.facts.id}"
+                advice = "give the worker a larger store, or end jobs whose results it keeps"
+                self._graph.fail(task, "NO_SPACE", f"{about}: {message.details}; {advice}")
+            else:
+                self._graph.fail(task, "MISSING_INPUT", message.details)
+        else:
+            self._graph.requeue(task)
+
+    def _lose_copy(self, reader: WorkerNode, object_id: ObjectId, place: str) -> bool:
+        """Note that a reader could not get an object from a worker; return whether the object table
+        has changed since the attempt was assigned.
+
+        A copy that does exist there is deleted, since the table does not list it any more; unless
+        it cannot be recomputed, or is being recomputed there.
+        """
+        node = self._graph.objects.get(object_id)
+        ref = None if node is None else node.ref
+        if node is None or ref is None:
+            return True
+        holder = self._table.at(place)
+        places = locations_of(ref)
+        if place not in places:  # the copy is newer, or no worker ever reported one there
+            return not places or holder is not None
+        if holder is not None and holder.suspicion:
+            return True  # it may be back soon: the reader waits for that, see `Dispatcher`
+        if holder is not None and holder is not reader and node.producer is None:
+            return False
+        lose(self._graph, object_id, place)
+        if holder is not None:
+            self.unlisted.add(holder, (ref,))
+        return True

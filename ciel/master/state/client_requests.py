@@ -1,0 +1,161 @@
+"""Carries out the messages of clients: submit jobs, add tasks, want and release objects, watch and
+cancel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ciel.core.errors import CielError
+from ciel.core.events import (
+    AddTask,
+    CancelJob,
+    Change,
+    CloseJob,
+    JobChanged,
+    Message,
+    ObjectSettled,
+    ReleaseObjects,
+    RequestRefused,
+    SubmitJob,
+    WantObjects,
+    WatchJob,
+)
+from ciel.core.ids import JobId, ObjectId
+from ciel.core.jobs import Job, JobSpec, JobState, summarise
+from ciel.core.refs import Value
+from ciel.core.removal import never_named
+from ciel.core.tasks import TaskState, check_task
+from ciel.master.state.context import Context
+from ciel.master.state.jobs import Jobs
+from ciel.master.state.operations import JobOperations
+
+
+class ClientRequests:
+    """The master as clients see it. A request that cannot be carried out changes nothing."""
+
+    def __init__(self, context: Context, jobs: Jobs, operations: JobOperations) -> None:
+        self._context = context
+        self._graph = context.graph
+        self._jobs = jobs
+        self._operations = operations
+
+    def carry_out(self, client: str, message: Message) -> None:
+        """Carry out one message of a client, or refuse it."""
+        try:
+            self._carry_out(client, message)
+        except CielError as error:
+            self.refuse(client, message, str(error))
+
+    def refuse(self, client: str, message: Message, reason: str) -> None:
+        """Report to a client that the master refuses a message."""
+        match message:
+            case AddTask(spec, _):
+                job_id = spec.job
+                if job_id in self._jobs.by_id:
+                    job = self._jobs.by_id[job_id]
+                    self._operations.fail(job, f"a task was refused: {reason}")
+            case SubmitJob(job_spec):
+                job_id = job_spec.id
+            case _:
+                job_id = getattr(message, "job", JobId(""))
+        self._context.send(client, RequestRefused(job_id, reason))
+
+    def _carry_out(self, client: str, message: Message) -> None:
+        context = self._context
+        match message:
+            case AddTask(spec, known):
+                job = self._jobs.find(spec.job)
+                for ref in known:
+                    if type(ref) is Value:
+                        ref.content  # noqa: B018  # raises if it is unreadable: workers would fail
+                if job.state is not JobState.COMPLETED:  # all others may be retried as a whole
+                    context.add_task(spec, known, job)
+            case WantObjects(job_id, objects):
+                job = self._jobs.find(job_id)
+                context.outbox += [(client, news) for news in self._want(job, objects)]
+                if job.state is JobState.ACTIVE:
+                    context.journal.append(message)
+            case ReleaseObjects(job_id, objects, for_good, uploads):
+                job = self._jobs.find(job_id)
+                if for_good:
+                    context.delete(never_named(self._graph, uploads))
+                    self._hand_over(job, objects)
+                else:
+                    for object_id in objects:
+                        self._graph.unwant(object_id, job)
+                context.touch(job)
+                context.journal.append(message)
+            case SubmitJob():
+                self._submit(client, message)
+            case CloseJob(job_id):
+                job = self._jobs.find(job_id)
+                job.open = False
+                if job.spec.detached:
+                    self._jobs.subscriptions.disown(job_id)
+                context.touch(job)
+                context.journal.append(message)
+            case WatchJob(job_id, prints):
+                self._operations.watch(client, self._jobs.find(job_id), prints=prints)
+            case CancelJob(job_id, reason):
+                self._operations.cancel(self._jobs.find(job_id), reason)
+
+    def _submit(self, client: str, message: SubmitJob) -> None:
+        job = self._jobs.by_id.get(message.spec.id) or self._jobs.create(message.spec)
+        self._jobs.subscriptions.own(client, job)
+        self._jobs.subscriptions.watch(client, job)
+        self._context.send(client, JobChanged(summarise(job)))
+
+    def _hand_over(self, job: Job, objects: Sequence[ObjectId]) -> None:
+        """Release objects that their client will not name again. Tasks that have not started do not
+        run for them; finished attempts are counted first.
+        """
+        nodes, released = self._graph.objects.nodes, []
+        for object_id in objects:
+            node = nodes.get(object_id)
+            maker = None if node is None or node.is_settled else node.producer
+            if maker is not None and maker.state is TaskState.ASSIGNED and object_id in job.wanted:
+                self._jobs.release_later(job, object_id)
+            else:
+                released.append(object_id)
+        self._operations.hand_over(job, released)
+
+    def begin_job(
+        self, spec: JobSpec, tasks: Sequence[AddTask], wanted: tuple[ObjectId, ...]
+    ) -> Job:
+        """Create a whole job, with its tasks and wants, for a client that does not stay. Raises
+        CielError, and then creates nothing.
+        """
+        if spec.id in self._jobs.by_id:
+            raise CielError(f"there is a job {spec.id} already")
+        for task, _ in tasks:
+            check_task(task)
+        job = self._jobs.create(spec)
+        try:
+            for task, known in tasks:
+                self._context.add_task(task, known, job)
+        except CielError:
+            self._operations.undo(job, "one of its tasks was refused")
+            self._context.journal.append(Change(0, "remove", {"job": spec.id}))
+            raise
+        self._want(job, wanted)
+        self._context.journal.append(WantObjects(spec.id, wanted))
+        return job
+
+    def _want(self, job: Job, objects: tuple[ObjectId, ...]) -> list[ObjectSettled]:
+        """Have a job want objects; return the objects to be announced again, since the request may
+        come from another client, or repeat one. For a job that has ended, nothing else happens.
+        """
+        nodes, wanted = self._graph.objects.nodes, job.wanted
+        is_active = job.state is JobState.ACTIVE
+        settled = []
+        for object_id in objects:
+            if is_active and object_id not in wanted:
+                self._graph.want(object_id, job)
+                continue
+            node = nodes.get(object_id)
+            if node is not None and node.ref is not None and node.is_settled:
+                settled.append(ObjectSettled(job.spec.id, node.ref))
+        if is_active:
+            self._context.touch(job)
+        return settled

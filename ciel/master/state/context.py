@@ -1,0 +1,79 @@
+"""What the components of the master's state share: the graph, the workers, the time, and the
+messages that leave at the end of the tick.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ciel.core.early_outputs import introduce
+from ciel.core.events import AddTask, DropObjects, Message
+from ciel.core.graph import TaskGraph
+from ciel.core.ids import ObjectId
+from ciel.core.jobs import Job
+from ciel.core.nodes import TaskNode
+from ciel.core.refs import Reference
+from ciel.core.retries import Blame
+from ciel.core.task_history import Story
+from ciel.core.tasks import TaskSpec, check_task
+from ciel.master.state.workers import WorkerTable
+
+
+class Context:
+    """One for each master. `now_s` is the time of the current event."""
+
+    __slots__ = (
+        "blame",
+        "graph",
+        "journal",
+        "now_s",
+        "outbox",
+        "stories",
+        "table",
+        "touched",
+    )
+
+    def __init__(self) -> None:
+        self.graph = TaskGraph()
+        self.table = WorkerTable()
+        self.now_s = 0.0
+        self.outbox: list[tuple[str, Message]] = []  # each with the peer that it goes to
+        self.journal: list[Message] = []  # what a journal has to keep, in order
+        self.stories: dict[str, Story] = {}  # by task
+        self.blame: dict[str, Blame] = {}  # by task
+        self.touched: dict[str, Job] = {}  # jobs to be judged at the end of the tick
+
+    def send(self, peer: str, message: Message) -> None:
+        """Send a message to a worker (by its id) or a client (by the name of its connection)."""
+        self.outbox.append((peer, message))
+
+    def touch(self, job: Job) -> None:
+        """Have a job judged at the end of the tick: it may have ended, or made progress."""
+        self.touched[job.spec.id] = job
+
+    def record(self, task: TaskNode, text: str) -> None:
+        """Add a line to the history of a task."""
+        self.stories.setdefault(task.spec.id, Story()).tell(self.now_s, text)
+
+    def fail(self, task: TaskNode, reason: str, details: object) -> None:
+        """Fail a task."""
+        self.touch(task.job)
+        self.graph.fail(task, reason, details)
+
+    def add_task(self, spec: TaskSpec, known: Iterable[Reference], job: Job) -> None:
+        """Add a task to a job; raises CielError. `known`: references that its creator knows."""
+        check_task(spec)
+        refs = tuple(known)
+        for ref in refs:
+            introduce(self.graph, ref, job)
+        self.graph.add(spec, job)
+        self.journal.append(AddTask(spec, refs))
+
+    def delete(self, by_place: dict[str, list[ObjectId]]) -> None:
+        """Have workers delete objects, by location."""
+        if not by_place:
+            return
+        for worker in self.table.by_id.values():
+            doomed = by_place.get(worker.facts.netloc)
+            if doomed:
+                self.send(worker.facts.id, DropObjects(tuple(dict.fromkeys(doomed))))

@@ -1,0 +1,135 @@
+"""Handles the tasks that running tasks create, among them children that workers start by
+themselves: beside their parents, or within the program of a parent (ADR 17 and 20).
+"""
+
+from __future__ import annotations
+
+from ciel.core.early_outputs import publish_early
+from ciel.core.errors import CielError
+from ciel.core.events import (
+    CancelTask,
+    InputsLost,
+    Message,
+    SpawnTask,
+    StreamsOpened,
+    TaskReported,
+)
+from ciel.core.nodes import TaskNode
+from ciel.core.tasks import ASSIGNED, TaskSpec
+from ciel.master.state.attempts import Attempts
+from ciel.master.state.context import Context
+from ciel.master.state.workers import WorkerNode
+
+
+class InlineChildren:
+    """Inline children that are not needed yet, and what their workers reported about them.
+
+    A worker may start a child before the master knows that it is needed: a later message of the
+    same tick may tell. At the end of the tick each of these children is assigned or cancelled.
+    """
+
+    def __init__(self, context: Context, attempts: Attempts, *, delegates: bool) -> None:
+        """`delegates`: workers may start children by themselves."""
+        self._context = context
+        self._graph = context.graph
+        self._attempts = attempts
+        self._delegates = delegates
+        self._waiting: dict[TaskNode, WorkerNode] = {}
+        self._messages: list[tuple[str, Message]] = []  # about these, each with its worker
+
+    def __bool__(self) -> bool:
+        return bool(self._waiting or self._messages)
+
+    def spawned(self, worker: WorkerNode, parent: TaskNode, message: SpawnTask) -> None:
+        """Add a task that a running task created."""
+        spec = message.spec
+        is_new = spec.id not in self._graph.tasks
+        try:
+            if spec.job != parent.spec.job:
+                raise CielError(f"task {spec.id}: it is spawned into another job")
+            if message.known:
+                publish_early(self._graph, parent, message.known)
+            if not parent.job.called_off:  # else its parent is being cancelled, too
+                self._context.add_task(spec, message.known, parent.job)
+        except CielError as error:
+            self._context.send(worker.facts.id, CancelTask(parent.spec.id, parent.attempt))
+            self._graph.fail(parent, "BAD_SPAWN", str(error))
+        task = self._graph.tasks.get(spec.id)
+        if message.wanted and parent.state is ASSIGNED and task is not None:
+            self._graph.running_waits.add(parent, task.spec.outputs)
+            self._graph.demand(task.spec.outputs)
+        if message.begun:
+            self._started(worker, parent, message, is_new=is_new)
+
+    def _started(
+        self, worker: WorkerNode, parent: TaskNode, message: SpawnTask, *, is_new: bool
+    ) -> None:
+        """Assign a child that its worker has started, if it counts; else cancel it."""
+        task = self._graph.tasks.get(message.spec.id)
+        if not is_new or task is None or not self._delegates:
+            self._cancel(worker, message.spec)
+        elif self._graph.is_ready(task):
+            self._attempts.confirm(task, worker, is_inline=True, within=message.wanted)
+            return
+        elif message.wanted:
+            self._cancel(worker, message.spec)
+        else:
+            self._waiting[task] = worker
+            return
+        if message.wanted and parent.state is ASSIGNED:
+            # The outputs that the parent computed from the child do not count either. In the new
+            # attempt its children run elsewhere.
+            why = "a child that ran within it was known already: it runs again"
+            self._attempts.restart(parent, why)
+
+    def spawned_late(self, worker: WorkerNode, message: SpawnTask) -> None:
+        """Process a task that an attempt created which does not count any more."""
+        self._attempts.unlisted.add(worker, message.known)
+        if message.begun:
+            self._cancel(worker, message.spec)
+
+    def postpone(self, worker: WorkerNode, message: Message) -> bool:
+        """Keep a message back that concerns an inline child which is not needed yet, or a task that
+        such a child created; return whether it was one.
+        """
+        if not self._waiting:
+            return False
+        match message:
+            case TaskReported(task_id, 0) | StreamsOpened(task_id, 0) | InputsLost(task_id, 0):
+                task = self._graph.tasks.get(task_id)
+            case SpawnTask(spec, _, 0):
+                task = self._graph.tasks.get(spec.parent)
+            case _:
+                return False
+        if task is not None and self._waiting.get(task) is not worker:
+            return False
+        self._messages.append((worker.facts.id, message))
+        return True
+
+    def decide(self) -> list[tuple[str, Message]]:
+        """Assign the inline children that can run, and cancel the others; return the messages that
+        were kept back, to be processed now.
+        """
+        waiting, self._waiting = self._waiting, {}
+        messages, self._messages = self._messages, []
+        for task, worker in waiting.items():
+            if self._graph.is_ready(task):
+                self._attempts.confirm(task, worker, is_inline=True)
+            else:
+                self._cancel(worker, task.spec)
+        return messages
+
+    def worker_lost(self, worker: WorkerNode) -> None:
+        """Forget the children that a lost worker has started."""
+        self._waiting = {task: at for task, at in self._waiting.items() if at is not worker}
+        lost_id = worker.facts.id
+        self._messages = [(at, message) for at, message in self._messages if at != lost_id]
+
+    def _cancel(self, worker: WorkerNode, spec: TaskSpec) -> None:
+        """Have a worker cancel an inline child, unless the child was assigned before."""
+        task = self._graph.tasks.get(spec.id)
+        if task is not None:
+            if task.state is ASSIGNED and (task.attempt, task.worker) == (0, worker.facts.id):
+                return
+            worker.hold(task, 0)
+        self._context.send(worker.facts.id, CancelTask(spec.id, 0))

@@ -1,0 +1,141 @@
+"""Tracks which workers belong to the cluster: they join, fall silent, return, and are lost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ciel.core.events import SUSPECT_AFTER_S, WORKER_TIMEOUT_S
+from ciel.core.lost_objects import lose, lose_location
+from ciel.master.state.attempts import Attempts
+from ciel.master.state.bulk import BulkOperations
+from ciel.master.state.context import Context
+from ciel.master.state.dispatch import Dispatcher
+from ciel.master.state.eager_dispatch import EagerDispatch
+from ciel.master.state.inline_children import InlineChildren
+from ciel.master.state.workers import WorkerFacts, WorkerNode
+
+
+class Membership:
+    """The workers that have joined, and the objects of lost workers that are still to be marked as
+    lost. A worker is suspected after `suspect_after_s` of silence, and declared dead after
+    `timeout_s`.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        bulk: BulkOperations,
+        dispatcher: Dispatcher,
+        eager: EagerDispatch,
+        attempts: Attempts,
+        children: InlineChildren,
+        *,
+        suspect_after_s: float = SUSPECT_AFTER_S,
+        timeout_s: float = WORKER_TIMEOUT_S,
+    ) -> None:
+        self._context = context
+        self._workers = context.table.by_id
+        self._bulk = bulk
+        self._dispatcher = dispatcher
+        self._eager = eager
+        self._attempts = attempts
+        self._children = children
+        self._losing: dict[str, WorkerNode] = {}  # lost workers, by address
+        self.suspect_after_s = suspect_after_s
+        self.timeout_s = timeout_s
+        self.joined_count = 0  # of all there ever were
+        self.lost_count = 0
+
+    def joined(self, facts: WorkerFacts) -> None:
+        """Add a worker. An earlier worker with the same id has lost its attempts; an earlier worker
+        with the same address or work directory has ended.
+        """
+        for other in list(self._workers.values()):
+            if other.facts.id == facts.id:
+                self.lost(facts.id, "it joined anew")
+            elif other.facts.netloc == facts.netloc or (
+                facts.spool and other.facts.spool == facts.spool
+            ):
+                self.lost(other.facts.id, "another worker took its place", died=True)
+        self._lose_rest(facts.netloc)
+        self.joined_count += 1
+        self._dispatcher.add_worker(WorkerNode(facts, self._context.now_s))
+
+    def heard(self, worker: WorkerNode, heard_at_s: float) -> None:
+        """Note when a worker was last heard; if that is recent, end the suspicion of it."""
+        worker.heard_at_s = heard_at_s
+        if worker.suspicion and self._context.now_s - heard_at_s < self.suspect_after_s:
+            worker.suspicion = ""
+            self._dispatcher.trust(worker)
+
+    def suspect(self, worker: WorkerNode, why: str) -> None:
+        """Suspect a worker, unless it is suspected already."""
+        if not worker.suspicion:
+            worker.suspicion = why
+            self._dispatcher.suspect(worker)
+
+    def check_silence(self) -> None:
+        """Suspect silent workers, and declare dead those that were silent for too long.
+
+        While no worker is heard, none is declared dead: no other worker could run its tasks, and
+        the master itself may be disconnected.
+        """
+        now_s = self._context.now_s
+        for worker in self._workers.values():
+            silent_s = now_s - worker.heard_at_s
+            if silent_s > self.suspect_after_s:
+                self.suspect(worker, f"it was silent for {silent_s:.1f} s")
+        if any(not worker.suspicion for worker in self._workers.values()):
+            for worker in list(self._workers.values()):
+                silent_s = now_s - worker.heard_at_s
+                if silent_s > self.timeout_s:
+                    self.lost(worker.facts.id, f"silent for {silent_s:.1f} s")
+
+    def was_held_up(self, late_s: float) -> None:
+        """Note that the master itself stood still: workers are not blamed for that time."""
+        for worker in self._workers.values():
+            worker.heard_at_s += late_s
+
+    def lost(self, worker_id: str, reason: str, *, died: bool = False) -> None:
+        """Remove a worker, with its attempts and its objects. `died`: its process is known to have
+        ended, so the tasks that it ran may be blamed.
+        """
+        worker = self._workers.get(worker_id)
+        if worker is None:
+            return
+        self.lost_count += 1
+        self._dispatcher.remove_worker(worker)
+        self._eager.worker_lost(worker)
+        self._attempts.worker_lost(worker, reason, died=died)
+        self._children.worker_lost(worker)
+        graph, place = self._context.graph, worker.facts.netloc
+        for object_id in (*graph.objects.fixed, *graph.objects.growing):
+            lose(graph, object_id, place)  # programs depend on processes and streams: at once
+        self._bulk.begin(self._losing_objects(worker))
+
+    def _losing_objects(self, worker: WorkerNode) -> Iterator[None]:
+        """Mark the objects of a lost worker as lost, in slices. Until the end its address counts as
+        suspected, so that no task is given an input that was there.
+        """
+        graph, place = self._context.graph, worker.facts.netloc
+        for object_id in graph.objects.held_at(place):
+            lose(graph, object_id, place)
+            graph.steps_left -= 1
+            if graph.steps_left < 0:
+                if place not in self._losing:
+                    self._losing[place] = worker
+                    self._context.table.suspects |= {place}
+                yield
+                if self._losing.get(place) is not worker:
+                    return  # another worker has joined at this address
+        if self._losing.pop(place, None) is not None:
+            self._dispatcher.trust(worker)
+
+    def _lose_rest(self, place: str) -> None:
+        """Mark the remaining objects of a lost worker as lost at once, since another worker joins
+        at its address.
+        """
+        worker = self._losing.pop(place, None)
+        if worker is not None:
+            lose_location(self._context.graph, place)
+            self._dispatcher.trust(worker)
