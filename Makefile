@@ -8,7 +8,7 @@ COMPILED_STAMP := $(VENV)/.compiled
 RUN := $(VENV)/bin
 PIP := $(RUN)/pip --quiet --disable-pip-version-check
 LOADERS := executors/sdk/c/cso.c executors/sdk/c/sw_task.h executors/sdk/java/TaskLoader.java
-COMPILED := $(wildcard ciel/core/*.py ciel/wire/*.py ciel/master/state/*.py ciel/worker/state/*.py) \
+COMPILED := $(shell find ciel/core ciel/wire ciel/master/state ciel/worker/state -name '*.py') \
 	$(shell sed -n 's/^    "\(ciel.*\.py\)",$$/\1/p' setup.py)
 C_OF_SCC := $(wildcard scc/include/*.h scc/src/*.[ch] scc/tools/*.[ch] scc/fuse/*.[ch])
 

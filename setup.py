@@ -86,7 +86,7 @@ def compiled_by_mypyc():
     from mypyc.build import mypycify
 
     def modules_in(*rooms):
-        paths = [path for room in rooms for path in sorted(Path(room).glob("*.py"))]
+        paths = [path for room in rooms for path in sorted(Path(room).rglob("*.py"))]
         return [str(path) for path in paths if path.name not in UNCOMPILED]
 
     for room in ROOMS:  # a source archive has no links

@@ -18,7 +18,6 @@ LARGER_PACKAGES = {
     "ciel.client": 40,
     "ciel.core": 34,
     "ciel.executors.programs": 27,
-    "ciel.master.state": 27,
     "ciel.skywriting": 28,
     "ciel.testing": 48,
     "ciel.worker": 32,

@@ -26,9 +26,9 @@ from ciel.core.ids import ID_MAX_LENGTH, check_id
 from ciel.core.tasks import MEMORY_MAX_BYTES, SLOTS_MAX
 from ciel.master import attaching
 from ciel.master.journal import Journal
-from ciel.master.state import queries
 from ciel.master.state.invariants import problems
 from ciel.master.state.machine import MasterMachine
+from ciel.master.state.queries import topics
 from ciel.master.state.workers import WorkerFacts
 from ciel.master.waiters import Waiters
 from ciel.net.control import Peer
@@ -331,7 +331,7 @@ class MasterService:
 
     def answer(self, topic: str, argument: Any) -> Any:
         """Answer a question with a JSON value; raises UnknownQuestionError."""
-        value = queries.answer(self.machine, topic, argument, self._reactor.seconds())
+        value = topics.answer(self.machine, topic, argument, self._reactor.seconds())
         if topic == "status":
             # Times of jobs are on this master's own clock, which only it can read.
             now_s = self._reactor.seconds()
@@ -344,8 +344,8 @@ class MasterService:
         try:
             read = from_json(argument)  # with the references in it
         except WireError as error:
-            raise queries.UnknownQuestionError(str(error)) from None
-        return queries.change(self.machine, topic, read, self._reactor.seconds())
+            raise topics.UnknownQuestionError(str(error)) from None
+        return topics.change(self.machine, topic, read, self._reactor.seconds())
 
     # --- without a connection ---------------------------------------------------------------------
 

@@ -15,8 +15,8 @@ from ciel.core.events import (
     Received,
     ReleaseObjects,
 )
-from ciel.master.state import queries
 from ciel.master.state.machine import MasterMachine
+from ciel.master.state.queries import topics
 from ciel.net.control import Peer
 from ciel.net.sessions import PeerSession
 from ciel.testing.imaginary import (
@@ -134,7 +134,7 @@ class FakeMaster:
         """Change something as anybody may ask for; return why it was refused, else nothing."""
         self._world.note(job_id, f"its user says: {topic}")
         try:
-            queries.change(self.machine, topic, {"job": job_id}, self._now_s)
+            topics.change(self.machine, topic, {"job": job_id}, self._now_s)
         except CielError as error:
             return str(error)
         self._end_turn_soon()

@@ -31,8 +31,8 @@ from ciel.core.invariants import validate
 from ciel.core.jobs import Job
 from ciel.core.refs import Failure, Reference, Stream
 from ciel.core.tasks import TaskSpec, TaskState
-from ciel.master.state import queries
 from ciel.master.state.machine import MasterMachine
+from ciel.master.state.queries import topics
 from ciel.master.state.workers import WorkerFacts
 from ciel.testing.builders import (
     JOB,
@@ -188,7 +188,7 @@ def inputs_lost(spec: TaskSpec, *places: str, attempt: int = 1) -> InputsLost:
 
 def ask(cluster: Cluster, topic: str, **arguments: object) -> Any:
     """Return the master's answer to a question."""
-    return queries.answer(cluster.machine, topic, arguments, cluster.now_s)
+    return topics.answer(cluster.machine, topic, arguments, cluster.now_s)
 
 
 def why(cluster: Cluster, name: str) -> str:

@@ -16,7 +16,7 @@ from ciel.core.invariants import validate
 from ciel.core.jobs import JobState
 from ciel.core.refs import Concrete
 from ciel.core.tasks import TaskSpec, TaskState
-from ciel.master.state import queries
+from ciel.master.state.queries import topics
 from ciel.testing.builders import JOB, a_job_spec, a_task, a_worker, place_of
 from ciel.testing.master_scenes import Cluster
 
@@ -124,7 +124,7 @@ def test_g4_a_removal_takes_slices_and_leaves_nothing() -> None:
     cluster = a_cluster(200)
     cluster.says(CancelJob(JobId(JOB), "enough"))
     turns(cluster)
-    queries.change(cluster.machine, "remove", {"job": JOB}, cluster.now_s)
+    topics.change(cluster.machine, "remove", {"job": JOB}, cluster.now_s)
     assert JOB not in cluster.machine.jobs
     assert cluster.machine.graph.tasks
     cluster.lines()
@@ -145,7 +145,7 @@ def test_g4_a_retry_takes_slices() -> None:
     cluster.job(root, *readers, want=[task.outputs[0] for task in readers])
     cluster.failed("w1", root)
     in_small_steps(cluster)
-    queries.change(cluster.machine, "retry", {"job": JOB}, cluster.now_s)
+    topics.change(cluster.machine, "retry", {"job": JOB}, cluster.now_s)
     cluster.end_turn()
     assert state_of(cluster) is JobState.ACTIVE
     assert turns(cluster) > 10
@@ -163,7 +163,7 @@ def test_g4_a_large_job_that_cannot_be_tried_again_fails_again_and_says_why() ->
     cluster.done("w1", seer)
     assert state_of(cluster) is JobState.FAILED
     in_small_steps(cluster)
-    queries.change(cluster.machine, "retry", {"job": JOB}, cluster.now_s)
+    topics.change(cluster.machine, "retry", {"job": JOB}, cluster.now_s)
     turns(cluster)
     assert state_of(cluster) is JobState.FAILED
     assert "made its result from an error" in cluster.machine.jobs[JOB].reason

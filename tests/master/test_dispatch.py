@@ -14,7 +14,7 @@ from ciel.core.placement import MEASURED_FROM_BYTES
 from ciel.core.refs import Reference
 from ciel.core.scheduling import USUAL_SCHEDULING, Scheduling, read_scheduling
 from ciel.core.tasks import TaskSpec
-from ciel.master.state.dispatch import HELD_BACK_MAX, RECALL_AFTER_S, Dispatcher
+from ciel.master.state.placement.dispatch import HELD_BACK_MAX, RECALL_AFTER_S, Dispatcher
 from ciel.master.state.workers import WorkerFacts, WorkerNode, WorkerTable
 from ciel.testing.builders import a_job, a_task, a_worker, inline, place_of, stored
 

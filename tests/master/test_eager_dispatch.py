@@ -22,7 +22,7 @@ from ciel.core.ids import ObjectId
 from ciel.core.jobs import JobState
 from ciel.core.refs import Future, Reference
 from ciel.core.tasks import TaskSpec, TaskState
-from ciel.master.state.eager_dispatch import EAGER_MAX
+from ciel.master.state.placement.eager_dispatch import EAGER_MAX
 from ciel.master.state.workers import WorkerFacts
 from ciel.testing.builders import (
     JOB,

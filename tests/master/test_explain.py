@@ -25,8 +25,8 @@ from ciel.core.ids import JobId, ObjectId
 from ciel.core.refs import Reference, Stream
 from ciel.core.task_history import STORY_MAX_LENGTH, TEXT_MAX_LENGTH
 from ciel.core.tasks import RETRIES_MAX, TaskSpec
-from ciel.master.state import queries
 from ciel.master.state.machine import MasterMachine
+from ciel.master.state.queries import topics
 from ciel.testing.builders import JOB, a_job_spec, a_task, a_worker, inline, place_of, stored
 
 
@@ -64,7 +64,7 @@ class Told:
 
     def of(self, name: str) -> dict[str, Any]:
         asked = {"job": "last", "task": name}
-        told: dict[str, Any] = queries.answer(self.machine, "task", asked, self.now_s)
+        told: dict[str, Any] = topics.answer(self.machine, "task", asked, self.now_s)
         return told
 
     def why(self, name: str) -> list[str]:

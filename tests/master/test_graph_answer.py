@@ -18,8 +18,8 @@ from ciel.core.events import (
 from ciel.core.ids import JobId, ObjectId
 from ciel.core.refs import Reference, Stream
 from ciel.core.tasks import TaskSpec
-from ciel.master.state import queries
 from ciel.master.state.machine import MasterMachine
+from ciel.master.state.queries import topics
 from ciel.testing.builders import JOB, a_fan, a_job_spec, a_task, a_worker, inline, place_of, stored
 
 NOW_S = 100.0
@@ -49,7 +49,7 @@ def pages(machine: MasterMachine) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     first: Any = None
     while first is not None or not found:
-        found.append(queries.answer(machine, "graph", {"job": "last", "first": first}, NOW_S))
+        found.append(topics.answer(machine, "graph", {"job": "last", "first": first}, NOW_S))
         first = found[-1]["next"]
     return found
 
@@ -110,7 +110,7 @@ def test_why_a_task_failed_is_told_once_and_what_came_before_too() -> None:
 
 
 def test_a_large_graph_comes_in_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(queries, "GRAPH_PAGE_MAX", 20)
+    monkeypatch.setattr(topics, "GRAPH_PAGE_MAX", 20)
     fan = a_fan(30)
     found = pages(a_master(*fan, want=("total",)))
     assert max(sum(len(r["inputs"]) + len(r["outputs"]) for r in p["tasks"]) for p in found) <= 20
@@ -124,7 +124,7 @@ def test_a_large_graph_comes_in_pages(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_long_stories_make_a_page_short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(queries, "GRAPH_PAGE_MAX", 60)
+    monkeypatch.setattr(topics, "GRAPH_PAGE_MAX", 60)
     tasks = [a_task(f"t{n}", ordinal=n) for n in range(8)]
     machine = a_master(*tasks, want=tuple(f"t{n}" for n in range(8)))
     assert len(pages(machine)) == 1
@@ -149,15 +149,15 @@ def test_tasks_that_were_handed_over_are_left_out() -> None:
 @pytest.mark.parametrize("first", [[-1, 0], ["x", 1], 7, "all", [1], {"a": 1}])
 def test_a_place_that_means_nothing_is_the_beginning(first: object) -> None:
     machine = a_master(a_task("a", name="only"), want=("a",))
-    page = queries.answer(machine, "graph", {"job": 1, "first": first}, NOW_S)
+    page = topics.answer(machine, "graph", {"job": 1, "first": first}, NOW_S)
     assert [row["name"] for row in page["tasks"]] == ["only"]
 
 
 def test_a_place_beyond_the_end_is_the_end() -> None:
     machine = a_master(a_task("a"), want=("a",))
-    page = queries.answer(machine, "graph", {"job": 1, "first": [99, 5]}, NOW_S)
+    page = topics.answer(machine, "graph", {"job": 1, "first": [99, 5]}, NOW_S)
     assert (page["tasks"], page["next"]) == ([], None)
-    page = queries.answer(machine, "graph", {"job": 1, "first": [0, 99]}, NOW_S)
+    page = topics.answer(machine, "graph", {"job": 1, "first": [0, 99]}, NOW_S)
     assert [row["outputs"] for row in page["tasks"]] == [[]]
 
 

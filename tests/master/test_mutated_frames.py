@@ -39,8 +39,8 @@ from ciel.core.events import (
 from ciel.core.ids import JobId, ObjectId
 from ciel.core.invariants import validate
 from ciel.core.refs import Failure, Fixed, Stream
-from ciel.master.state import queries
 from ciel.master.state.machine import MasterMachine
+from ciel.master.state.queries import topics
 from ciel.testing.builders import JOB, a_job_spec, a_task, a_worker, inline, place_of, stored
 from ciel.wire import codec, messages
 from ciel.wire.errors import WireError
@@ -131,10 +131,10 @@ class Faced:
             machine.worker_said("w1", message, self.now_s)
         elif isinstance(message, Ask):
             codec.encode(
-                to_json(queries.answer(machine, message.topic, message.argument, self.now_s))
+                to_json(topics.answer(machine, message.topic, message.argument, self.now_s))
             )
         elif isinstance(message, Change):
-            queries.change(machine, message.topic, from_json(message.argument), self.now_s)
+            topics.change(machine, message.topic, from_json(message.argument), self.now_s)
         elif not isinstance(message, Received):
             machine.client_said("c", message, self.now_s)
 

@@ -10,9 +10,9 @@ from ciel.core.events import AddTask, CloseJob, DropObjects, SubmitJob, TaskRepo
 from ciel.core.ids import ObjectId
 from ciel.core.invariants import validate
 from ciel.core.refs import Reference, Sweetheart
-from ciel.master.state import object_locations, queries
 from ciel.master.state.machine import MasterMachine
-from ciel.master.state.object_locations import CannotKeepError, UnknownObjectError
+from ciel.master.state.queries import object_locations, topics
+from ciel.master.state.queries.object_locations import CannotKeepError, UnknownObjectError
 from ciel.testing.builders import (
     JOB,
     a_job_spec,
@@ -49,10 +49,10 @@ class Scene:
         return self.change("keep", name=name, reference=ref)
 
     def change(self, topic: str, **argument: Any) -> Any:
-        return queries.change(self.machine, topic, argument, self.now_s)
+        return topics.change(self.machine, topic, argument, self.now_s)
 
     def ask(self, topic: str, **argument: Any) -> Any:
-        return queries.answer(self.machine, topic, argument, self.now_s)
+        return topics.answer(self.machine, topic, argument, self.now_s)
 
     def read_by_job(self, object_id: str) -> None:
         """Have a job with a task that reads an object, and end it well."""

@@ -25,9 +25,10 @@ from ciel.core.ids import JobId, ObjectId
 from ciel.core.jobs import Job, Kind
 from ciel.core.nodes import TaskNode
 from ciel.core.tasks import TaskSpec, TaskState
-from ciel.master.state import queries, timeline
+from ciel.master.state import timeline
 from ciel.master.state.machine import MasterMachine
-from ciel.master.state.queries import UnknownQuestionError
+from ciel.master.state.queries import topics
+from ciel.master.state.queries.topics import UnknownQuestionError
 from ciel.testing.builders import JOB, a_job_spec, a_task, a_worker, inline, place_of
 
 LISTENER, WATCHER = "listener", "watcher"
@@ -64,7 +65,7 @@ class Scene:
         return TaskReported(task.id, attempt, (inline(task.outputs[0]),), None, run_s)
 
     def asks(self, topic: str, **argument: Any) -> Any:
-        return queries.answer(self.machine, topic, {"job": JOB, **argument}, self.now_s)
+        return topics.answer(self.machine, topic, {"job": JOB, **argument}, self.now_s)
 
 
 @pytest.fixture
@@ -250,11 +251,11 @@ def test_old_spans_go_and_pages_say_where_to_go_on(scene: Scene) -> None:
 def test_the_maker_of_an_object_is_told_of(scene: Scene) -> None:
     task = a_task("a", name="f")
     scene.adds(task)
-    told = queries.answer(scene.machine, "task", {"object": task.outputs[0]}, scene.now_s)
+    told = topics.answer(scene.machine, "task", {"object": task.outputs[0]}, scene.now_s)
     assert (told["task"], told["runs"]) == (task.id, True)
     for unknown in ("b", None, 7):
         with pytest.raises(UnknownQuestionError, match="no task is known that makes"):
-            queries.answer(scene.machine, "task", {"object": unknown}, scene.now_s)
+            topics.answer(scene.machine, "task", {"object": unknown}, scene.now_s)
 
 
 def test_what_needs_more_slots_than_are_left_waits_and_nothing_passes_it(scene: Scene) -> None:
@@ -291,4 +292,4 @@ def test_whatever_is_asked_is_answered_or_refused(scene: Scene, topic: str) -> N
     for value in ODD:
         for argument in (value, dict.fromkeys(KEYS, value), *({**usual, k: value} for k in KEYS)):
             with suppress(CielError):
-                queries.answer(scene.machine, topic, argument, scene.now_s)
+                topics.answer(scene.machine, topic, argument, scene.now_s)

@@ -17,8 +17,8 @@ from ciel.core.ids import ObjectId
 from ciel.core.jobs import JobState
 from ciel.core.refs import Future
 from ciel.core.tasks import Mentions, TaskState
-from ciel.master.state import explain, queries
-from ciel.master.state.queries import UnknownQuestionError
+from ciel.master.state.queries import explain, topics
+from ciel.master.state.queries.topics import UnknownQuestionError
 from ciel.master.state.subscriptions import CLIENT_GRACE_S
 from ciel.testing.builders import (
     JOB,
@@ -43,8 +43,8 @@ def test_a_task_is_found_by_name_place_or_id() -> None:
 
 
 def test_tasks_and_results_are_listed_in_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(queries, "TASKS_LISTED_MAX", 2)
-    monkeypatch.setattr(queries, "RESULTS_MAX", 2)
+    monkeypatch.setattr(topics, "TASKS_LISTED_MAX", 2)
+    monkeypatch.setattr(topics, "RESULTS_MAX", 2)
     cluster = one()
     tasks = [a_task(f"t{n}", name=f"n{n}", ordinal=n) for n in range(3)]
     cluster.job(*tasks, want=["t0", "t1", "t2"])
@@ -65,7 +65,7 @@ def test_what_failures_say_makes_no_answer_endless() -> None:
     cluster = one()
     tasks = [a_task(f"t{n}", name=f"n{n}", ordinal=n) for n in range(3)]
     cluster.job(*tasks, want=["t0", "t1", "t2"])
-    long = "x" * (queries.ROOM_CHARACTERS - 1)
+    long = "x" * (topics.ROOM_CHARACTERS - 1)
     for task in tasks:
         fault = TaskFault("RUNTIME_EXCEPTION", long)
         cluster.worker_says("w1", TaskReported(task.id, 1, (), fault, 0.01))
@@ -138,7 +138,7 @@ def test_what_waits_for_memory_says_who_has_how_much() -> None:
     cluster = Cluster(a_worker("w1", slots=2, memory_bytes=3 << 30))
     large, small = (a_task(n, name=n, memory_bytes=m << 30) for n, m in (("a", 2), ("b", 2)))
     cluster.job(large, small, want=["a", "b"])
-    assert queries.find_task(cluster.machine, cluster.job_of(), "b").state is TaskState.RUNNABLE
+    assert topics.find_task(cluster.machine, cluster.job_of(), "b").state is TaskState.RUNNABLE
     told = explain.why(cluster.machine, cluster.machine.graph.tasks[small.id], cluster.now_s)
     assert told == [
         "it asks for 2 GiB of memory, which no worker has to spare now:",

@@ -22,7 +22,7 @@ from ciel.master.resources.resource import (
 )
 from ciel.master.resources.submissions import Submission
 from ciel.master.service import MasterService
-from ciel.master.state import views
+from ciel.master.state.queries import views
 from ciel.net.http import BODY_MAX_BYTES, Answer, Request, Routes
 
 JOBS_USUAL: Final = 100

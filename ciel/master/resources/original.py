@@ -23,7 +23,7 @@ from ciel.master.resources.resource import (
     seconds_asked,
 )
 from ciel.master.service import WORKERS, MasterService
-from ciel.master.state import views
+from ciel.master.state.queries import views
 from ciel.net.errors import HttpError
 from ciel.net.http import BODY_MAX_BYTES, Answer, Refusal, Request, Routes
 

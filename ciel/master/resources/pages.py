@@ -14,7 +14,7 @@ from urllib.parse import quote
 from ciel.core.refs import Failure, Reference, Value, locations_of
 from ciel.execution.commands import with_command
 from ciel.master.resources.resource import Resource, number_asked
-from ciel.master.state import queries, views
+from ciel.master.state.queries import topics, views
 from ciel.net.http import Request, Routes
 from ciel.wire.references import to_array
 
@@ -71,7 +71,7 @@ class JobPage(Page):
         found = self.job(request)
         first = number_asked(request, "first", 0)
         named = {"job": found.spec.id, "first": first}
-        tasks = queries.tasks(self.machine, named)
+        tasks = topics.tasks(self.machine, named)
         about = views.job(found, self.service.epoch_s)
         about["counts"] = _counts(about["counts"])
         for name in ("created", "ended"):
@@ -84,7 +84,7 @@ class JobPage(Page):
         body: list[str] = [_facts(about)]
         if not first:
             body.append("<h2>results</h2>")
-            results = queries.results(self.machine, named)["results"][:JOBS_SHOWN]
+            results = topics.results(self.machine, named)["results"][:JOBS_SHOWN]
             body.append(_references(found.spec.id, [ref for _, ref in results]))
         body.append("<h2>tasks</h2>")
         body.append(_table(("", "name", "executor", "state", "failed", "worker"), rows))
@@ -97,7 +97,7 @@ class TaskPage(Page):
 
     def render_GET(self, request: Request) -> bytes:
         found, task = self.job(request), self.task(request)
-        described = queries.answer(
+        described = topics.answer(
             self.machine, "task", {"job": found.spec.id, "task": task.spec.id},
             self.service.now_s(),
         )  # fmt: skip

@@ -19,10 +19,10 @@ from ciel.core.nodes import TaskNode
 from ciel.core.refs import Reference
 from ciel.master.resources.submissions import Submission
 from ciel.master.service import MasterService
-from ciel.master.state import queries
 from ciel.master.state.machine import MasterMachine
-from ciel.master.state.object_locations import UnknownObjectError
-from ciel.master.state.queries import UnknownQuestionError
+from ciel.master.state.queries import topics
+from ciel.master.state.queries.object_locations import UnknownObjectError
+from ciel.master.state.queries.topics import UnknownQuestionError
 from ciel.net.errors import HttpError
 from ciel.net.http import LITTLE_MAX_BYTES, Answer, Request, Route
 from ciel.wire.errors import WireError
@@ -58,11 +58,11 @@ class Resource(Route):
 
     def job(self, request: Request) -> Job:
         """Find the job that the path names, or answer 404."""
-        return queries.find(self.machine, request.params["job"])
+        return topics.find(self.machine, request.params["job"])
 
     def task(self, request: Request) -> TaskNode:
         """Find the task that the path names, or answer 404."""
-        return queries.find_task(self.machine, self.job(request), request.params["task"])
+        return topics.find_task(self.machine, self.job(request), request.params["task"])
 
     def reference(self, request: Request) -> Reference:
         """Find out what is known of the object that the path names, or answer 404."""

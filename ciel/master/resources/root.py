@@ -14,7 +14,7 @@ from ciel.master.resources.original import add_original
 from ciel.master.resources.pages import add_pages
 from ciel.master.resources.shutdown import Shutdown
 from ciel.master.service import MasterService
-from ciel.master.state.metrics import figures
+from ciel.master.state.queries.metrics import figures
 from ciel.net.exposition import Family, Metrics, gauge
 from ciel.net.gate import Gate
 from ciel.net.http import Request, Route, Routes, SecureSite

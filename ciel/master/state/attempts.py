@@ -29,7 +29,7 @@ from ciel.core.weights import INPUTS_WEIGHED_FROM, why_too_large
 from ciel.master.state.cancellations import Cancellations
 from ciel.master.state.context import Context
 from ciel.master.state.copies import EarlyCopies, Followers
-from ciel.master.state.eager_dispatch import EagerDispatch
+from ciel.master.state.placement.eager_dispatch import EagerDispatch
 from ciel.master.state.retention import UnlistedCopies, is_made_elsewhere
 from ciel.master.state.timeline import Timeline
 from ciel.master.state.workers import Call, WorkerNode

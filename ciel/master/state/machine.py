@@ -42,12 +42,12 @@ from ciel.master.state.bulk import BulkOperations
 from ciel.master.state.cancellations import Cancellations
 from ciel.master.state.client_requests import ClientRequests
 from ciel.master.state.context import Context
-from ciel.master.state.dispatch import Dispatcher
-from ciel.master.state.eager_dispatch import EagerDispatch
 from ciel.master.state.inline_children import InlineChildren
 from ciel.master.state.jobs import Jobs
 from ciel.master.state.membership import Membership
 from ciel.master.state.operations import JobOperations
+from ciel.master.state.placement.dispatch import Dispatcher
+from ciel.master.state.placement.eager_dispatch import EagerDispatch
 from ciel.master.state.retention import Kept, drop_unneeded
 from ciel.master.state.workers import Call, WorkerFacts, WorkerNode
 

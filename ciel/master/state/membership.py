@@ -9,9 +9,9 @@ from ciel.core.lost_objects import lose, lose_location
 from ciel.master.state.attempts import Attempts
 from ciel.master.state.bulk import BulkOperations
 from ciel.master.state.context import Context
-from ciel.master.state.dispatch import Dispatcher
-from ciel.master.state.eager_dispatch import EagerDispatch
 from ciel.master.state.inline_children import InlineChildren
+from ciel.master.state.placement.dispatch import Dispatcher
+from ciel.master.state.placement.eager_dispatch import EagerDispatch
 from ciel.master.state.workers import WorkerFacts, WorkerNode
 
 

@@ -34,8 +34,8 @@ from ciel.core.jobs import Job, JobState, Kind, summarise, summarise_briefly
 from ciel.core.nodes import TaskNode
 from ciel.core.refs import Concrete, Failure, Reference, Value, locations_of
 from ciel.core.tasks import TaskState
-from ciel.master.state import explain, history, object_locations
 from ciel.master.state.machine import MasterMachine
+from ciel.master.state.queries import explain, history, object_locations
 
 RESULTS_MAX = 1000
 FAILURES_MAX = 100

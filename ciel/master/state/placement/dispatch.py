@@ -17,8 +17,8 @@ from ciel.core.placement import Bandwidths, Candidate, loads_of, rank
 from ciel.core.refs import Fixed, locations_of
 from ciel.core.scheduling import LOCALITY, SWEETHEART_FACTOR, USUAL_SCHEDULING
 from ciel.core.tasks import PRIORITY_MIN, USUAL_NEEDS
-from ciel.master.state.random_placement import draw
-from ciel.master.state.ready import ReadyQueue
+from ciel.master.state.placement.random_placement import draw
+from ciel.master.state.placement.ready import ReadyQueue
 from ciel.master.state.workers import WorkerNode, WorkerTable
 
 HELD_BACK_MAX = 64

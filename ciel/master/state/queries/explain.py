@@ -13,8 +13,8 @@ from ciel.core.plans import HttpPlan, LinkPlan, StreamPlan, plans_for
 from ciel.core.refs import Concrete, Failure, Sweetheart, locations_of
 from ciel.core.retries import not_before_s
 from ciel.core.tasks import TaskState
-from ciel.master.state.history import payload_text, ran
 from ciel.master.state.machine import MasterMachine
+from ciel.master.state.queries.history import payload_text, ran
 from ciel.master.state.workers import WorkerNode
 
 _INPUTS_MAX = 20

@@ -1,0 +1,1 @@
+"""Chooses a worker for each task."""
