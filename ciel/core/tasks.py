@@ -69,7 +69,7 @@ class TaskSpec(NamedTuple):
     `payload` is the executor's arguments, encoded by the creator and decoded by the executor alone.
     It is the `ordinal`-th that its parent (a task, or its job itself) created. `inputs` are the
     objects that must be consumable before it runs, but for the last `any_count`: of those one is
-    enough (see `choices`). `sees_errors`: it wants to run even when an input failed.
+    enough (see `any_inputs`). `sees_errors`: it wants to run even when an input failed.
     """
 
     id: TaskId
