@@ -12,7 +12,7 @@ COMPILED := $(shell find ciel/core ciel/wire ciel/master/state ciel/worker/state
 	$(shell sed -n 's/^    "\(ciel.*\.py\)",$$/\1/p' setup.py)
 C_OF_SCC := $(wildcard scc/include/*.h scc/src/*.[ch] scc/tools/*.[ch] scc/fuse/*.[ch])
 
-.PHONY: deps dev compiled demo test test-under-load check check-deep check-stores bench appendix arrays check-fuse package clean format
+.PHONY: deps dev compiled demo test test-under-load check check-deep check-stores bench appendix arrays check-fuse release docs docs-links clean format
 
 # System packages are installed only on request, or for CI, where a missing one would be a skipped test.
 deps:
@@ -61,6 +61,7 @@ check: dev
 	$(RUN)/mypy
 	$(RUN)/lint-imports --no-cache
 	.ci/analyze-c
+	$(RUN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
 
 bench: compiled
 	@ONLY="$(ONLY)" RECORD="$(RECORD)" $(RUN)/python -m benchmarks
@@ -91,9 +92,19 @@ check-stores: dev
 check-fuse: dev
 	@$(RUN)/python -m benchmarks.fuse_testers
 
-# The source archive, from it the wheel, and that in a clean place; some minutes.
-package:
-	@PYTHON="$(PYTHON)" .ci/package
+# The source archive and a wheel for each of PYTHONS, in dist/, each checked where no compiler is; some minutes each.
+PYTHONS ?= python3.11 python3.12 python3.13
+release:
+	@PYTHONS="$(PYTHONS)" .ci/release
+
+# The site, in build/site; a warning is an error. `make docs-links` also asks whether pages of others are still there.
+DOCS := rm -rf build/docs && mkdir -p build && cp -R docs build/docs && $(RUN)/sphinx-build -q -W --keep-going
+docs: dev
+	@$(DOCS) -d build/doctrees build/docs build/site
+	@echo "ciel: build/site/index.html"
+
+docs-links: dev
+	@$(DOCS) -b linkcheck -d build/doctrees build/docs build/links
 
 format: dev
 	$(RUN)/ruff check --fix .

@@ -41,7 +41,10 @@ if TYPE_CHECKING:
     from ciel.python.tasks import Task as Task
     from ciel.python.tasks import task as task
 
-__version__ = "0.1.0"
+try:  # written when ciel is built or installed, from the tag
+    from ciel._version import __version__
+except ModuleNotFoundError:
+    __version__ = "0"
 
 _HOMES = {
     "Client": "ciel.client",

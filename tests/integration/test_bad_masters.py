@@ -17,6 +17,7 @@ from typing import Any, Final
 
 import pytest
 
+from ciel import __version__
 from ciel.access.access_file import AccessFile
 from ciel.access.keys import Key
 from ciel.core.events import AssignTask
@@ -139,9 +140,9 @@ LISTENERS: Final[dict[str, tuple[Callable[[socket.socket], object], str, str]]] 
     "a master of another version": (
         say(OTHER_VERSION),
         f"{REFUSED} the accepting side speaks protocol 99 (ciel 9.9), the connecting side "
-        "protocol 1 (ciel 0.1.0); install the same version on both",
+        f"protocol 1 (ciel {__version__}); install the same version on both",
         "this worker was refused: the accepting side speaks protocol 99 (ciel 9.9), the "
-        "connecting side protocol 1 (ciel 0.1.0); install the same version on both",
+        f"connecting side protocol 1 (ciel {__version__}); install the same version on both",
     ),
     "a master with another key": (
         acceptor(Key(bytes(32))),
