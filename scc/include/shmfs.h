@@ -300,7 +300,7 @@ int64_t shmfs_store(struct shmfs *fs, const char *name, int fd);
 int shmfs_io_begin(struct shmfs *fs, uint32_t limit, int64_t timeout_ms);
 int shmfs_io_end(struct shmfs *fs);
 
-/* --- statistics and checking ------------------------------------------------------------------ */
+/* --- statistics and checking ----------------------------------------------------------------- */
 
 struct shmfs_statistics {
     uint64_t block_bytes;
