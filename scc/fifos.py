@@ -165,7 +165,7 @@ class Fifos:
                 raise StoreClosedError("the store")
             os.mkfifo(path, _MODE)
             try:
-                # Open both ends, so that the other process need not wait for us.
+                # Open both ends, so that the process that opens the FIFO need not wait for us.
                 served.fd = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
                 with suppress(OSError):  # there is a limit for all pipes together
                     fcntl.fcntl(served.fd, fcntl.F_SETPIPE_SZ, PIPE_BYTES)

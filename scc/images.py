@@ -34,8 +34,8 @@ def reserve_whole(fd: int, size_bytes: int) -> None:
 
 
 def map_rows(fd: int, rows: list[tuple[int, int]], *, writable: bool = False) -> int:
-    """Map parts of a file, given by offset and length, one after the other. All lengths except the
-    last must be whole pages. Read-only by default. Returns the address, for `unmap`.
+    """Map parts of a file, given by offset and length, contiguously. All lengths except the last
+    must be whole pages. Read-only by default. Returns the address, for `unmap`.
     """
     protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
     size_bytes = sum(length for _, length in rows)

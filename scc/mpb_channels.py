@@ -5,14 +5,14 @@ message, which is completely in the core's buffer when `write` returns: the peer
 the writer dies right afterwards. A core can fill its buffer only after the peer has answered. Each
 side therefore first sends an empty message, and writes nothing until the peer has taken it.
 
-After the segment there is a line for each side, in which the side announces what it sleeps for. If
-the peer has something of that, it rings by sending a byte on the socket. No bell is lost. A side
-that sleeps (1) announces it, (2) increments its own bell in the segment, (3) checks once more. The
-peer (a) gives or takes bytes, (b) increments the same bell, as MPB does after every move, (c)
-checks whether the side sleeps. Increments of one word are ordered: if (2) comes first, (c) sees the
-sleep; if (b) comes first, (3) sees the bytes. The peer clears the announcement before it rings. If
-this clears a newer announcement by mistake, that announcement was made before the bell arrived, and
-the bell wakes the side.
+After the segment there is a line for each side, in which a sleeping side announces whether it waits
+for bytes or for room. If the peer has moved some, it rings by sending a byte on the socket. No bell
+is lost. A side that sleeps (1) announces it, (2) increments its own bell in the segment, (3) checks
+once more. The peer (a) gives or takes bytes, (b) increments the same bell, as MPB does after every
+move, (c) checks whether the side sleeps. Increments of one word are ordered: if (2) comes first,
+(c) sees the sleep; if (b) comes first, (3) sees the bytes. The peer clears the announcement before
+it rings. If this clears a newer announcement by mistake, that announcement was made before the bell
+arrived, and the bell wakes the side.
 
 This channel does not poll before sleeping, and each check takes a few calls per channel.
 """
@@ -114,7 +114,7 @@ class MpbWay:
         self.is_open = True
 
     def close(self) -> None:
-        """Release the memory; the peer can still read what was written."""
+        """Release the memory; the peer can still read the written bytes."""
         if self.is_open:
             self.is_open = False
             self._core.close()
@@ -267,7 +267,7 @@ class Lookout:
         return any(found)
 
     def after_wait(self) -> None:
-        """Announce that all channels are awake, and call those that have what they want."""
+        """Announce that all channels are awake, and notify the owners of ready ones."""
         self._wake()
         for way, watch in list(self._watches.items()):
             # An earlier call may have removed it, and it may be closed.

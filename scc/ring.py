@@ -31,7 +31,7 @@ _lib: Any = _module.lib
 
 
 class RingError(CielError):
-    """An invalid segment, or one that the peer has corrupted. `code` is an error of ring.h;
+    """An invalid segment, or a segment that the peer has corrupted. `code` is an error of ring.h;
     `number` is the errno of a failed system call.
     """
 
@@ -157,8 +157,9 @@ class Ring:
 class Lookout:
     """The rings of one event loop, which calls it before and after each wait.
 
-    The loop registers a ring with `add` and sets what it waits for with `want`. The lookout then
-    calls `found` with what is there (BYTES, ROOM or both; a negative number is an error of ring.h).
+    The loop registers a ring with `add` and sets the awaited events with `want`. The lookout then
+    calls `found` with the events that occurred (BYTES, ROOM or both; a negative number is an error
+    of ring.h).
     """
 
     def __init__(self, spin_us: float = 0) -> None:
@@ -187,7 +188,7 @@ class Lookout:
         self._renew({index})
 
     def want(self, ring: Ring, wants: int) -> None:
-        """Set what to wait for on a ring: BYTES, ROOM, both or 0."""
+        """Set the events to wait for on a ring: BYTES, ROOM, both or 0."""
         self._watches[self._rings.index(ring)].wants = wants
 
     def before_wait(self) -> bool:
@@ -195,7 +196,7 @@ class Lookout:
         return bool(_lib.ring_before_wait(self._watches, len(self._rings), self._patience))
 
     def after_wait(self) -> None:
-        """Announce that all rings are awake, and call those that have what they want."""
+        """Announce that all rings are awake, and notify the owners of ready ones."""
         watches, calls = self._watches, self._calls
         if not _lib.ring_after_wait(watches, len(calls), self._patience):
             return

@@ -82,7 +82,7 @@ class Seat:
         return sum(self._counts)
 
     def others(self) -> list[str]:
-        """Return the other incarnations."""
+        """Return all incarnations except this one."""
         return [name for name in os.listdir(self._directory_fd) if name != self.name]
 
     def close(self) -> None:

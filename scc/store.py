@@ -420,7 +420,7 @@ class SccStore(ObjectStore):
     def _share(
         self, name: str, object_id: str, expected: ObjectInfo | None = None
     ) -> ObjectInfo | None:
-        """Link another core's file under a name of this core; None if there is no such file."""
+        """Link another core's file under a name of this core; None if that file does not exist."""
         try:
             file = self._image.open_file(name)
         except ShmfsError as error:

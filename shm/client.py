@@ -119,7 +119,7 @@ class ShmdClient:
                         raise
                     answer = self._ask_once(request, timeout_ms, until_s)
             except TimeoutError:
-                self._hang_up()  # a late answer must not be mistaken for that of the next request
+                self._hang_up()  # a late answer must not be mistaken for the next request's answer
                 reason = "it may be stopped, or its disk slow"
                 raise RequestTimeoutError(self._directory, timeout_s, reason) from None
             except (_BrokenOffError, OSError, MessageError) as error:

@@ -118,7 +118,7 @@ class Daemon:
 
     def ask(self, netloc: str, object_id: str) -> Deferred[Found]:
         """Ask the daemon of another worker on this host for an object: one hop, without a server.
-        Fails with `ObjectNotFoundError`, or with `NeighbourError` if the daemon cannot be asked.
+        Fails with `ObjectNotFoundError`, or with `NeighbourError` if the daemon cannot be reached.
         """
         self.counts.asked += 1
 

@@ -194,7 +194,7 @@ static void do_fallocate(fuse_req_t request, fuse_ino_t id, int mode, off_t offs
     fuse_reply_err(request, error);
 }
 
-/* Syncing does nothing, as there is no disk. */
+/* Syncing does nothing: shared memory has no disk. */
 static void do_fsync(fuse_req_t request, fuse_ino_t id, int is_data, struct fuse_file_info *file)
 {
     (void)id, (void)is_data, (void)file;

@@ -1,11 +1,11 @@
 /* ring.h: a two-way connection in shared memory: two ring buffers, one in each direction.
  *
  * A *segment* is a sealed memfd with a ring for each direction. Each of its two *sides* is one
- * process, which writes into one ring and reads from the other. A side that polls sees written
- * bytes at once. Each side is the other's *peer*. A side that wants to sleep first announces it in
- * the segment; only then the peer wakes it, by sending one byte on its *bell*: a socket, or a pair
- * of FIFOs, that both sides had before they agreed on the rings. The bell also shows that a side
- * has closed or died; the segment does not.
+ * process, which has an outgoing and an incoming ring; the process at the opposite side is its
+ * *peer*. A side that polls sees written bytes at once. A side that wants to sleep first announces
+ * it in the segment; only then the peer wakes it, by sending one byte on its *bell*: a socket, or a
+ * pair of FIFOs, that both sides had before they agreed on the rings. The bell also shows that a
+ * side has closed or died; the segment does not.
  *
  *     struct ring *ring;
  *     int segment = ring_make(65536);                        // one side creates it, ...
@@ -20,7 +20,7 @@
  *     offset 0              header: magic, version, capacity, written before the segment is shared
  *     offset 128            words of side 0's ring, into which side 0 writes
  *     offset 384            words of side 1's ring
- *     offset 4096           bytes of side 0's ring, `capacity` of them; then those of side 1's ring
+ *     offset 4096           bytes of side 0's ring, `capacity` of them; then the bytes of side 1's ring
  *
  * Words of a ring. Each word has one writer, and reader and writer use separate lines of 128 bytes:
  *
@@ -29,11 +29,11 @@
  *     +128  head     bytes ever read; stored by the ring's reader
  *     +136  sleeps   odd while the reader sleeps until there are bytes; stored by the reader
  *
- * Invariant M1: 0 <= tail - head <= capacity. A side keeps private copies of its own counters, and
- * checks the peer's counters each time it reads them. Invalid values in the segment therefore
- * lead to RING_ERROR_CORRUPT, and never to an access outside the segment or an endless loop. No
- * order of steps, and no death between two steps, loses written bytes or a bell that a sleeping
- * side needs (models/ring.pml).
+ * Invariant M1: 0 <= tail - head <= capacity. A side keeps private copies of the counters it
+ * writes, and checks the peer's counters each time it reads them. Invalid values in the segment
+ * therefore lead to RING_ERROR_CORRUPT, and never to an access outside the segment or an endless
+ * loop. No order of steps, and no death between two steps, loses written bytes or a bell that a
+ * sleeping side needs (models/ring.pml).
  *
  * Errors are negative. Only the segment is allocated, and the library has no static variables. Only
  * one thread at a time may use a side. A child of fork must not use its parent's side.
@@ -138,7 +138,7 @@ int ring_wait(struct ring *ring, struct ring_patience *patience, bool wants_room
 
 /* --- for an event loop ----------------------------------------------------------------------- */
 
-/* The state of one ring in an event loop: what the loop waits for, and what is there. */
+/* The state of one ring in an event loop: the awaited events, and the events found. */
 struct ring_watch {
     struct ring *ring;
     int32_t wants;  /* 1: bytes, 2: room, 3: both; 0: nothing */
@@ -146,8 +146,8 @@ struct ring_watch {
 };
 
 /* Call before the loop waits. Polls while patience allows and no other event is ready, then
- * announces for each ring that this side sleeps. Returns the number of rings that have what is
- * wanted, or an error; if any ring has, no side is announced as sleeping. */
+ * announces for each ring that this side sleeps. Returns the number of ready rings, or an error; if
+ * any ring is ready, no side is announced as sleeping. */
 int ring_before_wait(struct ring_watch *watches, size_t count, struct ring_patience *patience);
 
 /* Call after the loop has waited. Announces that all sides are awake; returns the same as above. */

@@ -59,7 +59,7 @@ extern "C" {
 enum shmfs_error {
     SHMFS_ERROR_ARGUMENT = -1,    /* an argument is invalid: the caller's mistake */
     SHMFS_ERROR_NAME = -2,        /* a name that is empty, too long, or holds NUL or '/' */
-    SHMFS_ERROR_NOT_FOUND = -3,   /* there is no file of that name */
+    SHMFS_ERROR_NOT_FOUND = -3,   /* no file has that name */
     SHMFS_ERROR_EXISTS = -4,      /* a file of that name exists */
     SHMFS_ERROR_COMMITTED = -5,   /* the file is committed and can no longer change */
     SHMFS_ERROR_WRITING = -6,     /* the file is not committed: it has a writer, or needs one */
@@ -223,7 +223,7 @@ int shmfs_open_draft(struct shmfs *fs, const char *name, struct shmfs_handle *ha
 int shmfs_reopen(struct shmfs *fs, const char *name, struct shmfs_handle *handle);
 
 /* Become the writer of an open file, or stop being its writer but keep it open for reading. After
- * the writer stops, every core sees what it wrote. Fails with COMMITTED, and with WRITING if
+ * the writer stops, every core sees its stores. Fails with COMMITTED, and with WRITING if
  * another handle is open on a file that the caller wants to write. */
 int shmfs_set_writing(struct shmfs *fs, struct shmfs_handle *handle, bool writes);
 
@@ -231,7 +231,7 @@ int shmfs_set_writing(struct shmfs *fs, struct shmfs_handle *handle, bool writes
  * that was neither committed nor named. Closing twice fails with STALE. */
 int shmfs_close(struct shmfs *fs, struct shmfs_handle *handle);
 
-/* Make what was written the final content of the file, visible to every core. The file keeps its
+/* Make the written content final and visible to every core. The file keeps its
  * name, and also gets `name` unless that is NULL (CIB-22). Reserved space beyond the content is
  * freed. The handle stays open for reading; it may come from `shmfs_open_draft`. The first commit
  * to a name wins: if the name exists, the call fails with EXISTS and the file does not change. Also
@@ -257,7 +257,7 @@ int shmfs_truncate(struct shmfs *fs, struct shmfs_handle *handle, uint64_t size_
 
 /* Return where the byte at an offset is: `data_offset_bytes` into the blocks, and how many bytes
  * follow it in adjacent blocks, which may exceed the size of the file. A writer may ask for any
- * reserved byte; it reports what it writes in place with `shmfs_wrote`. Fails with ARGUMENT beyond
+ * reserved byte; it reports stores in place with `shmfs_wrote`. Fails with ARGUMENT beyond
  * the end. */
 int shmfs_place(struct shmfs *fs, struct shmfs_handle *handle, uint64_t offset_bytes,
                 uint64_t *data_offset_bytes, uint64_t *run_bytes);

@@ -1,6 +1,6 @@
 /* check.c: checks the invariants of an image (FORMAT.md). It trusts nothing and changes nothing:
- * every number is range-checked before use, and every loop terminates. It works on bytes, without
- * the other files of shmfs.
+ * every number is range-checked before use, and every loop terminates. It works on bytes, and
+ * uses only the layout code of shmfs.
  */
 #include "image.h"
 

@@ -148,7 +148,7 @@ int client_sweep(struct shmfs *fs)
     for (uint32_t client = 0; client < fs->shape.geometry.client_count; client++) {
         const int result = sweep_one(fs, client);
         if (result < 0)
-            error = result; /* continue with the other clients */
+            error = result; /* continue with the next client */
         else
             count += result;
     }

@@ -256,7 +256,7 @@ void directory_add(struct shmfs *fs, const struct name *name, uint32_t number, u
     log_names(fs, bit(name->group));
 }
 
-/* Record that an entry is no longer in its bucket. */
+/* Record that an entry leaves its bucket. */
 static void unchain(struct shmfs *fs, const struct name *name, struct place place, uint32_t next)
 {
     if (place.before)

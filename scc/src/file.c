@@ -93,7 +93,7 @@ static int over_content(struct shmfs *fs, struct shmfs_handle *handle,
 
 int file_publish(struct shmfs *fs, struct shmfs_handle *handle, const struct image_inode *inode)
 {
-    /* All blocks: the writer may not have reported what it wrote in place, and no line may stay in
+    /* All blocks: the writer may not have reported its stores in place, and no line may stay in
      * our cache of a block that is freed. The fence of the transaction waits for these flushes. */
     return over_content(fs, handle, inode, inode->block_count * fs->shape.geometry.block_bytes,
                         port_flush);

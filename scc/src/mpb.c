@@ -135,7 +135,7 @@ int mpb_format(const struct mpb_memory *memory, uint32_t core_count)
               (struct port_range){NULL, 0}, UINT32_MAX);
     struct mpb_header *place = memory->base;
     struct mpb_header header = header_for(core_count);
-    /* All flags say that incarnation 0, which is no core, has written nothing. */
+    /* Incarnation 0 means that the flag was never written. */
     for (uint32_t core = 0; core < core_count; core++) {
         struct mpb_registers *registers = mpb_registers_at(&mpb, core);
         port_register_store(&mpb.port, &registers->bell, 0);

@@ -93,7 +93,7 @@ struct mpb_queue {
     struct mpb_request *first, *last;
 };
 
-/* What this core knows about another core. */
+/* This core's state of another core. */
 struct mpb_peer {
     /* sending to it */
     struct mpb_queue sends;        /* posted sends, until the receiver has taken them */

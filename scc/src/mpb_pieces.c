@@ -133,7 +133,7 @@ static void give(struct mpb *mpb, uint32_t core, uint64_t size_bytes, const uint
 }
 
 /* Send pieces until the part is full. A piece takes at most half of the part, so that the receiver
- * can empty one half while this core fills the other. */
+ * can empty one half while this core fills the second one. */
 static bool give_all(struct mpb *mpb, uint32_t core)
 {
     struct mpb_peer *peer = &mpb->peers[core];

@@ -20,12 +20,12 @@
  *              other words sees everything that was flushed before the publish. A flag has a line
  *              to itself and one writer at a time.
  *   registers  port_register_*: never cached and atomic in every build: test-and-set registers and
- *              the memory beside them. They are slow on machines without coherent caches, so only
+ *              neighbouring memory. They are slow on machines without coherent caches, so only
  *              locks and bells use them.
  *
  * Two cores must not write to the same line at the same time, even to different words (POOL-3):
- * when one core writes the line back, it overwrites the stores of the other. Data that different
- * locks guard is therefore aligned to separate lines of PORT_LINE_BYTES.
+ * when one core writes the line back, it overwrites the stores of the second core. Data that
+ * different locks guard is therefore aligned to separate lines of PORT_LINE_BYTES.
  */
 #ifndef SCC_PORT_H
 #define SCC_PORT_H
@@ -72,7 +72,8 @@ size_t port_cache_bytes(void);
 void port_open(struct port *port, void *cache, struct port_range one, struct port_range other,
                uint32_t seed);
 
-/* Stop as a dead core does: some stores that were not flushed reach memory, the others are lost. */
+/* Stop as a dead core does: of the stores that were not flushed, some reach memory and the rest is
+ * lost. */
 void port_drop(struct port *port);
 
 #ifdef SCC_TEST

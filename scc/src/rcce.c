@@ -110,7 +110,7 @@ static void check(struct mpb *mpb)
     mpb->check_us = port_now_us() + (uint64_t)mpb->options.check_ms * 1000;
 }
 
-/* Make progress with all cores, or only with those that have pending requests. */
+/* Make progress with all cores, or only with cores that have pending requests. */
 static bool move(struct mpb *mpb, bool with_all)
 {
     const uint32_t turn = mpb->turn;

@@ -413,7 +413,7 @@ static uint32_t looks_of(const struct ring_patience *patience)
 }
 
 /* Now and then yield this core, above all to the peer: a scheduler may run both sides on one
- * core, where each would poll for the rest of its time slice while the other has something to send.
+ * core, where each would poll for the rest of its time slice while its peer has something to send.
  * Returns whether another event is ready that the loop waits for. */
 static bool is_wanted_elsewhere(const struct ring_patience *patience, uint32_t left)
 {

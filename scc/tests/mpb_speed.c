@@ -1,6 +1,6 @@
 /* mpb_speed.c CORES ROUNDS MESSAGE_BYTES: measures messages against plain memory.
  *
- * Prints a line of five numbers for each round, measured one after the other: the round trip of 8
+ * Prints a line of five numbers for each round, measured in sequence: the round trip of 8
  * bytes in us; the same with two words that both cores poll; bandwidth in one direction in GB/s;
  * bandwidth when both send at once; and the bandwidth of memcpy.
  */

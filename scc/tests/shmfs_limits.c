@@ -266,7 +266,7 @@ static void feed(int signal)
 
 static uint32_t harmed; /* an inode */
 
-/* Interrupt writes while there is no room. */
+/* Interrupt writes while the pipe is full. */
 static void drain(int signal)
 {
     (void)signal;

@@ -41,7 +41,7 @@ static void create_named(void)
     acted = shmfs_create(clients[1], "theirs", 0, &theirs);
 }
 
-/* The client has a file with all blocks of the other shard, and needs blocks of this shard. */
+/* The client has a file with all blocks of one shard, and takes blocks of the other one. */
 static void reserve_more(void)
 {
     acted = shmfs_reserve(clients[2], &theirs, 52 * BLOCK);
@@ -84,7 +84,7 @@ static void set_up(enum race race, struct shmfs *fs)
     struct shmfs_handle file;
     for (int i = 0; i < 3 && race <= NO_INODE; i++)
         IS(shmfs_create(fs, NULL, 0, &file), 0);
-    for (int i = 0; i < 3 && race == LAST_ENTRY; i++) /* the last one is in the other shard */
+    for (int i = 0; i < 3 && race == LAST_ENTRY; i++) /* the last free entry is in the other shard */
         make_file(fs, text_in(fs, 0, UINT32_MAX, i), 0);
     if (race >= OPEN)
         make_file(fs, "a", 1);
@@ -169,7 +169,7 @@ static bool gets_between(enum race race, uint64_t store)
         IS(shmfs_lookup(fs, acted ? "half" : "a"), SHMFS_ERROR_NOT_FOUND);
         IS(free_blocks(fs), 7);
         attach(2);
-    } else { /* the first client wins, and the other gets the error */
+    } else { /* the first client wins, and the second gets the error */
         IS(result, acted ? 0 : sides[race].lost);
     }
     if (race == ONE_NAME) {

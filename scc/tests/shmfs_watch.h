@@ -6,7 +6,7 @@
 
 #include "shmfs_rig.h"
 
-static void (*act)(void); /* the action of the other client */
+static void (*act)(void); /* the action of the second client */
 static int64_t acted;     /* and its result */
 static bool had;          /* whether the watched client has held an inode lock */
 

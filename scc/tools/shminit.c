@@ -1,9 +1,10 @@
 /* shminit: creates an image in shared memory.
  *
  * It creates both files completely, without names, before it names either of them: neither a crash
- * nor a lack of memory leaves a part of an image. If two shminit run at once, the one that names
+ * nor a lack of memory leaves a part of an image. If two shminit run at once, the first one to name
  * the control file wins. It keeps the control file locked (flock) until the data file has its name
- * too, so that another shminit can tell a running one from one that died between the two. */
+ * too, so that another shminit can tell a running process from a process that died between the two
+ * steps. */
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
