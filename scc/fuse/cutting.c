@@ -18,8 +18,7 @@ static atomic_bool is_cut;
 
 static bool is_within(uintptr_t place, const void *from, uint64_t size_bytes)
 {
-    return place - (uintptr_t)from < size_bytes; /* a lower address wraps to a value above any
-                                                    size */
+    return place - (uintptr_t)from < size_bytes; /* a lower address wraps around */
 }
 
 void note_cutting(void)

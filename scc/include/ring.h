@@ -20,7 +20,7 @@
  *     offset 0              header: magic, version, capacity, written before the segment is shared
  *     offset 128            words of side 0's ring, into which side 0 writes
  *     offset 384            words of side 1's ring
- *     offset 4096           bytes of side 0's ring, `capacity` of them; then the bytes of side 1's ring
+ *     offset 4096           `capacity` bytes of side 0's ring, then the bytes of side 1's ring
  *
  * Words of a ring. Each word has one writer, and reader and writer use separate lines of 128 bytes:
  *

@@ -110,8 +110,7 @@ struct shmfs_memory {
                        alone. It must not be duplicated, and must stay open until the client
                        detaches: a lock on a byte of it shows that the client lives, so other
                        clients declare a client that closes it dead. -1 (for tests): the library
-                       calls `is_alive` instead, and only one thread at a time may attach or
-                       sweep */
+                       calls `is_alive` instead, and one thread at a time attaches or sweeps */
 };
 
 /* Options of one client. Zero means the default; a NULL pointer means all defaults. */

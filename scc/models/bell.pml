@@ -31,8 +31,7 @@ proctype ringer(byte me)
             }
             if
             :: shown == 1 -> asleep = false; break /* the swap succeeded: wake */
-            :: shown != 1 && shown % 2 == 0 -> asleep = false; break /* another ringer has done
-                                                                        it */
+            :: shown != 1 && shown % 2 == 0 -> asleep = false; break /* another ringer did it */
             :: else
             fi
         od

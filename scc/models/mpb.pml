@@ -70,8 +70,7 @@ inline hear_taken()
             t = t + more;
             do
             :: (low + 1) * 2 <= t ->
-                assert(received[me * IDS + first + low] == 1); /* an acknowledged message is not
-                                                                  lost */
+                assert(received[me * IDS + first + low] == 1); /* none acknowledged is lost */
                 low++; left[me]--
             :: else -> break
             od;
@@ -138,9 +137,7 @@ inline take()
         assert(lines[other * 2 + got % LINES].number == got);
         if
         :: got % 2 == 1 ->
-            assert(received[other * IDS + lines[other * 2 + got % LINES].id] == 0); /* and none
-                                                                                       received
-                                                                                       twice */
+            assert(received[other * IDS + lines[other * 2 + got % LINES].id] == 0); /* nor twice */
             received[other * IDS + lines[other * 2 + got % LINES].id] = 1
         :: else
         fi;

@@ -169,8 +169,7 @@ int fat_find(struct shmfs *fs, uint32_t count, uint32_t near, struct run *runs, 
 {
     int error;
     const uint32_t shards = fs->shape.geometry.shard_count;
-    const uint64_t near_shard = near ? bit(fat_group(fs, near)) : 0; /* its FAT element will
-                                                                        change */
+    const uint64_t near_shard = near ? bit(fat_group(fs, near)) : 0; /* its element will change */
     *run_count = 1;
     *total = count;
     if (near) {

@@ -1,7 +1,6 @@
 /* image.h: the layout of an image in memory. FORMAT.md describes the same layout in words.
  *
- * [ superblock | locks | statistics | clients | groups | buckets | entries | inodes | fat ] [
- * blocks ]
+ *   [ superblock | locks | statistics | clients | groups | buckets | entries | inodes | fat ] [ blocks ]
  *     control segment, each region aligned to PORT_LINE_BYTES                                  data
  *
  * Entries, inodes and blocks are numbered from 1; 0 means none. Offsets are in bytes from the start

@@ -99,8 +99,7 @@ struct mpb_peer {
     struct mpb_queue sends;        /* posted sends, until the receiver has taken them */
     struct mpb_request *giving;    /* the first of them that is not completely given */
     uint64_t given, taken;         /* lines */
-    uint32_t receiver;             /* the incarnation that receives our lines; 0: none has
-                                      answered */
+    uint32_t receiver;             /* the incarnation that answered our sends; 0: none */
     uint32_t gone;                 /* an incarnation known to be dead, detached or broken */
     uint32_t given_pieces;
     bool owes_abort;
@@ -123,8 +122,7 @@ struct mpb {
     uint8_t *base;
     uint32_t core, core_count, part_lines, incarnation;
     uint32_t turn;                 /* the core to serve first */
-    uint32_t pushed;               /* the bell's value at the last push of all cores; odd: never
-                                      pushed */
+    uint32_t pushed;               /* the bell at the last push of all cores; odd: never */
     uint32_t pending_count;        /* of requests */
     uint64_t serial;               /* of the next request */
     uint64_t check_us;             /* when to check next which cores are alive */

@@ -92,8 +92,7 @@ static void hear_taken(struct mpb *mpb, uint32_t core)
         } else {
             uint8_t more = (uint8_t)(word.count - (uint8_t)peer->taken);
             if (more > peer->given - peer->taken) {
-                peer->gone = peer->receiver; /* never deal with an incarnation that sends such
-                                                counts */
+                peer->gone = peer->receiver; /* ignore this incarnation from now on */
                 unpair(mpb, core, MPB_ERROR_CORRUPT);
                 return;
             }

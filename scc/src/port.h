@@ -49,12 +49,10 @@
 struct port {
     uint64_t stores;      /* to shared words, flags and registers; counted for the tests */
     uint64_t dies_at;     /* number of the store at which to call `died` instead; 0: never */
-    void (*died)(void *); /* ends this core: exits, jumps out, or acts as another core and
-                             returns */
+    void (*died)(void *); /* exits, jumps out, or acts as another core and returns */
     void *died_argument;
     struct strict_cache *cache; /* strict build: see port_open */
-    int line_instruction[2];    /* flushing build: to write back, to drop; cached since cpuid takes
-                                   90 us */
+    int line_instruction[2];    /* flushing build: write back, drop; cached, as cpuid takes 90 us */
 };
 
 /* A part of the memory that a port accesses. */
@@ -145,8 +143,7 @@ static inline void port_write(struct port *port, void *to, const void *from, siz
 
 #ifdef PORT_FLUSHING
 
-void port_choose(struct port *port); /* flushing.c: select the instructions that the processor
-                                        has */
+void port_choose(struct port *port); /* flushing.c: select the instructions */
 void port_flush(struct port *port, const void *from, size_t size_bytes);
 void port_invalidate(struct port *port, const void *from, size_t size_bytes);
 

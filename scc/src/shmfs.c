@@ -421,8 +421,7 @@ int shmfs_truncate(struct shmfs *fs, struct shmfs_handle *handle, uint64_t size_
         if (!error)
             error = set_size(fs, handle, size_bytes);
     } else {
-        error = file_publish(fs, handle, &copy); /* no line of a freed block may stay in our
-                                                    cache */
+        error = file_publish(fs, handle, &copy); /* our cache must keep no line of a freed block */
         if (!error)
             error = set_size(fs, handle, size_bytes);
         if (!error)

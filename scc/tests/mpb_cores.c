@@ -123,8 +123,7 @@ static void *be_core(void *argument)
     };
     char path[64];
     snprintf(path, sizeof path, "/proc/self/fd/%d", start.world->fd);
-    core.fd = open(path, O_RDWR | O_CLOEXEC); /* a separate open file description, since locks
-                                                 belong to it */
+    core.fd = open(path, O_RDWR | O_CLOEXEC); /* a new file description, to which locks belong */
     free(argument);
     attach(&core);
     start.role(&core);

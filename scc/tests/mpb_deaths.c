@@ -120,8 +120,7 @@ struct letter {
 
 /* Shared memory with which the test checks results; it survives all cores. */
 struct ledger {
-    struct letter inbox[CORES]; /* receive buffers; only the core itself writes to its buffer while
-                                   it lives */
+    struct letter inbox[CORES]; /* receive buffers; a live core writes only to its own */
     uint32_t next[CORES][CORES];
     _Atomic uint32_t stop, done[CORES], first, second;
     _Atomic uint8_t acknowledged[CORES][CORES][WINDOW / 8], received[CORES][CORES][WINDOW / 8];

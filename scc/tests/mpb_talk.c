@@ -183,8 +183,7 @@ static void barrier(struct core *core)
         for (uint32_t other = 0; other < core->count; other++)
             if (come[other] < round || come[other] > round + 1)
                 fail(__FILE__, __LINE__, "the round of another", come[other], round);
-        if (round % 3 == 0 && (core->number | 1) < core->count) /* some pairs use their own
-                                                                   barrier */
+        if (round % 3 == 0 && (core->number | 1) < core->count) /* some pairs on their own */
             EXPECT(mpb_barrier(core->mpb, pair, WAIT_US), 0);
     }
 }
@@ -260,8 +259,7 @@ static void cancel_sends(struct core *core, uint8_t *bytes)
         expect_filled(bytes, SMALL, 0, 2);
         meet_other(core);
         EXPECT(mpb_recv(core->mpb, 0, bytes, LARGE, NULL, WAIT_US), SMALL);
-        EXPECT(mpb_recv(core->mpb, 0, bytes, LARGE, NULL, WAIT_US), SMALL); /* the one whose send
-                                                                               was unsure */
+        EXPECT(mpb_recv(core->mpb, 0, bytes, LARGE, NULL, WAIT_US), SMALL); /* the unsure one */
     }
     meet_other(core);
 }

@@ -157,8 +157,7 @@ static void check_loop(void)
     CHECK(write(pairs[0].bells[1], "x", 1) == 1);
     struct ring_patience endless = {
         .looks_max = UINT32_MAX, .looks = UINT32_MAX, .also_fd = pairs[0].bells[0]};
-    CHECK(ring_before_wait(watches + 1, 2, &endless) == 0); /* another descriptor ended the
-                                                               polling */
+    CHECK(ring_before_wait(watches + 1, 2, &endless) == 0); /* an event at also_fd ended it */
     for (int index = 0; index < 3; index++)
         close_pair(&pairs[index]);
 }

@@ -367,8 +367,7 @@ int main(void)
     for (int act = 0; act < 8; act++)
         for (uint64_t store = 1; chain_of_deaths(store, act); store++)
             deaths++;
-    for (uint64_t store = 1; late_lines(store, 90 + store % 16); store++) /* which lines are late
-                                                                             varies */
+    for (uint64_t store = 1; late_lines(store, 90 + store % 16); store++) /* the late lines vary */
         deaths++;
     for (uint64_t store = 1; dies_freeing(store); store += 37)
         deaths++;

@@ -84,7 +84,7 @@ static void set_up(enum race race, struct shmfs *fs)
     struct shmfs_handle file;
     for (int i = 0; i < 3 && race <= NO_INODE; i++)
         IS(shmfs_create(fs, NULL, 0, &file), 0);
-    for (int i = 0; i < 3 && race == LAST_ENTRY; i++) /* the last free entry is in the other shard */
+    for (int i = 0; i < 3 && race == LAST_ENTRY; i++) /* the last is in the other shard */
         make_file(fs, text_in(fs, 0, UINT32_MAX, i), 0);
     if (race >= OPEN)
         make_file(fs, "a", 1);

@@ -232,8 +232,7 @@ static void harmed_files(void)
     IS(shmfs_write(fs, &file, content, 3 * BLOCK, 0), 3 * BLOCK);
     IS(lock_take(clients[1], LOCK_FAT, 1), 0);
     meanwhile = harm_once;
-    IS(shmfs_truncate(fs, &file, BLOCK), SHMFS_ERROR_BUSY); /* it cannot tell that the file is
-                                                               truncated */
+    IS(shmfs_truncate(fs, &file, BLOCK), SHMFS_ERROR_BUSY); /* whether it is cut is unknown */
     lock_drop_all(clients[1]);
     harm();
     shmfs_detach(fs);

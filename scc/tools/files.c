@@ -35,8 +35,7 @@ static void end_cut(int number, siginfo_t *info, void *context)
             (void)written;
             _exit(cut_status);
         }
-    signal(number, SIG_DFL); /* not the image: returning repeats the access, which ends the
-                                process */
+    signal(number, SIG_DFL); /* other memory: the repeated access ends the process */
 }
 
 /* On SIGBUS, end the program with a message about the truncated file. */

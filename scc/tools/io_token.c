@@ -272,8 +272,7 @@ void io_token_release(int token)
     path[length] = '\0';
     unlink(path);
     close(token);
-    for (int level = 0; level < 2; level++) { /* the last process that leaves removes the
-                                                 directories */
+    for (int level = 0; level < 2; level++) { /* the last process removes them */
         char *slash = strrchr(path, '/');
         if (!slash)
             return;

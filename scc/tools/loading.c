@@ -38,8 +38,7 @@ bool tool_load(struct tool *tool, struct tool_image *image, const char *path, ui
         close(fd);
         return false;
     }
-    int error = shmfs_io_begin(image->fs, 0, -1); /* without a limit, so that statistics count the
-                                                     job */
+    int error = shmfs_io_begin(image->fs, 0, -1); /* no limit: only counts the job */
     if (!error) {
         error = shmfs_load(image->fs, fd, name);
         int cause = errno;

@@ -80,7 +80,7 @@ static int take_option(struct tool *tool, struct tool_option *name, char **words
         if (strlen(o->name) == length && !strncmp(o->name, word, length))
             option = o;
     if (!option)
-        tool_misused(tool, "there is no option %s; run %s --help for a list", words[0], tool->name);
+        tool_misused(tool, "there is no option %s; --help lists the options", words[0]);
     if (!option->value) {
         if (equals)
             tool_misused(tool, "--%s takes no value", option->name);
