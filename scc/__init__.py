@@ -1,4 +1,4 @@
-"""Memory without coherent caches: a file system, message buffers and rings in C; their bindings.
+"""Memory without coherent caches: a file system, message buffers and rings in C, with bindings.
 
-The contracts stand in `include/`, the bytes in `FORMAT.md`. Found by name, as `scc`.
+`include/` holds the contracts, `FORMAT.md` the bytes. The store is found by its name, `scc`.
 """

@@ -1,8 +1,8 @@
-"""How the C of this room becomes Python modules. Never imported: setup.py has cffi run it.
+"""Describes the C sources to cffi, which compiles them to Python modules. Only setup.py uses it.
 
-The declarations are made from the public headers, so that there is no second copy of them to keep
-equal. What the headers may hold is therefore plain: no inline functions, no attributes, no macros
-that take arguments.
+The declarations for cffi are derived from the public headers, so that there is only one copy of
+them. The headers are therefore restricted to plain C: no inline functions, no attributes, no macros
+with arguments.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ FLAGS = ["-std=c11", "-O2", "-Wall", "-Wextra", "-fvisibility=hidden"]
 
 
 def declarations(header: str) -> str:
-    """Reduce a header to what cffi reads: no comments, no directives but numbers, no `extern`."""
+    """Reduce a header to the text that cffi reads: no comments, no directives except numbers."""
     text = re.sub(r"/\*.*?\*/|//[^\n]*", " ", header, flags=re.DOTALL)
     text = re.sub(r"^#ifdef __cplusplus\n.*?^#endif\n", "", text, flags=re.DOTALL | re.MULTILINE)
-    # A guard has no value, what has arguments is no number; the compiler says what the others are.
+    # A guard has no value, and a macro with arguments is no number; the compiler knows the rest.
     numbers = re.findall(r"^# *define +(\w+) +[-+(\w]", text, flags=re.MULTILINE)
     text = re.sub(r"^#(?:[^\n]*\\\n)*[^\n]*\n", "", text, flags=re.MULTILINE)
     text = re.sub(r"\[ *[A-Z][^\]]*\](?=[^;{]*\))", "[]", text)  # a parameter has no size
-    text = re.sub(r"\[ *[A-Z][^\]]*\]", "[...]", text)  # the compiler knows a member's
+    text = re.sub(r"\[ *[A-Z][^\]]*\]", "[...]", text)  # the compiler knows a member's size
     return "".join(f"#define {name} ...\n" for name in numbers) + text
 
 
 def sources(part: str, build: str) -> list[Path]:
-    """Return what a part is made of in a build."""
+    """Return the source files of a part in a build."""
     return [SCC / "src" / f"{name}.c" for name in (*PARTS[part], *BUILDS[build])]
 
 
 def module(name: str, part: str, build: str) -> FFI:
-    """Describe `ciel.scc.<name>` to cffi."""
+    """Describe the module `ciel.scc.<name>` to cffi."""
     header = SCC / "include" / f"{part}.h"
     ffi = FFI()
     ffi.cdef(declarations(header.read_text()))
@@ -64,7 +64,7 @@ def module(name: str, part: str, build: str) -> FFI:
 
 
 def modules() -> dict[str, Callable[[], FFI]]:
-    """Return every module there is, by the name it has in this room."""
+    """Return all modules, by name."""
     found: dict[str, Callable[[], FFI]] = {}
     for part in PARTS:
         for build in BUILDS if part not in COHERENT_ONLY else ("coherent",):
@@ -74,4 +74,4 @@ def modules() -> dict[str, Callable[[], FFI]]:
 
 
 MODULES = modules()
-globals().update(MODULES)  # cffi looks for `build_ffi.py:NAME`
+globals().update(MODULES)  # cffi looks up `build_ffi.py:NAME`

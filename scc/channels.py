@@ -8,23 +8,23 @@ from typing import Final
 from ciel.scc.ring import Lookout, Ring, make_segment
 
 CAPACITY_BYTES: Final = 128 * 1024
-"""Of each direction between daemons: more than a batch, and little of what a core's cache holds."""
+"""Of each direction between daemons: holds more than a batch, and little of a core's cache."""
 
 SPIN_US: Final = 300.0
-"""How long somebody looks before sleeping, where that is on: longer than a peer on another core
-takes for a message, and than its wake-up would."""
+"""How long to poll before sleeping, if polling is on: longer than a peer on another core takes to
+send a message, and longer than its wake-up takes."""
 
 CORES_MIN: Final = 4
-"""On fewer cores, whoever looks takes the core of whoever would have something to say."""
+"""With fewer cores, a polling process takes the core that its peer needs to answer."""
 
 
 def usual_spin_us(cores: int | None = None) -> float:
-    """Return how long to look before sleeping on this machine."""
+    """Return how long to poll before sleeping on this machine."""
     return SPIN_US if (cores or len(os.sched_getaffinity(0))) >= CORES_MIN else 0.0
 
 
 class RingKind:
-    """Makes and opens rings; `spin_us` is how long to look before sleeping. Raises RingError."""
+    """Makes and opens rings; `spin_us` is how long to poll before sleeping. Raises RingError."""
 
     name = "ring"
 
@@ -35,5 +35,5 @@ class RingKind:
         return make_segment(CAPACITY_BYTES)
 
     def open(self, descriptor: int, side: int, bell_fd: int) -> Ring:
-        # A socket's number may be another's before whoever closed it has told us.
+        # Keep the bell: its caller may close it before us, and its number may then be reused.
         return Ring(descriptor, side, bell_fd, keeps_bell=True)

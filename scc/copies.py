@@ -1,8 +1,9 @@
-"""Objects for who needs a name that seeks, opens twice or executes: sealed copies in memory.
+"""Sealed copies of objects in memory, for readers that must seek, reopen or execute a file.
 
-A copy is made when a name is first asked for, and shared by all who read the object here. Once the
-last of them has closed it, it is kept for the next while there is room, and at most until the
-object is deleted. What was copied is counted: a program that reads in place costs nothing.
+The store makes a copy when a reader first asks for a path, and all readers of the object in this
+process share it. After the last reader closes it, the store keeps the copy for later readers while
+there is room, at most until the object is deleted. Copied bytes are counted; a program that reads
+in place costs nothing.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ _MODE = 0o500  # an object may be a program
 
 
 KEPT_MAX = 32
-"""Copies that nobody reads; each is a descriptor."""
+"""Maximum number of copies without readers; each takes a descriptor."""
 
 
 class Copy:
-    """One sealed copy, and how many read it."""
+    """One sealed copy and its number of readers."""
 
     def __init__(self, fd: int, size_bytes: int) -> None:
         self.fd = fd
@@ -34,23 +35,23 @@ class Copy:
 
 
 class Copies:
-    """All copies of one store; of those that nobody reads, so many bytes at most."""
+    """All copies of one store; copies without readers are bounded in bytes."""
 
     def __init__(self, kept_max_bytes: int) -> None:
         self._kept_max_bytes = kept_max_bytes
-        self._kept: dict[tuple[int, int], Copy] = {}  # what was read longest ago first
+        self._kept: dict[tuple[int, int], Copy] = {}  # the least recently used first
         self.copied_bytes = 0
-        """Copied since the store was opened, in and out."""
+        """Bytes copied since the store was opened, in and out."""
         self._copies: dict[tuple[int, int], Copy] = {}
-        self._lock = threading.RLock()  # a reader may be collected, and give back, within any call
+        self._lock = threading.RLock()  # collecting a reader may call `give_back` within any call
 
     def count(self, size_bytes: int) -> None:
-        """Count what was copied by others, such as the output of a program that has a name."""
+        """Count bytes that were copied elsewhere, such as the output of a program."""
         with self._lock:
             self.copied_bytes += size_bytes
 
     def take(self, key: tuple[int, int], file: File, size_bytes: int) -> Copy:
-        """Return the copy of a file, made if there is none, until `give_back`."""
+        """Return the copy of a file, made if necessary. The caller ends its use by `give_back`."""
         with self._lock:
             if (copy := self._copies.get(key)) is not None:
                 copy.users += 1
@@ -70,7 +71,7 @@ class Copies:
             return copy
 
     def give_back(self, key: tuple[int, int]) -> None:
-        """Have no more use for it."""
+        """End one use of a copy."""
         with self._lock:
             copy = self._copies[key]
             copy.users -= 1
@@ -83,19 +84,19 @@ class Copies:
         return bool(self._kept)
 
     def forget(self, key: tuple[int, int]) -> None:
-        """The object is deleted: keep no copy of it, unless somebody reads it."""
+        """Drop the copy of a deleted object, unless it has readers."""
         with self._lock:
             if (copy := self._kept.pop(key, None)) is not None:
                 os.close(copy.fd)
 
     def close(self) -> None:
-        """Keep nothing any more; what is read stays until then."""
+        """Drop all copies without readers; copies in use stay until their readers close."""
         with self._lock:
             self._make_room(-1)
             self._kept_max_bytes = -1
 
     def _made(self, file: File) -> int:
-        """Copy a file; with the descriptors of copies that nobody reads, if there are no others."""
+        """Copy a file. If descriptors run out, drop the copies without readers first."""
         try:
             return _copied(file)
         except StoreSystemError as error:

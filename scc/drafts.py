@@ -1,6 +1,6 @@
-"""Outputs that programs write by name: temporaries beside the image, copied in when they are whole.
+"""Temporary files for outputs that programs write by name; complete ones are copied into the image.
 
-A program may rename, replace and reopen what it was given, and that takes a real file.
+A program may rename, replace and reopen its output, which requires a real file.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _CHUNK_BYTES = 2**20
 
 
 class Draft:
-    """One file that a program writes, or that somebody follows while it grows."""
+    """A file that a program writes, or that readers follow while it grows."""
 
     def __init__(self, temporaries: Temporaries, object_id: str, fullness: Fullness) -> None:
         self._temporaries = temporaries
@@ -34,18 +34,18 @@ class Draft:
         self._object_id = object_id
         self._name, self._fd = temporaries.create()
         self.is_lent = False
-        """Whether somebody may have it open who is not done when we are."""
+        """Whether another process may still have it open after we close it."""
 
     @property
     def path(self) -> str:
         return self._temporaries.path_of(self._name)
 
     def fileno(self) -> int:
-        """Return the descriptor of the file that was made, whatever has become of its name."""
+        """Return the descriptor of the file that was created, even if its name changed."""
         return self._fd
 
     def current_fd(self) -> int:
-        """Return that of the file that bears the name now: a program may have put its own there."""
+        """Return a descriptor of the file that has the name now; a program may have replaced it."""
         try:
             fd = self._temporaries.reopen(self._name)
         except OSError as error:
@@ -59,29 +59,29 @@ class Draft:
         return self._fd
 
     def size_now(self) -> int | None:
-        """Return the size of what bears the name now; None if that is no file of ours."""
+        """Return the size of the file that has the name now; None if it is not a file of ours."""
         status = self._temporaries.status_of(self._name)
         return None if status is None else status.st_size
 
     def look_if_full(self) -> None:
-        """See whether the device is full, where what a program writes is refused."""
+        """Record if the device is full, so that writes of programs fail."""
         if is_full(self._temporaries.directory_fd):
             self._fullness.note()
 
     @property
     def may_be_short(self) -> bool:
-        """Whether it may have been."""
-        if not (self.size_now() or 0) % PAGE_BYTES:  # what is refused a block ends where one does
+        """Whether a write to the file may have failed because the device was full."""
+        if not (self.size_now() or 0) % PAGE_BYTES:  # a failed write ends at a page boundary
             self.look_if_full()
         return self._fullness.was_full(self._times_full)
 
     def expect_all(self) -> None:
-        """Raise `ShortOutputError` if it may have been."""
+        """Raise `ShortOutputError` if the file may lack bytes."""
         if self.may_be_short:
             raise ShortOutputError(self._object_id, self.size_now() or 0)
 
     def write(self, chunk: memoryview) -> None:
-        """Append."""
+        """Append to the file."""
         try:
             while chunk:
                 chunk = chunk[os.write(self._fd, chunk) :]
@@ -89,9 +89,7 @@ class Draft:
             raise translated(error, "write", len(chunk), self._fd) from error
 
     def reserve(self, size_bytes: int) -> None:
-        """Have room for so many bytes, so that whoever writes them cannot be refused any. Raises
-        NoSpaceError.
-        """
+        """Reserve space, so that writing this many bytes cannot fail. Raises NoSpaceError."""
         try:
             with self._fullness.taking(size_bytes):
                 reserve_blocks(self._fd, size_bytes, keep_size=True)
@@ -99,8 +97,8 @@ class Draft:
             raise translated(error, "begin", size_bytes, self._fd) from error
 
     def copy_to(self, file: File, size_bytes: int, *, in_place: bool) -> tuple[int, str]:
-        """Copy what bears the name into a file with that much room; returns how much it was, less
-        if it has shrunk meanwhile, and its checksum.
+        """Copy the file that has the name now into an image file with that much space. Returns the
+        number of bytes, which is lower if the file has shrunk meanwhile, and the checksum.
         """
         fd, digest, offset_bytes = self.current_fd(), xxhash.xxh3_64(), 0
         if in_place:
@@ -121,8 +119,8 @@ class Draft:
         return offset_bytes, str(digest.hexdigest())
 
     def take_back(self) -> bytes | None:
-        """Return all of it and have the file serve again: for the file that was made and that
-        nobody else has; None, and nothing has happened, if it is not.
+        """Return the content and recycle the file, if it is the file that was created and no other
+        process has it. Otherwise return None and do nothing.
         """
         status, ours = self._temporaries.status_of(self._name), os.fstat(self._fd)
         if status is None or self.is_lent or not os.path.samestat(status, ours):
@@ -135,7 +133,7 @@ class Draft:
         return content
 
     def close(self, *, discard: bool = True) -> None:
-        """Let go of it; it is gone, unless a forked copy says so."""
+        """Close the file and delete it; a forked copy passes `discard=False`."""
         if self._fd >= 0:
             fd, self._fd = self._fd, -1
             self._fullness.close_file(fd)

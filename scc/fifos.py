@@ -1,15 +1,15 @@
-"""Paths that are FIFOs: an object read, or written, once and from beginning to end (CIB-23).
+"""Serves FIFOs, each of which transfers one object once, from beginning to end (CIB-23).
 
     with Fifos(directory) as fifos:
         served = fifos.give(reader.view())
         subprocess.run(["sort", served.path])
-        served.result.result()            # how many bytes went through
+        served.result.result()            # the number of bytes transferred
 
-One thread serves all of them; it waits for whatever comes next and never for one of them alone. A
-FIFO loses its name when the other side opens it, so that nobody opens it a second time and takes a
-part of what is another's, and the service ends when either side closes. Who never opens it is given
-up after a while; who leaves early or is slow harms nobody. No lock of the memory is held meanwhile:
-what is committed is read without any.
+One thread serves all FIFOs and never blocks on a single one. When a process opens a FIFO, the
+thread removes its name, so that no second process can open it and take a part of the bytes. The
+service ends when either side closes. The thread gives up a FIFO that no process opens in time. A
+process that stops early or is slow delays no other. The thread holds no lock of the memory
+meanwhile: reading a committed object needs none.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class FifoError(StorageError):
-    """A FIFO was not served to its end: `reason` says why."""
+    """A FIFO was not served completely; `reason` tells why."""
 
     def __init__(self, path: str, reason: str) -> None:
         self.path = path
@@ -53,8 +53,8 @@ class FifoError(StorageError):
 
 
 class Served:
-    """One FIFO. `result` is how many bytes went through, less than all if its reader left early; or
-    `FifoError`, or what the taker of content raised.
+    """One FIFO. `result` is the number of bytes transferred, which is less than all if the reader
+    stopped early; or it fails with `FifoError`, or with the exception that `take` raised.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Served:
 
     @property
     def is_opened(self) -> bool:
-        """Whether the other side has opened it, so that nobody else will."""
+        """Whether a process has opened it; no other process can open it afterwards."""
         return self.watch < 0
 
     @property
@@ -79,7 +79,7 @@ class Served:
 
 
 class Fifos:
-    """All FIFOs in a directory, which somebody else removes; and the thread that serves them."""
+    """All FIFOs in a directory, which the caller removes, and the thread that serves them."""
 
     def __init__(self, directory: Path, *, open_timeout_s: float = OPEN_TIMEOUT_S) -> None:
         self._directory = directory
@@ -106,26 +106,26 @@ class Fifos:
         self._thread.start()
 
     def give(self, content: memoryview, *, is_patient: bool = False) -> Served:
-        """Make a FIFO from which this can be read once. The content is held until then, and for who
-        is patient until `end`.
+        """Make a FIFO from which a process can read `content` once. The FIFO keeps the content
+        until the transfer ends; with `is_patient` it waits for its reader until `end`.
         """
         return self._make(content, None, is_patient=is_patient)
 
     def accept(self, take: Callable[[bytes], object]) -> Served:
-        """Make a FIFO that can be written once; `take` is called with what comes, by the thread.
-        When it raises, the writer finds the other end closed.
+        """Make a FIFO to which a process can write once. The thread calls `take` with the bytes. If
+        `take` raises an exception, the thread closes the FIFO, and the writer gets EPIPE.
         """
         return self._make(None, take, is_patient=False)
 
     def end(self, served: Served) -> None:
-        """Serve it no longer. The thread does so soon; what went through by then is the result."""
+        """Stop serving a FIFO, soon. The result is the number of bytes transferred by then."""
         with self._lock:
             if not (self._is_closed or served.is_over):
                 self._ending.append(served)
                 os.eventfd_write(self._bell, 1)
 
     def close(self) -> None:
-        """End all of them, and the thread; closing twice is closing once."""
+        """Stop serving all FIFOs, and end the thread. A second call does nothing."""
         if self._is_closed or self._pid != os.getpid():
             return
         self._is_closed = True
@@ -165,9 +165,9 @@ class Fifos:
                 raise StoreClosedError("the store")
             os.mkfifo(path, _MODE)
             try:
-                # Open at both ends, so that whoever opens the other one need not wait for us.
+                # Open both ends, so that the process that opens the FIFO need not wait for us.
                 served.fd = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
-                with suppress(OSError):  # there are limits to how much all pipes hold
+                with suppress(OSError):  # there is a limit for all pipes together
                     fcntl.fcntl(served.fd, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
                 served.watch = _libc.inotify_add_watch(self._inotify, path.encode(), _IN_OPEN)
                 if served.watch < 0:
@@ -204,7 +204,7 @@ class Fifos:
     def _patience(self) -> float | None:
         with self._lock:
             while self._deadlines and self._deadlines[0][2].watch < 0:
-                heapq.heappop(self._deadlines)  # opened, or over
+                heapq.heappop(self._deadlines)  # opened or finished
             if not self._deadlines:
                 return None
             return max(0.0, self._deadlines[0][0] - time.monotonic())
@@ -214,7 +214,7 @@ class Fifos:
             while self._deadlines and self._deadlines[0][0] <= time.monotonic():
                 served = heapq.heappop(self._deadlines)[2]
                 if served.watch >= 0:
-                    reason = f"nobody has opened it within {self._open_timeout_s:g} s"
+                    reason = f"no process has opened it within {self._open_timeout_s:g} s"
                     self._finish(served, FifoError(served.path, reason))
 
     def _take_ends(self) -> None:
@@ -228,14 +228,14 @@ class Fifos:
             events = os.read(self._inotify, _EVENTS_BYTES)
         except BlockingIOError:
             return
-        for watch, mask, _, _ in _EVENT.iter_unpack(events):  # none has a name: these are files
+        for watch, mask, _, _ in _EVENT.iter_unpack(events):  # these events have no names
             with self._lock:
                 served = self._by_watch.get(watch)
                 if served is not None and mask & _IN_OPEN:
                     self._begin(served)
 
     def _begin(self, served: Served) -> None:
-        """The other side is there: take the name away, and keep our own end only."""
+        """A process has opened the FIFO: remove its name, and keep only our own end."""
         self._unwatch(served)
         is_reading = served.take is not None
         flags = (os.O_RDONLY if is_reading else os.O_WRONLY) | os.O_NONBLOCK | os.O_CLOEXEC
@@ -253,7 +253,7 @@ class Fifos:
         self._epoll.register(served.fd, select.EPOLLIN if is_reading else select.EPOLLOUT)
 
     def _go_on(self, fd: int) -> None:
-        """Pass one piece on. The thread holds no lock meanwhile, not even its own."""
+        """Transfer one piece. The thread holds no lock meanwhile, not even its own."""
         served = self._by_fd.get(fd)
         if served is None:
             return
@@ -261,7 +261,7 @@ class Fifos:
             is_over = self._take_piece(served) if served.take else self._give_piece(served)
         except BlockingIOError:
             return
-        except Exception as error:  # of whoever takes it, who is to know
+        except Exception as error:  # raised by `take`; reported in the result
             with self._lock:
                 self._finish(served, error)
             return
@@ -278,7 +278,7 @@ class Fifos:
                     served.fd, served.content[start : start + CHUNK_BYTES]
                 )
             except BrokenPipeError:
-                return True  # it has read enough
+                return True  # the reader has read enough
         return served.passed_bytes >= len(served.content)
 
     def _take_piece(self, served: Served) -> bool:
@@ -295,7 +295,7 @@ class Fifos:
             served.watch = -1
 
     def _finish(self, served: Served, error: Exception | None = None) -> None:
-        """End the service, whichever way; with the lock."""
+        """End the service of a FIFO, for any reason. The caller holds the lock."""
         if served.is_over:
             return
         if served.watch >= 0:
@@ -303,9 +303,9 @@ class Fifos:
             with suppress(FileNotFoundError):
                 os.unlink(served.path)
         self._by_fd.pop(served.fd, None)
-        os.close(served.fd)  # and epoll forgets it
+        os.close(served.fd)  # which removes it from epoll
         served.fd = -1
-        served.content = None  # lets go of the object
+        served.content = None  # releases the object
         if error is None:
             served.result.set_result(served.passed_bytes)
         else:

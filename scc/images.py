@@ -1,4 +1,4 @@
-"""Memory behind an image: space that is really there, and rows of blocks as one row."""
+"""Memory of images: allocates files completely, and maps separate runs of blocks contiguously."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
 
 
 def reserve_whole(fd: int, size_bytes: int) -> None:
-    """Give a file this size, with all of its space: who maps it is never killed for want of any.
+    """Set the size of a file and allocate all of its space, so that no access raises SIGBUS.
 
-    Raises `NoSpaceError`, and then the file is empty.
+    Raises `NoSpaceError`; then the file is empty.
     """
     try:
         os.ftruncate(fd, 0)
@@ -34,8 +34,8 @@ def reserve_whole(fd: int, size_bytes: int) -> None:
 
 
 def map_rows(fd: int, rows: list[tuple[int, int]], *, writable: bool = False) -> int:
-    """Map parts of a file (offsets and lengths, all but the last length whole pages) one after the
-    other, read-only unless asked otherwise; returns the address, for `unmap`.
+    """Map parts of a file, given by offset and length, contiguously. All lengths except the last
+    must be whole pages. Read-only by default. Returns the address, for `unmap`.
     """
     protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
     size_bytes = sum(length for _, length in rows)
@@ -52,7 +52,7 @@ def map_rows(fd: int, rows: list[tuple[int, int]], *, writable: bool = False) ->
 
 
 def unmap(start: int, size_bytes: int) -> None:
-    """End a mapping."""
+    """Remove a mapping."""
     _libc.munmap(start, size_bytes)
 
 

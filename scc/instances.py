@@ -1,4 +1,4 @@
-"""Instances of the store `scc`: a held directory under `/dev/shm`, and the image in it."""
+"""Instances of the store `scc`: a directory under `/dev/shm` with a lease, and its image."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ciel.storage import leases
 from ciel.storage.errors import StoreSpecError, StoreSystemError
 
 ROOT = "/dev/shm"
-_SHM_PREFIX = "ciel-"  # of all stores in memory: whoever starts sweeps up after all of them
+_SHM_PREFIX = "ciel-"  # of all stores in memory: each start sweeps all of them
 _PREFIX = "ciel-scc-"
 _INSTANCE = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
@@ -24,23 +24,23 @@ BLOCK_BYTES = 64 * 2**10
 CORES = 64
 CORES_MAX = 1024
 SHARDS_MAX = 64
-BLOCK_MIN_BYTES, BLOCK_MAX_BYTES, BLOCKS_MAX = 2**12, 2**30, 2**28  # as `shmfs.h` has them
+BLOCK_MIN_BYTES, BLOCK_MAX_BYTES, BLOCKS_MAX = 2**12, 2**30, 2**28  # as in `shmfs.h`
 _FILES_MIN = 1024
 _FILES_MAX = 2**20
-_CLIENTS_MIN = 64  # a core may be open in several processes
+_CLIENTS_MIN = 64  # several processes may use one core
 _CLIENTS_PER_CORE = 2
 _HANDLES_MIN, _HANDLES_MAX = 2**10, 2**16
 _HANDLES_SHARE = 64  # of the capacity, at most, for all clients together
-_HANDLE_BYTES, _ENTRY_BYTES = 8, 384  # as `FORMAT.md` has them
+_HANDLE_BYTES, _ENTRY_BYTES = 8, 384  # as in `FORMAT.md`
 _ENTRIES_MAX = 2**26
-_ENTRIES_SHARE = 16  # of the capacity, at most, unless that is very small
+_ENTRIES_SHARE = 16  # of the capacity, at most, unless the capacity is very small
 _ENTRIES_MIN_BYTES = 4 * 2**20
 _LOCK_TIMEOUT_MS = 10_000
-"""Locks are held for microseconds, unless their holder is stopped in the middle."""
+"""Locks are held for microseconds, unless their owner is stopped."""
 
 
 class Layout(NamedTuple):
-    """What an image is to be like; whoever comes first decides."""
+    """The parameters of an image; the first worker to open an instance sets them."""
 
     cores: int = CORES
     capacity_bytes: int = CAPACITY_BYTES
@@ -49,10 +49,11 @@ class Layout(NamedTuple):
     build: Build = "coherent"
 
     def geometry(self) -> Geometry:
-        """Return the image's shape. Every object has a block, unless it is empty; a name with each
-        core that holds it; and a handle of each process that has it open, and there is one more for
-        who opens it a second time. Names and handles for all cores are had as far as they take no
-        more than a share of the capacity.
+        """Return the image's geometry.
+
+        A nonempty object takes at least one block. It has one name for each core that holds it, and
+        each process that has it open takes one handle; one handle more serves a second open. Names
+        and handles for all cores are limited to a share of the capacity.
         """
         block_count = max(1, self.capacity_bytes // self.block_bytes)
         files = min(max(block_count, _FILES_MIN), _FILES_MAX)
@@ -72,7 +73,7 @@ class Layout(NamedTuple):
 
 
 def remove_instance(instance: str) -> bool:
-    """Remove what killed processes left; False when there is nothing, or somebody has it open."""
+    """Remove what killed processes left; False if there is nothing, or a process has it open."""
     root_fd = os.open(ROOT, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         return leases.remove_unheld(directory_name(instance), parent_fd=root_fd)
@@ -81,14 +82,14 @@ def remove_instance(instance: str) -> bool:
 
 
 def directory_name(instance: str) -> str:
-    """Return the name under `/dev/shm` of an instance's directory."""
+    """Return the name of an instance's directory under `/dev/shm`."""
     if not _INSTANCE.fullmatch(instance):
         raise StoreSpecError(instance, "an instance is 1 to 64 letters, digits, _ and -")
     return _PREFIX + instance
 
 
 def open_instance(name: str, layout: Layout) -> tuple[int, Image]:
-    """Hold an instance's directory and attach to its image, made when missing."""
+    """Take a lease on an instance's directory and attach to its image, made if missing."""
     geometry = layout.geometry()
     try:
         root_fd = os.open(ROOT, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -121,4 +122,4 @@ def _difference(found: Geometry, wanted: Geometry) -> str:
         if there != here
     ]
     text = "; ".join(differing)
-    return f"all who share it must ask for the same cores, capacity, block and shards: {text}"
+    return f"all workers that share it must give the same cores, capacity, block and shards: {text}"

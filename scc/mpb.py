@@ -1,8 +1,7 @@
-"""Messages between cores that share nothing but memory: the binding of `include/mpb.h`, which says
-what they are.
+"""Message passing between cores that share only memory: the binding of `include/mpb.h`.
 
-One `Core` belongs to one thread at a time, but for `bell`, `sleep` and `ring`. Timeouts are in
-seconds; None: for as long as the other core lives. Every wait can be interrupted.
+Only one thread at a time may use a `Core`, except for `bell`, `sleep` and `ring`. Timeouts are in
+seconds; None means as long as the peer is alive. Signals can interrupt every wait.
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ from ciel.scc.builds import Build, load
 
 ANY: Final = 0xFFFFFFFF
 SLICE_US: Final = 200_000
-"""A wait comes back so often, for Python to see signals."""
+"""A wait returns this often, so that Python can handle signals."""
 
 
 class MpbError(CielError):
-    """A call did not succeed. `code` is one of mpb.h; `core` the other core, or None."""
+    """A call failed. `code` is an error of mpb.h; `core` is the peer, or None."""
 
     def __init__(self, code: int, text: str, core: int | None = None) -> None:
         self.code = code
@@ -32,11 +31,11 @@ class MpbError(CielError):
 
 
 class CoreGoneError(MpbError):
-    """The other core died, detached, or gave the message up."""
+    """The peer died, detached, or gave up the message."""
 
 
 class MpbTimeoutError(MpbError):
-    """The time was over. `may_arrive`: the message lies in the buffer, and may yet be received."""
+    """The timeout passed. `may_arrive`: the message is in the buffer, and may still be received."""
 
     def __init__(self, code: int, text: str, core: int | None, may_arrive: bool) -> None:
         self.may_arrive = may_arrive
@@ -44,7 +43,7 @@ class MpbTimeoutError(MpbError):
 
 
 class MessageSizeError(MpbError):
-    """The message is larger than the room for it, and is still there."""
+    """The message is larger than the receive buffer; it can still be received."""
 
     def __init__(self, code: int, text: str, core: int | None, size_bytes: int) -> None:
         self.size_bytes = size_bytes
@@ -66,7 +65,7 @@ def _error(module: Any, code: int, core: int | None = None, size_bytes: int = 0)
 
 
 def segment_bytes(core_count: int) -> int:
-    """Return how large a segment for so many cores is. Raises MpbError."""
+    """Return the size of a segment for `core_count` cores. Raises MpbError."""
     module = load("mpb")
     size_bytes: int = module.lib.mpb_segment_bytes(core_count)
     if size_bytes < 0:
@@ -75,7 +74,7 @@ def segment_bytes(core_count: int) -> int:
 
 
 def make_segment(fd: int, core_count: int) -> None:
-    """Make a segment of a file, which nobody uses yet. Raises MpbError, OSError."""
+    """Turn a file that no process uses yet into a segment. Raises MpbError, OSError."""
     module = load("mpb")
     size_bytes = segment_bytes(core_count)
     os.ftruncate(fd, size_bytes)
@@ -93,13 +92,13 @@ def _memory(module: Any, base: Any, size_bytes: int, fd: int) -> Any:
 
 
 class Request:
-    """A send or receive under way; made by a `Core`."""
+    """A pending send or receive; made by a `Core`."""
 
     __slots__ = ("_kept", "_raw", "_room")
 
     def __init__(self, raw: Any, kept: Any, room: bytearray) -> None:
         self._raw = raw
-        self._kept = kept  # for as long as C may use it
+        self._kept = kept  # keeps the buffer alive while C may use it
         self._room = room
 
     @property
@@ -108,22 +107,22 @@ class Request:
 
     @property
     def core(self) -> int:
-        """The other one; of a receive from any, who it came from."""
+        """The peer; after a receive from any core, the sender."""
         return int(self._raw.core)
 
     @property
     def size_bytes(self) -> int:
-        """Of the message; of a receive once it has begun."""
+        """The size of the message; for a receive, valid once it has started."""
         return int(self._raw.size_bytes)
 
     @property
     def moved_bytes(self) -> int:
-        """How much of it was given or taken so far."""
+        """The number of bytes transferred so far."""
         return int(self._raw.moved_bytes)
 
     @property
     def content(self) -> bytes:
-        """What was received, once it is over."""
+        """The received bytes, once the request is complete."""
         return bytes(memoryview(self._room)[: self._raw.size_bytes])
 
 
@@ -142,7 +141,8 @@ class Core:
         self._module = load("mpb", build)
         self._ffi: Any = self._module.ffi
         self._lib: Any = self._module.lib
-        # A description of its own: the lock that shows that this core lives belongs to that.
+        # Open the file again: the lock that shows that this core is alive belongs to the new file
+        # description.
         place = f"/proc/self/fd/{segment}" if isinstance(segment, int) else segment
         self._fd = os.open(place, os.O_RDWR | os.O_CLOEXEC)
         self._raw: Any = None
@@ -172,7 +172,7 @@ class Core:
         return code
 
     def close(self) -> None:
-        """Be no core any more; what is under way is cancelled."""
+        """Detach from the segment; pending requests are cancelled."""
         if self._raw is not None:
             self._lib.mpb_detach(self._raw)
             self._raw = None
@@ -197,32 +197,32 @@ class Core:
 
     @property
     def count(self) -> int:
-        """How many cores the segment is for."""
+        """The number of cores of the segment."""
         return int(self._lib.mpb_core_count_of(self._raw))
 
     def incarnation_of(self, core: int) -> int:
-        """Return how often somebody attached as that core."""
+        """Return how often a process attached as that core."""
         return int(self._lib.mpb_incarnation_of(self._raw, core))
 
     def lives(self, core: int) -> bool:
         return bool(self._lib.mpb_lives(self._raw, core))
 
     def counters(self) -> dict[str, int]:
-        """Return what this core has done since it attached."""
+        """Return the counters of this core since it attached."""
         counters = self._lib.mpb_counters_of(self._raw)
         return {name: getattr(counters, name) for name in dir(counters)}
 
     # --- requests ---------------------------------------------------------------------------------
 
     def isend(self, core: int, content: bytes) -> Request:
-        """Begin to send; the content must not change meanwhile."""
+        """Start to send; the content must not change until the request is complete."""
         kept = self._ffi.from_buffer(content)
         raw = self._ffi.new("struct mpb_request *")
         self._checked(self._lib.mpb_isend(self._raw, raw, core, kept, len(content)), core)
         return self._posted(Request(raw, kept, bytearray()))
 
     def irecv(self, room_bytes: int, core: int = ANY) -> Request:
-        """Begin to receive a message of at most so many bytes."""
+        """Start to receive a message of at most `room_bytes`."""
         room = bytearray(room_bytes)
         raw = self._ffi.new("struct mpb_request *")
         kept = self._ffi.from_buffer(room)
@@ -234,11 +234,11 @@ class Core:
         return request
 
     def push(self) -> int:
-        """Move on whatever is under way; return how many requests are not over."""
+        """Make progress on all requests; return the number of pending ones."""
         return int(self._lib.mpb_push(self._raw))
 
     def test(self, request: Request) -> bool:
-        """Push, and say whether a request is over; raises what it failed with."""
+        """Push, and return whether a request is complete; raises its error."""
         self._lib.mpb_test(self._raw, request._raw)
         return self._is_over(request)
 
@@ -253,7 +253,7 @@ class Core:
         return True
 
     def wait(self, request: Request, timeout_s: float | None = None) -> Request:
-        """Wait for a request. After MpbTimeoutError it is still under way."""
+        """Wait for a request. After MpbTimeoutError it is still pending."""
         end_s = None if timeout_s is None else monotonic() + timeout_s
         while not request.is_over:
             code = self._lib.mpb_wait(self._raw, request._raw, _slice_us(end_s))
@@ -263,8 +263,8 @@ class Core:
         return request
 
     def cancel(self, request: Request) -> bool:
-        """End a request as if it had never been; False if it is too late, as all of it was given:
-        then it is still under way.
+        """Cancel a request as if it had never been posted. Returns False if it is too late, because
+        the whole message is in the buffer; then the request stays pending.
         """
         if request.is_over:
             return True
@@ -276,7 +276,7 @@ class Core:
         return True
 
     def probe(self, core: int = ANY) -> tuple[int, int] | None:
-        """Return whose message waits that nobody has asked for yet, and its size."""
+        """Return the sender and size of a waiting message that no receive is posted for."""
         found, size_bytes = self._ffi.new("uint32_t *"), self._ffi.new("uint64_t *")
         if not self._checked(self._lib.mpb_probe(self._raw, core, found, size_bytes)):
             return None
@@ -285,13 +285,13 @@ class Core:
     # --- calls that wait --------------------------------------------------------------------------
 
     def send(self, core: int, content: bytes, timeout_s: float | None = None) -> None:
-        """Send, and wait until it was received."""
+        """Send a message, and wait until it is received."""
         self._finish(self.isend(core, content), timeout_s)
 
     def recv(
         self, room_bytes: int, core: int = ANY, timeout_s: float | None = None
     ) -> tuple[int, bytes]:
-        """Receive; return whose message it was, and what it says."""
+        """Receive a message; return its sender and its content."""
         request = self._finish(self.irecv(room_bytes, core), timeout_s)
         return request.core, request.content
 
@@ -310,14 +310,14 @@ class Core:
         return self._finish(receive, rest_s).content
 
     def _finish(self, request: Request, timeout_s: float | None) -> Request:
-        """Wait for a request, and have it ended when that fails."""
+        """Wait for a request, and cancel it on failure."""
         try:
             return self.wait(request, timeout_s)
         except MpbTimeoutError as error:
             if not self.cancel(request):
                 code = self._lib.MPB_ERROR_UNSURE
                 raise _error(self._module, code, request.core) from error
-            if request._raw.status != self._lib.MPB_ERROR_CANCELLED:  # it was over just then
+            if request._raw.status != self._lib.MPB_ERROR_CANCELLED:  # it has just completed
                 return self.wait(request)
             raise
         except BaseException:
@@ -325,12 +325,12 @@ class Core:
             raise
 
     def barrier(self, cores: Collection[int] | None = None, timeout_s: float | None = None) -> None:
-        """Wait until all these cores (None: all there are) have come here."""
+        """Wait until all these cores (None: all) have reached the barrier."""
         mask = 0 if cores is None else sum(1 << core for core in cores)
         self._sliced(timeout_s, lambda us: self._lib.mpb_barrier(self._raw, mask, us))
 
     def lock(self, number: int, timeout_s: float | None = None) -> bool:
-        """Take the lock of that number; whether it was taken from one that died with it."""
+        """Take a lock. Returns True if it was taken over from a dead core."""
         return self._sliced(timeout_s, lambda us: self._lib.mpb_lock(self._raw, number, us)) == 1
 
     def unlock(self, number: int) -> None:
@@ -346,11 +346,11 @@ class Core:
     # --- the bell ---------------------------------------------------------------------------------
 
     def bell(self) -> int:
-        """Return what the bell shows; it changes when there may be something to push."""
+        """Return the bell's value, which changes when there may be something to push."""
         return int(self._lib.mpb_bell(self._raw))
 
     def sleep(self, seen: int, timeout_s: float | None = None) -> bool:
-        """Sleep until the bell shows something else; False when the time was over."""
+        """Sleep until the bell's value differs from `seen`; False on timeout."""
         try:
             self._sliced(timeout_s, lambda us: self._lib.mpb_sleep(self._raw, seen, us))
         except MpbTimeoutError:
@@ -358,7 +358,7 @@ class Core:
         return True
 
     def ring(self, core: int) -> None:
-        """Ring the bell of a core, this one's own included."""
+        """Ring the bell of a core; this core's own bell is allowed."""
         self._lib.mpb_ring(self._raw, core)
 
 

@@ -1,19 +1,20 @@
-"""Messages between cores (`mpb`) as a channel of the control plane, see `ciel.net.channels.Kind`.
+"""Message-passing buffers (`mpb`) as a channel of the control plane, see `ciel.net.channels.Kind`.
 
-A way is a segment of two cores, and each side is one of them. What `write` takes goes as one
-message that lies wholly in the core's buffer when `write` returns: it is read even if the writer
-dies the moment after. A core gives to another one only once that one has answered, so each side's
-first message, an empty one, asks for that, and nothing is written before it was taken.
+A channel (`MpbWay`) is a segment of two cores, one for each side. `write` sends its bytes as one
+message, which is completely in the core's buffer when `write` returns: the peer can read it even if
+the writer dies right afterwards. A core can fill its buffer only after the peer has answered. Each
+side therefore first sends an empty message, and writes nothing until the peer has taken it.
 
-Behind the segment lies a line for each side in which it says what it sleeps for; who has something
-of it rings, with a byte on the socket. No bell is lost. A side that sleeps (1) says so, (2) adds to
-its own bell in the segment, (3) looks once more. The other one (a) gives or takes, (b) adds to that
-same bell, as MPB does after every move, (c) looks whether anybody sleeps. Additions to one word
-have an order: if (2) comes first, (c) sees that somebody sleeps; if (b) does, (3) sees what was
-given or taken. Who rings first takes back what the sleeper said: what it says later, and is taken
-back by mistake, it has said before that bell comes, and is woken by it.
+After the segment there is a line for each side, in which a sleeping side announces whether it waits
+for bytes or for room. If the peer has moved some, it rings by sending a byte on the socket. No bell
+is lost. A side that sleeps (1) announces it, (2) increments its own bell in the segment, (3) checks
+once more. The peer (a) gives or takes bytes, (b) increments the same bell, as MPB does after every
+move, (c) checks whether the side sleeps. Increments of one word are ordered: if (2) comes first,
+(c) sees the sleep; if (b) comes first, (3) sees the bytes. The peer clears the announcement before
+it rings. If this clears a newer announcement by mistake, that announcement was made before the bell
+arrived, and the bell wakes the side.
 
-Nobody looks for long before sleeping here, and every look is a few calls for each way.
+This channel does not poll before sleeping, and each check takes a few calls per channel.
 """
 
 from __future__ import annotations
@@ -32,15 +33,15 @@ from ciel.scc.mpb import Core, CoreGoneError, MpbError, Request, make_segment, s
 
 BYTES: Final = 1
 ROOM: Final = 2
-"""What somebody may want of a way."""
+"""The conditions that a side can wait for."""
 
 LINE_BYTES: Final = 128
 LINES: Final = 64
-"""Of a buffer, all of them for the one other core."""
+"""Lines of a buffer; all of them belong to the only peer."""
 
 HEADS_BYTES: Final = 3 * 16
-"""A message lies there in three pieces at most: a half, a half, and where the buffer begins anew in
-the midst of one of them."""
+"""A message has at most three pieces in the buffer: two halves, one of which is split where the
+buffer wraps around."""
 
 MESSAGE_MAX_BYTES: Final = LINES * LINE_BYTES - HEADS_BYTES
 READ_BYTES: Final = 64 * 1024
@@ -52,16 +53,18 @@ WAY_BYTES: Final = SLEEPS_AT + 2 * LINE_BYTES
 SYSTEM: Final = -13
 CORRUPT: Final = -12
 FORMAT: Final = -2
-"""Errors of mpb.h."""
+"""Error codes of mpb.h."""
 
 
 def make_way() -> int:
-    """Make the memory of a way; returns its descriptor, which is the caller's. Raises MpbError."""
+    """Create the memory of a channel; returns its descriptor, which the caller owns. Raises
+    MpbError.
+    """
     descriptor = -1
     try:
         descriptor = os.memfd_create("ciel-mpb", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         make_segment(descriptor, 2)
-        # Allocated now: a page that is missing later would be a signal, on either side.
+        # Allocate now: a missing page would later raise a signal on either side.
         os.posix_fallocate(descriptor, 0, WAY_BYTES)
         fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, SEALS)
     except (MpbError, OSError) as error:
@@ -72,35 +75,35 @@ def make_way() -> int:
 
 
 def _check(descriptor: int) -> None:
-    """Memory that can shrink would be a signal at our next access."""
+    """Check the seals and the size: if the memory shrank, our next access would raise a signal."""
     try:
         seals = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS)
     except OSError:
-        seals = 0  # no memory at all
+        seals = 0  # not a memfd
     if seals & SEALS != SEALS or os.fstat(descriptor).st_size != WAY_BYTES:
-        raise MpbError(FORMAT, "no way for messages, or of another version")
+        raise MpbError(FORMAT, "not memory of a message channel, or a different version")
 
 
 class MpbWay:
-    """One side. `bell_fd` is a socket and stays the caller's. Raises MpbError; what it has failed
-    with once, every call fails with.
+    """One side of a channel. `bell_fd` is a socket that the caller owns. Raises MpbError; after an
+    error, every call raises the same error again.
     """
 
     def __init__(self, descriptor: int, side: int, bell_fd: int) -> None:
         self._side = side
         self._other = 1 - side
-        self._came = b""  # and not read yet
-        self._sends: list[tuple[Request, int]] = []  # not taken yet, and how many lines each takes
+        self._came = b""  # received, but not read yet
+        self._sends: list[tuple[Request, int]] = []  # pending sends, and their lines
         self._error: MpbError | None = None
         self._is_gone = False
-        self._told = (0, 0)  # pieces given, bells rung, when we last looked who sleeps
+        self._told = (0, 0)  # pieces given and bells rung at the last check whether the peer sleeps
         try:
             with ExitStack() as undone:
                 _check(descriptor)
-                # A socket's number may be another's before whoever closed it has told us.
+                # Keep the bell: its caller may close it before us, and its number may be reused.
                 bell = socket.fromfd(bell_fd, socket.AF_UNIX, socket.SOCK_STREAM)
                 self._bell = undone.enter_context(bell)
-                bell.getsockopt(socket.SOL_SOCKET, socket.SO_TYPE)  # a FIFO is none
+                bell.getsockopt(socket.SOL_SOCKET, socket.SO_TYPE)  # fails for a FIFO
                 self._memory = undone.enter_context(mmap.mmap(descriptor, WAY_BYTES))
                 self._core = Core(descriptor, side)
                 undone.pop_all()
@@ -111,7 +114,7 @@ class MpbWay:
         self.is_open = True
 
     def close(self) -> None:
-        """Let go of the memory; what was written is still read by the other side."""
+        """Release the memory; the peer can still read the written bytes."""
         if self.is_open:
             self.is_open = False
             self._core.close()
@@ -119,7 +122,7 @@ class MpbWay:
             self._bell.close()
 
     def write(self, data: bytes) -> int:
-        """Write what there is room for; returns how many bytes."""
+        """Write as many bytes as there is room for; returns the number."""
         self._advance()
         content = data[: self._room_bytes]
         if not content:
@@ -127,15 +130,15 @@ class MpbWay:
         send = self._core.isend(self._other, content)
         if send.moved_bytes < len(content):
             self._is_over(send)
-            if not self._is_gone:  # there was room: somebody else has written there
-                self._fail(MpbError(CORRUPT, "the other side takes less than there is room for"))
+            if not self._is_gone:  # there was room, so another program has written there
+                self._fail(MpbError(CORRUPT, "the peer accepts less than there is room for"))
             return 0
         self._sends.append((send, -(-(len(content) + HEADS_BYTES) // LINE_BYTES)))
         self._carry_bell()
         return len(content)
 
     def read(self) -> bytes:
-        """Return what is there, at most READ_BYTES; empty if nothing is."""
+        """Return the available bytes, at most READ_BYTES, or none."""
         self._advance()
         pieces = []
         left_bytes = READ_BYTES
@@ -148,23 +151,23 @@ class MpbWay:
 
     @property
     def unread_bytes(self) -> int:
-        """How much of what was written is still in our buffer: a message and a half, which the
-        other side has taken out and not read, are not known of here.
+        """The number of written bytes that are still in our buffer. Up to one and a half messages
+        that the peer has taken out but not read are not included.
         """
         self._advance()
         return sum(send.size_bytes for send, _ in self._sends)
 
     def say_asleep(self, wants: int) -> None:
-        """Say what we sleep for, 0: we are awake. Who says that it sleeps then looks once more."""
+        """Announce what this side sleeps for; 0: it is awake. The caller then checks once more."""
         if wants and self._hello is not None:
-            wants |= ROOM  # whatever the other side does may be what we wait for
+            wants |= ROOM  # any action of the peer may be the awaited one
         self._memory[SLEEPS_AT + self._side * LINE_BYTES] = wants
         if wants:
             self._core.ring(self._side)
 
     def look(self, wants: int) -> int:
-        """Move on what is under way; returns what there is of BYTES and ROOM, or a negative
-        number when the way is spoilt.
+        """Make progress; return which of BYTES and ROOM are there, or a negative number if the
+        channel has failed.
         """
         try:
             self._advance()
@@ -198,9 +201,9 @@ class MpbWay:
         try:
             return self._core.test(request)
         except CoreGoneError as error:
-            if self._core.lives(self._other):  # it says so, or somebody who wrote there for it
+            if self._core.lives(self._other):  # it refused a message, or another program did
                 self._fail(error)
-            self._is_gone = True  # as its socket shows, in its own time
+            self._is_gone = True  # its socket will show that
             return False
         except MpbError as error:
             self._fail(error)
@@ -211,7 +214,7 @@ class MpbWay:
         raise error
 
     def _carry_bell(self) -> None:
-        """Ring, if the other side sleeps for what was moved since we last looked."""
+        """Ring if the peer sleeps for bytes or room that have moved since the last check."""
         counters = self._core.counters()
         told = counters["pieces_sent"], counters["rings"]
         place = SLEEPS_AT + self._other * LINE_BYTES
@@ -220,7 +223,7 @@ class MpbWay:
             self._told = told
             if self._memory[place] & moved:
                 self._memory[place] = 0
-                # A socket that is full wakes it as well, and one that is closed ends us.
+                # A full socket wakes the peer as well; a closed one ends this channel.
                 with suppress(OSError):
                     self._bell.send(b"\0", socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
 
@@ -232,7 +235,7 @@ class _Watch:
 
 
 class Lookout:
-    """The ways of one event loop."""
+    """The channels of one event loop."""
 
     spin_us = 0.0
 
@@ -243,7 +246,7 @@ class Lookout:
         return len(self._watches)
 
     def glance_at(self, poller_fd: int) -> None:
-        """Nothing is ever late for our looking."""
+        """Do nothing, because this channel never polls before sleeping."""
 
     def add(self, way: MpbWay, found: Callable[[int], object]) -> None:
         self._watches[way] = _Watch(found)
@@ -255,7 +258,7 @@ class Lookout:
         self._watches[way].wants = wants
 
     def before_wait(self) -> bool:
-        """Say whether the loop need not wait; else every way has said that it sleeps."""
+        """Return whether the loop must not wait; otherwise each channel has announced a sleep."""
         for way, watch in self._watches.items():
             way.say_asleep(watch.wants)
         found = [way.look(watch.wants) for way, watch in self._watches.items()]
@@ -264,10 +267,10 @@ class Lookout:
         return any(found)
 
     def after_wait(self) -> None:
-        """Have all be awake, and call those that found something."""
+        """Announce that all channels are awake, and notify the owners of ready ones."""
         self._wake()
         for way, watch in list(self._watches.items()):
-            # One that is gone by an earlier call is not looked at, it may be closed.
+            # An earlier call may have removed it, and it may be closed.
             if way in self._watches and (what := way.look(watch.wants)):
                 watch.found(what)
 
@@ -277,8 +280,8 @@ class Lookout:
 
 
 class MpbKind:
-    """Makes and opens ways. How long to look before sleeping is asked of every kind; here nobody
-    does. Raises MpbError.
+    """Makes and opens channels. `spin_us` is ignored, because this channel never polls before
+    sleeping. Raises MpbError.
     """
 
     name = "mpb"

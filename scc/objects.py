@@ -30,29 +30,29 @@ if TYPE_CHECKING:
 
 _NO_ROOM = {
     "NO_INODES": "all files of its image are in use",
-    "NO_ENTRIES": "all names of its image are in use, of which a file has one for each core",
-    "LINKS": "a file of its image has as many names as there can be",
+    "NO_ENTRIES": "all names of its image are in use; a file has one for each core that has it",
+    "LINKS": "a file of its image has the maximum number of names",
 }
 _NO_HANDLES = (
-    "all handles that the image has for this worker are in use: too many objects are open at a "
-    "time; run fewer tasks at a time (--slots) or give each fewer inputs, or give the image more "
+    "all handles that the image has for this worker are in use, because too many objects are open; "
+    "run fewer tasks at a time (--slots) or give each fewer inputs, or give the image more "
     "capacity or fewer cores"
 )
 _NUMBERS = {"BUSY": errno.EBUSY, "NO_CLIENTS": errno.EUSERS}
-_PIPED_MIN_BYTES = 2**16  # what is smaller is copied sooner than a thread is woken
+_PIPED_MIN_BYTES = 2**16  # copying a smaller object is faster than waking a thread
 
 
 def translated(
     error: ShmfsError, object_id: str, wanted_bytes: int = 0, available_bytes: int = 0
 ) -> StorageError:
-    """Return a store's error for the file system's."""
+    """Translate an error of the file system into an error of the store."""
     if error.reason == "NOT_FOUND":
         return ObjectNotFoundError(object_id)
     if error.reason == "NO_BLOCKS":
         return NoSpaceError(wanted_bytes, available_bytes)
     if error.reason in _NO_ROOM:
         return NoSpaceError(max(wanted_bytes, 1), 0, _NO_ROOM[error.reason])
-    if error.reason == "NO_HANDLES":  # no limit of the system's, which others would have raised
+    if error.reason == "NO_HANDLES":  # the image's limit, not the system's
         return ShmfsError(error.operation, error.reason, _NO_HANDLES)
     if error.reason == "CORRUPT":
         return CorruptObjectError(object_id, "image", str(error))
@@ -62,13 +62,13 @@ def translated(
 
 
 def recorded(info: Info) -> str | None:
-    """Return the checksum that lies with a file as its tag; None while nobody asked for it."""
+    """Return the checksum stored as a file's tag; None if it was never computed."""
     return f"{info.tag:016x}" if info.tag else None
 
 
 class SccReader(ObjectReader):
-    """A committed object, open where it lies. Its name is that of a copy: it opens for as long as
-    the reader is open, and longer while there is room for copies.
+    """A committed object, open in place. `path` names a sealed copy: it can be opened while the
+    reader is open, and longer if the store keeps the copy.
     """
 
     def __init__(self, store: SccStore, object_id: str, file: File) -> None:
@@ -138,8 +138,8 @@ class SccReader(ObjectReader):
 
 
 class SccWriter(ObjectWriter):
-    """An object on its way: written into the image as it comes, or, once somebody asks for a name
-    or a descriptor, into a draft, for which the image only keeps room.
+    """An object that is being written: directly into the image or, once the caller asks for a path
+    or a descriptor, into a draft, for which the image only reserves space.
     """
 
     def __init__(self, store: SccStore, object_id: str, hint_bytes: int) -> None:
@@ -154,7 +154,7 @@ class SccWriter(ObjectWriter):
         self._digest = xxhash.xxh3_64()
         self._viewed_bytes = 0
         self._hint_bytes = hint_bytes
-        self._shared = False  # once a program may write too, only the file knows what was written
+        self._shared = False  # a program may write too: only the file knows the size
         if hint_bytes:
             self._have_room(hint_bytes)
 
@@ -206,12 +206,12 @@ class SccWriter(ObjectWriter):
         if self._draft is not None:
             self._draft.look_if_full()
             size_bytes = self._draft.size_now()
-        if not size_bytes:  # commit will say what is wrong
+        if not size_bytes:  # commit reports the problem
             return
         try:
             self._have_room(size_bytes)
         except NoSpaceError:
-            if not self.may_overrun:  # the draft lies beside the image, and may grow meanwhile
+            if not self.may_overrun:  # the draft is outside the image, and may grow meanwhile
                 raise
 
     @property
@@ -265,7 +265,7 @@ class SccWriter(ObjectWriter):
         except ObjectConflictError:
             self.abort()
             raise
-        self.abort()  # all that is left is the handle
+        self.abort()  # only the handle is left
         return kept
 
     def abort(self) -> None:
@@ -309,7 +309,7 @@ class SccWriter(ObjectWriter):
         self._charge()
 
     def _charge(self) -> None:
-        """Count what the file occupies by now."""
+        """Update the count of bytes that the file occupies."""
         assert self._file is not None
         charged_bytes = self._file.info().block_count * self._store.block_bytes
         self._store.charge(charged_bytes - self._charged_bytes)
@@ -320,7 +320,7 @@ class SccWriter(ObjectWriter):
         return translated(error, self.object_id, wanted_bytes, available_bytes)
 
     def _in_draft(self) -> Draft:
-        """Go on in a draft, with what was written so far."""
+        """Continue in a draft, which starts with the content written so far."""
         self._require_open()
         if self._draft is None:
             draft = self._store.new_draft(self.object_id)
@@ -336,14 +336,14 @@ class SccWriter(ObjectWriter):
         return self._draft
 
     def _take_over(self) -> tuple[int, str]:
-        """Take what was written in place for the content."""
+        """Make the bytes that were written in place the content."""
         file = self._have_file()
         file.wrote(self._viewed_bytes)
         content = file.writable(self._viewed_bytes)
         return self._viewed_bytes, str(xxhash.xxh3_64(content).hexdigest())
 
     def _copy_in(self, draft: Draft) -> tuple[int, str]:
-        """Fill the file from the draft; as often as a commit is tried."""
+        """Fill the file from the draft. May be called again if a commit failed."""
         if self._shared:
             draft.expect_all()
         size_bytes = os.fstat(draft.current_fd()).st_size
@@ -361,11 +361,11 @@ class SccWriter(ObjectWriter):
 
 
 class Users:
-    """The readers or writers of a store that are alive, to be counted and ended by any thread."""
+    """The live readers or writers of a store. Any thread may count and end them."""
 
     def __init__(self) -> None:
         self._alive: weakref.WeakSet[SccReader | SccWriter] = weakref.WeakSet()
-        self._lock = threading.RLock()  # one may be collected, and leave, within any call
+        self._lock = threading.RLock()  # collecting a user may call `discard` within any call
 
     def add(self, user: SccReader | SccWriter) -> None:
         with self._lock:

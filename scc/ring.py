@@ -1,6 +1,6 @@
-"""Rings of bytes in shared memory: the binding of `include/ring.h`, which says what they are.
+"""Ring buffers in shared memory: the binding of `include/ring.h`, which defines them.
 
-One side is used by one thread at a time. Nothing here waits but `Ring.wait`.
+Only one thread at a time may use a side. `Ring.wait` is the only call that waits.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from ciel.core.errors import CielError
 from ciel.scc.builds import load
 
 CAPACITY_BYTES: Final = 64 * 1024
-"""Of each direction: many calls of a program; a larger one goes through in pieces."""
+"""Of each direction: holds many calls of a program; a larger call is sent in pieces."""
 
 LOOKS_PER_US: Final = 40
-"""A look with the pause before it takes some 25 ns; patience is counted, never timed."""
+"""A poll with the pause before it takes about 25 ns; polling is limited by count, not by time."""
 
 WAKE_UP_US: Final = 50
-"""What a sleep takes at least; who was woken after so much more might as well have looked."""
+"""The minimum duration of a sleep; if one takes little longer, polling would have been better."""
 
 BYTES: Final = 1
 ROOM: Final = 2
-"""What somebody may want of a ring."""
+"""The conditions that a side can wait for."""
 
 _module = load("ring")
 _ffi: Any = _module.ffi
@@ -31,8 +31,8 @@ _lib: Any = _module.lib
 
 
 class RingError(CielError):
-    """A segment that is none, or that the other side has spoilt. `code` is one of ring.h, and
-    `number` the system's for a call that failed.
+    """An invalid segment, or a segment that the peer has corrupted. `code` is an error of ring.h;
+    `number` is the errno of a failed system call.
     """
 
     def __init__(self, code: int, number: int = 0) -> None:
@@ -46,7 +46,7 @@ _SIGNAL: Final[int] = _lib.RING_ERROR_SIGNAL
 
 
 def make_segment(capacity_bytes: int = CAPACITY_BYTES) -> int:
-    """Make a segment; returns its descriptor, which is the caller's. Raises RingError."""
+    """Create a segment; returns its descriptor, which the caller owns. Raises RingError."""
     return _checked(_lib.ring_make(capacity_bytes))
 
 
@@ -57,16 +57,17 @@ def _checked(result: int) -> int:
 
 
 def make_patience(spin_us: float) -> Any:
-    """Return how long somebody looks before sleeping, at most."""
+    """Return the state of a waiting side that polls for at most `spin_us` before sleeping."""
     looks = int(spin_us * LOOKS_PER_US)
     how = {"looks_max": looks, "looks": looks, "soon_us": int(spin_us) + WAKE_UP_US}
     return _ffi.new("struct ring_patience *", how)
 
 
 class Ring:
-    """One side of a segment. Descriptors stay the caller's: `bell_fd` rings the other side, and by
-    `wait_fd` it rings us (-1: the caller waits elsewhere). With `keeps_bell`, the ring has a
-    duplicate of the bell until it is closed, whatever the caller does. Raises RingError.
+    """One side of a segment. The caller owns the descriptors: this side rings its peer through
+    `bell_fd`, and the peer rings it through `wait_fd` (-1: the caller waits by itself). With
+    `keeps_bell`, the ring duplicates the bell, so that it stays open until the ring is closed.
+    Raises RingError.
     """
 
     __slots__ = ("_buffer", "_kept_fd", "_patience", "_side", "_storage", "_view")
@@ -101,7 +102,7 @@ class Ring:
         self._view = _ffi.buffer(self._buffer)
 
     def close(self) -> None:
-        """Let go of the memory; then the ring is not to be used any more."""
+        """Unmap the memory. The ring must not be used afterwards."""
         if self._side != _ffi.NULL:
             _lib.ring_close(self._side)
             self._side = _ffi.NULL
@@ -121,12 +122,12 @@ class Ring:
         return int(_lib.ring_capacity(self._side))
 
     def write(self, data: bytes) -> int:
-        """Write what there is room for; returns how many bytes. Raises RingError."""
+        """Write as many bytes as there is room for; returns the number. Raises RingError."""
         count: int = _lib.ring_write(self._side, data, len(data))
         return count if count >= 0 else _checked(count)
 
     def read(self) -> bytes:
-        """Return all that is there; empty if nothing is. Raises RingError."""
+        """Return all available bytes, or none. Raises RingError."""
         count: int = _lib.ring_read(self._side, self._buffer, len(self._buffer))
         if count <= 0:
             _checked(count)
@@ -140,12 +141,12 @@ class Ring:
 
     @property
     def unread_bytes(self) -> int:
-        """How much of what was written the other side has not read yet."""
+        """The number of written bytes that the peer has not read yet."""
         return self.capacity_bytes - _checked(_lib.ring_room(self._side))
 
     def wait(self, wants_room: bool = False) -> bool:
-        """Wait until something is there (or room, if wanted); False when the other side is gone.
-        Signals are served meanwhile. Raises RingError.
+        """Wait until there are bytes to read (or room, if wanted); False when the peer is gone.
+        Python handles signals meanwhile. Raises RingError.
         """
         while True:
             result: int = _lib.ring_wait(self._side, self._patience, wants_room)
@@ -154,10 +155,11 @@ class Ring:
 
 
 class Lookout:
-    """The rings of one event loop, which asks before and after it waits.
+    """The rings of one event loop, which calls it before and after each wait.
 
-    `add` returns a place, by which `want` says what is wanted of that ring; `found` of `add` is
-    called with it (BYTES, ROOM or both; negative: an error of ring.h).
+    The loop registers a ring with `add` and sets the awaited events with `want`. The lookout then
+    calls `found` with the events that occurred (BYTES, ROOM or both; a negative number is an error
+    of ring.h).
     """
 
     def __init__(self, spin_us: float = 0) -> None:
@@ -171,11 +173,11 @@ class Lookout:
         return len(self._rings)
 
     def glance_at(self, poller_fd: int) -> None:
-        """Look no longer than nothing is ready at the loop's poller."""
+        """Stop polling as soon as an event is ready at the loop's poller."""
         self._patience.also_fd = poller_fd
 
     def add(self, ring: Ring, found: Callable[[int], object]) -> None:
-        """Look after a ring from now on; nothing is wanted of it yet."""
+        """Register a ring. Its wants are empty at first."""
         self._rings.append(ring)
         self._calls.append(found)
         self._renew()
@@ -186,21 +188,21 @@ class Lookout:
         self._renew({index})
 
     def want(self, ring: Ring, wants: int) -> None:
-        """Say what is wanted of a ring: BYTES, ROOM, both or 0."""
+        """Set the events to wait for on a ring: BYTES, ROOM, both or 0."""
         self._watches[self._rings.index(ring)].wants = wants
 
     def before_wait(self) -> bool:
-        """Say whether the loop need not wait; else every ring says that it sleeps."""
+        """Return whether the loop must not wait; otherwise announce that every ring sleeps."""
         return bool(_lib.ring_before_wait(self._watches, len(self._rings), self._patience))
 
     def after_wait(self) -> None:
-        """Have all be awake, and call those that found something."""
+        """Announce that all rings are awake, and notify the owners of ready ones."""
         watches, calls = self._watches, self._calls
         if not _lib.ring_after_wait(watches, len(calls), self._patience):
             return
         found = [(call, watch.found) for call, watch in zip(calls, watches, strict=True)]
         for call, what in found:
-            if what and call in self._calls:  # it may be gone by an earlier call
+            if what and call in self._calls:  # an earlier call may have removed it
                 call(what)
 
     def _renew(self, without: frozenset[int] | set[int] = frozenset()) -> None:

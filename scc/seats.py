@@ -1,11 +1,11 @@
-"""Who sits where: the cores that share an image, each under names of its own.
+"""Registers the cores that share an image; each core has its own object names.
 
-A core's objects are named `<core>.<incarnation>:<id>`. An incarnation is one life of a core: of the
-processes that have it open, from the first to the last. It is shown by a file that they hold a
-shared lock on, so whoever gets the exclusive one knows that it is over, however it ended, and takes
-its names away.
+A core's objects are named `<core>.<incarnation>:<id>`. An incarnation is one life of a core: the
+time from the first to the last process that has the core open. These processes hold a shared lock
+on a file. A process that gets the exclusive lock therefore knows that the incarnation has ended,
+and removes its names.
 
-The file also tells how many objects the core has: each of its processes counts in its own word.
+The file also counts the core's objects; each process has its own word in it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _WORD_BYTES = 8
 
 
 class Seat:
-    """One core as this process has it."""
+    """The registration of this process as a core."""
 
     def __init__(
         self,
@@ -36,13 +36,13 @@ class Seat:
         place: tuple[int, int],
         forget: Callable[[str], object],
     ) -> None:
-        """Take a seat in an image's directory: that core's, whose processes are joined, or the
-        first that is free. `place` is this process's number, and how many there can be; `forget`
-        takes the names of an incarnation that is over.
+        """Register as `core`, joining other processes of the core, or as the first free core.
+        `place` is this process's number, and the maximum number of processes; `forget` removes the
+        names of an incarnation that has ended.
         """
         self._forget = forget
         self._place, place_count = place
-        self._lock = threading.RLock()  # what counts may be collected within any call
+        self._lock = threading.RLock()  # collecting an object may call `count` within any call
         self._pid = os.getpid()
         self._fd = -1
         self._directory_fd = open_private(_DIRECTORY, parent_fd=parent_fd)
@@ -54,7 +54,9 @@ class Seat:
                     core = next(free, core_count)
                 if not core < core_count:
                     text = f"the image has cores={core_count}, numbered from 0"
-                    raise StoreSpecError(f"core={core}", f"{text}; say more where the first does")
+                    raise StoreSpecError(
+                        f"core={core}", f"{text}; give its first worker more cores"
+                    )
                 self.core = core
                 self.name = taken.get(core) or f"{core}.{secrets.token_hex(4)}"
                 self._fd = self._opened(self.name, os.O_CREAT)
@@ -67,11 +69,11 @@ class Seat:
                 if fd >= 0:
                     os.close(fd)
             if isinstance(error, OSError):
-                raise translated(error, "take a seat", _WORD_BYTES, parent_fd) from error
+                raise translated(error, "register a core", _WORD_BYTES, parent_fd) from error
             raise
 
     def count(self, more: int) -> None:
-        """Note that objects have come or gone."""
+        """Record that objects were added or removed."""
         with self._lock:
             self._counts[self._place] += more
 
@@ -80,11 +82,11 @@ class Seat:
         return sum(self._counts)
 
     def others(self) -> list[str]:
-        """Return the incarnations there are beside this one."""
+        """Return all incarnations except this one."""
         return [name for name in os.listdir(self._directory_fd) if name != self.name]
 
     def close(self) -> None:
-        """Leave; the last one to do so takes the core's names along."""
+        """Unregister; the last process of the core removes the core's names."""
         try:
             if self._fd >= 0 and self._pid == os.getpid():
                 with self._alone():
@@ -101,7 +103,7 @@ class Seat:
             self._fd = self._directory_fd = -1
 
     def _swept(self) -> dict[int, str]:
-        """Take the names of incarnations that are over; return the others, by their cores."""
+        """Remove the names of ended incarnations; return the live incarnations, by core."""
         living = {}
         for name in os.listdir(self._directory_fd):
             fd = self._opened(name)
@@ -115,7 +117,7 @@ class Seat:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """Nobody else comes or goes meanwhile."""
+        """Keep other processes from registering and unregistering meanwhile."""
         fd = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._directory_fd)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX)
@@ -129,7 +131,7 @@ class Seat:
 
 
 def _is_free(fd: int) -> bool:
-    """Take the lock for ourselves if nobody else holds it."""
+    """Take the exclusive lock; False if another process holds the lock."""
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -1,4 +1,4 @@
-"""What the binding of shmfs takes and gives: values, and its one error."""
+"""The values that the binding of shmfs takes and returns, and its error."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ciel.storage.errors import StorageError
 
 
 class ShmfsError(StorageError):
-    """A call of the file system was refused; `reason` is the error's name in `shmfs.h`."""
+    """A call of the file system failed; `reason` is the error's name in `shmfs.h`."""
 
     def __init__(self, operation: str, reason: str, text: str) -> None:
         self.operation = operation
@@ -17,7 +17,7 @@ class ShmfsError(StorageError):
 
 
 class Geometry(NamedTuple):
-    """The shape of an image; zero means the default of `shmfs.h`."""
+    """The geometry of an image; zero means the default of `shmfs.h`."""
 
     block_bytes: int = 0
     block_count: int = 0
@@ -29,7 +29,7 @@ class Geometry(NamedTuple):
 
 
 class Info(NamedTuple):
-    """What a file is; see `struct shmfs_info`."""
+    """The status of a file; see `struct shmfs_info`."""
 
     inode: int
     generation: int
@@ -44,7 +44,7 @@ class Info(NamedTuple):
 
 
 class ImageProblem(NamedTuple):
-    """One thing that is wrong with an image: the number of an invariant in FORMAT.md, and where."""
+    """A broken invariant of an image: its code in FORMAT.md, and where it is broken."""
 
     code: str
     place: int

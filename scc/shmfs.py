@@ -1,4 +1,4 @@
-"""The file system in memory, from Python: a thin binding over `include/shmfs.h`.
+"""Python binding of the file system in memory (`include/shmfs.h`).
 
     with Image.open(control, data, Geometry(block_bytes=65536)) as image:
         with image.create("4f2a:out:0", size_hint_bytes=10) as file:
@@ -6,10 +6,10 @@
             file.commit()
         view = image.open_file("4f2a:out:0").view()
 
-An image is two files, one of control data and one of blocks, which every process maps. What the
-header says holds: one `Image` may be used by several threads, one `File` by one at a time, and a
-child of fork must open its own. Errors are `ShmfsError`; `ShmfsError.reason` is the name in the
-header, such as `NOT_FOUND`.
+An image consists of two files, one of control data and one of blocks, which every process maps. The
+rules of the header apply: several threads may use one `Image`, only one thread at a time may use a
+`File`, and a child of fork must open its own image. Errors are `ShmfsError`; `ShmfsError.reason` is
+the name in the header, such as `NOT_FOUND`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _attached: weakref.WeakSet[Image] = weakref.WeakSet()
 
 
 def _leave_to_parent() -> None:
-    """In a child of fork: give up the descriptors whose locks show that the parent lives."""
+    """In a child of fork, close the descriptors whose locks show that the parent is alive."""
     if not _attached:
         return
     nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
@@ -54,19 +54,19 @@ os.register_at_fork(after_in_child=_leave_to_parent)
 
 
 class Image:
-    """One client of an image. `close` waits for nobody: files that are open live on."""
+    """One client of an image. Files that are open stay usable after `close`."""
 
     def __init__(self, control_fd: int, data_fd: int, build: Build, lock_timeout_ms: int) -> None:
-        """Attach to what the descriptors, which become ours, are open on."""
+        """Attach to the image of these descriptors, which the object closes later."""
         module = load("shmfs", build)
         self.build = build
         self._ffi, self._lib = module.ffi, module.lib
         self._fds = (control_fd, data_fd)
-        self._sign_fd = -1  # opened apart: a mapping has a duplicate of its descriptor
+        self._sign_fd = -1  # separate, because a mapping duplicates its descriptor
         self._pid = os.getpid()
-        self._lock = threading.RLock()  # a file may be collected within any call
+        self._lock = threading.RLock()  # a file may be collected, and closed, within any call
         self._file_count, self._is_closed = 0, False
-        self._shared: dict[tuple[int, int], list[int]] = {}  # slots of handles, and who has each
+        self._shared: dict[tuple[int, int], list[int]] = {}  # handle slots, and their users
         self._fs: Any = None
         try:
             self._attach(lock_timeout_ms)
@@ -87,9 +87,9 @@ class Image:
         build: Build = "coherent",
         lock_timeout_ms: int = 0,
     ) -> Image:
-        """Attach to the image of two files. With a geometry, make it if there is none; the shape of
-        one that is there stays. `lock_timeout_ms`: how long a call may wait for a lock before it is
-        refused as `BUSY`; 0: for ever.
+        """Attach to the image of two files. With a geometry, create the image if there is none; an
+        existing image keeps its geometry. `lock_timeout_ms` limits how long a call waits for a lock
+        before it fails with `BUSY`; 0 means no limit.
         """
         created = os.O_CREAT if geometry is not None else 0
         try:
@@ -132,7 +132,7 @@ class Image:
         _attached.add(self)
 
     def close(self) -> None:
-        """Be no client any more, once the last open file is closed."""
+        """Detach once the last open file is closed."""
         with self._lock:
             self._is_closed = True
             if not self._file_count:
@@ -156,7 +156,7 @@ class Image:
     # --- files ------------------------------------------------------------------------------------
 
     def create(self, name: str | None = None, *, size_hint_bytes: int = 0) -> File:
-        """Make a file and open it for writing; without a name it is gone unless committed."""
+        """Create a file and open it for writing. A nameless file is freed unless committed."""
         text = self._ffi.NULL if name is None else self._text(name)
         return self._opened("create", lambda h: self._lib.shmfs_create(
             self._open_fs(), text, size_hint_bytes, h
@@ -168,12 +168,12 @@ class Image:
         return self._opened("open", lambda h: self._lib.shmfs_open(self._open_fs(), text, h))
 
     def reopen(self, name: str) -> File:
-        """Open a file that is not committed and has no writer, to write on."""
+        """Open an uncommitted file that has no writer, for writing."""
         text = self._text(name)
         return self._opened("reopen", lambda h: self._lib.shmfs_reopen(self._open_fs(), text, h))
 
     def stat(self, name: str) -> Info | None:
-        """Return what a file is; None if there is none of that name."""
+        """Return the status of a file; None if there is no file of that name."""
         info = self._ffi.new("struct shmfs_info *")
         result = self._lib.shmfs_stat(self._open_fs(), self._text(name), info)
         if result == self._lib.SHMFS_ERROR_NOT_FOUND:
@@ -182,7 +182,7 @@ class Image:
         return _info(info)
 
     def exists(self, name: str) -> bool:
-        """Tell whether there is a file of that name; the quickest question."""
+        """Return whether there is a file of that name; the fastest query."""
         result = self._lib.shmfs_lookup(self._open_fs(), self._text(name))
         if result == self._lib.SHMFS_ERROR_NOT_FOUND:
             return False
@@ -190,21 +190,21 @@ class Image:
         return True
 
     def link(self, target: str, name: str) -> None:
-        """Give the file of one name another."""
+        """Add a name to the file named `target`."""
         names = self._text(target), self._text(name)
         self._check("link", self._lib.shmfs_link(self._open_fs(), *names))
 
     def unlink(self, name: str) -> None:
-        """Take a name away; content goes with the last one, once nobody has it open."""
+        """Remove a name; the content is freed with the last name, once no process has it open."""
         self._check("unlink", self._lib.shmfs_unlink(self._open_fs(), self._text(name)))
 
     def rename(self, name: str, to: str, *, replace: bool = False) -> None:
-        """Move a name, in one step."""
+        """Rename a file, in one step."""
         names = self._text(name), self._text(to)
         self._check("rename", self._lib.shmfs_rename(self._open_fs(), *names, replace))
 
     def names(self) -> Iterator[tuple[str, Info]]:
-        """Walk the names; what stays meanwhile is met exactly once."""
+        """Iterate over the names; a name that exists meanwhile is returned exactly once."""
         ffi = self._ffi
         cursor, info = ffi.new("uint64_t *"), ffi.new("struct shmfs_info *")
         name = ffi.new("char[]", self._lib.SHMFS_NAME_MAX_BYTES + 1)
@@ -212,17 +212,17 @@ class Image:
             yield os.fsdecode(ffi.string(name)), _info(info)
 
     def load(self, fd: int, name: str) -> None:
-        """Copy a file of another file system in, and commit it under that name."""
+        """Copy a file of another file system in, and commit it as `name`."""
         self._check("load", self._lib.shmfs_load(self._open_fs(), fd, self._text(name)))
 
     def store(self, name: str, fd: int) -> int:
-        """Copy a committed file out; returns its bytes."""
+        """Copy a committed file out; returns the number of bytes."""
         return self._check("store", self._lib.shmfs_store(self._open_fs(), self._text(name), fd))
 
-    # --- the whole --------------------------------------------------------------------------------
+    # --- statistics and checking ------------------------------------------------------------------
 
     def io_begin(self, limit: int, timeout_s: float = -1) -> None:
-        """Wait until fewer than so many disk jobs are under way, and begin one (CIB-40)."""
+        """Wait until fewer than `limit` disk jobs are running, then start one (CIB-40)."""
         timeout_ms = -1 if timeout_s < 0 else round(timeout_s * 1000)
         result = self._lib.shmfs_io_begin(self._open_fs(), limit, timeout_ms)
         self._check("io_begin", result)
@@ -232,18 +232,18 @@ class Image:
         self._check("io_end", self._lib.shmfs_io_end(self._open_fs()))
 
     def sweep(self) -> int:
-        """Drop what dead clients left; returns how many there were."""
+        """Clean up after dead clients; returns how many there were."""
         return self._check("sweep", self._lib.shmfs_sweep(self._open_fs()))
 
     def statistics(self) -> dict[str, int]:
-        """Return how full it is, by the names of `struct shmfs_statistics`."""
+        """Return usage statistics, by the names of `struct shmfs_statistics`."""
         found = self._ffi.new("struct shmfs_statistics *")
         self._check("statfs", self._lib.shmfs_statfs(self._open_fs(), found))
         fields = self._ffi.typeof("struct shmfs_statistics").fields
         return {name: int(getattr(found, name)) for name, _ in fields}
 
     def check(self) -> list[ImageProblem]:
-        """Return what is wrong with an image that nobody is changing meanwhile."""
+        """Return the problems of an image that no process is changing."""
         ffi, lib = self._ffi, self._lib
         self._open_fs()
         memory = self._memory.described
@@ -274,10 +274,10 @@ class Image:
         return File(self, handle)
 
     def _share(self, handle: Any) -> None:
-        """Use the handle by which others here have the file open, if any, in place of a new one."""
+        """Reuse the handle through which this process has the file open, instead of a new one."""
         key = (handle.inode, handle.generation)
         shared = self._shared.get(key)
-        if shared is None or not shared[1]:  # the last one may be collected within any step here
+        if shared is None or not shared[1]:  # the last user may be collected within any step here
             self._shared[key] = [handle.slot, 1]
         else:
             shared[1] += 1
@@ -285,7 +285,7 @@ class Image:
             handle.inode, handle.slot = key[0], shared[0]
 
     def _is_shared(self, handle: Any) -> bool:
-        """Count one out; whether others still have the file open by its handle."""
+        """Remove one user of a handle; return whether it has others."""
         key = (handle.inode, handle.generation)
         shared = self._shared.get(key)
         if shared is None or shared[0] != handle.slot:
@@ -296,7 +296,7 @@ class Image:
         return shared[1] > 0
 
     def _closed(self, handle: Any) -> None:
-        """Close a file's handle; a forked copy of it owns nothing."""
+        """Close a file's handle. A forked copy owns no handle."""
         if self._pid != os.getpid():
             return
         with self._lock:
@@ -309,12 +309,12 @@ class Image:
     def _let_go(self) -> None:
         if self._pid == os.getpid() and self._fs is not None:
             self._lib.shmfs_detach(self._fs)
-        self._fs = self._memory = None  # type: ignore[assignment]  # nobody asks after this
+        self._fs = self._memory = None  # type: ignore[assignment]  # no later access
         for fd in (*self._fds, self._sign_fd):
             if fd >= 0:
                 os.close(fd)
         self._sign_fd = -1
-        self._fds = ()  # type: ignore[assignment]  # closed twice is closed once
+        self._fds = ()  # type: ignore[assignment]  # a second call closes nothing
 
     def _open_fs(self) -> Any:
         if self._is_closed:
@@ -323,12 +323,12 @@ class Image:
 
     def _text(self, name: str) -> bytes:
         encoded = os.fsencode(name)
-        if b"\0" in encoded:  # C would see less of it
+        if b"\0" in encoded:  # C would read a shorter name
             self._check("name", self._lib.SHMFS_ERROR_NAME)
         return encoded
 
     def _check(self, operation: str, result: int) -> int:
-        """Return what a call returned, or raise what it says went wrong."""
+        """Return a call's result, or raise its error."""
         if result >= 0:
             return result
         ffi = self._ffi
@@ -341,16 +341,16 @@ class Image:
 
 
 class File:
-    """An open file of an image. Dropped, it is closed."""
+    """An open file of an image. Closed when it is collected."""
 
     def __init__(self, image: Image, handle: Any) -> None:
         self._image = image
         self._handle = handle
-        self._users = 1  # views among them
+        self._users = 1  # including views
         self._is_closed = False
 
     def write(self, chunk: Chunk, offset_bytes: int) -> None:
-        """Write there, and grow if need be."""
+        """Write at an offset, and grow the file if necessary."""
         image = self._image
         if size_bytes := memoryview(chunk).nbytes:
             source = image._ffi.from_buffer(memoryview(chunk).cast("B"))
@@ -358,7 +358,7 @@ class File:
             image._check("write", result)
 
     def read_into(self, buffer: bytearray | memoryview, offset_bytes: int) -> int:
-        """Fill the buffer from there; returns how many bytes came."""
+        """Fill the buffer from an offset; returns the number of bytes read."""
         image = self._image
         target = image._ffi.from_buffer(buffer, require_writable=True)
         size_bytes = memoryview(buffer).nbytes
@@ -366,36 +366,36 @@ class File:
         return image._check("read", result)
 
     def reserve(self, size_bytes: int) -> None:
-        """Have room for so many bytes in all."""
+        """Reserve space for `size_bytes` in all."""
         image = self._image
         image._check("reserve", image._lib.shmfs_reserve(*self._open(), size_bytes))
 
     def truncate(self, size_bytes: int) -> None:
-        """Cut it, or make it longer with zeros."""
+        """Shrink the file, or extend it with zeros."""
         image = self._image
         image._check("truncate", image._lib.shmfs_truncate(*self._open(), size_bytes))
 
     def commit(self, name: str | None = None) -> None:
-        """Make it what it is for good, and visible; under that name as well, if there is one."""
+        """Make the content final and visible, and add `name` if one is given."""
         image = self._image
         text = image._ffi.NULL if name is None else image._text(name)
         image._check("commit", image._lib.shmfs_commit(*self._open(), text))
 
     def set_tag(self, tag: int) -> None:
-        """Keep a number with it."""
+        """Store a number with the file."""
         image = self._image
         image._check("set_tag", image._lib.shmfs_set_tag(*self._open(), tag))
 
     def info(self) -> Info:
-        """Return what it is."""
+        """Return the file's status."""
         image = self._image
         info = image._ffi.new("struct shmfs_info *")
         image._check("stat", image._lib.shmfs_stat_handle(*self._open(), info))
         return _info(info)
 
     def rows(self, size_bytes: int) -> list[tuple[int, int]]:
-        """Return where its content lies among the blocks: offsets and lengths, in order. For a
-        writer, of what is reserved.
+        """Return the runs of blocks that hold the content: offsets and lengths, in order. A writer
+        may ask for reserved space too.
         """
         image, offset_bytes = self._image, 0
         rows: list[tuple[int, int]] = []
@@ -412,8 +412,8 @@ class File:
         return rows
 
     def writable(self, size_bytes: int) -> memoryview:
-        """Return the memory of a writer's first bytes, of which there must be room for as many, to
-        write in place; then say `wrote`. Keep it no longer than the file.
+        """Return the memory of a writer's first `size_bytes`, which must be reserved, to write in
+        place. Call `wrote` afterwards. Do not use it after the file is closed.
         """
         image, rows = self._image, self.rows(size_bytes)
         if len(rows) == 1:
@@ -424,13 +424,13 @@ class File:
         return memoryview(ffi.buffer(pinned, size_bytes))
 
     def wrote(self, size_bytes: int) -> None:
-        """Say that content was written in place, up to there."""
+        """Report that content was written in place, up to `size_bytes`."""
         image = self._image
         image._check("wrote", image._lib.shmfs_wrote(*self._open(), size_bytes))
 
     def view(self) -> memoryview:
-        """Return the content of a committed file where it lies, read-only and for as long as
-        somebody uses it; where every core has a private cache, a copy made through that.
+        """Return a read-only view of a committed file's content in place. The file stays open while
+        the view exists. In the strict build, where each core has a private cache, it is a copy.
         """
         image, size_bytes = self._image, self.info().size_bytes
         if not size_bytes:
@@ -456,7 +456,7 @@ class File:
         return memoryview(ffi.buffer(pinned, size_bytes)).toreadonly()
 
     def close(self) -> None:
-        """Close it; its views live on. Closing twice is closing once."""
+        """Close the file; its views stay valid. A second call does nothing."""
         if not self._is_closed:
             self._is_closed = True
             self._unused()
@@ -488,12 +488,12 @@ class File:
 
 
 class _Memory:
-    """Both files, mapped; and how C is told of them."""
+    """Both files, mapped, and their description for C."""
 
     def __init__(self, fds: tuple[int, int], ffi: Any) -> None:
         try:
             self.control, self.data = (mmap.mmap(fd, 0) for fd in fds)
-        except (OSError, ValueError) as error:  # ValueError: it is empty
+        except (OSError, ValueError) as error:  # ValueError: empty file
             number = error.errno if isinstance(error, OSError) else None
             raise StoreSystemError("map an image", number or errno.ENODATA) from error
         self._pointers = ffi.from_buffer(self.control), ffi.from_buffer(self.data)
@@ -504,8 +504,8 @@ class _Memory:
 
 
 def _make(control_fd: int, data_fd: int, geometry: Geometry, build: Build) -> None:
-    """Make an image unless there is one. Whoever dies at it is followed by the next, since the
-    first bytes are written last.
+    """Create an image unless there is one. If a process dies meanwhile, the next one starts again,
+    because the magic number is written last.
     """
     module = load("shmfs", build)
     ffi, lib = module.ffi, module.lib

@@ -1,16 +1,16 @@
-"""Objects in memory that several cores share, whose caches need not agree: the store `scc`.
+"""The store `scc`: objects in memory that several cores share, with or without coherent caches.
 
-All workers that name one instance share one image (`shmfs`), each as a core with names of its own
-(`seats`). What one core has committed another finds by looking, and has it by a second name, so
-nothing is copied and each keeps and deletes for itself. Who maps reads in place. A program that
-wants a file gets a sealed copy (`copies`), or writes one that is copied in (`drafts`); how much is
-counted.
+All workers that name the same instance share one image (`shmfs`). Each worker is a core with its
+own object names (`seats`). A core finds an object of another core by looking up its name, and links
+it under a second name. So no bytes are copied, and each core keeps and deletes its own names.
+Readers that map memory read in place. A program that needs a file gets a sealed copy (`copies`), or
+writes a file that is copied in (`drafts`); the store counts copied bytes.
 
-    /dev/shm/ciel-scc-<instance>/     held by who has it open, and gone with the last (`leases`)
+    /dev/shm/ciel-scc-<instance>/     exists while a process holds a lease on it (`leases`)
         control, data                 the image
-        cores/                        which cores there are
-        owner-<core>                  the process id of the worker that has that core, locked by it
-        incoming/                     what programs write
+        cores/                        registered cores
+        owner-<core>                  process id of the worker that owns the core, which locks it
+        incoming/                     files that programs write
 """
 
 from __future__ import annotations
@@ -74,30 +74,30 @@ from ciel.storage.temporaries import Temporaries
 
 _OPTIONS = ("cores", "capacity", "block", "shards", "build", "instance", "core", "spill")
 
-# Each try beyond the first means that another process deleted or replaced something meanwhile.
+# Each retry means that another process deleted or replaced something meanwhile.
 _PUBLISH_TRIES = 8
 _CHECK_LOOKS = 3
-_COPIES_SHARE = 8  # of the capacity: copies for programs that nobody reads now
+_COPIES_SHARE = 8  # of the capacity, for copies without readers
 
 
 def open_scc(options: Mapping[str, str], directory: Path) -> ObjectStore:
-    """Open a store in memory that several cores share, over one on a disk for what has no room.
+    """Open a store in memory that several cores share; objects that do not fit go to a disk store.
 
     Options: `cores` (how many may share it), `capacity` and `block` (sizes), `instance` (letters,
-    digits, `_` and `-`; random when not given; a live one is joined), `core` (which one this is;
-    the first that is free when not given), `shards` (how many locks of one kind) and `build`
-    (`coherent`, `flushing` or `strict`), `spill` (where that disk is: `yes` for the directory, `no`
-    for nowhere, or a path).
+    digits, `_` and `-`; random by default; an existing instance is joined), `core` (the number of
+    this core; the first free one by default), `shards` (the number of locks of each kind), `build`
+    (`coherent`, `flushing` or `strict`), and `spill` (the disk: `yes` for `directory`, `no` for
+    none, or a path).
     """
     return with_spill(open_cores(options), options.get("spill", "yes"), directory)
 
 
 def open_cores(options: Mapping[str, str]) -> SccStore:
-    """Open the memory alone, which several processes may have open as one core."""
+    """Open only the memory, which several processes may share as one core."""
     check_options("scc", options, _OPTIONS)
     build = options.get("build", "coherent")
     if build not in BUILDS:
-        raise StoreSpecError(f"build={build}", f"there are: {', '.join(BUILDS)}")
+        raise StoreSpecError(f"build={build}", f"expected one of {', '.join(BUILDS)}")
     layout = Layout(
         cores=_number(options, "cores", 1, CORES_MAX, CORES),
         capacity_bytes=parse_size(options.get("capacity", str(CAPACITY_BYTES))),
@@ -106,13 +106,13 @@ def open_cores(options: Mapping[str, str]) -> SccStore:
         build=build,
     )
     _check_shape(layout)
-    core = _number(options, "core", 0, CORES_MAX - 1, -1)  # what there is, its seat says
+    core = _number(options, "core", 0, CORES_MAX - 1, -1)  # Seat checks the upper limit
     instance = options.get("instance") or secrets.token_hex(8)
     return SccStore(instance, layout, None if core < 0 else core)
 
 
 class SccStore(ObjectStore):
-    """The objects of one core, in memory that it shares with others."""
+    """The objects of one core, in memory that it shares with other cores."""
 
     def __init__(
         self,
@@ -126,7 +126,7 @@ class SccStore(ObjectStore):
         self.is_in_place = layout.build != "strict"
         self._reserved_bytes = 0
         self._fifos: Fifos | None = None
-        self._lock = threading.RLock()  # a writer may be collected, and give back, within any call
+        self._lock = threading.RLock()  # collecting a writer may call `charge` within any call
         self._pid = os.getpid()
         self._is_closed = True
         self._owner_fd = -1
@@ -197,7 +197,7 @@ class SccStore(ObjectStore):
         self.require_open()
         expected = ObjectInfo(check_id(object_id), size_bytes, checksum)
         if not path.startswith(self.scheme):
-            raise CannotAdoptError(object_id, path, "it lies in no memory that is shared with us")
+            raise CannotAdoptError(object_id, path, "it is not in memory that this store shares")
         found = self._share(path.removeprefix(self.scheme), object_id, expected)
         if found is None:
             raise CannotAdoptError(object_id, path, "missing")
@@ -243,7 +243,7 @@ class SccStore(ObjectStore):
     def check(self) -> list[Problem]:
         self.require_open()
         found = self._image.check()
-        for _ in range(_CHECK_LOOKS - 1):  # what others are about is no problem, and passes
+        for _ in range(_CHECK_LOOKS - 1):  # a change in progress is temporary
             found = [problem for problem in found if problem in self._image.check()]
         problems = [
             Problem("image", f"{problem.code} at {problem.place}", problem.text)
@@ -273,7 +273,7 @@ class SccStore(ObjectStore):
         self._is_closed = True
         if self._pid == os.getpid():
             for writer in self._writers.all():
-                writer.abort()  # type: ignore[union-attr]  # there are no others among them
+                writer.abort()  # type: ignore[union-attr]  # all are writers
             if self._fifos is not None:
                 self._fifos.close()
             self._temporaries.close()
@@ -285,7 +285,7 @@ class SccStore(ObjectStore):
                 os.close(fd)
         if self._pid == os.getpid():
             with self._fullness.giving_back():
-                remove_instance(self.instance)  # unless somebody else has it open
+                remove_instance(self.instance)  # unless another process has it open
         self._fullness.close()
 
     def __del__(self) -> None:
@@ -299,46 +299,46 @@ class SccStore(ObjectStore):
             raise StoreClosedError("the store")
 
     def file_name(self, object_id: str) -> str:
-        """Return the name that this core has for an object."""
+        """Return the name of an object of this core."""
         return f"{self._seat.name}:{check_id(object_id)}"
 
     def free_bytes(self) -> int:
-        """Return how much room there is, for whoever comes first."""
+        """Return the free space, which all cores share."""
         return self._image.statistics()["free_block_count"] * self.block_bytes
 
     def charge(self, more_bytes: int) -> None:
-        """Count what writers occupy."""
+        """Count bytes that writers occupy."""
         with self._lock:
             self._reserved_bytes += more_bytes
 
     def done_writing(self, writer: SccWriter, charged_bytes: int) -> None:
-        """Count a writer out."""
+        """Unregister a writer and the bytes that it occupied."""
         self._writers.discard(writer)
         self.charge(-charged_bytes)
 
     def new_file(self, object_id: str) -> File:
-        """Make a file without a name."""
+        """Create a file without a name."""
         try:
             return self._image.create()
         except ShmfsError as error:
             raise translated(error, object_id) from error
 
     def new_draft(self, object_id: str) -> Draft:
-        """Make a file that a program can write."""
+        """Create a file that a program can write."""
         try:
             return Draft(self._temporaries, object_id, self._fullness)
         except OSError as error:
             raise StoreSystemError("begin", error.errno or errno.EIO) from error
 
     def fifos(self) -> Fifos:
-        """Return what serves pipes; its thread is started when there is the first of them."""
+        """Return the server of FIFOs, whose thread starts with the first use."""
         with self._lock:
             if self._fifos is None:
                 self._fifos = Fifos(Path(self._temporaries.path_of("")))
             return self._fifos
 
     def publish(self, file: File, info: ObjectInfo) -> ObjectInfo:
-        """Commit a written file, unless an equal object is there; raises `ObjectConflictError`."""
+        """Commit a written file, or keep an equal existing object. Raises `ObjectConflictError`."""
         for _ in range(_PUBLISH_TRIES):
             try:
                 file.commit(self.file_name(info.object_id))
@@ -370,13 +370,13 @@ class SccStore(ObjectStore):
                 yield name.removeprefix(prefix)
 
     def _forget(self, incarnation: str) -> None:
-        """Take all names of an incarnation away."""
+        """Remove all names of an incarnation."""
         prefix = f"{incarnation}:"
         try:
             for name in [name for name, _ in self._image.names() if name.startswith(prefix)]:
                 self._image.unlink(name)
         except ShmfsError:
-            pass  # it is damaged, as whoever uses it learns; it goes with its last holder
+            pass  # a damaged image fails later calls, and its last user removes it
 
     def _unlink(self, name: str) -> bool:
         if self.copies.has_kept and (info := self._image.stat(name)) is not None:
@@ -395,14 +395,14 @@ class SccStore(ObjectStore):
         try:
             file.set_tag(int(found, 16))
         except ShmfsError:
-            pass  # then whoever asks next computes it again
+            pass  # the next caller computes it again
         return found
 
     def _kept_instead(self, object_id: str, refused: str) -> ObjectInfo | None:
-        """Return the equal object that was there first; None if there is none after all.
+        """Return the equal object that was committed first; None if there is none.
 
-        What is there is read, whatever is recorded of it: an object that is made again may be so
-        because the first was found damaged, and a damaged one is none.
+        The existing content is always read, whatever checksum is recorded: the object may have been
+        recomputed because the first one was found damaged, and a damaged object is deleted.
         """
         try:
             file = self._opened_file(object_id)
@@ -420,7 +420,7 @@ class SccStore(ObjectStore):
     def _share(
         self, name: str, object_id: str, expected: ObjectInfo | None = None
     ) -> ObjectInfo | None:
-        """Give another core's file a name of ours; None if there is none."""
+        """Link another core's file under a name of this core; None if that file does not exist."""
         try:
             file = self._image.open_file(name)
         except ShmfsError as error:
@@ -454,7 +454,7 @@ class SccStore(ObjectStore):
             self._seat.count(1)
             if _is_same(self._image.stat(own), info):
                 return True
-            self._unlink(own)  # the name had passed to another file before it was linked
+            self._unlink(own)  # the name had moved to another file before it was linked
             return False
         raise StoreSystemError("link", errno.EBUSY)
 
@@ -477,13 +477,15 @@ def _number(options: Mapping[str, str], name: str, least: int, most: int, defaul
 
 
 def _check_shape(layout: Layout) -> None:
-    """Say in words what `shmfs_format` would only refuse."""
+    """Check the options that `shmfs_format` would refuse without an explanation."""
     block_bytes, shards = layout.block_bytes, layout.shards
     if not BLOCK_MIN_BYTES <= block_bytes <= BLOCK_MAX_BYTES or block_bytes & block_bytes - 1:
         most = BLOCK_MAX_BYTES >> 20
-        raise StoreSpecError(f"block={block_bytes}", f"a power of two from 4KiB to {most}MiB")
+        raise StoreSpecError(
+            f"block={block_bytes}", f"expected a power of two from 4KiB to {most}MiB"
+        )
     if shards & shards - 1:
-        raise StoreSpecError(f"shards={shards}", f"a power of two up to {SHARDS_MAX}")
+        raise StoreSpecError(f"shards={shards}", f"expected a power of two up to {SHARDS_MAX}")
     if not block_bytes <= layout.capacity_bytes <= block_bytes * BLOCKS_MAX:
-        detail = f"of 1 to {BLOCKS_MAX} blocks of {block_bytes} bytes"
+        detail = f"expected 1 to {BLOCKS_MAX} blocks of {block_bytes} bytes"
         raise StoreSpecError(f"capacity={layout.capacity_bytes}", detail)

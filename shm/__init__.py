@@ -1,1 +1,1 @@
-"""Objects in the memory of one host: files under `/dev/shm` (CIB-20). Found by name, as `shm`."""
+"""The store `shm`: objects in the memory of one host, as files under `/dev/shm` (CIB-20)."""

@@ -1,7 +1,7 @@
-"""`python -m ciel.shm DIRECTORY`: the daemon of a block store that has no worker.
+"""`python -m ciel.shm DIRECTORY`: the daemon of a block store without a worker.
 
-The directory is that of a store on a disk. What is loaded is copied from there into memory, what is
-committed is kept in memory; both last as long as the daemon. This is its composition root.
+The directory is a store on a disk. The daemon copies loaded objects from there into memory and
+keeps committed objects in memory, until it ends. This module is the daemon's composition root.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ DEFAULT_GROUP = "stores"
 
 
 def parser() -> argparse.ArgumentParser:
-    """Describe the command line."""
+    """Return the parser of the command line."""
     parse = argparse.ArgumentParser(
         prog="python -m ciel.shm", allow_abbrev=False, description="Serve a block store in memory."
     )
     add = parse.add_argument
-    add("directory", type=Path, metavar="DIRECTORY", help="the block store, made when missing")
-    add("--capacity", metavar="SIZE", help="memory to use (default: half of what is free)")
+    add("directory", type=Path, metavar="DIRECTORY", help="the block store; created if missing")
+    add("--capacity", metavar="SIZE", help="memory to use (default: half of the free memory)")
     add(
         "--group",
         metavar="NAME",
         default=DEFAULT_GROUP,
-        help="stores that ask each other for objects (default: %(default)s)",
+        help="group of stores that request objects from each other (default: %(default)s)",
     )
     return parse
 
 
 def serve(reactor: Any, options: argparse.Namespace) -> None:
-    """Serve until a signal ends it. Raises what opening raises."""
+    """Serve until a signal arrives. Raises the errors of opening the stores."""
     directory = Path(os.path.realpath(options.directory))
     capacity = {"capacity": options.capacity} if options.capacity else {}
     with (
@@ -71,14 +71,14 @@ def serve(reactor: Any, options: argparse.Namespace) -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Serve until a signal ends it; returns the exit status."""
+    """Serve until a signal arrives; returns the exit status."""
     options = parser().parse_args(argv)
     write: Any = textFileLogObserver(sys.stderr)
     globalLogBeginner.beginLoggingTo([write], redirectStandardIO=False, discardBuffer=True)
     from twisted.internet import reactor as twisted_reactor
 
     reactor: Any = twisted_reactor
-    reactor.seconds = time.monotonic  # a clock that is set must not fire time-outs
+    reactor.seconds = time.monotonic  # setting the wall clock must not trigger timeouts
     try:
         serve(reactor, options)
     except (ShmdError, StorageError, OSError) as error:

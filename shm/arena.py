@@ -1,12 +1,13 @@
-"""An arena: a tmpfs of our own under `/dev/shm`, with huge pages, for all stores of this user.
+"""The arena: one tmpfs with huge pages under `/dev/shm`, for all stores of this user.
 
-What is written there comes in pages of 2 MiB, which are made, filled, mapped and given back several
-times as fast as those of 4 KiB. All instances share one mount, since a file can be linked within a
-mount only. It lives as long as somebody holds it, by a lock on its root (`storage.leases`); it is
-removed by the last who has it, or, when that one was killed, by the next start of any store in
-memory on this host, and by whoever calls `remove_arena`.
+Memory written there comes in pages of 2 MiB, which the kernel allocates, fills, maps and frees
+several times as fast as pages of 4 KiB. All instances share one mount, since a file can only be
+linked within a mount. The arena exists while a process holds a lock on its root (`storage.leases`).
+The last process unmounts it. If that process was killed, the next start of any memory store on this
+host unmounts it, or a call of `remove_arena`.
 
-`huge=within_size`: a small object takes small pages. Who may not mount has plain `/dev/shm`.
+With `huge=within_size`, a small object takes small pages. A user who may not mount uses plain
+`/dev/shm`.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Arena(NamedTuple):
-    """Where instances lie, and what that is, in words. `fd` is its root, and holds it."""
+    """The directory of the instances, with a description. `fd` is its root and holds the lock."""
 
     path: str
     fd: int
@@ -36,7 +37,7 @@ class Arena(NamedTuple):
 
 
 def open_arena() -> Arena:
-    """Mount or join the arena; where that cannot be, return plain `/dev/shm`. Raises OSError."""
+    """Mount or join the arena; if that fails, return plain `/dev/shm`. Raises OSError."""
     path = arena_path()
     reason = ""
     for _ in range(_HOLD_TRIES):
@@ -44,7 +45,7 @@ def open_arena() -> Arena:
             _mount(path)
             fd = _hold(path)
         except FileNotFoundError:
-            continue  # unmounted before it was held
+            continue  # unmounted before we locked it
         except OSError as error:
             reason = error.strerror or str(error)
             break
@@ -54,25 +55,25 @@ def open_arena() -> Arena:
 
 
 def plain(about: str = ROOT) -> Arena:
-    """Return `/dev/shm` as it is. Raises OSError."""
+    """Return plain `/dev/shm`. Raises OSError."""
     fd = os.open(ROOT, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     return Arena(ROOT, fd, about)
 
 
 def arena_path() -> str:
-    """Return where this user's arena is, or would be."""
+    """Return the path of this user's arena, which may not exist."""
     return f"{ROOT}/{NAME}-{os.geteuid()}"
 
 
 def remove_arena() -> bool:
-    """Unmount the arena unless somebody holds it; whether it went."""
+    """Unmount the arena unless a process holds it. Returns whether it was unmounted."""
     path = arena_path()
     if not _is_mount(path):
         return False
     try:
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except FileNotFoundError:
-        return False  # another was quicker
+        return False  # another process removed it first
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if not _stands_at(fd, path):
@@ -80,18 +81,18 @@ def remove_arena() -> bool:
         flags = _MNT_DETACH | _UMOUNT_NOFOLLOW
         if _libc.umount2(path.encode(), flags):
             return False
-        with suppress(OSError):  # mounted anew already
+        with suppress(OSError):  # mounted again already
             os.rmdir(path)
         return True
     except OSError:
-        return False  # held, or another was quicker
+        return False  # in use, or another process was faster
     finally:
         os.close(fd)
 
 
 def _mount(path: str) -> None:
-    """Have a file system of our own there; raises OSError. Whoever mounts has locked the directory
-    under it, so that no two do.
+    """Mount the arena at a path unless it is mounted. The mounting process locks the directory
+    below the mount, so that no two processes mount at the same time. Raises OSError.
     """
     if _is_mount(path):
         return
@@ -103,9 +104,9 @@ def _mount(path: str) -> None:
     try:
         if os.fstat(fd).st_uid != os.geteuid():
             raise PermissionError(errno.EPERM, f"{path} belongs to another user")
-        fcntl.flock(fd, fcntl.LOCK_EX)  # for as long as a mount takes
+        fcntl.flock(fd, fcntl.LOCK_EX)  # held during the mount
         if not _stands_at(fd, path):
-            return  # mounted by another meanwhile, or removed
+            return  # another process has mounted or removed it meanwhile
         if _libc.mount(b"none", path.encode(), b"tmpfs", _MS_NOSUID_NODEV, _OPTIONS):
             number = ctypes.get_errno()
             os.rmdir(path)
@@ -115,7 +116,7 @@ def _mount(path: str) -> None:
 
 
 def _hold(path: str) -> int | None:
-    """Hold the root; None if it is being removed."""
+    """Lock the root of the arena; return None if it is being removed."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -127,7 +128,7 @@ def _hold(path: str) -> int | None:
         os.close(fd)
         raise
     os.close(fd)
-    return None  # a remover has locked it, or it was unmounted at this moment
+    return None  # a process is removing it, or has just unmounted it
 
 
 def _is_mount(path: str) -> bool:

@@ -1,4 +1,4 @@
-"""Asking the daemon of a block store from a program that has no worker: blocking, no reactor.
+"""Blocking client of a block store's daemon, for programs without a worker. Needs no reactor.
 
     with ShmdClient(directory) as client:
         path = client.write("4f2a:out:0")
@@ -6,7 +6,8 @@
         client.commit(path, "4f2a:out:0")
         with open(client.load("4f2a:out:0"), "rb") as file: ...
 
-What is being written belongs to the connection: it is gone when that ends without a commit.
+A file that is being written belongs to the connection: without a commit it is deleted when the
+connection ends.
 """
 
 from __future__ import annotations
@@ -41,26 +42,26 @@ from ciel.shm.messages import (
 
 TIMEOUT_S: Final = 30.0
 
-_ANSWER_SLACK_S: Final = 0.5  # a daemon says itself that it was not done in time, if it can
+_ANSWER_SLACK_S: Final = 0.5  # the daemon itself reports a timeout, if it can
 _READ_BYTES: Final = 64 * 1024
 _TIME = struct.Struct("@ll")  # seconds and microseconds
-_ENDED: Final = "it has ended the connection; it may have ended itself, or have too many"
+_ENDED: Final = "it has ended the connection; it may have ended, or have too many connections"
 
 
 class _BrokenOffError(Exception):
-    """The connection has ended before the answer came."""
+    """The connection ended before the answer arrived."""
 
 
 class ShmdClient:
-    """A connection to the daemon of the block store in a directory, made when it is needed. Several
-    threads may use it; they take turns.
+    """A connection to the daemon of the block store in a directory, opened when it is needed.
+    Several threads may share it; it serves one request at a time.
     """
 
     def __init__(
         self, directory: str | os.PathLike[str], *, attempt: str = "", timeout_s: float = TIMEOUT_S
     ) -> None:
-        """`attempt` names the attempt that writes, if several connections do so for one; it is
-        their name for the same file.
+        """`attempt` names the attempt that writes. Connections with the same attempt write to the
+        same files.
         """
         self._directory = os.fspath(directory)
         self._attempt = attempt
@@ -71,28 +72,28 @@ class ShmdClient:
         self._decoder = Decoder()
 
     def load(self, name: str, *, recursive: bool = True, timeout_s: float | None = None) -> str:
-        """Return the path of an object, to be read; it may have to be brought here first.
+        """Return the path of an object, to read it. The daemon may have to copy the object first.
 
-        Not `recursive`, siblings are not asked. The path is good until the object is deleted: if it
-        cannot be opened, ask again.
+        Without `recursive`, the daemon does not ask its peers. The path is valid until the object
+        is deleted: if it cannot be opened, load the object again.
         """
         load = Load(0, name, recursive=recursive)
         return self._ask(load, timeout_s, is_retried=True)
 
     def write(self, name: str, *, size_hint_bytes: int = 0, timeout_s: float | None = None) -> str:
-        """Return the path of a file to write an object to; asked again, it is the same one."""
+        """Return the path of a file to write an object to; a second call returns the same path."""
         write = Write(0, name, self._attempt, size_hint_bytes)
         return self._ask(write, timeout_s, is_retried=True)
 
     def commit(self, path: str, name: str, *, timeout_s: float | None = None) -> str:
-        """Make what was written to a path an object of that name, and return its path.
+        """Commit the file at a path as an object of that name, and return the object's path.
 
-        `DaemonGoneError`: nobody can say whether it was committed; if it was, it can be loaded.
+        After `DaemonGoneError` it is unknown whether it was committed; if it was, `load` succeeds.
         """
         return self._ask(Commit(0, path, name), timeout_s, is_retried=False)
 
     def close(self) -> None:
-        """End the connection, and what is being written with it; the next request makes another."""
+        """Close the connection and discard its open writes; the next request opens a new one."""
         with self._lock:
             self._hang_up()
 
@@ -107,7 +108,7 @@ class ShmdClient:
     def _ask(self, request: Request, timeout_s: float | None, *, is_retried: bool) -> str:
         timeout_s = self._timeout_s if timeout_s is None else timeout_s
         timeout_ms = min(max(int(timeout_s * 1000), 1), TIMEOUT_MAX_MS)
-        encode(_numbered(request, 0, timeout_ms))  # what cannot be sent is the caller's mistake
+        encode(_numbered(request, 0, timeout_ms))  # raise errors of the caller before connecting
         with self._lock:
             until_s = time.monotonic() + timeout_s
             try:
@@ -118,7 +119,7 @@ class ShmdClient:
                         raise
                     answer = self._ask_once(request, timeout_ms, until_s)
             except TimeoutError:
-                self._hang_up()  # the answer may come yet, and is not that of the next request
+                self._hang_up()  # a late answer must not be mistaken for the next request's answer
                 reason = "it may be stopped, or its disk slow"
                 raise RequestTimeoutError(self._directory, timeout_s, reason) from None
             except (_BrokenOffError, OSError, MessageError) as error:
@@ -166,7 +167,7 @@ class ShmdClient:
         )
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            # One that may not block does not wait for its turn, but fails.
+            # A non-blocking connect would fail at once if the daemon is busy.
             left_s = _left_s(until_s)
             left = _TIME.pack(int(left_s), int(left_s % 1 * 1e6) or 1)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, left)

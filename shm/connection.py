@@ -1,7 +1,7 @@
-"""One connection on the reactor: bytes of the other side become messages, messages become bytes.
+"""One connection on the reactor: turns received bytes into messages, and messages into bytes.
 
-What is no message ends the connection, and nothing else. Who does not read what it asked for is not
-heard until it does.
+Invalid bytes end only this connection. While a client does not read its answers, the connection
+reads no more requests from it.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ log = Logger()
 
 
 class ConnectionOwner(Protocol):
-    """Who is told what a connection says."""
+    """Receives the events of a connection."""
 
     def connection_opened(self, connection: Connection) -> None: ...
 
     def connection_said(self, connection: Connection, message: Message) -> None:
-        """Take a message; a MessageError that is raised ends the connection."""
+        """Handle a message. Raising MessageError ends the connection."""
         ...
 
     def connection_lost(self, connection: Connection, reason: str) -> None: ...
 
 
 class Connection(TwistedProtocol):
-    """The owner is told nothing before `connection_opened`, and nothing after the loss of it."""
+    """Calls its owner only between `connection_opened` and `connection_lost`."""
 
     transport: Any
 
@@ -49,7 +49,7 @@ class Connection(TwistedProtocol):
             self.transport.abortConnection()
             return
         self._is_open = True
-        self.transport.registerProducer(self.transport, True)  # reading stops while writing does
+        self.transport.registerProducer(self.transport, True)  # reads only while it can write
         self._owner.connection_opened(self)
 
     def dataReceived(self, data: bytes) -> None:
@@ -68,7 +68,7 @@ class Connection(TwistedProtocol):
             self._owner.connection_lost(self, self._why or "the connection has ended")
 
     def send(self, message: Message) -> None:
-        """Send a message; one that no frame can hold becomes a failure, if it is an answer."""
+        """Send a message. An answer that no frame can hold is replaced by a failure."""
         if not self._is_open:
             return
         try:
@@ -80,12 +80,12 @@ class Connection(TwistedProtocol):
         self.transport.write(raw)
 
     def end(self, why: str) -> None:
-        """End it at once."""
+        """Abort the connection."""
         if self._is_open:
             self._why = why
             self.transport.abortConnection()
 
     @property
     def refusal(self) -> str:
-        """Why it was ended before it was open."""
+        """Why the connection was aborted before it was open."""
         return self._why

@@ -1,9 +1,9 @@
-"""SHMD: the daemon of a block store (CIB-10 to CIB-14). It serves programs that have no worker, and
-its siblings on this host; it asks those siblings for what is not here.
+"""SHMD: the daemon of a block store (CIB-10 to CIB-14). It serves programs without a worker and its
+peers on this host, and requests missing objects from these peers.
 
-It lives on somebody's reactor: that of a worker, which works on the same store directly, or its own
-(`__main__`). `requests` decides, `work` acts on the store, mostly in threads, and this is what lies
-between.
+It runs on a worker's reactor, whose worker uses the same store directly, or on its own
+(`__main__`). `requests` makes the decisions, `work` accesses the store, mostly in threads, and this
+module connects the two.
 """
 
 from __future__ import annotations
@@ -49,15 +49,15 @@ log = Logger()
 T = TypeVar("T")
 
 CONNECTIONS_MAX: Final = 256
-"""Programs and siblings at one time; each takes a descriptor and little else."""
+"""Connections of programs and peers at the same time; each takes little but a descriptor."""
 
 ASK_TIMEOUT_S: Final = 60.0
-"""For a sibling to answer, which may have to read a large object for its checksum."""
+"""Timeout for a peer's answer; the peer may have to read a large object for its checksum."""
 
 
 LENT_S: Final = 5.0
-"""At least so long, and at most twice, somebody who was told the name of a copy may take to open
-it."""
+"""A copy whose path was sent stays open for at least this time, and at most twice as long, so that
+the client can open it."""
 
 
 def neighbour(
@@ -70,9 +70,9 @@ def neighbour(
     kept: Callable[[str], object],
     turn: Turn = at_once,
 ) -> Daemon:
-    """Open the daemon of a worker's store (entry point `ciel.neighbours`). `kept` is called with
-    each object that somebody else than the worker has put into the store, `turn` has a thread wait
-    for a disk.
+    """Open the daemon of a worker's store (entry point `ciel.neighbours`). The daemon calls `kept`
+    for each object that a process other than the worker has added to the store; `turn` makes a
+    thread wait for a disk.
     """
     return Daemon(
         reactor, store, directory, group=cluster_id, member=member_of_worker(netloc), kept=kept,
@@ -81,7 +81,7 @@ def neighbour(
 
 
 class Daemon:
-    """Serves from the moment it is made. Raises `AlreadyServedError`, or OSError."""
+    """Serves as soon as it is constructed. Raises `AlreadyServedError`, or OSError."""
 
     def __init__(
         self,
@@ -114,11 +114,11 @@ class Daemon:
             sock = bound(f"\0{self._siblings.prefix}{member}")
             self._porters.append(Porter(reactor, sock, factory, self._has_room))
         except OSError as error:
-            log.error("siblings will not find this store: {error}", error=error)
+            log.error("peers cannot find this store: {error}", error=error)
 
     def ask(self, netloc: str, object_id: str) -> Deferred[Found]:
-        """Ask the daemon of another worker on this host for an object: one hop, no server. Fails
-        with `ObjectNotFoundError`, or with `NeighbourError` when it cannot be asked.
+        """Ask the daemon of another worker on this host for an object: one hop, without a server.
+        Fails with `ObjectNotFoundError`, or with `NeighbourError` if the daemon cannot be reached.
         """
         self.counts.asked += 1
 
@@ -133,8 +133,8 @@ class Daemon:
         return self._ask(member_of_worker(netloc), object_id, ASK_TIMEOUT_S).addCallback(told)
 
     def _ask(self, sibling: str, name: str, timeout_s: float) -> Deferred[Response]:
-        """Ask a sibling for what we can take in: where its objects lie in memory that is not shared
-        with us, once more, for a file.
+        """Ask a peer for an object that we can adopt. If the peer answers with a place in memory
+        that we do not share, ask again for a file.
         """
 
         def told(answer: Response) -> Response | Deferred[Response]:
@@ -149,7 +149,7 @@ class Daemon:
         return self._siblings.ask(sibling, name, timeout_s).addCallback(told)
 
     def figures(self) -> dict[str, int]:
-        """Return the counts, and what is under way."""
+        """Return the counters, and the numbers of active connections, requests and writes."""
         return asdict(self.counts) | {
             "connections": len(self._connections),
             "requests_under_way": len(self._requests.stages()),
@@ -157,7 +157,7 @@ class Daemon:
         }
 
     def close(self) -> None:
-        """Serve no more. What is being written by others is aborted; threads end by themselves."""
+        """Stop serving. Aborts open writes of clients; threads end by themselves."""
         if self._is_closed:
             return
         self._is_closed = self._work.is_called_off = True
@@ -166,7 +166,7 @@ class Daemon:
         self._door.close()
         self._siblings.close()
         for connection in [*self._connections]:
-            connection.end("the daemon ends")
+            connection.end("the daemon is shutting down")
         for due in (self._due, self._taking_back):
             if due is not None and due.active():
                 due.cancel()
@@ -179,7 +179,7 @@ class Daemon:
     def _has_room(self) -> bool:
         return len(self._connections) < CONNECTIONS_MAX
 
-    # --- as the owner of connections --------------------------------------------------------------
+    # --- ConnectionOwner --------------------------------------------------------------------------
 
     def connection_opened(self, connection: Connection) -> None:
         self._connections.add(connection)
@@ -193,7 +193,7 @@ class Daemon:
             case Commit():
                 self.counts.commits += 1
             case _:
-                raise MessageError("who asks has answered")
+                raise MessageError("a client sent an answer")
         self._requests.asked(connection, message, self._reactor.seconds())
         self._act()
 
@@ -202,10 +202,10 @@ class Daemon:
         self._requests.gone(connection)
         self._act()
 
-    # --- carrying out orders ----------------------------------------------------------------------
+    # --- executing orders -------------------------------------------------------------------------
 
     def _act(self) -> None:
-        """Carry out orders until there are none; what is done at once gives rise to others."""
+        """Execute orders until there are none; an order that completes at once may add more."""
         if self._is_acting or self._is_closed:
             return
         self._is_acting = True
@@ -251,7 +251,7 @@ class Daemon:
         *,
         in_thread: bool = True,
     ) -> None:
-        """Do something to the store, in a thread or at once, and go on with what came of it."""
+        """Call a function on the store, in a thread or at once, and pass its result to `then`."""
 
         def done(result: T | Refusal) -> None:
             if not self._is_closed:
@@ -262,7 +262,7 @@ class Daemon:
 
         run: Any = deferToThread if in_thread else maybeDeferred
         run(guarded, call).addCallback(done).addErrback(
-            lambda failure: log.failure("carrying out a request failed", failure)
+            lambda failure: log.failure("executing a request failed", failure)
         )
 
     def _looked(self, serial: int, name: str, found: Seen | Place | Refusal) -> None:
@@ -301,7 +301,7 @@ class Daemon:
             self._requests.write_opened(write, writer)
         elif (path := writer.path) is None:
             writer.abort()
-            reason = "this store's objects have no names to write to"
+            reason = "this store has no paths to write to"
             self._requests.write_opened(write, Refusal(Code.FAILED, reason))
         else:
             self._writers[write] = writer

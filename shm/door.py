@@ -1,8 +1,8 @@
-"""Where a daemon listens: a socket in its block store's directory, for programs, and an abstract
-one, for siblings. Only processes of the same user come in, and so many at a time.
+"""The sockets of a daemon: one in its block store's directory, for programs, and an abstract one,
+for peers. They accept only processes of the same user, up to a maximum number of connections.
 
-The directory of the first is locked for as long as the daemon lives (`ciel.storage.leases` says
-why): there is one daemon, and what a killed one left is replaced by the next.
+The daemon holds a lock on the directory of the first socket (`ciel.storage.leases` explains why):
+so there is only one daemon, and a new daemon replaces the socket of a killed one.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from ciel.storage import leases
 log = Logger()
 
 BACKLOG: Final = 512
-"""Connections that the kernel keeps while a turn lasts: whoever comes when they are that many is
-turned away, if it may not wait."""
+"""Connections that the kernel queues during one event-loop iteration. When the queue is full, a
+non-blocking connect fails."""
 
 REST_S: Final = 1.0
-"""How long nobody is let in when there are no descriptors left: else we would spin."""
+"""How long to stop accepting when descriptors run out, since the reactor would otherwise spin."""
 
-_TRIES: Final = 100  # a daemon that ends may remove the directory between our opening and locking
+_TRIES: Final = 100  # an ending daemon may remove the directory before we lock it
 _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 class Door:
-    """An open door in a directory. Raises `AlreadyServedError`, or OSError, if it cannot open."""
+    """The listening socket in a directory. Raises `AlreadyServedError` or OSError."""
 
     def __init__(self, directory: Path) -> None:
         directory.mkdir(0o700, parents=True, exist_ok=True)
@@ -49,16 +49,16 @@ class Door:
         try:
             self._fd = _lock(self._parent_fd, str(directory))
             with contextlib.suppress(FileNotFoundError):
-                os.unlink(SOCKET, dir_fd=self._fd)  # of one that was killed
+                os.unlink(SOCKET, dir_fd=self._fd)  # of a killed daemon
             self.socket = bound(path_through(self._fd, SOCKET))
         except BaseException:
             self._let_go()
             raise
 
     def close(self) -> None:
-        """Leave nothing; who is connected stays so."""
+        """Remove the socket; connections stay open."""
         self.socket.close()
-        with contextlib.suppress(OSError):  # somebody removed it, or the whole spool
+        with contextlib.suppress(OSError):  # removed already, or with the whole work directory
             os.unlink(SOCKET, dir_fd=self._fd)
         with contextlib.suppress(OSError):
             os.rmdir(SHMD_DIRECTORY, dir_fd=self._parent_fd)
@@ -82,13 +82,13 @@ def _lock(parent_fd: int, directory: str) -> int:
             os.close(fd)
             raise AlreadyServedError(directory) from None
         except FileNotFoundError:
-            pass  # removed just now
+            pass  # just removed
         os.close(fd)
     raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), directory)
 
 
 def bound(name: str) -> socket.socket:
-    """Listen at a path, or at an abstract name that begins with a zero."""
+    """Return a socket that listens at a path, or at an abstract name, which starts with a zero."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         sock.setblocking(False)
@@ -102,7 +102,7 @@ def bound(name: str) -> socket.socket:
 
 @implementer(IReadDescriptor)
 class Porter:
-    """Lets connections in at a listening socket, of which it takes care from now on."""
+    """Accepts connections at a listening socket, which it owns."""
 
     def __init__(
         self, reactor: Any, sock: socket.socket, factory: Factory[Any], has_room: Callable[[], bool]
@@ -121,7 +121,7 @@ class Porter:
         return "shmd"
 
     def doRead(self) -> None:
-        """Let in who is there, as far as may be."""
+        """Accept all waiting connections, as far as permitted."""
         while True:
             try:
                 connection, _ = self._socket.accept()
@@ -129,27 +129,27 @@ class Porter:
                 return
             except OSError as error:
                 if error.errno in _EXHAUSTED:
-                    log.error("nobody is let in for a moment: {error}", error=error)
+                    log.error("no connections are accepted for a moment: {error}", error=error)
                     self._reactor.removeReader(self)
                     self._rest = self._reactor.callLater(REST_S, self._reactor.addReader, self)
                     return
-                continue  # it has gone already
+                continue  # the client has already left
             with connection:
                 if not is_same_user(connection):
                     log.warn("a process of another user was refused")
                 elif not self._has_room():
-                    log.warn("a connection was refused: there are too many")
+                    log.warn("a connection was refused: there are too many connections")
                 else:
                     connection.setblocking(False)
                     fd = connection.fileno()
                     self._reactor.adoptStreamConnection(fd, socket.AF_UNIX, self._factory)
 
     def connectionLost(self, reason: Any) -> None:
-        """Be told by a reactor that could not read."""
+        """Handle a read error that the reactor reports."""
         self.close()
 
     def close(self) -> None:
-        """Let nobody in any more; closing twice is closing once."""
+        """Stop accepting connections. A second call does nothing."""
         if self._rest is not None and self._rest.active():
             self._rest.cancel()
         if self._socket.fileno() >= 0:

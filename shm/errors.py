@@ -1,4 +1,4 @@
-"""What goes wrong between a daemon of a block store and those who ask it."""
+"""Errors between the daemon of a block store and its clients."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ class ShmdError(CielError):
 
 
 class MessageError(ShmdError):
-    """Bytes that are no message, or a value that makes none. The connection is of no more use."""
+    """Bytes that are not a message, or a value that no message can hold. Ends the connection."""
 
     def __init__(self, reason: str) -> None:
         self.reason = reason
-        super().__init__(f"no message of SHMD: {reason}")
+        super().__init__(f"invalid SHMD message: {reason}")
 
 
 class RequestFailedError(ShmdError):
-    """The daemon answered that it cannot; `code` is one of `messages.Code`."""
+    """The daemon answered with a failure; `code` is one of `messages.Code`."""
 
     def __init__(self, subject: str, code: int, reason: str) -> None:
         self.subject = subject
@@ -28,7 +28,7 @@ class RequestFailedError(ShmdError):
 
 
 class DaemonGoneError(ShmdError):
-    """Nobody serves the block store, or whoever did has ended; what was lent is lost."""
+    """No daemon serves the block store, or it has ended; files opened for writing are lost."""
 
     def __init__(self, directory: str, reason: str) -> None:
         self.directory = directory
@@ -37,7 +37,7 @@ class DaemonGoneError(ShmdError):
 
 
 class RequestTimeoutError(ShmdError):
-    """It was not done in time; the reason says what it waited for, as far as that is known."""
+    """A request took too long; `reason` names the cause, if known."""
 
     def __init__(self, directory: str, timeout_s: float, reason: str) -> None:
         self.directory = directory
@@ -47,8 +47,8 @@ class RequestTimeoutError(ShmdError):
 
 
 class AlreadyServedError(ShmdError):
-    """The block store has a daemon, which lives."""
+    """The block store already has a live daemon."""
 
     def __init__(self, directory: str) -> None:
         self.directory = directory
-        super().__init__(f"{directory} has a daemon already; a block store has one")
+        super().__init__(f"{directory} already has a daemon; a block store has only one")

@@ -1,5 +1,5 @@
-"""Huge pages for a file in memory, on whatever tmpfs, whatever it holds: a page of 2 MiB is mapped
-in one step, where 512 small ones take as many.
+"""Moves a file in memory into huge pages, on any tmpfs: a process then maps 2 MiB in one step
+instead of 512.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ _libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
 def make_huge(fd: int, start: int, size_bytes: int) -> None:
-    """Have the kernel move a part of an open file into huge pages, as far as it can and has some.
-    Whoever reads or writes the file meanwhile sees nothing of that. Takes about 3 ms for each, and
-    nothing for what is huge already. `start` is a multiple of `STEP_BYTES`.
+    """Ask the kernel to move a part of an open file into huge pages, as far as it can. Processes
+    that read or write the file do not notice. Takes about 3 ms per page, and no time for a page
+    that is huge already. `start` is a multiple of `STEP_BYTES`.
     """
     whole_bytes = size_bytes // HUGE_BYTES * HUGE_BYTES
     room_bytes = whole_bytes + HUGE_BYTES
@@ -38,5 +38,5 @@ def make_huge(fd: int, start: int, size_bytes: int) -> None:
     place = -(-room // HUGE_BYTES) * HUGE_BYTES  # a huge page is mapped at a multiple of its size
     flags = mmap.MAP_SHARED | _MAP_FIXED
     if whole_bytes and _libc.mmap(place, whole_bytes, _PROT_READ, flags, fd, start) == place:
-        _libc.madvise(place, whole_bytes, _MADV_COLLAPSE)  # where it fails, all is as it was
+        _libc.madvise(place, whole_bytes, _MADV_COLLAPSE)  # a failure changes nothing
     _libc.munmap(room, room_bytes)

@@ -1,4 +1,4 @@
-"""What is said to a daemon and by it: bytes to values and back, see docs/protocol/shmd.md.
+"""The wire format of the daemon: bytes to values and back, see docs/protocol/shmd.md.
 
     4 bytes   length of the rest, big-endian, at most FRAME_MAX_BYTES
     1 byte    version
@@ -7,9 +7,9 @@
     8 bytes   number of the request; an answer repeats it
     …         the fields of the kind: whole numbers, then texts, each after its length in 2 bytes
 
-Strict: a frame has exactly its fields, every text has a limit, and nothing is allocated for a
-length before it was looked at. Names are text here; whether they are ids is asked by whom they
-concern.
+Decoding is strict: a frame has exactly its fields, every text has a maximum length, and lengths are
+checked before memory is allocated. Names are only texts here; their users check whether they are
+valid ids.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ciel.shm.errors import MessageError
 
 VERSION: Final = 1
 FRAME_MAX_BYTES: Final = 8 * 1024
-"""Room for a path of the system's longest, a name and a reason."""
+"""Enough for the longest path of the system, a name and a reason."""
 
 NAME_MAX_BYTES: Final = 256
 PATH_MAX_BYTES: Final = 4095
@@ -39,7 +39,7 @@ _DESCRIBED = 2
 
 
 class Code(IntEnum):
-    """Why a request failed, for programs; the reason is for people."""
+    """The cause of a failed request, for programs; the reason is for people."""
 
     NOT_FOUND = 1
     BAD_NAME = 2
@@ -54,8 +54,8 @@ class Code(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Make an object readable, and say where. Who is asked `recursive`ly may ask its siblings.
-    `described`: with the checksum, even if the object must be read for that.
+    """Make an object readable, and return its path. A `recursive` load may ask peers. A `described`
+    load returns the checksum, even if the daemon must read the object to compute it.
     """
 
     number: int
@@ -63,13 +63,13 @@ class Load:
     recursive: bool = True
     described: bool = False
     timeout_ms: int = 0
-    """How long the asker waits; 0 leaves it to the daemon."""
+    """How long the client waits; 0 means the daemon's default."""
 
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """Open an object for writing, and say where. Asked again by the same attempt, it is the same
-    file; no attempt stands for the connection.
+    """Open an object for writing, and return its path. Repeated by the same attempt, it returns the
+    same file. Without an attempt, the connection takes its place.
     """
 
     number: int
@@ -81,7 +81,7 @@ class Write:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """Make what was written to a path an object of that name."""
+    """Commit the file at a path as an object of that name."""
 
     number: int
     path: str
@@ -91,7 +91,7 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class Ok:
-    """Use this path. Size and checksum are those of a committed object; `""`: it is not known."""
+    """Success, with a path. Size and checksum describe a committed object; `""` is unknown."""
 
     number: int
     path: str
@@ -101,7 +101,7 @@ class Ok:
 
 @dataclass(frozen=True, slots=True)
 class Fail:
-    """It cannot be; `subject` is the name or path that was asked for."""
+    """Failure; `subject` is the requested name or path."""
 
     number: int
     code: Code
@@ -113,7 +113,7 @@ Request = Load | Write | Commit
 Response = Ok | Fail
 Message = Request | Response
 
-# For each kind: its numbers, and the limits of its texts.
+# For each kind: its numbers, and the maximum lengths of its texts.
 _FIELDS: Final = {
     1: (struct.Struct(">I"), (NAME_MAX_BYTES,)),
     2: (struct.Struct(">IQ"), (NAME_MAX_BYTES, NAME_MAX_BYTES)),
@@ -124,8 +124,8 @@ _FIELDS: Final = {
 
 
 def encode(message: Message) -> bytes:
-    """Return a message as a frame; raises MessageError for what no frame can hold. A reason that is
-    too long is cut.
+    """Return a message as a frame. A reason that is too long is truncated. Raises MessageError if
+    no frame can hold the message.
     """
     flags = 0
     numbers: tuple[int, ...]
@@ -153,21 +153,21 @@ def encode(message: Message) -> bytes:
     except struct.error:
         raise MessageError("a number is out of range") from None
     if kind <= 3 and numbers[0] > TIMEOUT_MAX_MS:
-        raise MessageError(f"a time-out of more than {TIMEOUT_MAX_MS} ms")
+        raise MessageError(f"a timeout of more than {TIMEOUT_MAX_MS} ms")
     for text, limit in zip(texts, limits, strict=True):
         try:
             raw = text.encode("utf-8", "surrogateescape")
         except UnicodeEncodeError:
-            raise MessageError("a text is no text") from None
+            raise MessageError("a text cannot be encoded") from None
         if len(raw) > limit or b"\0" in raw:
-            raise MessageError(f"a text is longer than {limit} bytes, or has a zero in it")
+            raise MessageError(f"a text is longer than {limit} bytes, or contains a zero byte")
         parts += (_TEXT_LENGTH.pack(len(raw)), raw)
     body = b"".join(parts)
     return _LENGTH.pack(len(body)) + body
 
 
 def _cut(text: str, max_bytes: int) -> str:
-    """Return what a frame can hold of a text that people read."""
+    """Truncate a text for people so that a frame can hold it."""
     try:
         raw = text.replace("\0", "?").encode("utf-8", "surrogateescape")
     except UnicodeEncodeError:
@@ -178,25 +178,25 @@ def _cut(text: str, max_bytes: int) -> str:
 
 
 def decode(body: bytes) -> Message:
-    """Return the message of a frame's body; raises MessageError."""
+    """Return the message in a frame's body; raises MessageError."""
     try:
         version, kind, flags, number = _HEAD.unpack_from(body)
     except struct.error:
-        raise MessageError("a frame ends in its head") from None
+        raise MessageError("a frame ends inside its header") from None
     if version != VERSION:
-        raise MessageError(f"version {version}; this is version {VERSION}")
+        raise MessageError(f"version {version} is not supported; this is version {VERSION}")
     if kind not in _FIELDS:
-        raise MessageError(f"no kind {kind}")
+        raise MessageError(f"there is no kind {kind}")
     if flags > (_RECURSIVE | _DESCRIBED if kind == 1 else 0):
         raise MessageError(f"kind {kind} has no flags {flags:#x}")
     fields, limits = _FIELDS[kind]
     try:
         numbers = fields.unpack_from(body, _HEAD.size)
     except struct.error:
-        raise MessageError("a frame ends in its numbers") from None
+        raise MessageError("a frame ends inside its numbers") from None
     texts = _texts(body, _HEAD.size + fields.size, limits)
     if kind <= 3 and numbers[0] > TIMEOUT_MAX_MS:
-        raise MessageError(f"a time-out of more than {TIMEOUT_MAX_MS} ms")
+        raise MessageError(f"a timeout of more than {TIMEOUT_MAX_MS} ms")
     match kind:
         case 1:
             recursive, described = bool(flags & _RECURSIVE), bool(flags & _DESCRIBED)
@@ -210,7 +210,7 @@ def decode(body: bytes) -> Message:
     try:
         code = Code(numbers[0])
     except ValueError:
-        raise MessageError(f"no code {numbers[0]}") from None
+        raise MessageError(f"there is no code {numbers[0]}") from None
     return Fail(number, code, texts[0], texts[1])
 
 
@@ -224,22 +224,22 @@ def _texts(body: bytes, offset: int, limits: tuple[int, ...]) -> list[str]:
         offset += _TEXT_LENGTH.size
         raw = body[offset : offset + length]
         if length > limit or len(raw) < length or b"\0" in raw:
-            raise MessageError(f"a text of {length} bytes is too long, cut or has a zero in it")
+            raise MessageError(f"a text of {length} bytes is too long, cut, or has a zero byte")
         texts.append(raw.decode("utf-8", "surrogateescape"))
         offset += length
     if offset != len(body):
-        raise MessageError(f"{len(body) - offset} bytes too many")
+        raise MessageError(f"a frame has {len(body) - offset} bytes too many")
     return texts
 
 
 class Decoder:
-    """Takes a stream of frames apart. It holds less than one frame; after an error it is done."""
+    """Splits a stream into frames. Buffers less than one frame. Not usable after an error."""
 
     def __init__(self) -> None:
         self._rest = b""
 
     def feed(self, chunk: bytes) -> list[Message]:
-        """Return the messages that are whole now; raises MessageError."""
+        """Return the messages that are complete now; raises MessageError."""
         data = self._rest + chunk if self._rest else chunk
         messages: list[Message] = []
         start = 0

@@ -1,9 +1,9 @@
-"""The other daemons of one's group on this host, and asking them (CIB-12, CIB-14).
+"""The peers: the other daemons of the group on this host, and requests to them (CIB-12, CIB-14).
 
-Who is there is asked of the kernel at the moment it matters: a daemon is a name that is listened
-to. So membership is never stale and needs no care, and who dies has left.
+The list of peers is read from the kernel when it is needed: a daemon is present if a socket listens
+at its abstract name. So the list is never stale, and a daemon that dies leaves it.
 
-What is asked never goes on: it is always non-recursive.
+Requests to peers are never recursive, so a peer does not forward them.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ from ciel.storage.sharing import NeighbourError
 
 CONNECT_TIMEOUT_S: Final = 5.0
 IN_FLIGHT_MAX: Final = REQUESTS_MAX // 2
-"""Requests that one sibling has to answer at a time; the others wait here, where it costs less."""
+"""Requests that one peer handles at a time; further ones wait here, where they cost less."""
 
 
 def own_prefix(group: str) -> str:
-    """Return what the names of a group's daemons begin with, as this process sees files."""
+    """Return the prefix of the names of a group's daemons, in this process's mount namespace."""
     return group_prefix(group, os.geteuid(), os.readlink("/proc/self/ns/mnt"))
 
 
 def listed(prefix: str) -> set[str]:
-    """Return the members of a group that are there now, by their names without the prefix."""
+    """Return the present members of a group, by their names without the prefix."""
     mark = f" @{prefix}"
     with open("/proc/net/unix", encoding="utf-8", errors="replace") as table:
         return {line.rstrip("\n").partition(mark)[2] for line in table if mark in line}
 
 
 class Siblings:
-    """Asks siblings, over one connection each, which is kept. `close` ends them all."""
+    """Sends requests to peers, over one persistent connection each. `close` ends all of them."""
 
     def __init__(self, reactor: Any, group: str, member: str) -> None:
         self.prefix = own_prefix(group)
@@ -52,16 +52,16 @@ class Siblings:
         self._is_closed = False
 
     def names(self) -> list[str]:
-        """Return who is there now, but for ourselves."""
+        """Return the present peers."""
         return sorted(listed(self.prefix) - {self.member})
 
     def ask(
         self, sibling: str, name: str, timeout_s: float, *, as_file: bool = False
     ) -> Deferred[Response]:
-        """Ask a sibling for an object, `as_file` for a path that anybody can open; fails with
-        `NeighbourError` when it does not answer.
+        """Ask a peer for an object; with `as_file`, for a path that any process can open. Fails
+        with `NeighbourError` if the peer does not answer.
 
-        A sibling that ends while it is asked is asked once more: another may have its place.
+        If the peer ends meanwhile, the load is sent again, because a new daemon may have the name.
         """
         done: Deferred[Response] = self._ask_once(sibling, name, timeout_s, as_file)
         until_s = self._reactor.seconds() + timeout_s
@@ -88,18 +88,18 @@ class Siblings:
             del self._talks[talk.sibling]
 
     def close(self) -> None:
-        """Ask nobody any more; who waits is told so."""
+        """Send no more requests; pending ones fail."""
         self._is_closed = True
         for talk in [*self._talks.values()]:
             talk.close()
 
 
 class _BrokenOffError(NeighbourError):
-    """A connection that had been open ended before the answer came."""
+    """An open connection ended before the answer arrived."""
 
 
 class _Talk:
-    """A connection to a sibling, and what it was asked."""
+    """A connection to a peer, and its pending requests."""
 
     def __init__(self, reactor: Any, sibling: str, over: Callable[[_Talk], None]) -> None:
         self.sibling = sibling
@@ -132,7 +132,7 @@ class _Talk:
     def _send(self) -> None:
         while self._connection and self._unsent and len(self._in_flight) < IN_FLIGHT_MAX:
             load = self._unsent.popleft()
-            if load.number in self._asked:  # else it has waited for too long
+            if load.number in self._asked:  # otherwise its time is up
                 self._in_flight.add(load.number)
                 self._connection.send(load)
 
@@ -140,7 +140,7 @@ class _Talk:
         done, _ = self._asked.pop(load.number)
         done.callback(Fail(load.number, Code.TIMEOUT, load.name, "it has not answered in time"))
 
-    # --- as the owner of the connection -----------------------------------------------------------
+    # --- ConnectionOwner --------------------------------------------------------------------------
 
     def connection_opened(self, connection: Connection) -> None:
         self._connection = connection
@@ -148,11 +148,11 @@ class _Talk:
 
     def connection_said(self, connection: Connection, message: Message) -> None:
         if not isinstance(message, Response):
-            raise MessageError("a sibling that was asked asks")
+            raise MessageError("a peer sent a request instead of an answer")
         self._in_flight.discard(message.number)
         self._send()
         asked = self._asked.pop(message.number, None)
-        if asked is not None:  # else it was too late
+        if asked is not None:  # otherwise it came too late
             done, due = asked
             due.cancel()
             done.callback(message)
@@ -161,7 +161,7 @@ class _Talk:
         self.failed(_BrokenOffError(self.sibling, reason))
 
     def failed(self, error: NeighbourError) -> None:
-        """End it for everybody who waits."""
+        """Fail all pending requests."""
         self._over(self)
         asked, self._asked = self._asked, {}
         for done, due in asked.values():
@@ -170,14 +170,14 @@ class _Talk:
 
     def close(self) -> None:
         if self._connection is not None:
-            self._connection.end("no more siblings are asked here")
+            self._connection.end("this daemon sends no more requests")
         elif self._connector is not None:
             self._connector.disconnect()
-        self.failed(NeighbourError(self.sibling, "no more siblings are asked here"))
+        self.failed(NeighbourError(self.sibling, "this daemon sends no more requests"))
 
 
 class _Dialling(ClientFactory):
-    """Makes the one connection of a talk, or says why there is none."""
+    """Opens the connection to a peer, or reports why that failed."""
 
     noisy = False
 

@@ -1,16 +1,16 @@
-"""What a daemon makes of the requests it is sent: messages, results and the time go in, orders come
-out. Nothing here waits, so nothing waits for anything else (CIB-13).
+"""The state machine of a daemon's requests: messages, results and the time go in, orders come out.
+Nothing here blocks (CIB-13).
 
-Each request is a state object: where it came from, whether it may ask siblings (*recursive*), and
-how far it is. A load looks in the own store, then behind it, then, if it is recursive, asks all
-siblings at once; the first good answer wins. A sibling is asked non-recursively, and so never asks
-on: a request makes at most one hop (CIB-12).
+The machine keeps a state for each request: its connection, whether it may ask peers (*recursive*),
+and its stage. A load looks up the object in the daemon's store, then in the store behind it. If the
+load is recursive, it then asks all peers at once; the first usable answer wins. Loads sent to peers
+are not recursive, so a request makes at most one hop (CIB-12).
 
-What takes long (to copy, to read for a checksum) is done once for all who wait for it, a few at a
-time. What needs none of that never queues behind it.
+Slow jobs (copying, reading for a checksum) run once for all requests that need them, a few at a
+time. Requests without a slow job never wait for one.
 
-A write belongs to an attempt and to the connections that asked for it: the same file however often
-it is asked for (CIB-11), and gone with the last of them if it was not committed.
+A write belongs to an attempt and to the connections that requested it. Repeated requests return the
+same file (CIB-11). If it is not committed, it is deleted with the last of these connections.
 """
 
 from __future__ import annotations
@@ -28,39 +28,39 @@ from ciel.core.ids import check_id
 from ciel.shm.messages import Code, Commit, Fail, Load, Ok, Request, Response, Write
 
 DEADLINE_S: Final = 60.0
-"""For a request that names none: nobody is left without an answer."""
+"""For a request without a timeout, so that every client gets an answer."""
 
 REQUESTS_MAX: Final = 64
-"""Unanswered ones of one connection: more is no use, and each takes memory."""
+"""Unanswered requests of one connection; each takes memory."""
 
 WRITES_MAX: Final = 128
-"""Files that one connection may have open for writing: each is a descriptor of the daemon."""
+"""Files that one connection may have open for writing; each takes a descriptor of the daemon."""
 
 SLOW_MAX: Final = 4
-"""Slow jobs at a time: fewer than the reactor has threads, so that looking never waits for one."""
+"""Slow jobs at a time: fewer than the reactor has threads, so that lookups never wait for one."""
 
 
 class Stage(Enum):
-    """How far a request is. The third, *responding*, is one step here, and lasts no time."""
+    """The stage of a request. The third one, *responding*, is a single step and needs no state."""
 
     SERVING = "serving"
     ASKING = "asking"
 
 
 class Slow(Enum):
-    """What may take long."""
+    """Kinds of slow jobs."""
 
     READ = "read"
-    """Read an object of the own store, for its checksum."""
+    """Read an object of the daemon's store, for its checksum."""
     LIFT = "lift"
-    """Copy one from behind the store into it."""
+    """Copy an object from the store behind into the daemon's store."""
     TAKE = "take"
-    """Link or copy a sibling's file."""
+    """Link or copy a peer's file."""
 
 
 class Seen(NamedTuple):
-    """A committed object of the own store: where to read it, or for a sibling what to adopt. The
-    checksum is `""` while nobody knows it.
+    """A committed object of the daemon's store, with the path to read or, for a peer, to adopt. The
+    checksum is `""` if it is unknown.
     """
 
     path: str
@@ -69,16 +69,16 @@ class Seen(NamedTuple):
 
 
 class Place(Enum):
-    """Where else an object may lie."""
+    """Other places of an object."""
 
     BEHIND = "behind"
-    """Not in the own store, but in the one behind it."""
+    """Only in the store behind the daemon's store."""
     NOWHERE = "nowhere"
-    """Not here at all; a sibling may have it."""
+    """In neither store; a peer may have it."""
 
 
 class Refusal(NamedTuple):
-    """Why something could not be done."""
+    """The cause of a failure."""
 
     code: Code
     reason: str
@@ -88,7 +88,7 @@ class Refusal(NamedTuple):
 
 
 class Look(NamedTuple):
-    """Look for an object; answered by `looked`. `described`: for a sibling."""
+    """Look up an object; answered by `looked`. `described`: for a peer."""
 
     serial: int
     name: str
@@ -96,7 +96,7 @@ class Look(NamedTuple):
 
 
 class AskSiblings(NamedTuple):
-    """Ask all siblings; answered by `asking`, then by one `told` for each."""
+    """Ask all peers; answered by `asking`, then by one `told` for each peer."""
 
     serial: int
     name: str
@@ -104,7 +104,7 @@ class AskSiblings(NamedTuple):
 
 
 class StartSlow(NamedTuple):
-    """Do what takes long; answered by `slow_done`. `offer`: what a sibling has, if it is taken."""
+    """Start a slow job; answered by `slow_done`. `offer`: for TAKE, a peer's answer."""
 
     kind: Slow
     name: str
@@ -112,7 +112,7 @@ class StartSlow(NamedTuple):
 
 
 class OpenWrite(NamedTuple):
-    """Begin an object; answered by `write_opened`."""
+    """Open an object for writing; answered by `write_opened`."""
 
     write: int
     name: str
@@ -120,20 +120,20 @@ class OpenWrite(NamedTuple):
 
 
 class CommitWrite(NamedTuple):
-    """Commit what was written as an object of that name; answered by `write_committed`."""
+    """Commit a write as an object of that name; answered by `write_committed`."""
 
     write: int
     name: str
 
 
 class AbortWrite(NamedTuple):
-    """Forget what was written; there is no answer."""
+    """Discard a write; there is no answer."""
 
     write: int
 
 
 class Answer(NamedTuple):
-    """Send an answer to a request."""
+    """Send the answer to a request."""
 
     source: Hashable
     request: Request
@@ -148,7 +148,7 @@ Order = Look | AskSiblings | StartSlow | OpenWrite | CommitWrite | AbortWrite | 
 
 @dataclass(slots=True, eq=False)
 class _State:
-    """One request."""
+    """A pending request."""
 
     serial: int
     source: Hashable
@@ -161,13 +161,13 @@ class _State:
 
     @property
     def subject(self) -> str:
-        """What was asked for."""
+        """The requested name or path."""
         return self.message.path if isinstance(self.message, Commit) else self.message.name
 
 
 @dataclass(slots=True, eq=False)
 class _Job:
-    """Something slow, and the requests that wait for it."""
+    """A slow job, and the requests that wait for it."""
 
     offer: Ok | None
     waiting: list[_State]
@@ -182,13 +182,13 @@ class _Written:
     owners: set[Hashable]
     waiting: list[_State]
     path: str = ""
-    """Where; empty until it is open."""
+    """The path; empty until the file is open."""
     becomes: str = ""
-    """The name under which it is being committed, if it is."""
+    """The name under which it is being committed; empty before that."""
 
 
 class Requests:
-    """The requests of one daemon. Orders gather in `orders`; whoever calls takes them out."""
+    """The requests of one daemon. Methods add to `orders`; the caller executes them."""
 
     def __init__(self, slow_max: int = SLOW_MAX) -> None:
         self.orders: list[Order] = []
@@ -198,31 +198,31 @@ class Requests:
         self._counts: dict[Hashable, int] = {}  # unanswered, by source
         self._due: list[tuple[float, int]] = []
         self._jobs: dict[tuple[Slow, str], _Job] = {}
-        self._queue: deque[tuple[Slow, str]] = deque()  # jobs that have not begun
+        self._queue: deque[tuple[Slow, str]] = deque()  # jobs that have not started
         self._running = 0
         self._written: dict[int, _Written] = {}
         self._by_key: dict[tuple[str, Hashable], _Written] = {}
         self._by_path: dict[str, _Written] = {}
 
     def take_orders(self) -> list[Order]:
-        """Return the orders of this turn, and forget them."""
+        """Return the new orders, and clear the list."""
         orders, self.orders = self.orders, []
         return orders
 
     def stages(self) -> list[Stage]:
-        """Return the stage of every request that is not answered."""
+        """Return the stage of each unanswered request."""
         return [state.stage for state in self._states.values()]
 
     @property
     def open_writes(self) -> int:
         return len(self._written)
 
-    # --- requests come and go ---------------------------------------------------------------------
+    # --- start and end of requests ----------------------------------------------------------------
 
     def asked(self, source: Hashable, message: Request, now_s: float) -> None:
-        """A connection asks for something; it gets exactly one answer, unless it goes."""
+        """Handle a request, which gets exactly one answer unless its connection ends."""
         if self._counts.get(source, 0) >= REQUESTS_MAX:
-            self._refuse_at_once(source, message, f"{REQUESTS_MAX} requests wait already")
+            self._refuse_at_once(source, message, f"{REQUESTS_MAX} requests are already waiting")
             return
         wait_s = message.timeout_ms / 1000 if message.timeout_ms else DEADLINE_S
         state = _State(next(self._serials), source, message, now_s + wait_s)
@@ -250,7 +250,7 @@ class Requests:
         self.orders.append(Answer(source, message, fail))
 
     def gone(self, source: Hashable) -> None:
-        """A connection has ended: nobody waits for its answers, nor writes what it opened."""
+        """Handle the end of a connection: drop its requests, and the writes that only it owns."""
         for state in [state for state in self._states.values() if state.source == source]:
             self._forget(state)
         for written in [*self._written.values()]:
@@ -258,7 +258,7 @@ class Requests:
             self._abort_if_unowned(written)
 
     def tick(self, now_s: float) -> None:
-        """Answer those whose time is up. What was begun for them goes on, and is kept."""
+        """Fail requests whose time is up. Their slow jobs continue, and the results are kept."""
         while self._due and self._due[0][0] <= now_s:
             state = self._states.get(heappop(self._due)[1])
             if state is None:
@@ -269,7 +269,7 @@ class Requests:
             self._fail(state, Refusal(Code.TIMEOUT, reason))
 
     def due_s(self) -> float | None:
-        """Say when `tick` wants to be called, None if not at all."""
+        """Return the time of the next `tick`, None if none is needed."""
         while self._due and self._due[0][1] not in self._states:
             heappop(self._due)
         return self._due[0][0] if self._due else None
@@ -277,7 +277,7 @@ class Requests:
     # --- loads ------------------------------------------------------------------------------------
 
     def looked(self, serial: int, found: Seen | Place | Refusal) -> None:
-        """The own store has the object, or has it not."""
+        """Handle the result of looking up the object in the daemon's store."""
         state = self._states.get(serial)
         if state is None:
             return
@@ -298,14 +298,14 @@ class Requests:
             self._fail(state, Refusal(Code.NOT_FOUND, "not in this store"))
 
     def asking(self, serial: int, siblings: Collection[str]) -> None:
-        """All siblings there are have been asked: these."""
+        """Handle the list of peers to which a load was sent."""
         state = self._states.get(serial)
         if state is not None:
             state.unanswered = set(siblings)
             self._go_on(state)
 
     def told(self, serial: int, sibling: str, answer: Response) -> None:
-        """A sibling has answered, or will not any more."""
+        """Handle the answer of a peer, or its failure."""
         state = self._states.get(serial)
         if state is None:
             return
@@ -318,7 +318,7 @@ class Requests:
             self._go_on(state)
 
     def _go_on(self, state: _State) -> None:
-        """Take the next offer, wait for one, or give up."""
+        """Take the next offer, wait for an answer, or give up."""
         if state.offers:
             state.stage = Stage.SERVING
             self._wait_for(state, Slow.TAKE, state.offers.popleft())
@@ -346,11 +346,11 @@ class Requests:
             if job.waiting:
                 self._running += 1
                 self.orders.append(StartSlow(*key, job.offer))
-            else:  # nobody is left who wanted it
+            else:  # no request waits for it any more
                 del self._jobs[key]
 
     def slow_done(self, kind: Slow, name: str, result: Seen | Refusal) -> None:
-        """Something slow has ended."""
+        """Handle the end of a slow job."""
         job = self._jobs.pop((kind, name))
         self._running -= 1
         for state in [*job.waiting]:
@@ -391,7 +391,7 @@ class Requests:
             written.waiting.append(state)
 
     def write_opened(self, write: int, result: str | Refusal) -> None:
-        """A file is open for writing, at this path; or it is not."""
+        """Handle the result of opening a file for writing: its path, or a failure."""
         written = self._written[write]
         waiting, written.waiting = written.waiting, []
         if isinstance(result, Refusal):
@@ -408,7 +408,7 @@ class Requests:
     def _commit(self, state: _State, message: Commit) -> None:
         written = self._by_path.get(message.path)
         if written is None or state.source not in written.owners:
-            reason = "this connection has nothing open for writing there; write it again"
+            reason = "this connection has no file open for writing at that path; write it again"
             self._fail(state, Refusal(Code.UNKNOWN_PATH, reason))
         elif written.becomes not in ("", message.name):
             reason = f"it is being committed as {written.becomes}"
@@ -417,11 +417,11 @@ class Requests:
             written.waiting.append(state)
             if not written.becomes:
                 written.becomes = message.name
-                self._by_key.pop(written.key, None)  # who asks to write now begins anew
+                self._by_key.pop(written.key, None)  # a new write of this name gets a new file
                 self.orders.append(CommitWrite(written.serial, message.name))
 
     def write_committed(self, write: int, result: Seen | Refusal) -> None:
-        """A commit has come to its end, and with it the write, however it ended."""
+        """Handle the end of a commit, which also ends the write."""
         written = self._written[write]
         self._drop(written)
         for state in written.waiting:
@@ -431,7 +431,7 @@ class Requests:
                 self._fail(state, result)
 
     def _abort_if_unowned(self, written: _Written) -> None:
-        """A file that is being opened or committed is left to the end of that."""
+        """Abort a write without owners, unless it is being opened or committed."""
         if written.path and not written.owners and not written.becomes:
             self._drop(written)
             self.orders.append(AbortWrite(written.serial))
@@ -455,8 +455,8 @@ class Requests:
             self.orders.append(Answer(state.source, state.message, message))
 
     def _forget(self, state: _State) -> bool:
-        """Take a request out, and away from what is slow; False if it was out already. A write that
-        it waits for finds that out.
+        """Remove a request, also from the slow jobs that it waits for; False if it was removed
+        before. A write keeps the request in its list, and its answer is then dropped.
         """
         if self._states.pop(state.serial, None) is None:
             return False

@@ -1,10 +1,10 @@
 """The store of files in memory: a directory `/dev/shm/ciel-<instance>` for each instance (CIB-20).
 
-It is `ciel.storage.files` with three promises more. Space is real before it is used, so that a full
-`/dev/shm` is a `NoSpaceError` and never a SIGBUS. The capacity is always bounded. And an instance
-is gone with the last process that has it open: by `close`, or, when that process was killed, by the
-next start of any such store on the host, or by whoever chose the instance id and calls
-`remove_instance`.
+It extends `ciel.storage.files` in three ways. Space is allocated before it is used, so a full
+`/dev/shm` raises `NoSpaceError` and never SIGBUS. The capacity is always bounded. An instance is
+removed by the last process that closes it. If that process was killed, the next start of any such
+store on the host removes it, or a call of `remove_instance` by the process that chose the instance
+id.
 """
 
 from __future__ import annotations
@@ -29,20 +29,19 @@ from ciel.storage.specs import check_options, parse_flag, parse_size
 from ciel.storage.spill import with_spill
 
 RECYCLED_SHARE = 4
-"""Of the capacity: memory that belongs to no object."""
+"""Share of the capacity that memory of deleted objects may take."""
 _PREFIX = "ciel-"
 _INSTANCE = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
 def open_shm(options: Mapping[str, str], directory: Path) -> ObjectStore:
-    """Open a store in memory, over one on a disk for what it has no room for.
+    """Open a store in memory; objects that do not fit go to a disk store.
 
-    Options: `capacity` (a size; half of what `/dev/shm` has free, when not given), `instance`
-    (letters, digits, `_` and `-`; random when not given; a live one is joined, unless both are
-    claimed), `spill`: where
-    that disk is, `yes` (when not given) for the directory, `no` for nowhere, or a path; and
-    `arena`: `yes` for huge pages from the start, where one may mount (`arena`), and memory that is
-    touched ahead. Memory of deleted objects is used again in any case (`upkeep`).
+    Options: `capacity` (a size; half of the free space of `/dev/shm` by default), `instance`
+    (letters, digits, `_` and `-`; random by default; an existing instance is joined, but only one
+    process may claim it), `spill` (the disk: `yes`, the default, for `directory`, `no` for none, or
+    a path), and `arena` (`yes` for huge pages from the start, if this user may mount, and memory
+    that is allocated in advance). Memory of deleted objects is reused in any case (`upkeep`).
     """
     check_options("shm", options, ("capacity", "instance", "spill", "arena"))
     uses_arena = parse_flag(options.get("arena", "no"))
@@ -58,7 +57,7 @@ def open_shm(options: Mapping[str, str], directory: Path) -> ObjectStore:
 
 
 class ShmStore(FileStore):
-    """Objects in memory, for as long as somebody has the instance open."""
+    """Objects in memory, which exist while a process has the instance open."""
 
     def __init__(
         self,
@@ -121,16 +120,16 @@ class ShmStore(FileStore):
                 os.close(fd)
         if self._arena_fd >= 0:
             self._hold_fd = self._arena_fd = -1
-            remove_instance(self.instance)  # unless somebody else has it open
+            remove_instance(self.instance)  # unless another process has it open
 
 
 def _recycled_bytes(capacity_bytes: int, free_bytes: int) -> int:
-    """Return how much memory of deleted objects is kept: what nobody else will miss."""
+    """Return how much memory of deleted objects to keep without hurting other processes."""
     return min(capacity_bytes, free_bytes // 2) // RECYCLED_SHARE
 
 
 def _sweep() -> None:
-    """Remove what killed processes left, wherever it may be."""
+    """Remove the instances of killed processes, in all places."""
     remove_arena()
     for place in (ROOT, arena_path()):
         with suppress(FileNotFoundError):
@@ -142,9 +141,9 @@ def _sweep() -> None:
 
 
 def remove_instance(instance: str) -> bool:
-    """Remove what a killed process left; False when there is nothing, or somebody has it open.
+    """Remove the instance of a killed process; False if there is none, or a process has it open.
 
-    A process has let go once its parent has waited for it.
+    A process has released its instance once its parent has waited for it.
     """
     name, went = _directory_name(instance), False
     for place in (ROOT, arena_path()):

@@ -1,5 +1,5 @@
-"""Looks after memory that belongs to no object: some is touched ahead, what was kept of deleted
-objects gets huge pages, and what nobody wants for a while is given back.
+"""Manages memory that belongs to no object: allocates some in advance, moves memory of deleted
+objects into huge pages, and frees memory that stays unused.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from ciel.storage.segments import Segments
 PREFAULT_BYTES = 256 << 20
 SEGMENT_BYTES = 64 << 20
 PREFAULT_SHARE = 8
-"""Of the capacity at most; a small store is not filled with what nobody asked for."""
+"""At most this share of the capacity is allocated in advance, so that a small store stays empty."""
 IDLE_S = 30.0
-"""After which memory that belongs to no object is given back."""
-_NICENESS = 5  # programs come first
+"""Time after which unused memory is freed."""
+_NICENESS = 5  # programs have priority
 
 
 class Upkeep:
-    """A thread, from the first time that there is something to do."""
+    """A thread that starts when there is work for the first time."""
 
     def __init__(
         self,
@@ -32,7 +32,7 @@ class Upkeep:
         *,
         is_huge: bool = False,
     ) -> None:
-        """`ahead_bytes`: how much to touch now. `is_huge`: files get huge pages as it is."""
+        """`ahead_bytes`: how much to allocate now. `is_huge`: files always get huge pages here."""
         self._segments = segments
         self._ahead_bytes = ahead_bytes
         self._is_huge = is_huge
@@ -46,7 +46,7 @@ class Upkeep:
             self._wake()
 
     def close(self) -> None:
-        """End it; what it has made is its store's to give back."""
+        """End the thread. The store frees the memory that the thread has allocated."""
         with self._lock:
             self._is_closed = True
         self._wanted.set()
@@ -86,5 +86,5 @@ class Upkeep:
 
 
 def prefault_bytes(capacity_bytes: int) -> int:
-    """Return how much to touch ahead for a store of that capacity."""
+    """Return how much memory to allocate in advance for a store of that capacity."""
     return min(PREFAULT_BYTES, capacity_bytes // PREFAULT_SHARE)

@@ -1,6 +1,6 @@
-"""What a daemon does to its store, in threads or at once. Everything that goes wrong is a value.
+"""Operations on the daemon's store, in threads or directly. Errors are returned as values.
 
-The own store is asked directly; sockets are for others.
+The daemon accesses its own store directly; only clients and peers use sockets.
 """
 
 from __future__ import annotations
@@ -40,26 +40,26 @@ _CODES: Final = {
 
 
 Turn = Callable[[str, int], AbstractContextManager[object]]
-"""Waits, in a thread, until the disk that a path lies on is free for so many bytes (CIB-40)."""
+"""Waits, in a thread, until the disk of a path is free for a job of that size (CIB-40)."""
 
 
 def at_once(path: str, size_bytes: int) -> AbstractContextManager[object]:
-    """Wait for no disk."""
+    """Do not wait for the disk."""
     return nullcontext()
 
 
 def in_line(path: str, size_bytes: int) -> AbstractContextManager[object]:
-    """Wait for one's turn among all processes of this host that use the disk, one at a time."""
+    """Wait in the queue of all processes on this host for the path's disk, one at a time."""
     device = device_of(path)
     if not device.is_limited:
         return nullcontext()
     try:
         claim = Claim(device.name, 1)
     except TokenError as error:
-        log.warn("the disk is not waited for: {error}", error=error)
+        log.warn("not waiting for the disk: {error}", error=error)
         return nullcontext()
     try:
-        claim.wait(TURN_TIMEOUT_S)  # then it goes on all the same: somebody may be stopped
+        claim.wait(TURN_TIMEOUT_S)  # after the timeout continue anyway: a process may be stopped
     except BaseException:
         claim.release()
         raise
@@ -67,7 +67,7 @@ def in_line(path: str, size_bytes: int) -> AbstractContextManager[object]:
 
 
 class Done(NamedTuple):
-    """Something slow that went well. `copied_bytes`: None if nothing came into the store."""
+    """The result of a slow job. `copied_bytes`: None if nothing was added to the store."""
 
     seen: Seen
     copied_bytes: int | None
@@ -75,31 +75,31 @@ class Done(NamedTuple):
 
 @dataclass(slots=True)
 class Counts:
-    """What a daemon has done since it started."""
+    """Counters of a daemon since its start."""
 
     loads: int = 0
-    """Asked for by programs; likewise writes and commits."""
+    """Requests of programs; likewise writes and commits."""
     writes: int = 0
     commits: int = 0
     refused: int = 0
-    """Of all these, those that were answered with a failure."""
+    """Requests of programs that failed."""
     lifted: int = 0
-    """Copied from behind the store into it."""
+    """Objects copied from the store behind into the daemon's store."""
     asked: int = 0
-    """Loads that siblings were asked for: one for each sibling that was asked."""
+    """Loads sent to peers; each peer counts."""
     found: int = 0
-    """Of these, those that were answered with a file."""
+    """Loads that peers answered with a file."""
     served: int = 0
-    """Loads of siblings that were answered with a file: their one hop ended here."""
+    """Loads of peers that were answered with a file."""
     not_served: int = 0
     linked: int = 0
-    """Taken in from siblings by a link; likewise by a copy."""
+    """Objects linked from peers; `copied` counts copies."""
     copied: int = 0
     copied_bytes: int = 0
 
 
 def refusal_of(error: Exception) -> Refusal:
-    """Say in an answer what a store raised."""
+    """Translate an exception of a store into a failure."""
     if not isinstance(error, StorageError | OSError):
         log.failure("a request failed: {error}", error=error)
     code = next((code for kind, code in _CODES.items() if isinstance(error, kind)), Code.FAILED)
@@ -107,7 +107,7 @@ def refusal_of(error: Exception) -> Refusal:
 
 
 class Work:
-    """Works on a store, and on the one behind it, if there is one. Any thread may call."""
+    """Operations on a store, and on the store behind it, if any. Any thread may call them."""
 
     def __init__(self, store: ObjectStore, behind: ObjectStore | None, turn: Turn) -> None:
         self.store = store
@@ -118,7 +118,7 @@ class Work:
         self.is_called_off = False
 
     def look(self, name: str, *, for_sibling: bool) -> Seen | Place:
-        """Look for an object in the own store."""
+        """Look up an object in the daemon's store."""
         info = self.store.stat(name)
         try:
             known = (info.checksum if info else None) or ""
@@ -127,12 +127,12 @@ class Work:
             return Place.NOWHERE
 
     def look_behind(self, name: str) -> Place:
-        """Look for an object in the store behind it."""
+        """Look up an object in the store behind."""
         is_behind = self.behind is not None and self.behind.stat(name) is not None
         return Place.BEHIND if is_behind else Place.NOWHERE
 
     def do_slowly(self, kind: Slow, name: str, offer: Ok | None) -> Done:
-        """Do what takes long."""
+        """Run a slow job."""
         if kind is Slow.READ:
             known = self.store.checksum(name)
             return Done(self._seen(name, known, for_sibling=True), None)
@@ -143,7 +143,7 @@ class Work:
         found = Found(offer.path, offer.size_bytes, offer.checksum)
         if link(self.store, name, found) is not None:
             return Done(self._seen(name, found.checksum), 0)
-        # Room first: objects that are moved to a disk to make some wait for their turn, too.
+        # Reserve space first: objects that are moved to a disk for it also wait for the disk.
         writer = self.store.begin(name, size_hint_bytes=found.size_bytes)
         with writer, self._turn(found.path, found.size_bytes):
             copy_in(
@@ -163,13 +163,13 @@ class Work:
             offset_bytes = 0
             while count := reader.read_into(buffer, offset_bytes):
                 if self.is_called_off:
-                    raise StorageError("called off")
+                    raise StorageError("cancelled")
                 writer.write(buffer[:count])
                 offset_bytes += count
             return writer.commit(checksum=recorded.checksum if recorded else None)
 
     def commit(self, writer: ObjectWriter, name: str) -> Seen:
-        """Commit an object, under the name that is wanted now. Afterwards the writer is done."""
+        """Commit a write under the name that the client wants now. Ends the writer."""
         with writer:
             info = writer.commit()
         if info.object_id != name:
@@ -177,7 +177,7 @@ class Work:
         return self._seen(name, info.checksum or "")
 
     def _rename(self, info: ObjectInfo, name: str) -> ObjectInfo:
-        """Give a committed object another name, by a hard link (CIB-20)."""
+        """Rename a committed object, by a hard link (CIB-20)."""
         try:
             known = self.store.checksum(info.object_id)
             seen = self._seen(info.object_id, known, for_sibling=True)
@@ -191,26 +191,26 @@ class Work:
             reader = open_here.enter_context(self.store.open(name))
             path = reader.source if for_sibling else reader.path
             if path is None:
-                raise StorageError("this store's objects have no names that others can open")
-            if path != reader.source:  # the name of a copy, which goes with its last reader
+                raise StorageError("this store has no paths that other processes can open")
+            if path != reader.source:  # a temporary copy, which goes with its last reader
                 self._lent.append(open_here.pop_all())
             return Seen(path, reader.size_bytes, checksum)
 
     @property
     def has_lent(self) -> bool:
-        """Whether copies are kept open for who was told their names."""
+        """Whether copies are kept open for clients that received their paths."""
         return bool(self._lent or self._lent_before)
 
     def take_back(self) -> None:
-        """Close those that were kept open already when this was called last."""
+        """Close the copies that were already open at the last call."""
         done, self._lent_before, self._lent = self._lent_before, self._lent, []
         for open_here in done:
             open_here.close()
 
 
 def guarded(call: Callable[[], T]) -> T | Refusal:
-    """Return what a call returns, or why it could not."""
+    """Return a call's result, or its failure."""
     try:
         return call()
-    except Exception as error:  # whatever it is, somebody waits for an answer
+    except Exception as error:  # any error must be reported to the waiting client
         return refusal_of(error)

@@ -1,4 +1,4 @@
-/* contents.c: open files. */
+/* contents.c: FUSE operations on the content of files. */
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/falloc.h>
@@ -18,7 +18,7 @@ static void do_init(void *data, struct fuse_conn_info *connection)
     const struct mount *mount = data;
     connection->max_write = REQUEST_MAX_BYTES;
     connection->max_readahead = REQUEST_MAX_BYTES;
-    /* Nothing changes behind the kernel's back that it may keep (open_node). */
+    /* Content that the kernel keeps in its cache never changes behind its back: see open_node. */
     connection->want &= ~(unsigned)FUSE_CAP_AUTO_INVAL_DATA;
     if (mount->is_writeback)
         connection->want |= connection->capable & FUSE_CAP_WRITEBACK_CACHE;
@@ -52,8 +52,8 @@ static int open_node(struct mount *mount, struct node *node, struct fuse_file_in
         node->size_bytes = 0;
         node->modified = node->changed = now();
     }
-    /* What is committed never changes; and while a file is open here, all that changes it goes
-     * through the kernel. Otherwise the kernel forgets what it has of it. */
+    /* Committed content never changes, and while a file is open here, every change to it goes
+     * through the kernel. In all other cases the kernel must drop its cached content. */
     file->keep_cache = node->is_kept || !is_first;
     node->is_kept = node->is_committed;
     file->noflush = 1;
@@ -87,7 +87,7 @@ static void do_release(fuse_req_t request, fuse_ino_t id, struct fuse_file_info 
     fuse_reply_err(request, error);
 }
 
-/* Where the bytes lie, as rows in the mapping; how many rows, or an error of shmfs. */
+/* Find the bytes in the mapping, as a list of runs. Returns their number, or an error of shmfs. */
 static int place(struct mount *mount, struct node *node, uint64_t size_bytes, uint64_t offset_bytes,
                  struct iovec rows[RUNS_MAX])
 {
@@ -100,7 +100,7 @@ static int place(struct mount *mount, struct node *node, uint64_t size_bytes, ui
             return error;
         if (run_bytes > size_bytes)
             run_bytes = size_bytes;
-        /* only read from, though an iovec cannot say so */
+        /* an iovec cannot say so, but this is only read */
         rows[count].iov_base = (void *)(uintptr_t)(mount->data + data_offset_bytes);
         rows[count++].iov_len = run_bytes;
         size_bytes -= run_bytes;
@@ -124,10 +124,10 @@ static void do_read(fuse_req_t request, fuse_ino_t id, size_t size_bytes, off_t 
     uint64_t left = begin < node->size_bytes ? node->size_bytes - begin : 0;
     int count = place(mount, node, left < size_bytes ? left : size_bytes, begin, rows);
     int error = error_number(count);
-    /* It is answered before the lock goes, as a file may be cut. */
+    /* Reply before unlocking, because the file may be truncated afterwards. */
     if (error)
         fuse_reply_err(request, error);
-    else if (fuse_reply_iov(request, rows, count) == -EFAULT) /* the kernel has said EIO */
+    else if (fuse_reply_iov(request, rows, count) == -EFAULT) /* the kernel returned EIO */
         note_cutting();
     node_drop(mount, node);
 }
@@ -148,7 +148,7 @@ static void do_write(fuse_req_t request, fuse_ino_t id, const char *from, size_t
         node->size_bytes = end > node->size_bytes ? end : node->size_bytes;
         node->modified = node->changed = now();
     }
-    bool is_late = error && file->writepage; /* no program hears of the error */
+    bool is_late = error && file->writepage; /* no program learns of this error */
     bool is_committed = node->is_committed;
     if (is_late && !is_committed && !node->write_error)
         node->write_error = error;
@@ -157,7 +157,7 @@ static void do_write(fuse_req_t request, fuse_ino_t id, const char *from, size_t
         fuse_reply_err(request, error);
     else
         fuse_reply_write(request, (size_t)written);
-    /* A mapping that outlived the commit was written to: the kernel forgets those bytes. */
+    /* A program wrote to a mapping that outlived the commit: the kernel must drop those bytes. */
     if (is_late && is_committed)
         fuse_lowlevel_notify_inval_inode(mount->session, id, offset, (off_t)size_bytes);
 }
@@ -169,7 +169,7 @@ static int allocate(struct mount *mount, struct node *node, int mode, uint64_t e
     int error = 0;
     if (mode & FALLOC_FL_KEEP_SIZE) {
         error = error_number(shmfs_reserve(mount->fs, &node->handle, end));
-    } else if (end > node->size_bytes) { /* before it there are no holes */
+    } else if (end > node->size_bytes) { /* a file has no holes before its end */
         error = error_number(shmfs_truncate(mount->fs, &node->handle, end));
         if (!error)
             node->size_bytes = end;
@@ -194,7 +194,7 @@ static void do_fallocate(fuse_req_t request, fuse_ino_t id, int mode, off_t offs
     fuse_reply_err(request, error);
 }
 
-/* There is no disk. */
+/* Syncing does nothing: shared memory has no disk. */
 static void do_fsync(fuse_req_t request, fuse_ino_t id, int is_data, struct fuse_file_info *file)
 {
     (void)id, (void)is_data, (void)file;

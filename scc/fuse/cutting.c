@@ -1,9 +1,9 @@
-/* cutting.c: images that other programs truncate while they are mounted.
+/* cutting.c: handles images that other programs truncate while they are mounted.
  *
- * The kernel sends SIGBUS to a thread that touches a page beyond the end of the file. The handler
- * puts a page of zeros there, so that the call goes on and ends (the library trusts nothing that it
- * reads), and notes that the image is cut: every operation then fails with EIO. A system call that
- * meets such a page fails with EFAULT, without a signal. */
+ * The kernel sends SIGBUS to a thread that touches a page beyond the end of the file. The signal
+ * handler maps a page of zeros there, so that the call continues and ends (the library trusts
+ * nothing that it reads), and records that the image is truncated: from then on every operation
+ * fails with EIO. A system call that touches such a page fails with EFAULT, without a signal. */
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdint.h>
@@ -18,7 +18,7 @@ static atomic_bool is_cut;
 
 static bool is_within(uintptr_t place, const void *from, uint64_t size_bytes)
 {
-    return place - (uintptr_t)from < size_bytes; /* what lies before becomes more than any size */
+    return place - (uintptr_t)from < size_bytes; /* a lower address wraps around */
 }
 
 void note_cutting(void)
@@ -41,7 +41,7 @@ static void put_zeros(int number, siginfo_t *info, void *context)
          !is_within(place, mapped.data, mapped.data_bytes)) ||
         mmap(page, page_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1,
              0) == MAP_FAILED)
-        signal(number, SIG_DFL); /* the access is made again, and ends the process */
+        signal(number, SIG_DFL); /* returning repeats the access, which ends the process */
 }
 
 bool survive_cutting(const struct shmfs_memory *memory)

@@ -1,4 +1,4 @@
-/* cutting.h: images that other programs truncate while they are mounted. */
+/* cutting.h: handles images that other programs truncate while they are mounted. */
 #ifndef SCC_FUSE_CUTTING_H
 #define SCC_FUSE_CUTTING_H
 
@@ -6,15 +6,14 @@
 
 #include "shmfs.h"
 
-/* Survive accesses to pages of the image that are gone: without this, SIGBUS ends the mount. Returns
- * false, with errno, if that cannot be. */
+/* Install a SIGBUS handler, so that accesses to truncated pages of the image do not end the mount.
+ * Returns false, with errno, on failure. */
 bool survive_cutting(const struct shmfs_memory *memory);
 
-/* Note that a page of the image is gone, and say so the first time. A handler of signals may. */
+/* Record that the image is truncated, and print a message the first time. Async-signal-safe. */
 void note_cutting(void);
 
-/* Whether that was noted. From then on nothing that was read from the
- * image means anything. */
+/* Return whether that was recorded. From then on, values read from the image are meaningless. */
 bool image_is_cut(void);
 
 #endif

@@ -1,16 +1,16 @@
-/* listing.c: the names that there are, and the room. */
+/* listing.c: FUSE operations that list names and report free space. */
 #include <errno.h>
 #include <stdlib.h>
 
 #include "operations.h"
 
 enum {
-    DOT = 1, /* places in the directory; the cursor of the image comes after these */
+    DOT = 1, /* directory offsets; the image's cursor follows these */
     DOT_DOT,
     FIRST_NAME,
 };
 
-/* Add a name if it fits; false when it does not. */
+/* Add a name to the buffer; returns false if it does not fit. */
 static bool add_name(fuse_req_t request, char *to, size_t size_bytes, size_t *used,
                      const char *name, ino_t number, mode_t type, off_t next)
 {

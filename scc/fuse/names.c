@@ -1,4 +1,4 @@
-/* names.c: names, and what is asked of files without opening them. */
+/* names.c: FUSE operations on names, and on files that need not be open. */
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/fs.h>
@@ -7,7 +7,8 @@
 
 #include "operations.h"
 
-/* Names are flat, so the directory is the only one. */
+/* Reply with an error, and return true, for an invalid parent or name. There is only one
+ * directory. */
 static bool is_refused(fuse_req_t request, fuse_ino_t parent, const char *name)
 {
     int error = parent != FUSE_ROOT_ID ? ENOTDIR
@@ -18,8 +19,8 @@ static bool is_refused(fuse_req_t request, fuse_ino_t parent, const char *name)
     return error;
 }
 
-/* How long the kernel may believe what it was told: others may write to a file that is not open
- * here. */
+/* Return how long the kernel may cache attributes: other clients may write to a file that is not
+ * open here. */
 static double timeout_s(const struct mount *mount, const struct node *node)
 {
     return node->is_committed || node->open_count ? mount->attribute_timeout_s : 0;
@@ -37,7 +38,7 @@ static void fill_entry(const struct mount *mount, const struct node *node,
     node_attributes(mount, node, info, &entry->attr);
 }
 
-/* Answer with what a name means now. */
+/* Reply with the file that has this name now. */
 static void reply_named(fuse_req_t request, const char *name)
 {
     struct mount *mount = mount_of(request);
@@ -60,7 +61,7 @@ static void do_lookup(fuse_req_t request, fuse_ino_t parent, const char *name)
         reply_named(request, name);
 }
 
-/* Answer with what the directory is like, once it is as `what` says. */
+/* Change the directory's attributes as `what` says, and reply with them. */
 static void reply_root(fuse_req_t request, const struct stat *to, int what)
 {
     struct mount *mount = mount_of(request);
@@ -94,7 +95,7 @@ static void do_getattr(fuse_req_t request, fuse_ino_t id, struct fuse_file_info 
         fuse_reply_attr(request, &attributes, valid_s);
 }
 
-/* Change the mode. What nobody may write to any more is committed, and stays so. */
+/* Change the mode. Removing all write permissions commits the file, for good. */
 static int change_mode(struct mount *mount, struct node *node, mode_t mode)
 {
     if (!(mode & 0222)) {
@@ -149,8 +150,8 @@ static int change(struct mount *mount, struct node *node, const struct stat *to,
     return 0;
 }
 
-/* Have the kernel send what programs stored into mappings of a file, before it is committed. The
- * kernel answers once we have written it, so no lock may be held. */
+/* Make the kernel write back what programs stored in mappings of a file, before it is committed.
+ * The kernel replies after we have written it, so the caller must hold no lock. */
 static void fetch_mapped(struct mount *mount, fuse_ino_t id)
 {
     struct node *node = node_find(mount, id);
@@ -193,8 +194,8 @@ static void do_setattr(fuse_req_t request, fuse_ino_t id, struct stat *to, int w
         fuse_reply_attr(request, &attributes, valid_s);
 }
 
-/* Make a file, and open it for writing. What is made without permission to write can be written to
- * by who made it, until that one closes it. */
+/* Create a file, and open it for writing. If `mode` has no write permission, the program that
+ * creates the file can still write to it until it closes it. */
 static int make(fuse_req_t request, const char *name, mode_t mode, struct fuse_entry_param *entry)
 {
     struct mount *mount = mount_of(request);
@@ -233,7 +234,7 @@ static void do_create(fuse_req_t request, fuse_ino_t parent, const char *name, m
         return;
     int error = make(request, name, mode, &entry);
     if (error == EEXIST && !(file->flags & O_EXCL))
-        error = ESTALE; /* it has just come to be: the kernel looks again */
+        error = ESTALE; /* another client has just created it: the kernel retries */
     if (!error && (file->flags & O_ACCMODE) == O_RDONLY) {
         struct mount *mount = mount_of(request);
         struct node *node = node_find(mount, entry.ino);
@@ -283,7 +284,7 @@ static void do_symlink(fuse_req_t request, const char *target, fuse_ino_t parent
     fuse_reply_err(request, EPERM);
 }
 
-/* Note that a file lost a name. */
+/* Record that a file lost a name. */
 static void note_change(struct mount *mount, const struct shmfs_info *info)
 {
     struct node *node = node_find(mount, node_id(info->inode, info->generation));

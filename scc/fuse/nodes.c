@@ -1,4 +1,4 @@
-/* nodes.c: what the mount knows of each file. */
+/* nodes.c: the mount's state of each file. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -57,7 +57,7 @@ bool nodes_make(struct mount *mount)
 
 void nodes_free(struct mount *mount)
 {
-    /* Most nodes of a large image were never touched, and take no memory until they are. */
+    /* Unused nodes of a large image are untouched zero pages, which take no memory. */
     for (uint32_t i = 1; mount->open_count && i <= mount->geometry.inode_count; i++)
         if (mount->nodes[i].open_count) {
             bool writes = mount->nodes[i].writer_count;
@@ -113,7 +113,7 @@ static void remember_name(struct node *node, const char *name)
     if (node->name && !strcmp(node->name, name))
         return;
     free(node->name);
-    node->name = strdup(name); /* without memory it is looked for when needed */
+    node->name = strdup(name); /* without memory, find_name searches for it later */
 }
 
 static void note_commit(struct node *node, const struct shmfs_info *info)
@@ -164,8 +164,8 @@ static bool is_of(const struct mount *mount, const struct node *node, uint32_t i
     return inode == node_number(mount, node) && generation == node->generation;
 }
 
-/* Others may have renamed the file, or taken the one of its names that is known: then look through
- * all names. */
+/* Find a name of the file. Other clients may have renamed the file or removed the remembered name;
+ * then search all names. */
 static int find_name(struct mount *mount, struct node *node, struct shmfs_info *info)
 {
     if (node->name && !shmfs_stat(mount->fs, node->name, info) &&
@@ -210,7 +210,7 @@ int node_open(struct mount *mount, struct node *node, bool writes)
                                        : shmfs_open_draft(mount->fs, node->name, &node->handle);
         if (!opened && !is_of(mount, node, node->handle.inode, node->handle.generation)) {
             shmfs_close(mount->fs, &node->handle);
-            opened = SHMFS_ERROR_NOT_FOUND; /* the name has just become another file's */
+            opened = SHMFS_ERROR_NOT_FOUND; /* the name now belongs to another file */
         }
         if (opened) {
             node->handle.inode = 0;
@@ -268,7 +268,7 @@ int node_commit(struct mount *mount, struct node *node)
         return error;
     int committed = node->is_committed ? 0 : shmfs_commit(mount->fs, &node->handle, NULL);
     if (committed == SHMFS_ERROR_COMMITTED)
-        committed = 0; /* another client that reads it was first */
+        committed = 0; /* another client that reads it committed it first */
     if (!committed)
         note_commit(node, &(struct shmfs_info){.is_committed = true});
     error = is_open ? 0 : node_close(mount, node, false);

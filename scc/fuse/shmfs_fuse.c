@@ -1,9 +1,9 @@
-/* shmfs-fuse: an image of shared memory as an ordinary directory.
+/* shmfs-fuse: mounts an image in shared memory as an ordinary directory.
  *
- * It stays in the foreground: it prints a line once the directory can be used, serves until it is
- * unmounted or told to end, and unmounts when it ends, however that happens (unmounting.c). It is
- * one client of the image among others. What it means to commit, and what becomes of modes, owners
- * and times, is said in docs/adr/0030-a-mount-over-flat-names.md. */
+ * The program stays in the foreground. It prints a line when the directory is ready, serves until
+ * it is unmounted or terminated, and unmounts however it ends (unmounting.c). It is an ordinary
+ * client of the image. docs/adr/0030-a-mount-over-flat-names.md explains when files are committed,
+ * and how modes, owners and times are handled. */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
@@ -22,11 +22,11 @@ static int serve(struct tool *tool, struct mount *mount, struct fuse_session *se
                  const char *place)
 {
     if (fuse_set_signal_handlers(session))
-        return tool_failed(tool, "signals cannot be watched for");
+        return tool_failed(tool, "cannot install signal handlers");
     if (fuse_session_mount(session, place)) {
         fuse_remove_signal_handlers(session);
-        return tool_failed(tool, "%s cannot be mounted on: it takes /dev/fuse and, for who is not "
-                                 "root, fusermount3", place);
+        return tool_failed(tool, "cannot mount on %s: this needs /dev/fuse and, for users other "
+                                 "than root, fusermount3", place);
     }
     printf("%s is mounted on %s\n", tool->image_name, place);
     fflush(stdout);
@@ -37,10 +37,10 @@ static int serve(struct tool *tool, struct mount *mount, struct fuse_session *se
     fuse_session_unmount(session);
     fuse_remove_signal_handlers(session);
     nodes_free(mount);
-    return ended < 0 ? tool_failed(tool, "the mount broke: %s", strerror(-ended)) : TOOL_DONE;
+    return ended < 0 ? tool_failed(tool, "the mount failed: %s", strerror(-ended)) : TOOL_DONE;
 }
 
-/* Options that libfuse passes to the kernel. */
+/* Create a session, with options that libfuse passes to the kernel. */
 static struct fuse_session *make_session(struct mount *mount, bool is_for_others)
 {
     char *words[] = {
@@ -66,7 +66,7 @@ static int run(struct tool *tool, struct tool_image *image)
     struct stat status;
     const char *place = tool->given[0];
     if (stat(place, &status) || !S_ISDIR(status.st_mode))
-        return tool_failed(tool, "%s cannot be mounted on: it is no directory", place);
+        return tool_failed(tool, "cannot mount on %s: it is not a directory", place);
     fstat(image->memory.control_fd, &status);
     struct mount mount = {
         .fs = image->fs,
@@ -81,13 +81,13 @@ static int run(struct tool *tool, struct tool_image *image)
         .began = now(),
     };
     if (!survive_cutting(&image->memory))
-        return tool_failed(tool, "signals cannot be watched for: %s", strerror(errno));
+        return tool_failed(tool, "cannot install a signal handler: %s", strerror(errno));
     if (!nodes_make(&mount))
-        return tool_failed(tool, "no memory is left");
+        return tool_failed(tool, "out of memory");
     struct fuse_session *session = make_session(&mount, options[OTHERS].given);
     mount.session = session;
     int ended = session ? serve(tool, &mount, session, place)
-                        : tool_failed(tool, "libfuse cannot be used");
+                        : tool_failed(tool, "cannot initialize libfuse");
     if (session)
         fuse_session_destroy(session);
     return ended;
@@ -97,15 +97,16 @@ int main(int argc, char **argv)
 {
     struct tool_option options[OPTION_COUNT + 1] = {
         [ENTRY_TIMEOUT] = {"name-timeout-ms", "N",
-                           "how long the kernel believes a name it knows; 0", NULL, NULL},
+                           "how long the kernel may cache a name; default 0", NULL, NULL},
         [WRITEBACK] = {"writeback", NULL,
-                       "gather small writes; for an image that nobody else writes to", NULL, NULL},
-        [OTHERS] = {"allow-other", NULL, "let other users in", NULL, NULL},
+                       "gather small writes; only if no other program writes to the image", NULL,
+                       NULL},
+        [OTHERS] = {"allow-other", NULL, "allow other users to use the mount", NULL, NULL},
     };
     struct tool tool = {
         .name = "shmfs-fuse",
         .arguments = "DIR",
-        .text = "Show shared memory as a directory, until it is unmounted (fusermount3 -u DIR).",
+        .text = "Mount shared memory as a directory, until it is unmounted (fusermount3 -u DIR).",
         .least = 1,
         .most = 1,
         .options = options,
@@ -113,11 +114,11 @@ int main(int argc, char **argv)
     struct tool_image image;
     tool_begin(&tool, argc, argv);
     unmount_dead(tool.given[0]);
-    if (is_mounted_on(tool.given[0])) /* one would lie over the other, and each want an unmount */
-        return tool_failed(&tool, "%s cannot be mounted on: shared memory is mounted there already",
+    if (is_mounted_on(tool.given[0])) /* a second mount would hide the first one */
+        return tool_failed(&tool, "cannot mount on %s: shared memory is mounted there already",
                            tool.given[0]);
     if (!unmount_when_dead(tool.given[0]))
-        return tool_failed(&tool, "nothing would unmount it if it were killed: %s",
+        return tool_failed(&tool, "cannot start the process that unmounts after a crash: %s",
                            strerror(errno));
     if (!tool_attach(&tool, &image, true))
         return TOOL_FAILED;

@@ -1,8 +1,9 @@
-/* unmounting.c: what becomes of a mount whose process was killed.
+/* unmounting.c: removes the mount of a process that was killed.
  *
- * Its place would stay, and answer every call with ENOTCONN. libfuse's auto_unmount looks for that
- * as soon as the process begins to end, which may be before the kernel has closed its files, and
- * does not look again. A pidfd tells of the end once everything is closed. */
+ * Otherwise the mount would stay, and every call on it would fail with ENOTCONN. libfuse's
+ * auto_unmount checks for a dead mount as soon as the process starts to end, which may be before
+ * the kernel has closed its files, and does not check again. A pidfd reports the end after the
+ * kernel has closed everything. */
 #include <errno.h>
 #include <limits.h>
 #include <mntent.h>
@@ -21,7 +22,7 @@
 
 enum { PATIENCE_S = 10 };
 
-/* Whether a mount of shmfs is uppermost at a place. The list of mounts asks no file system. */
+/* Return whether the topmost mount at a path is shmfs. The list of mounts needs no file system. */
 static bool is_shmfs_at(const char *real)
 {
     FILE *mounts = setmntent("/proc/self/mounts", "re");
@@ -35,7 +36,7 @@ static bool is_shmfs_at(const char *real)
     return is_shmfs;
 }
 
-/* Resolve a path that may lead to a dead mount: with a slash behind it, the mount would be asked. */
+/* Resolve a path that may lead to a dead mount. A trailing slash would access the mount. */
 static bool resolve(const char *place, char real[PATH_MAX])
 {
     size_t length = strlen(place);
@@ -56,18 +57,19 @@ bool is_mounted_on(const char *place)
 void unmount_dead(const char *place)
 {
     char real[PATH_MAX];
-    struct statfs status; /* of which, unlike those of stat, nothing is cached */
+    struct statfs status; /* never cached, unlike the result of stat */
     if (!resolve(place, real) || !is_shmfs_at(real) || !statfs(real, &status) || errno != ENOTCONN)
         return;
     if (!umount2(real, MNT_DETACH))
         return;
-    char *words[] = {"fusermount3", "-u", "-z", "-q", "--", real, NULL}; /* for who is not root */
+    char *words[] = {"fusermount3", "-u", "-z", "-q", "--", real, NULL}; /* without root */
     pid_t child;
     if (!posix_spawnp(&child, words[0], NULL, NULL, words, environ))
         waitpid(child, NULL, 0);
 }
 
-/* Close all but one descriptor: what stays open keeps others waiting for its end. */
+/* Close all descriptors except one: open copies would delay other processes that wait for their
+ * end. */
 static void keep_only(int fd)
 {
     if (fd > 0)
@@ -79,7 +81,7 @@ bool unmount_when_dead(const char *place)
 {
     char real[PATH_MAX];
     if (realpath(place, real))
-        place = real; /* however the path leads there later */
+        place = real; /* the path may lead elsewhere later */
     int pidfd = (int)syscall(SYS_pidfd_open, getpid(), 0);
     if (pidfd < 0)
         return false;
@@ -88,13 +90,13 @@ bool unmount_when_dead(const char *place)
         close(pidfd);
         return guardian > 0;
     }
-    setsid(); /* what ends its parent's group, or its terminal, is not to end it */
+    setsid(); /* signals to the parent's group or terminal must not end it */
     prctl(PR_SET_NAME, "shmfs-guardian");
     keep_only(pidfd);
     struct pollfd end = {.fd = pidfd, .events = POLLIN};
     while (poll(&end, 1, -1) < 0 && errno == EINTR)
         continue;
-    alarm(PATIENCE_S); /* another mount may be there by now, and answer nothing */
+    alarm(PATIENCE_S); /* by then another mount may be there, and hang */
     unmount_dead(place);
     _exit(0);
 }

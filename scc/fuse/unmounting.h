@@ -1,17 +1,19 @@
-/* unmounting.h: what becomes of a mount whose process was killed. */
+/* unmounting.h: removes the mount of a process that was killed. */
 #ifndef SCC_FUSE_UNMOUNTING_H
 #define SCC_FUSE_UNMOUNTING_H
 
 #include <stdbool.h>
 
-/* Whether a mount of shmfs is uppermost at a place. Asks no file system, so that it cannot wait. */
+/* Return whether the topmost mount at a path is shmfs. Accesses no file system, so it cannot
+ * hang. */
 bool is_mounted_on(const char *place);
 
-/* Take away the mount of shmfs at a place, if its process is no more. */
+/* Unmount shmfs at a path if its process has died. */
 void unmount_dead(const char *place);
 
-/* Have a small process do that once this one is no more, however it ends; false, with errno, if none
- * can be started. Before the image is open, since who has its files open is taken for the client. */
+/* Start a small process that does this when the current process ends, in whatever way. Returns
+ * false, with errno, on failure. Call this before opening the image: a process that has the image's
+ * files open counts as the client. */
 bool unmount_when_dead(const char *place);
 
 #endif

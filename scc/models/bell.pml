@@ -1,11 +1,11 @@
-/* bell.pml: whoever sleeps on a bell does not sleep through what it was rung for, as in mpb.c.
+/* bell.pml: a core that sleeps on a bell does not miss what the bell was rung for, as in mpb.c.
  *
- * A core looks, and sleeps if there was nothing; two others tell it something and ring. The bell
- * counts by twos and is odd while somebody may be asleep. Shown: when nothing can happen any more,
- * all that was told was seen.
+ * A core polls, and sleeps if there was nothing; two other cores publish news and ring. The bell
+ * counts in steps of two and is odd while the core may be asleep. Shown: when no further step is
+ * possible, the core has seen everything that was published.
  */
 #define RINGERS 2
-#define NEWS 2 /* that each of them tells */
+#define NEWS 2 /* published by each of them */
 
 byte told[RINGERS];
 byte bell;
@@ -30,8 +30,8 @@ proctype ringer(byte me)
                 fi
             }
             if
-            :: shown == 1 -> asleep = false; break /* the swap went well: wake */
-            :: shown != 1 && shown % 2 == 0 -> asleep = false; break /* another one has done it */
+            :: shown == 1 -> asleep = false; break /* the swap succeeded: wake */
+            :: shown != 1 && shown % 2 == 0 -> asleep = false; break /* another ringer did it */
             :: else
             fi
         od
@@ -68,7 +68,7 @@ end:
           fi;
           if
           :: shown % 2 == 1 ->
-              /* The futex: asleep, unless the register does not hold that any more. */
+              /* The futex: sleep, unless the register has changed. */
               d_step {
                   if
                   :: bell == shown -> asleep = true

@@ -2,14 +2,14 @@
 /* run: -DCLIENTS=3 -DOPERATIONS=1 -DDEATHS=1 */
 /* The locks and logs of shmfs: lock.c, log.c and client.c, with death at every step.
  *
- * Clients take one lock, check that two words are equal, change both by a logged transaction, and let
- * go. Any of them may die before any step, DEATHS times in all; its place is then taken again by one
- * that goes on where it was, or another client finds its lock and finishes its transaction. Shown: the
- * words are equal whenever the lock is had, two live clients never have it at once, and whoever lives
- * comes to its end (no invalid end states).
+ * Clients take one lock, check that two words are equal, change both in a logged transaction, and
+ * release the lock. Any client may die before any step, DEATHS times in all. Then either a new
+ * client takes its slot and continues, or another client finds its lock and completes its
+ * transaction. Shown: the words are equal whenever a client has taken the lock, two live clients
+ * never own it at once, and every live client finishes (no invalid end states).
  *
- * It found that a place must get its new generation under the recovery lock: else one who has seen the
- * old generation could replay the log of the next.
+ * The model found that a slot must get its new generation under the recovery lock: otherwise a
+ * client that has seen the old generation could replay the log of the next client.
  *
  *     spin -run -safety locks.pml
  */
@@ -27,26 +27,26 @@
 #define client_in(owner) (((owner) - 1) % 4)
 #define generation_in(owner) (((owner) - 1) / 4)
 
-byte lock, recovery; /* owner's signature, 0: free */
+byte lock, recovery; /* owner and generation, 0: free */
 bool lives[CLIENTS];
 byte generation[CLIENTS];
 bool logged[CLIENTS]; /* the commit point */
-byte noted[CLIENTS];  /* what its log says */
-byte one, other;      /* what the lock guards */
+byte noted[CLIENTS];  /* the contents of its log */
+byte one, other;      /* guarded by the lock */
 byte deaths;
 byte inside; /* live clients between take and release */
 
 #define is_alive(owner) \
     (lives[client_in(owner)] && generation[client_in(owner)] == generation_in(owner))
 
-/* Dying is possible before whatever comes next. */
+/* A client may die before the next step. */
 #define step \
     if \
     :: deaths < DEATHS -> goto dies \
     :: skip \
     fi
 
-/* Take the lock on recovery; from the dead without more ado, since replaying twice is replaying once. */
+/* Take the recovery lock. A dead owner's lock is taken at once, because replay is idempotent. */
 inline take_recovery(me)
 {
     do
@@ -75,7 +75,7 @@ inline take(me)
         step;
         if
         :: generation[client_in(seen)] == generation_in(seen) -> replay(client_in(seen))
-        :: else /* its place was taken again, and its log is done */
+        :: else /* its slot has a new client, and its log is done */
         fi;
         step; recovery = 0;
         step;
@@ -93,12 +93,12 @@ proctype client(byte self)
     byte me, seen, left = OPERATIONS;
     bool is_in = false;
 
-attach: /* the place is signed: nobody else can come here with it */
+attach: /* the slot is claimed: no other client can be here with it */
     me = sign(self, generation[self]);
     atomic { recovery == me -> recovery = 0 } unless { recovery != me };
     step; take_recovery(me);
     step; replay(self);
-    step; generation[self] = generation[self] + 1; /* while nobody looks at its log */
+    step; generation[self] = generation[self] + 1; /* while no client reads its log */
     step; atomic { if :: recovery == me -> recovery = 0 :: else fi };
     step; atomic { if :: lock == me -> lock = 0 :: else fi };
     me = sign(self, generation[self]);
@@ -120,7 +120,7 @@ attach: /* the place is signed: nobody else can come here with it */
     step;
     goto end;
 
-dies: /* its place is signed no more; then somebody may sign it again, as this client come back */
+dies: /* the slot is unclaimed; then a new client may claim it: this process again */
     atomic {
         deaths++;
         lives[self] = false;

@@ -2,13 +2,13 @@
 /* fails: -DNO_STORE_FENCE: log.c mark port_fence */
 /* fails: -DNO_ACQUIRE: directory.c directory_look_once port_look32 */
 /* fails: -DNO_LOAD_FENCE: directory.c directory_look_once port_fence */
-/* Looks without locks at names, in coherent memory whose order is weak: a group's `sequence`.
+/* Lookups of names without locks, on coherent memory with a weak order: a group's `sequence`.
  *
- * Who has the lock makes the number odd, changes names, here two words, and makes it even again
- * (log.c); who looks takes what he saw if the number was even and the same before and after
- * (directory.c). Stores arrive, and loads are done, in any order but for what fences, releases and
- * acquires forbid; those of one word in theirs. Shown: what is taken is what the number stands for.
- * Without any of the four that order it, as `fails` says, it is not.
+ * The writer has the lock. It makes the number odd, changes names (here two words), and makes the
+ * number even again (log.c). The reader accepts what it read if the number was even and equal
+ * before and after (directory.c). Stores arrive, and loads are done, in any order that fences,
+ * releases and acquires allow; stores to one word arrive in their order. Shown: accepted words
+ * belong to the number. Without any of the four orderings, as the `fails` lines show, they do not.
  */
 #ifndef ROUNDS
 #define ROUNDS 3

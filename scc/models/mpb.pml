@@ -2,11 +2,11 @@
 /* run: -DDEATHS=1 -DREFUSALS=0 -DMESSAGES=1 -DREPLIES=1 */
 /* mpb.pml: two cores that send to each other, and die, as in mpb_pieces.c.
  *
- * Both may send at once. Either may die at any step, and comes again; a receiver may refuse a message in
- * the midst of it. Shown: what is acknowledged was received, nothing is received twice, no line is
- * overwritten that may still be read, and nobody waits for ever. A message is two pieces of a line
- * each; a part of a buffer has two lines. What the bell does is in bell.pml; so a core looks here
- * when there is something that it has not heard.
+ * Both may send at the same time. Either may die at any step and restart. A receiver may refuse the
+ * rest of a message. Shown: an acknowledged message was received, no message is received twice, no
+ * line is overwritten that may still be read, and no core waits for ever. A message is two pieces
+ * of one line each; a part of a buffer has two lines. bell.pml models the bell; so a core polls
+ * here whenever there is something that it has not read.
  */
 #ifndef DEATHS
 #define DEATHS 2
@@ -15,10 +15,10 @@
 #define REFUSALS 1
 #endif
 #ifndef MESSAGES
-#define MESSAGES 2 /* that core 0 sends in each life */
+#define MESSAGES 2 /* sent by core 0 in each life */
 #endif
 #ifndef REPLIES
-#define REPLIES 0 /* that core 1 sends */
+#define REPLIES 0 /* sent by core 1 */
 #endif
 #define LINES 2
 #define IDS 8
@@ -31,9 +31,9 @@ Flag taken[2]; /* about the lines of the sender with that number */
 Line lines[4];
 byte life[2];
 bool alive[2];
-byte left[2]; /* messages that a core has still to send */
+byte left[2]; /* messages that a core still has to send */
 
-/* What it is checked by. */
+/* State for the assertions. */
 bit received[16];
 byte next_id[2];
 byte deaths = DEATHS, refusals = REFUSALS;
@@ -43,7 +43,7 @@ bit dies[2];
 
 inline fail_begun()
 {
-    /* Those that have begun: their ids are from `low` on, of the first g pieces. */
+    /* Sends that have started fail: ids from `low` on, those of the first g pieces. */
     left[me] = left[me] - (g - low * 2 + 1) / 2;
     low = 0; g = 0; t = 0;
 }
@@ -70,7 +70,7 @@ inline hear_taken()
             t = t + more;
             do
             :: (low + 1) * 2 <= t ->
-                assert(received[me * IDS + first + low] == 1); /* none is acknowledged and lost */
+                assert(received[me * IDS + first + low] == 1); /* none acknowledged is lost */
                 low++; left[me]--
             :: else -> break
             od;
@@ -180,7 +180,7 @@ end:    do
             sender = 0;
             answer(0, got % 4)
         :: left[me] > 0 && !alive[other] && life[other] != 0 ->
-            /* First who it is, then whether that one lives: somebody may come in between. */
+            /* Read the incarnation first, then check liveness: a new one may attach in between. */
             asked = life[other];
             if
             :: !alive[other] ->
@@ -210,8 +210,8 @@ init
         fi
     :: break
     od;
-    /* A core that has something to send when nothing can happen any more would wait for ever; as
-     * it may for one that has never attached. */
+    /* When no further step is possible, a core that still has something to send would wait for
+     * ever. That is allowed only if the other core has never attached. */
     timeout -> assert((!alive[0] || left[0] == 0 || life[1] == 0) &&
                       (!alive[1] || left[1] == 0 || life[0] == 0))
 }

@@ -1,16 +1,17 @@
-/* ring.pml: one direction of a ring (ring.c): a writer, a reader, and bells for who sleeps.
+/* ring.pml: one direction of a ring (ring.c): a writer, a reader, and bells that wake sleeping
+ * sides.
  *
- * Both sides sleep only after they have said so and looked once more; whoever writes or reads rings
- * only for a side that has said so, once for each sleep. Stores to a counter and to a number of
- * sleeps are sequentially consistent in ring.c, so each is one step here; what one side knows of the
- * other is what it last looked at. A bell is a byte on a socket that never fills; its end shows
- * that the other side has closed or died, and either may die at any step, or close when it has said
- * all.
+ * A side sleeps only after it has announced the sleep and checked once more. A side that writes or
+ * reads rings only if the other side has announced a sleep, once for each sleep. Stores to a
+ * counter and to a sleep number are sequentially consistent in ring.c, so each is one step here; a
+ * side knows of the other what it last read. A bell is a byte on a socket that never fills. The end
+ * of the bell shows that the other side has closed or died. Either side may die at any step; a side
+ * closes when it has sent or received everything.
  *
- * Checked (.ci/check-deep): nothing is overwritten that was not read (bytes arrive in order, tail -
- * head stays within the capacity), nobody sleeps for ever while there is what he waits for, or while
- * the other is gone (no invalid end state), and the reader gets all that was written before the
- * writer's death; so all of it, if nobody dies.
+ * Checked (.ci/check-deep): no byte is overwritten before it is read (bytes arrive in order, tail -
+ * head stays within the capacity); no side sleeps for ever while there is what it waits for, or
+ * while the other side is gone (no invalid end state); and the reader gets everything that was
+ * written before the writer died, so all bytes if neither side dies.
  */
 #define CAPACITY 2
 #define TOTAL 4
@@ -22,9 +23,9 @@ chan to_reader = [8] of { bit };
 chan to_writer = [8] of { bit };
 bool writer_is_gone, reader_is_gone;
 byte received;               /* by the reader, in all */
-byte announced;              /* what the writer knows to have written */
+byte announced;              /* bytes that the writer knows it has written */
 
-/* A bell, or nothing if that would only be another one for a side that has many. */
+/* Ring a bell, or do nothing if the side already has many. */
 inline ring(bell)
 {
     if
@@ -33,7 +34,7 @@ inline ring(bell)
     fi
 }
 
-/* Any side may be killed between two steps. */
+/* A side may be killed between two steps. */
 #define MAY_DIE() if :: skip :: goto dead fi
 
 proctype writer()
@@ -103,7 +104,7 @@ proctype reader()
         :: else ->
             if
             :: is_at_end ->
-                assert(received == announced);    /* nothing that was written is lost */
+                assert(received == announced);    /* no written byte is lost */
                 break
             :: else
             fi;

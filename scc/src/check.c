@@ -1,5 +1,6 @@
-/* check.c: whether an image keeps its invariants (FORMAT.md). Trusts nothing, changes nothing: every
- * number is bounded before it is used, every walk ends. Stands alone, on bytes.
+/* check.c: checks the invariants of an image (FORMAT.md). It trusts nothing and changes nothing:
+ * every number is range-checked before use, and every loop terminates. It works on bytes, and
+ * uses only the layout code of shmfs.
  */
 #include "image.h"
 
@@ -11,7 +12,7 @@ struct check {
     struct shmfs_problem *problems;
     size_t room;
     int64_t count;
-    /* scratch: what was met so far */
+    /* scratch: what the check has seen so far */
     uint8_t *block_seen;
     uint8_t *entry_seen;
     uint8_t *inode_free;
@@ -46,7 +47,7 @@ static const struct image_group *group_in(const struct check *check, uint32_t gr
 
 static bool is_entry(const struct check *check, uint32_t number)
 {
-    return number - 1 < check->shape.geometry.entry_count; /* 0 becomes more than any */
+    return number - 1 < check->shape.geometry.entry_count; /* number 0 wraps to the maximum */
 }
 
 static bool is_inode(const struct check *check, uint32_t number)
@@ -56,7 +57,7 @@ static bool is_inode(const struct check *check, uint32_t number)
 
 /* --- names ----------------------------------------------------------------------------------- */
 
-/* Whether a name is legal, padded with zeros, and hashed as it says. */
+/* Return whether a name is valid, padded with zeros, and has the hash stored with it. */
 static bool is_name(const struct image_entry *entry)
 {
     const char *text = (const char *)entry->name;
@@ -86,7 +87,7 @@ static void check_bucket(struct check *check, uint32_t bucket)
     const uint32_t *buckets = (const uint32_t *)(check->control + check->shape.buckets);
     for (uint32_t number = buckets[bucket]; number; number = entry_in(check, number)->next) {
         if (!is_entry(check, number) || check->entry_seen[number - 1]) {
-            report(check, "D3", bucket, number); /* nowhere, or met before */
+            report(check, "D3", bucket, number); /* out of range, or already seen */
             return;
         }
         check->entry_seen[number - 1] = 1;
@@ -140,7 +141,7 @@ static void check_free_inodes(struct check *check, uint32_t group)
         report(check, "F3", group, count);
 }
 
-/* Walk a chain: true if it ends, within the table and without meeting a block twice. */
+/* Walk a chain: returns true if it ends inside the table and contains no block twice. */
 static bool walk(struct check *check, uint32_t number, const struct image_inode *inode,
                  uint32_t *blocks, uint32_t *runs, uint32_t *last)
 {
@@ -175,7 +176,7 @@ static void check_inode(struct check *check, uint32_t number)
 {
     const struct image_inode *inode = inode_in(check, number);
     uint32_t blocks, runs, last;
-    if (!inode->flags) { /* none that is used was taken for free by check_free_inodes */
+    if (!inode->flags) { /* check_free_inodes reports used inodes in a free list */
         if (!check->inode_free[number - 1])
             report(check, "I4", number, 0);
         return;
@@ -242,7 +243,7 @@ static void check_clients(struct check *check)
         report(check, "C3", 0, io_count);
 }
 
-/* A lock that is held by nobody who is attached will never be let go. */
+/* A lock whose owner is not attached would never be released. */
 static void check_locks(struct check *check)
 {
     const struct image_lock *locks =
@@ -259,7 +260,7 @@ static void check_locks(struct check *check)
     }
 }
 
-/* --- the whole ------------------------------------------------------------------------------- */
+/* --- entry points ---------------------------------------------------------------------------- */
 
 static int read_shape(const void *control, uint64_t control_bytes, uint64_t data_bytes,
                       struct shape *shape)
@@ -333,24 +334,24 @@ const char *shmfs_problem_text(const char *code)
         char code[4];
         const char *text;
     } texts[] = {
-        {"S1", "the superblock is not one of this version and machine, or memory is missing"},
-        {"C1", "a client is in the middle of something"},
-        {"C2", "a handle of nobody, or of no file"},
+        {"S1", "the superblock does not match this version and machine, or memory is missing"},
+        {"C1", "a client has an unfinished transaction"},
+        {"C2", "a handle belongs to no attached client, or to no file"},
         {"C3", "the number of disk jobs is wrong"},
-        {"C4", "a lock is held by nobody who is attached"},
-        {"D1", "a name of no file"},
-        {"D2", "a name that is not legal, or not where its hash says"},
-        {"D3", "an entry that is in no list, in two, or in the wrong one"},
-        {"D4", "a name that is there twice"},
-        {"I1", "the number of blocks does not fit"},
+        {"C4", "the owner of a lock is not attached"},
+        {"D1", "a name belongs to no file"},
+        {"D2", "a name is invalid, or in the wrong bucket"},
+        {"D3", "an entry is in no list, in two, or in the wrong one"},
+        {"D4", "a name exists twice"},
+        {"I1", "the number of blocks does not match the chain"},
         {"I2", "a file's state is impossible"},
         {"I3", "the number of names is wrong"},
-        {"I4", "a free file that is in no list, in two, or in the wrong one"},
+        {"I4", "a free inode is in no free list, in two, or in the wrong one"},
         {"I5", "the number of handles is wrong"},
-        {"I6", "a file with neither names nor handles"},
-        {"F1", "a chain of blocks leads nowhere"},
-        {"F2", "a block in two chains, or used in none, or free in one"},
-        {"F3", "a number of free ones is wrong"},
+        {"I6", "a file has neither names nor handles"},
+        {"F1", "a chain of blocks leaves the table"},
+        {"F2", "a block is in two chains, or used but in none, or free but in one"},
+        {"F3", "a count of free entries, inodes or blocks is wrong"},
     };
     for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++)
         if (!strcmp(texts[i].code, code))

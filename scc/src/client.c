@@ -1,9 +1,10 @@
-/* client.c: who is attached, what becomes of the dead, and disk jobs.
+/* client.c: attaching and detaching, cleaning up after dead clients, and disk jobs.
  *
- * A client's place is had by signing it: a lock on a byte of the control file, which ends with the
- * process. Who signs a place that is not free has found a dead client's, and is the only one to have
- * found it: it finishes what that one was about, lets go of its locks, closes its handles and drops
- * what it was writing. Should it die meanwhile, the next one goes on. (CIB-23, failures S1, S5, S10)
+ * A client owns its slot by a lock on a byte of the control file, which the kernel releases when
+ * the process dies. A client that can lock the byte of a slot in use has found a dead client, and
+ * no other client can find the same one: it completes the dead client's transaction, releases its
+ * locks, closes its handles and discards the files that it was writing. If it dies while it does
+ * so, the next client continues. (CIB-23, failures S1, S5, S10)
  */
 #include "core.h"
 
@@ -11,7 +12,7 @@
 #include <stdlib.h>
 
 #define READ_ONLY_TIMEOUT_MS 1000
-#define IO_LOOK_US 100000 /* between two looks whether a disk job's owner has died */
+#define IO_LOOK_US 100000 /* between two checks whether a disk job's owner has died */
 
 static int end_io(struct shmfs *fs, uint32_t client)
 {
@@ -35,12 +36,12 @@ static int end_io(struct shmfs *fs, uint32_t client)
     return 0;
 }
 
-/* Put a dead client to rest. Its place is signed by us, and its log is done. */
+/* Clean up after a dead client. We own its slot, and its log has been applied. */
 static int bury(struct shmfs *fs, uint32_t client)
 {
     locks_release(fs, client);
-    /* Who died while it swept this place may have left a log that stores to its handles; it held a
-     * lock of the inodes. Having had all of them, nobody but us stores there any more. */
+    /* A sweeper that died on this slot may have left a log that stores to the handles; it held an
+     * inode lock. After we have held all of these locks, only we store to the handles. */
     int error = lock_take(fs, LOCK_INODES, SHARDS_ALL);
     if (error)
         return error;
@@ -57,12 +58,13 @@ static int bury(struct shmfs *fs, uint32_t client)
     return 0;
 }
 
-/* Free what has neither names nor handles: who was freeing it died, or did not get a lock. */
+/* Free files with no names and no handles: the client that was freeing them died, or got no
+ * lock. */
 static int free_orphans(struct shmfs *fs)
 {
     for (uint32_t number = 1; number <= fs->shape.geometry.inode_count; number++) {
         struct image_inode copy;
-        inode_snapshot(fs, inode_visit(fs, number), &copy); /* without the lock: a guess */
+        inode_snapshot(fs, inode_visit(fs, number), &copy); /* without the lock: may be outdated */
         if (!copy.flags || copy.link_count || copy.handle_count)
             continue;
         int error = inode_drain(fs, number, copy.generation);
@@ -73,7 +75,7 @@ static int free_orphans(struct shmfs *fs)
     return 0;
 }
 
-/* Sign a place: 1, or 0 if another process has. Fails with SYSTEM. */
+/* Claim a slot: returns 1, or 0 if another process owns it. Fails with SYSTEM. */
 static int claim(struct shmfs *fs, uint32_t client)
 {
     if (fs->memory.control_fd < 0)
@@ -83,7 +85,7 @@ static int claim(struct shmfs *fs, uint32_t client)
     return errno == EAGAIN ? 0 : SHMFS_ERROR_SYSTEM;
 }
 
-/* Sweep up after one client, if it is dead: 1 if it was. */
+/* Sweep one client if it is dead: returns 1 if it was. */
 static int sweep_one(struct shmfs *fs, uint32_t client)
 {
     struct image_client *other = client_at(fs, client);
@@ -106,7 +108,7 @@ static int sweep_one(struct shmfs *fs, uint32_t client)
     return result;
 }
 
-/* Close a handle for good; the lines of blocks that are given back must not stay in our cache. */
+/* Close a handle for good. Lines of blocks that are freed must not stay in our cache. */
 static int let_go(struct shmfs *fs, uint32_t slot)
 {
     const struct image_handle *handle = handle_at(fs, fs->client, slot);
@@ -133,7 +135,7 @@ static int close_lost(struct shmfs *fs)
     int error = 0;
     while (fs->lost_count && error != SHMFS_ERROR_BUSY) {
         error = let_go(fs, fs->lost_slots[fs->lost_count - 1]);
-        fs->lost_count -= error != SHMFS_ERROR_BUSY; /* what is damaged will be so the next time */
+        fs->lost_count -= error != SHMFS_ERROR_BUSY; /* a damaged one would fail again */
         log_forget(fs);
         lock_drop_all(fs);
     }
@@ -146,7 +148,7 @@ int client_sweep(struct shmfs *fs)
     for (uint32_t client = 0; client < fs->shape.geometry.client_count; client++) {
         const int result = sweep_one(fs, client);
         if (result < 0)
-            error = result; /* one that cannot be swept is no reason to leave the others */
+            error = result; /* continue with the next client */
         else
             count += result;
     }
@@ -161,8 +163,9 @@ int client_sweep(struct shmfs *fs)
 
 /* --- attaching ------------------------------------------------------------------------------- */
 
-/* Which group a client allocates from first: neighbours by number far from each other, as one whose
- * group is full goes on in the next. The number's bits, backwards. */
+/* Return the group that a client allocates from first: the bits of the client's number, reversed. A
+ * client whose group is full continues in the next group, so clients with adjacent numbers must
+ * start far from each other. */
 static uint32_t apart(uint32_t client, uint32_t shards)
 {
     uint32_t group = 0;
@@ -171,8 +174,8 @@ static uint32_t apart(uint32_t client, uint32_t shards)
     return group;
 }
 
-/* Become the client of a place that is signed by us. If it was not free we are the dead client, come
- * back: what it was about is ours to finish. */
+/* Become the client of a slot that we have claimed. If the slot is in use, we take the place of a
+ * dead client, and must complete its transaction. */
 static int join(struct shmfs *fs, uint32_t client)
 {
     struct image_client *place = client_at(fs, client);
@@ -192,7 +195,7 @@ static int join(struct shmfs *fs, uint32_t client)
     return error;
 }
 
-/* Be no client, after all or any more. */
+/* Stop being a client, or give up becoming one. */
 static void part(struct shmfs *fs)
 {
     log_forget(fs);
@@ -232,7 +235,8 @@ static int begin(struct shmfs *fs, const struct shmfs_memory *memory,
         return SHMFS_ERROR_FORMAT;
     port_open(&fs->port, cache, (struct port_range){memory->control, memory->control_bytes},
               (struct port_range){memory->data, memory->data_bytes}, fs->options.seed);
-    /* another image may have lain there before; who sees the magic number sees what this one is */
+    /* Another image may have been here before. A reader of the magic number sees this
+     * superblock. */
     const uint64_t magic = port_look64(&fs->port, memory->control);
     port_read(&fs->port, &superblock, memory->control, sizeof superblock);
     superblock.magic = magic;
@@ -244,7 +248,7 @@ size_t shmfs_size(void)
     return (sizeof(struct shmfs) + 63) / 64 * 64 + port_cache_bytes();
 }
 
-/* Have what a read-only client needs, which is no place in the image. */
+/* Set up a read-only client, which needs no slot in the image. */
 static int attach_read_only(struct shmfs *fs)
 {
     fs->client = UINT32_MAX;
@@ -281,7 +285,7 @@ static void leave_image(struct shmfs *fs)
         error = end_io(fs, fs->client);
     if (!error)
         port_register_store(&fs->port, &client_at(fs, fs->client)->state, CLIENT_FREE);
-    part(fs); /* after an error, which is a damaged image or a stopped client, a sweep does the rest */
+    part(fs); /* after an error (damaged image, stopped client) a sweep does the rest */
 }
 
 void shmfs_detach(struct shmfs *fs)

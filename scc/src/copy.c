@@ -1,4 +1,4 @@
-/* copy.c: files of other file systems in and out (CIB-22). */
+/* copy.c: copies files of other file systems in and out (CIB-22). */
 #include "core.h"
 
 #include <errno.h>
@@ -7,8 +7,8 @@
 
 #define PIECE_BYTES (1 << 20)
 
-/* Read into the blocks, in place; in the strict build through the cache. Returns bytes, 0 at the
- * end. */
+/* Read into the blocks in place; in the strict build, through the cache. Returns the number of
+ * bytes, 0 at the end of the file. */
 static int64_t take_in(struct shmfs *fs, struct shmfs_handle *file, int fd, uint64_t offset_bytes,
                        uint64_t place, uint64_t run_bytes)
 {
@@ -34,7 +34,7 @@ static int64_t take_in(struct shmfs *fs, struct shmfs_handle *file, int fd, uint
     return count < 0 ? SHMFS_ERROR_SYSTEM : 0;
 }
 
-/* Have a place to write at, growing by and by where the size was not known. */
+/* Find space to write at; if the size is not known, grow the file step by step. */
 static int place_at(struct shmfs *fs, struct shmfs_handle *file, uint64_t offset_bytes,
                     uint64_t *place, uint64_t *run_bytes)
 {
@@ -53,7 +53,7 @@ static int fill(struct shmfs *fs, struct shmfs_handle *file, int fd, uint64_t si
     uint64_t place, run_bytes;
     for (uint64_t offset_bytes = 0;;) {
         if (offset_bytes == size_bytes) {
-            uint8_t more; /* it may have grown meanwhile; if not, no block is wanted for it */
+            uint8_t more; /* the file may have grown; if not, this needs no further block */
             ssize_t count;
             do
                 count = read(fd, &more, 1);
@@ -140,7 +140,7 @@ int64_t shmfs_store(struct shmfs *fs, const char *name, int fd)
         else
             offset_bytes += (uint64_t)count;
     }
-    if (!error && fs->options.is_read_only) /* GONE if the last bytes may be another file's */
+    if (!error && fs->options.is_read_only) /* GONE if the last bytes may come from another file */
         error = shmfs_stat_handle(fs, &file, &info);
     const int cause = errno;
     file_lose(fs, &file);

@@ -1,29 +1,36 @@
-/* core.h: what the layers of shmfs show to one another. Lower ones never call upper ones:
+/* core.h: the interfaces between the layers of shmfs. Lower layers never call upper ones:
  *
  *   shmfs.c      public calls: check arguments, enter, do, leave
- *   client.c     attach, detach, sweep, disk jobs          copy.c   files in and out
- *   file.c       content of open files                     check.c  alone, trusts nothing
+ *   client.c     attach, detach, sweep, disk jobs          copy.c   copy files in and out
+ *   file.c       content of open files                     check.c  independent, trusts nothing
  *   directory.c  names                                     inode.c  files
  *   fat.c        blocks
  *   log.c        transactions
  *   lock.c       mutual exclusion
  *   superblock.c geometry
  *
- * Mutual exclusion. There are four kinds of locks in one order: statistics, directory, inodes, FAT;
- * and `shard_count` of each but the first, in the order of their numbers. An operation takes what it
- * needs in that order, changes everything in one transaction, and then lets go of all of it
- * (CIB-24). A shard of the directory guards the buckets of its group and the entries that lie in its
- * group: an entry in use, in another group's bucket, by both. A shard of the inodes guards the
- * inodes of its group and what belongs to them: their chains and their handles, in whichever
- * client's table; an empty place in a table belongs to the client, or to who sweeps it up after
- * having had every lock of the inodes. A shard of the FAT guards which blocks of its group are free. Content is not
- * guarded: a file has one writer, and afterwards none. Readers of a committed file take no lock, as
- * nothing of it changes. A file that is not committed has one writer or any number of readers; they
- * look at its chain under the lock, as each of them may commit it and give back what is reserved.
- * Names are looked up without one where memory is coherent: a group's `sequence` tells whether its
- * names were changed meanwhile. When a holder dies, who wants its lock finishes or forgets its
- * transaction, and has the lock. A read-only client takes no lock: it reads names between two equal
- * values of `sequence`, and content before it has seen that the file was still there.
+ * Mutual exclusion. There are four kinds of locks, taken in this order: statistics, directory,
+ * inodes, FAT. The statistics lock is single; each other kind has `shard_count` shards, taken in
+ * the order of their numbers. An operation takes the locks it needs in that order, makes all its
+ * changes in one transaction, and then releases all locks (CIB-24).
+ *
+ * A shard of the directory guards the buckets of its group and the entries that lie in its group.
+ * If an entry is in a bucket of another group, the shards of both groups guard it. A shard of the
+ * inodes guards the inodes of its group with their chains, and the handles on them in the table of
+ * any client. A free slot in a handle table belongs to the client, or to the client that sweeps it,
+ * once the sweeper has held all inode locks. A shard of the FAT guards which blocks of its group
+ * are free.
+ *
+ * No lock guards content. A file has one writer until it is committed, and none afterwards. Readers
+ * of a committed file take no lock, because it does not change. An uncommitted file has either one
+ * writer or any number of readers; a reader takes the lock to read its chain, because each reader
+ * may commit the file and thereby free its reserved blocks. On coherent memory, clients look up
+ * names without a lock: a group's `sequence` shows whether its names changed during the lookup.
+ *
+ * If the owner of a lock dies, the next client that wants the lock completes or discards the
+ * owner's transaction and then owns the lock. A read-only client takes no lock: it reads names
+ * between two equal values of `sequence`, and after it has read content it checks that the file
+ * still exists.
  */
 #ifndef SCC_CORE_H
 #define SCC_CORE_H
@@ -35,11 +42,11 @@
 enum lock_kind { LOCK_STATISTICS, LOCK_DIRECTORY, LOCK_INODES, LOCK_FAT, LOCK_KINDS };
 
 #define SHARDS_ALL UINT64_MAX
-#define LOST_LIMIT 64 /* more are closed when their client detaches */
+#define LOST_LIMIT 64 /* further ones are closed when their client detaches */
 
 struct shmfs {
     struct port port;
-    pthread_mutex_t mutex; /* between the threads of this client */
+    pthread_mutex_t mutex; /* serializes the threads of this client */
     struct shmfs_memory memory;
     struct shmfs_options options;
     struct shape shape;
@@ -47,11 +54,11 @@ struct shmfs {
     uint8_t *data;
     uint32_t client;
     uint32_t generation;
-    uint32_t owner; /* how this client signs locks */
-    uint32_t group; /* to allocate from first */
+    uint32_t owner; /* the value that this client stores in a lock to own it */
+    uint32_t group; /* the group to allocate from first */
     uint32_t handle_hint;
-    bool has_orphans; /* something was not freed for want of a lock */
-    uint32_t lost_count; /* of handles that nobody knows of: see handle_lose */
+    bool has_orphans; /* a file could not be freed, because a lock was not available */
+    uint32_t lost_count; /* handles that the caller does not know of: see handle_lose */
     uint32_t lost_slots[LOST_LIMIT];
     uint32_t log_count;
     uint64_t log_groups;
@@ -59,17 +66,17 @@ struct shmfs {
     uint64_t held[LOCK_KINDS];
 };
 
-/* A name, checked, padded and hashed. */
+/* A name after validation, padding and hashing. */
 struct name {
     uint64_t words[IMAGE_NAME_WORDS];
-    uint32_t word_count; /* of those that are not zero */
+    uint32_t word_count; /* words that contain bytes of the name */
     uint32_t size_bytes;
     uint64_t hash;
     uint32_t bucket;
     uint32_t group;
 };
 
-/* --- where things lie; a visit drops stale lines, and is only for who holds the lock --------- */
+/* --- addresses; the `visit` functions drop stale lines, and need the lock -------------------- */
 
 static inline struct image_client *client_at(const struct shmfs *fs, uint32_t client)
 {
@@ -104,59 +111,60 @@ static inline uint64_t bit(uint32_t shard)
 
 /* --- lock.c ---------------------------------------------------------------------------------- */
 
-/* Take shards of a kind. Fails with BUSY, and then has none of them. */
+/* Take shards of a kind. Fails with BUSY; then it holds none of them. */
 int lock_take(struct shmfs *fs, enum lock_kind kind, uint64_t shards);
 
-/* Let go of shards under which nothing was changed. */
+/* Release shards under which nothing was changed. */
 void lock_drop(struct shmfs *fs, enum lock_kind kind, uint64_t shards);
 void lock_drop_all(struct shmfs *fs);
 
-/* Let go of whatever was signed by those who had this place, which is ours now. */
+/* Release all locks of previous clients of this slot, which we now own. */
 void locks_release(struct shmfs *fs, uint32_t client);
 
-/* Whether the client of that generation still lives. */
+/* Return whether the client of that generation is still alive. */
 bool client_lives(const struct shmfs *fs, uint32_t client, uint32_t generation);
 
-/* Finish or forget what a dead client was about; it then holds nothing that matters. */
+/* Complete or discard a dead client's transaction; afterwards its locks can be taken over. */
 int client_recover(struct shmfs *fs, uint32_t client, uint32_t generation);
 
-/* Finish what the last client of this place was about, and be its next one. */
+/* Complete the transaction of the slot's previous client, and start the slot's next generation. */
 int client_renew(struct shmfs *fs);
 
-/* Hold the byte that shows that a client lives; -1 and errno if that fails. */
+/* Lock or unlock the byte that shows that a client is alive. Fails with -1 and errno. */
 int client_sign(const struct shmfs *fs, uint32_t client, bool lives);
 
 /* --- log.c ----------------------------------------------------------------------------------- */
 
-/* Note a store for the end of the transaction. The caller knows that there is room. */
+/* Record a store for the end of the transaction. The caller ensures that the log has room. */
 void log_set32(struct shmfs *fs, uint32_t *word, uint32_t value);
 void log_set64(struct shmfs *fs, uint64_t *word, uint64_t value);
 
-/* The same for a word that may have been noted before. */
+/* Record a store to a word that the transaction may already have recorded. */
 void log_change32(struct shmfs *fs, uint32_t *word, uint32_t value);
 
-/* Note that so many neighbouring blocks become a chain that ends in `end`, or become free. */
+/* Record that `count` adjacent blocks become a chain that ends in `end`, or become free. */
 void log_chain(struct shmfs *fs, uint32_t first, uint32_t count, uint32_t end);
 void log_free(struct shmfs *fs, uint32_t first, uint32_t count);
 
-/* Note that names of these groups change. */
+/* Record that names of these groups change. */
 void log_names(struct shmfs *fs, uint64_t groups);
 
-/* What a word will be at the end of the transaction. */
+/* Return the value that a word will have at the end of the transaction. */
 uint32_t log_get32(struct shmfs *fs, const uint32_t *word);
 
-/* Do all that was noted, or, if this process dies on the way, all or nothing. */
+/* Apply everything recorded. If this process dies on the way, all of it takes effect, or
+ * nothing. */
 void log_commit(struct shmfs *fs);
 
-/* Forget what was noted. */
+/* Discard everything recorded. */
 void log_forget(struct shmfs *fs);
 
-/* Do what another client's log says: 1, or 0 if it says nothing. Fails with CORRUPT. */
+/* Apply another client's log: returns 1, or 0 if it is empty. Fails with CORRUPT. */
 int log_replay(struct shmfs *fs, uint32_t client);
 
 /* --- fat.c ----------------------------------------------------------------------------------- */
 
-/* A row of neighbouring blocks. */
+/* A run of adjacent blocks. */
 struct run {
     uint32_t first;
     uint32_t count;
@@ -167,72 +175,76 @@ static inline uint32_t fat_group(const struct shmfs *fs, uint32_t block)
     return (block - 1) / fs->shape.blocks_per_group;
 }
 
-/* The shards that guard these blocks. */
+/* Return the shards that guard these blocks. */
 uint64_t fat_shards(const struct shmfs *fs, struct run run);
 
-/* Which block follows, FAT_END, or CORRUPT. */
+/* Return the block after this one, FAT_END, or CORRUPT. */
 int64_t fat_next(struct shmfs *fs, uint32_t block);
 
-/* How many neighbours follow a block in its chain, itself included, and what comes after them
- * (`next`). Fails with CORRUPT. */
+/* Return how many blocks, starting with this one, are adjacent in its chain; `next` is set to what
+ * follows them. Fails with CORRUPT. */
 int64_t fat_run(struct shmfs *fs, uint32_t block, uint32_t *next);
 
-/* Find up to `count` blocks, as `run_limit` rows at most, best in one and after `near`, and take the
- * locks for them; sets `total`. Fails with NO_BLOCKS if there are not `count` in all. */
+/* Find up to `count` free blocks in at most `run_limit` runs, preferably in one run directly after
+ * block `near`, and take the locks for them. Sets `total` to the number found. Fails with NO_BLOCKS
+ * if fewer than `count` blocks are free. */
 int fat_find(struct shmfs *fs, uint32_t count, uint32_t near, struct run *runs, int run_limit,
              int *run_count, uint32_t *total);
 
-/* Find one row in this client's own group and take its lock: 1, or 0 if there was none. */
+/* Find one run in this client's own group and take its lock: returns 1, or 0 if there is none. */
 int fat_find_row(struct shmfs *fs, uint32_t count, struct run *run);
 
-/* Note that rows are given out, or come back. */
+/* Record that runs are allocated, or freed. */
 void fat_take(struct shmfs *fs, const struct run *runs, int run_count);
 void fat_give(struct shmfs *fs, const struct run *runs, int run_count);
 
 /* --- inode.c --------------------------------------------------------------------------------- */
 
-#define RUN_LIMIT 64 /* rows in one transaction */
+#define RUN_LIMIT 64 /* runs in one transaction */
 
 static inline uint32_t inode_group(const struct shmfs *fs, uint32_t number)
 {
     return (number - 1) / fs->shape.inodes_per_group;
 }
 
-/* An inode, or NULL where there is none of that number. */
+/* Return an inode, or NULL if the number is out of range. */
 struct image_inode *inode_visit(struct shmfs *fs, uint32_t number);
 
-/* Find a free inode and take its lock: its number, or NO_INODES. */
+/* Find a free inode and take its lock. Returns its number, or NO_INODES. */
 int64_t inode_find(struct shmfs *fs);
 
-/* Make that one a file being written: blocks from `row`, so many names, one handle of this client. */
+/* Record that the inode is a file being written, with the blocks of `row`, `link_count` names and
+ * one handle of this client. */
 void inode_take(struct shmfs *fs, uint32_t number, struct run row, uint32_t link_count);
 
-/* Find a free place in this client's table, or NO_HANDLES; note that it is taken. */
+/* Find a free slot in this client's handle table, or NO_HANDLES; record that it is taken. */
 int64_t handle_find(struct shmfs *fs);
 void handle_take(struct shmfs *fs, uint32_t slot, uint32_t number, uint32_t flags);
 
-/* Close a handle of any client, as its owner does; or, if that has died, with the names of what it
- * was writing. */
+/* Close a handle of any client. If the client has died, also remove the names of the file that it
+ * was writing through the handle. */
 int handle_close(struct shmfs *fs, uint32_t client, uint32_t slot, bool has_died);
 
-/* The inode of an open handle of this client; STALE, or GONE for a read-only client. The second
- * takes its lock. */
+/* Return the inode of an open handle of this client, or STALE; GONE for a read-only client. The
+ * second function also takes the inode's lock. */
 int handle_inode(struct shmfs *fs, const struct shmfs_handle *handle, struct image_inode **inode);
 int handle_lock(struct shmfs *fs, const struct shmfs_handle *handle, struct image_inode **inode);
 
-/* Note new counts of names and handles, and that the file is gone if both are zero; takes the locks
- * of its blocks. Returns 1 if there are too many of them for one transaction: then `inode_drain`
- * does the rest, afterwards. */
+/* Record new counts of names and handles. If both are zero, record that the file is free, and take
+ * the locks of its blocks. Returns 1 if the file has too many blocks for one transaction; the
+ * caller then calls `inode_drain` after the commit. */
 int inode_count(struct shmfs *fs, uint32_t number, uint32_t link_count, uint32_t handle_count);
 
-/* Free a file that has neither names nor handles, if it is still that one. */
+/* Free a file with no names and no handles, if the inode still has that generation. */
 int inode_drain(struct shmfs *fs, uint32_t number, uint32_t generation);
 
-/* Have a file of exactly, or at least, so many blocks, in as many transactions as it takes. */
+/* Shrink a file to `block_count` blocks, or grow it to at least as many, in as many transactions as
+ * that takes. */
 int inode_trim(struct shmfs *fs, struct shmfs_handle *handle, uint32_t block_count);
 int inode_grow(struct shmfs *fs, struct shmfs_handle *handle, uint32_t block_count);
 
-/* What lies in an inode, by value; and of a file with handles: CORRUPT where its blocks cannot be. */
+/* Copy the fields of an inode. `inode_content` also fails with CORRUPT if the blocks of a file with
+ * handles are impossible. */
 void inode_snapshot(struct shmfs *fs, const struct image_inode *inode, struct image_inode *copy);
 int inode_content(struct shmfs *fs, const struct image_inode *inode, struct image_inode *copy);
 
@@ -245,76 +257,78 @@ static inline uint32_t entry_group(const struct shmfs *fs, uint32_t number)
     return (number - 1) / fs->shape.entries_per_group;
 }
 
-/* An entry, or NULL where there is none of that number. */
+/* Return an entry, or NULL if the number is out of range. */
 struct image_entry *entry_visit(struct shmfs *fs, uint32_t number);
 
-/* Whether an entry, of a number that there is, names something. Without its lock: a guess. */
+/* Return whether an entry, whose number must be in range, is in use. Without its lock, the result
+ * may be outdated. */
 bool entry_is_used(struct shmfs *fs, uint32_t number, uint32_t *inode);
 
-/* Check a name and hash it; NAME. The second takes the name of an entry in use. */
+/* Validate and hash a name, or fail with NAME. `name_of` reads the name of an entry in use. */
 int name_read(const struct shmfs *fs, const char *text, struct name *name);
 void name_of(struct shmfs *fs, const struct image_entry *entry, struct name *name);
 
-/* A place among the names. `entry` is 0 where the name is not there. */
+/* The position of a name. `entry` is 0 if the name does not exist. */
 struct place {
     uint32_t entry;
-    uint32_t before; /* the one before it in its bucket, or 0 */
+    uint32_t before; /* the previous entry in its bucket, or 0 */
     uint32_t inode;
 };
 
-/* Find names, with all locks to change them. */
+/* Find names, and take all locks needed to change them. */
 int directory_lock(struct shmfs *fs, const struct name *names, struct place *places, int count);
 
-/* The same, with a free entry to take: its number, or NO_ENTRIES. */
+/* Also find a free entry. Returns its number, or NO_ENTRIES. */
 int64_t directory_lock_free(struct shmfs *fs, const struct name *names, struct place *places,
                             int count);
 
-/* Note that a name is there, in a free entry; that it is gone; that it is another. */
+/* Record that a name is added in a free entry, that it is removed, or that it is renamed. */
 void directory_add(struct shmfs *fs, const struct name *name, uint32_t entry, uint32_t inode);
 void directory_remove(struct shmfs *fs, const struct name *name, struct place place);
 void directory_rename(struct shmfs *fs, const struct name *from, struct place place,
                       const struct name *to);
 
-/* A file as it was when its name was looked up: others may have freed its inode since. */
+/* A file at the moment its name was looked up. Its inode may have been freed since. */
 struct found {
     uint32_t inode;
     uint32_t generation;
 };
 
-/* Look a name up without a lock, by any thread; BUSY if names change all the time, or memory is not
- * coherent. Then with one. Fail with NOT_FOUND. */
+/* Look a name up. `directory_look_once` takes no lock, and any thread may call it; it fails with
+ * BUSY if names change all the time, or if memory is not coherent. `directory_look` then takes the
+ * lock. Both fail with NOT_FOUND. */
 int directory_look_once(struct shmfs *fs, const struct name *name, struct found *found);
 int directory_look(struct shmfs *fs, const struct name *name, struct found *found);
 
-/* Wait before a read-only client reads again what another client was changing; false once
- * `lock_timeout_ms` has passed. `tries` starts at 0. */
+/* Wait before a read-only client retries a read that collided with another client's change. Returns
+ * false once `lock_timeout_ms` has passed. `tries` starts at 0. */
 bool read_only_wait(const struct shmfs *fs, uint32_t *tries);
 
 /* --- client.c -------------------------------------------------------------------------------- */
 
 int client_sweep(struct shmfs *fs);
 
-/* Have the next sweep close a handle that a call opened for itself, and had no lock to close. */
+/* Mark a handle, which a call opened for itself and had no lock to close, for the next sweep. */
 void handle_lose(struct shmfs *fs, uint32_t slot);
 
 /* --- shmfs.c --------------------------------------------------------------------------------- */
 
-/* Close a file that the caller's caller knows nothing of: now, or with the next sweep. */
+/* Close a file that the user of the library does not know of: now, or in the next sweep. */
 void file_lose(struct shmfs *fs, struct shmfs_handle *handle);
 
 /* --- file.c ---------------------------------------------------------------------------------- */
 
-/* Which block holds that of a file's; CORRUPT. */
+/* Return the block at `index` of a file, or CORRUPT. */
 int64_t file_block(struct shmfs *fs, struct shmfs_handle *handle, const struct image_inode *inode,
                    uint64_t index);
 
-/* Copy between memory and a file's blocks, which are there. */
+/* Copy between private memory and a file's blocks, which must be allocated. */
 int file_copy_in(struct shmfs *fs, struct shmfs_handle *handle, const struct image_inode *inode,
                  const void *from, uint64_t size_bytes, uint64_t offset_bytes);
 int file_copy_out(struct shmfs *fs, struct shmfs_handle *handle, const struct image_inode *inode,
                   void *to, uint64_t size_bytes, uint64_t offset_bytes);
 
-/* Have memory hold what this core wrote; have this core see what memory holds. */
+/* Write this core's stores back to memory; drop stale lines so that this core sees memory. */
 int file_publish(struct shmfs *fs, struct shmfs_handle *handle, const struct image_inode *inode);
 int file_renew(struct shmfs *fs, struct shmfs_handle *handle, const struct image_inode *inode);
 

@@ -1,5 +1,5 @@
-/* directory.c: names. One flat directory of chained buckets; a bucket belongs to the group that its
- * number says, an entry to the group in which it lies.
+/* directory.c: names. The directory is flat, with chained buckets. A bucket belongs to a group by
+ * its number; an entry belongs to the group in which it lies.
  */
 #include "core.h"
 
@@ -38,7 +38,7 @@ void name_of(struct shmfs *fs, const struct image_entry *entry, struct name *nam
 
 static struct image_entry *entry_at(const struct shmfs *fs, uint32_t number)
 {
-    if (number - 1 >= fs->shape.geometry.entry_count) /* 0 is none, and becomes more than any */
+    if (number - 1 >= fs->shape.geometry.entry_count) /* 0 is none; minus 1 it exceeds any count */
         return NULL;
     return (struct image_entry *)(fs->control + fs->shape.entries) + (number - 1);
 }
@@ -116,7 +116,7 @@ int directory_look_once(struct shmfs *fs, const struct name *name, struct found 
             continue;
         return error || place.entry ? error : SHMFS_ERROR_NOT_FOUND;
     }
-    return SHMFS_ERROR_BUSY; /* somebody is slow, or dead: who takes the lock will see */
+    return SHMFS_ERROR_BUSY; /* the writer is slow or dead; taking the lock resolves that */
 }
 
 bool read_only_wait(const struct shmfs *fs, uint32_t *tries)
@@ -160,7 +160,7 @@ static uint32_t first_free(struct shmfs *fs, uint32_t group)
     return port_load32(&fs->port, place);
 }
 
-/* A number from a list of the free, if that is what it is; else CORRUPT. */
+/* Return a number from a free list after checking that it is free; otherwise CORRUPT. */
 static int64_t free_one(struct shmfs *fs, uint32_t group, uint32_t number)
 {
     const struct image_entry *entry = entry_visit(fs, number);
@@ -169,7 +169,8 @@ static int64_t free_one(struct shmfs *fs, uint32_t group, uint32_t number)
     return number;
 }
 
-/* Find names under locks that are had, and which locks more it takes to change them. */
+/* Find names under locks that are held; add the locks that are needed to change them to
+ * `shards`. */
 static int find_all(struct shmfs *fs, const struct name *names, struct place *places, int count,
                     uint64_t *shards)
 {
@@ -216,7 +217,7 @@ int64_t directory_lock_free(struct shmfs *fs, const struct name *names, struct p
         const uint32_t group = (own + i) % shards;
         const bool is_last = i == shards;
         if (!is_last && !first_free(fs, group))
-            continue; /* seen without the lock: may be wrong */
+            continue; /* read without the lock: may be outdated */
         int error = lock_all(fs, names, places, count, is_last ? SHARDS_ALL : bit(group));
         if (error)
             return error;
@@ -238,7 +239,7 @@ void directory_add(struct shmfs *fs, const struct name *name, uint32_t number, u
     struct image_group *group = group_at(fs, entry_group(fs, number));
     uint32_t *bucket = bucket_at(fs, name);
     const uint32_t next_free = port_load32(port, &entry->next);
-    /* Nobody looks at these while it is free. */
+    /* No client reads these fields while the entry is free. */
     port_store64(port, &entry->hash, name->hash);
     port_store32(port, &entry->name_bytes, name->size_bytes);
     for (uint32_t i = 0; i < IMAGE_NAME_WORDS; i++) {
@@ -255,7 +256,7 @@ void directory_add(struct shmfs *fs, const struct name *name, uint32_t number, u
     log_names(fs, bit(name->group));
 }
 
-/* Note that an entry is in its bucket no more. */
+/* Record that an entry leaves its bucket. */
 static void unchain(struct shmfs *fs, const struct name *name, struct place place, uint32_t next)
 {
     if (place.before)

@@ -1,7 +1,8 @@
-/* fat.c: which blocks are free, and how those of a file follow each other.
+/* fat.c: the file allocation table: which blocks are free, and the order of the blocks of a file.
  *
- * An element of the table is 0 for a free block, the number of the next one, or FAT_END. Blocks are
- * given out in rows of neighbours as long as there are, so that a file can be used in place.
+ * An element of the table is 0 for a free block, the number of the next block, or FAT_END. Blocks
+ * are allocated in runs of adjacent blocks as long as possible, so that a file can be used in
+ * place.
  */
 #include "core.h"
 
@@ -19,7 +20,7 @@ static uint32_t group_first(const struct shmfs *fs, uint32_t group)
     return group * fs->shape.blocks_per_group + 1;
 }
 
-/* One past the last block of a group; the last groups may be short, or empty. */
+/* Return one past the last block of a group. The last groups may be short, or empty. */
 static uint32_t group_end(const struct shmfs *fs, uint32_t group)
 {
     const uint64_t end = (uint64_t)(group + 1) * fs->shape.blocks_per_group;
@@ -27,7 +28,7 @@ static uint32_t group_end(const struct shmfs *fs, uint32_t group)
     return (uint32_t)(end < count ? end : count) + 1;
 }
 
-/* A reader of the table drops a line when it comes to it. */
+/* Read an element of the table, after dropping its line. */
 static uint32_t fat_look(struct shmfs *fs, uint32_t block)
 {
     const uint32_t *place = fat_at(fs, block);
@@ -37,7 +38,7 @@ static uint32_t fat_look(struct shmfs *fs, uint32_t block)
 
 int64_t fat_next(struct shmfs *fs, uint32_t block)
 {
-    if (block - 1 >= fs->shape.geometry.block_count) /* 0 is none, and becomes more than any */
+    if (block - 1 >= fs->shape.geometry.block_count) /* 0 is none; minus 1 it exceeds any count */
         return SHMFS_ERROR_CORRUPT;
     const uint32_t next = fat_look(fs, block);
     if (next == FAT_FREE || (next != FAT_END && next > fs->shape.geometry.block_count))
@@ -60,7 +61,8 @@ int64_t fat_run(struct shmfs *fs, uint32_t block, uint32_t *next)
     }
 }
 
-/* The first row in [from, end) that is as long as wanted, or else the longest. */
+/* Find the first run in [from, end) with at least `wanted` blocks; if there is none, the
+ * longest. */
 static struct run find_row(struct shmfs *fs, uint32_t from, uint32_t end, uint32_t wanted)
 {
     struct run best = {0, 0}, row = {0, 0};
@@ -77,7 +79,7 @@ static struct run find_row(struct shmfs *fs, uint32_t from, uint32_t end, uint32
     return best;
 }
 
-/* How many blocks of a group are free; a guess unless its lock is held. */
+/* Return how many blocks of a group are free; may be outdated unless its lock is held. */
 static uint32_t free_in(struct shmfs *fs, uint32_t group)
 {
     const uint32_t *count = &group_at(fs, group)->block_free_count;
@@ -85,7 +87,7 @@ static uint32_t free_in(struct shmfs *fs, uint32_t group)
     return port_load32(&fs->port, count);
 }
 
-/* Look in one group, whose lock is held, beginning at its hint. */
+/* Search one group, whose lock is held, starting at its hint. */
 static struct run find_in_group(struct shmfs *fs, uint32_t group, uint32_t wanted)
 {
     const uint32_t first = group_first(fs, group), end = group_end(fs, group);
@@ -117,7 +119,7 @@ int fat_find_row(struct shmfs *fs, uint32_t count, struct run *run)
     return 0;
 }
 
-/* How many blocks after this one are free, in its group. */
+/* Return the free blocks directly after this one, in its group. */
 static struct run row_after(struct shmfs *fs, uint32_t block, uint32_t wanted)
 {
     struct run row = {block + 1, 0};
@@ -128,7 +130,7 @@ static struct run row_after(struct shmfs *fs, uint32_t block, uint32_t wanted)
     return row;
 }
 
-/* With all groups locked, take what there is, the first rows first. */
+/* Search all groups, which are locked. If no single run suffices, take the first runs. */
 static int find_anywhere(struct shmfs *fs, uint32_t count, struct run *runs, int run_limit,
                          int *run_count, uint32_t *total)
 {
@@ -156,7 +158,7 @@ static int find_anywhere(struct shmfs *fs, uint32_t count, struct run *runs, int
         else if (*run_count < run_limit)
             runs[(*run_count)++] = (struct run){block, 1};
         else
-            return 0; /* the rest is for the next transaction */
+            return 0; /* the next transaction allocates the rest */
         ++*total;
     }
     return *total ? 0 : SHMFS_ERROR_CORRUPT;
@@ -167,7 +169,7 @@ int fat_find(struct shmfs *fs, uint32_t count, uint32_t near, struct run *runs, 
 {
     int error;
     const uint32_t shards = fs->shape.geometry.shard_count;
-    const uint64_t near_shard = near ? bit(fat_group(fs, near)) : 0; /* it will be stored to */
+    const uint64_t near_shard = near ? bit(fat_group(fs, near)) : 0; /* its element will change */
     *run_count = 1;
     *total = count;
     if (near) {
@@ -198,7 +200,7 @@ int fat_find(struct shmfs *fs, uint32_t count, uint32_t near, struct run *runs, 
     return find_anywhere(fs, count, runs, run_limit, run_count, total);
 }
 
-/* Note the new number of free blocks of the groups in which a row lies. */
+/* Record the new number of free blocks of the groups that contain a run. */
 static void count_row(struct shmfs *fs, struct run run, bool comes_back)
 {
     const uint32_t last = run.first + run.count - 1;

@@ -1,4 +1,4 @@
-/* file.c: the content of open files. No lock: a file has one writer, and afterwards none. */
+/* file.c: content of open files. Takes no lock: a file has one writer until commit, then none. */
 #include "core.h"
 
 int64_t file_block(struct shmfs *fs, struct shmfs_handle *handle, const struct image_inode *inode,
@@ -6,7 +6,7 @@ int64_t file_block(struct shmfs *fs, struct shmfs_handle *handle, const struct i
 {
     if (index >= inode->block_count)
         return SHMFS_ERROR_ARGUMENT;
-    if (inode->run_count <= 1) /* `inode_content` has seen that the row is there */
+    if (inode->run_count <= 1) /* `inode_content` has checked that the run is valid */
         return (int64_t)(inode->first_block + index);
     int64_t block = inode->first_block;
     uint64_t at = 0;
@@ -20,7 +20,7 @@ int64_t file_block(struct shmfs *fs, struct shmfs_handle *handle, const struct i
     return block;
 }
 
-/* Where a byte lies, and how many of those wanted follow it in its block, or in the whole row. */
+/* Return where a byte is, and limit `size_bytes` to what follows it in its block, or in the run. */
 static int64_t place_of(struct shmfs *fs, struct shmfs_handle *handle,
                         const struct image_inode *inode, uint64_t offset_bytes,
                         uint64_t *size_bytes)
@@ -93,8 +93,8 @@ static int over_content(struct shmfs *fs, struct shmfs_handle *handle,
 
 int file_publish(struct shmfs *fs, struct shmfs_handle *handle, const struct image_inode *inode)
 {
-    /* All of its blocks: what was written in place was perhaps not told, and no line of a block may
-     * stay that is given back. The transaction's fence waits for it. */
+    /* All blocks: the writer may not have reported its stores in place, and no line may stay in
+     * our cache of a block that is freed. The fence of the transaction waits for these flushes. */
     return over_content(fs, handle, inode, inode->block_count * fs->shape.geometry.block_bytes,
                         port_flush);
 }

@@ -1,7 +1,7 @@
-/* flushing.c: writing back and dropping real cache lines, for memory that several hosts map.
+/* flushing.c: writes back and drops real cache lines, for memory that several hosts map.
  *
- * clwb keeps the line where the processor has it, clflushopt drops it, clflush does so one after the
- * other.
+ * clwb writes a line back and keeps it in the cache; clflushopt also drops it; clflush does the
+ * same, but one line after another.
  */
 #include "port.h"
 
@@ -41,7 +41,7 @@ static void over_lines(struct port *port, const void *from, size_t size_bytes, b
         else
             __asm__ volatile("clflush %0" : "+m"(*place));
     }
-    if (drops) /* nothing orders these before the loads and stores that come next */
+    if (drops) /* these instructions are not ordered before later loads and stores */
         __asm__ volatile("mfence" ::: "memory");
 }
 

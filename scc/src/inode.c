@@ -1,12 +1,12 @@
-/* inode.c: files, and who has them open.
+/* inode.c: files and their open handles.
  *
- * The life of an inode: free, in its group's list; taken by a writer, with one handle; growing;
- * committed, and constant from then on; named and read by anybody; free again when the last name
- * and the last handle are gone.
+ * The life of an inode: it is free, in its group's free list; a writer takes it, with one handle;
+ * it grows; it is committed and constant from then on; clients name and read it; it becomes free
+ * again when it has no names and no handles left.
  */
 #include "core.h"
 
-#define RENAMED_LIMIT 100 /* times that names may change while they are being taken away */
+#define RENAMED_LIMIT 100 /* passes over all names of a file that other clients rename meanwhile */
 
 struct image_inode *inode_visit(struct shmfs *fs, uint32_t number)
 {
@@ -38,7 +38,7 @@ int inode_content(struct shmfs *fs, const struct image_inode *inode, struct imag
     const struct shmfs_geometry *geometry = &fs->shape.geometry;
     inode_snapshot(fs, inode, copy);
     const uint64_t first = copy->first_block, count = copy->block_count;
-    const uint64_t end = first + (copy->run_count > 1 ? 1 : count); /* of the first row */
+    const uint64_t end = first + (copy->run_count > 1 ? 1 : count); /* of the first run */
     if (copy->size_bytes > count * geometry->block_bytes || count > geometry->block_count ||
         (count && (!first || !copy->last_block || end > geometry->block_count + 1 ||
                    copy->last_block > geometry->block_count)))
@@ -66,7 +66,7 @@ void inode_info(struct shmfs *fs, uint32_t number, struct shmfs_info *info)
 
 /* --- free ones ------------------------------------------------------------------------------- */
 
-/* A number from a list of the free, if that is what it is; else CORRUPT. */
+/* Return a number from a free list after checking that it is free; otherwise CORRUPT. */
 static int64_t free_one(struct shmfs *fs, uint32_t group, uint32_t number)
 {
     const struct image_inode *inode = inode_visit(fs, number);
@@ -88,7 +88,7 @@ int64_t inode_find(struct shmfs *fs)
     for (uint32_t i = 0; i < shards; i++) {
         const uint32_t group = (fs->group + i) % shards;
         if (!first_free(fs, group))
-            continue; /* seen without the lock: may be wrong */
+            continue; /* read without the lock: may be outdated */
         int error = lock_take(fs, LOCK_INODES, bit(group));
         if (error)
             return error;
@@ -114,7 +114,7 @@ void inode_take(struct shmfs *fs, uint32_t number, struct run row, uint32_t link
     struct image_inode *inode = inode_visit(fs, number);
     struct image_group *group = group_at(fs, inode_group(fs, number));
     const uint32_t next = port_load32(port, &inode->next_free);
-    /* Nobody looks at these while it is free. */
+    /* No client reads these fields while the inode is free. */
     port_store32(port, &inode->link_count, link_count);
     port_store32(port, &inode->handle_count, 1);
     port_store64(port, &inode->size_bytes, 0);
@@ -164,8 +164,8 @@ void handle_take(struct shmfs *fs, uint32_t slot, uint32_t number, uint32_t flag
     log_set32(fs, &handle->flags, flags);
 }
 
-/* The file that a read-only client has open. Its blocks may be given away once it has neither names
- * nor handles, which never come back. */
+/* Return the file that a read-only client has open. Once a file has neither names nor handles, its
+ * counts stay zero and its blocks may be reused. */
 static int read_only_inode(struct shmfs *fs, const struct shmfs_handle *handle,
                            struct image_inode **inode)
 {
@@ -173,7 +173,7 @@ static int read_only_inode(struct shmfs *fs, const struct shmfs_handle *handle,
     *inode = inode_visit(fs, handle->inode);
     if (!*inode)
         return SHMFS_ERROR_STALE;
-    port_fence(&fs->port); /* what was read of its content was read before */
+    port_fence(&fs->port); /* all earlier reads of its content happened before this check */
     inode_snapshot(fs, *inode, &copy);
     port_fence(&fs->port);
     if (copy.generation != handle->generation || !(copy.flags & INODE_COMMITTED) ||
@@ -207,7 +207,7 @@ int handle_lock(struct shmfs *fs, const struct shmfs_handle *handle, struct imag
 
 /* --- the end --------------------------------------------------------------------------------- */
 
-/* Collect a chain's rows, RUN_LIMIT at most; sets what comes after them. */
+/* Collect the runs of a chain, at most RUN_LIMIT; sets `after` to what follows them. */
 static int rows_from(struct shmfs *fs, uint32_t block, struct run *rows, uint64_t *shards,
                      uint32_t *total, uint32_t *after)
 {
@@ -224,12 +224,12 @@ static int rows_from(struct shmfs *fs, uint32_t block, struct run *rows, uint64_
         *shards |= fat_shards(fs, rows[count++]);
         *total += (uint32_t)length;
         if (*total > fs->shape.geometry.block_count)
-            return SHMFS_ERROR_CORRUPT; /* it goes round */
+            return SHMFS_ERROR_CORRUPT; /* the chain has a cycle */
     }
     return count;
 }
 
-/* Note that a file's blocks, or as many as will do, are free. 1: not all. */
+/* Record that a file's blocks are free, as many as fit into the transaction. 1: some remain. */
 static int give_blocks(struct shmfs *fs, struct image_inode *inode)
 {
     struct run rows[RUN_LIMIT];
@@ -296,15 +296,15 @@ int inode_drain(struct shmfs *fs, uint32_t number, uint32_t generation)
     return 0;
 }
 
-/* Whether a handle is open still, under the lock of its inode. Another sweeper may have died while
- * it closed it, and have closed it when we had its lock. */
+/* Return whether a handle is still open; the caller holds the lock of its inode. Another sweeper
+ * may have died while it closed the handle, so that taking the lock completed the close. */
 static bool is_open(struct shmfs *fs, const struct image_handle *handle, uint32_t number)
 {
     port_invalidate(&fs->port, handle, sizeof *handle);
     return port_load32(&fs->port, &handle->inode) == number;
 }
 
-/* Take away the name in an entry, if it is still one of this file, and the file is not whole. */
+/* Remove the name in an entry, if it still names this file, and the file is not committed. */
 static int drop_name(struct shmfs *fs, const struct image_handle *handle, uint32_t entry,
                      uint32_t number)
 {
@@ -328,15 +328,16 @@ static int drop_name(struct shmfs *fs, const struct image_handle *handle, uint32
     return is_over;
 }
 
-/* Take the names away of a file that will never be whole. One that is renamed meanwhile may pass
- * behind us: so again, until it has none. What has none is given none. */
+/* Remove the names of a file that will never be committed. A name that is renamed meanwhile may
+ * move to an entry already visited, so repeat until none is left. A file without names gets no new
+ * ones. */
 static int drop_names(struct shmfs *fs, const struct image_handle *handle, uint32_t number)
 {
     uint32_t named;
     const struct image_inode *inode = inode_visit(fs, number);
     for (int tries = 0; port_load32(&fs->port, &inode->link_count); tries++) {
         if (tries == RENAMED_LIMIT)
-            return SHMFS_ERROR_CORRUPT; /* it is in no bucket */
+            return SHMFS_ERROR_CORRUPT; /* its names are in no bucket */
         for (uint32_t i = 1; i <= fs->shape.geometry.entry_count; i++) {
             if (!entry_is_used(fs, i, &named) || named != number)
                 continue;
@@ -376,13 +377,13 @@ int handle_close(struct shmfs *fs, uint32_t client, uint32_t slot, bool has_died
     log_commit(fs);
     lock_drop_all(fs);
     if (more && inode_drain(fs, number, copy.generation))
-        fs->has_orphans = true; /* the handle is closed all the same; a sweep frees the rest */
+        fs->has_orphans = true; /* the handle is closed anyway; a sweep frees the rest */
     return 0;
 }
 
 /* --- its blocks ------------------------------------------------------------------------------ */
 
-/* Note that the rows after block `keep`, or from the first on if that is 0, are free. */
+/* Record that the runs after block `keep` are free, or all runs if `keep` is 0. */
 static int cut(struct shmfs *fs, struct image_inode *inode, uint32_t keep)
 {
     struct run rows[RUN_LIMIT];
@@ -395,16 +396,16 @@ static int cut(struct shmfs *fs, struct image_inode *inode, uint32_t keep)
     if (count < 0)
         return count;
     if (!count)
-        return SHMFS_ERROR_CORRUPT; /* its number of blocks is wrong */
+        return SHMFS_ERROR_CORRUPT; /* its block count is wrong */
     int error = lock_take(fs, LOCK_FAT, shards | (keep ? bit(fat_group(fs, keep)) : 0));
     if (error)
         return error;
     fat_give(fs, rows, count);
     uint32_t run_count = port_load32(&fs->port, &inode->run_count) - (uint32_t)count;
     if (keep && rows[0].first == keep + 1)
-        run_count++; /* the first was only a part */
+        run_count++; /* only a part of its run is freed */
     if (keep && after == keep + 1)
-        run_count--; /* what was apart is together */
+        run_count--; /* two runs have become one */
     if (keep)
         log_set32(fs, fat_at(fs, keep), after);
     else

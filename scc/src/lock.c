@@ -1,12 +1,13 @@
-/* lock.c: locks that outlive those who hold them.
+/* lock.c: locks that survive the death of their owner.
  *
- * A lock is one register. Its owner signs with its number and generation, so that whoever finds it
- * taken can tell whether the owner still lives: by a lock on a byte of the control file, which the
- * kernel lets go of when a process dies, or by asking (`is_alive`). Taking it: swap 0 for the
- * signature. Waiting: look for a while, then sleep on the register, waking now and then to see
- * whether the owner has died meanwhile. The one who finds the owner dead finishes or forgets what it
- * was about (`client_recover`) and only then swaps the dead signature for its own: should it die in
- * between, the next one finds the same. (CIB-24, failures S1, S7, S10)
+ * A lock is one register. Its owner stores its number and generation there, so that another client
+ * can find out whether the owner is still alive: each live client holds a lock on a byte of the
+ * control file, which the kernel releases when the process dies; without a control file, `is_alive`
+ * tells. To take a lock, a client swaps 0 for its own owner value. To wait, it polls for a while
+ * and then sleeps on the register; it wakes now and then to check whether the owner has died. If
+ * so, it completes or discards the owner's transaction (`client_recover`), and only then replaces
+ * the owner value by its own. If it dies in between, the next client finds the same state. (CIB-24,
+ * failures S1, S7, S10)
  */
 #include "core.h"
 
@@ -14,12 +15,12 @@
 #include <errno.h>
 #include <fcntl.h>
 
-#define CONTENDED 0x80000000u /* in a register: somebody sleeps on it */
+#define CONTENDED 0x80000000u /* in a register: a client sleeps on it */
 #define CLIENT_BITS 11
 #define GENERATION_MASK ((1u << (31 - CLIENT_BITS)) - 1)
 #define SPINS 200
-#define NAP_US 500        /* between two looks whether the owner lives */
-#define SIGN_OFFSET ((off_t)1 << 40) /* of the bytes that are locked: past the end of any file */
+#define NAP_US 500        /* between two checks whether the owner is alive */
+#define SIGN_OFFSET ((off_t)1 << 40) /* of the bytes that are locked: beyond the end of any file */
 
 static uint32_t client_in(uint32_t owner)
 {
@@ -55,7 +56,7 @@ bool client_lives(const struct shmfs *fs, uint32_t client, uint32_t generation)
         return false;
     const uint32_t now = port_register_load(&client_at(fs, client)->generation) & GENERATION_MASK;
     if ((generation & GENERATION_MASK) != now)
-        return false; /* somebody else has its place */
+        return false; /* another client has its slot */
     if (client == fs->client && now == (fs->generation & GENERATION_MASK))
         return true;
     if (fs->memory.control_fd < 0)
@@ -82,8 +83,9 @@ static struct image_lock *lock_of(const struct shmfs *fs, enum lock_kind kind, u
     return lock_at(fs, 2 + (kind - 1) * fs->shape.geometry.shard_count + shard);
 }
 
-/* Take over from an owner that is dead: 1 if it was, and the lock is had. Fails with CORRUPT where
- * nobody can do what it was about, or it was nobody. */
+/* Take over the lock of a dead owner: returns 1 if the owner was dead and we now own the lock.
+ * Fails with CORRUPT if the owner's log cannot be applied, or if the owner value names no
+ * client. */
 static int inherit(struct shmfs *fs, uint32_t *place, uint32_t seen, bool recovers)
 {
     const uint32_t client = client_in(seen), generation = generation_in(seen);
@@ -109,7 +111,7 @@ static int wait_for(struct shmfs *fs, uint32_t *place, bool recovers)
     for (;;) {
         uint32_t seen = port_register_load(place);
         if (!seen) {
-            /* others may sleep on it, who were not woken: keep the sign that they do */
+            /* Other clients may still sleep on it and need to be woken: keep the flag. */
             if (!port_register_swap(&fs->port, place, 0, fs->owner | CONTENDED))
                 return 0;
             continue;
@@ -132,11 +134,11 @@ static int take(struct shmfs *fs, struct image_lock *lock, bool recovers)
     return wait_for(fs, &lock->owner, recovers);
 }
 
-/* Let go of a lock that is signed so; else do nothing. */
+/* Release a lock if it has this owner value; otherwise do nothing. */
 static void lock_release_for(struct shmfs *fs, struct image_lock *lock, uint32_t owner)
 {
     if (port_register_swap(&fs->port, &lock->owner, owner, 0) == owner)
-        return; /* nobody sleeps on it */
+        return; /* no client sleeps on it */
     if (port_register_swap(&fs->port, &lock->owner, owner | CONTENDED, 0) == (owner | CONTENDED))
         port_wake(&lock->owner, 1);
 }
@@ -174,7 +176,7 @@ int lock_take(struct shmfs *fs, enum lock_kind kind, uint64_t shards)
 {
     const uint32_t count = kind == LOCK_STATISTICS ? 1 : fs->shape.geometry.shard_count;
     if (fs->options.is_read_only)
-        return SHMFS_ERROR_READ_ONLY; /* every change begins with a lock */
+        return SHMFS_ERROR_READ_ONLY; /* every change starts with a lock */
     if (count < 64)
         shards &= bit(count) - 1;
     shards &= ~fs->held[kind];
@@ -192,7 +194,7 @@ int lock_take(struct shmfs *fs, enum lock_kind kind, uint64_t shards)
         }
         fs->held[kind] |= bit(shard);
     }
-    return 0; /* a register orders what follows; whoever reads drops the lines it reads */
+    return 0; /* taking a register orders later accesses; readers drop the lines they read */
 }
 
 int client_recover(struct shmfs *fs, uint32_t client, uint32_t generation)
@@ -204,7 +206,7 @@ int client_recover(struct shmfs *fs, uint32_t client, uint32_t generation)
     if (error)
         return error;
     struct image_client *dead = client_at(fs, client);
-    /* another one may have been here before us, and the place may have been given away since */
+    /* Another client may have recovered it before us, and the slot may have been reused since. */
     if ((port_register_load(&dead->generation) & GENERATION_MASK) ==
         (generation & GENERATION_MASK))
         error = log_replay(fs, client);
@@ -214,14 +216,14 @@ int client_recover(struct shmfs *fs, uint32_t client, uint32_t generation)
     return error < 0 ? error : 0;
 }
 
-/* A place gets its next generation under the lock on recovery. Else whoever has just seen the last
- * one there could take the next one's log for it (models/locks.pml). */
+/* A slot gets its next generation under the recovery lock. Otherwise a client that has just seen
+ * the old generation could mistake the new client's log for the old one's (models/locks.pml). */
 int client_renew(struct shmfs *fs)
 {
     struct image_lock *recovery = lock_at(fs, 1);
     struct image_client *place = client_at(fs, fs->client);
     fs->owner = signature(fs->client, fs->generation);
-    lock_release_for(fs, recovery, fs->owner); /* we may have died with it */
+    lock_release_for(fs, recovery, fs->owner); /* our predecessor may have died holding it */
     int error = take(fs, recovery, false);
     if (error)
         return error;

@@ -1,12 +1,12 @@
 /* log.c: transactions.
  *
- * An operation reads under its locks, notes what it will store, and commits: the notes lie in the
- * client's log in shared memory, and storing their number there is the commit point. Then they are
- * carried out, and the number is set back to zero. A client that dies before the commit point has
- * changed nothing; of one that dies after it, somebody else carries the notes out, which gives the
- * same however often it is done. All locks are held until the log is empty again, so nobody sees the
- * middle, but readers without locks, who look at `sequence`. (style-anchors: one commit point per
- * operation; failures S1, S2)
+ * An operation reads under its locks, records the stores that it will make, and commits. The
+ * records lie in the client's log in shared memory; storing their number there is the commit point.
+ * Then the client applies the records and sets the number back to zero. A client that dies before
+ * the commit point has changed nothing. If it dies after the commit point, another client applies
+ * the records; applying them more than once has the same effect as once. The client holds all locks
+ * until the log is empty again, so only readers without locks can see an intermediate state, and
+ * they detect it by `sequence`. (style-anchors: one commit point per operation; failures S1, S2)
  */
 #include "core.h"
 
@@ -52,7 +52,7 @@ void log_names(struct shmfs *fs, uint64_t groups)
     fs->log_groups |= groups;
 }
 
-/* The number of the last record of a word, or -1. */
+/* Return the index of the last record for a word, or -1. */
 static int64_t find(const struct shmfs *fs, const uint32_t *word)
 {
     const uint64_t place =
@@ -90,14 +90,14 @@ void log_forget(struct shmfs *fs)
 {
     if (!fs->log_count)
         return;
-    /* the next client of this place must not find its records undone by what stays in our cache */
+    /* The next client of this slot must not have its records overwritten by lines of our cache. */
     port_flush(&fs->port, client_at(fs, fs->client)->records,
                fs->log_count * sizeof(struct image_record));
     port_fence(&fs->port);
     clear(fs);
 }
 
-/* Whether a record stays inside the image: it may have been written by a broken client. */
+/* Return whether a record stays inside the image. A broken client may have written it. */
 static bool is_sound(const struct shmfs *fs, const struct image_record *record)
 {
     const uint64_t place = record->place & PLACE_MASK, blocks = fs->shape.geometry.block_count;
@@ -117,8 +117,8 @@ static bool is_sound(const struct shmfs *fs, const struct image_record *record)
     }
 }
 
-/* Store what a record says. A store brings its whole line along, so the line must not be stale: it
- * may have been fetched before the lock that guards it was had. */
+/* Make the store that a record describes. A store writes back its whole line, so the line must not
+ * be stale: this core may have fetched it before it took the lock that guards it. */
 static void carry_out(struct shmfs *fs, const struct image_record *record)
 {
     struct port *port = &fs->port;
@@ -145,8 +145,8 @@ static void carry_out(struct shmfs *fs, const struct image_record *record)
     port_flush(port, fat, count * sizeof *fat);
 }
 
-/* Tell readers without locks that names change, or that they are there again. A dead client may
- * have left the number odd. */
+/* Signal to readers without locks that names start to change, or that the change is complete. A
+ * dead client may have left the sequence number odd. */
 static void mark(struct shmfs *fs, uint64_t groups, bool changing)
 {
     for (; PORT_COHERENT && groups; groups &= groups - 1) {
@@ -178,7 +178,8 @@ void log_commit(struct shmfs *fs)
         return;
     port_store64(&fs->port, &client->log_groups, fs->log_groups);
     port_flush(&fs->port, client->records, fs->log_count * sizeof client->records[0]);
-    /* Dying before this store, nothing has happened; after it, everything will have. */
+    /* The commit point: a client that dies before this store has changed nothing; after this store
+     * the whole transaction takes effect. */
     port_publish32(&fs->port, &client->log_count, fs->log_count);
     carry_out_all(fs, fs->records, fs->log_count, fs->log_groups, &client->log_count);
     clear(fs);

@@ -1,4 +1,4 @@
-/* mpb.c: the segment, flags, who lives, and bells. */
+/* mpb.c: the segment, flags, liveness, and bells. */
 #include "mpb_core.h"
 
 #include <errno.h>
@@ -14,41 +14,41 @@ const char *mpb_error_text(int error)
     case 0:
         return "no error";
     case MPB_PENDING:
-        return "under way";
+        return "pending";
     case MPB_ERROR_ARGUMENT:
-        return "an argument makes no sense";
+        return "invalid argument";
     case MPB_ERROR_FORMAT:
-        return "no segment, or of another version, geometry or machine";
+        return "not a segment, or a different version, geometry or machine";
     case MPB_ERROR_TOO_SMALL:
-        return "the memory is too small for so many cores";
+        return "the memory is too small for this number of cores";
     case MPB_ERROR_TAKEN:
-        return "somebody who lives is attached as that core";
+        return "a live process is attached as that core";
     case MPB_ERROR_PEER:
-        return "the other core died or detached";
+        return "the peer died or detached";
     case MPB_ERROR_REFUSED:
-        return "the other core gave up a message after it had begun";
+        return "the peer gave up a message after it had started";
     case MPB_ERROR_TIMEOUT:
-        return "the time was over, and nothing was sent or received";
+        return "timeout; nothing was sent or received";
     case MPB_ERROR_UNSURE:
-        return "the time was over, but the message may yet be received";
+        return "timeout, but the message may still be received";
     case MPB_ERROR_SIZE:
-        return "the message is larger than the room for it";
+        return "the message is larger than the receive buffer";
     case MPB_ERROR_CANCELLED:
         return "cancelled";
     case MPB_ERROR_TOO_LATE:
-        return "all of the message lies in the buffer and cannot be recalled";
+        return "the whole message is in the buffer and cannot be cancelled";
     case MPB_ERROR_CORRUPT:
-        return "what lies in the segment makes no sense";
+        return "the segment holds invalid data";
     case MPB_ERROR_SYSTEM:
         return "a system call failed";
     default:
-        return "an error that mpb does not know";
+        return "an unknown error";
     }
 }
 
 /* --- flags ----------------------------------------------------------------------------------- */
 
-/* The one place that says anything, and the one that hears it. */
+/* All flags are written by `publish` and read by `look`. */
 static void publish(struct port *port, uint64_t *flag, uint64_t word)
 {
     port_publish64(port, flag, word);
@@ -84,7 +84,7 @@ int64_t mpb_segment_bytes(uint32_t core_count)
     return (int64_t)(mpb_offset_of_buffers(core_count) + (uint64_t)MPB_BUFFER_BYTES * core_count);
 }
 
-/* Programs that were compiled with other structs must not meet in one segment. */
+/* Hash the struct sizes: programs with different structs must not share a segment. */
 static uint32_t signature(void)
 {
     static const uint32_t sizes[] = {
@@ -135,7 +135,7 @@ int mpb_format(const struct mpb_memory *memory, uint32_t core_count)
               (struct port_range){NULL, 0}, UINT32_MAX);
     struct mpb_header *place = memory->base;
     struct mpb_header header = header_for(core_count);
-    /* Nobody, which is incarnation 0, says nothing. */
+    /* Incarnation 0 means that the flag was never written. */
     for (uint32_t core = 0; core < core_count; core++) {
         struct mpb_registers *registers = mpb_registers_at(&mpb, core);
         port_register_store(&mpb.port, &registers->bell, 0);
@@ -151,16 +151,16 @@ int mpb_format(const struct mpb_memory *memory, uint32_t core_count)
     }
     header.magic = 0;
     port_write(&mpb.port, place, &header, sizeof header);
-    /* From here on there is a segment, all of it: the header is one line with its magic. */
+    /* This store creates the segment at once: the header shares a line with its magic number. */
     publish(&mpb.port, &place->magic, MPB_MAGIC);
     port_drop(&mpb.port);
     free(cache);
     return 0;
 }
 
-/* --- who lives ------------------------------------------------------------------------------- */
+/* --- liveness -------------------------------------------------------------------------------- */
 
-/* The byte of the segment's file that whoever is attached as a core holds a lock on. */
+/* Lock or test the byte of the segment's file that a live core keeps locked. */
 static int lock_byte(const struct mpb *mpb, int command, short type, uint32_t core)
 {
     struct flock lock = {.l_type = type, .l_whence = SEEK_SET, .l_start = core, .l_len = 1};
@@ -310,14 +310,14 @@ uint32_t mpb_bell(const struct mpb *mpb)
     return port_register_load(&mpb_registers_at(mpb, mpb->core)->bell) & ~1u;
 }
 
-/* What was told before is seen by whoever sees the bell changed: both are done with one register,
- * by operations that are atomic and ordered on every machine. Either this comes first, then the
- * other one does not fall asleep; or it sees that somebody sleeps. */
+/* A core that sees the changed bell also sees all earlier stores: the bell is one register, and its
+ * operations are atomic and ordered on every machine. If this addition comes first, that core
+ * does not fall asleep; if its swap comes first, we see that it sleeps. */
 void mpb_ring(const struct mpb *mpb, uint32_t core)
 {
     if (core >= mpb->core_count)
         return;
-    struct port port = {0}; /* this may be another thread than the one that `mpb` belongs to */
+    struct port port = {0}; /* another thread than the owner of `mpb` may call this */
     uint32_t *bell = &mpb_registers_at(mpb, core)->bell;
     uint32_t shown = port_register_add(&port, bell, 2) + 2;
     if (!(shown & 1))

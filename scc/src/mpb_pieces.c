@@ -1,4 +1,4 @@
-/* mpb_pieces.c: the way of messages through the buffers, in pieces. */
+/* mpb_pieces.c: transfers messages through the buffers, in pieces. */
 #include "mpb_core.h"
 
 /* --- requests -------------------------------------------------------------------------------- */
@@ -8,7 +8,7 @@ void mpb_append(struct mpb_queue *queue, struct mpb_request *request)
     struct mpb_request **place = &queue->first;
     if (queue->last && queue->last->serial < request->serial)
         place = &queue->last->next;
-    while (*place && (*place)->serial < request->serial) /* what begins again keeps its turn */
+    while (*place && (*place)->serial < request->serial) /* a re-queued one keeps its place */
         place = &(*place)->next;
     request->next = *place;
     *place = request;
@@ -51,20 +51,21 @@ void mpb_finish(struct mpb *mpb, struct mpb_request *request, int32_t status)
 
 /* --- sending --------------------------------------------------------------------------------- */
 
-/* A line of the part of a core's buffer that is for another core; lines are counted for ever. */
+/* Return a line of the buffer part that leads to another core. `line` counts up without limit. */
 static uint8_t *line_at(const struct mpb *mpb, uint32_t from, uint32_t to, uint64_t line)
 {
     uint64_t part = (uint64_t)(to < from ? to : to - 1) * mpb->part_lines;
     return mpb_buffer_at(mpb, from) + (part + line % mpb->part_lines) * PORT_LINE_BYTES;
 }
 
-/* How many lines there are from here in one row. */
+/* Return the number of contiguous lines from here. */
 static uint32_t lines_to_end(const struct mpb *mpb, uint64_t line)
 {
     return mpb->part_lines - (uint32_t)(line % mpb->part_lines);
 }
 
-/* Begin anew, with whoever answers. What has not begun waits for that, unless it is PEER. */
+/* Reset the channel, for whichever incarnation answers next. Pending sends complete with `status`;
+ * if it is REFUSED, sends that have not started stay pending. */
 static void unpair(struct mpb *mpb, uint32_t core, int32_t status)
 {
     struct mpb_peer *peer = &mpb->peers[core];
@@ -80,7 +81,7 @@ static void unpair(struct mpb *mpb, uint32_t core, int32_t status)
     mpb_ring_for(mpb, core);
 }
 
-/* Hear what was taken, and by whom. */
+/* Read how many lines the receiver has taken, and which incarnation it is. */
 static void hear_taken(struct mpb *mpb, uint32_t core)
 {
     struct mpb_peer *peer = &mpb->peers[core];
@@ -91,7 +92,7 @@ static void hear_taken(struct mpb *mpb, uint32_t core)
         } else {
             uint8_t more = (uint8_t)(word.count - (uint8_t)peer->taken);
             if (more > peer->given - peer->taken) {
-                peer->gone = peer->receiver; /* who says such things is not dealt with again */
+                peer->gone = peer->receiver; /* ignore this incarnation from now on */
                 unpair(mpb, core, MPB_ERROR_CORRUPT);
                 return;
             }
@@ -111,7 +112,7 @@ static void hear_taken(struct mpb *mpb, uint32_t core)
     }
 }
 
-/* Fill lines with a piece, and say so. */
+/* Fill lines with a piece, and publish their number. */
 static void give(struct mpb *mpb, uint32_t core, uint64_t size_bytes, const uint8_t *bytes,
                  uint32_t here_bytes, uint32_t kind)
 {
@@ -124,14 +125,14 @@ static void give(struct mpb *mpb, uint32_t core, uint64_t size_bytes, const uint
         port_write(&mpb->port, place + sizeof piece, bytes, here_bytes);
     port_flush(&mpb->port, place, sizeof piece + here_bytes);
     peer->given += (sizeof piece + here_bytes + PORT_LINE_BYTES - 1) / PORT_LINE_BYTES;
-    /* The lines are the receiver's from here on. Without this it has not seen any of them. */
+    /* The lines now belong to the receiver. Before this store it has seen none of them. */
     mpb_tell(mpb, &mpb_channel_at(mpb, mpb->core, core)->given, peer->receiver,
              (uint8_t)peer->given);
     mpb->counters.pieces_sent++;
 }
 
-/* Give pieces until the part is full: each at most half of it, so that the other core empties one
- * half while this one fills the other. */
+/* Send pieces until the part is full. A piece takes at most half of the part, so that the receiver
+ * can empty one half while this core fills the second one. */
 static bool give_all(struct mpb *mpb, uint32_t core)
 {
     struct mpb_peer *peer = &mpb->peers[core];
@@ -183,7 +184,8 @@ void mpb_refuse(struct mpb *mpb, uint32_t core)
     mpb_ring_for(mpb, core);
 }
 
-/* Hear how much there is, and drop what this core's cache may hold of the lines from before. */
+/* Read how many lines the sender has given, and drop stale copies of them from this core's
+ * cache. */
 static void hear_given(struct mpb *mpb, uint32_t core)
 {
     struct mpb_peer *peer = &mpb->peers[core];
@@ -213,8 +215,8 @@ static void hear_given(struct mpb *mpb, uint32_t core)
     }
 }
 
-/* The receive that a message is for: of those for this core and those for any, the one that was
- * posted first. Those that it is too large for fail, and it stays. */
+/* Return the receive that matches a message: the one posted first, among receives from this core
+ * and from any core. Receives that are too small fail, and the message stays. */
 static struct mpb_request *match(struct mpb *mpb, uint32_t core, uint64_t size_bytes)
 {
     for (;;) {
@@ -236,7 +238,7 @@ static struct mpb_request *match(struct mpb *mpb, uint32_t core, uint64_t size_b
     }
 }
 
-/* Look at the next piece; false if there is none. Nothing in it is believed. */
+/* Read the next piece's header; returns false if there is none. Its contents are not trusted. */
 static bool next_piece(struct mpb *mpb, uint32_t core, struct mpb_piece *piece)
 {
     struct mpb_peer *peer = &mpb->peers[core];
@@ -296,7 +298,7 @@ static bool take_all(struct mpb *mpb, uint32_t core)
             mpb->counters.messages_received++;
             mpb_finish(mpb, request, 0);
         }
-        /* The lines are the sender's again from here on: all of them have been read. */
+        /* The lines belong to the sender again; we have read all of them. */
         answer(mpb, core, peer->sender);
     }
     return peer->got != before;
@@ -315,7 +317,7 @@ bool mpb_move(struct mpb *mpb, uint32_t core)
     }
     hear_given(mpb, core);
     has_moved |= take_all(mpb, core);
-    /* Once for all of it: the bell is for who sleeps, and to ring it is to wait for all stores. */
+    /* Ring once for everything: only a sleeping core needs it, and it waits for all stores. */
     if (has_moved)
         mpb_ring_for(mpb, core);
     return has_moved || mpb->pending_count != before;
@@ -324,7 +326,7 @@ bool mpb_move(struct mpb *mpb, uint32_t core)
 void mpb_give_up(struct mpb *mpb, uint32_t core, uint32_t incarnation)
 {
     struct mpb_peer *peer = &mpb->peers[core];
-    mpb_move(mpb, core); /* what came before the end is received */
+    mpb_move(mpb, core); /* receive the messages sent before the core died */
     peer->gone = incarnation;
     if (peer->receiver == incarnation || peer->sends.first)
         unpair(mpb, core, MPB_ERROR_PEER);

@@ -1,4 +1,4 @@
-/* port.c: waiting, and what every build shares. */
+/* port.c: waiting on registers, and functions that all builds share. */
 #include "port.h"
 
 #include <errno.h>

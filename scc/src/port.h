@@ -1,27 +1,31 @@
-/* port.h: the only place that orders memory.
+/* port.h: the only place that orders memory accesses.
  *
- * All shared words are read and written through here, so that one source runs on memory that keeps
- * caches coherent and on memory that does not. Three builds:
+ * All code reads and writes shared words through these functions, so the same source runs on memory
+ * with and without coherent caches. There are three builds:
  *
- *   coherent   (default)            atomics and fences; flush and invalidate are nothing
- *   flushing   -DPORT_FLUSHING      write back and drop lines with clwb, clflushopt or clflush
- *   strict     -DPORT_STRICT        every core works on a private cache, kept by strict.c, that loses
- *                                   what nobody flushed and shows what nobody invalidated
+ *   coherent   (default)            atomics and fences; flush and invalidate do nothing
+ *   flushing   -DPORT_FLUSHING      writes back and drops lines with clwb, clflushopt or clflush
+ *   strict     -DPORT_STRICT        each core works on a private cache, simulated by strict.c,
+ *                                   which loses stores that were not flushed, and shows old values
+ *                                   of lines that were not invalidated
  *
- * Three kinds of shared memory:
+ * There are three kinds of shared memory:
  *
- *   words      port_load*, port_store*: cached. Others see a store only after `port_flush` of its
- *              line and then `port_fence` or `port_publish*`; this core sees theirs only after
- *              `port_invalidate`. Where memory is coherent all of it is as fast as a plain access.
- *   flags      port_publish*, port_look*: cached words that carry the news that other words are
- *              there. What was flushed before a publish is seen by whoever looks, sees its value,
- *              and then invalidates. A flag has a line to itself and one writer at a time.
- *   registers  port_register_*: never cached and atomic everywhere: test-and-set registers and what
- *              lies beside them. Slow on such a machine, so for locks and bells alone.
+ *   words      port_load*, port_store*: cached. Other cores see a store only after `port_flush` of
+ *              its line and then `port_fence` or `port_publish*`; this core sees the stores of
+ *              other cores only after `port_invalidate`. On coherent memory all of this is as fast
+ *              as plain accesses.
+ *   flags      port_publish*, port_look*: cached words that signal that other words are ready. A
+ *              core that reads the new value of a flag with port_look* and then invalidates the
+ *              other words sees everything that was flushed before the publish. A flag has a line
+ *              to itself and one writer at a time.
+ *   registers  port_register_*: never cached and atomic in every build: test-and-set registers and
+ *              neighbouring memory. They are slow on machines without coherent caches, so only
+ *              locks and bells use them.
  *
- * Two cores must not write to one line at a time, whichever words they mean (POOL-3): what one of
- * them writes back would undo the other. Everything that is guarded apart is aligned apart, to
- * PORT_LINE_BYTES.
+ * Two cores must not write to the same line at the same time, even to different words (POOL-3):
+ * when one core writes the line back, it overwrites the stores of the second core. Data that
+ * different locks guard is therefore aligned to separate lines of PORT_LINE_BYTES.
  */
 #ifndef SCC_PORT_H
 #define SCC_PORT_H
@@ -32,7 +36,7 @@
 #include <stdint.h>
 #include <string.h>
 
-#define PORT_LINE_BYTES 128 /* of alignment: two lines of 64 bytes, which processors fetch in pairs */
+#define PORT_LINE_BYTES 128 /* alignment: two lines of 64 bytes, because processors fetch pairs */
 
 #if defined(PORT_FLUSHING) || defined(PORT_STRICT)
 #define PORT_COHERENT 0
@@ -40,32 +44,34 @@
 #define PORT_COHERENT 1
 #endif
 
-/* One core's way to the memory. In the strict build it owns the private cache; otherwise it is only
- * counters. Not to be shared between threads. */
+/* One core's access to the memory. In the strict build it owns the private cache; otherwise it
+ * holds only counters. Threads must not share it. */
 struct port {
-    uint64_t stores;      /* to shared words and flags and registers, counted for the tests */
-    uint64_t dies_at;     /* the store at which `died` is called instead; 0: never */
-    void (*died)(void *); /* ends this core: exits, jumps out, or acts as another and returns */
+    uint64_t stores;      /* to shared words, flags and registers; counted for the tests */
+    uint64_t dies_at;     /* number of the store at which to call `died` instead; 0: never */
+    void (*died)(void *); /* exits, jumps out, or acts as another core and returns */
     void *died_argument;
     struct strict_cache *cache; /* strict build: see port_open */
-    int line_instruction[2];    /* flushing build: to write back, to drop; asking costs 90 us */
+    int line_instruction[2];    /* flushing build: write back, drop; cached, as cpuid takes 90 us */
 };
 
-/* Part of the memory that a port reaches. */
+/* A part of the memory that a port accesses. */
 struct port_range {
     const void *from;
     size_t size_bytes;
 };
 
-/* Bytes of private memory that `port_open` wants, aligned to 64; none but in the strict build. */
+/* Return how many bytes of private memory `port_open` needs, aligned to 64; 0 except in the strict
+ * build. */
 size_t port_cache_bytes(void);
 
-/* Begin to use memory. `cache` is `port_cache_bytes()`, kept as long as the port. The strict build
- * seeds its tricks from the environment (SCC_STRICT_SEED) and `seed`. */
+/* Start to use memory. `cache` has `port_cache_bytes()` bytes and must live as long as the port.
+ * The strict build seeds its random choices from the environment (SCC_STRICT_SEED) and `seed`. */
 void port_open(struct port *port, void *cache, struct port_range one, struct port_range other,
                uint32_t seed);
 
-/* End as a dead core does: of what was stored and not flushed some arrives, the rest is lost. */
+/* Stop as a dead core does: of the stores that were not flushed, some reach memory and the rest is
+ * lost. */
 void port_drop(struct port *port);
 
 #ifdef SCC_TEST
@@ -82,8 +88,8 @@ void port_drop(struct port *port);
 
 #ifdef PORT_STRICT
 
-/* For tests: `port_open` finds in its cache the clean lines that were there, if it was a cache of the
- * same memory before (it must have been, or be zero). */
+/* For tests: `port_open` keeps the clean lines that it finds in its cache, if the cache was used
+ * for the same memory before. (The cache must have been used before, or be zero.) */
 extern bool port_keeps_lines;
 
 uint32_t port_load32(struct port *port, const uint32_t *word);
@@ -122,7 +128,7 @@ static inline void port_store64(struct port *port, uint64_t *word, uint64_t valu
     atomic_store_explicit((_Atomic uint64_t *)word, value, memory_order_relaxed);
 }
 
-/* Copies of any size, for content and names; a copy is not one store but as many as it takes. */
+/* Copies of any size, for content and names. A copy is several stores, not one. */
 static inline void port_read(struct port *port, void *to, const void *from, size_t size_bytes)
 {
     (void)port;
@@ -137,11 +143,11 @@ static inline void port_write(struct port *port, void *to, const void *from, siz
 
 #ifdef PORT_FLUSHING
 
-void port_choose(struct port *port); /* flushing.c: which instructions there are */
+void port_choose(struct port *port); /* flushing.c: select the instructions */
 void port_flush(struct port *port, const void *from, size_t size_bytes);
 void port_invalidate(struct port *port, const void *from, size_t size_bytes);
 
-/* Wait until what was flushed has arrived, and begin no load before. */
+/* Wait until flushed lines have reached memory, and start no load before that. */
 static inline void port_fence(struct port *port)
 {
     (void)port;
@@ -150,19 +156,19 @@ static inline void port_fence(struct port *port)
 
 #else
 
-/* Begin to write the lines of these bytes back. */
+/* Start to write back the lines of these bytes. */
 static inline void port_flush(struct port *port, const void *from, size_t size_bytes)
 {
     (void)port, (void)from, (void)size_bytes;
 }
 
-/* Drop the lines of these bytes, which must not have been written to since they were flushed. */
+/* Drop the lines of these bytes. They must not have been written to since they were flushed. */
 static inline void port_invalidate(struct port *port, const void *from, size_t size_bytes)
 {
     (void)port, (void)from, (void)size_bytes;
 }
 
-/* Wait until what was flushed has arrived, and begin no load before. */
+/* Wait until flushed lines have reached memory, and start no load before that. */
 static inline void port_fence(struct port *port)
 {
     (void)port;
@@ -174,7 +180,7 @@ static inline void port_fence(struct port *port)
 
 /* --- flags ----------------------------------------------------------------------------------- */
 
-/* Say something: whoever sees this value sees what was stored and flushed before. */
+/* Set a flag. A core that reads this value sees everything that was stored and flushed before. */
 static inline void port_publish32(struct port *port, uint32_t *flag, uint32_t value)
 {
 #if PORT_COHERENT
@@ -201,8 +207,8 @@ static inline void port_publish64(struct port *port, uint64_t *flag, uint64_t va
 #endif
 }
 
-/* Look what was said last. What was stored before is seen after `port_invalidate` of it. Never used
- * on a flag of one's own. */
+/* Read the last published value of a flag. The stores made before the publish are visible after
+ * `port_invalidate` of their lines. A core must never call this on a flag that it writes itself. */
 static inline uint32_t port_look32(struct port *port, const uint32_t *flag)
 {
 #if PORT_COHERENT
@@ -242,7 +248,7 @@ static inline void port_register_store(struct port *port, uint32_t *place, uint3
     atomic_store_explicit((_Atomic uint32_t *)place, value, memory_order_seq_cst);
 }
 
-/* The same for 64 bits; only where memory is coherent. */
+/* 64-bit registers; only on coherent memory. */
 static inline uint64_t port_register_load64(const uint64_t *place)
 {
     return atomic_load_explicit((const _Atomic uint64_t *)place, memory_order_seq_cst);
@@ -254,7 +260,7 @@ static inline void port_register_store64(struct port *port, uint64_t *place, uin
     atomic_store_explicit((_Atomic uint64_t *)place, value, memory_order_seq_cst);
 }
 
-/* Put a value there if `expected` is there; return what was there. */
+/* Store a value if the register holds `expected`; return the previous value. */
 static inline uint32_t port_register_swap(struct port *port, uint32_t *place, uint32_t expected,
                                           uint32_t value)
 {
@@ -271,14 +277,14 @@ static inline uint32_t port_register_add(struct port *port, uint32_t *place, uin
 
 /* --- waiting (port.c) ------------------------------------------------------------------------ */
 
-/* Sleep while a register holds `seen`; a futex stands in for an interrupt. Negative timeout: for
- * ever. Returns false when the time was over. */
+/* Sleep while a register holds `seen`; a futex stands in for an interrupt. A negative timeout means
+ * no limit. Returns false on timeout. */
 bool port_wait(const uint32_t *place, uint32_t seen, int64_t timeout_us);
 
-/* Wake at most `count` who sleep on a register. */
+/* Wake at most `count` threads that sleep on a register. */
 void port_wake(uint32_t *place, int count);
 
-/* A breath between two looks. */
+/* Pause between two polls. */
 static inline void port_pause(void)
 {
 #if defined(__x86_64__) || defined(__i386__)

@@ -1,4 +1,4 @@
-/* rcce.c: the calls of RCCE and iRCCE: requests, waiting, barriers, locks. */
+/* rcce.c: the calls modelled on RCCE and iRCCE: requests, waiting, barriers, locks. */
 #include "mpb_core.h"
 
 /* --- requests -------------------------------------------------------------------------------- */
@@ -69,7 +69,7 @@ int mpb_cancel(struct mpb *mpb, struct mpb_request *request)
         return MPB_ERROR_ARGUMENT;
     mpb_push(mpb);
     if (request->status != MPB_PENDING)
-        return 0; /* it has just ended: its state says how */
+        return 0; /* it has just completed; its status says how */
     if (request->kind == MPB_SEND) {
         if (request->end)
             return MPB_ERROR_TOO_LATE;
@@ -86,12 +86,12 @@ int mpb_cancel(struct mpb *mpb, struct mpb_request *request)
     return 0;
 }
 
-/* --- moving on, and waiting ------------------------------------------------------------------ */
+/* --- progress and waiting -------------------------------------------------------------------- */
 
-/* Those who died ring no bell: look after those for whom something waits. */
+/* Dead cores ring no bell, so check the cores that requests wait for. */
 static void check(struct mpb *mpb)
 {
-    bool may_come = false; /* a message from anybody */
+    bool may_come = false; /* whether a message from any core can still arrive */
     mpb->counters.checks++;
     for (uint32_t core = 0; core < mpb->core_count; core++) {
         const struct mpb_peer *peer = &mpb->peers[core];
@@ -110,7 +110,7 @@ static void check(struct mpb *mpb)
     mpb->check_us = port_now_us() + (uint64_t)mpb->options.check_ms * 1000;
 }
 
-/* Move on with those cores that something is under way with, or with all of them. */
+/* Make progress with all cores, or only with cores that have pending requests. */
 static bool move(struct mpb *mpb, bool with_all)
 {
     const uint32_t turn = mpb->turn;
@@ -145,12 +145,12 @@ int mpb_test(struct mpb *mpb, struct mpb_request *request)
     return request->status;
 }
 
-/* One wait. */
+/* The state of one wait. */
 struct patience {
     uint64_t end_us;   /* UINT64_MAX: never */
-    uint64_t check_us; /* when to look next who lives */
-    uint32_t seen;     /* on the bell, before the last push */
-    bool is_poll;      /* the time is over at once */
+    uint64_t check_us; /* when to check next which cores are alive */
+    uint32_t seen;     /* value of the bell before the last push */
+    bool is_poll;      /* the timeout is zero */
 };
 
 static struct patience patience_for(const struct mpb *mpb, int64_t timeout_us)
@@ -169,7 +169,7 @@ static void look_and_push(struct mpb *mpb, struct patience *patience)
     mpb_push(mpb);
 }
 
-/* Whether it is time to ask who lives: now and then, and before time runs out. */
+/* Return whether to check which cores are alive: now and then, and before the timeout. */
 static bool is_check_due(const struct mpb *mpb, struct patience *patience)
 {
     const uint64_t now_us = port_now_us();
@@ -179,9 +179,10 @@ static bool is_check_due(const struct mpb *mpb, struct patience *patience)
     return true;
 }
 
-/* Wait until something has moved, or until there may be something to push or to check; false when
- * the time is over. The spin is the only polling, and it is bounded: it counts how many flags it
- * looks at, and it looks at them as well as at the bell since that is rung after all of them. */
+/* Wait until something has moved, or until there may be something to push or to check. Returns
+ * false on timeout. This loop is the only polling, and it is bounded: `spin_count` limits the
+ * number of flags it reads. It polls the flags as well as the bell, because senders ring the bell
+ * after all flags. */
 static bool idle(struct mpb *mpb, const struct patience *patience)
 {
     const uint32_t look_count = mpb->any.first ? mpb->core_count : 2;
@@ -243,7 +244,7 @@ int mpb_probe(struct mpb *mpb, uint32_t core, uint32_t *from, uint64_t *size_byt
 
 /* --- calls that wait ------------------------------------------------------------------------- */
 
-/* Wait for a request, and end it when the time is over. */
+/* Wait for a request, and cancel it at the timeout. */
 static int settle(struct mpb *mpb, struct mpb_request *request, int64_t timeout_us)
 {
     int status = mpb_wait(mpb, request, timeout_us);
@@ -304,14 +305,14 @@ int64_t mpb_exchange(struct mpb *mpb, uint32_t core, const void *bytes, uint64_t
 
 /* --- barriers -------------------------------------------------------------------------------- */
 
-/* Each core tells each other one how many barriers of the two it has come to. */
+/* Each core publishes to each other core how many barriers of the two it has reached. */
 enum presence { NOT_YET, HERE, LOST };
 
 static enum presence meet(struct mpb *mpb, uint32_t core, bool may_be_gone)
 {
     struct mpb_peer *peer = &mpb->peers[core];
     struct mpb_word word = mpb_hear(mpb, &mpb_channel_at(mpb, core, mpb->core)->arrived);
-    if (!word.by) /* nobody has been that core yet */
+    if (!word.by) /* no process has attached as that core yet */
         return NOT_YET;
     if (word.by != peer->comes) {
         if (peer->is_announced)
@@ -326,9 +327,9 @@ static enum presence meet(struct mpb *mpb, uint32_t core, bool may_be_gone)
     }
     uint32_t incarnation;
     bool is_gone = may_be_gone && mpb_is_gone(mpb, core, &incarnation);
-    if (is_gone) /* it may have come before it went */
+    if (is_gone) /* it may have reached the barrier before it died */
         word = mpb_hear(mpb, &mpb_channel_at(mpb, core, mpb->core)->arrived);
-    /* It may be one barrier ahead by now, if this one came late to it. */
+    /* If this core is late, the peer may already be at the next barrier. */
     uint8_t ahead = (uint8_t)(word.count - peer->arrivals);
     if (word.by == peer->comes && word.means == mpb->incarnation && ahead <= 1)
         return HERE;
@@ -376,9 +377,10 @@ int mpb_barrier(struct mpb *mpb, uint64_t cores, int64_t timeout_us)
 
 /* --- locks ----------------------------------------------------------------------------------- */
 
-/* A register holds 0, or the core and the incarnation of whoever has it, and whether somebody waits
- * for it. Those who wait say for which one beside their own register and sleep on their own bell,
- * so that they go on pushing; who unlocks rings for them. */
+/* A lock register holds 0, or the core and incarnation of its owner and a bit that says whether
+ * another core waits for it. A waiting core stores the lock's number beside its own register and
+ * sleeps on its own bell, so that it keeps making progress; the core that unlocks rings the bells
+ * of these cores. */
 #define LOCK_WAITED 0x80000000u
 #define LOCK_CORE_SHIFT 25
 #define LOCK_HELD (1u << 24)
@@ -394,7 +396,7 @@ static bool is_dead_owner(const struct mpb *mpb, uint32_t held)
     return is_gone || ((incarnation ^ held) & LOCK_INCARNATION) != 0;
 }
 
-/* Try once: 0 and 1 as `mpb_lock`, or TIMEOUT while somebody has it. */
+/* Try once. Returns 0 or 1 as `mpb_lock` does, or TIMEOUT if another core has the lock. */
 static int try_lock(struct mpb *mpb, uint32_t *place, uint32_t mine, bool may_be_dead)
 {
     uint32_t held = port_register_swap(&mpb->port, place, 0, mine);
@@ -422,14 +424,14 @@ int mpb_lock(struct mpb *mpb, uint32_t number, int64_t timeout_us)
         result = try_lock(mpb, place, mine, is_check_due(mpb, &patience));
         if (result >= 0)
             break;
-        /* First which lock is wanted, then that somebody waits for it: whoever unlocks and sees the
-         * second sees the first, and rings. */
+        /* Store which lock we want before the bit that says that a core waits: a core that unlocks
+         * and sees the bit also sees the number, and rings. */
         port_register_store(&mpb->port, wants, number + 1);
-        mine |= LOCK_WAITED; /* others may wait as well, and this one cannot know */
+        mine |= LOCK_WAITED; /* other cores may wait as well; we cannot know */
         uint32_t held = port_register_load(place);
         if (!(held & LOCK_WAITED) &&
             (!held || port_register_swap(&mpb->port, place, held, held | LOCK_WAITED) != held))
-            continue; /* it has just changed hands */
+            continue; /* the owner has just changed */
         if (!idle(mpb, &patience))
             break;
     }

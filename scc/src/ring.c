@@ -1,4 +1,4 @@
-/* ring.c: two rings of bytes in shared memory, and bells for who sleeps (ring.h). */
+/* ring.c: two ring buffers in shared memory, and bells that wake sleeping sides (ring.h). */
 #include "ring.h"
 
 #include <errno.h>
@@ -15,10 +15,10 @@
 #define RING_MAGIC UINT64_C(0x31676e6972636373) /* "sccring1" */
 #define RING_DATA_OFFSET 4096
 #define RING_SEALS (F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL)
-#define RING_LOOKS_MIN 16u   /* fewer are not worth beginning */
-#define LOOKS_PER_GLANCE 256u /* 6 us, several times what a glance takes */
+#define RING_LOOKS_MIN 16u   /* fewer polls are not worthwhile */
+#define LOOKS_PER_GLANCE 256u /* 6 us, several times the cost of a glance */
 
-/* --- as they lie in memory ------------------------------------------------------------------- */
+/* --- layout in memory ------------------------------------------------------------------------ */
 
 struct ring_header {
     uint64_t magic;
@@ -49,15 +49,16 @@ _Static_assert(offsetof(struct ring_words, sleeps) == 136, "the reader's line");
 _Static_assert(sizeof(struct ring_words) == 256, "two lines");
 _Static_assert(sizeof(struct ring_segment) <= RING_DATA_OFFSET, "bytes begin on a page");
 
-/* One direction, as one side sees it. `ours` is the counter that this side writes and `theirs` what
- * it last saw of the other; nothing that was checked is ever read again from shared memory. */
+/* One direction, as one side sees it. `ours` is the counter that this side writes; `theirs` is the
+ * last checked value of the peer's counter. A checked value is never read again from shared
+ * memory. */
 struct ring_end {
     struct ring_words *words;
     uint8_t *bytes;
     uint64_t ours;
     uint64_t theirs;
-    uint32_t dozes;  /* our own number of sleeps; odd: asleep */
-    uint32_t rung;   /* the last of the other side's that we rang for */
+    uint32_t dozes;  /* sequence number of our sleep; odd: asleep */
+    uint32_t rung;   /* the last sleep of the peer that we rang for */
 };
 
 struct ring {
@@ -77,17 +78,17 @@ const char *ring_error_text(int error)
 {
     switch (error) {
     case RING_ERROR_ARGUMENT:
-        return "an argument makes no sense";
+        return "invalid argument";
     case RING_ERROR_SYSTEM:
         return "a system call failed";
     case RING_ERROR_FORMAT:
-        return "this is no segment of rings, or of another version";
+        return "not a segment of rings, or a different version";
     case RING_ERROR_CORRUPT:
-        return "the other side has written what cannot be into the shared memory";
+        return "the peer has written invalid values to the shared memory";
     case RING_ERROR_SIGNAL:
-        return "a signal came";
+        return "interrupted by a signal";
     default:
-        return error < 0 ? "an error without a name" : "no error";
+        return error < 0 ? "an unknown error" : "no error";
     }
 }
 
@@ -117,7 +118,7 @@ int ring_make(uint64_t capacity_bytes)
     int fd = memfd_create("ciel-ring", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     if (fd < 0)
         return RING_ERROR_SYSTEM;
-    /* Allocated now: a page that is missing later would be a signal, on either side. */
+    /* Allocate now: a missing page would later raise a signal on either side. */
     if (fallocate(fd, 0, 0, (off_t)segment_bytes(capacity_bytes)) != 0 ||
         pwrite(fd, &header, sizeof header, 0) != (ssize_t)sizeof header ||
         fcntl(fd, F_ADD_SEALS, RING_SEALS) != 0) {
@@ -157,7 +158,7 @@ int ring_open(struct ring **opened, void *storage, size_t storage_bytes, int seg
         return errno == EINVAL ? RING_ERROR_FORMAT : RING_ERROR_SYSTEM;
     if (fstat(segment_fd, &status) != 0)
         return RING_ERROR_SYSTEM;
-    /* Sealed: a segment that shrinks would be a signal at our next access. */
+    /* Check the seals: if the segment shrank, our next access would raise a signal. */
     if ((seals & RING_SEALS) != RING_SEALS ||
         pread(segment_fd, &header, sizeof header, 0) != (ssize_t)sizeof header ||
         header.magic != RING_MAGIC || header.version != RING_VERSION ||
@@ -195,8 +196,8 @@ uint64_t ring_capacity(const struct ring *ring)
 
 /* --- bells ----------------------------------------------------------------------------------- */
 
-/* Never waits: a bell that finds no room would find a side that has bells to read already. Who is
- * gone needs none, and that it is gone is seen where its bells come from. */
+/* Ring without waiting. If the bell is full, the peer already has bells to read. If the peer is
+ * gone, it needs no bell, and we learn that from the bells that it sends. */
 static void ring_bell(struct ring *ring)
 {
     static const char bell = 0;
@@ -210,7 +211,7 @@ static void ring_bell(struct ring *ring)
     while (done < 0 && errno == EINTR);
 }
 
-/* Ring for a side that sleeps, once for each sleep. */
+/* Ring the bell if the peer sleeps, once for each sleep. */
 static void ring_if_asleep(struct ring *ring, struct ring_end *end, const uint32_t *number)
 {
     uint32_t sleep = port_register_load(number);
@@ -223,23 +224,23 @@ static void ring_if_asleep(struct ring *ring, struct ring_end *end, const uint32
 static void doze(struct ring *ring, struct ring_end *end, uint32_t *number)
 {
     if ((end->dozes & 1) == 0)
-        /* Sequentially consistent, as the other side's counter is: either our look after this sees
-         * what it wrote, or its look after that sees us asleep. */
+        /* Sequentially consistent, as the peer's counter is: either our next check sees what
+         * the peer wrote, or its next check sees that we sleep. */
         port_register_store(&ring->port, number, ++end->dozes);
 }
 
 static void rise(struct ring *ring, struct ring_end *end, uint32_t *number)
 {
     if ((end->dozes & 1) != 0)
-        port_store32(&ring->port, number, ++end->dozes); /* orders nothing: one bell too many */
+        port_store32(&ring->port, number, ++end->dozes); /* unordered: at worst one extra bell */
 }
 
 /* --- bytes ----------------------------------------------------------------------------------- */
 
-/* Look at the other side's counter of our outgoing ring; true if it makes sense. */
+/* Update our copy of the reader's counter of the outgoing ring; false if the value is invalid. */
 static bool look_out(struct ring *ring, uint64_t head)
 {
-    uint64_t freed = head - ring->out.theirs; /* it only ever grows, and never past what we wrote */
+    uint64_t freed = head - ring->out.theirs; /* it only grows, and never exceeds what we wrote */
     if (freed > ring->out.ours - ring->out.theirs)
         return false;
     ring->out.theirs = head;
@@ -257,7 +258,7 @@ static bool look_in(struct ring *ring, uint64_t tail)
 
 int64_t ring_room(struct ring *ring)
 {
-    /* Acquire: we overwrite bytes only after the reader's copying of them is over. */
+    /* Acquire: we overwrite bytes only after the reader has copied them. */
     if (!look_out(ring, port_look64(&ring->port, &ring->out.words->head)))
         return RING_ERROR_CORRUPT;
     return (int64_t)(ring->capacity_bytes - (ring->out.ours - ring->out.theirs));
@@ -265,7 +266,7 @@ int64_t ring_room(struct ring *ring)
 
 int64_t ring_readable(struct ring *ring)
 {
-    /* Acquire: we copy bytes only after the writer has put them there. */
+    /* Acquire: we copy bytes only after the writer has stored them. */
     if (!look_in(ring, port_look64(&ring->port, &ring->in.words->tail)))
         return RING_ERROR_CORRUPT;
     return (int64_t)(ring->in.theirs - ring->in.ours);
@@ -288,8 +289,8 @@ int64_t ring_write(struct ring *ring, const char *from, uint64_t size_bytes)
     port_write(&ring->port, out->bytes + start, from, first);
     port_write(&ring->port, out->bytes, from + first, size_bytes - first);
     out->ours += size_bytes;
-    /* Releases the bytes to whoever sees the counter; before it they do not exist, so that who dies
-     * before has said nothing of them. Sequentially consistent: see `doze`. */
+    /* Releases the bytes to the reader. If this process dies before this store, the bytes do not
+     * exist for the reader. Sequentially consistent: see `doze`. */
     port_register_store64(&ring->port, &out->words->tail, out->ours);
     ring_if_asleep(ring, out, &out->words->sleeps);
     return (int64_t)size_bytes;
@@ -312,7 +313,7 @@ int64_t ring_read(struct ring *ring, char *to, uint64_t size_bytes)
     port_read(&ring->port, to, in->bytes + start, first);
     port_read(&ring->port, to + first, in->bytes, size_bytes - first);
     in->ours += size_bytes;
-    /* Releases the room: our copying is over before the writer sees the counter. Sequentially
+    /* Releases the room: our copy is complete before the writer sees the counter. Sequentially
      * consistent: see `doze`. */
     port_register_store64(&ring->port, &in->words->head, in->ours);
     ring_if_asleep(ring, in, &in->words->wants);
@@ -327,7 +328,7 @@ void ring_wake(struct ring *ring)
     rise(ring, &ring->out, &ring->out.words->wants);
 }
 
-/* Look what is there of what is wanted: bits of `ring_watch.wants`, or an error. */
+/* Return which of the wanted things are there, as bits of `ring_watch.wants`, or an error. */
 static int32_t look(struct ring *ring, int32_t wants)
 {
     int32_t found = 0;
@@ -346,7 +347,7 @@ static int32_t look(struct ring *ring, int32_t wants)
     return found;
 }
 
-/* Fall asleep, and look once more. */
+/* Announce the sleep, and check once more. */
 static int32_t sleep_and_look(struct ring *ring, int32_t wants)
 {
     int32_t found = 0;
@@ -400,9 +401,9 @@ static void woke(struct ring_patience *patience, bool is_for_us)
     if (patience == NULL || patience->slept_us == 0)
         return;
     if (port_now_us() - patience->slept_us > patience->soon_us)
-        patience->looks /= 2; /* looking had been in vain */
+        patience->looks /= 2; /* polling was in vain */
     else if (is_for_us)
-        grow(patience); /* a wait that was short after all, so that looking had been better */
+        grow(patience); /* a short sleep: more polling would have been better */
     patience->slept_us = 0;
 }
 
@@ -411,9 +412,9 @@ static uint32_t looks_of(const struct ring_patience *patience)
     return patience == NULL || patience->looks < RING_LOOKS_MIN ? 0 : patience->looks;
 }
 
-/* Now and then let others have this core, above all whom we wait for: a scheduler may have put both
- * on one, where each would look for the rest of its time while the other has something to say. Say
- * whether something else is there that the loop waits for. */
+/* Now and then yield this core, above all to the peer: a scheduler may run both sides on one
+ * core, where each would poll for the rest of its time slice while its peer has something to send.
+ * Returns whether another event is ready that the loop waits for. */
 static bool is_wanted_elsewhere(const struct ring_patience *patience, uint32_t left)
 {
     struct pollfd also = {.fd = patience->also_fd, .events = POLLIN};
@@ -425,7 +426,7 @@ static bool is_wanted_elsewhere(const struct ring_patience *patience, uint32_t l
 
 /* --- waiting --------------------------------------------------------------------------------- */
 
-/* Take bells; returns 1, 0 at their end, or an error. */
+/* Read bells; returns 1, 0 at their end, or an error. */
 static int take_bells(struct ring *ring)
 {
     char bells[64];

@@ -1,4 +1,4 @@
-/* shmfs.c: the public calls on files and names: check arguments, enter, do, leave. */
+/* shmfs.c: the public calls for files and names: check arguments, enter, do, leave. */
 #include "core.h"
 
 static void enter(struct shmfs *fs)
@@ -6,7 +6,7 @@ static void enter(struct shmfs *fs)
     pthread_mutex_lock(&fs->mutex);
 }
 
-/* Whatever happened, nothing is noted and no lock is held when we leave. */
+/* Return a result; afterwards the log is empty and no lock is held. */
 static int leave(struct shmfs *fs, int result)
 {
     log_forget(fs);
@@ -15,7 +15,7 @@ static int leave(struct shmfs *fs, int result)
     return result;
 }
 
-/* Let other threads in while content is copied; in the strict build they share one cache. */
+/* Let other threads run while content is copied; in the strict build they share one cache. */
 static void step_out(struct shmfs *fs)
 {
 #ifndef PORT_STRICT
@@ -34,8 +34,8 @@ static void step_in(struct shmfs *fs)
 #endif
 }
 
-/* Whether something was freed that dead clients held, or we ourselves for want of a lock, so that
- * it is worth another try. */
+/* Return whether sweeping has freed something, so that the caller should retry: files of dead
+ * clients, or files that this client could not free because a lock was not available. */
 static bool found_room(struct shmfs *fs, int64_t error)
 {
     if (error != SHMFS_ERROR_NO_BLOCKS && error != SHMFS_ERROR_NO_INODES &&
@@ -128,8 +128,8 @@ int shmfs_create(struct shmfs *fs, const char *text, uint64_t size_hint_bytes,
 
 enum open_mode { OPEN_COMMITTED, OPEN_DRAFT, OPEN_TO_WRITE };
 
-/* Whether a file cannot be opened for what its state is: an error, or 0. Who reads a file that is
- * not committed keeps others from writing to it. */
+/* Return the error if a file's state does not allow this mode, otherwise 0. Readers of an
+ * uncommitted file prevent other clients from writing to it. */
 static int refused(const struct image_inode *inode, enum open_mode mode)
 {
     if (inode->flags & INODE_COMMITTED)
@@ -158,7 +158,7 @@ static int open_file(struct shmfs *fs, const struct name *name, enum open_mode m
     error = inode_content(fs, inode, &copy);
     if (!copy.flags || copy.generation != found.generation ||
         (!copy.link_count && !copy.handle_count))
-        return SHMFS_ERROR_NOT_FOUND; /* it went between the look and the lock */
+        return SHMFS_ERROR_NOT_FOUND; /* it was removed between the lookup and the lock */
     if (error || (error = refused(&copy, mode)))
         return error;
     log_set32(fs, &inode->handle_count, copy.handle_count + 1);
@@ -181,7 +181,7 @@ static int open_file(struct shmfs *fs, const struct name *name, enum open_mode m
     return error;
 }
 
-/* Open a file for a read-only client, which leaves no handle in the image. */
+/* Open a file for a read-only client, which creates no handle in the image. */
 static int open_read_only(struct shmfs *fs, const struct name *name, enum open_mode mode,
                           struct shmfs_handle *handle)
 {
@@ -199,7 +199,7 @@ static int open_read_only(struct shmfs *fs, const struct name *name, enum open_m
     inode_snapshot(fs, inode_visit(fs, found.inode), &copy);
     return copy.generation == found.generation && copy.flags && !(copy.flags & INODE_COMMITTED)
                ? SHMFS_ERROR_WRITING
-               : SHMFS_ERROR_NOT_FOUND; /* it went since its name was looked up */
+               : SHMFS_ERROR_NOT_FOUND; /* it was removed after the lookup */
 }
 
 static int open_named(struct shmfs *fs, const char *text, enum open_mode mode,
@@ -241,7 +241,7 @@ int shmfs_set_writing(struct shmfs *fs, struct shmfs_handle *handle, bool writes
         error = SHMFS_ERROR_COMMITTED;
     if (!error && writes && copy.handle_count > 1)
         error = SHMFS_ERROR_WRITING;
-    if (!error && !writes) /* others may read it */
+    if (!error && !writes) /* other clients may read it */
         error = file_publish(fs, handle, &copy);
     if (!error) {
         log_set32(fs, &inode->flags, INODE_USED | (writes ? INODE_WRITING : 0));
@@ -257,7 +257,7 @@ int shmfs_close(struct shmfs *fs, struct shmfs_handle *handle)
     struct image_inode *inode, copy;
     enter(fs);
     int error = handle_inode(fs, handle, &inode);
-    if (!error && is_writer(fs, handle)) { /* another one may reopen it */
+    if (!error && is_writer(fs, handle)) { /* another client may reopen it */
         error = inode_content(fs, inode, &copy);
         if (!error)
             error = file_publish(fs, handle, &copy);
@@ -269,7 +269,7 @@ int shmfs_close(struct shmfs *fs, struct shmfs_handle *handle)
     return leave(fs, error == SHMFS_ERROR_GONE ? 0 : error);
 }
 
-/* A result of reading an open file: GONE if a read-only client may have read another one's blocks. */
+/* Return a result, or GONE if a read-only client may have read blocks of another file. */
 static int checked(struct shmfs *fs, const struct shmfs_handle *handle, int result)
 {
     struct image_inode *inode;
@@ -288,8 +288,8 @@ void file_lose(struct shmfs *fs, struct shmfs_handle *handle)
 
 /* --- content --------------------------------------------------------------------------------- */
 
-/* What a reader may see of its file. Of one that is not committed others may give back what is
- * reserved: then its lock is held. Fails with STALE, GONE. */
+/* Return what a reader may see of its file. Of an uncommitted file, another client may free
+ * reserved blocks; then the lock is held on return. Fails with STALE, GONE. */
 static int reading(struct shmfs *fs, struct shmfs_handle *handle, struct image_inode *copy)
 {
     struct image_inode *inode;
@@ -303,7 +303,7 @@ static int reading(struct shmfs *fs, struct shmfs_handle *handle, struct image_i
     return error ? error : inode_content(fs, inode, copy);
 }
 
-/* What a writer may see and change of its file. Fails with STALE, COMMITTED. */
+/* Return what a writer may see and change of its file. Fails with STALE, COMMITTED. */
 static int writing(struct shmfs *fs, struct shmfs_handle *handle, struct image_inode *copy)
 {
     struct image_inode *inode;
@@ -327,7 +327,7 @@ static int set_size(struct shmfs *fs, struct shmfs_handle *handle, uint64_t size
     return error;
 }
 
-/* Have room up to there, and some more for who goes on writing. */
+/* Ensure space up to `end_bytes`, and reserve more blocks for a writer that continues. */
 static int make_room(struct shmfs *fs, struct shmfs_handle *handle, struct image_inode *copy,
                      uint64_t end_bytes, bool has_more)
 {
@@ -385,7 +385,7 @@ int64_t shmfs_read(struct shmfs *fs, struct shmfs_handle *handle, void *to, uint
     struct image_inode copy;
     enter(fs);
     int error = reading(fs, handle, &copy);
-    lock_drop_all(fs); /* nobody changes what lies before the end */
+    lock_drop_all(fs); /* content before the end does not change */
     if (error)
         return leave(fs, error);
     const uint64_t left_bytes = copy.size_bytes > offset_bytes ? copy.size_bytes - offset_bytes : 0;
@@ -421,12 +421,12 @@ int shmfs_truncate(struct shmfs *fs, struct shmfs_handle *handle, uint64_t size_
         if (!error)
             error = set_size(fs, handle, size_bytes);
     } else {
-        error = file_publish(fs, handle, &copy); /* no line of a block may stay that is given away */
+        error = file_publish(fs, handle, &copy); /* our cache must keep no line of a freed block */
         if (!error)
             error = set_size(fs, handle, size_bytes);
         if (!error)
             error = inode_trim(fs, handle, (uint32_t)blocks_for(fs, size_bytes));
-        if (error == SHMFS_ERROR_BUSY) { /* it is cut; that it keeps the blocks does no harm */
+        if (error == SHMFS_ERROR_BUSY) { /* the size is set; keeping the blocks does no harm */
             struct image_inode now;
             error = !writing(fs, handle, &now) && now.size_bytes == size_bytes ? 0 : error;
         }
@@ -492,7 +492,7 @@ static int commit(struct shmfs *fs, struct shmfs_handle *handle, const struct na
         error = inode_content(fs, inode, &copy);
     if (!error && copy.flags & INODE_COMMITTED)
         error = SHMFS_ERROR_COMMITTED;
-    if (!error && name) { /* before its reservation is given back */
+    if (!error && name) { /* check this before trimming the reserved blocks */
         error = directory_look(fs, name, &found);
         error = !error ? SHMFS_ERROR_EXISTS : error == SHMFS_ERROR_NOT_FOUND ? 0 : error;
     }
@@ -513,7 +513,7 @@ static int commit(struct shmfs *fs, struct shmfs_handle *handle, const struct na
     if ((error = handle_lock(fs, handle, &inode)))
         return error;
     if (port_load32(&fs->port, &inode->flags) & INODE_COMMITTED)
-        return SHMFS_ERROR_COMMITTED; /* by another one that reads it, just now */
+        return SHMFS_ERROR_COMMITTED; /* another client that reads it has just committed it */
     const uint32_t link_count = port_load32(&fs->port, &inode->link_count);
     if (name && link_count == SHMFS_LINK_MAX)
         return SHMFS_ERROR_LINKS;
@@ -558,7 +558,7 @@ int64_t shmfs_lookup(struct shmfs *fs, const char *text)
     return error ? error : (int64_t)found.inode;
 }
 
-/* The same for a read-only client. */
+/* shmfs_stat for a read-only client. */
 static int stat_read_only(struct shmfs *fs, const struct name *name, struct shmfs_info *info)
 {
     struct found found;
@@ -569,7 +569,7 @@ static int stat_read_only(struct shmfs *fs, const struct name *name, struct shmf
     port_fence(&fs->port);
     if (port_load32(&fs->port, &inode_visit(fs, found.inode)->generation) != found.generation ||
         (!info->link_count && !info->handle_count))
-        return SHMFS_ERROR_NOT_FOUND; /* it went since its name was looked up */
+        return SHMFS_ERROR_NOT_FOUND; /* it was removed after the lookup */
     return 0;
 }
 
@@ -651,7 +651,7 @@ int shmfs_link(struct shmfs *fs, const char *target, const char *text)
     return leave(fs, error);
 }
 
-/* Note that a file has a name less; then do all that was noted. */
+/* Record that a file loses a name; then commit the transaction. */
 static int lose_name(struct shmfs *fs, uint32_t number)
 {
     struct image_inode copy;
@@ -662,7 +662,7 @@ static int lose_name(struct shmfs *fs, uint32_t number)
     log_commit(fs);
     lock_drop_all(fs);
     if (more && inode_drain(fs, number, copy.generation))
-        fs->has_orphans = true; /* the name is gone all the same; a sweep frees the rest */
+        fs->has_orphans = true; /* the name is removed anyway; a sweep frees the rest */
     return 0;
 }
 
@@ -706,7 +706,7 @@ static int rename_names(struct shmfs *fs, const struct name *names, bool replace
         return 0;
     }
     if (places[0].inode == places[1].inode)
-        return 0; /* as POSIX has it: both are names of the one file, and stay */
+        return 0; /* as in POSIX: both names of the same file stay */
     error = lock_take(fs, LOCK_INODES, bit(inode_group(fs, places[1].inode)));
     if (error)
         return error;
@@ -726,13 +726,13 @@ int shmfs_rename(struct shmfs *fs, const char *from, const char *to, bool replac
     return leave(fs, rename_names(fs, names, replace));
 }
 
-/* One entry of a walk: 1 if it is in use. */
+/* Read one entry for a listing: returns 1 if it is in use. */
 static int list_one(struct shmfs *fs, uint32_t number, char *text, struct shmfs_info *info)
 {
     struct name name;
     uint32_t inode;
     if (!entry_is_used(fs, number, &inode))
-        return 0; /* it may come or go while we walk */
+        return 0; /* it may change during the listing */
     int error = lock_take(fs, LOCK_DIRECTORY, bit(entry_group(fs, number)));
     if (error || !entry_is_used(fs, number, &inode))
         return error;
@@ -748,13 +748,13 @@ static int list_one(struct shmfs *fs, uint32_t number, char *text, struct shmfs_
     return 1;
 }
 
-/* The same for a read-only client: BUSY if the name changed meanwhile. */
+/* list_one for a read-only client: BUSY if the name changed meanwhile. */
 static int list_read_only(struct shmfs *fs, uint32_t number, char *text, struct shmfs_info *info)
 {
     struct name name;
     uint32_t inode;
     const struct image_entry *entry = entry_visit(fs, number);
-    name_of(fs, entry, &name); /* a guess, which says whose sequence to watch */
+    name_of(fs, entry, &name); /* maybe outdated; tells which group's sequence to watch */
     const uint32_t group = name.group;
     const uint32_t *place = &group_at(fs, group)->sequence;
     const uint32_t sequence = port_look32(&fs->port, place);
@@ -791,7 +791,7 @@ int shmfs_list(struct shmfs *fs, uint64_t *cursor, char *name, struct shmfs_info
     return leave(fs, result);
 }
 
-/* --- the whole ------------------------------------------------------------------------------- */
+/* --- sweeping and statistics ----------------------------------------------------------------- */
 
 int shmfs_sweep(struct shmfs *fs)
 {
@@ -845,11 +845,11 @@ const char *shmfs_error_text(int error)
 {
     switch (error) {
     case 0: return "success";
-    case SHMFS_ERROR_ARGUMENT: return "an argument makes no sense";
+    case SHMFS_ERROR_ARGUMENT: return "invalid argument";
     case SHMFS_ERROR_NAME: return "a name has 1 to 255 bytes, and no slash";
     case SHMFS_ERROR_NOT_FOUND: return "there is no file of that name";
     case SHMFS_ERROR_EXISTS: return "the name is taken";
-    case SHMFS_ERROR_COMMITTED: return "the file is committed and does not change any more";
+    case SHMFS_ERROR_COMMITTED: return "the file is committed and can no longer change";
     case SHMFS_ERROR_WRITING: return "the file is not committed";
     case SHMFS_ERROR_NO_BLOCKS: return "there is no room for more content";
     case SHMFS_ERROR_NO_INODES: return "there is no room for another file";
@@ -859,12 +859,12 @@ const char *shmfs_error_text(int error)
     case SHMFS_ERROR_LINKS: return "the file has too many names";
     case SHMFS_ERROR_STALE: return "the file is not open";
     case SHMFS_ERROR_CORRUPT: return "the image is damaged; shmfsck says where";
-    case SHMFS_ERROR_FORMAT: return "no image, or one of another version, shape or machine";
+    case SHMFS_ERROR_FORMAT: return "not an image, or a different version, geometry or machine";
     case SHMFS_ERROR_BUSY:
-        return "another process did not end its change in time; if it died, shmfsck --sweep ends it";
-    case SHMFS_ERROR_TOO_SMALL: return "the memory is too small for an image of this shape";
+        return "another process did not finish its change in time; if it died, run shmfsck --sweep";
+    case SHMFS_ERROR_TOO_SMALL: return "the memory is too small for an image of this geometry";
     case SHMFS_ERROR_SYSTEM: return "a system call failed";
-    case SHMFS_ERROR_LIMIT: return "as many disk jobs are under way as there may be";
+    case SHMFS_ERROR_LIMIT: return "the maximum number of disk jobs is running";
     case SHMFS_ERROR_READ_ONLY: return "the image is attached read-only";
     case SHMFS_ERROR_GONE: return "the file was removed while it was read";
     default: return "an unknown error";

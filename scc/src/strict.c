@@ -1,11 +1,11 @@
-/* strict.c: a core whose cache nobody keeps coherent, and that makes the worst of it.
+/* strict.c: simulates a core with an incoherent cache, and behaves as badly as such a cache may.
  *
- * All words pass through a small private cache. What is stored reaches memory when its line is
- * flushed and a fence has waited for that, or at some other moment of this cache's own choice; what
- * others store is seen when the line was dropped and fetched again. Lines are fetched ahead of use,
- * and written back and dropped at random, from a seed. So a forgotten flush, invalidate or fence
- * shows on an ordinary coherent machine, in a test. Like a processor's, a cache may outlive who used
- * it: see port_keeps_lines. (failures: S1, P3)
+ * All words go through a small private cache. A store reaches memory when its line is flushed and a
+ * fence has waited for the flush, or at any other moment that this cache chooses. A core sees
+ * stores of other cores once its line was dropped and fetched again. Lines are prefetched, written
+ * back and dropped at random, from a seed. So a missing flush, invalidate or fence makes a test
+ * fail on an ordinary coherent machine. Like a processor's cache, this cache may outlive the client
+ * that used it: see port_keeps_lines. (failures: S1, P3)
  */
 #include "port.h"
 
@@ -14,8 +14,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#define LINE_COUNT 512  /* of the cache: more than any operation needs */
-#define PENDING_COUNT 64 /* lines on their way back */
+#define LINE_COUNT 512  /* more than any operation needs */
+#define PENDING_COUNT 64 /* lines being written back */
 
 struct line {
     uint8_t *home; /* NULL: empty */
@@ -27,7 +27,7 @@ struct strict_cache {
     uint64_t random;
     struct port_range ranges[2];
     struct line lines[LINE_COUNT];
-    struct line pending[PENDING_COUNT]; /* flushed, not yet arrived */
+    struct line pending[PENDING_COUNT]; /* flushed, but not yet in memory */
 };
 
 size_t port_cache_bytes(void)
@@ -37,7 +37,7 @@ size_t port_cache_bytes(void)
 
 bool port_keeps_lines;
 
-/* Forget all but the clean lines. */
+/* Drop everything except the clean lines. */
 static void begin_again(struct strict_cache *cache)
 {
     memset(cache->pending, 0, sizeof cache->pending);
@@ -96,7 +96,7 @@ static void arrive(struct line *line)
     line->home = NULL;
 }
 
-/* What was flushed of a line before arrives before anything newer of it. */
+/* Earlier flushes of a line reach memory before newer stores to it. */
 static void settle(struct strict_cache *cache, const uint8_t *home)
 {
     for (int i = 0; i < PENDING_COUNT; i++)
@@ -113,7 +113,7 @@ static void evict(struct strict_cache *cache, struct line *line)
     line->is_dirty = false;
 }
 
-/* Lines lie where their address says, in sets of four. */
+/* The address of a line selects a set of four places. */
 static struct line *set_of(struct strict_cache *cache, const uint8_t *home)
 {
     uintptr_t number = (uintptr_t)home / PORT_LINE_BYTES;
@@ -148,7 +148,7 @@ static struct line *fetch(struct strict_cache *cache, uint8_t *home)
     return line;
 }
 
-/* Now and then do what a cache may do at any time. */
+/* Now and then evict or write back a line at random, as a cache may do at any time. */
 static void trick(struct strict_cache *cache)
 {
     uint32_t dice = chance(cache);
@@ -172,7 +172,7 @@ static struct line *visit(struct port *port, const void *place)
     bool was_there = find(cache, home) != NULL;
     struct line *line = fetch(cache, home);
     uint32_t dice = chance(cache);
-    if (!was_there && dice % 2) { /* fetch a neighbour ahead of use */
+    if (!was_there && dice % 2) { /* prefetch a neighbouring line */
         uint8_t *next = home + (dice & 2 ? PORT_LINE_BYTES : -PORT_LINE_BYTES);
         if (is_inside(cache, next)) {
             fetch(cache, next);
@@ -299,7 +299,7 @@ void port_drop(struct port *port)
         if (chance(cache) % 2)
             arrive(pending);
         else if (line && !line->is_dirty)
-            line->home = NULL; /* what is lost is not in the cache either */
+            line->home = NULL; /* a lost store must not stay in the cache either */
     }
     for (int i = 0; i < LINE_COUNT; i++)
         if (cache->lines[i].home && cache->lines[i].is_dirty && chance(cache) % 2)

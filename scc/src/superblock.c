@@ -1,4 +1,4 @@
-/* superblock.c: the shape of an image, and how one is made. */
+/* superblock.c: computes the layout of an image, and formats images. */
 #include "image.h"
 
 static uint64_t fold(uint64_t sum, const void *bytes, size_t size_bytes)
@@ -8,7 +8,8 @@ static uint64_t fold(uint64_t sum, const void *bytes, size_t size_bytes)
     return sum;
 }
 
-/* Programs that lay their structs out differently must not share an image. */
+/* Hash the struct sizes: programs that lay out their structs differently must not share an
+ * image. */
 static uint64_t signature(void)
 {
     const uint32_t sizes[] = {
@@ -36,13 +37,13 @@ static uint32_t shared_out(uint64_t count, uint32_t groups)
     return (uint32_t)((count + groups - 1) / groups);
 }
 
-/* Of a number that is not zero. */
+/* Return whether a nonzero number is a power of two. */
 static bool is_power_of_two(uint64_t number)
 {
     return !(number & (number - 1));
 }
 
-/* Whether no number is too large; none is zero, which meant the default. */
+/* Return whether no number is too large. None is zero, because zeros were replaced by defaults. */
 static bool is_legal(const struct shmfs_geometry *geometry)
 {
     return geometry->block_bytes >= SHMFS_BLOCK_MIN_BYTES &&
@@ -57,7 +58,7 @@ static bool is_legal(const struct shmfs_geometry *geometry)
            is_power_of_two(geometry->shard_count);
 }
 
-/* Put regions one after the other. */
+/* Compute the offsets of the regions, which follow each other. */
 static void place(struct shape *shape)
 {
     const struct shmfs_geometry *geometry = &shape->geometry;
@@ -92,7 +93,7 @@ int shape_of(const struct shmfs_geometry *given, struct shape *shape)
     const uint32_t groups = geometry.shard_count;
     shape->geometry = geometry;
     shape->lock_count = 2 + 3 * groups; /* statistics, recovery, and the shards */
-    shape->bucket_count = groups * words_per_line; /* so that no line belongs to two groups */
+    shape->bucket_count = groups * words_per_line; /* so that no cache line belongs to two groups */
     while (shape->bucket_count < geometry.entry_count)
         shape->bucket_count *= 2;
     shape->buckets_per_group = shape->bucket_count / groups;
@@ -148,14 +149,14 @@ int shape_read(const struct image_superblock *superblock, uint64_t control_bytes
     };
     if (superblock->magic != IMAGE_MAGIC || shape_of(&geometry, shape) < 0)
         return SHMFS_ERROR_FORMAT;
-    superblock_make(shape, &again); /* no field may differ from what we would have written */
+    superblock_make(shape, &again); /* every field must have the value that we would write */
     if (memcmp(&again, superblock, sizeof again) || shape->control_bytes > control_bytes ||
         shape->data_bytes > data_bytes)
         return SHMFS_ERROR_FORMAT;
     return 0;
 }
 
-/* Put one more into a list of the free. */
+/* Add a number to a free list. */
 static void add(struct port *port, uint32_t *first, uint32_t *count, uint32_t *next, uint32_t number)
 {
     port_store32(port, next, port_load32(port, first));
@@ -200,7 +201,7 @@ void image_make(struct port *port, const struct shape *shape, uint8_t *control)
     uint64_t *magic = (uint64_t *)control;
     port_store64(port, magic, 0);
     port_flush(port, magic, sizeof *magic);
-    port_fence(port); /* of what lay there before nothing changes while it is still an image */
+    port_fence(port); /* the old image must be invalid before anything else of it changes */
     wipe(port, control, shape->control_bytes);
     fill(port, shape, control);
     superblock_make(shape, &superblock);

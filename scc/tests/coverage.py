@@ -1,10 +1,10 @@
-"""Tells which lines and branches of the core its tests have reached, in any of several builds.
+"""Reports the lines and branches of the C core that tests have reached, over several builds.
 
-    python scc/tests/coverage.py BUILD...    directories of objects, and of what gcov left
+    python scc/tests/coverage.py BUILD...    directories with object files and gcov's data
 
-A branch counts once: what is nothing in one build (an error of flushing where memory is coherent)
-is reached in another. Prints a table, and each line and branch that no build has reached; fails if
-there is one.
+A branch counts as reached if it was reached in any build, because some branches do nothing in one
+build (such as errors of flushing on coherent memory). Prints a table, and each line and branch that
+no build has reached; fails if there is one.
 """
 
 import json
@@ -13,14 +13,14 @@ import sys
 from collections import defaultdict
 from pathlib import Path
 
-NOT_THE_CORE = frozenset(("strict.c",))  # the cache that tests run on
+NOT_THE_CORE = frozenset(("strict.c",))  # simulates the cache of the tests
 
 Place = tuple[str, str, int, int]
-"""File, function, line, and the number of a branch in that; -1 for the line itself."""
+"""File, function, line, and the number of a branch in that line; -1 for the line itself."""
 
 
 def reached(build: Path) -> dict[Place, bool]:
-    """Return what one build knows, and whether its tests were there."""
+    """Return all lines and branches of one build, and whether its tests reached them."""
     found: dict[Place, bool] = {}
     for kept in build.glob("*.o"):
         told = subprocess.run(
@@ -42,7 +42,7 @@ def reached(build: Path) -> dict[Place, bool]:
 
 
 def main(builds: list[str]) -> int:
-    """Print what is reached; return the exit status."""
+    """Print the coverage; return the exit status."""
     found: dict[Place, bool] = defaultdict(bool)
     for build in builds:
         for place, was_there in reached(Path(build)).items():

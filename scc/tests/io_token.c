@@ -1,9 +1,9 @@
-/* io_token: what tests have C programs do with tokens.
+/* io_token: exposes the token functions to tests.
  *
  *     io_token device PATH                     print the device's name, and whether it is in memory
  *     io_token hold DEVICE LIMIT TIMEOUT_MS    print `token` or the error; hold it until standard
  *                                              input ends
- *     io_token loop DEVICE LIMIT TIMES LOG     take it so often; write + and - into the log */
+ *     io_token loop DEVICE LIMIT TIMES LOG     take it TIMES times; write + and - into the log */
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,4 +1,4 @@
-/* mpb_cores.c SCENARIO CORES SEED EXTENT: runs a scenario; exits 0 if all went as it should.
+/* mpb_cores.c SCENARIO CORES SEED EXTENT: runs a scenario; exits with 0 on success.
  *
  * With -DCORES_ARE_THREADS the cores are threads, so that a sanitizer sees both sides.
  */
@@ -123,7 +123,7 @@ static void *be_core(void *argument)
     };
     char path[64];
     snprintf(path, sizeof path, "/proc/self/fd/%d", start.world->fd);
-    core.fd = open(path, O_RDWR | O_CLOEXEC); /* its own description: locks belong to that */
+    core.fd = open(path, O_RDWR | O_CLOEXEC); /* a new file description, to which locks belong */
     free(argument);
     attach(&core);
     start.role(&core);
@@ -144,7 +144,7 @@ static struct start *start_of(struct world *world, uint32_t number, core_role *r
     return start;
 }
 
-/* Nothing but memory is shared: no network, no file system that others see. */
+/* Isolate the core: it shares only memory, no network and no visible file system. */
 static void leave_host(void)
 {
     if (getenv("CORES_SHARE_HOST"))

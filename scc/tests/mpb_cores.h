@@ -1,4 +1,4 @@
-/* mpb_cores.h: cores for tests, each a process in namespaces of its own; only memory is shared. */
+/* mpb_cores.h: test cores, each a process in its own namespaces, which share only memory. */
 #ifndef MPB_CORES_H
 #define MPB_CORES_H
 
@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <sys/types.h>
 
-#define WAIT_US 20000000 /* for what must happen: far more than it takes */
+#define WAIT_US 20000000 /* far more than any event takes that must happen */
 
 /* One core, in its own process (or thread). */
 struct core {
@@ -16,16 +16,16 @@ struct core {
     uint32_t number, count;
     uint64_t random;
     void *storage;
-    void *oracle; /* memory that is shared by the ordinary means, to check what happens by */
+    void *oracle; /* ordinary shared memory, with which the tests check results */
     int fd;
     uint32_t check_ms;
-    uint64_t dies_at; /* a store, or 0 */
+    uint64_t dies_at; /* number of a store, or 0 */
     uint64_t waits;
 };
 
 typedef void core_role(struct core *core);
 
-/* A segment for so many cores, formatted over garbage; and an oracle of zeros. */
+/* A segment for `count` cores, formatted over garbage, and an oracle of zeros. */
 struct world {
     uint32_t count;
     uint64_t seed;
@@ -39,19 +39,19 @@ struct world world_open(uint32_t count, uint64_t seed, size_t oracle_bytes);
 
 void world_close(struct world *world, size_t oracle_bytes);
 
-/* Start a core; it ends when its role returns, having detached. */
+/* Start a core. It detaches and ends when its role returns. */
 void world_start(struct world *world, uint32_t number, core_role *role, uint64_t dies_at);
 
-/* Wait for one to end, and fail unless it ended well (or by SIGKILL, or where it was to die). */
+/* Wait for a core to end. Fails unless it succeeded, was killed by SIGKILL, or died as planned. */
 void world_join(struct world *world, uint32_t number);
 void world_kill(struct world *world, uint32_t number);
 
-/* All cores in one role, from start to end. */
+/* Run all cores in one role, from start to end. */
 void world_run(uint32_t count, uint64_t seed, size_t oracle_bytes, core_role *role);
 
 uint32_t draw(struct core *core, uint32_t below);
 
-/* Bytes that tell who sent them, and which message it is. */
+/* Fill bytes with a pattern that identifies the sender and the message; check that pattern. */
 void fill(uint8_t *bytes, uint64_t size_bytes, uint32_t from, uint32_t number);
 void expect_filled(const uint8_t *bytes, uint64_t size_bytes, uint32_t from, uint32_t number);
 
@@ -69,6 +69,6 @@ struct scenario {
     void (*run)(uint32_t count, uint64_t seed, uint64_t extent);
 };
 
-extern const struct scenario talk_scenarios[], death_scenarios[]; /* ended by one without name */
+extern const struct scenario talk_scenarios[], death_scenarios[]; /* the last has no name */
 
 #endif

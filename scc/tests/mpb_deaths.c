@@ -1,4 +1,4 @@
-/* mpb_deaths.c: what is left when cores die, at any store and at any moment, or stand still. */
+/* mpb_deaths.c: cores die at any store and at any moment, or stop. */
 #include "mpb_cores.h"
 
 #include <sched.h>
@@ -23,7 +23,7 @@ struct course {
     struct mpb_request request;
 };
 
-/* What two cores do with each other. The first error ends it; PEER is the only one there may be. */
+/* Two cores talk to each other. The first error ends the conversation; only PEER is allowed. */
 static int64_t talk(struct core *core, struct course *course)
 {
     const uint32_t other = core->number ^ 1;
@@ -57,14 +57,14 @@ static int64_t talk(struct core *core, struct course *course)
     return mpb_barrier(core->mpb, 3, WAIT_US);
 }
 
-/* The one that dies at some store, unless it comes to its end before. */
+/* The core that dies at some store, unless it finishes before that. */
 static void victim(struct core *core)
 {
     struct course course;
     atomic_fetch_add((_Atomic uint32_t *)core->oracle, talk(core, &course) == 0);
 }
 
-/* The same one again, from the beginning. */
+/* The same core after a restart, from the beginning. */
 static void reborn(struct core *core)
 {
     struct course course;
@@ -77,7 +77,7 @@ static void witness(struct core *core)
     int64_t result = talk(core, &course);
     expect_one_of(result, 0, MPB_ERROR_PEER, __LINE__);
     atomic_store((_Atomic uint32_t *)core->oracle + 1, 1);
-    /* Until it was started again it is the dead one that this is about. */
+    /* Until the core has restarted, errors are about the dead process. */
     while ((result = talk(core, &course)) == MPB_ERROR_PEER)
         sched_yield();
     EXPECT(result, 0);
@@ -101,7 +101,7 @@ static void run_stores(uint32_t count, uint64_t seed, uint64_t extent)
         world_join(&world, 1);
         world_close(&world, 4096);
         if (came_through) {
-            EXPECT(store > 40, 1); /* else nothing was shown */
+            EXPECT(store > 40, 1); /* otherwise the test has shown nothing */
             return;
         }
     }
@@ -111,16 +111,16 @@ static void run_stores(uint32_t count, uint64_t seed, uint64_t extent)
 
 #define CORES 4
 #define ROOM 24000
-#define WINDOW (1u << 26) /* messages from one core to another, far more than there are */
+#define WINDOW (1u << 26) /* messages from one core to another; far more than are sent */
 
 struct letter {
     uint32_t from, number, size_bytes, sum;
     uint8_t bytes[ROOM];
 };
 
-/* What all of it is checked by; survives every core. */
+/* Shared memory with which the test checks results; it survives all cores. */
 struct ledger {
-    struct letter inbox[CORES]; /* where each core receives; only it writes there while it lives */
+    struct letter inbox[CORES]; /* receive buffers; a live core writes only to its own */
     uint32_t next[CORES][CORES];
     _Atomic uint32_t stop, done[CORES], first, second;
     _Atomic uint8_t acknowledged[CORES][CORES][WINDOW / 8], received[CORES][CORES][WINDOW / 8];
@@ -145,7 +145,7 @@ static bool is_whole(const struct letter *letter)
            sum_of(letter) == letter->sum;
 }
 
-/* Note what came, which must not have come before. */
+/* Record a received message, which must not have been received before. */
 static void note(struct ledger *ledger, uint32_t to)
 {
     struct letter *letter = &ledger->inbox[to];
@@ -154,7 +154,7 @@ static void note(struct ledger *ledger, uint32_t to)
     letter->number = 0;
 }
 
-/* A receive is over: by a message, or because nobody else is left. */
+/* A receive completes with a message, or because all peers are gone. */
 static void end(struct core *core, struct ledger *ledger, const struct mpb_request *receive)
 {
     expect_one_of(receive->status, 0, MPB_ERROR_PEER, __LINE__);
@@ -201,7 +201,7 @@ static void correspond(struct core *core)
     static _Thread_local struct letter letter;
     struct ledger *ledger = core->oracle;
     struct mpb_request send, receive, *both[] = {&receive, &send};
-    core->random += ledger->next[core->number][core->number]++; /* not as in its last life */
+    core->random += ledger->next[core->number][core->number]++; /* differs from its last life */
     post(core, ledger, &receive);
     write_letter(core, ledger, &letter, &send);
     for (bool is_over = false; !is_over;) {
@@ -232,7 +232,7 @@ static void correspond(struct core *core)
     }
     if (receive.status == MPB_PENDING)
         EXPECT(mpb_cancel(core->mpb, &receive), 0);
-    else /* as soon as it was posted */
+    else /* completed when it was posted */
         end(core, ledger, &receive);
 }
 
@@ -250,7 +250,7 @@ static void run_kills(uint32_t count, uint64_t seed, uint64_t extent)
         uint32_t number = draw(&dice, count);
         usleep(draw(&dice, 4000));
         world_kill(&world, number);
-        /* It may have died between the last byte and the note. */
+        /* The core may have died between receiving the last byte and recording it. */
         struct letter *letter = &ledger->inbox[number];
         if (is_whole(letter))
             set_bit(ledger->received[letter->from][number], letter->number);
@@ -282,7 +282,7 @@ static void run_kills(uint32_t count, uint64_t seed, uint64_t extent)
     world_close(&world, sizeof(struct ledger));
 }
 
-/* --- a receiver that stands still ------------------------------------------------------------ */
+/* --- a stopped receiver ---------------------------------------------------------------------- */
 
 #define PATIENCE_US 20000
 #define LETTERS 12
@@ -295,7 +295,7 @@ static void impatient(struct core *core)
         int result = mpb_send(core->mpb, 1, bytes, LARGE, PATIENCE_US);
         if (result != 0)
             atomic_fetch_add((_Atomic uint32_t *)core->oracle, 1);
-        /* What ran out of time before all of it was given can be sent again. */
+        /* After a timeout before the whole message was given, it can be sent again. */
         if (result != 0 && result != MPB_ERROR_UNSURE)
             EXPECT(result, MPB_ERROR_TIMEOUT);
         else
@@ -333,9 +333,9 @@ static void run_stops(uint32_t count, uint64_t seed, uint64_t extent)
     world_close(&world, 4096);
 }
 
-/* --- what the dead leave --------------------------------------------------------------------- */
+/* --- state left by dead cores ---------------------------------------------------------------- */
 
-/* Dies holding a lock, after one message that was received and one that lies in the buffer. */
+/* Die holding a lock, after one message was received and another one was put in the buffer. */
 static void testator(struct core *core)
 {
     struct mpb_request request;
@@ -361,7 +361,7 @@ static void heir(struct core *core)
     EXPECT(mpb_isend(core->mpb, &requests[1], 1, bytes, sizeof bytes), 0);
     EXPECT(mpb_wait(core->mpb, &requests[0], -1), MPB_ERROR_PEER);
     EXPECT(mpb_wait(core->mpb, &requests[1], -1), MPB_ERROR_PEER);
-    EXPECT(mpb_send(core->mpb, 1, bytes, 1, -1), MPB_ERROR_PEER); /* known by now */
+    EXPECT(mpb_send(core->mpb, 1, bytes, 1, -1), MPB_ERROR_PEER); /* known to be dead by now */
     EXPECT(mpb_recv(core->mpb, 1, bytes, 1, NULL, -1), MPB_ERROR_PEER);
     EXPECT(mpb_barrier(core->mpb, 3, -1), MPB_ERROR_PEER);
     EXPECT(mpb_unlock(core->mpb, 1), 0);

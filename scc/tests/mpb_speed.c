@@ -1,8 +1,8 @@
-/* mpb_speed.c CORES ROUNDS MESSAGE_BYTES: what messages cost, beside what memory costs by itself.
+/* mpb_speed.c CORES ROUNDS MESSAGE_BYTES: measures messages against plain memory.
  *
- * Prints a line of five figures for each of the rounds, taken one after the other: a round trip of
- * 8 bytes in us, and the same by two words that both cores look at; bandwidth one way in GB/s, that
- * when both send at once, and that of memcpy.
+ * Prints a line of five numbers for each round, measured in sequence: the round trip of 8
+ * bytes in us; the same with two words that both cores poll; bandwidth in one direction in GB/s;
+ * bandwidth when both send at once; and the bandwidth of memcpy.
  */
 #include "mpb_core.h"
 
@@ -45,8 +45,8 @@ static double trip_us(struct mpb *mpb, uint32_t me)
 
 static double bare_trip_us(struct mpb_flag *words, uint32_t me)
 {
-    /* The words go on counting from round to round: whoever set one back could do so before the
-     * other has seen its last value. */
+    /* The words keep counting from round to round: a core that reset its word could do so before
+     * the peer has seen the last value. */
     const uint64_t before = words[me].word;
     uint64_t begun_us = port_now_us();
     for (uint64_t i = before + 1; i <= before + TRIPS; i++) {
@@ -104,7 +104,7 @@ static void be_core(int file, uint32_t me, uint32_t count, int rounds, uint64_t 
     if (!bytes)
         abort();
     memset(bytes, 1, 2 * size);
-    cpu_set_t set; /* a core is a processor, if there is one for each */
+    cpu_set_t set; /* pin each core to its own processor, if there are enough */
     if (sched_getaffinity(0, sizeof set, &set) == 0 && CPU_COUNT(&set) > 1) {
         uint32_t skip = me;
         for (int cpu = 0; cpu < CPU_SETSIZE; cpu++)

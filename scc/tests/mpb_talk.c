@@ -1,4 +1,4 @@
-/* mpb_talk.c: what cores do while all of them live. */
+/* mpb_talk.c: cores communicate while all of them live. */
 #include "mpb_cores.h"
 
 #include <sched.h>
@@ -13,7 +13,7 @@ static uint8_t *space(uint64_t size_bytes)
     return bytes;
 }
 
-/* --- two cores, back and forth, of every length at which something may be off by one --------- */
+/* --- two cores, back and forth, with all lengths that could cause off-by-one errors ---------- */
 
 static void ping(struct core *core)
 {
@@ -44,11 +44,11 @@ static void ping(struct core *core)
     free(bytes);
 }
 
-/* --- everybody sends to everybody at once ---------------------------------------------------- */
+/* --- all cores send to all cores at once ----------------------------------------------------- */
 
 #define CROSSING_BYTES 300001
 
-/* Blocking sends of more than fits, with receives posted; then exchanges in pairs. */
+/* Blocking sends that exceed the buffer, with receives posted; then exchanges in pairs. */
 static void cross(struct core *core)
 {
     uint8_t *out = space(CROSSING_BYTES), *in = space((uint64_t)CROSSING_BYTES * core->count);
@@ -82,7 +82,7 @@ static void cross(struct core *core)
     free(in);
 }
 
-/* Many requests at a time, of random lengths, in random order of posting. */
+/* Many concurrent requests of random lengths, posted in random order. */
 static void mix(struct core *core)
 {
     enum { ROUNDS = 12, DEPTH = 3, ROOM = 20000 };
@@ -120,9 +120,9 @@ static void mix(struct core *core)
     free(in);
 }
 
-/* --- receiving from any ---------------------------------------------------------------------- */
+/* --- receiving from any core ----------------------------------------------------------------- */
 
-/* When all of them have sent something, each is served once before any is served twice. */
+/* When all cores have sent something, each is served once before any is served twice. */
 static void any(struct core *core)
 {
     enum { EACH = 4 };
@@ -136,7 +136,7 @@ static void any(struct core *core)
         while (!requests[EACH - 1].moved_bytes)
             mpb_push(core->mpb);
     }
-    EXPECT(mpb_barrier(core->mpb, 0, WAIT_US), 0); /* all lie in the buffers now */
+    EXPECT(mpb_barrier(core->mpb, 0, WAIT_US), 0); /* all messages are in the buffers now */
     if (core->number != 0) {
         for (uint32_t i = 0; i < EACH; i++)
             EXPECT(mpb_wait(core->mpb, &requests[i], WAIT_US), 0);
@@ -183,7 +183,7 @@ static void barrier(struct core *core)
         for (uint32_t other = 0; other < core->count; other++)
             if (come[other] < round || come[other] > round + 1)
                 fail(__FILE__, __LINE__, "the round of another", come[other], round);
-        if (round % 3 == 0 && (core->number | 1) < core->count) /* some of them among themselves */
+        if (round % 3 == 0 && (core->number | 1) < core->count) /* some pairs on their own */
             EXPECT(mpb_barrier(core->mpb, pair, WAIT_US), 0);
     }
 }
@@ -207,7 +207,7 @@ static void lock(struct core *core)
     EXPECT(mpb_counters_of(core->mpb).stolen, 0);
 }
 
-/* --- running out of time, giving up, and what is refused -------------------------------------- */
+/* --- timeouts, cancelled and refused messages ------------------------------------------------ */
 
 #define LARGE 50000
 #define MOMENT_US 2000
@@ -218,7 +218,7 @@ static void meet_other(struct core *core)
     EXPECT(mpb_barrier(core->mpb, 3, WAIT_US), 0);
 }
 
-/* Go on when the other one has, and push nothing meanwhile. */
+/* Synchronize with the peer without pushing. */
 static void say(struct core *core)
 {
     atomic_fetch_add((_Atomic uint32_t *)core->oracle + core->number, 1);
@@ -236,7 +236,7 @@ static void cancel_sends(struct core *core, uint8_t *bytes)
     if (core->number == 0) {
         fill(bytes, LARGE, 0, 1);
         EXPECT(mpb_isend(core->mpb, &first, 1, bytes, LARGE), 0);
-        meet_other(core); /* part of it lies in the buffer */
+        meet_other(core); /* part of the message is in the buffer */
         EXPECT(first.moved_bytes > 0 && first.moved_bytes < LARGE, 1);
         EXPECT(mpb_cancel(core->mpb, &first), 0);
         EXPECT(first.status, MPB_ERROR_CANCELLED);
@@ -246,7 +246,7 @@ static void cancel_sends(struct core *core, uint8_t *bytes)
         EXPECT(mpb_isend(core->mpb, &second, 1, bytes, SMALL), 0);
         meet_other(core);
         EXPECT(mpb_wait(core->mpb, &second, WAIT_US), 0);
-        EXPECT(mpb_isend(core->mpb, &first, 1, bytes, SMALL), 0); /* all of it fits */
+        EXPECT(mpb_isend(core->mpb, &first, 1, bytes, SMALL), 0); /* the whole message fits */
         EXPECT(mpb_cancel(core->mpb, &first), MPB_ERROR_TOO_LATE);
         EXPECT(first.status, MPB_PENDING);
         EXPECT(mpb_send(core->mpb, 1, bytes, SMALL, MOMENT_US), MPB_ERROR_UNSURE);
@@ -276,7 +276,7 @@ static void cancel_receives(struct core *core, uint8_t *bytes)
         say(core);
         while (!second.moved_bytes)
             EXPECT(mpb_test(core->mpb, &second), MPB_PENDING);
-        EXPECT(mpb_cancel(core->mpb, &second), 0); /* in the midst of it */
+        EXPECT(mpb_cancel(core->mpb, &second), 0); /* after it has started */
         EXPECT(second.status, MPB_ERROR_CANCELLED);
         say(core);
         EXPECT(mpb_recv(core->mpb, 1, bytes, LARGE, NULL, WAIT_US), SMALL);
@@ -315,7 +315,7 @@ static void refusals(struct core *core, uint8_t *bytes)
         EXPECT(mpb_barrier(core->mpb, 3, MOMENT_US), MPB_ERROR_TIMEOUT);
         EXPECT(mpb_barrier(core->mpb, 3, 0), MPB_ERROR_TIMEOUT);
         say(core);
-        meet_other(core); /* the same barrier, which goes on */
+        meet_other(core); /* continues the same barrier */
         EXPECT(mpb_irecv(core->mpb, &request, MPB_ANY, bytes, LARGE - 1), 0);
         EXPECT(mpb_wait(core->mpb, &request, WAIT_US), MPB_ERROR_SIZE);
         EXPECT(request.size_bytes, LARGE);
@@ -334,7 +334,7 @@ static void refusals(struct core *core, uint8_t *bytes)
     meet_other(core);
 }
 
-/* Receives are served in the order in which they were posted, whomever they ask for. */
+/* Receives are matched in the order of posting, whether from one core or from any. */
 static void posting_order(struct core *core)
 {
     uint32_t numbers[4] = {0};
@@ -372,7 +372,7 @@ static void give_up(struct core *core)
 #define WINDOW_BYTES ((uint64_t)2 << 20)
 #define HUGE_BYTES (((uint64_t)4 << 30) + 5)
 
-/* So much address space, all of it the same few pages. */
+/* Return a large address range that maps the same few pages repeatedly. */
 static uint8_t *repeated(void)
 {
     const uint64_t space_bytes = (HUGE_BYTES / WINDOW_BYTES + 1) * WINDOW_BYTES;

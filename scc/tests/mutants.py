@@ -1,14 +1,15 @@
-"""Shows that no call that orders memory can go: each is taken away by itself; a test must fail.
+"""Checks that tests need every call that orders memory: without any one of them, a test must fail.
 
     python scc/tests/mutants.py scc/src/mpb.c scc/src/rcce.c --tests tests/scc/test_mpb.py -k strict
     python scc/tests/mutants.py --part shmfs --run 'shmfs_walk 12 300 20 0 1' scc/src/log.c
 
-A flush, an invalidation or a fence is left out; a publish becomes a store, a look becomes a load.
-With --tests, tests take their sources from a copy of `scc/` (CIEL_SCC_SOURCES); those that do not
-compile them with `ciel.testing.c_programs` see no mutants. With --run, programs of `scc/tests` run
-with those arguments, in the strict build, until one fails; of each mutant one file is compiled.
-What is not in the strict build may be in a model, which says so (`fails:`); .ci/check-deep runs it.
-Prints a Markdown table of what caught which, and fails if one was not caught.
+A mutant omits a flush, an invalidation or a fence, or turns a publish into a store or a look into a
+load. With --tests, pytest takes the sources from a copy of `scc/` (CIEL_SCC_SOURCES); tests that do
+not compile them with `ciel.testing.c_programs` see no mutants. With --run, programs of `scc/tests`
+run with these arguments, in the strict build, until one fails; one file is compiled per mutant. For
+a call that the strict build omits, a model may name it in a `fails:` line; .ci/check-deep runs the
+models. Prints a Markdown table of mutants and the tests that catch them; fails if one is not
+caught.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from pathlib import Path
 SCC = Path(__file__).resolve().parents[1]
 ROOT = SCC.parent
 LIMIT_S = 300
-RUN_LIMIT_S = 60  # of a program, which takes a few seconds
+RUN_LIMIT_S = 60  # of a program, which normally takes a few seconds
 CALL = re.compile(r"\bport_(?:(flush|invalidate|fence)|(publish|look)(32|64))\b")
 WEAKER = {"publish": "store", "look": "load"}
 FLAGS = ["-std=c11", "-O1", "-w", "-D_GNU_SOURCE", "-DPORT_STRICT", "-DSCC_TEST", "-pthread"]
@@ -44,7 +45,7 @@ NOTHING = "static inline void mutant_nothing(const void *first, ...) { (void)fir
 
 @dataclass(frozen=True)
 class Mutant:
-    """One call that is missing, or weaker than it was."""
+    """A source file with one call omitted or weakened."""
 
     source: Path  # within `scc/`
     line: int
@@ -58,13 +59,13 @@ class Mutant:
         return f"`{self.source.name}` {self.function}"
 
     def row(self, catcher: str | None) -> str:
-        """Say in a row of the table what caught it."""
+        """Return the row of the table for this mutant."""
         caught = f"`{catcher}`" if catcher else "**nothing**"
         return f"| `{self.before}` | {self.place} | {self.after} | {caught} |"
 
 
 def mutants(source: Path) -> Iterator[Mutant]:
-    """Make every mutant of one file."""
+    """Yield every mutant of one file."""
     text = source.read_text()
     hidden = [match.span() for match in COMMENT.finditer(text)]
     for match in CALL.finditer(text):
@@ -84,7 +85,7 @@ def mutants(source: Path) -> Iterator[Mutant]:
 
 
 def modelled() -> dict[tuple[str, str, str], str]:
-    """Return which models fail without which call, in which function of which file."""
+    """Return the models that fail without a call, by file, function and call."""
     return {
         (source, function, call): f"{path.name} {defines}"
         for path in sorted((SCC / "models").glob("*.pml"))
@@ -93,18 +94,18 @@ def modelled() -> dict[tuple[str, str, str], str]:
 
 
 def with_nothing(text: str) -> str:
-    """Declare what stands for a call that is left out, after the first #include."""
+    """Insert the function that replaces an omitted call, after the first #include."""
     end = text.index("\n", text.index("#include")) + 1
     return text[:end] + NOTHING + f"#line {text[:end].count(chr(10)) + 1}\n" + text[end:]
 
 
 def compiles(path: Path, tree: Path) -> bool:
-    """Tell a mutant that is caught from one that is no program."""
+    """Return whether a mutant compiles."""
     return not subprocess.run(["cc", "-fsyntax-only", *flags(tree), str(path)]).returncode
 
 
 def flags(tree: Path) -> list[str]:
-    """Return what the strict build of these sources is compiled with."""
+    """Return the compiler flags of the strict build."""
     return [*FLAGS, f"-I{tree / 'include'}", f"-I{tree / 'src'}"]
 
 
@@ -132,7 +133,7 @@ def caught_by(tests: list[str], tree: Path) -> str | None:
 
 
 def ended(command: list[str]) -> int | None:
-    """Run a program and whatever it starts; return its status, None if it did not end."""
+    """Run a program with its children; return its exit status, None if it did not end."""
     with open(os.devnull, "w") as nowhere:
         process = subprocess.Popen(command, stdout=nowhere, stderr=nowhere, start_new_session=True)
     try:
@@ -146,7 +147,7 @@ def ended(command: list[str]) -> int | None:
 
 
 class Runs:
-    """Programs of `scc/tests` on mutants, without pytest: whether one of them fails."""
+    """Runs programs of `scc/tests` on mutants, without pytest."""
 
     def __init__(self, part: str, runs: list[str], place: Path) -> None:
         parts = runpy.run_path(str(SCC / "build_ffi.py"))["PARTS"]
@@ -159,13 +160,13 @@ class Runs:
             self.compile((SCC / name).read_text(), target)
 
     def compile(self, text: str, target: Path) -> bytes:
-        """Compile one file; return what became of it."""
+        """Compile one file; return the object file's content."""
         command = ["cc", *flags(SCC), f"-I{SCC / 'tests'}", "-x", "c", "-c", "-o", str(target), "-"]
         subprocess.run(command, input=text, text=True, check=True)
         return target.read_bytes()
 
     def failure(self, source: Path | None, changed: Path | None, place: Path) -> str | None:
-        """Return the first run that fails with an object in the place of a source's, or None."""
+        """Return the first run that fails with one object file replaced, or None."""
         for run in self.runs:
             program = place / run[0]
             if not program.exists():
@@ -193,7 +194,7 @@ class Runs:
 
 
 def try_runs(options: argparse.Namespace) -> int:
-    """Try every mutant with programs, one on each processor; count survivors."""
+    """Test each mutant with programs, in parallel; return the number of survivors."""
     survivors = 0
     with tempfile.TemporaryDirectory(prefix="ciel-mutants-") as name:
         runs = Runs(options.part, options.run, Path(name))
@@ -210,7 +211,7 @@ def try_runs(options: argparse.Namespace) -> int:
 
 
 def try_tests(options: argparse.Namespace) -> int:
-    """Try every mutant with tests of pytest; count survivors."""
+    """Test each mutant with pytest; return the number of survivors."""
     tests = [*options.tests, *(["-k", options.chosen] if options.chosen else [])]
     survivors = 0
     with tempfile.TemporaryDirectory(prefix="ciel-mutants-") as place:
@@ -234,12 +235,12 @@ def try_tests(options: argparse.Namespace) -> int:
 
 
 def main() -> None:
-    """Try every mutant of the files that are named."""
+    """Test all mutants of the given files."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("sources", nargs="+", type=Path)
-    parser.add_argument("--tests", nargs="+", help="files of tests, for pytest")
-    parser.add_argument("-k", dest="chosen", help="which of them, for pytest")
-    parser.add_argument("--part", default="shmfs", help="what the programs are linked with")
+    parser.add_argument("--tests", nargs="+", help="test files for pytest")
+    parser.add_argument("-k", dest="chosen", help="tests to select, for pytest")
+    parser.add_argument("--part", default="shmfs", help="part of scc to link programs with")
     parser.add_argument("--run", action="append", help="a program of scc/tests, with arguments")
     options = parser.parse_args()
     if bool(options.tests) == bool(options.run):

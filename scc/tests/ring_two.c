@@ -1,11 +1,11 @@
-/* Two at once: threads that send each other everything, or a process that is killed meanwhile.
+/* ring_two: two threads that send to each other at once, or a process that is killed meanwhile.
  *
  *     ring_two threads SEED BYTES     both directions at once, in pieces of any size
- *     ring_two kill SEED ROUNDS       the other end is killed at any moment; 0 lost, 0 hung
+ *     ring_two kill SEED ROUNDS       the peer is killed at any moment; nothing is lost, no side hangs
  *     ring_two trip ROUNDS LOOKS      round trips between two processes; prints microseconds
  *
- * With -DONE_MAPPING the threads see the segment at the same addresses: a thread sanitizer knows
- * nothing else to be the same memory.
+ * With -DONE_MAPPING the threads see the segment at the same addresses: a thread sanitizer does not
+ * recognize two mappings of the same memory.
  */
 #include <errno.h>
 #include <pthread.h>
@@ -69,7 +69,7 @@ static void close_end(struct end *end)
     free(storage);
 }
 
-/* Send so many bytes and receive as many, whatever goes first. */
+/* Send and receive `size_bytes`, in any order. */
 static void *exchange(void *argument)
 {
     struct end *end = argument;
@@ -133,8 +133,9 @@ static void threads(uint64_t seed, uint64_t size_bytes)
     close(segment);
 }
 
-/* The child sends numbers, and says apart from the ring how many have been sent; it takes numbers,
- * and answers each. Killed whenever, all that it said it had sent is there, and nobody hangs. */
+/* The child sends numbers, and reports outside the ring how many it has sent; it also receives
+ * numbers, and answers each. Whenever it is killed, all reported numbers are there, and no side
+ * hangs. */
 static void child_of_kill(struct end *end, _Atomic uint64_t *acknowledged)
 {
     uint64_t sent = 0, number;
@@ -165,7 +166,7 @@ static void kill_once(uint64_t *seed, _Atomic uint64_t *acknowledged)
     close(bells[1]);
     open_end(&end, segment, 0, bells[0]);
     uint64_t received = 0, sent = 0, number;
-    uint64_t until = next(seed) % 3000; /* numbers, then the end comes at any moment */
+    uint64_t until = next(seed) % 3000; /* this many numbers, then the kill */
     for (int way = 1; way > 0;) {
         way = ring_wait(end.ring, NULL, next(seed) % 2);
         CHECK(way >= 0);
@@ -186,7 +187,7 @@ static void kill_once(uint64_t *seed, _Atomic uint64_t *acknowledged)
     int64_t rest = ring_readable(end.ring);
     CHECK(rest >= 0 && rest % 8 == 0);
     received += (uint64_t)rest / 8;
-    CHECK(received >= atomic_load(acknowledged)); /* nothing that was acknowledged is lost */
+    CHECK(received >= atomic_load(acknowledged)); /* no acknowledged number is lost */
     CHECK(waitpid(child, NULL, 0) == child);
     close_end(&end);
     close(bells[0]);

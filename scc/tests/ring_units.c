@@ -1,4 +1,4 @@
-/* Single steps of a ring, and what it makes of memory that the other side has spoilt. */
+/* ring_units: single steps of a ring, and its reaction to memory that the peer has overwritten. */
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
@@ -43,7 +43,7 @@ static void close_pair(struct pair *pair)
 {
     for (int side = 0; side < 2; side++) {
         ring_close(pair->side[side]);
-        ring_close(pair->side[side]); /* twice is no harm */
+        ring_close(pair->side[side]); /* closing twice is harmless */
         free(pair->storage[side]);
         if (pair->bells[side] >= 0)
             close(pair->bells[side]);
@@ -67,7 +67,7 @@ static void check_bytes(void)
     CHECK(ring_capacity(one) == CAPACITY && ring_readable(one) == 0 && ring_room(one) == CAPACITY);
     CHECK(ring_read(one, got, sizeof got) == 0 && ring_write(one, sent, 0) == 0);
     uint32_t state = 1;
-    for (int step = 0; step < 3000; step++) { /* every offset, wrapping many times */
+    for (int step = 0; step < 3000; step++) { /* every offset, with many wrap-arounds */
         size_t size = (size_t)(step % 97) + 1;
         for (size_t index = 0; index < size; index++)
             sent[index] = (char)((state = state * 1103515245 + 12345) >> 16);
@@ -76,9 +76,9 @@ static void check_bytes(void)
         CHECK(ring_read(other, got, sizeof got) == (int64_t)size);
         CHECK(memcmp(sent, got, size) == 0);
     }
-    CHECK(ring_write(one, sent, sizeof sent) == CAPACITY); /* what fits, to the byte */
+    CHECK(ring_write(one, sent, sizeof sent) == CAPACITY); /* exactly the capacity */
     CHECK(ring_write(one, sent, 1) == 0 && ring_room(one) == 0);
-    CHECK(ring_write(other, sent, 10) == 10); /* the other direction is another ring */
+    CHECK(ring_write(other, sent, 10) == 10); /* an independent ring in this direction */
     CHECK(ring_read(other, got, 1) == 1 && ring_room(one) == 1);
     CHECK(ring_read(other, got, sizeof got) == CAPACITY - 1);
     CHECK(memcmp(sent + 1, got, CAPACITY - 1) == 0);
@@ -92,8 +92,8 @@ static void check_bells(void)
     memset(bytes, 'x', sizeof bytes);
     open_pair(&pair);
     struct ring *one = pair.side[0], *other = pair.side[1];
-    CHECK(ring_write(one, bytes, 5) == 5 && bells_at(pair.bells[1]) == 0); /* nobody sleeps */
-    CHECK(ring_sleep(other, false) == 0);                                  /* nor need anybody */
+    CHECK(ring_write(one, bytes, 5) == 5 && bells_at(pair.bells[1]) == 0); /* no side sleeps */
+    CHECK(ring_sleep(other, false) == 0);                                  /* nor needs to sleep */
     CHECK(ring_read(other, bytes, 5) == 5);
     CHECK(ring_sleep(other, false) == 1 && ring_sleep(other, false) == 1);
     CHECK(ring_write(one, bytes, 5) == 5 && ring_write(one, bytes, 5) == 5);
@@ -102,18 +102,18 @@ static void check_bells(void)
     ring_wake(other);
     CHECK(ring_write(one, bytes, 5) == 5 && bells_at(pair.bells[1]) == 0);
     CHECK(ring_wait(other, NULL, false) == 1 && ring_read(other, bytes, 100) == 15);
-    CHECK(ring_sleep(other, false) == 1); /* a second sleep has a bell of its own */
+    CHECK(ring_sleep(other, false) == 1); /* a second sleep gets a second bell */
     CHECK(ring_write(one, bytes, 1) == 1 && bells_at(pair.bells[1]) == 1);
     ring_wake(other);
     CHECK(ring_write(one, bytes, CAPACITY) == CAPACITY - 1);
-    CHECK(ring_sleep(one, false) == 1); /* who does not want room is not told of it */
+    CHECK(ring_sleep(one, false) == 1); /* no bell for room that no side waits for */
     CHECK(ring_read(other, bytes, 1) == 1 && bells_at(pair.bells[0]) == 0);
     CHECK(ring_write(one, bytes, 1) == 1 && ring_sleep(one, true) == 1);
     CHECK(ring_read(other, bytes, 1) == 1 && bells_at(pair.bells[0]) == 1);
     CHECK(ring_sleep(one, true) == 0 && ring_wait(one, NULL, true) == 1);
     close(pair.bells[1]);
     pair.bells[1] = -1;
-    CHECK(ring_write(one, bytes, 1) == 1); /* nobody is there; no signal, no error */
+    CHECK(ring_write(one, bytes, 1) == 1); /* the peer is gone; no signal, no error */
     CHECK(ring_wait(one, NULL, false) == 0);
     close_pair(&pair);
 }
@@ -128,26 +128,26 @@ static void check_loop(void)
         open_pair(&pairs[index]);
         watches[index] = (struct ring_watch){pairs[index].side[0], 1, 0};
     }
-    CHECK(ring_before_wait(watches, 3, &patience) == 0); /* all asleep, after long looks */
+    CHECK(ring_before_wait(watches, 3, &patience) == 0); /* all asleep, after a long poll */
     CHECK(patience.lost == 1 && patience.looks == 1000);
     CHECK(ring_write(pairs[1].side[1], "x", 1) == 1 && bells_at(pairs[1].bells[0]) == 1);
     CHECK(ring_after_wait(watches, 3, &patience) == 1);
     CHECK(watches[0].found == 0 && watches[1].found == 1 && watches[2].found == 0);
-    CHECK(ring_before_wait(watches, 3, &patience) == 1); /* nobody sleeps while there is work */
+    CHECK(ring_before_wait(watches, 3, &patience) == 1); /* no side sleeps while there is work */
     CHECK(ring_write(pairs[2].side[1], "x", 1) == 1 && bells_at(pairs[2].bells[0]) == 0);
     CHECK(ring_before_wait(watches, 3, NULL) == 2);
     CHECK(ring_read(pairs[1].side[0], bytes, 10) == 1 && ring_read(pairs[2].side[0], bytes, 10) == 1);
     watches[0].wants = 2;
     watches[1].wants = 0;
     CHECK(ring_before_wait(watches, 3, NULL) == 1 && watches[0].found == 2);
-    for (int times = 0; times < 20; times++) { /* in vain, so less and less */
+    for (int times = 0; times < 20; times++) { /* polling in vain: less and less */
         CHECK(ring_before_wait(watches + 1, 2, &patience) == 0);
         CHECK(usleep(100) == 0);
         CHECK(ring_after_wait(watches + 1, 2, &patience) == 0);
     }
     CHECK(patience.looks == 0 && patience.won == 0);
     patience.soon_us = 1000000;
-    for (int times = 0; times < 20; times++) { /* what is awaited comes soon, so more and more */
+    for (int times = 0; times < 20; times++) { /* data comes soon: more and more polling */
         CHECK(ring_before_wait(watches + 2, 1, &patience) == 0);
         CHECK(ring_write(pairs[2].side[1], "x", 1) == 1 && bells_at(pairs[2].bells[0]) == 1);
         CHECK(ring_after_wait(watches + 2, 1, &patience) == 1);
@@ -157,7 +157,7 @@ static void check_loop(void)
     CHECK(write(pairs[0].bells[1], "x", 1) == 1);
     struct ring_patience endless = {
         .looks_max = UINT32_MAX, .looks = UINT32_MAX, .also_fd = pairs[0].bells[0]};
-    CHECK(ring_before_wait(watches + 1, 2, &endless) == 0); /* it has looked up from the rings */
+    CHECK(ring_before_wait(watches + 1, 2, &endless) == 0); /* an event at also_fd ended it */
     for (int index = 0; index < 3; index++)
         close_pair(&pairs[index]);
 }
@@ -186,14 +186,14 @@ static void check_formats(void)
         CHECK(pread(segment, &was, 8, (off_t)word * 8) == 8);
         CHECK(pwrite(segment, &is, 8, (off_t)word * 8) == 8);
         CHECK(open_error(segment, 0, ring_size()) == RING_ERROR_FORMAT);
-        is = 8192; /* a good capacity, but not that of this file */
+        is = 8192; /* a valid capacity, but not the file's */
         CHECK(pwrite(segment, &is, 8, (off_t)word * 8) == 8);
         CHECK(open_error(segment, 0, ring_size()) == RING_ERROR_FORMAT);
         CHECK(pwrite(segment, &was, 8, (off_t)word * 8) == 8);
     }
     char bytes[1 << 14] = {0};
     CHECK(pread(segment, bytes, 100, 0) == 100);
-    int open_one = memfd_create("ring", MFD_ALLOW_SEALING); /* right in all, but not sealed */
+    int open_one = memfd_create("ring", MFD_ALLOW_SEALING); /* valid, but not sealed */
     CHECK(write(open_one, bytes, 4096 + 2 * CAPACITY) == 4096 + 2 * CAPACITY);
     CHECK(open_error(open_one, 0, ring_size()) == RING_ERROR_FORMAT);
     int nothing = open("/dev/null", O_RDWR);
@@ -206,7 +206,7 @@ static void check_formats(void)
     close(segment);
 }
 
-/* The other side writes anything at all, anywhere. */
+/* The peer writes arbitrary values anywhere. */
 static void check_hostile(uint32_t seed)
 {
     for (int round = 0; round < 200; round++) {
@@ -237,7 +237,8 @@ static void check_hostile(uint32_t seed)
 
 static void check_counters(void)
 {
-    /* Of the words at 128 and at 384: what side 0 sees when side 1 says this. */
+    /* The words at 128 and 384: the state that side 0 computes after side 1 has written the
+     * value. */
     struct { size_t offset; uint64_t value; int64_t readable, room; } cases[] = {
         {384, 1, 1, CAPACITY}, {384, CAPACITY, CAPACITY, CAPACITY},
         {384, CAPACITY + 1, RING_ERROR_CORRUPT, CAPACITY}, {384, ~0ull, RING_ERROR_CORRUPT, CAPACITY},
@@ -258,7 +259,7 @@ static void check_counters(void)
         }
         close_pair(&pair);
     }
-    /* A counter does not go back. */
+    /* A counter must not decrease. */
     struct pair pair;
     char byte;
     open_pair(&pair);

@@ -1,6 +1,6 @@
-/* Memory in which something lay before: an image, or a client of the same place. What a processor
- * still holds of that must not be taken for what is there now (failures S1, P3); and there is no
- * image while one is being made.
+/* shmfs_again: memory that an older image, or an older client of the same slot, has used. A core
+ * must not mistake cached lines of the old state for the present state (failures S1, P3); and there
+ * is no image while one is being made.
  */
 #include "shmfs_watch.h"
 
@@ -8,7 +8,7 @@
 
 static bool has_no_room; /* in private memory */
 
-/* In the place of the C library's. */
+/* Replaces the function of the C library. */
 void *aligned_alloc(size_t alignment, size_t size_bytes)
 {
     void *place = NULL;
@@ -19,7 +19,7 @@ static const struct shmfs_geometry before = {.block_count = 64, .inode_count = 8
                                              .handle_count = 64, .block_bytes = BLOCK,
                                              .client_count = CLIENTS};
 
-/* An image of another shape in the same memory: everybody sees that one. */
+/* Make an image of a different shape in the same memory: all clients see the new one. */
 static void other_image(void)
 {
     struct shmfs *fs = start(before);
@@ -39,7 +39,7 @@ static void other_image(void)
     end();
 }
 
-/* A client dies, its files are closed by another one, and it comes back where it was. */
+/* A client dies, another client closes its files, and the client returns to its old slot. */
 static void other_life(void)
 {
     struct shmfs *fs = start(before);
@@ -63,8 +63,8 @@ static void jump(void *argument)
     __builtin_longjmp(argument, 1);
 }
 
-/* Who makes an image dies before a store: the old one is there and whole, or none. False if the new
- * one was made before. */
+/* The client that makes an image dies before a store: then the old image is intact, or there is
+ * none. Returns false if the new one was made before. */
 static bool half_made(const struct shape *shape, void *cache, uint64_t store)
 {
     static void *here[5];
@@ -108,13 +108,13 @@ static void half_images(void)
     free(cache);
     has_no_room = true;
     IS(shmfs_format(&memory, &before), SHMFS_ERROR_SYSTEM);
-    check(); /* what lay there does so still */
+    check(); /* the old image is still there */
     has_no_room = false;
 }
 
 int main(void)
 {
-    alarm(300); /* an endless loop ends here */
+    alarm(300); /* ends an endless loop */
     fill_content();
     other_image();
     other_life();

@@ -1,11 +1,10 @@
-/* Damaged images: every call on one ends, with an error or without, and touches nothing outside; and
- * so does the check (shmfs.h; style-anchors §3.4).
+/* shmfs_damage: every call on a damaged image ends, with an error or without, and touches no memory
+ * outside; so does the check (shmfs.h; style-anchors §3.4).
  *
  *     shmfs_damage words SHARDS          each word of the control data, with each of some values
  *     shmfs_damage random SEED ROUNDS    a few words and bits at a time
  *
- * With FUZZING, the same for libFuzzer, which chooses the words. Both segments end at pages that
- * nobody may touch.
+ * With FUZZING, libFuzzer chooses the words. Both segments end at inaccessible pages.
  */
 #include "core.h"
 
@@ -21,7 +20,7 @@ static struct shmfs_memory memory;
 static struct shmfs *clients[CLIENTS];
 static uint8_t *storage[CLIENTS];
 static struct shmfs_handle reads, writes, nameless;
-static uint8_t *saved; /* the control data and all that clients keep, before the damage */
+static uint8_t *saved; /* control data and all client state, before the damage */
 static uint8_t content[CONTENT_BYTES];
 static bool is_dead[CLIENTS];
 
@@ -46,7 +45,7 @@ static void must(int64_t result)
     }
 }
 
-/* Memory that ends where nobody may go. */
+/* Allocate memory between two inaccessible pages. */
 static void *fenced(uint64_t size_bytes)
 {
     const uint64_t pages_bytes = (size_bytes + PAGE - 1) / PAGE * PAGE;
@@ -57,7 +56,7 @@ static void *fenced(uint64_t size_bytes)
     return place + PAGE + pages_bytes - size_bytes;
 }
 
-/* --- an image that has everything ------------------------------------------------------------ */
+/* --- an image with files in every state ------------------------------------------------------ */
 
 static void make_file(struct shmfs *fs, const char *name, uint64_t size_bytes)
 {
@@ -90,7 +89,7 @@ static void set_up(uint32_t shards)
     make_file(fs, "gap", BLOCK);
     make_file(fs, "two", BLOCK);
     must(shmfs_unlink(fs, "gap"));
-    must(shmfs_create(fs, "grows", 0, &writes)); /* in two rows */
+    must(shmfs_create(fs, "grows", 0, &writes)); /* in two runs */
     must(shmfs_write(fs, &writes, content, BLOCK, 0));
     must(shmfs_write(fs, &writes, content, CONTENT_BYTES, 0));
     must(shmfs_create(clients[1], NULL, BLOCK, &nameless));
@@ -116,7 +115,7 @@ static void save(void)
     copy_all(false);
 }
 
-/* --- every call on it ------------------------------------------------------------------------ */
+/* --- every call on the image ----------------------------------------------------------------- */
 
 static void use_handles(struct shmfs *fs, struct shmfs_handle file, struct shmfs_handle own)
 {
@@ -171,7 +170,7 @@ static void use_names(struct shmfs *fs)
             shmfs_close(fs, &handle);
     }
     close(nowhere);
-    if (!shmfs_create(fs, "first", 0, &handle)) /* from the lists of the free as they are */
+    if (!shmfs_create(fs, "first", 0, &handle)) /* from the damaged free lists */
         shmfs_close(fs, &handle);
     shmfs_unlink(fs, "first");
     shmfs_link(fs, "one", "link");
@@ -186,7 +185,7 @@ static void use_names(struct shmfs *fs)
         shmfs_unlink(fs, names[i]);
 }
 
-/* Use a damaged image as its clients do, then as one who finds them dead. */
+/* Use a damaged image as its clients do, then as a client that finds them dead. */
 static void use(void)
 {
     static uint8_t scratch[1 << 12] __attribute__((aligned(8)));
@@ -209,9 +208,9 @@ static void use(void)
     copy_all(true);
 }
 
-/* --- what to damage -------------------------------------------------------------------------- */
+/* --- choosing words -------------------------------------------------------------------------- */
 
-/* Whether a word means anything: padding and notes of nothing do not. */
+/* Return whether a word has a meaning: padding and unused log records have none. */
 static bool matters(uint64_t place)
 {
     const struct shape *shape = &clients[0]->shape;
@@ -250,7 +249,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size_bytes)
 
 static int words(uint32_t shards)
 {
-    /* 2049: how the first client signs locks */
+    /* 2049: the first client's owner value in locks */
     static const uint32_t values[] = {0, 1, 2, 5, 13, 2049, 0x7fffffff, 0x80000001, UINT32_MAX};
     int count = 0;
     set_up(shards);
@@ -291,7 +290,7 @@ static int rounds(uint64_t seed, int count)
 
 int main(int argc, char **argv)
 {
-    alarm(600); /* an endless loop ends here */
+    alarm(600); /* ends an endless loop */
     if (argc == 3 && !strcmp(argv[1], "words"))
         printf("%d damaged images\n", words((uint32_t)atoi(argv[2])));
     else if (argc == 4 && !strcmp(argv[1], "random"))

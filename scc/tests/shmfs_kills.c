@@ -1,14 +1,14 @@
-/* Real processes on one image, each killed after a random time, most of them in the middle of
- * something (failures S1, S5).
+/* shmfs_kills: kills real processes on one image after a random time, most of them in the middle of
+ * a call (failures S1, S5).
  *
  *     shmfs_kills KILLS PROCESSES SHARDS
  *
- * KILLS counts those who died with a lock held. With none, threads instead, each a client of its
- * own, for the thread sanitizer.
+ * KILLS counts the processes that died holding a lock. If it is 0, threads run instead, each as a
+ * separate client, for the thread sanitizer.
  *
- * Afterwards, and now and then, the check must be clean; nothing of what the dead were writing may
- * be left; and nobody may hang. Prints how many of the dead held a lock, and the longest time that
- * one call of the surviving process took, its sweeps apart.
+ * Afterwards, and now and then, the check must be clean, no file of a dead writer may be left, and
+ * no process may hang. Prints how many dead processes held a lock, and the longest time of one call
+ * of the surviving process, except sweeps.
  */
 #include "core.h"
 
@@ -53,7 +53,7 @@ static uint32_t draw(uint64_t *state, uint32_t limit)
     return (uint32_t)(*state >> 33) % limit;
 }
 
-/* Make a file whose content tells its size, or look at one. */
+/* Create a file whose content depends on its size, or read one. */
 static void work(struct shmfs *fs, uint64_t *random)
 {
     static _Thread_local uint8_t bytes[4 * BLOCK];
@@ -132,7 +132,7 @@ static void check(void)
     }
 }
 
-/* With everybody dead, nothing is under way and nothing is left of it. */
+/* After all processes have died, no transaction is active and nothing of it is left. */
 static void settle(struct shmfs *fs)
 {
     uint64_t cursor = 0;

@@ -1,6 +1,6 @@
-/* Room that only the dead have, locks that are not had in the midst of something, files in so many
- * rows that it takes several transactions to cut them, and calls of the system that fail or are
- * interrupted (failures S1, S5, S10).
+/* shmfs_limits: space that only dead clients hold, locks that are not available in the middle of a
+ * call, files with so many runs that truncating them takes several transactions, and system calls
+ * that fail or are interrupted (failures S1, S5, S10).
  */
 #include "shmfs_watch.h"
 
@@ -10,9 +10,9 @@
 #include <sys/time.h>
 #include <unistd.h>
 
-/* --- what the dead have ---------------------------------------------------------------------- */
+/* --- space held by dead clients -------------------------------------------------------------- */
 
-/* A client is dead that has three of four blocks and of four names. */
+/* Make a dead client that holds three of four blocks and of four names. */
 static struct shmfs *full_of_the_dead(struct shmfs_handle *own)
 {
     struct shmfs *fs = small(4);
@@ -53,7 +53,7 @@ static void room_of_the_dead(void)
     }
 }
 
-/* --- locks that are not had in the midst of something ---------------------------------------- */
+/* --- locks that are not available in the middle of a call ------------------------------------ */
 
 static void busy_midst(void)
 {
@@ -65,7 +65,7 @@ static void busy_midst(void)
     IS(shmfs_reserve(fs, &file, BLOCK), SHMFS_ERROR_BUSY);
     lock_drop_all(clients[1]);
     IS(shmfs_write(fs, &file, content, 5 * BLOCK, 0), 5 * BLOCK);
-    IS(shmfs_write(fs, &file, content, 1, 5 * BLOCK), 1); /* though there is no room for more */
+    IS(shmfs_write(fs, &file, content, 1, 5 * BLOCK), 1); /* though there is no space for more */
     IS(free_blocks(fs), 2);
     IS(shmfs_set_writing(fs, &file, false), 0);
     take_inodes();
@@ -83,7 +83,7 @@ static void busy_midst(void)
     end();
 }
 
-/* The names of what a dead client was writing stay while their lock is not had. */
+/* The names of a dead client's unfinished files stay while a lock on them is not available. */
 static void busy_sweep(void)
 {
     struct shmfs_handle file;
@@ -103,7 +103,8 @@ static void busy_sweep(void)
     end();
 }
 
-/* Who comes back to a dead client's place, or gets a free one, while somebody holds a lock. */
+/* A client attaches to a dead client's slot, or to a free one, while another client holds a
+ * lock. */
 static void busy_attach(void)
 {
     const struct shmfs_options options = {.is_alive = is_alive, .lock_timeout_ms = 1};
@@ -129,7 +130,7 @@ static void busy_attach(void)
     end();
 }
 
-/* Where nobody says who lives, everybody does. */
+/* Without a way to check liveness, all clients count as alive. */
 static void nobody_says(void)
 {
     const struct shmfs_options options = {.lock_timeout_ms = 1};
@@ -148,7 +149,7 @@ static void nobody_says(void)
 
 /* --- files and handles ----------------------------------------------------------------------- */
 
-/* So many handles are closed by the next sweep; those beyond, on detaching. */
+/* The next sweep closes LOST_LIMIT handles; detaching closes the rest. */
 static void many_lost(void)
 {
     struct shmfs_handle file;
@@ -166,7 +167,7 @@ static void many_lost(void)
     end();
 }
 
-/* What is in use is not freed for a mistaken guess. */
+/* A wrong guess does not free a file in use. */
 static void not_drained(void)
 {
     struct shmfs *fs = small(8);
@@ -183,7 +184,7 @@ static void not_drained(void)
     end();
 }
 
-/* A file is cut in pieces; in between what is left lies together that did not before. */
+/* A file is truncated in pieces; meanwhile separate runs become adjacent. */
 static void cut_in_pieces(bool to_nothing)
 {
     struct shmfs_handle file, rest;
@@ -194,7 +195,7 @@ static void cut_in_pieces(bool to_nothing)
     IS(shmfs_create(fs, NULL, (128 - RUN_LIMIT - 1) * BLOCK, &rest), 0);
     IS(free_blocks(fs), 0);
     IS(shmfs_unlink(fs, "1"), 0);
-    IS(shmfs_reserve(fs, &file, (RUN_LIMIT + 2) * BLOCK), 0); /* and 2 */
+    IS(shmfs_reserve(fs, &file, (RUN_LIMIT + 2) * BLOCK), 0); /* and block 2 */
     IS(shmfs_stat_handle(fs, &file, &info), 0);
     IS(info.is_contiguous, false);
     IS(shmfs_write(fs, &file, content, 10, 0), 10);
@@ -208,9 +209,9 @@ static void cut_in_pieces(bool to_nothing)
     end();
 }
 
-/* --- what the system says -------------------------------------------------------------------- */
+/* --- results of system calls ----------------------------------------------------------------- */
 
-/* Who cannot tell whether another one lives leaves it its lock. */
+/* A client that cannot tell whether the owner is alive does not take over its lock. */
 static void blind(void)
 {
     const struct shmfs_options options = {.lock_timeout_ms = 1};
@@ -238,7 +239,7 @@ static void blind(void)
     lock_drop_all(fs[1]);
     IS(shmfs_create(fs[0], NULL, 0, &file), 0);
     port_drop(&fs[0]->port);
-    IS(shmfs_sweep(fs[1]), 1); /* to others it is dead */
+    IS(shmfs_sweep(fs[1]), 1); /* other clients see it as dead */
     shmfs_detach(fs[1]);
     close(memory.control_fd);
     close(fd);
@@ -251,7 +252,7 @@ static volatile sig_atomic_t rings;
 static uint8_t drained[4 * BLOCK];
 static ssize_t drained_bytes;
 
-/* The first reads are interrupted while nothing is there; then one byte, a block, and the end. */
+/* Interrupt the first reads while nothing is there; then send one byte, a block, and the end. */
 static void feed(int signal)
 {
     (void)signal;
@@ -265,7 +266,7 @@ static void feed(int signal)
 
 static uint32_t harmed; /* an inode */
 
-/* Writes are interrupted while there is no room. */
+/* Interrupt writes while the pipe is full. */
 static void drain(int signal)
 {
     (void)signal;
@@ -325,7 +326,7 @@ static void interrupted(void)
     IS(drained_bytes, 3 * BLOCK);
     IS(memcmp(drained, content, 3 * BLOCK), 0);
     close(ends[0]);
-    /* what is stored is damaged when the first of it has left */
+    /* damage the stored file after its first bytes have been copied */
     IS(shmfs_stat(fs, "b", &info), 0);
     harmed = info.inode;
     IS(pipe(ends), 0);
@@ -339,16 +340,16 @@ static void interrupted(void)
     end();
 }
 
-static int loaded; /* a file that is being loaded */
+static int loaded; /* descriptor of a file that is being loaded */
 
 static void lengthen(void)
 {
     acted = pwrite(loaded, content, 1, BLOCK) - 1;
 }
 
-static uint32_t waits; /* for locks, that were begun before */
+static uint32_t waits; /* lock waits that started before */
 
-/* Whoever has waited once in vain gets what it waits for next. */
+/* Release the locks after the client has waited once in vain. */
 static void drop_for_second(void)
 {
     const uint32_t count = port_register_load(&statistics_of(clients[1])->lock_wait_count);
@@ -356,7 +357,7 @@ static void drop_for_second(void)
         lock_drop_all(clients[1]);
 }
 
-/* What could not be done is not taken for done because the rest can be. */
+/* A failure is reported even if later steps succeed. */
 static void load_in_vain(int fd)
 {
     struct shmfs *fs = clients[0];
@@ -381,7 +382,7 @@ static void descriptors(void)
     IS(pipe(ends), 0);
     IS(write(ends[1], content, 2 * BLOCK), 2 * BLOCK);
     close(ends[1]);
-    IS(shmfs_load(fs, ends[0], "pipe"), 0); /* room for a MiB is had, and given back */
+    IS(shmfs_load(fs, ends[0], "pipe"), 0); /* 1 MiB is reserved, and freed again */
     close(ends[0]);
     IS(free_blocks(fs), 298);
     loaded = memfd_create("file", MFD_CLOEXEC);
@@ -392,7 +393,7 @@ static void descriptors(void)
     IS(errno, EBADF);
     close(unreadable);
     IS(lseek(loaded, 0, SEEK_SET), 0);
-    between(fs, lengthen); /* it grows meanwhile */
+    between(fs, lengthen); /* the file grows meanwhile */
     IS(shmfs_load(fs, loaded, "a"), 0);
     IS(acted, 0);
     IS(shmfs_stat(fs, "a", &info), 0);
@@ -412,12 +413,12 @@ static void descriptors(void)
     between(fs, take_inodes);
     IS(shmfs_store(fs, "a", loaded), SHMFS_ERROR_BUSY);
     IS(acted, 0);
-    IS(fs->lost_count, 2); /* nobody but us knows that they are open */
+    IS(fs->lost_count, 2); /* only this client knows that they are open */
     lock_drop_all(clients[1]);
     IS(shmfs_lookup(fs, "b"), SHMFS_ERROR_NOT_FOUND);
     close(loaded);
     IS(shmfs_create(fs, NULL, 0, &file), 0);
-    IS(shmfs_create(fs, NULL, 0, &other), 0); /* of the number of "b", which is closed for that */
+    IS(shmfs_create(fs, NULL, 0, &other), 0); /* gets the inode of "b", which is closed first */
     IS(fs->lost_count, 0);
     IS(shmfs_close(fs, &file), 0);
     IS(shmfs_close(fs, &other), 0);
@@ -434,7 +435,7 @@ static void descriptors(void)
 
 int main(void)
 {
-    alarm(300); /* an endless loop ends here */
+    alarm(300); /* ends an endless loop */
     fill_content();
     room_of_the_dead();
     busy_midst();

@@ -1,12 +1,13 @@
-/* Locks whose holder is stopped; and who dies in the middle while somebody else sweeps up and a third
- * one looks on (failures S1, S5, S10).
+/* shmfs_onlookers: locks whose owner is stopped; and clients that die in the middle of a call while
+ * another client sweeps up and a third one works (failures S1, S5, S10).
  */
 #include "shmfs_watch.h"
 
 #include <fcntl.h>
 #include <unistd.h>
 
-/* Every call while somebody holds what it needs: it changes nothing, or did not need it. */
+/* Make every call while another client holds a lock: it changes nothing, or did not need the
+ * lock. */
 static int busy_calls(struct shmfs *fs, struct shmfs_handle *own)
 {
     struct shmfs_handle file;
@@ -40,7 +41,7 @@ static void stopped(uint32_t shards, enum lock_kind kind, uint32_t shard)
     IS(shmfs_write(fs, &own, content, 2 * BLOCK + 1, 0), 2 * BLOCK + 1);
     IS(lock_take(clients[1], kind, bit(shard)), 0);
     const int count = busy_calls(fs, &own);
-    /* so many calls need a lock of that kind */
+    /* the number of calls that need a lock of this kind */
     static const int wanted[LOCK_KINDS] = {1, PORT_COHERENT ? 7 : 9, 14, 3};
     if (shards == 1)
         IS(count, wanted[kind]);
@@ -58,7 +59,7 @@ static void stopped(uint32_t shards, enum lock_kind kind, uint32_t shard)
 static struct shmfs *onlooker;
 static int asked, acts_at;
 
-/* One more client does something, when another one is in the middle of its own. */
+/* Let another client work in the middle of a call. */
 static void look_on(void)
 {
     struct shmfs_handle file;
@@ -80,8 +81,9 @@ static void jump(void *argument)
     __builtin_longjmp(argument, 1);
 }
 
-/* One dies with files open and a disk job, another one while it sweeps up, at its n-th store; a third
- * sweeps up, and a fourth gets in between. False if the second was done before. */
+/* A client dies with open files and a disk job; a second dies at its n-th store while it sweeps up;
+ * a third sweeps up, and a fourth works in between. Returns false if the second finished before
+ * that. */
 static bool chain_of_deaths(uint64_t store, int act)
 {
     static void *here[5];
@@ -113,7 +115,7 @@ static bool chain_of_deaths(uint64_t store, int act)
     port_drop(&clients[1]->port);
     is_dead[1] = true;
     onlooker = clients[3];
-    onlooker->options.lock_timeout_ms = 1; /* who asks may hold a lock */
+    onlooker->options.lock_timeout_ms = 1; /* the asking client may hold a lock */
     asked = 0;
     acts_at = act;
     meanwhile = look_on;
@@ -129,7 +131,7 @@ static bool chain_of_deaths(uint64_t store, int act)
     return !was_done;
 }
 
-/* Somebody dies while it frees a file in so many rows that it takes several transactions. */
+/* A client dies while it frees a file with so many runs that this takes several transactions. */
 static bool dies_freeing(uint64_t store)
 {
     static void *here[5];
@@ -169,7 +171,7 @@ static void free_at_last(void)
     IS(shmfs_sweep(clients[1]), 1);
 }
 
-static struct shmfs_handle next; /* of another file, that gets its number */
+static struct shmfs_handle next; /* another file that gets its inode number */
 
 static void free_and_take(void)
 {
@@ -177,8 +179,8 @@ static void free_and_take(void)
     IS(shmfs_create(clients[1], NULL, 0, &next), 0);
 }
 
-/* A file goes in several transactions. In between somebody takes its lock and stops, or frees the
- * rest of it and has its number for another one. */
+/* A file is freed in several transactions. In between another client takes its lock and stops, or
+ * frees the rest of the file and gets its inode number for a new one. */
 static void freed_in_pieces(bool by_name)
 {
     static void (*const acts[])(void) = {take_inodes, free_at_last, free_and_take};
@@ -189,10 +191,10 @@ static void freed_in_pieces(bool by_name)
         IS(shmfs_create(fs, by_name ? "rows" : NULL, 100 * BLOCK, &file), 0);
         const uint32_t number = file.inode;
         IS(by_name ? shmfs_close(fs, &file) : 0, 0);
-        is_dead[2] = i > 0; /* so that a sweep has something to do */
+        is_dead[2] = i > 0; /* so that a sweep finds a dead client */
         between(fs, acts[i]);
         IS(by_name ? shmfs_unlink(fs, "rows") : shmfs_close(fs, &file), 0);
-        IS(fs->port.dies_at, 0); /* it has acted */
+        IS(fs->port.dies_at, 0); /* the act was called */
         IS(fs->has_orphans, i == 0);
         IS(free_blocks(fs), i ? 128 : 128 - 100 + RUN_LIMIT);
         if (i == 2) {
@@ -213,8 +215,8 @@ static void freed_in_pieces(bool by_name)
     end();
 }
 
-/* A file is made that takes several transactions, and its lock is had neither to go on nor to undo
- * it: the next sweep does. */
+/* Creating a file takes several transactions, and its lock is available neither to continue nor to
+ * undo it: the next sweep frees it. */
 static void made_in_pieces(void)
 {
     struct shmfs_handle file;
@@ -233,7 +235,7 @@ static void made_in_pieces(void)
     end();
 }
 
-/* Whoever wants a dead client's lock cannot have it while nobody finishes what that was about. */
+/* A dead client's lock cannot be taken while its transaction cannot be completed. */
 static void recovery_stopped(void)
 {
     patience_ms = 1;
@@ -254,8 +256,9 @@ static void recovery_stopped(void)
     end();
 }
 
-/* What one client noted and forgot must not come out of its cache later, when its place is another
- * one's, and undo what that one noted. False if that one was done before its n-th store. */
+/* Log records that a client has discarded must not come out of its cache later and overwrite the
+ * records of the slot's next client. Returns false if that client finished before its n-th
+ * store. */
 static bool late_lines(uint64_t store, uint32_t notes)
 {
     static void *here[5];
@@ -296,7 +299,7 @@ static bool late_lines(uint64_t store, uint32_t notes)
     return !was_done;
 }
 
-/* Clients whose lives show by locks on the control file. */
+/* Locks on the control file show which clients are alive. */
 static void signed_places(void)
 {
     struct shmfs_geometry geometry = {.block_bytes = BLOCK, .block_count = 4, .inode_count = 4,
@@ -323,7 +326,7 @@ static void signed_places(void)
     memory.control_fd = open(path, O_RDWR | O_CLOEXEC);
     IS(shmfs_attach(&fs[2], storage[2], shmfs_size(), &memory, NULL), SHMFS_ERROR_NO_CLIENTS);
     port_drop(&fs[1]->port);
-    close(fs[1]->memory.control_fd); /* so it dies */
+    close(fs[1]->memory.control_fd); /* so it counts as dead */
     IS(shmfs_attach(&fs[2], storage[2], shmfs_size(), &memory, NULL), 0);
     IS(shmfs_lookup(fs[2], "half"), SHMFS_ERROR_NOT_FOUND);
     IS(shmfs_sweep(fs[0]), 0);
@@ -344,7 +347,7 @@ static void disk_jobs(void)
     IS(shmfs_io_begin(fs, 1, 0), SHMFS_ERROR_LIMIT);
     IS(shmfs_io_begin(fs, 1, 1), SHMFS_ERROR_LIMIT);
     is_dead[1] = true;
-    IS(shmfs_io_begin(fs, 1, -1), 0); /* nobody rings for the dead */
+    IS(shmfs_io_begin(fs, 1, -1), 0); /* a dead client rings no bell */
     IS(shmfs_io_end(fs), 0);
     attach(1);
     end();
@@ -352,7 +355,7 @@ static void disk_jobs(void)
 
 int main(void)
 {
-    alarm(300); /* an endless loop ends here */
+    alarm(300); /* ends an endless loop */
     fill_content();
     for (uint32_t shards = 1; shards <= 4; shards *= 2) {
         stopped(shards, LOCK_STATISTICS, 0);
@@ -364,7 +367,7 @@ int main(void)
     for (int act = 0; act < 8; act++)
         for (uint64_t store = 1; chain_of_deaths(store, act); store++)
             deaths++;
-    for (uint64_t store = 1; late_lines(store, 90 + store % 16); store++) /* other lines are late */
+    for (uint64_t store = 1; late_lines(store, 90 + store % 16); store++) /* the late lines vary */
         deaths++;
     for (uint64_t store = 1; dies_freeing(store); store += 37)
         deaths++;

@@ -1,5 +1,6 @@
-/* Another one gets in between a look and a lock, at each store of a call; closes what is closed;
- * changes names that are looked for; and ends what is waited for (failures S1, S5, S10).
+/* shmfs_races: another client acts between a check and a lock, at each store of a call; closes
+ * handles that are being closed; changes names that are being looked up; and ends waits (failures
+ * S1, S5, S10).
  */
 #include "shmfs_watch.h"
 
@@ -7,12 +8,12 @@
 #include <sys/time.h>
 #include <unistd.h>
 
-/* --- between a look and a lock --------------------------------------------------------------- */
+/* --- between a check and a lock -------------------------------------------------------------- */
 
 static struct shmfs_handle mine, theirs;
-static int met[2]; /* in a walk: "a", and "b" */
+static int met[2]; /* how often a listing returned "a", and "b" */
 
-/* The n-th name of so many that belongs to a group, or to a bucket where there is one group. */
+/* Return the n-th of a series of names in a group, or in a bucket if there is only one group. */
 static const char *text_in(struct shmfs *fs, uint32_t group, uint32_t bucket, int n)
 {
     static char text[16];
@@ -40,7 +41,7 @@ static void create_named(void)
     acted = shmfs_create(clients[1], "theirs", 0, &theirs);
 }
 
-/* It has a file in the other shard, of all blocks there, and wants some of this one. */
+/* The client has a file with all blocks of one shard, and takes blocks of the other one. */
 static void reserve_more(void)
 {
     acted = shmfs_reserve(clients[2], &theirs, 52 * BLOCK);
@@ -61,7 +62,7 @@ static void unlink_a(void)
     acted = shmfs_unlink(clients[1], "a");
 }
 
-/* Its number is another file's then. */
+/* Afterwards its inode number belongs to another file. */
 static void replace_a(void)
 {
     unlink_a();
@@ -83,7 +84,7 @@ static void set_up(enum race race, struct shmfs *fs)
     struct shmfs_handle file;
     for (int i = 0; i < 3 && race <= NO_INODE; i++)
         IS(shmfs_create(fs, NULL, 0, &file), 0);
-    for (int i = 0; i < 3 && race == LAST_ENTRY; i++) /* the last one is in the other shard */
+    for (int i = 0; i < 3 && race == LAST_ENTRY; i++) /* the last is in the other shard */
         make_file(fs, text_in(fs, 0, UINT32_MAX, i), 0);
     if (race >= OPEN)
         make_file(fs, "a", 1);
@@ -97,7 +98,7 @@ static void set_up(enum race race, struct shmfs *fs)
         IS(shmfs_create(clients[1], NULL, 0, &theirs), 0);
     if (race == ONE_NAME)
         IS(shmfs_write(fs, &mine, content, 1, 0), 1);
-    if (race == DRAFT) { /* both give back what is reserved */
+    if (race == DRAFT) { /* both free their reserved blocks */
         IS(shmfs_create(fs, "a", 4 * BLOCK, &mine), 0);
         IS(shmfs_write(fs, &mine, content, 1, 0), 1);
         IS(shmfs_set_writing(fs, &mine, false), 0);
@@ -133,7 +134,8 @@ static int64_t call(enum race race, struct shmfs *fs)
     return 0;
 }
 
-/* Another one acts right before the n-th store of a call. False if the call was done before. */
+/* Another client acts right before the n-th store of a call. Returns false if the call ended
+ * before. */
 static bool gets_between(enum race race, uint64_t store)
 {
     static const struct { void (*act)(void); int lost; } sides[RACES] = {
@@ -156,18 +158,18 @@ static bool gets_between(enum race race, uint64_t store)
     IS(!has_acted || !acted || acted == SHMFS_ERROR_BUSY || acted == sides[race].lost, true);
     if (race == NO_INODE) {
         IS(!result || result == SHMFS_ERROR_NO_INODES, true);
-        IS(result && store == 1, false); /* what is free before the first lock is found */
+        IS(result && store == 1, false); /* an inode that was free before the first lock is found */
     } else if (race == LIST) {
-        IS(met[1], 1); /* what stays is met exactly once */
+        IS(met[1], 1); /* a name that stays is listed exactly once */
         IS(met[0] == 1 || (!met[0] && !acted), true);
-        IS(store == 1 && met[0], false); /* it was gone when its lock was had */
+        IS(store == 1 && met[0], false); /* it was removed before the lock was taken */
     } else if (race == SWEEP) {
         IS(result, 1);
         IS(shmfs_lookup(fs, acted ? "a" : "half") > 0, true);
         IS(shmfs_lookup(fs, acted ? "half" : "a"), SHMFS_ERROR_NOT_FOUND);
         IS(free_blocks(fs), 7);
         attach(2);
-    } else { /* who was first has it, and the other one is told */
+    } else { /* the first client wins, and the second gets the error */
         IS(result, acted ? 0 : sides[race].lost);
     }
     if (race == ONE_NAME) {
@@ -178,7 +180,8 @@ static bool gets_between(enum race race, uint64_t store)
     return has_acted;
 }
 
-/* A lock is let go of, and taken before who waits can have it; before it sleeps, and after. */
+/* A lock is released, and taken before a waiting client gets it: before the waiter sleeps, and
+ * after. */
 static void drop_inodes(void)
 {
     lock_drop_all(clients[1]);
@@ -218,7 +221,7 @@ static void detach_one(void)
     is_dead[1] = true;
 }
 
-/* Who detaches while it is asked whether it lives is not swept. */
+/* A client that detaches while another checks whether it is alive is not swept. */
 static void detached_meanwhile(void)
 {
     patience_ms = 0;
@@ -235,7 +238,7 @@ static void jump(void *argument)
     __builtin_longjmp(argument, 1);
 }
 
-/* Run a call until its n-th store; false if it was done before. */
+/* Run a call until its n-th store. Returns false if it ended before. */
 static bool runs_until(struct shmfs *fs, uint64_t store, int64_t (*what)(struct shmfs *))
 {
     static void *here[5];
@@ -260,7 +263,8 @@ static int64_t close_mine(struct shmfs *fs)
     return shmfs_close(fs, &mine);
 }
 
-/* Names are looked for while somebody is stopped in the midst of changing them; then it dies. */
+/* Names are looked up while a client is stopped in the middle of a rename; then that client
+ * dies. */
 static bool stopped_renaming(uint64_t store)
 {
     struct shmfs_handle file;
@@ -286,9 +290,9 @@ static bool stopped_renaming(uint64_t store)
     return is_stopped;
 }
 
-/* Whoever closes a handle for a dead client finds it closed, if that one had closed it when it
- * died, or another one for it: its notes are carried out when its lock is had. The name of what its
- * owner has closed stays. */
+/* A client that closes a handle of a dead client finds it closed, if the dead client had closed it,
+ * or another client had, before it died: taking its lock applies its log. The name of a file that
+ * its owner has closed stays. */
 static bool closed_twice(bool by_other, uint64_t store)
 {
     patience_ms = 0;
@@ -298,7 +302,7 @@ static bool closed_twice(bool by_other, uint64_t store)
     const bool has_died = runs_until(fs, store, close_mine);
     port_drop(&fs->port);
     is_dead[0] = true;
-    const bool is_closed = /* or will be, by what is noted */
+    const bool is_closed = /* or will be, once the log is applied */
         port_look32(&clients[2]->port, &client_at(fs, 0)->log_count) ||
         !port_look32(&clients[2]->port, &handle_at(fs, 0, slot)->inode);
     if (by_other && has_died) {
@@ -334,8 +338,8 @@ static void rename_once(int signal)
     is_b = !is_b;
 }
 
-/* Without a lock, while names change: what stays is found each time, though the way to it leads
- * over what comes and goes. A signal interrupts the look. */
+/* Look a name up without a lock while other names change: a name that stays is always found, though
+ * its chain leads over entries that come and go. A signal interrupts the lookup. */
 static void look_while_renamed(void)
 {
     const struct sigaction action = {.sa_handler = rename_once};
@@ -371,14 +375,14 @@ static void *end_io_soon(void *argument)
     return NULL;
 }
 
-/* Whoever waits for a disk job's end is woken by it. */
+/* The end of a disk job wakes the waiting client. */
 static void woken(void)
 {
     uint32_t bell = 1;
     pthread_t thread;
     patience_ms = 0;
     struct shmfs *fs = small(8);
-    IS(port_wait(&bell, 0, -1), true); /* it has rung already */
+    IS(port_wait(&bell, 0, -1), true); /* the bell has rung already */
     IS(shmfs_io_begin(clients[1], 1, 0), 0);
     IS(pthread_create(&thread, NULL, end_io_soon, NULL), 0);
     IS(shmfs_io_begin(fs, 1, INT64_MAX), 0);
@@ -389,7 +393,7 @@ static void woken(void)
 
 int main(void)
 {
-    alarm(300); /* an endless loop ends here */
+    alarm(300); /* ends an endless loop */
     fill_content();
     int count = 0;
     for (enum race race = 0; race < RACES; race++)

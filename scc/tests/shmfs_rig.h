@@ -1,4 +1,4 @@
-/* shmfs_rig.h: four clients of one small image, and a way to say what a call must return. */
+/* shmfs_rig.h: four clients of a small image, and a macro that checks the result of a call. */
 #ifndef SCC_SHMFS_RIG_H
 #define SCC_SHMFS_RIG_H
 
@@ -14,8 +14,8 @@ static struct shmfs_memory memory;
 static struct shmfs *clients[CLIENTS];
 static uint8_t *storage[CLIENTS];
 static bool is_dead[CLIENTS];
-static uint32_t patience_ms; /* with locks; 0: for ever */
-static void (*meanwhile)(void); /* called when somebody asks who lives */
+static uint32_t patience_ms; /* for locks; 0: no limit */
+static void (*meanwhile)(void); /* called when a client checks who is alive */
 static uint8_t content[8 * BLOCK]; /* to write; see fill_content */
 
 #define IS(call, wanted) is(__LINE__, #call, (int64_t)(call), (int64_t)(wanted))
@@ -55,7 +55,7 @@ static void check(void)
                    &problem, 1) ? problem.code[0] << 8 | problem.code[1] : 0, 0);
 }
 
-/* Of a client. A strict cache in it keeps what it fetched when the client ends. */
+/* Allocate a client's storage. Its strict cache keeps its lines when the client ends. */
 static uint8_t *new_storage(void)
 {
     uint8_t *fresh = aligned_alloc(64, shmfs_size());
@@ -108,7 +108,7 @@ static void make_file(struct shmfs *fs, const char *name, uint64_t size_bytes)
     IS(shmfs_close(fs, &file), 0);
 }
 
-/* Fill an image of 256 blocks, and empty every second one. */
+/* Fill an image of 256 blocks, and free every second block. */
 static inline void make_every_second_block(struct shmfs *fs)
 {
     char name[16];

@@ -1,4 +1,4 @@
-/* Every error and every limit of shmfs, which random walks seldom meet. */
+/* shmfs_units: errors and limits of shmfs that random walks rarely reach. */
 #include "shmfs_rig.h"
 
 #include <errno.h>
@@ -57,7 +57,8 @@ static void refuse_memory(void)
     IS(shmfs_attach(&fs, place, shmfs_size(), NULL, NULL), SHMFS_ERROR_ARGUMENT);
 }
 
-/* Every byte of the superblock counts: another version, size or machine is another image. */
+/* Every byte of the superblock counts: a different version, size or machine is a different
+ * image. */
 static void refuse_superblocks(void)
 {
     struct shmfs *fs;
@@ -183,7 +184,7 @@ static void room(uint32_t shards)
     end();
 }
 
-/* The check finds more names than a file may have, though their number is right. */
+/* The check finds more names than a file may have, though their count is right. */
 static void find_more_names(struct shmfs *fs)
 {
     static uint8_t scratch[1 << 19] __attribute__((aligned(8)));
@@ -218,7 +219,7 @@ static void links(void)
     end();
 }
 
-/* Sizes around whole blocks, in one row and in several, read back by another one. */
+/* Sizes around whole blocks, in one run and in several, read back by another client. */
 static void sizes(uint32_t shards)
 {
     static const uint32_t sizes[] = {0, 1, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK};
@@ -270,7 +271,7 @@ static void sizes(uint32_t shards)
     end();
 }
 
-/* A file in more rows than one transaction can hold, and one in a row across groups. */
+/* A file with more runs than one transaction can hold, and one whose run crosses groups. */
 static void many_rows(uint32_t shards)
 {
     static uint8_t bytes[96 * BLOCK];
@@ -306,7 +307,7 @@ static void many_rows(uint32_t shards)
 
 /* --- handles and descriptors ----------------------------------------------------------------- */
 
-/* Of a file that is not committed there are many readers or one writer; each of them commits it. */
+/* An uncommitted file has many readers or one writer; each of them commits it. */
 static void drafts(void)
 {
     static uint8_t bytes[2 * BLOCK];
@@ -393,7 +394,7 @@ static void descriptors(void)
     IS(shmfs_load(fs, directory, "a"), SHMFS_ERROR_SYSTEM);
     IS(errno, EISDIR);
     close(directory);
-    IS(pipe(ends), 0); /* nobody knows how long it is */
+    IS(pipe(ends), 0); /* a file of unknown length */
     IS(write(ends[1], content, 3 * BLOCK + 1), 3 * BLOCK + 1);
     close(ends[1]);
     IS(shmfs_load(fs, ends[0], "a"), 0);
@@ -409,7 +410,7 @@ static void descriptors(void)
     const int file = memfd_create("file", MFD_CLOEXEC), full = open("/dev/full", O_WRONLY);
     IS(shmfs_store(fs, "a", file), 3 * BLOCK + 1);
     IS(shmfs_store(fs, "nobody", file), SHMFS_ERROR_NOT_FOUND);
-    IS(shmfs_load(fs, file, "b"), 0); /* from its end: nothing */
+    IS(shmfs_load(fs, file, "b"), 0); /* from its end, so empty */
     IS(ftruncate(file, 9 * BLOCK), 0);
     IS(shmfs_load(fs, file, "c"), SHMFS_ERROR_NO_BLOCKS);
     IS(shmfs_store(fs, "a", full), SHMFS_ERROR_SYSTEM);
@@ -419,7 +420,7 @@ static void descriptors(void)
     end();
 }
 
-/* A client that may not write refuses what would, and leaves every byte as it was. */
+/* A read-only client refuses calls that would write, and leaves every byte as it was. */
 static void read_only(void)
 {
     const struct shmfs_options options = {.is_read_only = true, .lock_timeout_ms = 1};
@@ -477,7 +478,7 @@ static void read_only(void)
 
 int main(void)
 {
-    alarm(300); /* an endless loop ends here */
+    alarm(300); /* ends an endless loop */
     fill_content();
     images();
     names();

@@ -1,11 +1,11 @@
-/* What a damaged image must be called, and what calls on it must say (failure S11; shmfs.h). That
- * they end, whatever is damaged, and touch nothing outside, shmfs_damage shows.
+/* shmfs_verdicts: the errors that the check and the calls report for a damaged image (failure S11;
+ * shmfs.h). shmfs_damage shows that they end and stay inside the memory, whatever is damaged.
  */
 #include "shmfs_watch.h"
 
 #include <unistd.h>
 
-/* An image with a file of a name, a nameless one, and one being written, in two shards. */
+/* An image with a named file, a nameless one, and one being written, in two shards. */
 static struct shmfs_handle own;
 
 static struct shmfs *to_damage(void)
@@ -21,7 +21,7 @@ static struct shmfs *to_damage(void)
     return fs;
 }
 
-/* Whether the check finds something of this code. */
+/* Return whether the check finds a problem with this code. */
 static bool is_found(const char *code)
 {
     static uint8_t scratch[4096] __attribute__((aligned(8)));
@@ -45,7 +45,7 @@ static struct image_entry *entry_of(struct shmfs *fs, const char *text, uint32_t
     return entry_visit(fs, place.entry);
 }
 
-/* The check has a name for every damage of one word. */
+/* The check has a code for every damage of one word. */
 static void named_damage(void)
 {
     struct shmfs *fs = to_damage();
@@ -85,7 +85,7 @@ static void named_damage(void)
     end();
 }
 
-/* Lists of the free that lead to what is not free, not theirs or nowhere give nothing out. */
+/* A free list that leads to an element in use, in another group or out of range yields nothing. */
 static void lists_of_the_free(void)
 {
     struct shmfs_handle file;
@@ -113,7 +113,7 @@ static void lists_of_the_free(void)
     end();
 }
 
-/* Names that go round in their bucket: who is not among them is not looked for for ever. */
+/* A bucket with a cycle: looking up a name that is not in it ends. */
 static void round_bucket(void)
 {
     struct name name, other;
@@ -135,8 +135,7 @@ static void round_bucket(void)
     end();
 }
 
-/* A dead client's notes are not carried out if one of them leads out of the image, and not one of
- * the others either. */
+/* If one record of a dead client leads outside the image, none of its records is applied. */
 static void notes_of_a_fool(void)
 {
     struct shmfs *fs = to_damage();
@@ -165,7 +164,7 @@ static void notes_of_a_fool(void)
     }
     dead->log_count = IMAGE_LOG_RECORDS + 1;
     IS(shmfs_sweep(fs), SHMFS_ERROR_CORRUPT);
-    dead->records[1] = (struct image_record){chain | 64, one | FAT_END}; /* the last there is */
+    dead->records[1] = (struct image_record){chain | 64, one | FAT_END}; /* the last block */
     dead->log_count = 2;
     IS(shmfs_sweep(fs), 1);
     IS(*fat_at(fs, 64), FAT_END);
@@ -175,7 +174,7 @@ static void notes_of_a_fool(void)
     end();
 }
 
-/* Locks that are signed for us, by others who had our place or would have: they are not ours. */
+/* Locks with owner values of earlier or later clients of our slot are not ours. */
 static void signed_for_us(void)
 {
     struct shmfs_handle file;
@@ -185,8 +184,8 @@ static void signed_for_us(void)
     uint32_t *owner = &lock(LOCK_INODES)->owner;
     const uint32_t generation = client_at(fs, 0)->generation;
     client_at(fs, 0)->generation = generation + 6;
-    *owner = fs->owner + 6 * 2048; /* a generation is 2048 apart from the next */
-    IS(shmfs_create(fs, NULL, 0, &file), SHMFS_ERROR_BUSY); /* whoever that is, it lives */
+    *owner = fs->owner + 6 * 2048; /* consecutive generations differ by 2048 */
+    IS(shmfs_create(fs, NULL, 0, &file), SHMFS_ERROR_BUSY); /* that client counts as alive */
     is_dead[0] = true;
     IS(shmfs_create(fs, NULL, 0, &file), 0);
     IS(*owner, 0);
@@ -201,7 +200,7 @@ static void signed_for_us(void)
     end();
 }
 
-static struct image_inode *harmed; /* a file of ours */
+static struct image_inode *harmed; /* a file of this client */
 
 static void harm(void)
 {
@@ -214,14 +213,14 @@ static void harm_once(void)
     meanwhile = NULL;
 }
 
-/* A file that is damaged in the midst of a call, or before it is closed for good. */
+/* A file is damaged in the middle of a call, or before it is closed for good. */
 static void harmed_files(void)
 {
     struct shmfs_handle file = {.inode = 99};
     struct shmfs_info info;
     patience_ms = 1;
     struct shmfs *fs = small(8);
-    handle_at(fs, 0, 0)->inode = 99; /* the table has it, the image has not */
+    handle_at(fs, 0, 0)->inode = 99; /* in the table, but not in the image */
     IS(shmfs_stat_handle(fs, &file, &info), SHMFS_ERROR_STALE);
     handle_at(fs, 0, 0)->inode = 0;
     IS(shmfs_create(fs, "a", BLOCK, &file), 0);
@@ -233,7 +232,7 @@ static void harmed_files(void)
     IS(shmfs_write(fs, &file, content, 3 * BLOCK, 0), 3 * BLOCK);
     IS(lock_take(clients[1], LOCK_FAT, 1), 0);
     meanwhile = harm_once;
-    IS(shmfs_truncate(fs, &file, BLOCK), SHMFS_ERROR_BUSY); /* it cannot say that it is cut */
+    IS(shmfs_truncate(fs, &file, BLOCK), SHMFS_ERROR_BUSY); /* whether it is cut is unknown */
     lock_drop_all(clients[1]);
     harm();
     shmfs_detach(fs);
@@ -243,7 +242,7 @@ static void harmed_files(void)
     end();
 }
 
-/* A chain that is broken where nobody has looked yet: what is seen of it is an error, each time. */
+/* A chain is broken where no client has read it yet: each read of that part fails. */
 static void broken_chain(void)
 {
     struct shmfs_handle files[3];
@@ -262,7 +261,7 @@ static void broken_chain(void)
     IS(shmfs_commit(fs, &files[0], NULL), 0);
     IS(shmfs_close(fs, &files[0]), 0);
     *link = FAT_FREE;
-    /* content is renewed on opening where memory is not coherent */
+    /* opening drops stale content, so it walks the chain, if memory is not coherent */
     IS(shmfs_open(clients[1], "a", &files[0]), PORT_COHERENT ? 0 : SHMFS_ERROR_CORRUPT);
     if (PORT_COHERENT) {
         static uint8_t bytes[3 * BLOCK];
@@ -281,7 +280,7 @@ static void break_rest(void)
         *fat_at(clients[1], block) = FAT_FREE;
 }
 
-/* A file is being freed whose rest is damaged: it is gone, and every sweep says what is left. */
+/* A file whose chain is damaged is being freed: it is removed, and every sweep reports the rest. */
 static void broken_rest(void)
 {
     struct shmfs_handle file;
@@ -304,11 +303,11 @@ static void broken_rest(void)
 
 int main(void)
 {
-    alarm(300); /* an endless loop ends here */
+    alarm(300); /* ends an endless loop */
     fill_content();
     broken_chain();
     if (!PORT_COHERENT)
-        return 0; /* what a core keeps to itself would undo the damage */
+        return 0; /* private caches would undo the damage */
     named_damage();
     lists_of_the_free();
     round_bucket();

@@ -1,12 +1,13 @@
-/* A random walk over every call by several clients of one small image, against a model; and, on the
- * way, death at every store of a call, alone and in pairs (failures S1, S2, S5, style-anchors §3.4).
+/* shmfs_walk: several clients of one small image make random calls of every kind, checked against a
+ * model; on the way, a client dies at every store of a call, alone and in pairs (failures S1, S2,
+ * S5, style-anchors §3.4).
  *
  *     shmfs_walk SEED STEPS CRASH_EVERY PAIRS SHARDS
  *
- * A crash experiment: client 0 dies at its n-th store within a call, for every n; another one sweeps
- * up, or works on; the check must then be clean, and what is there must be what was there before the
- * call or what is there after it. With PAIRS the one that sweeps dies as well, at every store, and a
- * third one sweeps. All clients live in this process, and "death" is a jump out of the call.
+ * A crash experiment: client 0 dies at its n-th store within a call, for every n. Another client
+ * sweeps up, or continues to work. The check must then be clean, and the state must equal the state
+ * before the call or the state after it. With PAIRS the sweeper dies as well, at every store, and a
+ * third client sweeps. All clients live in this process, and "death" is a jump out of the call.
  */
 #include "core.h"
 
@@ -26,14 +27,14 @@ struct file {
 
 struct open_file {
     struct shmfs_handle handle;
-    int file; /* of the model; -1: closed */
+    int file; /* index in the model; -1: closed */
     bool writes;
 };
 
-/* All that a restored experiment needs, in one piece. */
+/* All state that an experiment must restore, in one struct. */
 struct world {
     struct shmfs *clients[CLIENTS];
-    bool is_dead[64]; /* by place */
+    bool is_dead[64]; /* by slot */
     struct open_file open[CLIENTS][HANDLES];
     struct file files[FILES];
     int names[NAMES]; /* the file of each name, -1: none */
@@ -90,7 +91,7 @@ static void attach(int client)
         world.open[client][i].file = -1;
 }
 
-/* --- what is there --------------------------------------------------------------------------- */
+/* --- the state ------------------------------------------------------------------------------- */
 
 static void check(const char *when)
 {
@@ -109,7 +110,7 @@ static void check(const char *when)
 static const char *name_text(int number)
 {
     static char text[NAMES][SHMFS_NAME_MAX_BYTES + 1];
-    /* short, long, and as long as can be */
+    /* short, long, and of maximal length */
     if (number == 0)
         memset(text[0], 'x', SHMFS_NAME_MAX_BYTES);
     else
@@ -125,7 +126,7 @@ static uint64_t fold(uint64_t sum, const void *bytes, size_t size_bytes)
     return sum;
 }
 
-/* A number for all that one client can see, in an order of its own. */
+/* Hash the state that one client can see, in a fixed order. */
 static uint64_t state_of(struct shmfs *fs)
 {
     static uint8_t bytes[SIZE_MAX_BYTES];
@@ -161,7 +162,7 @@ static uint64_t state_of(struct shmfs *fs)
     return fold(sum, &statistics.free_entry_count, sizeof statistics.free_entry_count);
 }
 
-/* Whether what is there is what the model says. */
+/* Compare the image with the model. */
 static void compare(struct shmfs *fs)
 {
     static uint8_t bytes[SIZE_MAX_BYTES];
@@ -256,7 +257,7 @@ static int load(struct shmfs *fs, const struct call *call)
     return error;
 }
 
-/* Do it; the model is not told. `used` is set to the error, or that it made no sense. */
+/* Make a call without updating the model. Returns its error, or 1 if it cannot be made now. */
 static int act(const struct call *call)
 {
     static uint8_t bytes[2 * BLOCK];
@@ -298,7 +299,7 @@ static int act(const struct call *call)
     }
 }
 
-/* Tell the model of a call that succeeded. */
+/* Update the model after a successful call. */
 static void note(const struct call *call)
 {
     struct open_file *open = &world.open[call->client][call->slot];
@@ -356,7 +357,7 @@ static void note(const struct call *call)
     }
 }
 
-/* Tell the model that a client is dead. */
+/* Update the model after a client died. */
 static void note_death(int client)
 {
     for (int i = 0; i < HANDLES; i++) {
@@ -407,7 +408,7 @@ static void bury(int client)
     world.is_dead[shmfs_client_of(world.clients[client])] = true;
 }
 
-/* What is there once everybody but the last client is dead, and swept up after. */
+/* Return the state after all clients but the last have died and been swept. */
 static uint64_t settled(void)
 {
     int count = shmfs_sweep(world.clients[CLIENTS - 1]);
@@ -420,7 +421,7 @@ static uint64_t settled(void)
 
 static uint64_t now;
 
-/* Have a client do something and die at its n-th store: false if it was done before that. */
+/* Let a client make a call and die at its n-th store. Returns false if the call ended before. */
 static bool dies(int client, uint64_t n, const struct call *call)
 {
     struct port *port = &world.clients[client]->port;
@@ -468,7 +469,7 @@ static void experiment(const struct call *call, bool pairs)
             const int other = call->client == 1 ? 0 : 1;
             const bool too = dies(other, m, NULL);
             now = settled();
-            (void)now; /* the second one's own files may be gone as well: only the check counts */
+            (void)now; /* the second client's files may be gone too: only the check counts */
             if (!too)
                 break;
         }
@@ -532,13 +533,13 @@ int main(int argc, char **argv)
         check("after a call");
         if (step % 5 == 0)
             compare(world.clients[chance(CLIENTS)]);
-        if (chance(40) == 0) { /* one dies between two calls, and comes back */
+        if (chance(40) == 0) { /* a client dies between two calls, and returns */
             const int client = (int)chance(CLIENTS);
             bury(client);
             note_death(client);
             if (chance(2))
                 shmfs_sweep(world.clients[(client + 1) % CLIENTS]);
-            attach(client); /* there is no other place: it goes on where the dead one was */
+            attach(client); /* there is no other slot: it replaces the dead client */
         }
         if (chance(60) == 0) {
             const int client = (int)chance(CLIENTS);

@@ -1,16 +1,16 @@
-/* shmfs_watch.h: another client gets in where a first one stores something. The port that counts
- * stores calls somebody, who comes back.
+/* shmfs_watch.h: lets another client act when a first one stores something. The port that counts
+ * stores calls a function, which returns.
  */
 #ifndef SCC_SHMFS_WATCH_H
 #define SCC_SHMFS_WATCH_H
 
 #include "shmfs_rig.h"
 
-static void (*act)(void); /* what the other one does */
-static int64_t acted;     /* and what came of it */
-static bool had;          /* whether the watched client has held a lock of the inodes */
+static void (*act)(void); /* the action of the second client */
+static int64_t acted;     /* and its result */
+static bool had;          /* whether the watched client has held an inode lock */
 
-/* The lock of a kind, where there is one shard. */
+/* Return the lock of a kind, if there is one shard. */
 static inline struct image_lock *lock(enum lock_kind kind)
 {
     struct image_lock *locks =
@@ -43,14 +43,14 @@ static inline void watch(struct shmfs *fs, uint64_t store, void (*seen)(void *))
     fs->port.dies_at = store;
 }
 
-/* Have something done right before a client's n-th store from now on. */
+/* Call a function right before a client's n-th store from now on. */
 static inline void before_store(struct shmfs *fs, uint64_t store, void (*what)(void))
 {
     act = what;
     watch(fs, store, now);
 }
 
-/* Have it done at its first store after it has let go of a lock of the inodes. */
+/* Call a function at the client's first store after it has released an inode lock. */
 static inline void between(struct shmfs *fs, void (*what)(void))
 {
     act = what;

@@ -1,4 +1,4 @@
-/* drop_caches: have the kernel forget what it keeps of files, so that they are read from disk. */
+/* drop_caches: makes the kernel drop its file caches, so that files are read from disk. */
 #include <errno.h>
 #include <fcntl.h>
 #include <string.h>
@@ -10,8 +10,8 @@ int main(int argc, char **argv)
 {
     struct tool tool = {
         .name = "drop_caches",
-        .text = "Write to disk what waits to be written, and have the kernel forget what it keeps\n"
-                "in memory of files on disks. Only root may.",
+        .text = "Write dirty file data to disk, and make the kernel drop its caches of files on\n"
+                "disks. Requires root.",
     };
     tool_begin(&tool, argc, argv);
     sync();

@@ -1,4 +1,4 @@
-/* files.c: the two files of an image, mapped for one client. */
+/* files.c: maps the two files of an image for one client. */
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
@@ -16,7 +16,7 @@ enum { CONTROL, DATA, PART_COUNT };
 
 #define CUT_TEXT "the image was truncated while it was in use"
 
-/* What `end_cut` needs, which may call nothing that allocates or formats. */
+/* Data for `end_cut`, which must not allocate or format. */
 static struct {
     const uint8_t *from;
     uint64_t size_bytes;
@@ -24,7 +24,8 @@ static struct {
 } parts[PART_COUNT];
 static int cut_status;
 
-/* The kernel sends SIGBUS to who touches a page beyond the end of a file. */
+/* Handle SIGBUS, which the kernel sends to a thread that touches a page beyond the end of a
+ * file. */
 static void end_cut(int number, siginfo_t *info, void *context)
 {
     (void)context;
@@ -34,10 +35,10 @@ static void end_cut(int number, siginfo_t *info, void *context)
             (void)written;
             _exit(cut_status);
         }
-    signal(number, SIG_DFL); /* it is about other memory: the access is made again, and ends us */
+    signal(number, SIG_DFL); /* other memory: the repeated access ends the process */
 }
 
-/* Have SIGBUS end the program with a sentence about the file that was truncated. */
+/* On SIGBUS, end the program with a message about the truncated file. */
 static bool watch(struct tool *tool, const struct tool_image *image)
 {
     const struct shmfs_memory *memory = &image->memory;
@@ -51,7 +52,7 @@ static bool watch(struct tool *tool, const struct tool_image *image)
     }
     if (!sigaction(SIGBUS, &action, NULL))
         return true;
-    tool_failed(tool, "signals cannot be watched for: %s", strerror(errno));
+    tool_failed(tool, "cannot install a signal handler: %s", strerror(errno));
     return false;
 }
 
@@ -73,12 +74,12 @@ void tool_paths(const struct tool *tool, struct tool_image *image)
     snprintf(image->data_path, sizeof image->data_path, "%.*s%cdata", PATH_MAX - 32, path, joint);
 }
 
-/* Open and map one file whole. Its space is made sure of, for who writes into a hole where no
- * memory is left dies by SIGBUS. */
+/* Open and map a whole file. Allocate its space first: a process that writes into a hole dies by
+ * SIGBUS when no memory is left. */
 static bool map(struct tool *tool, const char *path, bool is_writable, int *fd, void **at,
                 uint64_t *size_bytes)
 {
-    /* Others may have put a pipe there, or a link to what is ours: wait for none, follow none. */
+    /* The path may be a pipe or a link made by another user: do not block, do not follow links. */
     *fd = open(path, (is_writable ? O_RDWR : O_RDONLY) | O_NONBLOCK | O_NOFOLLOW | O_CLOEXEC);
     struct stat status;
     if (*fd < 0 || fstat(*fd, &status)) {
@@ -135,7 +136,7 @@ bool tool_is_whole(struct tool *tool, const struct tool_image *image)
     if (has_bytes >= wanted_bytes) {
         memcpy(&superblock, memory->control, sizeof superblock);
         if (shape_read(&superblock, UINT64_MAX, UINT64_MAX, &shape))
-            return true; /* it says nothing */
+            return true; /* the superblock is invalid, so the sizes are unknown */
         wanted_bytes = shape.control_bytes;
         if (has_bytes >= wanted_bytes) {
             path = image->data_path;
@@ -147,7 +148,7 @@ bool tool_is_whole(struct tool *tool, const struct tool_image *image)
         return true;
     tool_failed(tool,
                 "%s was truncated: it has %" PRIu64 " bytes, and %s%" PRIu64
-                " belong to the image (shminit --force makes it anew)",
+                " belong to the image (shminit --force creates a new one)",
                 path, has_bytes, wanted_bytes == sizeof superblock ? "at least " : "",
                 wanted_bytes);
     return false;
@@ -161,7 +162,7 @@ bool tool_attach(struct tool *tool, struct tool_image *image, bool is_writable)
     size_t size_bytes = (shmfs_size() + 63) / 64 * 64;
     image->storage = aligned_alloc(64, size_bytes);
     if (!image->storage) {
-        tool_failed(tool, "no memory is left");
+        tool_failed(tool, "out of memory");
         return false;
     }
     int error = shmfs_attach(&image->fs, image->storage, size_bytes, &image->memory, &options);
@@ -170,8 +171,9 @@ bool tool_attach(struct tool *tool, struct tool_image *image, bool is_writable)
     image->fs = NULL;
     if (error == SHMFS_ERROR_FORMAT)
         tool_failed(tool,
-                    "%s is no image that %s can use: it is damaged, not made to its end, or of "
-                    "another version or machine (shmfsck says more; shminit --force makes it anew)",
+                    "%s is not an image that %s can use: it is damaged, incomplete, or of another "
+                    "version or machine (shmfsck reports details; shminit --force creates a new "
+                    "image)",
                     image->control_path, tool->name);
     else
         tool_failed(tool, "%s cannot be used: %s", image->control_path, tool_error_text(error));
@@ -191,6 +193,6 @@ int tool_end(struct tool *tool, struct tool_image *image)
 const char *tool_error_text(int error)
 {
     if (error == SHMFS_ERROR_SYSTEM)
-        return errno == EFAULT ? CUT_TEXT : strerror(errno); /* a call met a page that is gone */
+        return errno == EFAULT ? CUT_TEXT : strerror(errno); /* the page was truncated */
     return shmfs_error_text(error);
 }

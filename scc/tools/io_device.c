@@ -1,4 +1,4 @@
-/* io_device.c: which device a path lies on; ciel/storage/devices.py once more. */
+/* io_device.c: finds the device of a path; the C version of ciel/storage/devices.py. */
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
@@ -23,7 +23,7 @@ struct device {
 
 static int at_path(const char *path, int depth, struct device *device);
 
-/* Read a short file, without the blanks at its end. */
+/* Read a short file, and strip blanks at its end. */
 static bool read_text(const char *path, char text[TEXT_BYTES])
 {
     int fd = open(path, O_RDONLY | O_CLOEXEC);
@@ -39,7 +39,8 @@ static bool read_text(const char *path, char text[TEXT_BYTES])
     return true;
 }
 
-/* The one device that carries another, below its `slaves`; false if there are none, or several. */
+/* Find the only device below another one, from its `slaves`; false if there are none, or
+ * several. */
 static bool only_carrier(const char *place, char path[PATH_MAX])
 {
     char slaves[PATH_MAX];
@@ -61,7 +62,7 @@ static bool only_carrier(const char *place, char path[PATH_MAX])
 
 static int numbered(unsigned major, unsigned minor, int depth, struct device *device);
 
-/* Go on with the device whose numbers stand in a file. */
+/* Continue with the device whose numbers a file contains. */
 static int named(const char *file, int depth, struct device *device)
 {
     char text[TEXT_BYTES];
@@ -71,7 +72,7 @@ static int named(const char *file, int depth, struct device *device)
     return numbered(major, minor, depth, device);
 }
 
-/* A device of its own number: look what carries it. */
+/* Resolve a block device: find the device below it. */
 static int numbered(unsigned major, unsigned minor, int depth, struct device *device)
 {
     *device = (struct device){.major = major, .minor = minor};
@@ -99,7 +100,7 @@ static int numbered(unsigned major, unsigned minor, int depth, struct device *de
     return 0;
 }
 
-/* Undo what mountinfo does to spaces and the like. */
+/* Undo mountinfo's escaping of spaces and other characters. */
 static void unescape(char *text)
 {
     char *to = text;
@@ -124,7 +125,7 @@ static bool is_of_memory(const char *kind)
     return false;
 }
 
-/* One mount, from what stands behind the dash of its line: kind, source, options. */
+/* Resolve a mount, from the part of its line after the dash: kind, source, options. */
 static int mounted(char *rest, int depth, struct device *device)
 {
     char *next = NULL;
@@ -149,12 +150,12 @@ static int mounted(char *rest, int depth, struct device *device)
     }
     struct stat status;
     unescape(source);
-    if (stat(source, &status) == 0 && S_ISBLK(status.st_mode)) /* as btrfs has it */
+    if (stat(source, &status) == 0 && S_ISBLK(status.st_mode)) /* for example btrfs */
         return numbered(major(status.st_rdev), minor(status.st_rdev), depth + 1, device);
     return 0;
 }
 
-/* A file system without a device of its number: look what it is mounted from. */
+/* Resolve a file system that has no block device number: find its source. */
 static int anonymous(unsigned major, unsigned minor, int depth, struct device *device)
 {
     *device = (struct device){.major = major, .minor = minor};
@@ -186,7 +187,7 @@ static int at_path(const char *path, int depth, struct device *device)
         return -errno;
     if (major(status.st_dev))
         return numbered(major(status.st_dev), minor(status.st_dev), depth, device);
-    if (!S_ISDIR(status.st_mode)) { /* an overlay tells the truth of directories alone */
+    if (!S_ISDIR(status.st_mode)) { /* overlayfs reports its own device only for directories */
         char real[PATH_MAX];
         if (!realpath(path, real))
             return -errno;

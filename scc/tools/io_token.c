@@ -1,4 +1,4 @@
-/* io_token.c: ciel/storage/tokens.py once more. */
+/* io_token.c: the C version of ciel/storage/tokens.py. */
 #include "io_token.h"
 
 #include <dirent.h>
@@ -15,9 +15,9 @@
 #include <unistd.h>
 
 #define ROOT "/dev/shm"
-#define JOIN_TRIES 1000 /* a directory goes with the last who leaves it, perhaps just when we come */
+#define JOIN_TRIES 1000 /* retries, since the last process in a queue removes its directory */
 
-/* Those that were in the line before us. */
+/* Processes that joined the queue before us. */
 struct earlier {
     struct pollfd *polls;
     uint64_t *numbers;
@@ -32,7 +32,8 @@ static int64_t now_ms(void)
     return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
 }
 
-/* Open a directory for us alone, made when missing; refuse another user's, or a link. */
+/* Open a private directory, and create it if it is missing. Refuse other users' directories and
+ * links. */
 static int open_private(int parent, const char *name)
 {
     if (mkdirat(parent, name, 0700) && errno != EEXIST)
@@ -48,7 +49,7 @@ static int open_private(int parent, const char *name)
     return fd;
 }
 
-/* Open a device's directory and lock it for a moment: until it is closed. */
+/* Open a device's directory, locked until it is closed. */
 static int open_line(const char *device)
 {
     char top[64];
@@ -70,7 +71,7 @@ static int open_line(const char *device)
     return fd;
 }
 
-/* The number that a name is; 0: it is none. */
+/* Return the number that a name consists of, or 0. */
 static uint64_t number_of(const char *name)
 {
     uint64_t number = 0;
@@ -96,7 +97,7 @@ static int add_earlier(struct earlier *earlier, int fd, uint64_t number)
             return -ENOMEM;
         earlier->room = room;
     }
-    earlier->polls[earlier->count] = (struct pollfd){.fd = fd}; /* hang-ups are told unasked */
+    earlier->polls[earlier->count] = (struct pollfd){.fd = fd}; /* poll always reports hang-ups */
     earlier->numbers[earlier->count++] = number;
     return 0;
 }
@@ -110,7 +111,7 @@ static void forget_earlier(struct earlier *earlier)
     *earlier = (struct earlier){0};
 }
 
-/* Open the FIFO of one who is in the line, or remove that of one who has died. */
+/* Open the FIFO of a process in the queue, or remove it if the process has died. */
 static int look_at(int line, const char *name, struct earlier *earlier)
 {
     int fd = openat(line, name, O_RDONLY | O_NONBLOCK | O_NOFOLLOW | O_CLOEXEC);
@@ -127,7 +128,7 @@ static int look_at(int line, const char *name, struct earlier *earlier)
     return error;
 }
 
-/* See who is in the line; `number`: the next one. */
+/* Find the processes in the queue, and the next free `number`. */
 static int look_around(int line, struct earlier *earlier, uint64_t *number)
 {
     int copy = fcntl(line, F_DUPFD_CLOEXEC, 0);
@@ -152,7 +153,7 @@ static int look_around(int line, struct earlier *earlier, uint64_t *number)
     return error;
 }
 
-/* Make our own FIFO, and hold it. */
+/* Create our own FIFO, and lock it. */
 static int enter(int line, uint64_t number)
 {
     char name[24];
@@ -186,13 +187,13 @@ static int join(const char *device, struct earlier *earlier)
         if (own >= 0)
             return own;
         forget_earlier(earlier);
-        if (own != -ENOENT) /* the last one has just left, and the directory with it */
+        if (own != -ENOENT) /* the last process has just left and removed the directory */
             return own;
     }
     return -EBUSY;
 }
 
-/* Drop those that have left; the FIFO of one is there still if it has died. */
+/* Drop processes that have left. If a process died, its FIFO is still there; remove it. */
 static void drop_gone(struct earlier *earlier, const char *device)
 {
     for (size_t i = 0; i < earlier->count;) {
@@ -271,7 +272,7 @@ void io_token_release(int token)
     path[length] = '\0';
     unlink(path);
     close(token);
-    for (int level = 0; level < 2; level++) { /* directories go with the last who leaves */
+    for (int level = 0; level < 2; level++) { /* the last process removes them */
         char *slash = strrchr(path, '/');
         if (!slash)
             return;

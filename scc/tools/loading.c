@@ -1,4 +1,4 @@
-/* loading.c: files of other file systems into the image. */
+/* loading.c: loads files of other file systems into the image. */
 #include <errno.h>
 #include <fcntl.h>
 #include <string.h>
@@ -8,7 +8,7 @@
 #include "io_token.h"
 #include "tool.h"
 
-/* Open a file to be loaded; says why not. */
+/* Open a file to load. Prints the reason on failure. */
 static int open_source(struct tool *tool, const char *path)
 {
     int fd = open(path, O_RDONLY | O_CLOEXEC);
@@ -38,7 +38,7 @@ bool tool_load(struct tool *tool, struct tool_image *image, const char *path, ui
         close(fd);
         return false;
     }
-    int error = shmfs_io_begin(image->fs, 0, -1); /* to be counted */
+    int error = shmfs_io_begin(image->fs, 0, -1); /* no limit: only counts the job */
     if (!error) {
         error = shmfs_load(image->fs, fd, name);
         int cause = errno;

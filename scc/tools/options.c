@@ -1,4 +1,4 @@
-/* options.c: the command lines of the shm tools. */
+/* options.c: parses the command lines of the shm tools. */
 #include <ctype.h>
 #include <errno.h>
 #include <inttypes.h>
@@ -27,9 +27,9 @@ static _Noreturn void print_help(const struct tool *tool)
            tool->arguments ? tool->arguments : "", tool->text);
     for (struct tool_option *option = tool->options; option && option->name; option++)
         print_option(option->name, option->value, option->text, option->variable);
-    print_option("name", "NAME", "which image, `shmfs` if not given", "SHMFS_NAME");
-    print_option("help", NULL, "tell this", NULL);
-    print_option("version", NULL, "tell the version", NULL);
+    print_option("name", "NAME", "name of the image; default shmfs", "SHMFS_NAME");
+    print_option("help", NULL, "print this help", NULL);
+    print_option("version", NULL, "print the version", NULL);
     exit(fflush(stdout) ? TOOL_FAILED : TOOL_DONE);
 }
 
@@ -67,7 +67,7 @@ _Noreturn void tool_misused(const struct tool *tool, const char *format, ...)
     exit(TOOL_USAGE);
 }
 
-/* Take one option, and return how many words of the command line it took. */
+/* Parse one option. Returns how many words of the command line it took. */
 static int take_option(struct tool *tool, struct tool_option *name, char **words, int count)
 {
     const char *word = words[0] + 2;
@@ -80,7 +80,7 @@ static int take_option(struct tool *tool, struct tool_option *name, char **words
         if (strlen(o->name) == length && !strncmp(o->name, word, length))
             option = o;
     if (!option)
-        tool_misused(tool, "there is no option %s; --help tells those there are", words[0]);
+        tool_misused(tool, "there is no option %s; --help lists the options", words[0]);
     if (!option->value) {
         if (equals)
             tool_misused(tool, "--%s takes no value", option->name);
@@ -133,7 +133,7 @@ void tool_begin(struct tool *tool, int argc, char **argv)
     tool->given_count = count;
 }
 
-/* Read digits and perhaps a unit; false if that is not what it is. */
+/* Parse digits with an optional unit; returns false for any other text. */
 static bool read_number(const char *text, uint64_t *number)
 {
     if (!isdigit((unsigned char)*text))

@@ -1,11 +1,11 @@
-/* printing.c: names and sizes as people and programs read them. */
+/* printing.c: prints names and sizes for people and programs. */
 #include <errno.h>
 #include <inttypes.h>
 #include <string.h>
 
 #include "tool.h"
 
-/* How many bytes the UTF-8 character here has, and which it is; 0 if there is none. */
+/* Decode a UTF-8 character; returns its length in bytes, or 0 if it is invalid. */
 static int utf8(const unsigned char *at, uint32_t *character)
 {
     int length = at[0] < 0x80 ? 1 : at[0] >= 0xf0 ? 4 : at[0] >= 0xe0 ? 3 : 2;
@@ -27,7 +27,7 @@ static int utf8(const unsigned char *at, uint32_t *character)
     return value < least[length] || value > 0x10ffff || is_surrogate ? 0 : length;
 }
 
-/* Whether a character is one of those that move things on a terminal, or cannot be seen. */
+/* Return whether a character controls the terminal or is invisible. */
 static bool is_control(uint32_t character)
 {
     return character < 0x20 || (character >= 0x7f && character < 0xa0) ||

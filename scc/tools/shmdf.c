@@ -1,4 +1,4 @@
-/* shmdf: how full shared memory is. */
+/* shmdf: prints how much of an image is used. */
 #include <inttypes.h>
 
 #include "tool.h"
@@ -33,7 +33,7 @@ static void print_table(const struct shmfs_statistics *s)
            tool_size(used, (s->block_count - s->free_block_count) * s->block_bytes),
            tool_size(free, s->free_block_count * s->block_bytes));
     printf("disk jobs under way: %" PRIu32 "\n", s->io_count);
-    printf("clients that died: %" PRIu64 " swept, %" PRIu64 " times what they were about was ended\n",
+    printf("dead clients: %" PRIu64 " swept, %" PRIu64 " interrupted transactions completed\n",
            s->sweep_count, s->recovery_count);
 }
 
@@ -42,7 +42,7 @@ int main(int argc, char **argv)
     struct tool_option options[] = {{.name = "json", .text = "print JSON"}, {0}};
     struct tool tool = {
         .name = "shmdf",
-        .text = "Tell how full shared memory is.",
+        .text = "Print how much of the image in shared memory is used.",
         .options = options,
     };
     struct tool_image image;

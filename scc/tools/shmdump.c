@@ -1,11 +1,11 @@
-/* shmdump: show people what an image consists of, and where a file lies in it. */
+/* shmdump: prints the structure of an image, and where a file is in it. */
 #include <inttypes.h>
 #include <string.h>
 
 #include "image.h"
 #include "tool.h"
 
-/* The superblock as it stands there, though it may make no sense. */
+/* Print the superblock, even if it is invalid. */
 static void print_superblock(const struct tool_image *image)
 {
     struct image_superblock s = {0};
@@ -13,8 +13,8 @@ static void print_superblock(const struct tool_image *image)
     memcpy(&s, image->memory.control, size_bytes < sizeof s ? size_bytes : sizeof s);
     printf("superblock of %s\n", image->control_path);
     printf("  magic %016" PRIx64 "%s, format %" PRIu32 ", byte order %08" PRIx32 "%s\n", s.magic,
-           s.magic == IMAGE_MAGIC ? "" : " (no image's)", s.format_version, s.endian,
-           s.endian == IMAGE_ENDIAN ? "" : " (another machine's)");
+           s.magic == IMAGE_MAGIC ? "" : " (not an image)", s.format_version, s.endian,
+           s.endian == IMAGE_ENDIAN ? "" : " (of another machine)");
     printf("  signature %016" PRIx64 ", checksum %016" PRIx64 "\n", s.signature, s.checksum);
     printf("  %" PRIu64 " blocks of %" PRIu64 " bytes, %" PRIu32 " inodes, %" PRIu32
            " entries, %" PRIu32 " clients with %" PRIu32 " handles, %" PRIu32 " shards\n",
@@ -40,8 +40,8 @@ static void print_statistics(struct tool *tool, struct tool_image *image)
            s.attached_count, s.io_count, s.recovery_count, s.sweep_count, s.lock_wait_count);
 }
 
-/* A file's blocks, in its order; neighbours as one row. Reads the tables as they lie there, and
- * believes none of them. */
+/* Print the blocks of a file in order, with adjacent blocks as a range. Reads the tables without
+ * trusting them. */
 static void print_chain(const struct shape *shape, const uint8_t *control, uint32_t number)
 {
     struct image_inode inode;
@@ -95,8 +95,8 @@ int main(int argc, char **argv)
     struct tool tool = {
         .name = "shmdump",
         .arguments = "[NAME...]",
-        .text = "Show the superblock and statistics of an image, and where files lie in it. What is\n"
-                "damaged is shown as it is.",
+        .text = "Print the superblock and statistics of an image, and where files are in it.\n"
+                "Damaged data is printed as it is.",
         .most = INT_MAX,
     };
     struct tool_image image;

@@ -1,4 +1,4 @@
-/* shmfsck: check what is in shared memory. */
+/* shmfsck: checks the image in shared memory. */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,11 +11,11 @@ enum {
     CHECK_PROBLEMS = 1,
     CHECK_UNREADABLE = 2,
     SHOWN_MOST = 100,
-    LOOKS = 100, /* a change under way may look like damage; damage stays */
+    LOOKS = 100, /* a change in progress may look like damage; real damage stays */
     LOOK_AGAIN_MS = 10,
 };
 
-/* Look at a copy, which nobody changes. */
+/* Check a copy, which cannot change. */
 static int64_t look(const struct shmfs_memory *memory, void *copy, void *scratch,
                     size_t scratch_bytes, struct shmfs_problem *problems)
 {
@@ -33,7 +33,7 @@ static int check(struct tool *tool, const struct tool_image *image)
     void *scratch = malloc(scratch_bytes ? scratch_bytes : 1);
     int64_t found = 0;
     if (!copy || !scratch) {
-        tool_failed(tool, "no memory is left");
+        tool_failed(tool, "out of memory");
         free(copy);
         free(scratch);
         return CHECK_UNREADABLE;
@@ -47,7 +47,7 @@ static int check(struct tool *tool, const struct tool_image *image)
             break;
     }
     for (int64_t i = 0; i < found && i < SHOWN_MOST; i++)
-        printf("%.4s at %" PRIu64 ", where there is %" PRIu64 ": %s\n", problems[i].code,
+        printf("%.4s at %" PRIu64 ", value %" PRIu64 ": %s\n", problems[i].code,
                problems[i].place, problems[i].detail, shmfs_problem_text(problems[i].code));
     free(copy);
     free(scratch);
@@ -67,13 +67,13 @@ static int check(struct tool *tool, const struct tool_image *image)
 int main(int argc, char **argv)
 {
     struct tool_option options[] = {
-        {.name = "sweep", .text = "end what dead clients were about first, and free what they held"},
+        {.name = "sweep", .text = "first clean up after dead clients"},
         {0},
     };
     struct tool tool = {
         .name = "shmfsck",
-        .text = "Check the image in shared memory against its invariants, and list those that do\n"
-                "not hold. Ends with 0 if all hold, 1 if not, 2 if it cannot be read.",
+        .text = "Check the invariants of the image in shared memory, and list violations. Exit\n"
+                "status: 0 if there are none, 1 if there are some, 2 if it cannot be read.",
         .options = options,
         .cut_status = CHECK_UNREADABLE,
     };
@@ -85,12 +85,13 @@ int main(int argc, char **argv)
         if (tool_attach(&tool, &image, true)) {
             int swept = shmfs_sweep(image.fs);
             if (swept < 0)
-                tool_failed(&tool, "the dead cannot be swept up after: %s", tool_error_text(swept));
+                tool_failed(&tool, "cannot clean up after dead clients: %s",
+                            tool_error_text(swept));
             else
                 printf("%d dead client%s swept\n", swept, swept == 1 ? "" : "s");
             shmfs_detach(image.fs);
             image.fs = NULL;
-        } /* else what is wrong is told below */
+        } /* otherwise the check below reports the problem */
     }
     if (!image.memory.control || !image.memory.data)
         return CHECK_UNREADABLE;

@@ -1,9 +1,10 @@
-/* shminit: make an image in shared memory.
+/* shminit: creates an image in shared memory.
  *
- * Both files are made whole, without names, before either is given its own: an end of this program
- * at any moment leaves no half of them, nor does a lack of memory. The name of the control file is
- * the decision between two that run at once. It is locked (flock) until the data file has its name
- * too, so that the next one can tell who is still at it from who died between the two. */
+ * It creates both files completely, without names, before it names either of them: neither a crash
+ * nor a lack of memory leaves a part of an image. If two shminit run at once, the first one to name
+ * the control file wins. It keeps the control file locked (flock) until the data file has its name
+ * too, so that another shminit can tell a running process from a process that died between the two
+ * steps. */
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
@@ -51,15 +52,15 @@ static void say_no_room(struct tool *tool, const struct tool_image *image, int e
     char *folder = dirname(place);
     if (error == ENOSPC && !statvfs(folder, &room))
         tool_failed(tool,
-                    "%s is too small: the image takes %s and %s are free; make it larger, or the "
-                    "image smaller with --blocks",
+                    "%s is too small: the image takes %s and %s are free; enlarge it, or use a "
+                    "smaller --blocks",
                     folder, tool_size(needed, image->memory.control_bytes + image->memory.data_bytes),
                     tool_size(left, (uint64_t)room.f_bavail * room.f_frsize));
     else
-        tool_failed(tool, "no image can be made in %s: %s", folder, strerror(error));
+        tool_failed(tool, "cannot create an image in %s: %s", folder, strerror(error));
 }
 
-/* Make a file that has no name yet, map it, and make sure of its space. */
+/* Create a file that has no name yet, allocate its space, and map it. */
 static int make_file(const char *path, uint64_t size_bytes, int *fd, void **at)
 {
     char place[PATH_MAX];
@@ -80,7 +81,7 @@ static bool make_image(struct tool *tool, struct tool_image *image,
     struct shmfs_memory *memory = &image->memory;
     int error = shmfs_sizes(geometry, &memory->control_bytes, &memory->data_bytes);
     if (error) {
-        tool_failed(tool, "there is no such image: %s", tool_error_text(error));
+        tool_failed(tool, "invalid geometry: %s", tool_error_text(error));
         return false;
     }
     error = make_file(image->data_path, memory->data_bytes, &image->data_fd, &memory->data);
@@ -93,7 +94,7 @@ static bool make_image(struct tool *tool, struct tool_image *image,
     }
     error = shmfs_format(memory, geometry);
     if (error)
-        tool_failed(tool, "no image can be made: %s", tool_error_text(error));
+        tool_failed(tool, "cannot create an image: %s", tool_error_text(error));
     return !error;
 }
 
@@ -104,26 +105,26 @@ static int give_name(int fd, const char *path)
     return linkat(AT_FDCWD, unnamed, AT_FDCWD, path, AT_SYMLINK_FOLLOW) ? errno : 0;
 }
 
-/* Look at the image that is there. True if it may be replaced: it is to be, or was not made to its
- * end by someone who is no more. It stays locked. */
+/* Return whether an existing image may be replaced: with --force, or if a shminit died before it
+ * had named the data file. The existing control file stays locked. */
 static bool may_replace(struct tool *tool, const struct tool_image *image)
 {
     int fd = open(image->control_path, O_RDONLY | O_NONBLOCK | O_CLOEXEC); /* it may be a pipe */
     struct stat ours, named;
     if (fd < 0) {
-        if (errno == ENOENT) /* removed just now */
+        if (errno == ENOENT) /* removed meanwhile */
             return true;
         tool_failed(tool, "%s cannot be opened: %s", image->control_path, strerror(errno));
         return false;
     }
     if (flock(fd, LOCK_EX | LOCK_NB)) {
-        tool_failed(tool, "another shminit is making %s right now", image->control_path);
+        tool_failed(tool, "another shminit is creating %s right now", image->control_path);
     } else if (fstat(fd, &ours) || stat(image->control_path, &named) ||
                ours.st_ino != named.st_ino) {
-        tool_failed(tool, "another shminit has just made %s", image->control_path);
+        tool_failed(tool, "another shminit has just created %s", image->control_path);
     } else if (!tool->options[FORCE].given && !access(image->data_path, F_OK)) {
-        tool_failed(tool, "there is an image at %s already; --force makes it anew, and what is in "
-                          "it is lost", image->control_path);
+        tool_failed(tool, "there is an image at %s already; --force replaces it and discards its "
+                          "files", image->control_path);
     } else {
         return true;
     }
@@ -131,7 +132,7 @@ static bool may_replace(struct tool *tool, const struct tool_image *image)
     return false;
 }
 
-/* Give the files their names. Programs that have the old ones open keep them, each for itself. */
+/* Name the files. Programs that have the old files open keep using them. */
 static bool name_files(struct tool *tool, const struct tool_image *image)
 {
     flock(image->memory.control_fd, LOCK_EX);
@@ -144,7 +145,7 @@ static bool name_files(struct tool *tool, const struct tool_image *image)
         error = give_name(image->memory.control_fd, image->control_path);
     }
     if (error == EEXIST) {
-        tool_failed(tool, "another shminit has just made %s", image->control_path);
+        tool_failed(tool, "another shminit has just created %s", image->control_path);
         return false;
     }
     if (!error) {
@@ -154,29 +155,29 @@ static bool name_files(struct tool *tool, const struct tool_image *image)
             unlink(image->control_path);
     }
     if (error)
-        tool_failed(tool, "%s cannot be named: %s", image->control_path, strerror(error));
+        tool_failed(tool, "cannot name %s: %s", image->control_path, strerror(error));
     return !error;
 }
 
 int main(int argc, char **argv)
 {
     struct tool_option options[OPTION_COUNT + 1] = {
-        [BLOCKS] = {"blocks", "N", "how many blocks; 1024", "SHMFS_BLOCKS", NULL},
-        [BLOCK_SIZE] = {"block-size", "SIZE", "of each, a power of two from 4KiB; 1MiB",
+        [BLOCKS] = {"blocks", "N", "number of blocks; default 1024", "SHMFS_BLOCKS", NULL},
+        [BLOCK_SIZE] = {"block-size", "SIZE", "a power of two from 4KiB; default 1MiB",
                         "SHMFS_BLOCK_SIZE", NULL},
-        [INODES] = {"inodes", "N", "how many files; 1024", "SHMFS_INODES", NULL},
-        [ENTRIES] = {"entries", "N", "how many names; 1024", "SHMFS_ENTRIES", NULL},
-        [SHARDS] = {"shards", "N", "locks of each kind, a power of two up to 64; 1",
+        [INODES] = {"inodes", "N", "number of files; default 1024", "SHMFS_INODES", NULL},
+        [ENTRIES] = {"entries", "N", "number of names; default 1024", "SHMFS_ENTRIES", NULL},
+        [SHARDS] = {"shards", "N", "locks of each kind, a power of two up to 64; default 1",
                     "SHMFS_SHARDS", NULL},
-        [CLIENTS] = {"clients", "N", "how many programs at a time; 64", "SHMFS_CLIENTS", NULL},
-        [HANDLES] = {"handles", "N", "files that a program has open at a time; 1024",
+        [CLIENTS] = {"clients", "N", "programs attached at the same time; default 64",
+                     "SHMFS_CLIENTS", NULL},
+        [HANDLES] = {"handles", "N", "open files of one program; default 1024",
                      "SHMFS_HANDLES", NULL},
-        [FORCE] = {"force", NULL, "make it anew where there is one; what is in it is lost", NULL,
-                   NULL},
+        [FORCE] = {"force", NULL, "replace an existing image and discard its files", NULL, NULL},
     };
     struct tool tool = {
         .name = "shminit",
-        .text = "Make an image in shared memory: the files shmfs-control and shmfs-data in /dev/shm.",
+        .text = "Create an image in shared memory: shmfs-control and shmfs-data in /dev/shm.",
         .options = options,
     };
     struct tool_image image = {.data_fd = -1, .memory = {.control_fd = -1}};

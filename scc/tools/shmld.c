@@ -1,4 +1,4 @@
-/* shmld: load files into shared memory, each under its base name. */
+/* shmld: loads files into shared memory, each under its base name. */
 #include "tool.h"
 
 int main(int argc, char **argv)

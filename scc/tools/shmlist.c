@@ -1,4 +1,4 @@
-/* shmlist: list what is in shared memory. */
+/* shmlist: lists the files in shared memory. */
 #include <inttypes.h>
 
 #include "tool.h"
@@ -18,7 +18,7 @@ static void print_json(const char *name, const struct shmfs_info *info)
 int main(int argc, char **argv)
 {
     struct tool_option options[] = {
-        {.name = "json", .text = "print JSON, one file a line"},
+        {.name = "json", .text = "print JSON, one line per file"},
         {0},
     };
     struct tool tool = {

@@ -1,4 +1,4 @@
-/* shmln: give a file another name. */
+/* shmln: adds a name to a file. */
 #include "tool.h"
 
 int main(int argc, char **argv)
@@ -6,7 +6,7 @@ int main(int argc, char **argv)
     struct tool tool = {
         .name = "shmln",
         .arguments = "NAME ALIAS",
-        .text = "Give a file in shared memory another name.",
+        .text = "Add a name to a file in shared memory.",
         .least = 2,
         .most = 2,
     };
@@ -16,7 +16,7 @@ int main(int argc, char **argv)
         return TOOL_FAILED;
     int error = shmfs_link(image.fs, tool.given[0], tool.given[1]);
     if (error)
-        tool_failed(&tool, "%s cannot be called %s: %s", tool.given[0], tool.given[1],
+        tool_failed(&tool, "%s cannot be linked as %s: %s", tool.given[0], tool.given[1],
                     tool_error_text(error));
     return tool_end(&tool, &image);
 }

@@ -1,10 +1,10 @@
-/* shmls: load a file while few others load theirs. */
+/* shmls: loads a file when few other disk jobs are running. */
 #include <string.h>
 #include <unistd.h>
 
 #include "tool.h"
 
-/* The benchmark's script gives the name with a blank behind it. */
+/* The benchmark's script passes the name with a trailing blank. */
 static void strip_blank(char *path)
 {
     size_t length = strlen(path);
@@ -17,8 +17,8 @@ int main(int argc, char **argv)
     struct tool tool = {
         .name = "shmls",
         .arguments = "FILE MAXIO",
-        .text = "Load a file into shared memory as shmld does, once fewer than MAXIO disk jobs are\n"
-                "under way on its disk; 0: at once. What waits is woken, and asks in no loop.",
+        .text = "Load a file into shared memory as shmld does, once fewer than MAXIO disk jobs\n"
+                "are running on its disk; 0: at once. It sleeps while it waits, without polling.",
         .least = 2,
         .most = 2,
     };

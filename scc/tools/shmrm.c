@@ -1,4 +1,4 @@
-/* shmrm: take names away, and files with their last name. */
+/* shmrm: removes names, and frees files that have no name left. */
 #include "tool.h"
 
 int main(int argc, char **argv)
@@ -6,7 +6,7 @@ int main(int argc, char **argv)
     struct tool tool = {
         .name = "shmrm",
         .arguments = "NAME...",
-        .text = "Take names away. A file is gone with its last name, once nobody has it open.",
+        .text = "Remove names. A file is freed when it has no names and no program has it open.",
         .least = 1,
         .most = INT_MAX,
     };

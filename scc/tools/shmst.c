@@ -1,4 +1,4 @@
-/* shmst: store a file of shared memory in an ordinary file. */
+/* shmst: stores a file of shared memory in an ordinary file. */
 #include <errno.h>
 #include <fcntl.h>
 #include <libgen.h>
@@ -9,14 +9,14 @@
 
 #include "tool.h"
 
-/* Make the file that will be given the place of `target`: without a name where the file system
- * can, so that nothing is left if this program is killed. */
+/* Create the file that will replace `target`. If the file system supports it, the file has no name
+ * yet, so that nothing is left if this program is killed. */
 static int make_beside(const char *target, const char *beside, bool *has_name)
 {
     char folder[PATH_MAX];
     snprintf(folder, sizeof folder, "%s", target);
     int fd = open(dirname(folder), O_TMPFILE | O_WRONLY | O_CLOEXEC, 0666);
-    unlink(beside); /* of a process that had our number */
+    unlink(beside); /* left by a dead process with our number */
     *has_name = fd < 0;
     return fd < 0 ? open(beside, O_CREAT | O_EXCL | O_WRONLY | O_CLOEXEC, 0666) : fd;
 }
@@ -28,25 +28,25 @@ static int give_name(int fd, const char *name)
     return linkat(AT_FDCWD, unnamed, AT_FDCWD, name, AT_SYMLINK_FOLLOW);
 }
 
-/* Have the file that replaces another be whose that is, as far as we may, and as open to others. */
+/* Copy owner and mode of the target to the file that replaces it, as far as permitted. */
 static void resemble(int fd, const char *target)
 {
     struct stat status;
     if (stat(target, &status))
-        return; /* it is a new one */
+        return; /* there is no old file */
     if (fchown(fd, status.st_uid, status.st_gid))
-        errno = 0; /* it becomes ours */
+        errno = 0; /* it stays ours */
     fchmod(fd, status.st_mode & 0777);
 }
 
-/* Write it all beside the place where it belongs, and move it there: who looks sees the old file or
- * the new one, and a store that fails or dies leaves the old one. */
+/* Write the file next to its target, and rename it: readers see the old file or the new one, and a
+ * store that fails or dies leaves the old one. */
 static void store_file(struct tool *tool, struct tool_image *image, const char *name,
                        const char *out)
 {
     char target[PATH_MAX], beside[PATH_MAX + 32];
     bool has_name;
-    if (!realpath(out, target)) /* through links, to what they mean */
+    if (!realpath(out, target)) /* follow links to the real target */
         snprintf(target, sizeof target, "%s", out);
     snprintf(beside, sizeof beside, "%s.%ld~", target, (long)getpid());
     int fd = make_beside(target, beside, &has_name);
@@ -62,11 +62,11 @@ static void store_file(struct tool *tool, struct tool_image *image, const char *
     } else if ((!has_name && give_name(fd, beside)) || rename(beside, target)) {
         tool_failed(tool, "%s cannot be written: %s", out, strerror(errno));
     }
-    unlink(beside); /* where it was not moved */
+    unlink(beside); /* if it was not renamed */
     close(fd);
 }
 
-/* Write to what is there and is no file: a pipe, a terminal, a device. */
+/* Write to an existing target that is not a regular file: a pipe, a terminal, a device. */
 static void store_into(struct tool *tool, struct tool_image *image, const char *name, int fd,
                        const char *out)
 {
@@ -81,8 +81,8 @@ int main(int argc, char **argv)
     struct tool tool = {
         .name = "shmst",
         .arguments = "NAME OUT",
-        .text = "Store a file of shared memory in the ordinary file OUT, whole or not at all; -\n"
-                "is standard output.",
+        .text = "Store a file of shared memory in the ordinary file OUT, whole or not at all. OUT\n"
+                "may be - for standard output.",
         .least = 2,
         .most = 2,
     };

@@ -1,15 +1,15 @@
-/* tool.h: what the shm tools share. Each tool is one file with a main, made of three steps:
+/* tool.h: functions that the shm tools share. Each tool is one file with a main of three steps:
  *
  *     struct tool_option options[] = {{.name = "json", .text = "print JSON"}, {0}};
  *     struct tool tool = {.name = "shmlist", .text = "List the files.", .options = options};
  *     struct tool_image image;
- *     tool_begin(&tool, argc, argv);      // reads the command line; ends the program if that is it
- *     if (!tool_attach(&tool, &image, false)) // says why, if not
+ *     tool_begin(&tool, argc, argv);      // parses the command line; exits after --help
+ *     if (!tool_attach(&tool, &image, false)) // prints the reason on failure
  *         return TOOL_FAILED;
  *     ...
- *     return tool_end(&tool, &image);     // detaches, and says how it went
+ *     return tool_end(&tool, &image);     // detaches, and returns the exit status
  *
- * Errors are one sentence on standard error that begins with the tool's name. */
+ * An error is one sentence on standard error that starts with the tool's name. */
 #ifndef SCC_TOOL_H
 #define SCC_TOOL_H
 
@@ -20,32 +20,32 @@
 
 #include "shmfs.h"
 
-/* How a tool ends. */
+/* Exit statuses of a tool. */
 enum tool_status { TOOL_DONE = 0, TOOL_FAILED = 1, TOOL_USAGE = 2 };
 
 struct tool_option {
     const char *name;  /* without the dashes; NULL ends the list */
-    const char *value; /* what its value is called by --help; NULL: it takes none */
+    const char *value; /* name of its value in --help; NULL: it takes none */
     const char *text;
-    const char *variable; /* of the environment that is asked where it is not given, or NULL */
-    const char *given;    /* the value, or "" for one that takes none; NULL: not given */
+    const char *variable; /* environment variable used if the option is missing, or NULL */
+    const char *given;    /* the value, or "" if it takes none; NULL: the option is missing */
 };
 
 struct tool {
     const char *name;
-    const char *arguments; /* as --help shows them, or NULL */
-    const char *text;      /* what it does, as --help says it */
-    int least, most;       /* how many arguments there may be */
+    const char *arguments; /* as shown by --help, or NULL */
+    const char *text;      /* description shown by --help */
+    int least, most;       /* number of arguments */
     struct tool_option *options; /* or NULL */
-    int cut_status; /* how it ends if the image is truncated meanwhile; 0: TOOL_FAILED */
-    /* filled in by tool_begin */
+    int cut_status; /* exit status if the image is truncated meanwhile; 0: TOOL_FAILED */
+    /* set by tool_begin */
     const char *image_name;
     char **given;
     int given_count;
     bool has_failed;
 };
 
-/* The two files of an image, and what they are once mapped. */
+/* The two files of an image, and their mappings. */
 struct tool_image {
     char control_path[PATH_MAX];
     char data_path[PATH_MAX];
@@ -55,69 +55,70 @@ struct tool_image {
     struct shmfs *fs; /* NULL: not attached */
 };
 
-/* --- the command line (options.c) ------------------------------------------------------------- */
+/* --- the command line (options.c) ------------------------------------------------------------ */
 
-/* Read it. Ends the program on --help, --version, and what makes no sense. */
+/* Parse the command line. Exits on --help, --version and invalid options. */
 void tool_begin(struct tool *tool, int argc, char **argv);
 
-/* Say a sentence about what failed, and remember that something did. Returns TOOL_FAILED. */
+/* Print an error message, and record the failure. Returns TOOL_FAILED. */
 int tool_failed(struct tool *tool, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
-/* End the program for the caller's mistake. */
+/* Print a message about a wrong command line, and exit. */
 _Noreturn void tool_misused(const struct tool *tool, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
 
-/* The number that an option was given, or `otherwise`; sizes may end in KiB, MiB, GiB. Ends the
- * program unless it is one from `least` to `most`. */
+/* Return the number given for an option, or `otherwise`. Sizes may end in KiB, MiB, GiB. Exits
+ * unless the number is between `least` and `most`. */
 uint64_t tool_number(const struct tool *tool, const struct tool_option *option, uint64_t least,
                      uint64_t most, uint64_t otherwise);
 
-/* The same for an argument; `what` it is called. */
+/* tool_number for an argument; `what` is its name in messages. */
 uint64_t tool_number_of(const struct tool *tool, const char *what, const char *text, uint64_t least,
                         uint64_t most);
 
-/* --- the image (files.c) ---------------------------------------------------------------------- */
+/* --- the image (files.c) --------------------------------------------------------------------- */
 
-/* Where an image lies: `NAME-control` and `NAME-data` under /dev/shm, or `control` and `data` in
- * NAME where that is a directory. A name that begins with a slash is taken as it is. Ends the program
- * for any other that is none of a file. */
+/* Set the paths of an image: `NAME-control` and `NAME-data` under /dev/shm, or `control` and `data`
+ * in NAME if that is a directory. A name that starts with a slash is used as it is. Exits for any
+ * other name with a slash, and for a name that cannot belong to a file. */
 void tool_paths(const struct tool *tool, struct tool_image *image);
 
-/* Map both files, shared; says why not. From then on the program ends with one sentence, and not by
- * SIGBUS, when it touches what somebody truncated. */
+/* Map both files, shared. Prints the reason on failure. Afterwards the program ends with a message
+ * instead of SIGBUS when it touches a truncated page. */
 bool tool_map(struct tool *tool, struct tool_image *image, bool is_writable);
 
-/* Whether both files are as long as the superblock says, or that says nothing; says which is not. */
+/* Return whether both files are as long as the superblock says, or the superblock is invalid.
+ * Prints which file is too short. */
 bool tool_is_whole(struct tool *tool, const struct tool_image *image);
 
-/* Map them and become a client; says why not. A tool that is not to write maps them read-only and
- * leaves no trace in the image. */
+/* Map the files and attach as a client. Prints the reason on failure. A tool that does not write
+ * maps the files read-only, and leaves no trace in the image. */
 bool tool_attach(struct tool *tool, struct tool_image *image, bool is_writable);
 
-/* Detach if attached, and unmap. Returns how the program ends. */
+/* Detach if attached. Returns the exit status. */
 int tool_end(struct tool *tool, struct tool_image *image);
 
-/* What an error is, in words; `errno`'s where it is the system's. */
+/* Return the text of an error; for SHMFS_ERROR_SYSTEM, the text of `errno`. */
 const char *tool_error_text(int error);
 
-/* --- loading (loading.c) ---------------------------------------------------------------------- */
+/* --- loading (loading.c) --------------------------------------------------------------------- */
 
-/* Load one file under its base name; says why not. `limit` disk jobs may be under way, of all
- * programs that ask in the same way; 0: any number. */
+/* Load one file under its base name. Prints the reason on failure. `limit` is the maximum number of
+ * disk jobs of all programs that use tokens; 0: no limit. */
 bool tool_load(struct tool *tool, struct tool_image *image, const char *path, uint32_t limit);
 
-/* --- printing (printing.c) -------------------------------------------------------------------- */
+/* --- printing (printing.c) ------------------------------------------------------------------- */
 
-/* A name as people can see it: what is no printable UTF-8 is written \xNN. */
+/* Print a name for people: bytes that are not printable UTF-8 become \xNN. */
 void tool_print_name(FILE *to, const char *name);
 
-/* A name as a JSON string. Bytes that are no UTF-8 are \udc80 to \udcff, as Python has them. */
+/* Print a name as a JSON string. Bytes that are not UTF-8 become \udc80 to \udcff, as in Python. */
 void tool_print_json(FILE *to, const char *name);
 
-/* A size as people read it, such as 1.5 MiB. */
+/* Format a size for people, such as 1.5 MiB. */
 const char *tool_size(char to[32], uint64_t size_bytes);
 
-/* Flush standard output; says so when that fails. */
+/* Flush standard output. Prints a message on failure. */
 void tool_flush(struct tool *tool);
 
 #endif

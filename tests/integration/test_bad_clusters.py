@@ -170,7 +170,7 @@ def test_an_address_that_up_cannot_listen_on_is_said(
 STORES: Final = {
     "shm:speed": "'shm:speed': 'speed' is not option=value",
     "scc:core=1": "worker-1 could not start: 'core=1': the image has cores=1, numbered from 0; "
-    "say more where the first does",
+    "give its first worker more cores",
     "disk:capacity=x": "worker-1 could not start: 'x': not a size; write 8GiB, 512MiB or 1000000",
     "shm:speed=1": "worker-1 could not start: 'shm': no option 'speed'; "
     "there are: capacity, instance, spill, arena",

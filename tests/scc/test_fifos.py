@@ -81,7 +81,7 @@ def test_a_reader_that_is_slow_keeps_nobody_waiting(fifos: Fifos) -> None:
 def test_a_fifo_that_nobody_opens_is_given_up(tmp_path: Path) -> None:
     with Fifos(tmp_path, open_timeout_s=0.05) as fifos:
         for served in (fifos.give(memoryview(CONTENT)), fifos.accept(lambda piece: None)):
-            with pytest.raises(FifoError, match="nobody has opened it"):
+            with pytest.raises(FifoError, match="no process has opened it"):
                 served.result.result(PATIENCE_S)
         assert list(tmp_path.iterdir()) == []
 

@@ -116,7 +116,7 @@ def test_a_core_that_is_gone_is_an_error_and_its_lock_is_had(segment: int) -> No
 
 
 def test_a_core_is_attached_once_and_only_to_a_segment(segment: int) -> None:
-    with Core(segment, 2), pytest.raises(MpbError, match="somebody who lives"):
+    with Core(segment, 2), pytest.raises(MpbError, match="a live process is attached"):
         Core(segment, 2)
     with pytest.raises(MpbError, match="an argument"):
         Core(segment, 3)

@@ -68,7 +68,7 @@ def test_an_image_with_a_damaged_superblock_is_refused_and_stays_as_it_is(
     poke(image.control, offset, bytes([byte ^ 0x40]))
     before = image.control.read_bytes()
     for tool in ("shmlist", "shmdf"):
-        assert "is no image" in image.refusal(tool)
+        assert "is not an image" in image.refusal(tool)
     assert image.run("shmfsck").returncode in (1, 2)
     assert b"superblock of" in image.run("shmdump").stdout
     assert image.control.read_bytes() == before

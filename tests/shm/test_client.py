@@ -155,7 +155,7 @@ def test_a_daemon_that_talks_nonsense_is_left(
     puppet: Puppet, client: ShmdClient, garbage: bytes
 ) -> None:
     puppet.script = lambda message: garbage
-    with pytest.raises(DaemonGoneError, match="no message of SHMD"):
+    with pytest.raises(DaemonGoneError, match="invalid SHMD message"):
         client.load("x")
     puppet.script = ok
     assert client.load("x") == "/p"

@@ -98,7 +98,7 @@ def test_a_frame_that_ends_anywhere_is_an_error(cut: int) -> None:
         (b"\1\2\0\1" + encode(Write(1, "a"))[8:], "no flags"),
         (encode(Load(1, "a"))[4:-1] + b"\0", "zero"),
         (encode(Fail(1, Code.BUSY, "", ""))[4:-6] + b"\0\0" + b"\0\0\0\0", "no code"),
-        (encode(Load(1, ""))[4:16] + struct.pack(">IH", TIMEOUT_MAX_MS + 1, 0), "time-out"),
+        (encode(Load(1, ""))[4:16] + struct.pack(">IH", TIMEOUT_MAX_MS + 1, 0), "timeout"),
     ],
 )
 def test_what_is_wrong_with_a_frame_is_said(body: bytes, words: str) -> None:
