@@ -49,15 +49,15 @@ class Device(NamedTuple):
 
 def device_of(path: str | os.PathLike[str], *, system: Path = Path("/")) -> Device:
     """Find the device of a path that exists. `system` is the directory of /sys and /proc."""
-    return _Looking(system).at_path(os.fspath(path))
+    return _DeviceLookup(system).at_path(os.fspath(path))
 
 
 def device_behind(major: int, minor: int, *, system: Path = Path("/")) -> Device:
     """Find the physical device under a block device."""
-    return _Looking(system).numbered(major, minor)
+    return _DeviceLookup(system).numbered(major, minor)
 
 
-class _Looking:
+class _DeviceLookup:
     def __init__(self, system: Path) -> None:
         self._system = system
         self._depth = 0
@@ -78,7 +78,7 @@ class _Looking:
         if self._depth <= _DEPTH_MAX:
             if (place / "partition").exists():
                 # The link leads to .../DISK/PARTITION.
-                return self._named(place.resolve().parent / "dev", major, minor)
+                return self._from_number_file(place.resolve().parent / "dev", major, minor)
             if (backing := _text(place / "loop/backing_file")) is not None:
                 try:
                     return self.at_path(backing)
@@ -86,14 +86,14 @@ class _Looking:
                     pass  # seen from another mount namespace, or deleted
             carriers = list((place / "slaves").glob("*"))
             if len(carriers) == 1:
-                return self._named(carriers[0] / "dev", major, minor)
+                return self._from_number_file(carriers[0] / "dev", major, minor)
         if place.resolve().name.startswith(("zram", "ram")):
             return Device(major, minor, Kind.MEMORY)
         rotates = _text(place / "queue/rotational")
         kinds = {"1": Kind.ROTATING, "0": Kind.SOLID}
         return Device(major, minor, kinds.get(rotates or "", Kind.UNKNOWN))
 
-    def _named(self, file: Path, major: int, minor: int) -> Device:
+    def _from_number_file(self, file: Path, major: int, minor: int) -> Device:
         """Continue with the device whose numbers a file contains."""
         found = re.fullmatch(r"(\d+):(\d+)", _text(file) or "")
         if found is None:

@@ -175,7 +175,7 @@ class FileWriter(ObjectWriter):
     @property
     def path(self) -> str:
         self._require_open()
-        self._cut()
+        self._drop_old_content()
         self._shared = self._named = True
         return self._shelf.temporaries.path_of(self._name)
 
@@ -183,13 +183,13 @@ class FileWriter(ObjectWriter):
     def mapped_path(self) -> str:
         self._require_open()
         if self._written_bytes:
-            self._cut()
+            self._drop_old_content()
         self._old_bytes, self._shared = 0, True
         return self._shelf.temporaries.path_of(self._name)
 
     def fileno(self, *, to_write: bool = True) -> int:
         self._require_open()
-        self._cut()
+        self._drop_old_content()
         self._shared = self._shared or to_write
         self._lent = self._named = True
         return self._fd
@@ -268,16 +268,16 @@ class FileWriter(ObjectWriter):
 
     def take(self, max_bytes: int, *, is_alone: bool = False) -> bytes | None:
         self._require_open()
-        self._cut()
+        self._drop_old_content()
         status = self._shelf.temporaries.status_of(self._name) if self._shared else None
         ours = os.fstat(self._fd)
         if status is None or self._written_bytes or not os.path.samestat(status, ours):
             if self._shared and (size_bytes := self.size_bytes) <= max_bytes:
-                self._expect_all(size_bytes)
+                self._require_complete(size_bytes)
             return super().take(max_bytes)
         if ours.st_size > max_bytes:
             return None
-        self._expect_all(ours.st_size)
+        self._require_complete(ours.st_size)
         content = os.pread(self._fd, ours.st_size, 0) if ours.st_size else b""
         if is_alone and not self._lent and ours.st_nlink == 1 and self._pid == os.getpid():
             fd, self._fd = self._fd, -1
@@ -290,10 +290,10 @@ class FileWriter(ObjectWriter):
 
     def commit(self, *, checksum: str | None = None) -> ObjectInfo:
         fd = self._current_fd()
-        self._cut()
+        self._drop_old_content()
         self._unmap()
         status = os.fstat(fd)
-        self._expect_all(status.st_size)
+        self._require_complete(status.st_size)
         self._charge(status.st_size, is_there=True)
         found = None if self._shared else str(self._digest.hexdigest())
         try:
@@ -313,14 +313,14 @@ class FileWriter(ObjectWriter):
             self.abort()
             raise
         self._reserved_bytes = 0
-        self._let_go()  # removes the temporary name; the object keeps its own
+        self._release()  # removes the temporary name; the object keeps its own
         return info
 
     def abort(self) -> None:
         if self._fd >= 0:
-            self._let_go()
+            self._release()
 
-    def _let_go(self) -> None:
+    def _release(self) -> None:
         fd, self._fd = self._fd, -1
         self._shelf.fullness.close_file(fd)
         if os.getpid() == self._pid:  # a forked process owns neither the file nor the space
@@ -331,7 +331,7 @@ class FileWriter(ObjectWriter):
     def __del__(self) -> None:
         self.abort()
 
-    def _cut(self) -> None:
+    def _drop_old_content(self) -> None:
         """Truncate the old content of a reused file."""
         if self._old_bytes:
             surplus_bytes, self._old_bytes = self._old_bytes - self._written_bytes, 0
@@ -351,7 +351,7 @@ class FileWriter(ObjectWriter):
             raise StoreClosedError(f"the writer of {self.object_id}")
         self._shelf.require_open()
 
-    def _expect_all(self, size_bytes: int) -> None:
+    def _require_complete(self, size_bytes: int) -> None:
         if self._may_be_short(size_bytes):
             raise ShortOutputError(self.object_id, size_bytes)
 

@@ -70,7 +70,7 @@ def hold(name: str, *, parent_fd: int) -> int:
         except OSError:
             os.close(fd)
             raise
-        if _stands_at(fd, name, parent_fd):
+        if _is_still_at(fd, name, parent_fd):
             return fd
         os.close(fd)
     raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), name)
@@ -109,7 +109,7 @@ def remove_unheld(name: str, *, parent_fd: int) -> bool:
         if os.fstat(fd).st_uid != os.geteuid():
             return False
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if not _stands_at(fd, name, parent_fd):
+        if not _is_still_at(fd, name, parent_fd):
             return False
         # Rename first, so that the next holder can use the name at once, however long the removal
         # takes.
@@ -146,7 +146,7 @@ def moved(places: Iterable[tuple[str, int]]) -> str:
     return ""
 
 
-def _stands_at(fd: int, name: str, parent_fd: int) -> bool:
+def _is_still_at(fd: int, name: str, parent_fd: int) -> bool:
     """Whether the name still leads to the open directory."""
     try:
         named = os.stat(name, dir_fd=parent_fd, follow_symlinks=False)

@@ -47,11 +47,11 @@ class Mover:
         self._above: dict[str, int] = {}  # sizes, least recently used first
         self._both: set[str] = set()  # objects above that are also below
         self._in_use: dict[str, int] = {}
-        self._stays: set[str] = set()  # failed to move: damaged, or differs from the one below
+        self._unmovable: set[str] = set()  # failed to move: damaged, or differs from the one below
         self._moving: dict[str, bool] = {}  # whether the move was cancelled
         self._to_load: deque[str] = deque()
         self._wants: dict[object, int] = {}  # bytes that waiting writers lack
-        self._lacked_bytes = 0  # by a writer that gave up; freed for the next one
+        self._unmet_bytes = 0  # by a writer that gave up; freed for the next one
         self._changes = 0  # counts events that may have freed space
         self._requests = 0  # counts wake-ups of the thread
         self._below_failed = False
@@ -89,11 +89,11 @@ class Mover:
     # --- users of objects -------------------------------------------------------------------------
 
     def hold(self, object_id: str) -> None:
-        """Keep an object in its level, until as many calls of `let_go`."""
+        """Keep an object in its level, until as many calls of `release`."""
         with self._lock:
             self._in_use[object_id] = self._in_use.get(object_id, 0) + 1
 
-    def let_go(self, object_id: str) -> None:
+    def release(self, object_id: str) -> None:
         with self._lock:
             count = self._in_use[object_id] - 1
             if count:
@@ -103,7 +103,7 @@ class Mover:
             self._changed()
 
     @contextmanager
-    def alone_with(self, object_id: str) -> Iterator[None]:
+    def exclusive(self, object_id: str) -> Iterator[None]:
         """Hold an object while it does not move; a move in progress is cancelled first."""
         self.hold(object_id)
         try:
@@ -113,7 +113,7 @@ class Mover:
                     self._lock.wait()
             yield
         finally:
-            self.let_go(object_id)
+            self.release(object_id)
 
     def used(self, object_id: str, size_bytes: int) -> None:
         """Record that an object is in the upper level and was used just now."""
@@ -126,7 +126,7 @@ class Mover:
         with self._lock:
             self._above.pop(object_id, None)
             self._both.discard(object_id)
-            self._stays.discard(object_id)
+            self._unmovable.discard(object_id)
             self._changed()
 
     def read_below(self, object_id: str) -> None:
@@ -156,10 +156,10 @@ class Mover:
         with self._lock:
             self._wants.pop(writer, None)
 
-    def lacked(self, short_bytes: int) -> None:
+    def note_shortage(self, short_bytes: int) -> None:
         """Record that a writer gave up because it lacked so many bytes, or more."""
         with self._lock:
-            self._lacked_bytes = max(self._lacked_bytes, short_bytes)
+            self._unmet_bytes = max(self._unmet_bytes, short_bytes)
             self._wake()
 
     def await_change(self, seen: int, timeout_s: float) -> bool:
@@ -167,7 +167,7 @@ class Mover:
         with self._lock:
             return self._lock.wait_for(lambda: self._changes != seen or self._closed, timeout_s)
 
-    def is_hopeful(self, own: str | None = None) -> bool:
+    def expects_space(self, own: str | None = None) -> bool:
         """Whether waiting for space makes sense: an object moves or can be moved. For the writer of
         object `own`: or another object is in use, and may be moved later.
         """
@@ -176,7 +176,7 @@ class Mover:
             return (
                 bool(self._moving)
                 or is_used
-                or next(steps_to_free(1, self._scene()), None) is not None
+                or next(steps_to_free(1, self._eviction_scene()), None) is not None
             )
 
     def free_bytes(self) -> int | None:
@@ -195,7 +195,7 @@ class Mover:
     def _goal_bytes(self) -> int:
         """Return how many bytes to free."""
         with self._lock:
-            wanted_bytes = max(self._lacked_bytes, *self._wants.values(), 0)
+            wanted_bytes = max(self._unmet_bytes, *self._wants.values(), 0)
         usage = self._upper.usage()
         if usage.capacity_bytes is None:
             return wanted_bytes
@@ -204,7 +204,7 @@ class Mover:
             return wanted_bytes
         return max(wanted_bytes, usage.capacity_bytes // ROOM_SHARE - free_bytes)
 
-    def _scene(self) -> Scene:
+    def _eviction_scene(self) -> Scene:
         room_bytes: int | None = 0
         if not self._below_failed:
             usage = self._lower.usage()
@@ -212,7 +212,7 @@ class Mover:
                 room_bytes = None
             else:
                 room_bytes = usage.capacity_bytes - usage.used_bytes - usage.reserved_bytes
-        stays = self._in_use.keys() | self._stays
+        stays = self._in_use.keys() | self._unmovable
         return Scene(dict(self._above), stays, self._both, room_bytes, self.can_be_had_again)
 
     # --- the thread -------------------------------------------------------------------------------
@@ -250,8 +250,8 @@ class Mover:
         if goal_bytes <= 0:
             return False
         with self._lock:
-            steps = list(steps_to_free(goal_bytes, self._scene()))
-            self._lacked_bytes = 0
+            steps = list(steps_to_free(goal_bytes, self._eviction_scene()))
+            self._unmet_bytes = 0
         did = False
         for step in steps:
             if self._closed or self._below_failed:
@@ -270,12 +270,12 @@ class Mover:
                 return False
             self._moving[object_id] = False
         try:
-            is_gone = self._leave(step)
+            is_gone = self._evict(step)
         except ObjectNotFoundError:
             self.gone(object_id)
             is_gone = False
         except (CorruptObjectError, ObjectConflictError):
-            self._stays.add(object_id)  # readers notice the damage, or read the first version
+            self._unmovable.add(object_id)  # readers notice the damage, or read the first version
             is_gone = False
         except StorageError:  # no space in the lower level, or another failure
             self._below_failed = True
@@ -286,7 +286,7 @@ class Mover:
             self.dropped(object_id)
         return is_gone
 
-    def _leave(self, step: Step) -> bool:
+    def _evict(self, step: Step) -> bool:
         """Evict an object from the upper level; True if it was evicted."""
         object_id = step.object_id
         with self._upper.open(object_id) as reader:
@@ -375,12 +375,12 @@ class Dropper(Mover):
     def want(self, writer: object, short_bytes: int) -> None:
         super().want(writer, short_bytes)
         with self._lock:
-            steps = list(steps_to_free(max(short_bytes, 1), self._scene()))
+            steps = list(steps_to_free(max(short_bytes, 1), self._eviction_scene()))
         for step in steps:
             if step.way is Way.DROP:
                 self._carry_out(step)
 
-    def is_hopeful(self, own: str | None = None) -> bool:
+    def expects_space(self, own: str | None = None) -> bool:
         return bool(self._moving)  # in another thread; `want` has dropped all that it can
 
     def _wake(self) -> None:

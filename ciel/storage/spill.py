@@ -163,17 +163,17 @@ class SpillStore(FileStore):
             self._hold_fd = leases.hold(self._name, parent_fd=self._parent_fd)
             super().__init__(Path(parent, self._name), ShelfOptions())
         except OSError as error:
-            self._let_go()
+            self._release()
             raise StoreSystemError(f"open {parent}", error.errno or errno.EIO) from error
         except BaseException:
-            self._let_go()
+            self._release()
             raise
 
     def close(self) -> None:
         super().close()
-        self._let_go()
+        self._release()
 
-    def _let_go(self) -> None:
+    def _release(self) -> None:
         if self._hold_fd >= 0:
             os.close(self._hold_fd)
             leases.remove_unheld(self._name, parent_fd=self._parent_fd)

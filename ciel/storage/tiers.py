@@ -107,7 +107,7 @@ class TieredReader(ObjectReader):
         mover, self._mover = self._mover, None
         if mover is not None:
             self._reading.discard(id(self))
-            mover.let_go(self.object_id)
+            mover.release(self.object_id)
 
     def __del__(self) -> None:
         self.close()
@@ -121,11 +121,11 @@ class TieredWriter(ObjectWriter):
         self._writer = writer
         self._tiers = tiers
         self._is_above = is_above
-        self._lacks_since_s: float | None = None
-        self._is_stuck = False
+        self._short_since_s: float | None = None
+        self._overrun_failed = False
         """Whether the object still does not fit, though this thread may not wait for space and has
         tried to exceed the capacity."""
-        self._is_over = False
+        self._is_finished = False
         tiers.writing[is_above].add(id(self))
 
     @property
@@ -160,13 +160,13 @@ class TieredWriter(ObjectWriter):
         return self._writer.size_bytes
 
     def write(self, chunk: Chunk) -> None:
-        self._with_room(lambda: self._writer.write(chunk))
+        self._with_space(lambda: self._writer.write(chunk))
 
     def view(self, size_bytes: int) -> memoryview:
-        return self._with_room(lambda: self._writer.view(size_bytes))
+        return self._with_space(lambda: self._writer.view(size_bytes))
 
     def account(self) -> None:
-        self._with_room(self._writer.account)
+        self._with_space(self._writer.account)
         self._tiers.mover.look()
 
     @property
@@ -183,20 +183,20 @@ class TieredWriter(ObjectWriter):
         return content
 
     def commit(self, *, checksum: str | None = None) -> ObjectInfo:
-        with self._tiers.mover.alone_with(self.object_id):
-            kept = None if self._is_over else self._kept_instead()
+        with self._tiers.mover.exclusive(self.object_id):
+            kept = None if self._is_finished else self._kept_instead()
             if kept is not None:
                 self.abort()
                 return kept
             try:
-                info = self._with_room(
+                info = self._with_space(
                     lambda: self._writer.commit(checksum=checksum), goes_on=False
                 )
             except ObjectConflictError:
                 self.abort()
                 raise
             except NoSpaceError as error:
-                if not self._is_stuck:
+                if not self._overrun_failed:
                     raise
                 info = self._commit_below(checksum, error)
             else:
@@ -207,8 +207,8 @@ class TieredWriter(ObjectWriter):
         return info
 
     def abort(self) -> None:
-        if not self._is_over and self._is_above and self._writer.may_be_short:
-            self._tiers.mover.lacked(self._writer.size_bytes)
+        if not self._is_finished and self._is_above and self._writer.may_be_short:
+            self._tiers.mover.note_shortage(self._writer.size_bytes)
         self._writer.abort()
         self._end()
 
@@ -216,12 +216,12 @@ class TieredWriter(ObjectWriter):
         self.abort()
 
     def _end(self) -> None:
-        if not self._is_over:
-            self._is_over = True
+        if not self._is_finished:
+            self._is_finished = True
             tiers = self._tiers
             tiers.writing[self._is_above].discard(id(self))
             tiers.mover.want_no_more(self)
-            tiers.mover.let_go(self.object_id)
+            tiers.mover.release(self.object_id)
 
     def _kept_instead(self) -> ObjectInfo | None:
         try:
@@ -257,7 +257,7 @@ class TieredWriter(ObjectWriter):
 
     # --- space ------------------------------------------------------------------------------------
 
-    def _with_room(self, step: Callable[[], T], *, goes_on: bool = True) -> T:
+    def _with_space(self, step: Callable[[], T], *, goes_on: bool = True) -> T:
         """Call `step`, and retry it after `NoSpaceError` as long as space may become free."""
         mover = self._tiers.mover
         while True:
@@ -265,29 +265,29 @@ class TieredWriter(ObjectWriter):
             try:
                 done = step()
             except NoSpaceError as error:
-                self._lack(error, seen)
+                self._handle_no_space(error, seen)
                 continue
             if self._writer.may_overrun:
                 self._writer.may_overrun = False
-            elif self._lacks_since_s is not None and goes_on:
-                self._look_whether_it_lacks()
+            elif self._short_since_s is not None and goes_on:
+                self._recheck_shortage()
             return done
 
-    def _look_whether_it_lacks(self) -> None:
+    def _recheck_shortage(self) -> None:
         """After a step that lacked space has succeeded, withdraw the request for space, unless the
         level is still beyond its capacity.
         """
         free_bytes = self._tiers.mover.free_bytes()
         if free_bytes is None or free_bytes >= 0:
-            self._lacks_since_s = None
+            self._short_since_s = None
             self._tiers.mover.want_no_more(self)
         elif not self._tiers.may_wait:
             size_bytes = self.size_bytes
             error = NoSpaceError(size_bytes, max(size_bytes + free_bytes, 0))
-            self._lack(error, self._tiers.mover.changes)
+            self._handle_no_space(error, self._tiers.mover.changes)
             self._writer.may_overrun = False
 
-    def _lack(self, error: NoSpaceError, seen: int) -> None:
+    def _handle_no_space(self, error: NoSpaceError, seen: int) -> None:
         """Handle `error` of a step: return if the step may be retried, else raise the error.
 
         `seen`: `mover.changes` before the step.
@@ -296,19 +296,19 @@ class TieredWriter(ObjectWriter):
         has_overrun, self._writer.may_overrun = self._writer.may_overrun, False
         capacity_bytes = tiers.capacity_bytes
         if not self._is_above or has_overrun:
-            self._is_stuck = has_overrun
+            self._overrun_failed = has_overrun
             raise error
         if capacity_bytes is not None and error.wanted_bytes > capacity_bytes:
             raise error
-        if self._lacks_since_s is None:
-            self._lacks_since_s = now_s
-        left_s = self._lacks_since_s + tiers.wait_s - now_s
+        if self._short_since_s is None:
+            self._short_since_s = now_s
+        left_s = self._short_since_s + tiers.wait_s - now_s
         short_bytes = error.wanted_bytes - error.available_bytes
         tiers.mover.want(self, short_bytes)
         mover = tiers.mover
         # In this order: a move that ends between the two checks changes the count.
-        is_hopeful = mover.is_hopeful(self.object_id) or mover.changes != seen
-        if left_s <= 0 or not is_hopeful:
+        may_retry = mover.expects_space(self.object_id) or mover.changes != seen
+        if left_s <= 0 or not may_retry:
             raise error
         if tiers.may_wait:
             if not tiers.mover.await_change(seen, left_s):
@@ -345,7 +345,7 @@ class TieredStore(ObjectStore):
         self.writing: tuple[set[int], set[int]] = (set(), set())
         self._upper, self._lower, self.mover = upper, lower, Mover(upper, lower)
         self.overrun_bytes = max(OVERRUN_MIN_BYTES, (self.capacity_bytes or 0) // OVERRUN_SHARE)
-        self._place, self._hurried, self._spilled = place, threading.get_ident(), 0
+        self._place, self._opener_thread, self._spilled = place, threading.get_ident(), 0
 
     @property
     def capacity_bytes(self) -> int | None:
@@ -355,7 +355,7 @@ class TieredStore(ObjectStore):
     @property
     def may_wait(self) -> bool:
         """Whether the current thread may wait: any thread except the one that opened the store."""
-        return threading.get_ident() != self._hurried
+        return threading.get_ident() != self._opener_thread
 
     def begin(self, object_id: str, *, size_hint_bytes: int | None = None) -> TieredWriter:
         return self.begin_in(MEMORY, object_id, size_hint_bytes=size_hint_bytes)
@@ -383,7 +383,7 @@ class TieredStore(ObjectStore):
                 writer = self.begin_lower(object_id, size_hint_bytes, error)
                 return TieredWriter(writer, self, is_above=False)
         except BaseException:
-            self.mover.let_go(object_id)
+            self.mover.release(object_id)
             raise
         finally:
             self.mover.look()
@@ -408,7 +408,7 @@ class TieredStore(ObjectStore):
                     mover.want(me, error.wanted_bytes - error.available_bytes)
                     left_s = end_s - time.monotonic()
                     # In this order: a move that ends between the two checks changes the count.
-                    may_be = mover.is_hopeful() or mover.changes != seen
+                    may_be = mover.expects_space() or mover.changes != seen
                     if left_s <= 0 or not may_be or not mover.await_change(seen, left_s):
                         raise
         finally:
@@ -436,7 +436,7 @@ class TieredStore(ObjectStore):
             except ObjectNotFoundError:
                 reader, is_above = self._lower.open(object_id), False
         except BaseException:
-            mover.let_go(object_id)
+            mover.release(object_id)
             raise
         if is_above:
             mover.used(object_id, reader.size_bytes)
@@ -444,7 +444,7 @@ class TieredStore(ObjectStore):
             mover.read_below(object_id)
         return TieredReader(reader, mover, self.reading[is_above])
 
-    def _ask(self, ask: Callable[[ObjectStore], T]) -> T:
+    def _query(self, ask: Callable[[ObjectStore], T]) -> T:
         """Query the level that has the object. A moving object is in both before it leaves one."""
         try:
             return ask(self._upper)
@@ -455,15 +455,15 @@ class TieredStore(ObjectStore):
         return self._upper.stat(object_id) or self._lower.stat(object_id)
 
     def checksum(self, object_id: str) -> str:
-        return self._ask(lambda store: store.checksum(object_id))
+        return self._query(lambda store: store.checksum(object_id))
 
     def verify(self, object_id: str) -> ObjectInfo:
-        return self._ask(lambda store: store.verify(object_id))
+        return self._query(lambda store: store.verify(object_id))
 
     def adopt(self, object_id: str, path: str, *, checksum: str, size_bytes: int) -> ObjectInfo:
         """Take an object over into the level whose file system has its file."""
         check_id(object_id)
-        with self.mover.alone_with(object_id):
+        with self.mover.exclusive(object_id):
             kept = self.kept_in(False, object_id, lambda: checksum)
             if kept is not None:
                 return kept
@@ -482,7 +482,7 @@ class TieredStore(ObjectStore):
         return info
 
     def discover(self, object_id: str) -> ObjectInfo | None:
-        with self.mover.alone_with(check_id(object_id)):
+        with self.mover.exclusive(check_id(object_id)):
             if (found := self._upper.discover(object_id)) is not None:
                 self.mover.used(object_id, found.size_bytes)
                 return found
@@ -509,7 +509,7 @@ class TieredStore(ObjectStore):
 
     def delete(self, object_id: str) -> bool:
         check_id(object_id)
-        with self.mover.alone_with(object_id):
+        with self.mover.exclusive(object_id):
             was_above = self._upper.delete(object_id)
             was_below = self._lower.delete(object_id)
             self.mover.gone(object_id)
