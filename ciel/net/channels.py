@@ -289,9 +289,9 @@ class ChannelTransport:
         self.abortConnection()
 
 
-class Crossing:
+class ChannelNegotiation:
     """Negotiates the switch of one connection to a way. `write` sends a frame on the socket;
-    `cross` sets the transport for all later frames.
+    `switch` sets the transport for all later frames.
     """
 
     def __init__(
@@ -300,7 +300,7 @@ class Crossing:
         peer: Any,
         session: Session,
         write: Callable[[bytes], None],
-        cross: Callable[[ChannelTransport], None],
+        switch: Callable[[ChannelTransport], None],
     ) -> None:
         self.is_over = False
         self._channels = channels
@@ -308,7 +308,7 @@ class Crossing:
         self._socket = peer.transport
         self._session = session
         self._write = write
-        self._cross = cross
+        self._switch = switch
         self._descriptor = -1
         self._transport: ChannelTransport | None = None
 
@@ -319,18 +319,18 @@ class Crossing:
         peer: Any,
         session: Session,
         write: Callable[[bytes], None],
-        cross: Callable[[ChannelTransport], None],
-    ) -> Crossing | None:
+        switch: Callable[[ChannelTransport], None],
+    ) -> ChannelNegotiation | None:
         """Start for a connection that has just opened; None if there is nothing to negotiate."""
         if channels is None or not IUNIXTransport.providedBy(peer.transport):
             return None
-        crossing = cls(channels, peer, session, write, cross)
+        negotiation = cls(channels, peer, session, write, switch)
         if session.side is Side.ACCEPTOR:
             known = peer.hello.about.get(f"{CHANNEL}s")
             if not isinstance(known, list) or channels.kind.name not in known:
                 return None
-            crossing._offer()
-        return None if crossing.is_over else crossing
+            negotiation._offer()
+        return None if negotiation.is_over else negotiation
 
     def take_descriptor(self, descriptor: int) -> None:
         """Keep the descriptor of an offer; close any other descriptor."""
@@ -339,7 +339,7 @@ class Crossing:
         else:
             self._descriptor = descriptor
 
-    def sift(self, records: list[Record]) -> list[Record]:
+    def take_records(self, records: list[Record]) -> list[Record]:
         """Process the channel records and return all others. Raises `DecodeError`."""
         ours = [record for record in records if record[0][0] == CHANNEL]
         for fields, payload in ours:
@@ -361,9 +361,9 @@ class Crossing:
                 self._take_offer(name)
             case ["take"] if accepts and self._transport is not None:
                 transport = self._transport
-                self._say("go")
+                self._send("go")
                 self._done()
-                self._cross(transport)
+                self._switch(transport)
                 transport.begin_reading()
             case ["leave", str(reason)] if accepts and self._transport is not None:
                 _log.info("{peer!r} refused the channel: {why}", peer=self._peer, why=reason[:200])
@@ -387,7 +387,7 @@ class Crossing:
             return
         self._transport = ChannelTransport(self._channels, way, self._socket, self._peer)
         self._socket.sendFileDescriptor(self._descriptor)
-        self._say("offer", kind.name)
+        self._send("offer", kind.name)
 
     def _take_offer(self, name: str) -> None:
         kind = self._channels.kind
@@ -398,14 +398,14 @@ class Crossing:
                 raise WayError("no descriptor came with the offer")
             way = kind.open(self._descriptor, 1, self._socket.fileno())
         except CielError as error:
-            self._say("leave", str(error))
+            self._send("leave", str(error))
             self._done()
             return
         self._transport = ChannelTransport(self._channels, way, self._socket, self._peer)
-        self._say("take")
-        self._cross(self._transport)
+        self._send("take")
+        self._switch(self._transport)
 
-    def _say(self, *fields: str) -> None:
+    def _send(self, *fields: str) -> None:
         self._write(self._session.send([([CHANNEL, *fields], b"")]))
 
     def _done(self) -> None:

@@ -30,7 +30,7 @@ from zope.interface import classImplements
 
 from ciel.access.keys import Role, Side
 from ciel.core.events import HEARTBEAT_INTERVAL_S, LOST_AFTER_S, Ask, Heartbeat, Message
-from ciel.net.channels import Channels, ChannelTransport, Crossing
+from ciel.net.channels import ChannelNegotiation, Channels, ChannelTransport
 from ciel.net.turns import TELL, Clock, DelayedCall, Turns
 from ciel.wire.errors import DecodeError, RefusedError, RemoteProtocolError, WireError
 from ciel.wire.limits import HELLO_TIMEOUT_S, RECORD_MAX_BYTES, RECORDS_PER_FRAME_MAX
@@ -148,7 +148,7 @@ class ControlPeer:
         self._owner = owner
         self._queued_max_bytes = queued_max_bytes
         self._channels = channels
-        self._crossing: Crossing | None = None
+        self._negotiation: ChannelNegotiation | None = None
         self._allowed: frozenset[type] = frozenset()
         self._outbox: list[Message] = []  # messages of this tick
         self._backlog: deque[bytes] = deque()  # until the transport has sent its buffer
@@ -267,33 +267,33 @@ class ControlPeer:
                 if not self._session.is_open:
                     return
                 self._open()
-            if self._crossing is not None:
-                records = self._crossing.sift(records)
-                if self._crossing.is_over:
-                    self._crossing = None
+            if self._negotiation is not None:
+                records = self._negotiation.take_records(records)
+                if self._negotiation.is_over:
+                    self._negotiation = None
             messages = decode_all(records, self._allowed)
         except RemoteProtocolError as error:
             self._fail(error)
             return
         except DecodeError as error:
-            self._fail_telling(RemoteProtocolError(error.reason), error.reason)
+            self._fail_and_notify(RemoteProtocolError(error.reason), error.reason)
             return
         if messages and self._end is None:
-            self._tell("peer_said", messages)
+            self._notify_owner("peer_said", messages)
 
     def fileDescriptorReceived(self, descriptor: int) -> None:
         """Receive a descriptor, which belongs to a channel offer; close any other."""
-        if self._crossing is not None:
-            self._crossing.take_descriptor(descriptor)
+        if self._negotiation is not None:
+            self._negotiation.take_descriptor(descriptor)
         else:
             os.close(descriptor)
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:
         self.is_over = True
         self._socket = None
-        if self._crossing is not None:
-            self._crossing.close()
-            self._crossing = None
+        if self._negotiation is not None:
+            self._negotiation.close()
+            self._negotiation = None
         if self._end is None:
             clean = isinstance(reason.value, ConnectionDone)
             self._end = "it closed the connection" if clean else reason.getErrorMessage()
@@ -307,7 +307,7 @@ class ControlPeer:
         self._backlog.clear()
         self._backlog_bytes = self._handed_bytes = 0
         if self.hello is not None or self._session.side is Side.INITIATOR:
-            self._tell("peer_closed", self._end)
+            self._notify_owner("peer_closed", self._end)
 
     def resumeProducing(self) -> None:
         """Called by the transport when it has sent its buffer."""
@@ -323,7 +323,7 @@ class ControlPeer:
         if self._was_congested and not self.is_congested:
             self._was_congested = False
             if self.is_open:
-                self._tell("peer_drained")
+                self._notify_owner("peer_drained")
 
     def stopProducing(self) -> None:
         """Called by the transport when it is lost; `connectionLost` follows."""
@@ -369,16 +369,16 @@ class ControlPeer:
         self._allowed = (ACCEPTED if accepts else EXPECTED)[hello.role]
         self._stop_timer()
         self._timer = self._reactor.callLater(_PULSE_S, self._pulse)
-        self._crossing = Crossing.begin(
-            self._channels, self, self._session, self._write, self._cross
+        self._negotiation = ChannelNegotiation.begin(
+            self._channels, self, self._session, self._write, self._switch_transport
         )
-        if self._crossing is None:  # otherwise Twisted must read, to receive descriptors
+        if self._negotiation is None:  # otherwise Twisted must read, to receive descriptors
             self._socket = getattr(self.transport, "socket", None)
             if self._socket is not None:
                 self.transport.doRead = self._receive
-        self._tell("peer_opened")
+        self._notify_owner("peer_opened")
 
-    def _cross(self, transport: ChannelTransport) -> None:
+    def _switch_transport(self, transport: ChannelTransport) -> None:
         """Send later data through another transport; the old one still sends its buffer."""
         if self._backlog:
             self.transport.write(b"".join(self._backlog))
@@ -397,7 +397,7 @@ class ControlPeer:
         try:
             data = self._session.send(encode_all(messages))
         except WireError as error:  # a message of ours that cannot be encoded, or is too large
-            self._fail_telling(error, error.reason)
+            self._fail_and_notify(error, error.reason)
             return
         self._write(data)
         if self.queued_bytes > self._queued_max_bytes:
@@ -433,7 +433,7 @@ class ControlPeer:
         """End without a refusal: either side may have been suspended, so a retry may succeed."""
         self._fail(RemoteProtocolError(f"no proof of a key within {HELLO_TIMEOUT_S:g} s"))
 
-    def _fail_telling(self, error: WireError, reason: str) -> None:
+    def _fail_and_notify(self, error: WireError, reason: str) -> None:
         """End after an error and send the reason. This is no refusal, so a retry may succeed."""
         self._session.refuse(reason)
         self._fail(error)
@@ -460,7 +460,7 @@ class ControlPeer:
         self._end = reason
         self._stop_timer()
         self._timer = self._reactor.callLater(CLOSE_TIMEOUT_S, self.transport.abortConnection)
-        self._let_go()
+        self._detach_producer()
         if self._backlog:
             self.transport.write(b"".join(self._backlog))
         self.transport.loseWriteConnection()
@@ -472,10 +472,10 @@ class ControlPeer:
         _log.warn("connection with {peer!r} dropped: {why}", peer=self, why=reason)
         self._end = reason
         self._stop_timer()
-        self._let_go()
+        self._detach_producer()
         self.transport.abortConnection()
 
-    def _let_go(self) -> None:
+    def _detach_producer(self) -> None:
         self._backlog_bytes = 0
         self.transport.unregisterProducer()  # a transport with a producer never closes
 
@@ -484,14 +484,14 @@ class ControlPeer:
             self._timer.cancel()
         self._timer = None
 
-    def _tell(self, event: str, *details: Any) -> None:
+    def _notify_owner(self, event: str, *details: Any) -> None:
         try:
             getattr(self._owner, event)(self, *details)
         except Exception:
             _log.failure("{event} of {peer!r} failed", event=event, peer=self)
             if self._end is None:
                 fault = WireError("internal error; see the log")
-                self._fail_telling(fault, "internal error; see the log of the other side")
+                self._fail_and_notify(fault, "internal error; see the log of the other side")
 
 
 classImplements(ControlPeer, IFileDescriptorReceiver)

@@ -21,7 +21,7 @@ descriptors. A process has at most three listeners, and needs descriptors for it
 _log = Logger()
 
 
-class Stranger(Protocol):
+class UnprovenConnection(Protocol):
     """A connection that may not have proved a key yet."""
 
     @property
@@ -38,20 +38,22 @@ class Doorstep:
 
     def __init__(self, places: int | None = None) -> None:
         open_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        self._places = places or min(UNPROVEN_PEERS_MAX, max(1, open_files // SHARE_OF_DESCRIPTORS))
-        self._strangers: list[Stranger] = []  # the oldest first
+        self._connections_max = places or min(
+            UNPROVEN_PEERS_MAX, max(1, open_files // SHARE_OF_DESCRIPTORS)
+        )
+        self._connections: list[UnprovenConnection] = []  # the oldest first
         self._was_full = False
 
-    def let_in(self, stranger: Stranger) -> None:
+    def let_in(self, connection: UnprovenConnection) -> None:
         """Add a connection; abort the oldest one if the limit is reached."""
-        self._strangers = [someone for someone in self._strangers if someone.is_unproven]
-        is_full = len(self._strangers) >= self._places
+        self._connections = [earlier for earlier in self._connections if earlier.is_unproven]
+        is_full = len(self._connections) >= self._connections_max
         if is_full:
-            self._strangers.pop(0).turn_away()
+            self._connections.pop(0).turn_away()
             if not self._was_full:  # log once, not for each connection of a flood
                 _log.warn(
                     "{places} connections have not proved a key; from now on the eldest must go",
-                    places=self._places,
+                    places=self._connections_max,
                 )
         self._was_full = is_full
-        self._strangers.append(stranger)
+        self._connections.append(connection)

@@ -44,7 +44,7 @@ class Gate:
             raise AccessDeniedError("the key is not one of this cluster")
         return role
 
-    def answers_to(self, host: str) -> bool:
+    def is_named_by(self, host: str) -> bool:
         """Whether a `Host` header names this daemon: an IP address, `localhost`, or its own name.
 
         This prevents DNS rebinding. A web page can make its own name resolve to our address, and

@@ -181,8 +181,8 @@ class Request(TwistedRequest):
         self._route: Route | None = None
         self._taken_bytes = 0
         self._is_rendering = False
-        self._is_gone = False
-        self._coming: Deferred[bytes] | None = None
+        self._is_disconnected = False
+        self._pending: Deferred[bytes] | None = None
 
     def json(self) -> Any:
         """Decode the body as JSON; a body that is not JSON is answered with 400."""
@@ -199,14 +199,16 @@ class Request(TwistedRequest):
 
     # The following methods are called by the channel.
 
-    def judge(self, method: bytes, target: bytes, version: bytes, length: int | None) -> None:
+    def check_header(
+        self, method: bytes, target: bytes, version: bytes, length: int | None
+    ) -> None:
         """Check the header; set `refusal` unless the request passes all checks."""
         self.method, self.uri, self.clientproto = method, target, version
         self.path, _, query = target.partition(b"?")
         self.args = parse_qs(query, 1)
         self.content = BytesIO()
         try:
-            self._let_in(method.decode("latin-1"), target.decode("latin-1"), length)
+            self._check_request(method.decode("latin-1"), target.decode("latin-1"), length)
         except HttpError as error:
             self.refusal = error
         except Exception:
@@ -222,7 +224,7 @@ class Request(TwistedRequest):
         except Exception as error:
             self.refusal = error if isinstance(error, HttpError) else self._failed()
             self._abort_sink()
-            self.channel.cut_body()
+            self.channel.end_body_early()
 
     def requestReceived(self, command: bytes, path: bytes, version: bytes) -> None:
         for name, value in ("Server", "ciel"), ("X-Content-Type-Options", "nosniff"):
@@ -241,11 +243,11 @@ class Request(TwistedRequest):
     def processingFailed(self, reason: Failure) -> None:
         """Answer after a resource raised: with its `HttpError`, or 500 for any other exception."""
         error = reason.value
-        if self._is_gone and isinstance(error, CancelledError):
+        if self._is_disconnected and isinstance(error, CancelledError):
             return
         if not isinstance(error, HttpError):
             error = self._failed(reason)
-        if self._is_gone:
+        if self._is_disconnected:
             return
         if self.startedWriting:
             self.channel.forceAbortClient()  # a truncated body tells the client of the error
@@ -253,14 +255,14 @@ class Request(TwistedRequest):
             self._answer_error(error)
 
     def connectionLost(self, reason: Failure) -> None:
-        self._is_gone = True
+        self._is_disconnected = True
         if not self._is_rendering:
             self._abort_sink()
         super().connectionLost(reason)
-        if self._coming is not None:
-            self._coming.cancel()
+        if self._pending is not None:
+            self._pending.cancel()
 
-    def _let_in(self, method: str, target: str, length: int | None) -> None:
+    def _check_request(self, method: str, target: str, length: int | None) -> None:
         gate: Gate = self.site.gate
         if self.site.open_healthz and self.path == HEALTH_PATH:
             self.role = Role.READ
@@ -275,7 +277,7 @@ class Request(TwistedRequest):
                 raise HttpError(401, str(error), WWW_Authenticate="Bearer") from None
             self.channel.is_unproven = False
         hosts = self.requestHeaders.getRawHeaders(b"Host", [])
-        if len(hosts) != 1 or not gate.answers_to(hosts[0].decode("latin-1")):
+        if len(hosts) != 1 or not gate.is_named_by(hosts[0].decode("latin-1")):
             raise HttpError(421, "this is not the host that the request is for")
         for name, values in self.requestHeaders.getAllRawHeaders():
             if not all(_is_utf8(value) for value in values):
@@ -300,10 +302,10 @@ class Request(TwistedRequest):
 
     def _answer(self, answer: Answer) -> None:
         if isinstance(answer, Deferred):
-            self._coming = answer
+            self._pending = answer
             answer.addCallback(self._answer)
             answer.addErrback(self.processingFailed)
-        elif answer is not NOT_DONE_YET and not self._is_gone:
+        elif answer is not NOT_DONE_YET and not self._is_disconnected:
             if not isinstance(answer, bytes):
                 raise TypeError(f"{type(self._route).__name__} answered a {type(answer).__name__}")
             self.setHeader("Content-Length", str(len(answer)))
@@ -365,7 +367,7 @@ class _Channel(HTTPChannel):
         """Whether no request on this connection has shown a key yet."""
 
     @property
-    def is_resting(self) -> bool:
+    def is_idle(self) -> bool:
         """Whether it is between two requests, so that closing it harms no request."""
         return self._in_header and self._deadline is None
 
@@ -399,10 +401,10 @@ class _Channel(HTTPChannel):
         self.persistent = self.checkPersistence(request, self._version)
         # Twisted would set these attributes of the request only after the body.
         target: Any = self._path
-        request.judge(self._command, target, self._version, self.length)
+        request.check_header(self._command, target, self._version, self.length)
         if request.refusal is not None:
             if request.refusal.status == 401 or self.length != 0:
-                self._leave_unread(request)
+                self._discard_body(request)
             self.length = 0  # treat the body as complete, so that Twisted answers now
         elif request.getHeader("Expect") == "100-continue":
             self._send100Continue()
@@ -423,13 +425,13 @@ class _Channel(HTTPChannel):
         )
         self.loseConnection()
 
-    def cut_body(self) -> None:
+    def end_body_early(self) -> None:
         """Answer a request in the middle of its body."""
-        self._leave_unread(self.requests[-1])
+        self._discard_body(self.requests[-1])
         self.allContentReceived()
 
     def allContentReceived(self) -> None:
-        if not self._handlingRequest:  # otherwise `cut_body` has done this already
+        if not self._handlingRequest:  # otherwise `end_body_early` has done this already
             super().allContentReceived()
 
     def requestDone(self, request: Any) -> None:
@@ -470,7 +472,7 @@ class _Channel(HTTPChannel):
         self.site.channels.discard(self)
         super().connectionLost(reason)
 
-    def _leave_unread(self, request: Request) -> None:
+    def _discard_body(self, request: Request) -> None:
         self.persistent = False
         self._discards = True
         request.setHeader("Connection", "close")
@@ -484,7 +486,7 @@ class _Channel(HTTPChannel):
         self._deadline = None
 
 
-def _places() -> int:
+def _default_connections_max() -> int:
     open_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return min(CONNECTIONS_MAX, max(1, open_files // CONNECTIONS_SHARE))
 
@@ -509,7 +511,7 @@ class SecureSite(Site):
         self.gate = gate
         self.open_healthz = open_healthz
         self.channels: set[_Channel] = set()
-        self._connections_max = connections_max or _places()
+        self._connections_max = connections_max or _default_connections_max()
         self._doorstep = Doorstep()
 
     def startFactory(self) -> None:
@@ -522,10 +524,10 @@ class SecureSite(Site):
         if len(self.channels) >= self._connections_max:
             known = [channel for channel in self.channels if not channel.is_unproven]
             if len(known) >= self._connections_max:
-                resting = next((channel for channel in known if channel.is_resting), None)
-                if resting is None:
+                idle = next((channel for channel in known if channel.is_idle), None)
+                if idle is None:
                     return None
-                resting.turn_away()
+                idle.turn_away()
         channel: _Channel = super().buildProtocol(addr)
         self._doorstep.let_in(channel)
         self.channels.add(channel)

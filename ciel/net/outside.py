@@ -20,8 +20,8 @@ from ciel.net.errors import NetError
 
 REDIRECTS_MAX: Final = 5
 URL_MAX_LENGTH: Final = 2000
-_REACHED_BY_ALL_V6: Final = ipaddress.IPv6Network("2000::/3")
-_WRAPPING_V6: Final = (  # addresses that contain an IPv4 address
+_PUBLIC_V6: Final = ipaddress.IPv6Network("2000::/3")
+_EMBEDDING_V4: Final = (  # addresses that contain an IPv4 address
     ipaddress.IPv6Network("2001::/32"),
     ipaddress.IPv6Network("2002::/16"),
 )
@@ -68,7 +68,7 @@ class Outside(StrEnum):
 
     def reaches(self, address: str) -> bool:
         """Whether the policy allows connections to an IP address."""
-        return self is Outside.ANY or (self is Outside.HTTPS and _is_reached_by_all(address))
+        return self is Outside.ANY or (self is Outside.HTTPS and _is_public(address))
 
     def prepare(self, curl: pycurl.Curl, refused: Callable[[str], object]) -> None:
         """Enforce the policy on a handle; `refused` is called with the reason of a refusal."""
@@ -80,7 +80,7 @@ class Outside(StrEnum):
             if not self.reaches(where[0]):
                 refused(f"it leads to {where[0]}, which is no address that everybody can reach")
                 return pycurl.SOCKET_BAD
-            return _Lent(socket.socket(family, kind, protocol))
+            return _SelfClosingSocket(socket.socket(family, kind, protocol))
 
         for option, value in (
             (pycurl.PROTOCOLS, allowed),  # this applies to redirects, too
@@ -91,25 +91,25 @@ class Outside(StrEnum):
             curl.setopt(option, value)
 
 
-class _Lent:
+class _SelfClosingSocket:
     """A socket that closes itself after libcurl has duplicated it."""
 
-    def __init__(self, lent: socket.socket) -> None:
-        self._lent = lent
+    def __init__(self, socket_: socket.socket) -> None:
+        self._socket = socket_
 
     def fileno(self) -> int:
-        return self._lent.fileno()
+        return self._socket.fileno()
 
     def __del__(self) -> None:
-        self._lent.close()
+        self._socket.close()
 
 
-def _is_reached_by_all(address: str) -> bool:
+def _is_public(address: str) -> bool:
     try:
         found = ipaddress.ip_address(address)
     except ValueError:
         return False
     if isinstance(found, ipaddress.IPv6Address):
-        if found not in _REACHED_BY_ALL_V6 or any(found in net for net in _WRAPPING_V6):
+        if found not in _PUBLIC_V6 or any(found in net for net in _EMBEDDING_V4):
             return False
     return found.is_global and not found.is_multicast

@@ -50,7 +50,7 @@ class PeerSession:
         self._prints_bytes = 0  # task output in `_waiting`
         self._confirmed = 0
         self._received = 0
-        self._told = 0
+        self._reported = 0
         self.can_resume = True
         """Whether all unconfirmed messages are still kept."""
 
@@ -117,13 +117,13 @@ class PeerSession:
     def count(self, messages: int) -> None:
         """Count received messages, and confirm them if there are many."""
         self._received += messages
-        if self._received - self._told >= CONFIRM_EVERY:
+        if self._received - self._reported >= CONFIRM_EVERY:
             self.confirm()
 
     def confirm(self) -> None:
         """Send the number of received messages, if it changed since the last confirmation."""
-        if self._told < self._received and self.peer is not None:
-            self._told = self._received
+        if self._reported < self._received and self.peer is not None:
+            self._reported = self._received
             self.peer.send(Received(self._received))
 
     def take_confirmation(self, count: int) -> bool:
@@ -140,7 +140,7 @@ class PeerSession:
     def resume(self, peer: Peer) -> None:
         """Resume over a new connection: confirm received messages, resend unconfirmed ones."""
         self.peer = peer
-        self._told = self._received
+        self._reported = self._received
         peer.send(Received(self._received))
         self._waiting.extendleft(reversed(self._sent))
         for message in self._sent:

@@ -147,7 +147,7 @@ class Transfers:
             transfer.done.errback(TransferError(url, "transfers are shut down"))
         else:
             self._waiting.append(transfer)
-            self._move_on()
+            self._schedule()
         return transfer.done
 
     def close(self) -> None:
@@ -207,9 +207,9 @@ class Transfers:
                 self._changed.pop().settle()
         finally:
             self._in_curl = False
-        self._move_on()
+        self._schedule()
 
-    def _move_on(self) -> None:
+    def _schedule(self) -> None:
         """Finish ended transfers, and start waiting ones."""
         if self._in_curl or self._is_closed:
             return
@@ -223,15 +223,15 @@ class Transfers:
             left, good, bad = self._multi.info_read()
             for curl, code, text in [*((curl, 0, "") for curl in good), *bad]:
                 transfer = self._running[curl]
-                transfer.judge(code, text)
+                transfer.determine_result(code, text)
                 self._release(curl)
                 ended.append(transfer)
-        while self._waiting and self._turns_taken() < self._concurrent_max:
+        while self._waiting and self._limited_count() < self._concurrent_max:
             self._start(self._waiting.popleft())
         for transfer in ended:  # last, since their callbacks may fetch, cancel or close
             transfer.finish()
 
-    def _turns_taken(self) -> int:
+    def _limited_count(self) -> int:
         return sum(not transfer.is_endless for transfer in self._running.values())
 
     def _start(self, transfer: _Transfer) -> None:
@@ -257,7 +257,7 @@ class Transfers:
         transfer.is_given_up = True
         if transfer in self._waiting:
             self._waiting.remove(transfer)
-        self._move_on()
+        self._schedule()
 
 
 class _Transfer:
@@ -313,8 +313,8 @@ class _Transfer:
             (pycurl.TCP_KEEPALIVE, 1),
             (pycurl.TCP_KEEPIDLE, KEEPALIVE_S),
             (pycurl.TCP_KEEPINTVL, KEEPALIVE_S),
-            (pycurl.WRITEFUNCTION, self._take),
-            (pycurl.HEADERFUNCTION, self._take_header),
+            (pycurl.WRITEFUNCTION, self._receive_body),
+            (pycurl.HEADERFUNCTION, self._receive_header),
         ):
             curl.setopt(option, value)
         if self._offset_bytes:
@@ -324,7 +324,7 @@ class _Transfer:
         """Make the transfer fail with this reason."""
         self.error = TransferError(self.url, reason)
 
-    def judge(self, code: int, text: str) -> None:
+    def determine_result(self, code: int, text: str) -> None:
         """Determine the result, while the handle still has the details."""
         self._status = self.curl.getinfo(pycurl.RESPONSE_CODE)
         if self.error is not None:
@@ -365,7 +365,7 @@ class _Transfer:
     def _wanted_status(self) -> int:
         return 206 if self._offset_bytes else 200
 
-    def _take(self, data: bytes) -> int | None:
+    def _receive_body(self, data: bytes) -> int | None:
         """Receive a piece of the body; a result other than None makes libcurl end the transfer."""
         if not self._has_begun:
             self._error_text += data[:_ERROR_TEXT_MAX_BYTES]
@@ -402,7 +402,7 @@ class _Transfer:
             self.error = error
         return self.error is None
 
-    def _take_header(self, line: bytes) -> int | None:
+    def _receive_header(self, line: bytes) -> int | None:
         """Receive a line of the header; a result other than None ends the transfer."""
         if self._has_begun:
             return None  # a trailer; ignore it

@@ -182,21 +182,21 @@ class FrontDoorFactory(Factory):
         self.site = site
         self._doorstep = doorstep or Doorstep()
 
-    def buildProtocol(self, addr: Any) -> FrontDoor:
-        door = FrontDoor(self, addr)
-        self._doorstep.let_in(door)
-        return door
+    def buildProtocol(self, addr: Any) -> FirstByteProtocol:
+        protocol = FirstByteProtocol(self, addr)
+        self._doorstep.let_in(protocol)
+        return protocol
 
 
-class FrontDoor(TwistedProtocol):
+class FirstByteProtocol(TwistedProtocol):
     """Waits for the first byte, then passes all data to a control peer or the HTTP site."""
 
     transport: Any
 
-    def __init__(self, house: FrontDoorFactory, addr: Any) -> None:
-        self._house = house
+    def __init__(self, factory: FrontDoorFactory, addr: Any) -> None:
+        self._factory = factory
         self._addr = addr
-        self._inside: Any = None
+        self._protocol: Any = None
         self._is_over = False
         self._opened_at_s = 0.0
         self._timer: DelayedCall | None = None
@@ -204,38 +204,38 @@ class FrontDoor(TwistedProtocol):
     @property
     def is_unproven(self) -> bool:
         """Whether it is a control connection without proof; the HTTP site counts its own."""
-        if self._inside is None:
+        if self._protocol is None:
             return not self._is_over
-        return isinstance(self._inside, ControlPeer) and self._inside.is_unproven
+        return isinstance(self._protocol, ControlPeer) and self._protocol.is_unproven
 
     def connectionMade(self) -> None:
-        reactor = self._house.reactor
+        reactor = self._factory.reactor
         self._opened_at_s = reactor.seconds()
         self._timer = reactor.callLater(HELLO_TIMEOUT_S, self.turn_away)
 
     def dataReceived(self, data: bytes) -> None:
-        if self._inside is None and not self._is_over:
-            self._let_in(data[0])
-        if self._inside is not None:
-            self._inside.dataReceived(data)
+        if self._protocol is None and not self._is_over:
+            self._choose_protocol(data[0])
+        if self._protocol is not None:
+            self._protocol.dataReceived(data)
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:
         self._is_over = True
         self._stop_timer()
-        if self._inside is not None:
-            self._inside.connectionLost(reason)
+        if self._protocol is not None:
+            self._protocol.connectionLost(reason)
 
-    def _let_in(self, first_byte: int) -> None:
+    def _choose_protocol(self, first_byte: int) -> None:
         self._stop_timer()
         if looks_like_frame(first_byte):
-            self._inside = self._house.build()
-            self._inside.hello_timeout_s -= self._house.reactor.seconds() - self._opened_at_s
+            self._protocol = self._factory.build()
+            self._protocol.hello_timeout_s -= self._factory.reactor.seconds() - self._opened_at_s
         elif bytes((first_byte,)).isalpha():  # ASCII letters only
-            self._inside = self._house.site.buildProtocol(self._addr)
-        if self._inside is None:
+            self._protocol = self._factory.site.buildProtocol(self._addr)
+        if self._protocol is None:
             self.turn_away()
         else:
-            self._inside.makeConnection(self.transport)
+            self._protocol.makeConnection(self.transport)
 
     def turn_away(self) -> None:
         self._is_over = True
@@ -347,7 +347,7 @@ class Reconnector:
         self._caller = caller
         self._chance = chance
         self._delay_s = RETRY_MIN_S
-        self._trouble = ""
+        self._logged_reason = ""
         self._opened_at_s = 0.0
         self._connector: Any = None
         self._peer: ControlPeer | None = None
@@ -381,7 +381,7 @@ class Reconnector:
         if peer.hello is not None:
             if self._reactor.seconds() - self._opened_at_s > RETRY_MAX_S:
                 self._delay_s = RETRY_MIN_S
-                self._trouble = ""
+                self._logged_reason = ""
             self._caller.peer_closed(peer, reason)
         if (
             not self._is_stopped
@@ -405,8 +405,8 @@ class Reconnector:
         self._connector = self._peer = None
         if self._is_stopped:
             return
-        if reason != self._trouble:  # log once, not every five seconds
-            self._trouble = reason
+        if reason != self._logged_reason:  # log once, not every five seconds
+            self._logged_reason = reason
             _log.warn("no connection to {at}: {why}; retrying", at=self.address, why=reason)
         # Random delays, so that a hundred workers do not reconnect to a new master at once.
         delay_s = self._delay_s * (0.75 + 0.5 * self._chance())

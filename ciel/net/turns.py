@@ -61,25 +61,25 @@ class Turns:
         self._soon: Callable[[Callable[[], object]], None] | None = getattr(reactor, "soon", None)
         self._due: list[dict[Callable[[], object], None]] = [{}, {}, {}]  # by phase
         self._timer: DelayedCall | None = None
-        self._has_asked = False  # whether `soon` was called for the end of this tick
+        self._is_scheduled = False  # whether `soon` was called for the end of this tick
 
     def at_end(self, call: Callable[[], object], place: int = DECIDE) -> None:
         """Run a call at the end of the tick; a call must always have the same phase `place`."""
         self._due[place][call] = None
-        self._ask()
+        self._schedule_end()
 
-    def _ask(self) -> None:
+    def _schedule_end(self) -> None:
         """Schedule the end of the tick, unless it is scheduled already."""
         if self._soon is None:
             if self._timer is None:
                 self._timer = self._reactor.callLater(0, self._end)
-        elif not self._has_asked:
-            self._has_asked = True
+        elif not self._is_scheduled:
+            self._is_scheduled = True
             self._soon(self._end)
 
     def flush(self) -> None:
         """End the tick now; for tests and orderly shutdown, which do not wait for the reactor."""
-        if self._has_asked:
+        if self._is_scheduled:
             self._end()
         elif self._timer is not None and self._timer.active():
             self._timer.cancel()
@@ -103,9 +103,9 @@ class Turns:
                     _log.failure("a call at the end of an event-loop iteration failed")
             place = DECIDE
         self._timer = None
-        self._has_asked = False
+        self._is_scheduled = False
         if any(self._due):
-            self._ask()
+            self._schedule_end()
 
 
 GAUGE_INTERVAL_S: Final = 0.025
@@ -133,13 +133,13 @@ class PauseGauge:
 
     def start(self) -> None:
         self._due_s = self._reactor.seconds() + self._interval_s
-        self._timer = self._reactor.callLater(self._interval_s, self._look)
+        self._timer = self._reactor.callLater(self._interval_s, self._measure)
 
     def stop(self) -> None:
         if self._timer is not None and self._timer.active():
             self._timer.cancel()
 
-    def _look(self) -> None:
+    def _measure(self) -> None:
         pause_s = self._reactor.seconds() - self._due_s
         if pause_s > self.longest_s:
             self.longest_s = pause_s
