@@ -82,7 +82,7 @@ class Outputs:
         try:
             object_id = ObjectId(check_id(f"{self._task_id}:{prefix or 'pub'}:{number}"))
         except InvalidIdError as error:
-            raise BadCallError(f"'prefix' gives no valid object id: {error}") from None
+            raise BadCallError(f"'prefix' makes no name of an object: {error}") from None
         if object_id in self._expected:
             raise BadCallError(f"'prefix' {prefix!r} gives {object_id}, an existing output")
         self.ids.append(object_id)
@@ -126,7 +126,7 @@ class Outputs:
         written_bytes = writer.size_bytes
         if size_bytes is not None and size_bytes > written_bytes:
             raise BadCallError(
-                f"output {index} was reported with {size_bytes} bytes, but has {written_bytes}"
+                f"output {index} is said to have {size_bytes} bytes, {written_bytes} were written"
             )
         ref = commit_output(
             self._store, writer, self._here, self._conflict, size_bytes=written_bytes
