@@ -82,7 +82,7 @@ struct start_request {
     struct request head;
     uint32_t argument_count, change_count;
     uint8_t streams[STREAMS], zero; /* each DESCRIPTOR is sent along, in the order of streams */
-    uint32_t at_most; /* the launch waits until fewer programs run; 0: it does not wait */
+    uint32_t at_most; /* the launch waits until fewer than so many programs run; 0: no wait */
     uint64_t limits[LIMITS]; /* as in resources; UINT64_MAX keeps the launcher's limit */
 };
 struct adopt_request {
