@@ -1,5 +1,6 @@
-"""Makes the name `"ciel"` known to joblib, whenever that is imported. It is not imported for it,
-nor is anything of ours before the name is used.
+"""Registers the backend `"ciel"` with joblib as soon as joblib is imported.
+
+This imports neither joblib nor, until the name is used, the backend.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any
 
 
 class Finder:
-    """Stands in front of all others until joblib is imported, which they find."""
+    """The first finder of `sys.meta_path` until joblib is imported; other finders find joblib."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -28,11 +29,11 @@ class Finder:
         return None
 
     def _follow(self, loader: Any) -> None:
-        """Hear of it when a loader has run the module. It stays the loader that it is, as others
-        ask it for more.
+        """Make a loader call `tell` after it has executed the module. Its method is replaced, not
+        the loader itself, because other code may use the loader.
         """
         if isinstance(loader, type) or not hasattr(loader, "exec_module"):
-            return  # one for many modules, or for none
+            return  # shared by many modules, or cannot execute modules
         run = loader.exec_module
 
         def exec_module(module: ModuleType) -> None:
@@ -47,7 +48,7 @@ class Finder:
 
 
 def tell(joblib: ModuleType) -> None:
-    """Tell joblib of our name, if it is joblib at all."""
+    """Register the backend, if the module is really joblib."""
     if hasattr(joblib, "register_parallel_backend"):
         joblib.register_parallel_backend("ciel", _backend)
 
