@@ -1,10 +1,10 @@
-"""`java2`: a JVM that talks, and is kept for the tasks of the same jars (ciel-interfaces, 1.12 and
-6.8).
+"""The executor `java2`: an interactive JVM, which is reused for tasks with the same jars
+(ciel-interfaces, 1.12 and 6.8).
 
-Keywords: `jar_lib`, a list of references to jars; `class_name`, a class to begin with, or
-`object_ref`, a task that was serialized; `args`, a list of texts and numbers. The main class,
-`com.asgow.ciel.executor.Java2Executor`, is in the bindings, which are among the jars, or lie in the
-directory `CIEL_JARS_DIR` of the worker.
+Keywords: `jar_lib`, a list of references to jars; `class_name`, the class to start with, or
+`object_ref`, a serialized task; `args`, a list of texts and numbers. The main class,
+`com.asgow.ciel.executor.Java2Executor`, is in the Java bindings of the original CIEL, which must be
+among the jars or in the directory `CIEL_JARS_DIR` of the worker.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _KEYS = ("jar_lib", "class_name", "object_ref", "args")
 
 
 class Java2Executor(ProcExecutor):
-    """Has a JVM run tasks, which may spawn others and wait for them."""
+    """Runs tasks in a JVM; they may spawn tasks and wait for them."""
 
     name = "java2"
 
@@ -56,7 +56,7 @@ class Java2Executor(ProcExecutor):
         files = {f"jars/{number}.jar": jar.id for number, jar in enumerate(jars)}
         said |= {key: arguments[key] for key in (*_KEYS, "package_ref") if key in arguments}
         argv = self._jvm.command([*files, *self._jvm.jars], task.spec.needs.memory_bytes)
-        # One with other jars would still have classes of theirs.
+        # A JVM that has loaded other jars would still have their classes.
         kind = "\0".join([self.name, *[jar.id for jar in jars]])
         return Talk(Program((*argv, MAIN_CLASS), files=files), readable(said), kind)
 

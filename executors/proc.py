@@ -1,7 +1,7 @@
-"""`proc`: a program that talks with its worker, in any language that can read and write JSON on two
+"""The executor `proc`: an interactive program in any language that can read and write JSON on two
 pipes (ciel-interfaces, section 1).
 
-What such a program says is answered by `conversation`.
+`conversation` answers the calls of the program.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ _FORM_KEYS = ("command", "proc_pargs", "proc_kwargs", "store")
 
 
 class ProcExecutor(Executor):
-    """Runs a program that talks; it may make any number of outputs, and tasks."""
+    """Runs an interactive program, which may write any number of outputs, and spawn tasks."""
 
     name = "proc"
     talks: ClassVar[bool] = True
     wants_package: ClassVar[bool] = True
-    _latest: tuple[Any, Program, str] | None = None  # a command, and what it means
+    _latest: tuple[Any, Program, str] | None = None  # a command, its program and its kind
 
     def begin(self, task: Task) -> Action:
         arguments = task.arguments
@@ -48,7 +48,7 @@ class ProcExecutor(Executor):
         if (going_on := self.going_on(arguments, said)) is not None:
             return going_on
         said["command"] = command = arguments.get("command")
-        if self._latest is None or self._latest[0] != command:  # most are of the same
+        if self._latest is None or self._latest[0] != command:  # most tasks have the same
             argv = command_line(command)
             words = [item if isinstance(item, str) else f"\0{item.object_id}" for item in argv]
             self._latest = (command, Program(argv), "\0".join([self.name, *words]))
@@ -57,14 +57,14 @@ class ProcExecutor(Executor):
         return Talk(program, said, kind, encoded=encoded)
 
     def going_on(self, arguments: Mapping[str, Any], said: dict[str, Any]) -> Talk | None:
-        """Return how a task goes on in the process that waits for it, if it is one that does."""
+        """Return the action to continue a suspended process, if the task is its continuation."""
         fixed = arguments.get("fixed")
         if not isinstance(fixed, Fixed):
             return None
         return Talk(Program(()), {"id": fixed.id} | said, self.name, fixed.id)
 
     def converse(self, attempt: Attempt, say: Callable[[str, Any], None]) -> Conversation:
-        """Begin to answer the calls of a program that was told `start_task`."""
+        """Start the conversation with a program that was sent `start_task`."""
         return Conversation(attempt, say)
 
     def child_form(self, keywords: dict[str, Any]) -> ChildForm:
@@ -78,7 +78,7 @@ class ProcExecutor(Executor):
 
 
 def waiting_form(form: ChildForm, keywords: Mapping[str, Any]) -> ChildForm:
-    """Return a form with what its task is to wait for beyond the references in its arguments."""
+    """Return a form with the additional dependencies that the keywords of a spawn contain."""
     arguments = dict(form.arguments)
     if dependencies := extra_dependencies(keywords):
         arguments["extra_dependencies"] = dependencies
@@ -89,7 +89,7 @@ def waiting_form(form: ChildForm, keywords: Mapping[str, Any]) -> ChildForm:
 
 
 def command_line(command: Any) -> tuple[str | InputPath, ...]:
-    """Read a command: a program's name, an object that is one, or a list beginning with either."""
+    """Parse a command: a program's name, a reference to one, or a list that starts with either."""
     items = command if isinstance(command, list) else [command]
     if command is None or not items:
         raise BadArgumentsError(

@@ -1,10 +1,10 @@
-"""`skypy`: scripts in a Python with continuations of its own (ciel-interfaces, 6.9).
+"""The executor `skypy`: scripts for a Python interpreter with continuations (ciel-interfaces, 6.9).
 
-The interpreter is a stub, `stub.py` in the directory that `CIEL_SKYPY_BASE` names, run by PyPy with
-that directory and the SDK's on its path. ciel brings neither, but an example of a stub. Keywords:
-`pyfile_ref`, the script, and `coro_ref`, a coroutine that was left, or `entry_point`, a function of
-it, with `entry_args`; `export_json`, `run_fixed`; and `n_extra_outputs`, beyond the one that every
-task has.
+PyPy runs a stub, `stub.py` in the directory `CIEL_SKYPY_BASE`, with that directory and the SDK on
+its path. ciel includes neither PyPy nor a stub, except an example of a stub. Keywords:
+`pyfile_ref`, the script; `coro_ref`, a suspended coroutine, or `entry_point`, a function of the
+script, with `entry_args`; `export_json`, `run_fixed`; and `n_extra_outputs`, in addition to the one
+output of every task.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _PASSED = ("coro_ref", "entry_point", "entry_args", "export_json", "run_fixed")
 
 
 class SkypyExecutor(LanguageExecutor):
-    """Has the stub run a script, or go on with one."""
+    """Runs a script in the stub, or continues one."""
 
     def __init__(
         self, *, command: Sequence[str] = ("pypy3",), env: Mapping[str, str] | None = None
@@ -53,7 +53,7 @@ class SkypyExecutor(LanguageExecutor):
             "export_json": arguments.get("export_json", False),
             "run_fixed": arguments.get("run_fixed", False),
             "extra_outputs": list(range(1, len(spec.outputs))),
-            # Its outputs are those of a task that has left off.
+            # A continuation has the outputs of the task that was suspended.
             "is_continuation": not spec.outputs[0].startswith(spec.id),
             "ret_output": 0,
         }
