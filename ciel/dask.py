@@ -82,27 +82,27 @@ class _Run:
         self._nodes = nodes
         self._wanted = wanted
         self._options = options
-        self._known: dict[Any, Any] = {}  # data, and futures of tasks
+        self._results: dict[Any, Any] = {}  # data, and futures of tasks
         self.futures: dict[Any, Any] = {}
 
     def values(self) -> dict[Any, Any]:
         """Return the requested values; raises the exception of a failed task."""
-        self.begin()
+        self.submit_all()
         return self.collect()
 
-    def begin(self) -> None:
+    def submit_all(self) -> None:
         """Submit all tasks, in dask's order, which keeps the number of intermediates small."""
         priorities = order(self._nodes)
         for key in sorted(self._nodes, key=priorities.__getitem__):
-            self._known[key] = self._begun(key, self._nodes[key])
+            self._results[key] = self._submit(key, self._nodes[key])
 
-    def _begun(self, key: Any, node: Any) -> Any:
+    def _submit(self, key: Any, node: Any) -> Any:
         if isinstance(node, DataNode):
             value = node.value
             return self._session.put(value) if _is_large(value) else value
         if isinstance(node, Alias):
-            return self._known[node.target]
-        needed = {name: self._known[name] for name in node.dependencies}
+            return self._results[node.target]
+        needed = {name: self._results[name] for name in node.dependencies}
         name = key if isinstance(key, str) else key[0] if isinstance(key, tuple) else funcname(node)
         options = self._options._replace(name=self._options.name or str(name)[:200])
         future = self._session.call(_compute, (node, needed), {}, options)
@@ -111,14 +111,14 @@ class _Run:
 
     def collect(self) -> dict[Any, Any]:
         """Wait for the requested values and return them."""
-        own = [self._known[key] for key in self._wanted if key in self.futures]
+        own = [self._results[key] for key in self._wanted if key in self.futures]
         others = list(self.futures.values())
         try:
             self._session.wait(own, None, FIRST_EXCEPTION)
             for future in own:
                 if future.done() and future.exception() is not None:
                     raise self._cause(future.exception())
-            return {key: _value(self._known[key]) for key in self._wanted}
+            return {key: _value(self._results[key]) for key in self._wanted}
         except BaseException:
             for future in others:
                 future.cancel()
@@ -143,16 +143,16 @@ class _Run:
         ended: SimpleQueue[Any] = SimpleQueue()
         try:
             for callback in callbacks:
-                _tell([callback], 0, self._nodes)
+                _notify([callback], 0, self._nodes)
                 started.append(callback)
             first: Any = start_state_from_dask  # which is not typed
             state = first(self._nodes, keys=set(self._wanted))
-            _tell(callbacks, 1, self._nodes, state)
-            self.begin()
+            _notify(callbacks, 1, self._nodes, state)
+            self.submit_all()
             state["ready"], state["waiting"] = [], {}
             state["running"] = set(self.futures)
             for key, future in self.futures.items():
-                _tell(callbacks, 2, key, self._nodes, state)
+                _notify(callbacks, 2, key, self._nodes, state)
                 _watch(future, key, ended)
             for _ in range(len(self.futures)):
                 key, future = ended.get()
@@ -161,12 +161,12 @@ class _Run:
                 state["running"].discard(key)
                 state["finished"].add(key)
                 value = future.result() if key in self._wanted else None
-                _tell(callbacks, 3, key, value, self._nodes, state, 0)
+                _notify(callbacks, 3, key, value, self._nodes, state, 0)
             values = self.collect()
             failed = False
             return values
         finally:
-            _tell(started, 4, self._nodes, state, failed)
+            _notify(started, 4, self._nodes, state, failed)
 
 
 def _watch(future: Any, key: Any, ended: SimpleQueue[Any]) -> None:
@@ -177,7 +177,7 @@ def _watch(future: Any, key: Any, ended: SimpleQueue[Any]) -> None:
         ended.put((key, future))
 
 
-def _tell(callbacks: Iterable[Any], which: int, *arguments: Any) -> None:
+def _notify(callbacks: Iterable[Any], which: int, *arguments: Any) -> None:
     for callback in callbacks:
         if callback[which]:
             callback[which](*arguments)

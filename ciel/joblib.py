@@ -70,7 +70,7 @@ class CielBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[misc]
         self._initializer, self._initargs = initializer, initargs
         self._slots = slots
         self._workers: Executor | None = None
-        self._turns: _Turns | None = None
+        self._callbacks: _CallbackThread | None = None
         self._max_bytes: int | None = None
         self._is_read_only = True
         self._is_nested = False
@@ -137,7 +137,7 @@ class CielBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[misc]
             initargs=initargs,
             **self._options,
         )
-        self._turns = None if self._is_nested else _Turns()
+        self._callbacks = None if self._is_nested else _CallbackThread()
         return n_jobs
 
     def submit(self, func: Any, callback: Callable[[Any], object] | None = None) -> Future[Any]:
@@ -146,10 +146,10 @@ class CielBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[misc]
         batch: Any = _Batch(func, self._max_bytes, self._is_read_only)
         future = self._workers.submit(_run_batch, batch, self.inner_max_num_threads)
         if callback is not None:
-            if self._turns is None:
+            if self._callbacks is None:
                 callback(future)
             else:
-                self._turns.after(future, callback)
+                self._callbacks.after(future, callback)
         return future
 
     def retrieve_result_callback(self, out: Future[Any]) -> Any:
@@ -181,9 +181,9 @@ class CielBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[misc]
         if self._workers is not None:
             self._workers.terminate()
             self._workers = None
-        if self._turns is not None:
-            self._turns.close()
-            self._turns = None
+        if self._callbacks is not None:
+            self._callbacks.close()
+            self._callbacks = None
 
 
 def _nested_backend(level: int, slots: int, options: dict[str, Any]) -> CielBackend:
@@ -192,7 +192,7 @@ def _nested_backend(level: int, slots: int, options: dict[str, Any]) -> CielBack
     return backend
 
 
-class _Turns:
+class _CallbackThread:
     """Runs callbacks in a thread. A callback reads items of a loop, and may thereby wait for the
     results of another loop, so it must not block the thread that receives results.
     """

@@ -24,11 +24,11 @@ class Finder:
         for finder in sys.meta_path[sys.meta_path.index(self) + 1 :]:
             spec = finder.find_spec(name, path, target) if hasattr(finder, "find_spec") else None
             if spec is not None:
-                self._follow(spec.loader)
+                self._hook_loader(spec.loader)
                 return spec
         return None
 
-    def _follow(self, loader: Any) -> None:
+    def _hook_loader(self, loader: Any) -> None:
         """Make a loader call `tell` after it has executed the module. Its method is replaced, not
         the loader itself, because other code may use the loader.
         """

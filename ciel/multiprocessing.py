@@ -88,7 +88,7 @@ class Pool:
         """
         self._require_running()
         result = AsyncResult(1, callback, error_callback, lambda values: values[0])
-        result._expect(self._executor.submit(func, *args, **kwds), 0)
+        result._add_part(self._executor.submit(func, *args, **kwds), 0)
         return result
 
     def map(
@@ -163,9 +163,9 @@ class Pool:
             raise
         except Exception as error:  # any exception of a user's __reduce__
             parts = [failed(error)]
-        result = AsyncResult(len(parts), callback, error_callback, _joined)
+        result = AsyncResult(len(parts), callback, error_callback, _join_parts)
         for number, part in enumerate(parts):
-            result._expect(part, number)
+            result._add_part(part, number)
         return result
 
     def _imap(
@@ -250,7 +250,7 @@ class Pool:
             raise ValueError("Pool not running")
 
 
-def _joined(parts: list[Mapped]) -> list[Any]:
+def _join_parts(parts: list[Mapped]) -> list[Any]:
     """Return the results of all parts; raises the first part's exception, if any."""
     joined: list[Any] = []
     for values, error in parts:
@@ -317,7 +317,7 @@ class AsyncResult:
             raise ValueError(f"{self!r} not ready")
         return self._error is None
 
-    def _expect(self, future: Future[Any], *place: int) -> None:
+    def _add_part(self, future: Future[Any], *place: int) -> None:
         def take(future: Future[Any]) -> None:
             error = _error_of(future)
             if error is None:
@@ -326,7 +326,7 @@ class AsyncResult:
             with self._lock:
                 self._missing += len(rest)
             for number, part in enumerate(rest):
-                self._expect(part, *place, number)
+                self._add_part(part, *place, number)
             with self._lock:
                 self._missing -= 1
                 self._error = self._error or error

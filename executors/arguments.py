@@ -78,9 +78,9 @@ def require_references(key: str, value: Any) -> list[Reference]:
         instead = "not one alone: put brackets around it, [reference]"
     elif isinstance(value, list):
         number = next(i for i, item in enumerate(value) if not isinstance(item, REFERENCE_TYPES))
-        instead = f"and its element {number} is {_brief(value[number])}"
+        instead = f"and its element {number} is {_describe(value[number])}"
     else:
-        instead = f"not {_brief(value)}"
+        instead = f"not {_describe(value)}"
     raise BadArgumentsError(f"{key!r} must be a list of references, {instead}")
 
 
@@ -109,7 +109,7 @@ def any_dependencies(keywords: Mapping[str, Any]) -> list[Reference]:
     return choice
 
 
-def _brief(value: Any) -> str:
+def _describe(value: Any) -> str:
     """Describe an argument's value in an error message."""
     if isinstance(value, REFERENCE_TYPES):
         return "a reference"
@@ -158,7 +158,7 @@ def program_of(
     _check_options(args)
     debugging = args.get("debug_options", ())
     placed = {**_files(args), **(files or {})}
-    _require_places(placed)
+    _require_compatible_names(placed)
     env = _env(args)
     return Program(
         argv=tuple(argv) if argv is not None else _command_line(args),
@@ -222,7 +222,7 @@ def required_text(args: dict[str, Any], key: str) -> str:
 def _command_line(args: dict[str, Any]) -> tuple[str | InputPath, ...]:
     line = args.get("command_line")
     if not isinstance(line, list) or not line:
-        instead = "and there is none" if line is None else f"not {_brief(line)}"
+        instead = "and there is none" if line is None else f"not {_describe(line)}"
         if isinstance(line, str):
             instead += ', since no shell looks at it: write ["program", "argument"]'
         raise BadArgumentsError(
@@ -256,7 +256,7 @@ def _files(args: dict[str, Any]) -> dict[str, Any]:
     return {name: ref.id for name, ref in files.items()}
 
 
-def _require_places(files: Mapping[str, ObjectId]) -> None:
+def _require_compatible_names(files: Mapping[str, ObjectId]) -> None:
     """Refuse names that a directory cannot contain together."""
     for name in files:
         longest = max(len(os.fsencode(part)) for part in name.split("/"))
@@ -310,7 +310,7 @@ def _are_references(value: Any) -> TypeGuard[list[Reference]]:
     return isinstance(value, list) and all(isinstance(item, REFERENCE_TYPES) for item in value)
 
 
-def _is_truth(value: Any) -> bool:
+def _is_bool(value: Any) -> bool:
     return isinstance(value, bool)
 
 
@@ -326,12 +326,12 @@ def _are_words(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(item, str) for item in value)
 
 
-_TRUTH = (_is_truth, "true or false")
+_BOOL = (_is_bool, "true or false")
 _OPTIONS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
-    "stream_output": _TRUTH,
-    "pipe_output": _TRUTH,
-    "eager_fetch": _TRUTH,
-    "single_consumer": _TRUTH,
+    "stream_output": _BOOL,
+    "pipe_output": _BOOL,
+    "eager_fetch": _BOOL,
+    "single_consumer": _BOOL,
     "stream_chunk_size": (_is_size, "a number of bytes, from 1"),
     "make_sweetheart": (_is_sweetheart, "a reference or a list of references"),
     "debug_options": (_are_words, "a list of texts"),

@@ -78,7 +78,7 @@ class Conversation:
         self._backlog.extend(calls)
         if len(self._backlog) > BACKLOG_MAX:
             self._fail(f"it made {BACKLOG_MAX} calls without waiting for a reply")
-        self._go_on()
+        self._answer_backlog()
 
     @property
     def subject(self) -> str:
@@ -91,7 +91,7 @@ class Conversation:
         """
         return fault
 
-    def _go_on(self) -> None:
+    def _answer_backlog(self) -> None:
         if self._is_answering:  # a reply came within its call; the outer call continues
             return
         self._is_answering = True
@@ -120,7 +120,7 @@ class Conversation:
     def _fail(self, text: str) -> None:
         self.over = Over(("RUNTIME_ERROR", text))
 
-    def _later(self, method: str) -> Callable[[Any], None]:
+    def _deferred_reply(self, method: str) -> Callable[[Any], None]:
         """Return a function that replies to a call in progress, and answers the next calls."""
         self._pending = method
 
@@ -128,7 +128,7 @@ class Conversation:
             self._pending = ""
             if self.over is None:
                 self._say(method, args)
-                self._go_on()
+                self._answer_backlog()
 
         return reply
 
@@ -139,7 +139,7 @@ class Conversation:
         if isinstance(ref, Value) and args.get("accept_string") is True:
             self._say("open_ref", {"strdata": ref.encoded})
         elif ref is not None:
-            reply = self._later("open_ref")
+            reply = self._deferred_reply("open_ref")
             self._attempt.open_whole(ref, lambda path: reply({"filename": path}))
         elif self.over is None:
             self._say("open_ref", {"error": "EWOULDBLOCK"})
@@ -152,7 +152,7 @@ class Conversation:
                 self._say("open_ref_async", {"error": "EWOULDBLOCK"})
             return
         socket = _text(args, "fd_socket_name")
-        reply = self._later("open_ref_async")
+        reply = self._deferred_reply("open_ref_async")
 
         def opened(found: OpenInput) -> None:
             reply(
@@ -191,7 +191,7 @@ class Conversation:
     def _wait_stream(self, args: dict[str, Any]) -> None:
         object_id = _required_text(args, "id")
         at_least = math.inf if "eof" in args else _size(args, "bytes", required=True)
-        reply = self._later("wait_stream")
+        reply = self._deferred_reply("wait_stream")
 
         def grown(growth: Growth) -> None:
             if growth.is_broken:
@@ -210,7 +210,7 @@ class Conversation:
         if not isinstance(package, REFERENCE_TYPES):
             self._say("package_lookup", {"value": None})
             return
-        reply = self._later("package_lookup")
+        reply = self._deferred_reply("package_lookup")
 
         def read(content: bytes) -> None:
             try:
@@ -235,11 +235,11 @@ class Conversation:
         except (TypeError, ValueError):
             raise BadCallError("'str' is not base64") from None
         index = outputs.index(args["index"])
-        self._note_level(index, args)
+        self._set_level(index, args)
         ref = outputs.publish(index, content)
         self._say("publish_string", {"ref": ref})
 
-    def _note_level(self, index: int, args: dict[str, Any]) -> None:
+    def _set_level(self, index: int, args: dict[str, Any]) -> None:
         """Set the store level of an output, if the call specifies one."""
         try:
             level = store_level(args.get("store"))
@@ -254,7 +254,7 @@ class Conversation:
         if args.get("may_pipe") is True and not streams:
             raise BadCallError("'may_pipe' needs 'may_stream': a pipe without a reader never ends")
         socket = _text(args, "fd_socket_name")
-        self._note_level(index, args)
+        self._set_level(index, args)
         path = self._attempt.open_output(index, streams)
         if socket is None:
             self._say("open_output", {"sending_fd": False, "filename": path})

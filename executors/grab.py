@@ -43,8 +43,8 @@ class GrabExecutor(ProcExecutor):
         require_output_count(task, len(sources))
         if not any(isinstance(source, str) for source in sources):
             return Finish({i: codec.encode(to_json(ref)) for i, ref in enumerate(sources)})
-        said = {"proc_pargs": [], "proc_kwargs": {"urls": sources}}
-        return Talk(_PROGRAM, said, self.name)
+        message = {"proc_pargs": [], "proc_kwargs": {"urls": sources}}
+        return Talk(_PROGRAM, message, self.name)
 
     def child_form(self, keywords: dict[str, Any]) -> ChildForm:
         form = simple_form(self.name, keywords)

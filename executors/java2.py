@@ -26,7 +26,7 @@ from ciel.execution.executor import (
 from ciel.executors.conversation import Conversation
 from ciel.executors.java2_calls import MAIN_CLASS, Java2Conversation, readable
 from ciel.executors.jvm import Jvm, text_list
-from ciel.executors.proc import ProcExecutor, waiting_form
+from ciel.executors.proc import ProcExecutor, with_dependencies
 
 _KEYS = ("jar_lib", "class_name", "object_ref", "args")
 
@@ -44,9 +44,9 @@ class Java2Executor(ProcExecutor):
 
     def begin(self, task: Task) -> Action:
         arguments = task.arguments
-        said: dict[str, Any] = {"proc_pargs": [], "proc_kwargs": {}}
-        if (going_on := self.going_on(arguments, said)) is not None:
-            return going_on
+        message: dict[str, Any] = {"proc_pargs": [], "proc_kwargs": {}}
+        if (continuation := self.continuation(arguments, message)) is not None:
+            return continuation
         jars = _jars(arguments)
         if not jars and not self._jvm.jars:
             raise BadArgumentsError(
@@ -54,11 +54,11 @@ class Java2Executor(ProcExecutor):
                 f"jars: the bindings, with {MAIN_CLASS}, must be among them"
             )
         files = {f"jars/{number}.jar": jar.id for number, jar in enumerate(jars)}
-        said |= {key: arguments[key] for key in (*_KEYS, "package_ref") if key in arguments}
+        message |= {key: arguments[key] for key in (*_KEYS, "package_ref") if key in arguments}
         argv = self._jvm.command([*files, *self._jvm.jars], task.spec.needs.memory_bytes)
         # A JVM that has loaded other jars would still have their classes.
         kind = "\0".join([self.name, *[jar.id for jar in jars]])
-        return Talk(Program((*argv, MAIN_CLASS), files=files), readable(said), kind)
+        return Talk(Program((*argv, MAIN_CLASS), files=files), readable(message), kind)
 
     def converse(self, attempt: Attempt, say: Callable[[str, Any], None]) -> Conversation:
         return Java2Conversation(attempt, lambda method, args: say(method, readable(args)))
@@ -76,7 +76,9 @@ class Java2Executor(ProcExecutor):
         arguments = {key: keywords[key] for key in _KEYS if keywords.get(key) is not None}
         if n_outputs != 1:
             arguments["n_outputs"] = n_outputs
-        return waiting_form(ChildForm(arguments, n_outputs, memoise=True, as_list=True), keywords)
+        return with_dependencies(
+            ChildForm(arguments, n_outputs, memoise=True, as_list=True), keywords
+        )
 
 
 def _jars(keywords: Mapping[str, Any]) -> list[Reference]:

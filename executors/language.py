@@ -27,10 +27,10 @@ from ciel.execution.executor import (
     output_count,
 )
 from ciel.executors.jvm import text_list
-from ciel.executors.proc import ProcExecutor, waiting_form
+from ciel.executors.proc import ProcExecutor, with_dependencies
 
 BINARY = "{binary}"
-_NOT_TOLD = ("n_outputs", "extra_dependencies", "any_dependencies", "package_ref")
+_NOT_SENT = ("n_outputs", "extra_dependencies", "any_dependencies", "package_ref")
 
 
 class LanguageExecutor(ProcExecutor):
@@ -73,16 +73,16 @@ class LanguageExecutor(ProcExecutor):
 
     def begin(self, task: Task) -> Action:
         arguments = task.arguments
-        said: dict[str, Any] = {"proc_pargs": [], "proc_kwargs": {}}
-        if (going_on := self.going_on(arguments, said)) is not None:
-            return going_on
-        said |= {key: arguments[key] for key in arguments if key not in _NOT_TOLD}
-        return self.talk(self._argv(arguments), said)
+        message: dict[str, Any] = {"proc_pargs": [], "proc_kwargs": {}}
+        if (continuation := self.continuation(arguments, message)) is not None:
+            return continuation
+        message |= {key: arguments[key] for key in arguments if key not in _NOT_SENT}
+        return self.talk(self._argv(arguments), message)
 
-    def talk(self, argv: Sequence[str], said: Mapping[str, Any]) -> Talk:
+    def talk(self, argv: Sequence[str], message: Mapping[str, Any]) -> Talk:
         """Return the action to run an interactive program, which serves tasks of equal command."""
         kind = "\0".join([self.name, *argv])
-        return Talk(Program(tuple(argv), env=self._env), said, kind)
+        return Talk(Program(tuple(argv), env=self._env), message, kind)
 
     def child_form(self, keywords: dict[str, Any]) -> ChildForm:
         n_outputs = output_count(keywords.get("n_outputs", 1))
@@ -93,7 +93,9 @@ class LanguageExecutor(ProcExecutor):
             if reserved in arguments:
                 raise BadArgumentsError(f"{reserved!r} cannot be given to a task of {self.name}")
         self._argv(arguments)
-        return waiting_form(ChildForm(arguments, n_outputs, self._memoise, as_list=True), keywords)
+        return with_dependencies(
+            ChildForm(arguments, n_outputs, self._memoise, as_list=True), keywords
+        )
 
     def _argv(self, arguments: Mapping[str, Any]) -> list[str]:
         if BINARY not in self._command:

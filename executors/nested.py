@@ -32,7 +32,7 @@ class NestedConversation(Conversation):
 
     def __init__(self, attempt: Attempt, say: Callable[[str, Any], None]) -> None:
         super().__init__(attempt, say)
-        self._outer: list[Attempt] = []
+        self._enclosing: list[Attempt] = []
         self._fault: tuple[str, str] | None = None  # of the current task, if it failed
 
     def _spawn(self, args: dict[str, Any]) -> None:
@@ -43,12 +43,12 @@ class NestedConversation(Conversation):
             self._refuse(error)
             return
         here, wanted = keywords.pop("here", False), keywords.pop("wanted", False)
-        attempt = self._attempt_at(keywords.pop("level", None))
+        attempt = self._enclosing_attempt(keywords.pop("level", None))
         self._store_text(attempt, keywords)
         if here is True and attempt is self._attempt:
             outputs, within = attempt.spawn_within(executor, keywords, name)
             self._say("spawn", Future(outputs[0]))
-            self._outer.append(attempt)
+            self._enclosing.append(attempt)
             self._attempt = within
             return
         wanted = wanted is True and attempt.task.may_run_children
@@ -74,13 +74,13 @@ class NestedConversation(Conversation):
         name = take_name(keywords) or spec.name
         self._attempt.spawn(executor, keywords, needs, delegates=True, name=name)
 
-    def _attempt_at(self, level: Any) -> Attempt:
+    def _enclosing_attempt(self, level: Any) -> Attempt:
         """Return the enclosing attempt at a level; 0 is the outermost."""
-        if level is None or level == len(self._outer):
+        if level is None or level == len(self._enclosing):
             return self._attempt
-        if type(level) is not int or not 0 <= level < len(self._outer):
+        if type(level) is not int or not 0 <= level < len(self._enclosing):
             raise BadCallError(f"'level' must be that of a task that runs, not {level!r:.40}")
-        return self._outer[level]
+        return self._enclosing[level]
 
     def _store_text(self, attempt: Attempt, keywords: dict[str, Any]) -> None:
         text = keywords.get("cont_text")
@@ -104,9 +104,9 @@ class NestedConversation(Conversation):
             if not isinstance(value, str):
                 raise BadCallError("'value' must be a text")
             self._attempt.outputs.publish(0, value.encode())
-        if self._outer:
+        if self._enclosing:
             self._attempt.end_within(fault)
-            self._attempt = self._outer.pop()
+            self._attempt = self._enclosing.pop()
             return
         super()._exit(args)
         if fault is not None and self.over is not None:

@@ -43,25 +43,25 @@ class ProcExecutor(Executor):
         kwargs = arguments.get("proc_kwargs", {})
         if not isinstance(pargs, list) or not isinstance(kwargs, dict):
             raise BadArgumentsError("'proc_pargs' must be a list, 'proc_kwargs' an object")
-        said: dict[str, Any] = {"proc_pargs": pargs, "proc_kwargs": kwargs}
+        message: dict[str, Any] = {"proc_pargs": pargs, "proc_kwargs": kwargs}
         store_level(arguments.get("store"))
-        if (going_on := self.going_on(arguments, said)) is not None:
-            return going_on
-        said["command"] = command = arguments.get("command")
+        if (continuation := self.continuation(arguments, message)) is not None:
+            return continuation
+        message["command"] = command = arguments.get("command")
         if self._latest is None or self._latest[0] != command:  # most tasks have the same
             argv = command_line(command)
             words = [item if isinstance(item, str) else f"\0{item.object_id}" for item in argv]
             self._latest = (command, Program(argv), "\0".join([self.name, *words]))
         _, program, kind = self._latest
-        encoded = task.spec.payload if arguments.keys() == said.keys() else None
-        return Talk(program, said, kind, encoded=encoded)
+        encoded = task.spec.payload if arguments.keys() == message.keys() else None
+        return Talk(program, message, kind, encoded=encoded)
 
-    def going_on(self, arguments: Mapping[str, Any], said: dict[str, Any]) -> Talk | None:
+    def continuation(self, arguments: Mapping[str, Any], message: dict[str, Any]) -> Talk | None:
         """Return the action to continue a suspended process, if the task is its continuation."""
         fixed = arguments.get("fixed")
         if not isinstance(fixed, Fixed):
             return None
-        return Talk(Program(()), {"id": fixed.id} | said, self.name, fixed.id)
+        return Talk(Program(()), {"id": fixed.id} | message, self.name, fixed.id)
 
     def converse(self, attempt: Attempt, say: Callable[[str, Any], None]) -> Conversation:
         """Start the conversation with a program that was sent `start_task`."""
@@ -74,10 +74,12 @@ class ProcExecutor(Executor):
         command_line(keywords.get("command"))
         store_level(keywords.get("store"))
         arguments = {key: keywords[key] for key in _FORM_KEYS if keywords.get(key) is not None}
-        return waiting_form(ChildForm(arguments, n_outputs, memoise=False, as_list=False), keywords)
+        return with_dependencies(
+            ChildForm(arguments, n_outputs, memoise=False, as_list=False), keywords
+        )
 
 
-def waiting_form(form: ChildForm, keywords: Mapping[str, Any]) -> ChildForm:
+def with_dependencies(form: ChildForm, keywords: Mapping[str, Any]) -> ChildForm:
     """Return a form with the additional dependencies that the keywords of a spawn contain."""
     arguments = dict(form.arguments)
     if dependencies := extra_dependencies(keywords):

@@ -76,15 +76,15 @@ class PythonExecutor(Executor):
                 *arguments.get("extra_dependencies", ()),
                 *arguments.get("any_dependencies", ()),
             ]
-            return Talk(program, {"inputs": _known(waited, task)}, kind, fixed.id)
+            return Talk(program, {"inputs": _current_refs(waited, task)}, kind, fixed.id)
         if "calls" not in arguments and not inputs:
             raise BadArgumentsError("python needs 'calls'")
         if not inputs and task.attempt <= 1:
             return Talk(program, arguments, kind, encoded=task.spec.payload)
-        said: dict[str, Any] = {"inputs": _known(inputs, task), "attempt": task.attempt}
+        message: dict[str, Any] = {"inputs": _current_refs(inputs, task), "attempt": task.attempt}
         if "calls" in arguments:
-            said["calls"] = arguments["calls"]
-        return Talk(program, said, kind)
+            message["calls"] = arguments["calls"]
+        return Talk(program, message, kind)
 
     def converse(self, attempt: Attempt, say: Callable[[str, Any], None]) -> PythonConversation:
         """Start the conversation with a program that is about to be sent `start_task`."""
@@ -123,7 +123,7 @@ def _references(arguments: dict[str, Any]) -> list[Reference]:
     return inputs
 
 
-def _known(refs: list[Reference], task: Task) -> list[Reference]:
+def _current_refs(refs: list[Reference], task: Task) -> list[Reference]:
     return [task.inputs.get(ref.id, ref) for ref in refs]
 
 

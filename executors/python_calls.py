@@ -53,9 +53,9 @@ class PythonConversation(Conversation):
 
     def __init__(self, attempt: Attempt, say: Callable[[str, Any], None]) -> None:
         super().__init__(attempt, say)
-        self._made: list[ObjectId] = []
+        self._created: list[ObjectId] = []
         self._fault: tuple[str, Any] | None = None
-        self._runs_others = False
+        self._has_run_inline = False
         attempt.maps_files = attempt.names_by_content = True
         for ref in attempt.task.inputs.values():
             if isinstance(ref, Concrete | Sweetheart) and ref.id not in attempt.at_hand:
@@ -72,14 +72,14 @@ class PythonConversation(Conversation):
         index = outputs.allocate_named(
             "put", blake2b(content, digest_size=DIGEST_BYTES).hexdigest()
         )
-        self._made.append(outputs.ids[index])
+        self._created.append(outputs.ids[index])
         if index not in outputs.published:
             outputs.publish(index, content)
 
     def _create(self, args: dict[str, Any]) -> None:
         outputs = self._attempt.outputs
         index = outputs.allocate_named("put", _digest(args))
-        self._made.append(outputs.ids[index])
+        self._created.append(outputs.ids[index])
         path = None
         if index not in outputs.published:
             path = self._attempt.open_output(index, False, _size(args))
@@ -90,10 +90,10 @@ class PythonConversation(Conversation):
         path = self._attempt.open_output(index, args.get("may_stream") is True, _size(args))
         self._say("open_output", {"filename": path})
 
-    def _tell_made(self, args: dict[str, Any]) -> None:
+    def _reply_made(self, args: dict[str, Any]) -> None:
         self._say("made", {"refs": [self._ref(item) for item in args["items"]]})
 
-    def _look(self, args: dict[str, Any]) -> None:
+    def _resolve_items(self, args: dict[str, Any]) -> None:
         resolve = self._attempt.resolve
         self._say("look", {"refs": [resolve(self._ref(item)) for item in args["items"]]})
 
@@ -107,14 +107,14 @@ class PythonConversation(Conversation):
         outputs = self._attempt.outputs
         if isinstance(item, dict):
             object_id = outputs.ids[outputs.index(item.get("output"))]
-        elif type(item) is int and 0 <= item < len(self._made):
-            object_id = self._made[item]
+        elif type(item) is int and 0 <= item < len(self._created):
+            object_id = self._created[item]
         else:
             raise BadCallError(f"{item!r:.60} is no reference and nothing that was made")
         return outputs.reference(object_id) or Future(object_id)
 
-    def _note_within(self, args: dict[str, Any]) -> None:
-        self._runs_others = True
+    def _enter_inline(self, args: dict[str, Any]) -> None:
+        self._has_run_inline = True
 
     @property
     def subject(self) -> str:
@@ -123,22 +123,22 @@ class PythonConversation(Conversation):
     def died(self, fault: TaskFault, how: str, *, was_ended: bool = False) -> TaskFault:
         task = self._attempt.task
         is_first = not was_ended and task.attempt <= 1
-        if is_first and (self._runs_others or len(task.spec.outputs) > 1):  # ADR 67
+        if is_first and (self._has_run_inline or len(task.spec.outputs) > 1):  # ADR 67
             text = f"ciel: the process of {task.spec.name} {how}: all that it ran runs again"
             self._attempt.log(text, is_stderr=True)
-        if not is_first or not self._runs_others:
+        if not is_first or not self._has_run_inline:
             return TaskFault(fault.reason, f"its process {how}") if how else fault
         text = "its program ended, maybe of another call than its own: that will run elsewhere"
         return TaskFault(RECALLED, text)
 
-    def _tell_room(self, args: dict[str, Any]) -> None:
+    def _reply_room(self, args: dict[str, Any]) -> None:
         self._say("room", {"slots": self._attempt.room()})
 
-    def _tell_task(self, args: dict[str, Any]) -> None:
+    def _reply_task(self, args: dict[str, Any]) -> None:
         task = self._attempt.task
         spec, attempt = task.spec, max(task.attempt, 1)
-        said = {"id": spec.id, "attempt": attempt, "name": spec.name, "job": spec.job}
-        self._say("task", said)
+        message = {"id": spec.id, "attempt": attempt, "name": spec.name, "job": spec.job}
+        self._say("task", message)
 
     # --- children and the end ---------------------------------------------------------------------
 
@@ -157,7 +157,7 @@ class PythonConversation(Conversation):
             executor, keywords, needs, wanted=wanted, name=name, takes=takes
         )
         if takes is None:
-            self._made += outputs
+            self._created += outputs
 
     def _read_inputs(self, keywords: dict[str, Any]) -> None:
         keywords["inputs"] = [self._ref(item) for item in keywords.get("inputs", ())]
@@ -233,12 +233,12 @@ PythonConversation.METHODS = Conversation.METHODS | {
     "put": PythonConversation._put,
     "create": PythonConversation._create,
     "open_output": PythonConversation._open_output,
-    "made": PythonConversation._tell_made,
-    "look": PythonConversation._look,
+    "made": PythonConversation._reply_made,
+    "look": PythonConversation._resolve_items,
     "lose": PythonConversation._lose,
-    "room": PythonConversation._tell_room,
-    "task": PythonConversation._tell_task,
-    "within": PythonConversation._note_within,
+    "room": PythonConversation._reply_room,
+    "task": PythonConversation._reply_task,
+    "within": PythonConversation._enter_inline,
     "spawn": PythonConversation._spawn,
     "tail_spawn": PythonConversation._tail_spawn,
     "error": PythonConversation._error,

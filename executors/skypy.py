@@ -17,7 +17,7 @@ from ciel.core.refs import REFERENCE_TYPES
 from ciel.execution.executor import Action, BadArgumentsError, ChildForm, Task, output_count
 from ciel.executors import sdk
 from ciel.executors.language import LanguageExecutor
-from ciel.executors.proc import waiting_form
+from ciel.executors.proc import with_dependencies
 
 _PASSED = ("coro_ref", "entry_point", "entry_args", "export_json", "run_fixed")
 
@@ -43,12 +43,12 @@ class SkypyExecutor(LanguageExecutor):
 
     def begin(self, task: Task) -> Action:
         arguments = task.arguments
-        said: dict[str, Any] = {"proc_pargs": [], "proc_kwargs": {}}
-        if (going_on := self.going_on(arguments, said)) is not None:
-            return going_on
+        message: dict[str, Any] = {"proc_pargs": [], "proc_kwargs": {}}
+        if (continuation := self.continuation(arguments, message)) is not None:
+            return continuation
         spec = task.spec
-        said |= {key: arguments[key] for key in (*_PASSED, "package_ref") if key in arguments}
-        said |= {
+        message |= {key: arguments[key] for key in (*_PASSED, "package_ref") if key in arguments}
+        message |= {
             "py_ref": arguments.get("pyfile_ref"),
             "export_json": arguments.get("export_json", False),
             "run_fixed": arguments.get("run_fixed", False),
@@ -57,7 +57,7 @@ class SkypyExecutor(LanguageExecutor):
             "is_continuation": not spec.outputs[0].startswith(spec.id),
             "ret_output": 0,
         }
-        return self.talk(self._command, said)
+        return self.talk(self._command, message)
 
     def child_form(self, keywords: dict[str, Any]) -> ChildForm:
         if not isinstance(keywords.get("pyfile_ref"), REFERENCE_TYPES):
@@ -71,4 +71,4 @@ class SkypyExecutor(LanguageExecutor):
             key: keywords[key] for key in ("pyfile_ref", *_PASSED) if keywords.get(key) is not None
         }
         form = ChildForm(arguments, 1 + more, memoise=False, as_list=False)
-        return waiting_form(form, keywords)
+        return with_dependencies(form, keywords)

@@ -30,7 +30,7 @@ from ciel.executors.nested import NestedConversation
 from ciel.executors.proc import ProcExecutor
 
 _PROGRAM = Program((sys.executable, "-P", "-m", "ciel.executors.programs.skywriting"))
-_TOLD = ("start_env", "start_args", "package_ref", "sw_file_name")
+_SENT = ("start_env", "start_args", "package_ref", "sw_file_name")
 
 
 class SwiExecutor(ProcExecutor):
@@ -41,16 +41,16 @@ class SwiExecutor(ProcExecutor):
 
     def begin(self, task: Task) -> Action:
         arguments = task.arguments
-        said: dict[str, Any] = {key: arguments[key] for key in _TOLD if key in arguments}
-        said |= {"proc_pargs": [], "proc_kwargs": {}, "ret_output": 0}
+        message: dict[str, Any] = {key: arguments[key] for key in _SENT if key in arguments}
+        message |= {"proc_pargs": [], "proc_kwargs": {}, "ret_output": 0}
         key, script = _script(arguments)
-        said[{"cont_ref": "cont"}.get(key, key)] = script
+        message[{"cont_ref": "cont"}.get(key, key)] = script
         if "session_ref" in arguments:
-            said["session"] = {"ref": arguments["session_ref"]}
+            message["session"] = {"ref": arguments["session_ref"]}
         if task.inputs:
-            said["inputs"] = list(task.inputs.values())
-        said["may_run_children"] = task.may_run_children
-        return Talk(_PROGRAM, said, self.name)
+            message["inputs"] = list(task.inputs.values())
+        message["may_run_children"] = task.may_run_children
+        return Talk(_PROGRAM, message, self.name)
 
     def converse(self, attempt: Attempt, say: Callable[[str, Any], None]) -> NestedConversation:
         return NestedConversation(attempt, say)

@@ -62,7 +62,7 @@ class AccessFile(NamedTuple):
         try:
             path.parent.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             path.parent.mkdir(mode=0o700, exist_ok=True)
-            _check_alone(path.parent, path.parent.stat(), stat.S_IWGRP | stat.S_IWOTH)
+            _require_private(path.parent, path.parent.stat(), stat.S_IWGRP | stat.S_IWOTH)
             _replace(path, json.dumps(fields, indent=1).encode() + b"\n")
         except OSError as error:
             reason = f"it cannot be written: {error.strerror or error}"
@@ -97,7 +97,7 @@ def read(path: Path) -> AccessFile:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
             raise AccessFileError(path, "not a regular file")
-        _check_alone(path, status, stat.S_IRWXG | stat.S_IRWXO)
+        _require_private(path, status, stat.S_IRWXG | stat.S_IRWXO)
         return _parse(path, os.read(fd, _SIZE_MAX_BYTES))
     finally:
         os.close(fd)
@@ -139,7 +139,7 @@ def _replace(path: Path, content: bytes) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def _check_alone(path: Path, status: os.stat_result, forbidden: int) -> None:
+def _require_private(path: Path, status: os.stat_result, forbidden: int) -> None:
     """Refuse another user's file, and a file with one of the `forbidden` mode bits."""
     if status.st_uid != os.geteuid():
         raise AccessFileError(

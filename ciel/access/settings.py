@@ -28,7 +28,7 @@ EXECUTORS: Final = "executors"
 
 
 _KEY: Final = r"""([\w-]+)|("[^"]*"|'[^']*')"""
-_SETS: Final = rf"\s*(?P<bracket>\[?)\s*(?P<keys>(?:{_KEY})(?:\s*\.\s*(?:{_KEY}))*)\s*[]=]"
+_SETTING_LINE: Final = rf"\s*(?P<bracket>\[?)\s*(?P<keys>(?:{_KEY})(?:\s*\.\s*(?:{_KEY}))*)\s*[]=]"
 """Matches a line that starts a table or sets a key; compiled only if there is a file."""
 
 
@@ -106,7 +106,7 @@ def find_master(
     settings = Settings({"master": flag_master, "access": flag_access}, environ)
     master, access = settings.get("master"), settings.get("access")
     if access is not None and (master is None or access.rank < master.rank):
-        return _located(_read_named(access), f"{access.origin} ({access.value})")
+        return _location_of(_read_named(access), f"{access.origin} ({access.value})")
     if master is not None:
         return _locate_address(master, access, environ)
     current = current_path(environ)
@@ -114,7 +114,7 @@ def find_master(
         found = access_file.read(current)
     except AccessFileMissingError:
         return None
-    return _located(found, f"ciel up ({current})") if found.is_alive() else None
+    return _location_of(found, f"ciel up ({current})") if found.is_alive() else None
 
 
 def parse_address(text: str, origin: str) -> tuple[str, str, int]:
@@ -154,7 +154,7 @@ def _locate_address(
     return MasterLocation(url, control, found.cluster_id, found.key, master.origin)
 
 
-def _located(found: AccessFile, origin: str) -> MasterLocation:
+def _location_of(found: AccessFile, origin: str) -> MasterLocation:
     return MasterLocation(found.url, found.control, found.cluster_id, found.key, origin)
 
 
@@ -221,7 +221,7 @@ def _line_of(text: str, *keys: str) -> int:
     table: tuple[str, ...] = ()
     whole = 1
     for number, line in enumerate(text.splitlines(), start=1):
-        said = re.match(_SETS, line)
+        said = re.match(_SETTING_LINE, line)
         if said is None:
             continue
         named = tuple([bare or quoted[1:-1] for bare, quoted in re.findall(_KEY, said["keys"])])

@@ -191,7 +191,7 @@ class Attempt(ABC):
         `add_child`. Raises BadCallError.
         """
         if takes is not None:
-            self._require_left(takes)
+            self._require_available(takes)
         form = self._form(executor, keywords, delegates)
         if takes is not None and len(takes) != form.n_outputs:
             raise BadCallError(f"a child of {form.n_outputs} outputs cannot take over {len(takes)}")
@@ -216,7 +216,7 @@ class Attempt(ABC):
     def _form(self, executor: str, keywords: dict[str, Any], delegates: bool) -> ChildForm:
         known = self._executor(executor)
         if delegates:
-            self._require_promises()
+            self._require_undelegated()
         try:
             return known.child_form(keywords)
         except BadArgumentsError as error:
@@ -236,7 +236,7 @@ class Attempt(ABC):
         """
         if not self._executor(executor).talks:
             raise BadCallError(f"processes of the executor {executor!r} cannot be suspended")
-        self._require_promises()
+        self._require_undelegated()
         if self.attached is None:
             # A re-execution leaves another process, which must not have the same name.
             index = self.outputs.allocate(f"fixed.{self.life}.{self.task.attempt}")
@@ -265,17 +265,17 @@ class Attempt(ABC):
             raise BadCallError(f"there is no executor {name!r:.60} (there are: {names})")
         return known
 
-    def _require_promises(self) -> None:
+    def _require_undelegated(self) -> None:
         if self.has_delegated:
             raise BadCallError("this task has already delegated its outputs")
 
-    def _require_left(self, takes: Collection[Any]) -> None:
-        self._require_promises()
-        left = [index for index in takes if self._is_promised(index)]
+    def _require_available(self, takes: Collection[Any]) -> None:
+        self._require_undelegated()
+        left = [index for index in takes if self._is_available(index)]
         if not left or len(left) != len(set(takes)):
             raise BadCallError(f"a child cannot take over outputs {list(takes)!r:.60}")
 
-    def _is_promised(self, index: Any) -> bool:
+    def _is_available(self, index: Any) -> bool:
         """Whether this is a promised output that is neither started nor delegated."""
         if type(index) is not int or not 0 <= index < self.outputs.expected_count:
             return False
@@ -283,8 +283,8 @@ class Attempt(ABC):
         is_begun = index in outputs.published or index in outputs.open_ones
         return not is_begun and index not in self.handed_over
 
-    def _promised(self) -> list[int]:
-        return [index for index in range(self.outputs.expected_count) if self._is_promised(index)]
+    def _available_outputs(self) -> list[int]:
+        return [index for index in range(self.outputs.expected_count) if self._is_available(index)]
 
     def _create(
         self,
@@ -302,10 +302,10 @@ class Attempt(ABC):
         elif delegates:
             outputs = spec.outputs
             if self.handed_over or self.names_by_content:
-                outputs = tuple([spec.outputs[index] for index in self._promised()])
+                outputs = tuple([spec.outputs[index] for index in self._available_outputs()])
         arguments = form.arguments
         if self.outputs.published:
-            arguments = self._up_to_date(arguments)
+            arguments = self._with_published(arguments)
         package = self.task.arguments.get("package_ref")
         if package is not None and self.task.executors[executor].wants_package:
             arguments = {**arguments, "package_ref": package}
@@ -334,14 +334,14 @@ class Attempt(ABC):
         self.handed_over.update(takes or ())
         return child, arguments
 
-    def _up_to_date(self, value: Any) -> Any:
+    def _with_published(self, value: Any) -> Any:
         """Replace references to outputs of this attempt by the published ones: a program may have
         older references, and only the published one has the location of the content.
         """
         if isinstance(value, REFERENCE_TYPES):
             return self.outputs.reference(value.id) or value
         if isinstance(value, dict):
-            return {key: self._up_to_date(item) for key, item in value.items()}
+            return {key: self._with_published(item) for key, item in value.items()}
         if isinstance(value, list):
-            return [self._up_to_date(item) for item in value]
+            return [self._with_published(item) for item in value]
         return value

@@ -95,9 +95,9 @@ class CallReader:
         if not came:
             return ""
         if len(came) < _PREFIX.size:
-            return f"{len(came)} of the 4 bytes of a call's length ({_shown(came)})"
+            return f"{len(came)} of the 4 bytes of a call's length ({_excerpt(came)})"
         (size_bytes,) = _PREFIX.unpack_from(came)
-        start = _shown(came[_PREFIX.size : _PREFIX.size + _SHOWN_BYTES])
+        start = _excerpt(came[_PREFIX.size : _PREFIX.size + _SHOWN_BYTES])
         return f"{len(came) - _PREFIX.size} of the {size_bytes} bytes of a call ({start})"
 
     def feed(self, data: bytes) -> list[Call]:
@@ -150,16 +150,16 @@ def _decode_call(payload: bytes) -> Call:
             if b"__ref__" in payload or b"\\u00" in payload:
                 value[1] = from_json(value[1])
             elif value[0] == "exit" and len(payload) <= _EXIT_MAX_BYTES:
-                _learn_exit(payload, value[1])
+                _cache_exit(payload, value[1])
             return Call(value[0], value[1])
         why = "not a list of a method, which is a text, and its arguments"
     except (DecodeError, InvalidIdError) as error:
         why = error.reason if isinstance(error, DecodeError) else str(error)
-    what = f"{len(payload)} bytes ({_shown(payload)})" if payload else "no bytes"
+    what = f"{len(payload)} bytes ({_excerpt(payload)})" if payload else "no bytes"
     raise DecodeError(f"a call of {what}: {why}")
 
 
-def _learn_exit(payload: bytes, args: Any) -> None:
+def _cache_exit(payload: bytes, args: Any) -> None:
     plain = type(args) is dict and all(type(value) is str for value in args.values())
     if plain and len(_EXITS) < _EXITS_MAX:
         _EXITS[payload] = args
@@ -169,13 +169,13 @@ def _too_large(size_bytes: int, prefix: bytes | bytearray) -> str:
     said = f"a call of {size_bytes} bytes"
     if all(32 <= byte < 127 or byte in b"\t\r\n" for byte in prefix):
         return (
-            f"{said} (the text {_shown(prefix)}): a program's calls begin with their length in 4 "
+            f"{said} (the text {_excerpt(prefix)}): a program's calls begin with their length in 4 "
             "bytes; does something print to the FIFO?"
         )
     return f"{said} (the bytes {prefix.hex(' ')}), where {CALL_MAX_BYTES} are the most"
 
 
-def _shown(data: bytes | bytearray) -> str:
+def _excerpt(data: bytes | bytearray) -> str:
     """Return the start of some bytes as a quoted text on one line."""
     start = ascii(bytes(data[:_SHOWN_BYTES]).decode("utf-8", "replace"))
     return start if len(data) <= _SHOWN_BYTES else f"{start}..."

@@ -21,14 +21,14 @@ from ciel.wire.errors import DecodeError, EncodeError
 from ciel.wire.limits import JSON_DEPTH_MAX
 
 _SURROGATE_ESCAPE = re.compile(r"\\u[dD][89a-fA-F]")
-_OURS_ALONE = orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME
+_DUMPS_OPTIONS = orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME
 _NOT_STRUCTURE = bytes(byte for byte in range(256) if byte not in b'[]{}"')
 
 
 def encode(value: object) -> bytes:
     """Return `value` as compact JSON in UTF-8; tuples become lists. Raise `EncodeError`."""
     try:
-        text = orjson.dumps(value, option=_OURS_ALONE)
+        text = orjson.dumps(value, option=_DUMPS_OPTIONS)
         if b"null" not in text:  # orjson also writes null for NaN
             return text
     except orjson.JSONEncodeError:
@@ -91,11 +91,11 @@ def _value_of(text: str) -> Any:
     return _DECODER.decode(text)
 
 
-def _refuse(value: Any) -> Any:
+def _reject_type(value: Any) -> Any:
     raise TypeError(f"{type(value).__name__} is nothing that JSON knows")
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _unique_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
         raise ValueError("an object names a key twice")
@@ -151,6 +151,6 @@ def _has_lone_surrogate(value: object) -> bool:
     return False
 
 
-_DECODER = JSONDecoder(object_pairs_hook=_unique, parse_float=_finite)
+_DECODER = JSONDecoder(object_pairs_hook=_unique_object, parse_float=_finite)
 _scan: Any = _DECODER.scan_once
-_text_of = make_encoder(_refuse, ascii_only=False, sort_keys=False)
+_text_of = make_encoder(_reject_type, ascii_only=False, sort_keys=False)

@@ -109,7 +109,7 @@ def _details(value: Any) -> Any:
     return {_text(key): _text(item) for key, item in value.items()}
 
 
-def _read_how(value: Any) -> tuple[bool, bool]:
+def _read_spawn_flags(value: Any) -> tuple[bool, bool]:
     """Read whether a child was started locally, and whether its parent waits for it."""
     number = _count(value)
     if number > 3:
@@ -308,7 +308,7 @@ _FORMS: dict[type, Form] = {
             m.spec.payload,
         ),
         lambda f, p: SpawnTask(
-            read_task(f[:N], p), _refs(f[N]), _count(f[N + 1]), *_read_how(f[N + 2])
+            read_task(f[:N], p), _refs(f[N]), _count(f[N + 1]), *_read_spawn_flags(f[N + 2])
         ),
     ),
     StreamsOpened: Form(

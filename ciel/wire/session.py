@@ -198,7 +198,7 @@ class Session:
             raise LocalProtocolError("the session has failed, nothing can be received")
         try:
             self._reader.feed(data)
-            return self._take_frames()
+            return self._process_frames()
         except RemoteProtocolError as error:
             self._fail(error)
             raise
@@ -224,27 +224,27 @@ class Session:
             self._queue([REFUSED, error.reason.removeprefix("refused: ")])
         self._state = State.FAILED
 
-    def _take_frames(self) -> list[Record]:
+    def _process_frames(self) -> list[Record]:
         records: list[Record] = []
         while (frame := self._reader.next_frame()) is not None:
             if self._state is not State.OPEN or (len(frame) == 1 and frame[0][0][0] == REFUSED):
-                self._take_handshake(frame)
+                self._process_handshake(frame)
             elif records:
                 records += frame
             else:
                 records = frame
         return records
 
-    def _take_handshake(self, frame: list[Record]) -> None:
+    def _process_handshake(self, frame: list[Record]) -> None:
         fields, payload = frame[0]
         kind = fields[0]
         next_state = TRANSITIONS[self._state].get(kind)
         if next_state is None or len(frame) > 1 or payload:
             raise RemoteProtocolError(f"expected {self._state.value}, got something else")
         if kind == HELLO:
-            self._take_hello(fields)
+            self._process_hello(fields)
         elif kind == PROOF:
-            self._take_proof(fields)
+            self._process_proof(fields)
         else:
             reason = fields[1] if len(fields) == 2 else "no reason given"
             raise RefusedError(str(reason), by_peer=True)
@@ -253,7 +253,7 @@ class Session:
             FRAME_MAX_BYTES if self.is_open else HELLO_MAX_BYTES - self._reader.taken_bytes
         )
 
-    def _take_hello(self, fields: list[Any]) -> None:
+    def _process_hello(self, fields: list[Any]) -> None:
         self._check_version(fields)
         theirs = Hello.from_fields(fields)
         if self._ours.cluster_id and theirs.cluster_id not in ("", self._ours.cluster_id):
@@ -272,7 +272,7 @@ class Session:
             self._queue(self._ours._replace(role=theirs.role).fields())
             self._queue([PROOF, self._proof(Side.ACCEPTOR).hex()])
 
-    def _take_proof(self, fields: list[Any]) -> None:
+    def _process_proof(self, fields: list[Any]) -> None:
         offered = _unhex(fields[1:], PROOF)
         assert self._theirs is not None  # TRANSITIONS: a hello came before
         if not matches(self._proof(self.side.other), offered):
