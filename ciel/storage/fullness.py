@@ -96,7 +96,7 @@ class Fullness:
             return
         is_alone = self._enter()
         with contextlib.suppress(OSError):
-            os.ftruncate(self._fd, self.count + 1)  # takes no room
+            os.ftruncate(self._fd, self.count + 1)  # takes no space
         if is_alone:
             self._leave()
 

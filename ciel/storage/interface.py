@@ -383,7 +383,7 @@ class ObjectStore(ABC):
             ),
         )  # fmt: skip
 
-    def advise(  # noqa: B027  # most stores keep what they have
+    def advise(  # noqa: B027  # most stores never evict objects
         self,
         can_be_had_again: Callable[[str], bool],
         dropped: Callable[[str], None],
@@ -395,7 +395,7 @@ class ObjectStore(ABC):
         thread, and only `turn` may wait.
         """
 
-    def claim(self) -> None:  # noqa: B027  # a store that nobody else can open is its opener's
+    def claim(self) -> None:  # noqa: B027  # stores of one process need no claim
         """Become the store's only worker until the store is closed. A worker offers all objects
         that it finds in its store, and deletes those unknown to its master. Other processes may
         still open the store. Raises `StoreSpecError` if another worker has claimed it.

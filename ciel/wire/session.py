@@ -274,7 +274,7 @@ class Session:
 
     def _process_proof(self, fields: list[Any]) -> None:
         offered = _unhex(fields[1:], PROOF)
-        assert self._theirs is not None  # TRANSITIONS: a hello came before
+        assert self._theirs is not None  # TRANSITIONS requires a hello before
         if not matches(self._proof(self.side.other), offered):
             cluster_id, _ = self._by_side(self._ours.cluster_id, self._theirs.cluster_id)
             raise KeyMismatchError(cluster_id, self._theirs.role)
@@ -293,7 +293,7 @@ class Session:
             raise VersionMismatchError(*self._by_side(ours, theirs))
 
     def _proof(self, side: Side) -> bytes:
-        assert self._theirs is not None  # TRANSITIONS: a hello came before
+        assert self._theirs is not None  # TRANSITIONS requires a hello before
         assert self._key is not None
         nonce_acceptor, nonce_initiator = self._by_side(self._ours.nonce, self._theirs.nonce)
         return proof(self._key, self._theirs.role, side, nonce_initiator, nonce_acceptor)
