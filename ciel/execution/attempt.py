@@ -235,7 +235,7 @@ class Attempt(ABC):
         `sees_errors`: failed objects count as available. Raises BadCallError.
         """
         if not self._executor(executor).talks:
-            raise BadCallError(f"processes of the executor {executor!r} cannot be suspended")
+            raise BadCallError(f"{executor!r} has no processes that could go on")
         self._require_undelegated()
         if self.attached is None:
             # A re-execution leaves another process, which must not have the same name.

@@ -144,7 +144,7 @@ class Transfers:
         transfer.stall_timeout_s = stall_timeout_s
         transfer.done = Deferred(lambda _: self._give_up(transfer))
         if self._is_closed:
-            transfer.done.errback(TransferError(url, "transfers are shut down"))
+            transfer.done.errback(TransferError(url, "no more transfers are made here"))
         else:
             self._waiting.append(transfer)
             self._schedule()
@@ -156,7 +156,7 @@ class Transfers:
         ended = [*self._running.values(), *self._waiting]
         self._waiting.clear()
         for transfer in ended:
-            transfer.error = TransferError(transfer.url, "transfers were shut down")
+            transfer.error = TransferError(transfer.url, "the transfers of this process have ended")
         for curl in list(self._running):
             self._release(curl)
         for socket in self._sockets.values():
@@ -431,7 +431,7 @@ class _Transfer:
                 self.is_endless = True
                 self.changed(self)
         elif length is None:
-            reason = "the response has no length, so a truncated body could not be detected"
+            reason = "the response has no length, so its end proves nothing"
             raise TransferError(self.url, reason, self._status)
         if self.begun is not None:
             size_bytes = None if length is None else int(length) + self._offset_bytes
