@@ -1,15 +1,15 @@
 """ciel: a universal execution engine.
 
-A Python program needs no more than this module: `ciel.Client` finds a cluster or starts one,
-`@ciel.task` makes tasks of functions. Everything is loaded when it is first named, so that a room
-below the client never loads it.
+A Python program needs only this module: `ciel.Client` finds or starts a cluster, and `@ciel.task`
+turns functions into tasks. Names are imported on first use, so that packages below the client never
+import it.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from ciel import joblib_name as joblib_name
-from ciel import pure as pure  # before anything that may have been compiled
+from ciel import pure as pure  # before any module that may be compiled
 
 if TYPE_CHECKING:
     from ciel.client import Client as Client

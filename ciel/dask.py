@@ -1,7 +1,7 @@
-"""Runs dask's graphs: `dask.compute(graph, scheduler=ciel.dask.get)`.
+"""A scheduler for dask graphs: `dask.compute(graph, scheduler=ciel.dask.get)`.
 
-Each node of a graph becomes a task, or each chain of them that nothing else looks into; what they
-make goes from task to task by reference, and only what was asked for comes to the client.
+Each node of a graph becomes a task; linear chains of nodes are fused into one task. Results are
+passed between tasks by reference, and the client receives only the requested values.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ciel.client import Client
 
 SHARED_MIN_BYTES: Final = 64 << 10
-"""Data of a graph from this size on are stored once, however many tasks read them."""
+"""Data of a graph from this size on is stored once, however many tasks read it."""
 
 
 def get(
@@ -42,14 +42,14 @@ def get(
     options: Mapping[str, Any] | None = None,
     **ignored: Any,
 ) -> Any:
-    """Return the values of `keys` (one, or a list, at any depth) in a graph: a scheduler for dask.
+    """Compute the values of `keys` (a key, or nested lists of keys) in a dask graph.
 
-    `client`: whose cluster; by default the innermost active client, within a task that task's, and
-    one of our own otherwise. `optimize_graph`: chains become one task. `callbacks`: as of every
-    scheduler of dask, so its progress bar works; they see of values only those that come here.
-    `options`: those of `ciel.task`, for every task. Other arguments are for other schedulers.
-    Raises KeyError for a key that is not in the graph, RuntimeError where keys need each other, and
-    what the first task raised that failed.
+    `client`: the default is the innermost active client, or the cluster of the current task, or
+    else a new cluster. `optimize_graph`: fuse chains into one task. `callbacks`: dask's callbacks,
+    such as its progress bar; they get only the values that the client receives. `options`: those of
+    `ciel.task`, for every task. Other arguments, for other schedulers, are ignored. Raises KeyError
+    for a key that is not in the graph, RuntimeError for a cycle, and the exception of the first
+    task that failed.
     """
     session = client or session_here()
     graph = dict(dsk.__dask_graph__() if hasattr(dsk, "__dask_graph__") else dsk)
@@ -62,7 +62,7 @@ def get(
     if cycle := find_cycle(nodes, wanted):
         path = "".join(f"\n  -> {key}" for key in cycle)
         raise RuntimeError(f"Cycle detected between the following keys:{path}")
-    # dask calls a chain after its last key, and has no name for one whose key begins with no text.
+    # dask names a chain by its last key, and supports only keys that start with a text.
     if optimize_graph and len(nodes) > 1 and all(map(_begins_with_text, nodes)):
         fuse: Any = _task_spec.fuse_linear_task_spec  # which is not typed
         nodes = fuse(nodes, set(wanted))
@@ -73,7 +73,7 @@ def get(
 
 
 class _Run:
-    """One graph, being computed."""
+    """The computation of one graph."""
 
     def __init__(
         self, session: Session, nodes: dict[Any, Any], wanted: list[Any], options: Options
@@ -82,27 +82,27 @@ class _Run:
         self._nodes = nodes
         self._wanted = wanted
         self._options = options
-        self._known: dict[Any, Any] = {}  # data, and futures of what tasks make
+        self._results: dict[Any, Any] = {}  # data, and futures of tasks
         self.futures: dict[Any, Any] = {}
 
     def values(self) -> dict[Any, Any]:
-        """Return the values that are wanted; raises what a task has raised."""
-        self.begin()
+        """Return the requested values; raises the exception of a failed task."""
+        self.submit_all()
         return self.collect()
 
-    def begin(self) -> None:
-        """Submit all tasks, in dask's order: so that few intermediates are there at a time."""
+    def submit_all(self) -> None:
+        """Submit all tasks, in dask's order, which keeps the number of intermediates small."""
         priorities = order(self._nodes)
         for key in sorted(self._nodes, key=priorities.__getitem__):
-            self._known[key] = self._begun(key, self._nodes[key])
+            self._results[key] = self._submit(key, self._nodes[key])
 
-    def _begun(self, key: Any, node: Any) -> Any:
+    def _submit(self, key: Any, node: Any) -> Any:
         if isinstance(node, DataNode):
             value = node.value
             return self._session.put(value) if _is_large(value) else value
         if isinstance(node, Alias):
-            return self._known[node.target]
-        needed = {name: self._known[name] for name in node.dependencies}
+            return self._results[node.target]
+        needed = {name: self._results[name] for name in node.dependencies}
         name = key if isinstance(key, str) else key[0] if isinstance(key, tuple) else funcname(node)
         options = self._options._replace(name=self._options.name or str(name)[:200])
         future = self._session.call(_compute, (node, needed), {}, options)
@@ -110,22 +110,22 @@ class _Run:
         return future
 
     def collect(self) -> dict[Any, Any]:
-        """Wait, and return the values that are wanted."""
-        own = [self._known[key] for key in self._wanted if key in self.futures]
+        """Wait for the requested values and return them."""
+        own = [self._results[key] for key in self._wanted if key in self.futures]
         others = list(self.futures.values())
         try:
             self._session.wait(own, None, FIRST_EXCEPTION)
             for future in own:
                 if future.done() and future.exception() is not None:
                     raise self._cause(future.exception())
-            return {key: _value(self._known[key]) for key in self._wanted}
+            return {key: _value(self._results[key]) for key in self._wanted}
         except BaseException:
             for future in others:
                 future.cancel()
             raise
 
     def _cause(self, error: BaseException) -> BaseException:
-        """Return what the task raised for which another one failed, if that is known."""
+        """Return the exception of the task that made another one fail, if known."""
         if not isinstance(error, TaskError):
             return error
         for future in self.futures.values():
@@ -137,22 +137,22 @@ class _Run:
         return error
 
     def observed(self, callbacks: Iterable[Any]) -> dict[Any, Any]:
-        """Return the values as `values` does, and tell of every step."""
+        """Return the requested values, and report every step to the callbacks."""
         failed, started = True, []
         state: dict[str, Any] = {}
         ended: SimpleQueue[Any] = SimpleQueue()
         try:
             for callback in callbacks:
-                _tell([callback], 0, self._nodes)
+                _notify([callback], 0, self._nodes)
                 started.append(callback)
             first: Any = start_state_from_dask  # which is not typed
             state = first(self._nodes, keys=set(self._wanted))
-            _tell(callbacks, 1, self._nodes, state)
-            self.begin()
+            _notify(callbacks, 1, self._nodes, state)
+            self.submit_all()
             state["ready"], state["waiting"] = [], {}
             state["running"] = set(self.futures)
             for key, future in self.futures.items():
-                _tell(callbacks, 2, key, self._nodes, state)
+                _notify(callbacks, 2, key, self._nodes, state)
                 _watch(future, key, ended)
             for _ in range(len(self.futures)):
                 key, future = ended.get()
@@ -161,23 +161,23 @@ class _Run:
                 state["running"].discard(key)
                 state["finished"].add(key)
                 value = future.result() if key in self._wanted else None
-                _tell(callbacks, 3, key, value, self._nodes, state, 0)
+                _notify(callbacks, 3, key, value, self._nodes, state, 0)
             values = self.collect()
             failed = False
             return values
         finally:
-            _tell(started, 4, self._nodes, state, failed)
+            _notify(started, 4, self._nodes, state, failed)
 
 
 def _watch(future: Any, key: Any, ended: SimpleQueue[Any]) -> None:
     if isinstance(future, Future):
         when_done(future, lambda future: ended.put((key, future)))
-    else:  # a task's own, which runs when it is asked for
+    else:  # a future within a task, which runs when its result is requested
         future.exception()
         ended.put((key, future))
 
 
-def _tell(callbacks: Iterable[Any], which: int, *arguments: Any) -> None:
+def _notify(callbacks: Iterable[Any], which: int, *arguments: Any) -> None:
     for callback in callbacks:
         if callback[which]:
             callback[which](*arguments)

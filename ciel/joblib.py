@@ -1,5 +1,7 @@
-"""A backend of joblib: `joblib.parallel_config("ciel")`. joblib knows the name once `ciel` and it
-are imported, and loads this when the name is used (`ciel.joblib_name`).
+"""A backend for joblib: `joblib.parallel_config("ciel")`.
+
+The backend is registered once `ciel` and `joblib` are imported, and this module is imported when
+the name is used (`ciel.joblib_name`).
 """
 
 from __future__ import annotations
@@ -30,21 +32,21 @@ if TYPE_CHECKING:
     from ciel.client import Client
 
 SLOTS_UNKNOWN: Final = 2
-"""So many are assumed within a task."""
+"""The number of slots assumed within a task."""
 
 
 class CielBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[misc]  # joblib is untyped
     """Runs the batches of `joblib.Parallel` in a cluster.
 
-    `client`: whose, by default as for `ciel.Executor`, but that a client of our own is shared by
-    all loops. `options`: those of `ciel.task`, for every batch. By default `n_jobs` is -1: as many
-    as the cluster has slots.
+    `client`: the same default as in `ciel.Executor`, but all loops share a client that is created
+    here. `options`: the options of `ciel.task`, for every batch. The default of `n_jobs` is -1: the
+    number of slots of the cluster.
 
-    Arrays above `max_nbytes` are stored once and mapped, as joblib does: read-only with
-    `mmap_mode="r"`, copied where a call writes to them with "c". Smaller ones, and all with None,
-    are copies that may be written to. An `initializer` runs in each process before the first batch
-    of a loop there. `inner_max_num_threads` needs threadpoolctl. Loops within a loop are tasks,
-    too, if they ask for `n_jobs`; those within them are sequential.
+    Arrays above `max_nbytes` are stored once and mapped, as in joblib: read-only with
+    `mmap_mode="r"`, copied on write with "c". Smaller arrays, and all with None, are writable
+    copies. An `initializer` runs in each process before its first batch of a loop.
+    `inner_max_num_threads` requires threadpoolctl. Loops within a loop become tasks if they set
+    `n_jobs`; loops within those are sequential.
     """
 
     default_n_jobs = -1
@@ -68,7 +70,7 @@ class CielBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[misc]
         self._initializer, self._initargs = initializer, initargs
         self._slots = slots
         self._workers: Executor | None = None
-        self._turns: _Turns | None = None
+        self._callbacks: _CallbackThread | None = None
         self._max_bytes: int | None = None
         self._is_read_only = True
         self._is_nested = False
@@ -78,7 +80,7 @@ class CielBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[misc]
 
     @property
     def supports_retrieve_callback(self) -> bool:
-        # A task's own calls run when they are waited for: nobody would call back.
+        # Within a task, calls run when they are waited for, so no thread could call back.
         return not self._is_nested
 
     @property
@@ -125,7 +127,7 @@ class CielBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[misc]
         self._is_read_only = mmap_mode == "r"
         self.parallel = parallel
         if self._is_nested:
-            parallel.pre_dispatch = "all"  # nobody would call back to have more dispatched
+            parallel.pre_dispatch = "all"  # without callbacks, no later batch would be dispatched
         if initializer is None:
             initializer, initargs = self._initializer, self._initargs
         self._workers = Executor(
@@ -135,19 +137,19 @@ class CielBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[misc]
             initargs=initargs,
             **self._options,
         )
-        self._turns = None if self._is_nested else _Turns()
+        self._callbacks = None if self._is_nested else _CallbackThread()
         return n_jobs
 
     def submit(self, func: Any, callback: Callable[[Any], object] | None = None) -> Future[Any]:
         assert self._workers is not None  # `configure` was called
-        # Where it arrives it is `func` again.
+        # It is unpickled as `func`.
         batch: Any = _Batch(func, self._max_bytes, self._is_read_only)
         future = self._workers.submit(_run_batch, batch, self.inner_max_num_threads)
         if callback is not None:
-            if self._turns is None:
+            if self._callbacks is None:
                 callback(future)
             else:
-                self._turns.after(future, callback)
+                self._callbacks.after(future, callback)
         return future
 
     def retrieve_result_callback(self, out: Future[Any]) -> Any:
@@ -157,7 +159,7 @@ class CielBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[misc]
         return out.result(timeout)
 
     def compute_batch_size(self) -> int:
-        # What a task spawns is cheap, and runs where it is if nobody else is free.
+        # Spawned children are cheap, and run inline if no other worker is free.
         return 1 if self._is_nested else int(super().compute_batch_size())
 
     def get_nested_backend(self) -> tuple[Any, int | None]:
@@ -179,20 +181,20 @@ class CielBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[misc]
         if self._workers is not None:
             self._workers.terminate()
             self._workers = None
-        if self._turns is not None:
-            self._turns.close()
-            self._turns = None
+        if self._callbacks is not None:
+            self._callbacks.close()
+            self._callbacks = None
 
 
 def _nested_backend(level: int, slots: int, options: dict[str, Any]) -> CielBackend:
     backend = CielBackend(nesting_level=level, slots=slots, **options)
-    backend.default_n_jobs = 1  # a loop within a loop is parallel if it says so
+    backend.default_n_jobs = 1  # a nested loop is parallel only if it sets n_jobs
     return backend
 
 
-class _Turns:
-    """A thread that calls back: that reads the items of a loop, which may wait for the results of
-    another one, and so must not hold up the thread that brings those.
+class _CallbackThread:
+    """Runs callbacks in a thread. A callback reads items of a loop, and may thereby wait for the
+    results of another loop, so it must not block the thread that receives results.
     """
 
     def __init__(self) -> None:
@@ -200,14 +202,14 @@ class _Turns:
         self._thread: threading.Thread | None = None
 
     def after(self, future: Future[Any], callback: Callable[[Any], object]) -> None:
-        """Call back when a future is done."""
+        """Run the callback when a future is done."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="ciel-joblib", daemon=True)
             self._thread.start()
         when_done(future, lambda future: self._done.put((future, callback)))
 
     def close(self) -> None:
-        """End the thread; what is done from now on is nobody's."""
+        """Stop the thread; later callbacks are dropped."""
         self._done.put(None)
 
     def _run(self) -> None:
@@ -217,12 +219,12 @@ class _Turns:
             del item, future, callback
 
 
-# --- batches on their way -------------------------------------------------------------------------
+# --- batches --------------------------------------------------------------------------------------
 
 
 class _Batch:
-    """A batch of calls, in which arrays above a size are references to what lies in the store, and
-    all others copies.
+    """A batch of calls. Its arrays above a size are pickled as references to stored objects, and
+    smaller ones as copies.
     """
 
     def __init__(self, calls: Any, max_bytes: int | None, is_read_only: bool) -> None:
@@ -245,8 +247,8 @@ class _Batch:
 
 
 class _BatchPickler(Pickler):
-    """Arrays that are mapped from a file go by its name, as joblib sends them: what is written to
-    them arrives in the file.
+    """Pickles arrays that are mapped from a file by the file's name, like joblib, so that writes to
+    them reach the file.
     """
 
     def reducer_override(self, value: Any) -> Any:

@@ -1,5 +1,6 @@
-"""Makes the name `"ciel"` known to joblib, whenever that is imported. It is not imported for it,
-nor is anything of ours before the name is used.
+"""Registers the backend `"ciel"` with joblib as soon as joblib is imported.
+
+This imports neither joblib nor, until the name is used, the backend.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any
 
 
 class Finder:
-    """Stands in front of all others until joblib is imported, which they find."""
+    """The first finder of `sys.meta_path` until joblib is imported; other finders find joblib."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -23,16 +24,16 @@ class Finder:
         for finder in sys.meta_path[sys.meta_path.index(self) + 1 :]:
             spec = finder.find_spec(name, path, target) if hasattr(finder, "find_spec") else None
             if spec is not None:
-                self._follow(spec.loader)
+                self._hook_loader(spec.loader)
                 return spec
         return None
 
-    def _follow(self, loader: Any) -> None:
-        """Hear of it when a loader has run the module. It stays the loader that it is, as others
-        ask it for more.
+    def _hook_loader(self, loader: Any) -> None:
+        """Make a loader call `tell` after it has executed the module. Its method is replaced, not
+        the loader itself, because other code may use the loader.
         """
         if isinstance(loader, type) or not hasattr(loader, "exec_module"):
-            return  # one for many modules, or for none
+            return  # shared by many modules, or cannot execute modules
         run = loader.exec_module
 
         def exec_module(module: ModuleType) -> None:
@@ -47,7 +48,7 @@ class Finder:
 
 
 def tell(joblib: ModuleType) -> None:
-    """Tell joblib of our name, if it is joblib at all."""
+    """Register the backend, if the module is really joblib."""
     if hasattr(joblib, "register_parallel_backend"):
         joblib.register_parallel_backend("ciel", _backend)
 

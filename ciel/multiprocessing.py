@@ -1,4 +1,4 @@
-"""A look-alike of `multiprocessing.Pool`, whose processes are those of a cluster."""
+"""A replacement for `multiprocessing.Pool` that runs calls in a cluster."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ RUN, CLOSE, TERMINATE = "RUN", "CLOSE", "TERMINATE"
 
 
 def cpu_count() -> int:
-    """Return how many calls the cluster runs at a time; in a task, how many this host could."""
+    """Return the number of slots of the cluster; within a task, the number of CPUs of this host."""
     return slots_of(session_here(), len(os.sched_getaffinity(0)))
 
 
 class Pool:
-    """Runs calls in the processes of a cluster; its methods are those of `multiprocessing.Pool`.
+    """Runs calls in a cluster, with the methods of `multiprocessing.Pool`.
 
-    `processes`: how many calls may run at once, by default as many as the cluster has slots.
-    `client`: whose cluster, by default as for `ciel.Executor`. `initializer` runs in each process
-    before the first call there. The processes are the cluster's: `maxtasksperchild` and `context`
-    are accepted, and have no effect.
+    `processes`: how many calls may run at once; the default is the cluster's number of slots.
+    `client`: the same default as in `ciel.Executor`. `initializer` runs in each process before its
+    first call. The cluster manages its processes, so `maxtasksperchild` and `context` have no
+    effect.
     """
 
     def __init__(
@@ -82,13 +82,13 @@ class Pool:
         callback: Callable[[Any], object] | None = None,
         error_callback: Callable[[BaseException], object] | None = None,
     ) -> AsyncResult:
-        """Call a function; return what stands for its result. `callback` is called with the
-        value, `error_callback` with what was raised, by a thread that brings results: neither may
-        wait for others.
+        """Call a function; return its `AsyncResult`. `callback` is called with the value,
+        `error_callback` with the exception. The thread that receives results calls them, so they
+        must not wait for further results.
         """
         self._require_running()
         result = AsyncResult(1, callback, error_callback, lambda values: values[0])
-        result._expect(self._executor.submit(func, *args, **kwds), 0)
+        result._add_part(self._executor.submit(func, *args, **kwds), 0)
         return result
 
     def map(
@@ -134,16 +134,18 @@ class Pool:
     def imap(
         self, func: Callable[..., Any], iterable: Iterable[Any], chunksize: int = 1
     ) -> Iterator[Any]:
-        """Call a function with every item; yield the results in order. A thread takes the items,
-        some hundreds of calls ahead of the results; to the end at once if nobody reads those, or
-        waits in `join`. Who drops the iterator in the midst ends that.
+        """Call a function with every item; yield the results in order.
+
+        A thread reads the items and starts calls, up to some hundreds ahead of the results. It goes
+        on to the last item if the iterator is dropped unread, or `join` is called. Dropping a
+        partly read iterator stops it.
         """
         return self._imap(func, iterable, chunksize, in_order=True)
 
     def imap_unordered(
         self, func: Callable[..., Any], iterable: Iterable[Any], chunksize: int = 1
     ) -> Iterator[Any]:
-        """Call a function as `imap` does, and yield results as they come."""
+        """Call a function like `imap`, and yield results as they complete."""
         return self._imap(func, iterable, chunksize, in_order=False)
 
     def _map_async(
@@ -159,11 +161,11 @@ class Pool:
             parts = self._executor.map_parts(func, list(rows), chunksize)
         except RuntimeError:
             raise
-        except Exception as error:  # of anybody's __reduce__
+        except Exception as error:  # any exception of a user's __reduce__
             parts = [failed(error)]
-        result = AsyncResult(len(parts), callback, error_callback, _joined)
+        result = AsyncResult(len(parts), callback, error_callback, _join_parts)
         for number, part in enumerate(parts):
-            result._expect(part, number)
+            result._add_part(part, number)
         return result
 
     def _imap(
@@ -191,22 +193,22 @@ class Pool:
         self._feeds = [other for other in self._feeds if not other.is_over()] + [feed]
         return FedResults(feed, in_order=in_order, in_chunks=in_chunks, owner=self)
 
-    # --- the end ----------------------------------------------------------------------------------
+    # --- shutdown ---------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Take no further calls; those that were taken run to their end."""
+        """Accept no further calls; accepted ones run to their end."""
         if self._state == RUN:
             self._state = CLOSE
 
     def terminate(self) -> None:
-        """Take no further calls, and stop those that run."""
+        """Accept no further calls, and stop running ones."""
         self._state = TERMINATE
         for feed in self._feeds:
             feed.stop()
         self._executor.terminate()
 
     def join(self) -> None:
-        """Wait until all calls are over; raises ValueError before `close` and `terminate`."""
+        """Wait until all calls have ended; raises ValueError before `close` or `terminate`."""
         if self._state == RUN:
             raise ValueError("Pool is still running")
         for feed in self._feeds:
@@ -248,8 +250,8 @@ class Pool:
             raise ValueError("Pool not running")
 
 
-def _joined(parts: list[Mapped]) -> list[Any]:
-    """Return the results of all parts; raises what the first raised that did."""
+def _join_parts(parts: list[Mapped]) -> list[Any]:
+    """Return the results of all parts; raises the first part's exception, if any."""
     joined: list[Any] = []
     for values, error in parts:
         joined += values
@@ -259,7 +261,7 @@ def _joined(parts: list[Mapped]) -> list[Any]:
 
 
 class AsyncResult:
-    """What came of a call, or of several: as that of `multiprocessing.pool`."""
+    """The result of one or more calls, like `multiprocessing.pool.AsyncResult`."""
 
     def __init__(
         self,
@@ -273,8 +275,8 @@ class AsyncResult:
         self._join = join
         self._lock = threading.Lock()
         self._is_over = threading.Event()
-        self._of_task: list[tuple[Any, Any]] = []  # they run when somebody waits for them
-        self._parts: dict[tuple[int, ...], Any] = {}  # by their places, within parts and parts
+        self._of_task: list[tuple[Any, Any]] = []  # futures within a task, run on demand
+        self._parts: dict[tuple[int, ...], Any] = {}  # by position; parts may be nested
         self._missing = count
         self._value: Any = None
         self._error: BaseException | None = None
@@ -282,8 +284,8 @@ class AsyncResult:
             self._settle(None)
 
     def get(self, timeout: float | None = None) -> Any:
-        """Return the result, or raise what the call raised; raises `multiprocessing.TimeoutError`
-        when it is not there after `timeout` seconds.
+        """Return the result, or raise the call's exception. Raises `multiprocessing.TimeoutError`
+        if there is no result within `timeout` seconds.
         """
         self.wait(timeout)
         if not self.ready():
@@ -293,7 +295,7 @@ class AsyncResult:
         return self._value
 
     def wait(self, timeout: float | None = None) -> None:
-        """Wait until it is over, or for `timeout` seconds."""
+        """Wait until the calls have ended, or for `timeout` seconds."""
         until_s = None if timeout is None else time.monotonic() + timeout
         try:
             while self._of_task:
@@ -306,16 +308,16 @@ class AsyncResult:
         self._is_over.wait(_left_s(until_s))
 
     def ready(self) -> bool:
-        """Tell whether it is over."""
+        """Whether the calls have ended."""
         return self._is_over.is_set()
 
     def successful(self) -> bool:
-        """Tell whether nothing was raised; raises ValueError while it is not over."""
+        """Whether no call raised an exception; raises ValueError before the calls have ended."""
         if not self.ready():
             raise ValueError(f"{self!r} not ready")
         return self._error is None
 
-    def _expect(self, future: Future[Any], *place: int) -> None:
+    def _add_part(self, future: Future[Any], *place: int) -> None:
         def take(future: Future[Any]) -> None:
             error = _error_of(future)
             if error is None:
@@ -324,7 +326,7 @@ class AsyncResult:
             with self._lock:
                 self._missing += len(rest)
             for number, part in enumerate(rest):
-                self._expect(part, *place, number)
+                self._add_part(part, *place, number)
             with self._lock:
                 self._missing -= 1
                 self._error = self._error or error

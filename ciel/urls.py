@@ -1,6 +1,6 @@
-"""Content by URL, of whatever fsspec knows, as inputs and outputs of tasks.
+"""Reads and writes content at URLs that fsspec supports, as inputs and outputs of tasks.
 
-It is workers that read and write: with their credentials, and nothing goes by way of the client.
+Workers read and write the content, with their credentials; it does not pass through the client.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ def read(
     options: dict[str, Any] | None = None,
     **storage_options: Any,
 ) -> Future[bytes]:
-    """Have a task read what is at a URL; return the future of its bytes.
+    """Read the content at a URL in a task; return the future of the bytes.
 
-    It is an argument of functions as any, and a file for programs:
+    The future can be an argument of functions, or a file for programs:
     `client.run(["sort"], stdin=ciel.urls.read("s3://bucket/key"))`. `storage_options` are fsspec's
-    for that kind of URL, `options` those of `ciel.task`.
+    for that kind of URL, `options` are those of `ciel.task`.
     """
     found: Future[bytes] = _call(_read, (url, storage_options), client, options, f"read {url}")
     return found
@@ -42,8 +42,8 @@ def write(
     options: dict[str, Any] | None = None,
     **storage_options: Any,
 ) -> Future[int]:
-    """Have a task write a value to a URL: bytes, what has a buffer, or a text (in UTF-8), or a
-    future of such; return the future of the number of bytes.
+    """Write a value to a URL in a task; return the future of the number of bytes. The value is an
+    object with the buffer protocol, a text (written in UTF-8), or a future of these.
     """
     found: Future[int] = _call(
         _write, (value, url, storage_options), client, options, f"write {url}"

@@ -1,1 +1,3 @@
-"""Executors: what to start for a task, with which arguments, and what its end means. All pure."""
+"""Executors: each translates tasks into programs, and the ends of programs into outcomes. All are
+pure.
+"""

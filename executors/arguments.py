@@ -1,30 +1,31 @@
-"""Reading the arguments of a task, with errors that name the key and what was expected.
+"""Parses the arguments of tasks; errors name the key and the expected value.
 
-What all executors share that run an ordinary program is read here, into a `Program`:
+The arguments that are common to all executors of ordinary programs are parsed into a `Program`:
 `command_line`, `files`, `env` and the options of ciel-interfaces, 6.1:
 
-- `stream_output`, `pipe_output`: the outputs may be read while they grow. The second allowed the
-  original to keep no copy; here there always is one, so that a second reader, or one that comes
-  back, finds all of it (docs/adr/0038).
-- `eager_fetch`: inputs are whole before the program begins; else those that are still being made
-  are pipes, fed as they grow.
-- `stream_chunk_size`: such pipes are fed in pieces of that size, not as soon as there is anything.
-- `make_sweetheart`: inputs (one or a list) that are better read where the program ran than
-  elsewhere from then on.
-- `debug_options`: `go_slow` waits three seconds before the start; `trace_io` writes into the job's
-  log when the program had to wait for an input that grows.
+- `stream_output`, `pipe_output`: other tasks may read the outputs while the program writes them.
+  With `pipe_output` the original CIEL kept no copy; this implementation always keeps one, so that
+  further readers, and readers that reconnect, get all data (docs/adr/0038).
+- `eager_fetch`: the program starts when its inputs are complete. Otherwise inputs that are still
+  being produced are pipes, which are fed as the inputs grow.
+- `stream_chunk_size`: such pipes are fed in pieces of this size, instead of as data arrives.
+- `make_sweetheart`: inputs (one or a list) whose later readers should run where the program ran.
+- `debug_options`: `go_slow` waits three seconds before the start; `trace_io` reports in the job's
+  log when the program had to wait for a growing input.
 - `single_consumer` has no effect, as in the original.
-- `cwd`, beyond the original: the working directory, an absolute path; "": the scratch directory.
-  Without it, a program of a job with a caller's context runs in the caller's directory, unless it
-  has `files` (docs/where-programs-run.md).
-- `executables`, beyond the original: which of `files` may be executed.
-- `store`, beyond the original: whether outputs begin in `memory` or on `disk`, on a worker that has
-  both.
 
-Beyond the original, words of `command_line`, values of `env`, and names in `files` (then a list of
-pairs) may be `{"base64": "…"}`, for bytes that are no UTF-8.
+Options that the original does not have:
 
-Unknown keys are ignored, as scripts use them to tell equal tasks apart.
+- `cwd`: the working directory, an absolute path; "": the scratch directory. The default is the
+  caller's directory if the job has a caller's context and the program has no `files`
+  (docs/where-programs-run.md).
+- `executables`: the names in `files` that may be executed.
+- `store`: whether outputs start in `memory` or on `disk`, on a worker that has both.
+
+As a further extension, words of `command_line`, values of `env`, and names in `files` (then a list
+of pairs) may be `{"base64": "…"}`, for bytes that are not UTF-8.
+
+Unknown keys are ignored, because scripts use them to distinguish otherwise equal tasks.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ SLOW_S = 3.0
 """How long `go_slow` waits."""
 
 _NAME_MAX_BYTES = 255
-_PATH_MAX_BYTES = 2048  # of 4096, which the directory that they lie in shares
+_PATH_MAX_BYTES = 2048  # of the kernel's 4096, which include the path of the scratch directory
 
 
 def args_of(task: Task) -> dict[str, Any]:
@@ -70,29 +71,31 @@ def reference_list(args: dict[str, Any], key: str) -> list[Reference]:
 
 
 def require_references(key: str, value: Any) -> list[Reference]:
-    """Return what stands under `key` if it is a list of references."""
+    """Return `value`, the argument `key`, if it is a list of references."""
     if _are_references(value):
         return value
     if isinstance(value, REFERENCE_TYPES):
         instead = "not one alone: put brackets around it, [reference]"
     elif isinstance(value, list):
         number = next(i for i, item in enumerate(value) if not isinstance(item, REFERENCE_TYPES))
-        instead = f"and its element {number} is {_brief(value[number])}"
+        instead = f"and its element {number} is {_describe(value[number])}"
     else:
-        instead = f"not {_brief(value)}"
+        instead = f"not {_describe(value)}"
     raise BadArgumentsError(f"{key!r} must be a list of references, {instead}")
 
 
 def extra_dependencies(keywords: Mapping[str, Any]) -> list[Reference]:
-    """Read the references that a child is to wait for, beyond those in its arguments."""
+    """Read the references for which a child waits, in addition to those in its arguments."""
     return require_references("extra_dependencies", keywords.get("extra_dependencies") or [])
 
 
 def any_dependencies(keywords: Mapping[str, Any]) -> list[Reference]:
-    """Read the references of which a child is to wait for any one. They are to stand in its
-    arguments, under the same key, and to be `any_of` in its form. Then they are wanted, all of
-    them, till the child is over; its inputs are those that are there when it begins, and futures in
-    place of the others. Those that have failed count as there if it sees errors.
+    """Read the references of which one must be available before a child starts.
+
+    The caller puts them into the child's arguments, under the same key, and into `any_of` of its
+    form. Then the child wants all of them until it has ended. Its inputs are the references that
+    are available when it starts, and futures for the rest. Failed objects count as available if the
+    child sees errors.
     """
     choice = require_references("any_dependencies", keywords.get("any_dependencies") or [])
     if choice:
@@ -106,8 +109,8 @@ def any_dependencies(keywords: Mapping[str, Any]) -> list[Reference]:
     return choice
 
 
-def _brief(value: Any) -> str:
-    """Say what somebody gave in place of what was expected."""
+def _describe(value: Any) -> str:
+    """Describe an argument's value in an error message."""
     if isinstance(value, REFERENCE_TYPES):
         return "a reference"
     if isinstance(value, list):
@@ -118,14 +121,14 @@ def _brief(value: Any) -> str:
 
 
 def require_form_count(executor: str, form: ChildForm, count: int) -> ChildForm:
-    """Return the form of a child unless it has another number of outputs."""
+    """Return the form of a child if it has this number of outputs."""
     if form.n_outputs != count:
         raise BadArgumentsError(_wrong_count(executor, count, form.n_outputs))
     return form
 
 
 def require_output_count(task: Task, count: int) -> None:
-    """Refuse a task that expects, or names in its arguments, another number of outputs."""
+    """Refuse a task that has, or names in its arguments, another number of outputs."""
     for number in (len(task.spec.outputs), task.arguments.get("n_outputs", count)):
         if number != count:
             raise BadArgumentsError(_wrong_count(task.spec.executor, count, number))
@@ -147,14 +150,15 @@ def program_of(
     files: Mapping[str, ObjectId] | None = None,
     caller: Caller | None = None,
 ) -> Program:
-    """Read what programs are asked for with, whichever executor runs them. `argv`: what it runs, if
-    that is not said by `command_line`; `files`: those it adds, of its own. `caller`: where the
-    program runs unless `args` say it.
+    """Parse the arguments that are common to all executors of programs.
+
+    `argv`: the command, if the executor does not use `command_line`. `files`: files that the
+    executor adds. `caller`: the source of the default working directory and environment.
     """
     _check_options(args)
     debugging = args.get("debug_options", ())
     placed = {**_files(args), **(files or {})}
-    _require_places(placed)
+    _require_compatible_names(placed)
     env = _env(args)
     return Program(
         argv=tuple(argv) if argv is not None else _command_line(args),
@@ -177,7 +181,7 @@ def program_of(
 
 
 def words_of(args: dict[str, Any], key: str) -> list[str | InputPath]:
-    """Return the words of a command line under `key`; references stand for paths."""
+    """Return the words of the command line under `key`; references become paths of inputs."""
     line = args.get(key, [])
     if not isinstance(line, list):
         raise BadArgumentsError(f"{key!r} must be a list of texts, numbers and references")
@@ -200,7 +204,7 @@ def words_of(args: dict[str, Any], key: str) -> list[str | InputPath]:
 
 
 def _system_text(value: Any) -> Any:
-    """Return a value, or the text whose bytes it stands for."""
+    """Return a value; if it is text encoded in base64, decode it."""
     try:
         return from_value(value) if is_bytes(value) else value
     except SystemTextError as error:
@@ -208,7 +212,7 @@ def _system_text(value: Any) -> Any:
 
 
 def required_text(args: dict[str, Any], key: str) -> str:
-    """Return the text under `key`, which is one word of a command line."""
+    """Return the text under `key`, for a word of a command line."""
     text = args.get(key)
     if not isinstance(text, str) or not text or "\0" in text:
         raise BadArgumentsError(f"{key!r} must be a text, not {text!r:.40}")
@@ -218,7 +222,7 @@ def required_text(args: dict[str, Any], key: str) -> str:
 def _command_line(args: dict[str, Any]) -> tuple[str | InputPath, ...]:
     line = args.get("command_line")
     if not isinstance(line, list) or not line:
-        instead = "and there is none" if line is None else f"not {_brief(line)}"
+        instead = "and there is none" if line is None else f"not {_describe(line)}"
         if isinstance(line, str):
             instead += ', since no shell looks at it: write ["program", "argument"]'
         raise BadArgumentsError(
@@ -252,20 +256,20 @@ def _files(args: dict[str, Any]) -> dict[str, Any]:
     return {name: ref.id for name, ref in files.items()}
 
 
-def _require_places(files: Mapping[str, ObjectId]) -> None:
-    """Refuse names that no directory can have at a time."""
+def _require_compatible_names(files: Mapping[str, ObjectId]) -> None:
+    """Refuse names that a directory cannot contain together."""
     for name in files:
         longest = max(len(os.fsencode(part)) for part in name.split("/"))
         if longest > _NAME_MAX_BYTES or len(os.fsencode(name)) > _PATH_MAX_BYTES:
             raise BadArgumentsError(f"{name!r:.80} in 'files' is too long for the name of a file")
-    # What is in a directory follows right behind its name.
+    # In this order, names in a directory follow directly after the directory's name.
     for name, next_name in pairwise(sorted(files, key=lambda name: name.replace("/", "\0"))):
         if next_name.startswith(f"{name}/"):
             raise BadArgumentsError(f"{name!r:.80} in 'files' would be a file and a directory")
 
 
 def _cwd(args: dict[str, Any], caller: Caller | None, *, has_files: bool) -> str:
-    """Return the working directory of a program; "": its scratch directory, where `files` lie."""
+    """Return the working directory of a program; "": its scratch directory, which has `files`."""
     cwd = args.get("cwd")
     if cwd is None:
         return "" if caller is None or has_files else caller.cwd
@@ -306,7 +310,7 @@ def _are_references(value: Any) -> TypeGuard[list[Reference]]:
     return isinstance(value, list) and all(isinstance(item, REFERENCE_TYPES) for item in value)
 
 
-def _is_truth(value: Any) -> bool:
+def _is_bool(value: Any) -> bool:
     return isinstance(value, bool)
 
 
@@ -322,12 +326,12 @@ def _are_words(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(item, str) for item in value)
 
 
-_TRUTH = (_is_truth, "true or false")
+_BOOL = (_is_bool, "true or false")
 _OPTIONS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
-    "stream_output": _TRUTH,
-    "pipe_output": _TRUTH,
-    "eager_fetch": _TRUTH,
-    "single_consumer": _TRUTH,
+    "stream_output": _BOOL,
+    "pipe_output": _BOOL,
+    "eager_fetch": _BOOL,
+    "single_consumer": _BOOL,
     "stream_chunk_size": (_is_size, "a number of bytes, from 1"),
     "make_sweetheart": (_is_sweetheart, "a reference or a list of references"),
     "debug_options": (_are_words, "a list of texts"),

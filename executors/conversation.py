@@ -1,8 +1,8 @@
-"""The conversation of a program that talks with its worker (ciel-interfaces, section 1).
+"""The conversation between an interactive program and its worker (ciel-interfaces, section 1).
 
-It is a translator: calls of the program come in, replies and what was asked of the attempt go out.
-Calls are answered in their order, so a program need not wait for a reply that it does not need.
-Whatever a program gets wrong ends its task, with a text that says what.
+It translates calls of the program into operations of the attempt, and sends replies. Calls are
+answered in order, so a program need not wait for replies that it does not need. An invalid call
+ends the task with an error text.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ from ciel.wire.packages import find_entry
 from ciel.wire.references import to_json
 
 BACKLOG_MAX = 100_000
-"""Calls that may wait behind one that takes time."""
+"""How many calls may wait for a call that takes time."""
 
-NAME_MAX_LENGTH = 200  # of a task, for people
+NAME_MAX_LENGTH = 200  # of a task's name
 
 
 class Over(NamedTuple):
-    """How a conversation ended. `fault`: why the task has failed; None: it is done, and `keep` says
-    what the program is ready for: `no`, `may_keep`, `must_keep`. `soft_keys`: what it holds ready,
-    as sets of object ids.
+    """The result of a conversation. `fault`: why the task failed; None: it succeeded. `keep`:
+    whether the program may stay running: `no`, `may_keep` or `must_keep`. `soft_keys`: sets of ids
+    of the objects that the program has in its cache.
     """
 
     fault: tuple[str, Any] | None
@@ -55,43 +55,44 @@ class Over(NamedTuple):
 
 
 class Conversation:
-    """One task's calls, from `start_task` to `exit` or `error`.
+    """The calls of one task, from `start_task` to `exit` or `error`.
 
-    `called` takes what came; `over` is set once it has ended, and nothing is said after that.
+    `called` processes received calls. `over` is set once the conversation has ended; then no
+    further replies are sent.
     """
 
     METHODS: ClassVar[dict[str, Callable[[Any, dict[str, Any]], None]]] = {}
-    """What answers each call."""
+    """The handler of each method."""
 
     def __init__(self, attempt: Attempt, say: Callable[[str, Any], None]) -> None:
         self.over: Over | None = None
         self._attempt = attempt
         self._say = say
         self._backlog: deque[Call] = deque()
-        self._sweethearts: set[int] = set()  # outputs better read here than anywhere else
-        self._pending = ""  # the method whose reply takes time
+        self._sweethearts: set[int] = set()  # outputs whose readers should run on this worker
+        self._pending = ""  # the method of a call in progress
         self._is_answering = False
 
     def called(self, calls: Iterable[Call]) -> None:
-        """Answer calls, in order; those behind one that takes time wait."""
+        """Answer calls in order; calls after one that takes time wait."""
         self._backlog.extend(calls)
         if len(self._backlog) > BACKLOG_MAX:
             self._fail(f"it made {BACKLOG_MAX} calls without waiting for a reply")
-        self._go_on()
+        self._answer_backlog()
 
     @property
     def subject(self) -> str:
-        """What people are told has failed; nothing: the program, by its command."""
+        """The subject of error messages; empty: the program's command."""
         return ""
 
     def died(self, fault: TaskFault, how: str, *, was_ended: bool = False) -> TaskFault:
-        """Say why the task has failed whose program has ended in its middle; `how`, in words.
-        `was_ended`: the worker has ended it, for this task.
+        """Return the fault of a task whose program has died; `how` describes its end. `was_ended`:
+        the worker has killed the program because of this task.
         """
         return fault
 
-    def _go_on(self) -> None:
-        if self._is_answering:  # what takes time was there at once
+    def _answer_backlog(self) -> None:
+        if self._is_answering:  # a reply came within its call; the outer call continues
             return
         self._is_answering = True
         try:
@@ -100,7 +101,7 @@ class Conversation:
         finally:
             self._is_answering = False
         if self.over is not None and self._backlog and self.over.fault is None:
-            self.over = self.over._replace(keep="no")  # who goes on talking is not to be kept
+            self.over = self.over._replace(keep="no")  # it has made calls after its exit
 
     def _answer(self, method: str, args: Any) -> None:
         answer = self.METHODS.get(method)
@@ -119,15 +120,15 @@ class Conversation:
     def _fail(self, text: str) -> None:
         self.over = Over(("RUNTIME_ERROR", text))
 
-    def _later(self, method: str) -> Callable[[Any], None]:
-        """Return what replies to a call that takes time, and goes on with the next."""
+    def _deferred_reply(self, method: str) -> Callable[[Any], None]:
+        """Return a function that replies to a call in progress, and answers the next calls."""
         self._pending = method
 
         def reply(args: Any) -> None:
             self._pending = ""
             if self.over is None:
                 self._say(method, args)
-                self._go_on()
+                self._answer_backlog()
 
         return reply
 
@@ -138,7 +139,7 @@ class Conversation:
         if isinstance(ref, Value) and args.get("accept_string") is True:
             self._say("open_ref", {"strdata": ref.encoded})
         elif ref is not None:
-            reply = self._later("open_ref")
+            reply = self._deferred_reply("open_ref")
             self._attempt.open_whole(ref, lambda path: reply({"filename": path}))
         elif self.over is None:
             self._say("open_ref", {"error": "EWOULDBLOCK"})
@@ -151,7 +152,7 @@ class Conversation:
                 self._say("open_ref_async", {"error": "EWOULDBLOCK"})
             return
         socket = _text(args, "fd_socket_name")
-        reply = self._later("open_ref_async")
+        reply = self._deferred_reply("open_ref_async")
 
         def opened(found: OpenInput) -> None:
             reply(
@@ -169,8 +170,8 @@ class Conversation:
         self._attempt.open_growing(ref, args.get("must_block") is True, opened)
 
     def _input(self, args: dict[str, Any]) -> Reference | None:
-        """Return the input that a call names as it is here; None if it is not made yet, or if that
-        ends the task.
+        """Return the local reference of the input that a call names; None if it is not available
+        yet, or if the task has failed because of it.
         """
         ref = args["ref"]
         if not isinstance(ref, REFERENCE_TYPES):
@@ -190,7 +191,7 @@ class Conversation:
     def _wait_stream(self, args: dict[str, Any]) -> None:
         object_id = _required_text(args, "id")
         at_least = math.inf if "eof" in args else _size(args, "bytes", required=True)
-        reply = self._later("wait_stream")
+        reply = self._deferred_reply("wait_stream")
 
         def grown(growth: Growth) -> None:
             if growth.is_broken:
@@ -209,7 +210,7 @@ class Conversation:
         if not isinstance(package, REFERENCE_TYPES):
             self._say("package_lookup", {"value": None})
             return
-        reply = self._later("package_lookup")
+        reply = self._deferred_reply("package_lookup")
 
         def read(content: bytes) -> None:
             try:
@@ -234,12 +235,12 @@ class Conversation:
         except (TypeError, ValueError):
             raise BadCallError("'str' is not base64") from None
         index = outputs.index(args["index"])
-        self._note_level(index, args)
+        self._set_level(index, args)
         ref = outputs.publish(index, content)
         self._say("publish_string", {"ref": ref})
 
-    def _note_level(self, index: int, args: dict[str, Any]) -> None:
-        """Note where an output is to begin, if its publication says so."""
+    def _set_level(self, index: int, args: dict[str, Any]) -> None:
+        """Set the store level of an output, if the call specifies one."""
         try:
             level = store_level(args.get("store"))
         except BadArgumentsError as error:
@@ -253,7 +254,7 @@ class Conversation:
         if args.get("may_pipe") is True and not streams:
             raise BadCallError("'may_pipe' needs 'may_stream': a pipe without a reader never ends")
         socket = _text(args, "fd_socket_name")
-        self._note_level(index, args)
+        self._set_level(index, args)
         path = self._attempt.open_output(index, streams)
         if socket is None:
             self._say("open_output", {"sending_fd": False, "filename": path})
@@ -352,7 +353,7 @@ _UNUSED_KEYS = ("executor_name", "small_task", "scheduling_class", "scheduling_t
 
 
 def read_spawn(args: dict[str, Any]) -> tuple[str, Needs, dict[str, Any]]:
-    """Split the arguments of a spawn: executor, what the task needs, the executor's keywords."""
+    """Split the arguments of a spawn into executor, needs, and keywords of the executor."""
     executor = _required_text(args, "executor_name")
     keywords = {key: value for key, value in args.items() if key not in _UNUSED_KEYS}
     asked = {key: keywords.pop(key) for key in Needs._fields if key in keywords}
@@ -367,7 +368,7 @@ def read_spawn(args: dict[str, Any]) -> tuple[str, Needs, dict[str, Any]]:
 
 
 def take_name(keywords: dict[str, Any]) -> str:
-    """Take the name that a child is to have for people."""
+    """Remove and return the display name of a child."""
     name = _text(keywords, "name") or ""
     keywords.pop("name", None)
     return name[:NAME_MAX_LENGTH]

@@ -1,10 +1,10 @@
-"""`env`, which is also called `environ`: a program that finds its inputs and outputs by the
-environment (ciel-interfaces, 6.3).
+"""The executor `env`, also named `environ`: the program gets the paths of its inputs and outputs
+through the environment (ciel-interfaces, 6.3).
 
-The variables `INPUT_FILES` and `OUTPUT_FILES` each name a text file with one path a line; the
-output files are there, empty, and the program writes them itself. Arguments (`args`):
-`command_line`, `inputs`, `files` and `env` as for `stdinout`, and the options in `arguments`.
-Standard input is empty, and standard output goes where standard error goes.
+The variables `INPUT_FILES` and `OUTPUT_FILES` each name a text file with one path a line. The
+output files exist and are empty; the program writes them. Arguments (`args`): `command_line`,
+`inputs`, `files` and `env` as for `stdinout`, and the options in `arguments`. Standard input is
+empty; standard output goes to the same place as standard error.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ciel.executors.arguments import args_of, program_of, reference_list, requir
 
 
 class EnvExecutor(Executor):
-    """Runs one program that makes any number of outputs."""
+    """Runs one program, which writes any number of outputs."""
 
     name = "env"
     mentions = Mentions.NOTHING

@@ -1,10 +1,10 @@
-"""`grab`: fetches URLs, each into an object of its own (ciel-interfaces, 6.5).
+"""The executor `grab`: fetches URLs, each into one object (ciel-interfaces, 6.5).
 
-Arguments (`args`): `urls`, a list of texts. There is an output for each: the JSON text of a
-reference to what was fetched. `http`, `https`, `ftp` and `file` (a file of the worker's host) are
-fetched by a program that is kept warm; `swbs://HOST:PORT/ID` names an object that is there already,
-and gives a reference to it without fetching anything. What is grabbed twice within a job is fetched
-once; `version` counts among the arguments, so another one has it fetched anew.
+Arguments (`args`): `urls`, a list of texts. Each has one output: the JSON text of a reference to
+the fetched object. A program that stays running fetches `http`, `https`, `ftp` and `file` (a file
+of the worker's host). `swbs://HOST:PORT/ID` names an existing object, and gives a reference to it
+without fetching. Within a job a URL is fetched once. `version` is part of the arguments, so a
+different one fetches the URL again.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _PROGRAM = Program((sys.executable, "-P", "-m", "ciel.executors.programs.grab"))
 
 
 class GrabExecutor(ProcExecutor):
-    """Has a program fetch what is not there yet."""
+    """Fetches URLs in a program; references to existing objects need none."""
 
     name = "grab"
     wants_package: ClassVar[bool] = False
@@ -43,8 +43,8 @@ class GrabExecutor(ProcExecutor):
         require_output_count(task, len(sources))
         if not any(isinstance(source, str) for source in sources):
             return Finish({i: codec.encode(to_json(ref)) for i, ref in enumerate(sources)})
-        said = {"proc_pargs": [], "proc_kwargs": {"urls": sources}}
-        return Talk(_PROGRAM, said, self.name)
+        message = {"proc_pargs": [], "proc_kwargs": {"urls": sources}}
+        return Talk(_PROGRAM, message, self.name)
 
     def child_form(self, keywords: dict[str, Any]) -> ChildForm:
         form = simple_form(self.name, keywords)
@@ -56,7 +56,7 @@ class GrabExecutor(ProcExecutor):
 
 
 def _sources(args: dict[str, Any]) -> list[str | Reference]:
-    """Return a URL, or a reference to what it names, for each output."""
+    """Return for each output a URL to fetch, or a reference to an existing object."""
     urls = args.get("urls")
     if not isinstance(urls, list) or not urls:
         raise BadArgumentsError("'urls' must be a list of at least one URL")

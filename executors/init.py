@@ -1,10 +1,10 @@
-"""`init`: from a package to its first task. Spawns the start handler, and hands its own output to a
-`sync`.
+"""The executor `init`: starts a package. It spawns the first task, and delegates its own output to
+a `sync` task.
 
 So the result of a job that starts from a package is always a JSON list of references, one for each
-output of the first task (ciel-interfaces, section 4.2). Arguments: `start_handler`; `start_args`,
-the keywords of the first task as a spawn would give them; `package_ref`, a reference to the JSON
-object of what is in the package, if there is anything.
+output of the first task (ciel-interfaces, section 4.2). Arguments: `start_handler`, the first
+task's executor; `start_args`, its keywords as for a spawn; `package_ref`, a reference to the JSON
+object of the package's entries, if there are any.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ class InitExecutor(Executor):
 
 
 def _start_form(task: Task, handler: str) -> ChildForm:
-    """Return the form of the first task; an executor that only other workers know is taken for one
-    of the simple kind. One that nobody has is refused by the master, whatever its arguments.
+    """Return the form of the first task. An executor that this worker does not have is assumed to
+    use the simple form; if no worker has it, the master refuses the task.
     """
     start_args = task.arguments.get("start_args", {})
     if not isinstance(start_args, dict):

@@ -1,10 +1,10 @@
-"""`java2`: a JVM that talks, and is kept for the tasks of the same jars (ciel-interfaces, 1.12 and
-6.8).
+"""The executor `java2`: an interactive JVM, which is reused for tasks with the same jars
+(ciel-interfaces, 1.12 and 6.8).
 
-Keywords: `jar_lib`, a list of references to jars; `class_name`, a class to begin with, or
-`object_ref`, a task that was serialized; `args`, a list of texts and numbers. The main class,
-`com.asgow.ciel.executor.Java2Executor`, is in the bindings, which are among the jars, or lie in the
-directory `CIEL_JARS_DIR` of the worker.
+Keywords: `jar_lib`, a list of references to jars; `class_name`, the class to start with, or
+`object_ref`, a serialized task; `args`, a list of texts and numbers. The main class,
+`com.asgow.ciel.executor.Java2Executor`, is in the Java bindings of the original CIEL, which must be
+among the jars or in the directory `CIEL_JARS_DIR` of the worker.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from ciel.execution.executor import (
 from ciel.executors.conversation import Conversation
 from ciel.executors.java2_calls import MAIN_CLASS, Java2Conversation, readable
 from ciel.executors.jvm import Jvm, text_list
-from ciel.executors.proc import ProcExecutor, waiting_form
+from ciel.executors.proc import ProcExecutor, with_dependencies
 
 _KEYS = ("jar_lib", "class_name", "object_ref", "args")
 
 
 class Java2Executor(ProcExecutor):
-    """Has a JVM run tasks, which may spawn others and wait for them."""
+    """Runs tasks in a JVM; they may spawn tasks and wait for them."""
 
     name = "java2"
 
@@ -44,9 +44,9 @@ class Java2Executor(ProcExecutor):
 
     def begin(self, task: Task) -> Action:
         arguments = task.arguments
-        said: dict[str, Any] = {"proc_pargs": [], "proc_kwargs": {}}
-        if (going_on := self.going_on(arguments, said)) is not None:
-            return going_on
+        message: dict[str, Any] = {"proc_pargs": [], "proc_kwargs": {}}
+        if (continuation := self.continuation(arguments, message)) is not None:
+            return continuation
         jars = _jars(arguments)
         if not jars and not self._jvm.jars:
             raise BadArgumentsError(
@@ -54,11 +54,11 @@ class Java2Executor(ProcExecutor):
                 f"jars: the bindings, with {MAIN_CLASS}, must be among them"
             )
         files = {f"jars/{number}.jar": jar.id for number, jar in enumerate(jars)}
-        said |= {key: arguments[key] for key in (*_KEYS, "package_ref") if key in arguments}
+        message |= {key: arguments[key] for key in (*_KEYS, "package_ref") if key in arguments}
         argv = self._jvm.command([*files, *self._jvm.jars], task.spec.needs.memory_bytes)
-        # One with other jars would still have classes of theirs.
+        # A JVM that has loaded other jars would still have their classes.
         kind = "\0".join([self.name, *[jar.id for jar in jars]])
-        return Talk(Program((*argv, MAIN_CLASS), files=files), readable(said), kind)
+        return Talk(Program((*argv, MAIN_CLASS), files=files), readable(message), kind)
 
     def converse(self, attempt: Attempt, say: Callable[[str, Any], None]) -> Conversation:
         return Java2Conversation(attempt, lambda method, args: say(method, readable(args)))
@@ -76,7 +76,9 @@ class Java2Executor(ProcExecutor):
         arguments = {key: keywords[key] for key in _KEYS if keywords.get(key) is not None}
         if n_outputs != 1:
             arguments["n_outputs"] = n_outputs
-        return waiting_form(ChildForm(arguments, n_outputs, memoise=True, as_list=True), keywords)
+        return with_dependencies(
+            ChildForm(arguments, n_outputs, memoise=True, as_list=True), keywords
+        )
 
 
 def _jars(keywords: Mapping[str, Any]) -> list[Reference]:

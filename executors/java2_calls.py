@@ -1,7 +1,8 @@
-"""What the programs of `java2` say, and can be told.
+"""The conversation with programs of `java2`.
 
-The Java side takes few kinds of references: what it could not read, or would misread, it is told as
-a future. That is no loss: whatever comes back from it is known here by its id.
+The Java bindings support few kinds of references. References that they cannot read, or would
+misread, are sent as futures. No information is lost, since the worker knows each reference that it
+receives by its id.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ from ciel.executors.conversation import Conversation
 from ciel.wire.calls import Call
 
 MAIN_CLASS = "com.asgow.ciel.executor.Java2Executor"
-PORT_MAX = 32767  # it reads ports as signed 16-bit numbers
+PORT_MAX = 32767  # the bindings read ports as signed 16-bit numbers
 
 
 class Java2Conversation(Conversation):
-    """One task's calls. Every jar is opened as a sweetheart, which would draw all tasks to where
-    the first of them ran; they go where their inputs are instead.
+    """The calls of one task. The bindings open every jar as a sweetheart, which would place all
+    tasks on the worker of the first one. This is ignored, so tasks are placed by their inputs.
     """
 
     def __init__(self, attempt: Attempt, say: Callable[[str, Any], None]) -> None:
@@ -52,7 +53,7 @@ class Java2Conversation(Conversation):
 
 
 def readable(value: Any) -> Any:
-    """Return what is to be said with every reference in it as the Java side can read it."""
+    """Return a copy of a message whose references the Java bindings can read."""
     if isinstance(value, REFERENCE_TYPES):
         return value if _is_readable(value) else Future(value.id)
     if isinstance(value, dict):

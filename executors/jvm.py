@@ -1,4 +1,4 @@
-"""The Java of a worker's host: where it is, and how it is started."""
+"""Finds Java on a worker's host, and builds its command lines."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ INSTALL = "install one (Debian: default-jre-headless), or set JAVA_HOME"
 
 
 class Jvm:
-    """A `java` command, with options for each start; `missing` finds it, and what lies in the
-    directory `CIEL_JARS_DIR`.
+    """A `java` command with its options. `missing` finds it, and the jars in the directory
+    `CIEL_JARS_DIR`.
     """
 
     def __init__(self, java: str, options: Sequence[str]) -> None:
@@ -20,7 +20,7 @@ class Jvm:
         self.jars: tuple[str, ...] = ()
 
     def missing(self, environ: Mapping[str, str]) -> str:
-        """Say what keeps Java from being started on this host; nothing, if it can be."""
+        """Return why Java cannot be started on this host; empty if it can be."""
         found = _find(self._java, environ)
         if found is None:
             return f"there is no {self._java!r} on this host: {INSTALL}"
@@ -38,15 +38,15 @@ class Jvm:
         return _find("javac", environ) is not None
 
     def command(self, class_path: Sequence[str], memory_bytes: int) -> list[str]:
-        """Return the beginning of a command line. `memory_bytes`: what the task may take, if there
-        is a limit; a heap that did not know of it would outgrow it.
+        """Return the first words of a command line. `memory_bytes`: the memory limit of the task,
+        0 for none. It also limits the heap, which would otherwise outgrow it.
         """
         limits = [f"-Xmx{max(memory_bytes * 3 // 4 >> 20, 2)}M"] if memory_bytes else []
         return [self._java, *self._options, *limits, "-cp", ":".join(class_path)]
 
 
 def text_list(name: str, value: object) -> tuple[str, ...]:
-    """Return what a configuration sets to a list of texts; raises TypeError."""
+    """Check an option of the configuration that must be a list of texts; raises TypeError."""
     if not isinstance(value, list | tuple) or not all(isinstance(item, str) for item in value):
         raise TypeError(f"{name!r} must be a list of texts")
     return tuple(value)

@@ -1,13 +1,13 @@
-"""Languages whose programs talk as those of `proc` do, each an executor made of a few words:
-`ocaml`, `haskell`, and what a configuration or an entry point adds.
+"""Executors for languages, each defined by a few settings: `ocaml`, `haskell`, and executors that a
+configuration or an entry point adds. Their programs use the protocol of `proc`.
 
     [executors.julia]                                 # in the configuration of each worker
     command = ["julia", "/opt/ciel/task.jl"]
 
-A task's program is the command; `{binary}` in it stands for the words of the task's `binary`, as
-OCaml and Haskell have it (ciel-interfaces, 6.10). It is told in `start_task` all that its task was
-spawned with, and kept warm for others of the same command if it says so. A spawn is answered with a
-list of `n_outputs` references (one, if it does not say).
+A task's program is the command, in which `{binary}` is replaced by the words of the task's
+`binary`, as for OCaml and Haskell (ciel-interfaces, 6.10). `start_task` contains all keywords of
+the task's spawn. If the program requests it, it stays running for tasks with the same command. The
+reply to a spawn is a list of `n_outputs` references (default: one).
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from ciel.execution.executor import (
     output_count,
 )
 from ciel.executors.jvm import text_list
-from ciel.executors.proc import ProcExecutor, waiting_form
+from ciel.executors.proc import ProcExecutor, with_dependencies
 
 BINARY = "{binary}"
-_NOT_TOLD = ("n_outputs", "extra_dependencies", "any_dependencies", "package_ref")
+_NOT_SENT = ("n_outputs", "extra_dependencies", "any_dependencies", "package_ref")
 
 
 class LanguageExecutor(ProcExecutor):
-    """Such an executor. `path`: directories in which its program is sought before those of the
-    worker's PATH; `~` is the home of the worker. `memoise`: equal tasks of a job are done once.
+    """An executor for one language. `path`: directories to search for its program before those in
+    the worker's PATH; `~` is the worker's home directory. `memoise`: equal tasks of a job run once.
     """
 
     def __init__(
@@ -73,16 +73,16 @@ class LanguageExecutor(ProcExecutor):
 
     def begin(self, task: Task) -> Action:
         arguments = task.arguments
-        said: dict[str, Any] = {"proc_pargs": [], "proc_kwargs": {}}
-        if (going_on := self.going_on(arguments, said)) is not None:
-            return going_on
-        said |= {key: arguments[key] for key in arguments if key not in _NOT_TOLD}
-        return self.talk(self._argv(arguments), said)
+        message: dict[str, Any] = {"proc_pargs": [], "proc_kwargs": {}}
+        if (continuation := self.continuation(arguments, message)) is not None:
+            return continuation
+        message |= {key: arguments[key] for key in arguments if key not in _NOT_SENT}
+        return self.talk(self._argv(arguments), message)
 
-    def talk(self, argv: Sequence[str], said: Mapping[str, Any]) -> Talk:
-        """Have a program talk; it serves all tasks of the same command."""
+    def talk(self, argv: Sequence[str], message: Mapping[str, Any]) -> Talk:
+        """Return the action to run an interactive program, which serves tasks of equal command."""
         kind = "\0".join([self.name, *argv])
-        return Talk(Program(tuple(argv), env=self._env), said, kind)
+        return Talk(Program(tuple(argv), env=self._env), message, kind)
 
     def child_form(self, keywords: dict[str, Any]) -> ChildForm:
         n_outputs = output_count(keywords.get("n_outputs", 1))
@@ -93,7 +93,9 @@ class LanguageExecutor(ProcExecutor):
             if reserved in arguments:
                 raise BadArgumentsError(f"{reserved!r} cannot be given to a task of {self.name}")
         self._argv(arguments)
-        return waiting_form(ChildForm(arguments, n_outputs, self._memoise, as_list=True), keywords)
+        return with_dependencies(
+            ChildForm(arguments, n_outputs, self._memoise, as_list=True), keywords
+        )
 
     def _argv(self, arguments: Mapping[str, Any]) -> list[str]:
         if BINARY not in self._command:

@@ -1,9 +1,9 @@
-"""`java` and `cso`: a class, or a function of a shared object, that is given open inputs and
-outputs (ciel-interfaces, 6.4); and `dotnet`, which is left out.
+"""The executors `java` and `cso`: they call a class, or a function of a shared object, with open
+inputs and outputs (ciel-interfaces, 6.4). And `dotnet`, which is not supported.
 
-A loader is run, and told on its standard input what it may open: texts that end in a NUL, first
-`IN,OUT,ARGS` (how many there are of each), then paths of inputs, paths of outputs, and arguments.
-What it prints goes where standard error goes. Arguments (`args`):
+A loader program opens the inputs and outputs. Its standard input has texts that end in a NUL: first
+`IN,OUT,ARGS` (the number of each), then paths of inputs, paths of outputs, and arguments. Its
+standard output goes to the same place as standard error. Arguments (`args`):
 
 - `java`: `class`, the name of a class with a method `invoke(InputStream[], OutputStream[],
   String[])`, and `lib`, a list of references to jars.
@@ -49,7 +49,7 @@ C_LOADER = HOME / "programs" / "ciel-cso"
 
 
 class LoadedExecutor(Executor):
-    """Has a loader run what it loads; subclasses say which, and how."""
+    """Runs a loader, which calls the loaded code; subclasses define its command line."""
 
     mentions = Mentions.NOTHING
 
@@ -70,13 +70,13 @@ class LoadedExecutor(Executor):
     def _loader(
         self, task: Task, args: dict[str, Any], libraries: Sequence[ObjectId]
     ) -> tuple[list[str | InputPath], Mapping[str, ObjectId]]:
-        """Return the loader's command line, and files that it needs beside it."""
+        """Return the loader's command line, and the files that it needs."""
         raise NotImplementedError
 
 
 class JavaExecutor(LoadedExecutor):
-    """Runs a class in a JVM of its own. Jars in the directory `CIEL_JARS_DIR` of the worker are on
-    the class path of all.
+    """Runs a class in a new JVM. The class path includes the jars in the worker's directory
+    `CIEL_JARS_DIR`.
     """
 
     name = "java"
@@ -91,7 +91,7 @@ class JavaExecutor(LoadedExecutor):
         if JAVA_LOADER.exists():
             self._loader_words = ("ciel.TaskLoader",)
         elif self._jvm.compiles(environ):
-            self._loader_words = (str(JAVA_SOURCE),)  # compiled anew each time, in half a second
+            self._loader_words = (str(JAVA_SOURCE),)  # compiled at each start, in half a second
         else:
             return (
                 "its loader was not built, for want of javac when ciel was installed: install a "
@@ -109,7 +109,7 @@ class JavaExecutor(LoadedExecutor):
 
 
 class CsoExecutor(LoadedExecutor):
-    """Runs a function of a shared object, in a process of its own."""
+    """Runs a function of a shared object in a new process."""
 
     name = "cso"
 
@@ -132,7 +132,7 @@ class CsoExecutor(LoadedExecutor):
 
 
 class DotnetExecutor(Executor):
-    """Says why there is none: its loader was for a Mono of 2012, and nothing needs it that runs."""
+    """Explains that dotnet is not supported: its loader was for a Mono of 2012."""
 
     name = "dotnet"
 
@@ -146,4 +146,4 @@ class DotnetExecutor(Executor):
         raise BadArgumentsError(self.missing({}))
 
     def child_form(self, keywords: dict[str, Any]) -> ChildForm:
-        return ChildForm(keywords, 1, memoise=False, as_list=True)  # nobody will run it
+        return ChildForm(keywords, 1, memoise=False, as_list=True)  # it will never run

@@ -1,17 +1,16 @@
-"""The conversation with a program of ours that runs small children of its task within itself (see
-docs/adr/0020).
+"""The conversation with a program that runs small children of its task inline (docs/adr/0020).
 
-Beyond what every program may call:
+It extends the conversation of all interactive programs:
 
-- `spawn` with `here`: the child begins at once, in the program. All calls that follow are the
-  child's, up to its own `exit`; then they are its parent's again. Nobody waits for any reply.
-- `spawn` with `wanted`: the parent needs the child's output before its own end. With `level`, the
-  parent is one of those that the present task runs within, 0 the outermost.
-- `cont_text` of a spawn is text that rides in the task if it is short; else it becomes an object.
-- A spawn of what cannot be is answered with `{"error": text}`.
+- `spawn` with `here`: the child starts at once in the program. All following calls are the child's,
+  until its `exit`; then they are its parent's again. The program does not wait for replies.
+- `spawn` with `wanted`: the parent needs the child's output before it ends. With `level`, the
+  parent is an enclosing task of the current one; 0 is the outermost.
+- `cont_text` of a spawn is stored in the task if it is short; else it becomes an object.
+- An invalid spawn is answered with `{"error": text}`.
 - `exit` with `value`: the text of output 0.
-- `error` ends the task, or only the child that runs within it, with the `exit` that follows it; it
-  may have a `reason`, a word. A program that keeps itself stays warm.
+- `error`, together with the following `exit`, ends the task, or only the current inline child. It
+  may have a `reason` code. The program may still stay running.
 """
 
 from __future__ import annotations
@@ -27,14 +26,14 @@ from ciel.executors.conversation import Conversation, Over, read_spawn, take_nam
 
 
 class NestedConversation(Conversation):
-    """One task's calls, and those of its children that run within it."""
+    """The calls of one task, and of its children that run inline."""
 
     METHODS: ClassVar[dict[str, Callable[[Any, dict[str, Any]], None]]] = {}
 
     def __init__(self, attempt: Attempt, say: Callable[[str, Any], None]) -> None:
         super().__init__(attempt, say)
-        self._outer: list[Attempt] = []
-        self._fault: tuple[str, str] | None = None  # the present task has failed with it
+        self._enclosing: list[Attempt] = []
+        self._fault: tuple[str, str] | None = None  # of the current task, if it failed
 
     def _spawn(self, args: dict[str, Any]) -> None:
         try:
@@ -44,12 +43,12 @@ class NestedConversation(Conversation):
             self._refuse(error)
             return
         here, wanted = keywords.pop("here", False), keywords.pop("wanted", False)
-        attempt = self._attempt_at(keywords.pop("level", None))
+        attempt = self._enclosing_attempt(keywords.pop("level", None))
         self._store_text(attempt, keywords)
         if here is True and attempt is self._attempt:
             outputs, within = attempt.spawn_within(executor, keywords, name)
             self._say("spawn", Future(outputs[0]))
-            self._outer.append(attempt)
+            self._enclosing.append(attempt)
             self._attempt = within
             return
         wanted = wanted is True and attempt.task.may_run_children
@@ -62,13 +61,11 @@ class NestedConversation(Conversation):
         self._say("spawn", refs if form.as_list or len(refs) != 1 else refs[0])
 
     def _refuse(self, error: BadCallError) -> None:
-        """Say that there can be no such task: the script is at fault, and its program knows where
-        that stands in it.
-        """
+        """Reply with the error. The script is at fault, and the program can report its line."""
         self._say("spawn", {"error": str(error)})
 
     def _tail_spawn(self, args: dict[str, Any]) -> None:
-        """What a script goes on with is what it was: under the same name, with the same needs."""
+        """Create a script's continuation, with the same name and needs unless it has others."""
         executor, needs, keywords = read_spawn(args)
         self._store_text(self._attempt, keywords)
         spec = self._attempt.task.spec
@@ -77,13 +74,13 @@ class NestedConversation(Conversation):
         name = take_name(keywords) or spec.name
         self._attempt.spawn(executor, keywords, needs, delegates=True, name=name)
 
-    def _attempt_at(self, level: Any) -> Attempt:
-        """Return who is meant of those that the present one runs within, the outermost first."""
-        if level is None or level == len(self._outer):
+    def _enclosing_attempt(self, level: Any) -> Attempt:
+        """Return the enclosing attempt at a level; 0 is the outermost."""
+        if level is None or level == len(self._enclosing):
             return self._attempt
-        if type(level) is not int or not 0 <= level < len(self._outer):
+        if type(level) is not int or not 0 <= level < len(self._enclosing):
             raise BadCallError(f"'level' must be that of a task that runs, not {level!r:.40}")
-        return self._outer[level]
+        return self._enclosing[level]
 
     def _store_text(self, attempt: Attempt, keywords: dict[str, Any]) -> None:
         text = keywords.get("cont_text")
@@ -107,9 +104,9 @@ class NestedConversation(Conversation):
             if not isinstance(value, str):
                 raise BadCallError("'value' must be a text")
             self._attempt.outputs.publish(0, value.encode())
-        if self._outer:
+        if self._enclosing:
             self._attempt.end_within(fault)
-            self._attempt = self._outer.pop()
+            self._attempt = self._enclosing.pop()
             return
         super()._exit(args)
         if fault is not None and self.over is not None:

@@ -1,7 +1,7 @@
-"""`proc`: a program that talks with its worker, in any language that can read and write JSON on two
+"""The executor `proc`: an interactive program in any language that can read and write JSON on two
 pipes (ciel-interfaces, section 1).
 
-What such a program says is answered by `conversation`.
+`conversation` answers the calls of the program.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ _FORM_KEYS = ("command", "proc_pargs", "proc_kwargs", "store")
 
 
 class ProcExecutor(Executor):
-    """Runs a program that talks; it may make any number of outputs, and tasks."""
+    """Runs an interactive program, which may write any number of outputs, and spawn tasks."""
 
     name = "proc"
     talks: ClassVar[bool] = True
     wants_package: ClassVar[bool] = True
-    _latest: tuple[Any, Program, str] | None = None  # a command, and what it means
+    _latest: tuple[Any, Program, str] | None = None  # a command, its program and its kind
 
     def begin(self, task: Task) -> Action:
         arguments = task.arguments
@@ -43,28 +43,28 @@ class ProcExecutor(Executor):
         kwargs = arguments.get("proc_kwargs", {})
         if not isinstance(pargs, list) or not isinstance(kwargs, dict):
             raise BadArgumentsError("'proc_pargs' must be a list, 'proc_kwargs' an object")
-        said: dict[str, Any] = {"proc_pargs": pargs, "proc_kwargs": kwargs}
+        message: dict[str, Any] = {"proc_pargs": pargs, "proc_kwargs": kwargs}
         store_level(arguments.get("store"))
-        if (going_on := self.going_on(arguments, said)) is not None:
-            return going_on
-        said["command"] = command = arguments.get("command")
-        if self._latest is None or self._latest[0] != command:  # most are of the same
+        if (continuation := self.continuation(arguments, message)) is not None:
+            return continuation
+        message["command"] = command = arguments.get("command")
+        if self._latest is None or self._latest[0] != command:  # most tasks have the same
             argv = command_line(command)
             words = [item if isinstance(item, str) else f"\0{item.object_id}" for item in argv]
             self._latest = (command, Program(argv), "\0".join([self.name, *words]))
         _, program, kind = self._latest
-        encoded = task.spec.payload if arguments.keys() == said.keys() else None
-        return Talk(program, said, kind, encoded=encoded)
+        encoded = task.spec.payload if arguments.keys() == message.keys() else None
+        return Talk(program, message, kind, encoded=encoded)
 
-    def going_on(self, arguments: Mapping[str, Any], said: dict[str, Any]) -> Talk | None:
-        """Return how a task goes on in the process that waits for it, if it is one that does."""
+    def continuation(self, arguments: Mapping[str, Any], message: dict[str, Any]) -> Talk | None:
+        """Return the action to continue a suspended process, if the task is its continuation."""
         fixed = arguments.get("fixed")
         if not isinstance(fixed, Fixed):
             return None
-        return Talk(Program(()), {"id": fixed.id} | said, self.name, fixed.id)
+        return Talk(Program(()), {"id": fixed.id} | message, self.name, fixed.id)
 
     def converse(self, attempt: Attempt, say: Callable[[str, Any], None]) -> Conversation:
-        """Begin to answer the calls of a program that was told `start_task`."""
+        """Start the conversation with a program that was sent `start_task`."""
         return Conversation(attempt, say)
 
     def child_form(self, keywords: dict[str, Any]) -> ChildForm:
@@ -74,11 +74,13 @@ class ProcExecutor(Executor):
         command_line(keywords.get("command"))
         store_level(keywords.get("store"))
         arguments = {key: keywords[key] for key in _FORM_KEYS if keywords.get(key) is not None}
-        return waiting_form(ChildForm(arguments, n_outputs, memoise=False, as_list=False), keywords)
+        return with_dependencies(
+            ChildForm(arguments, n_outputs, memoise=False, as_list=False), keywords
+        )
 
 
-def waiting_form(form: ChildForm, keywords: Mapping[str, Any]) -> ChildForm:
-    """Return a form with what its task is to wait for beyond the references in its arguments."""
+def with_dependencies(form: ChildForm, keywords: Mapping[str, Any]) -> ChildForm:
+    """Return a form with the additional dependencies that the keywords of a spawn contain."""
     arguments = dict(form.arguments)
     if dependencies := extra_dependencies(keywords):
         arguments["extra_dependencies"] = dependencies
@@ -89,7 +91,7 @@ def waiting_form(form: ChildForm, keywords: Mapping[str, Any]) -> ChildForm:
 
 
 def command_line(command: Any) -> tuple[str | InputPath, ...]:
-    """Read a command: a program's name, an object that is one, or a list beginning with either."""
+    """Parse a command: a program's name, a reference to one, or a list that starts with either."""
     items = command if isinstance(command, list) else [command]
     if command is None or not items:
         raise BadArgumentsError(

@@ -1,11 +1,11 @@
-"""`python`: calls of functions (see `ciel.python.calls`), run by a kind of warm programs for each
-interpreter.
+"""The executor `python`: runs calls of functions (see `ciel.python.calls`) in programs that stay
+running, one kind for each interpreter.
 
-Arguments: `calls`, a bundle as base64 text, or it is the last of the inputs; `inputs`, a list of
-references; `python`, the interpreter, by default that of the worker. Or `forward`, a reference: the
-only output is what that holds, see `_forward`.
+Arguments: `calls`, a bundle as base64 text; without it, the last input is the bundle. `inputs`, a
+list of references. `python`, the interpreter; the default is the worker's. Or `forward`, a
+reference whose content becomes the only output; see `_forward`.
 
-What its programs say is answered by `python_calls`.
+`python_calls` answers the calls of its programs.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ from ciel.wire.references import to_array
 
 START = os.path.join(next(iter(programs.__path__)), "python_start.py")
 _READ_AT_START = ("LD_", "PYTHON")
-_ENVIRONMENT = {"PYTHONHASHSEED": "0"}  # what runs again packs the same bytes
+_ENVIRONMENT = {"PYTHONHASHSEED": "0"}  # so that a re-executed call pickles the same bytes
 
 
 class PythonExecutor(Executor):
-    """Has a program run calls of functions."""
+    """Runs calls of functions in a program."""
 
     name = "python"
     mentions: ClassVar[Mentions] = Mentions.OWN
@@ -64,10 +64,10 @@ class PythonExecutor(Executor):
             raise BadArgumentsError(f"'python' must be a name or an absolute path, not {python!r}")
         slots = task.spec.needs.slots
         caller = task.caller
-        kind = f"python\0{python}\0{slots}"  # libraries have as many threads
-        if caller is not None:  # and read their environment when they are imported
+        kind = f"python\0{python}\0{slots}"  # libraries use as many threads
+        if caller is not None:  # libraries read the environment when they are imported
             kind += f"\0{caller.digest}"
-        if self._latest is None or self._latest_for != (python, caller):  # most are of the same
+        if self._latest is None or self._latest_for != (python, caller):  # most tasks have the same
             self._latest, self._latest_for = _program(python, caller), (python, caller)
         program = self._latest
         fixed = arguments.get("fixed")
@@ -76,18 +76,18 @@ class PythonExecutor(Executor):
                 *arguments.get("extra_dependencies", ()),
                 *arguments.get("any_dependencies", ()),
             ]
-            return Talk(program, {"inputs": _known(waited, task)}, kind, fixed.id)
+            return Talk(program, {"inputs": _current_refs(waited, task)}, kind, fixed.id)
         if "calls" not in arguments and not inputs:
             raise BadArgumentsError("python needs 'calls'")
         if not inputs and task.attempt <= 1:
             return Talk(program, arguments, kind, encoded=task.spec.payload)
-        said: dict[str, Any] = {"inputs": _known(inputs, task), "attempt": task.attempt}
+        message: dict[str, Any] = {"inputs": _current_refs(inputs, task), "attempt": task.attempt}
         if "calls" in arguments:
-            said["calls"] = arguments["calls"]
-        return Talk(program, said, kind)
+            message["calls"] = arguments["calls"]
+        return Talk(program, message, kind)
 
     def converse(self, attempt: Attempt, say: Callable[[str, Any], None]) -> PythonConversation:
-        """Begin to answer the calls of a program that is about to be told `start_task`."""
+        """Start the conversation with a program that is about to be sent `start_task`."""
         return PythonConversation(attempt, say)
 
     def child_form(self, keywords: dict[str, Any]) -> ChildForm:
@@ -100,8 +100,8 @@ class PythonExecutor(Executor):
 
 
 def _program(python: str, caller: Caller | None) -> Program:
-    """Return the program that runs calls for a caller. A parent forks it if it can: what an
-    interpreter or its loader reads from the environment when it starts, it has read by then.
+    """Return the program that runs calls for a caller. A preloaded parent forks it, unless the
+    caller sets variables that the interpreter or the dynamic loader reads only at its start.
     """
     argv = (python, START, __version__)
     parent = None
@@ -123,13 +123,13 @@ def _references(arguments: dict[str, Any]) -> list[Reference]:
     return inputs
 
 
-def _known(refs: list[Reference], task: Task) -> list[Reference]:
+def _current_refs(refs: list[Reference], task: Task) -> list[Reference]:
     return [task.inputs.get(ref.id, ref) for ref in refs]
 
 
 def _forward(task: Task) -> Action:
-    """Make an output of what an input holds: the same content if that is small and nothing else is
-    in it (`place` is null), otherwise where to find it.
+    """Make an output from (a part of) an input. If the input is small and `place` is null, copy its
+    content. Otherwise the output contains a reference to the input, and the place in it.
     """
     ref = task.arguments["forward"]
     ref = task.inputs.get(ref.id, ref)

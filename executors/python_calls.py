@@ -1,27 +1,29 @@
-"""What the programs of `python` say.
+"""The conversation with programs of the executor `python`.
 
-Theirs is the conversation of every program that talks, with these calls besides:
+It extends the conversation of all interactive programs by these calls:
 
-- `input` comes from the worker, before `start_task`: the path of an input that is in the store.
-- `spawn` and `tail_spawn` are of calls. An input may be the number of what this task has made so
-  far, by `spawn`, `put` and `create`, in that order, or `{"output": n}`, one of its own. Nobody is
-  answered. `takes`: the outputs of this task that the child makes in its place. `wanted`: it is
-  needed before the end of this task.
-- `put` makes an object of some bytes; `create` opens one, of a known size and digest, to be
-  written, unless this task made it already: then `filename` is null. Their content names both.
-- `lose` reports that an input is not where the worker said: the attempt ends, and counts as one
-  that could not get its inputs.
-- `made` is answered with references to what is meant by `items`, `look` with what became of it,
-  as far as that is known here.
-- `within`: from now on it may run what others could. If it dies in its first attempt it runs again,
-  and is told that this is another one; then it should not.
+- `input` is sent by the worker before `start_task`: the path of an input that is in the store.
+- `spawn` and `tail_spawn` create calls, and have no reply. An input may be a reference; or a number
+  that counts the objects of this task's `spawn`, `put` and `create` calls in order; or
+  `{"output": n}`, an output of this task. `takes`: the outputs of this task that the child takes
+  over. `wanted`: this task needs the child before it ends.
+- `put` makes an object from bytes. `create` opens an object of known size and digest for writing;
+  if this task has made it already, `filename` is null. Both names derive from the content.
+- `lose` reports that an input is missing at the path that the worker gave. The attempt ends, and
+  counts as one that could not get its inputs.
+- `made` is answered with references to the `items`; `look` with the most recent references that the
+  worker knows.
+- `within`: from now on the program may run calls inline that other workers could run. If it dies in
+  its first attempt, the task is re-executed with the number of the new attempt, and then should run
+  none inline.
 - `task` is answered with the id, attempt, name and job of this task.
-- `room` is answered with the number of slots that wait for work, or null if nobody here knows.
-- `tail_spawn` with `is_fixed`: this program goes on once all that is `needed` is there; `others`
-  are wanted as long. If nothing is needed, it goes on once one of these is there or, at the latest,
-  after `timeout_s`: then the last of its inputs is there, which tells it so.
+- `room` is answered with the number of idle slots, or null if the worker does not know it.
+- `tail_spawn` with `is_fixed`: this program is suspended until all `needed` objects are available;
+  meanwhile `others` are wanted, too. If `needed` is empty, it continues once one of the `others` is
+  available, or after `timeout_s`. After a timeout the last of its inputs is available, by which the
+  program detects it.
 - `exit` with `values`: the contents of outputs, each with its number.
-- `error` ends the task with the `exit` that follows; its report may be an object.
+- `error`, together with the following `exit`, ends the task; its report may be an object.
 """
 
 from __future__ import annotations
@@ -45,15 +47,15 @@ _DIGEST = re.compile("[0-9a-f]{32}")
 
 
 class PythonConversation(Conversation):
-    """One task's calls; see above."""
+    """The calls of one task; see above."""
 
     METHODS: ClassVar[dict[str, Callable[[Any, dict[str, Any]], None]]] = {}
 
     def __init__(self, attempt: Attempt, say: Callable[[str, Any], None]) -> None:
         super().__init__(attempt, say)
-        self._made: list[ObjectId] = []
+        self._created: list[ObjectId] = []
         self._fault: tuple[str, Any] | None = None
-        self._runs_others = False
+        self._has_run_inline = False
         attempt.maps_files = attempt.names_by_content = True
         for ref in attempt.task.inputs.values():
             if isinstance(ref, Concrete | Sweetheart) and ref.id not in attempt.at_hand:
@@ -70,14 +72,14 @@ class PythonConversation(Conversation):
         index = outputs.allocate_named(
             "put", blake2b(content, digest_size=DIGEST_BYTES).hexdigest()
         )
-        self._made.append(outputs.ids[index])
+        self._created.append(outputs.ids[index])
         if index not in outputs.published:
             outputs.publish(index, content)
 
     def _create(self, args: dict[str, Any]) -> None:
         outputs = self._attempt.outputs
         index = outputs.allocate_named("put", _digest(args))
-        self._made.append(outputs.ids[index])
+        self._created.append(outputs.ids[index])
         path = None
         if index not in outputs.published:
             path = self._attempt.open_output(index, False, _size(args))
@@ -88,10 +90,10 @@ class PythonConversation(Conversation):
         path = self._attempt.open_output(index, args.get("may_stream") is True, _size(args))
         self._say("open_output", {"filename": path})
 
-    def _tell_made(self, args: dict[str, Any]) -> None:
+    def _reply_made(self, args: dict[str, Any]) -> None:
         self._say("made", {"refs": [self._ref(item) for item in args["items"]]})
 
-    def _look(self, args: dict[str, Any]) -> None:
+    def _resolve_items(self, args: dict[str, Any]) -> None:
         resolve = self._attempt.resolve
         self._say("look", {"refs": [resolve(self._ref(item)) for item in args["items"]]})
 
@@ -99,20 +101,20 @@ class PythonConversation(Conversation):
         self._attempt.lose_input(str(args["id"]), str(args["details"]))
 
     def _ref(self, item: Any) -> Reference:
-        """Return what a program means by an input."""
+        """Return the reference for an item of a call."""
         if isinstance(item, REFERENCE_TYPES):
             return item
         outputs = self._attempt.outputs
         if isinstance(item, dict):
             object_id = outputs.ids[outputs.index(item.get("output"))]
-        elif type(item) is int and 0 <= item < len(self._made):
-            object_id = self._made[item]
+        elif type(item) is int and 0 <= item < len(self._created):
+            object_id = self._created[item]
         else:
             raise BadCallError(f"{item!r:.60} is no reference and nothing that was made")
         return outputs.reference(object_id) or Future(object_id)
 
-    def _note_within(self, args: dict[str, Any]) -> None:
-        self._runs_others = True
+    def _enter_inline(self, args: dict[str, Any]) -> None:
+        self._has_run_inline = True
 
     @property
     def subject(self) -> str:
@@ -121,22 +123,22 @@ class PythonConversation(Conversation):
     def died(self, fault: TaskFault, how: str, *, was_ended: bool = False) -> TaskFault:
         task = self._attempt.task
         is_first = not was_ended and task.attempt <= 1
-        if is_first and (self._runs_others or len(task.spec.outputs) > 1):  # ADR 67
+        if is_first and (self._has_run_inline or len(task.spec.outputs) > 1):  # ADR 67
             text = f"ciel: the process of {task.spec.name} {how}: all that it ran runs again"
             self._attempt.log(text, is_stderr=True)
-        if not is_first or not self._runs_others:
+        if not is_first or not self._has_run_inline:
             return TaskFault(fault.reason, f"its process {how}") if how else fault
         text = "its program ended, maybe of another call than its own: that will run elsewhere"
         return TaskFault(RECALLED, text)
 
-    def _tell_room(self, args: dict[str, Any]) -> None:
+    def _reply_room(self, args: dict[str, Any]) -> None:
         self._say("room", {"slots": self._attempt.room()})
 
-    def _tell_task(self, args: dict[str, Any]) -> None:
+    def _reply_task(self, args: dict[str, Any]) -> None:
         task = self._attempt.task
         spec, attempt = task.spec, max(task.attempt, 1)
-        said = {"id": spec.id, "attempt": attempt, "name": spec.name, "job": spec.job}
-        self._say("task", said)
+        message = {"id": spec.id, "attempt": attempt, "name": spec.name, "job": spec.job}
+        self._say("task", message)
 
     # --- children and the end ---------------------------------------------------------------------
 
@@ -155,7 +157,7 @@ class PythonConversation(Conversation):
             executor, keywords, needs, wanted=wanted, name=name, takes=takes
         )
         if takes is None:
-            self._made += outputs
+            self._created += outputs
 
     def _read_inputs(self, keywords: dict[str, Any]) -> None:
         keywords["inputs"] = [self._ref(item) for item in keywords.get("inputs", ())]
@@ -167,7 +169,7 @@ class PythonConversation(Conversation):
         if args.get("is_fixed") is True:
             needed = [self._ref(item) for item in args.get("needed", ())]
             others = [self._ref(item) for item in args.get("others", ())]
-            if needed and others:  # these are wanted, too; one of them is there, as it were
+            if needed and others:  # an available object, so that `others` are wanted, not awaited
                 others.append(attempt.outputs.publish(attempt.outputs.allocate("there"), b""))
             if "timeout_s" in args:
                 others.append(self._timer(float(args["timeout_s"])))
@@ -179,11 +181,11 @@ class PythonConversation(Conversation):
         attempt.spawn(executor, keywords, needs, delegates=True, name=name)
 
     def _timer(self, timeout_s: float) -> Reference:
-        """Return what a task makes that nothing does but wait, in no slot."""
-        attempt = self._attempt  # another one waits anew
+        """Return the output of a task that only waits, without a slot."""
+        attempt = self._attempt  # part of the arguments, so that each attempt has its own timer
         of = [attempt.task.spec.id, attempt.task.attempt, attempt.life]
         keywords = {"args": {"inputs": [], "of": of}, "n_outputs": 1}
-        # It goes before whoever the one that waits would go before.
+        # The timer has the priority of the waiting task.
         needs = Needs(priority=self._attempt.task.spec.needs.priority, delay_s=timeout_s)
         outputs, _ = self._attempt.spawn("sync", keywords, needs, name="timer")
         return Future(outputs[0])
@@ -231,12 +233,12 @@ PythonConversation.METHODS = Conversation.METHODS | {
     "put": PythonConversation._put,
     "create": PythonConversation._create,
     "open_output": PythonConversation._open_output,
-    "made": PythonConversation._tell_made,
-    "look": PythonConversation._look,
+    "made": PythonConversation._reply_made,
+    "look": PythonConversation._resolve_items,
     "lose": PythonConversation._lose,
-    "room": PythonConversation._tell_room,
-    "task": PythonConversation._tell_task,
-    "within": PythonConversation._note_within,
+    "room": PythonConversation._reply_room,
+    "task": PythonConversation._reply_task,
+    "within": PythonConversation._enter_inline,
     "spawn": PythonConversation._spawn,
     "tail_spawn": PythonConversation._tail_spawn,
     "error": PythonConversation._error,

@@ -1,10 +1,10 @@
-"""`skypy`: scripts in a Python with continuations of its own (ciel-interfaces, 6.9).
+"""The executor `skypy`: scripts for a Python interpreter with continuations (ciel-interfaces, 6.9).
 
-The interpreter is a stub, `stub.py` in the directory that `CIEL_SKYPY_BASE` names, run by PyPy with
-that directory and the SDK's on its path. ciel brings neither, but an example of a stub. Keywords:
-`pyfile_ref`, the script, and `coro_ref`, a coroutine that was left, or `entry_point`, a function of
-it, with `entry_args`; `export_json`, `run_fixed`; and `n_extra_outputs`, beyond the one that every
-task has.
+PyPy runs a stub, `stub.py` in the directory `CIEL_SKYPY_BASE`, with that directory and the SDK on
+its path. ciel includes neither PyPy nor a stub, except an example of a stub. Keywords:
+`pyfile_ref`, the script; `coro_ref`, a suspended coroutine, or `entry_point`, a function of the
+script, with `entry_args`; `export_json`, `run_fixed`; and `n_extra_outputs`, in addition to the one
+output of every task.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from ciel.core.refs import REFERENCE_TYPES
 from ciel.execution.executor import Action, BadArgumentsError, ChildForm, Task, output_count
 from ciel.executors import sdk
 from ciel.executors.language import LanguageExecutor
-from ciel.executors.proc import waiting_form
+from ciel.executors.proc import with_dependencies
 
 _PASSED = ("coro_ref", "entry_point", "entry_args", "export_json", "run_fixed")
 
 
 class SkypyExecutor(LanguageExecutor):
-    """Has the stub run a script, or go on with one."""
+    """Runs a script in the stub, or continues one."""
 
     def __init__(
         self, *, command: Sequence[str] = ("pypy3",), env: Mapping[str, str] | None = None
@@ -43,21 +43,21 @@ class SkypyExecutor(LanguageExecutor):
 
     def begin(self, task: Task) -> Action:
         arguments = task.arguments
-        said: dict[str, Any] = {"proc_pargs": [], "proc_kwargs": {}}
-        if (going_on := self.going_on(arguments, said)) is not None:
-            return going_on
+        message: dict[str, Any] = {"proc_pargs": [], "proc_kwargs": {}}
+        if (continuation := self.continuation(arguments, message)) is not None:
+            return continuation
         spec = task.spec
-        said |= {key: arguments[key] for key in (*_PASSED, "package_ref") if key in arguments}
-        said |= {
+        message |= {key: arguments[key] for key in (*_PASSED, "package_ref") if key in arguments}
+        message |= {
             "py_ref": arguments.get("pyfile_ref"),
             "export_json": arguments.get("export_json", False),
             "run_fixed": arguments.get("run_fixed", False),
             "extra_outputs": list(range(1, len(spec.outputs))),
-            # Its outputs are those of a task that has left off.
+            # A continuation has the outputs of the task that was suspended.
             "is_continuation": not spec.outputs[0].startswith(spec.id),
             "ret_output": 0,
         }
-        return self.talk(self._command, said)
+        return self.talk(self._command, message)
 
     def child_form(self, keywords: dict[str, Any]) -> ChildForm:
         if not isinstance(keywords.get("pyfile_ref"), REFERENCE_TYPES):
@@ -71,4 +71,4 @@ class SkypyExecutor(LanguageExecutor):
             key: keywords[key] for key in ("pyfile_ref", *_PASSED) if keywords.get(key) is not None
         }
         form = ChildForm(arguments, 1 + more, memoise=False, as_list=False)
-        return waiting_form(form, keywords)
+        return with_dependencies(form, keywords)

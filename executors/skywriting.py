@@ -1,9 +1,11 @@
-"""`swi`: a script, or what is left of one (ciel-interfaces, sections 1.4, 1.8 and 8).
+"""The executor `swi`: a Skywriting script, or a continuation of one (ciel-interfaces, sections 1.4,
+1.8 and 8).
 
 Arguments: `swfile_ref` (or `sw_file_ref`), the script, with `start_env` and `start_args`; or
-`cont_ref`, a continuation; or `cont_text`, one that is small. `sw_file_name` is what people know
-the script by. `session_ref`, which may be null: what an earlier entry of a prompt left; there is a
-second output then, what this one leaves. A warm program serves them all, whatever the script.
+`cont_ref`, a continuation; or `cont_text`, a small continuation. `sw_file_name` is the display name
+of the script. `session_ref`, which may be null: the state after an earlier entry at a prompt. With
+it, the task has a second output, the state after this entry. One program that stays running serves
+all scripts.
 """
 
 from __future__ import annotations
@@ -28,27 +30,27 @@ from ciel.executors.nested import NestedConversation
 from ciel.executors.proc import ProcExecutor
 
 _PROGRAM = Program((sys.executable, "-P", "-m", "ciel.executors.programs.skywriting"))
-_TOLD = ("start_env", "start_args", "package_ref", "sw_file_name")
+_SENT = ("start_env", "start_args", "package_ref", "sw_file_name")
 
 
 class SwiExecutor(ProcExecutor):
-    """Has a program run scripts; those that a script spawns may run within it, in its place."""
+    """Runs scripts in a program, which may also run scripts that they spawn inline."""
 
     name = "swi"
     wants_package: ClassVar[bool] = True
 
     def begin(self, task: Task) -> Action:
         arguments = task.arguments
-        said: dict[str, Any] = {key: arguments[key] for key in _TOLD if key in arguments}
-        said |= {"proc_pargs": [], "proc_kwargs": {}, "ret_output": 0}
+        message: dict[str, Any] = {key: arguments[key] for key in _SENT if key in arguments}
+        message |= {"proc_pargs": [], "proc_kwargs": {}, "ret_output": 0}
         key, script = _script(arguments)
-        said[{"cont_ref": "cont"}.get(key, key)] = script
+        message[{"cont_ref": "cont"}.get(key, key)] = script
         if "session_ref" in arguments:
-            said["session"] = {"ref": arguments["session_ref"]}
+            message["session"] = {"ref": arguments["session_ref"]}
         if task.inputs:
-            said["inputs"] = list(task.inputs.values())
-        said["may_run_children"] = task.may_run_children
-        return Talk(_PROGRAM, said, self.name)
+            message["inputs"] = list(task.inputs.values())
+        message["may_run_children"] = task.may_run_children
+        return Talk(_PROGRAM, message, self.name)
 
     def converse(self, attempt: Attempt, say: Callable[[str, Any], None]) -> NestedConversation:
         return NestedConversation(attempt, say)
@@ -86,7 +88,7 @@ class SwiExecutor(ProcExecutor):
 
 
 def _script(arguments: dict[str, Any]) -> tuple[str, Any]:
-    """Return what is to be run, and the key under which the program is told it."""
+    """Return the key under which the program gets the script or continuation, and its value."""
     for key in ("swfile_ref", "sw_file_ref", "cont_ref"):
         if arguments.get(key) is not None:
             if not isinstance(arguments[key], REFERENCE_TYPES):

@@ -1,11 +1,12 @@
-"""`stdinout`: an ordinary program that reads standard input and writes standard output (CIB-2).
+"""The executor `stdinout`: an ordinary program that reads standard input and writes standard output
+(CIB-2).
 
-Arguments (`args`): `command_line`, a list in which references stand for the paths of objects;
-`inputs`, a list of references that are concatenated on standard input; and the options in
-`arguments`. Beyond the original: `files`, references by relative name that lie in the scratch
-directory, in which the program then runs; `env`, additional environment; `collects`, names or
-patterns of files that the program makes: they become a second output, a tar archive. There is no
-shell.
+Arguments (`args`): `command_line`, a list in which references are replaced by the paths of objects;
+`inputs`, a list of references to concatenate on standard input; and the options in `arguments`.
+Extensions of the original: `files`, references by relative name, which are placed in the scratch
+directory, where the program then runs; `env`, additional environment variables; `collects`, names
+or patterns of files that the program writes: they become a second output, a tar archive. No shell
+is involved.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ class StdinoutExecutor(Executor):
 
 
 def _collecting(program: Program, args: dict[str, Any]) -> Program:
-    """Return a program that runs another, and then packs the files that are to be collected."""
+    """Wrap a program so that the files to collect are packed after it has ended."""
     patterns = words_of(args, "collects")
     for pattern in patterns:
         if not isinstance(pattern, str) or pattern.startswith("/") or ".." in pattern.split("/"):

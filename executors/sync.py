@@ -1,4 +1,4 @@
-"""`sync`: its output is the JSON list of what its inputs became, errors included."""
+"""The executor `sync`: its output is the JSON list of the references of its inputs, with errors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ciel.wire.references import to_json
 
 
 class SyncExecutor(Executor):
-    """Needs no program. It sees errors: who reads its list wants to know which input failed."""
+    """Needs no program. It sees errors, so that readers of the list know which input failed."""
 
     name = "sync"
     mentions = Mentions.INPUTS

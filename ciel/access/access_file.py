@@ -1,8 +1,8 @@
-"""The access file: where a master listens and the key that opens it, for its user's eyes only.
+"""The access file: a master's address and key, readable only by its user.
 
-A master writes it, clients and workers of the same user find it without typing anything, and it is
-carried to other hosts by hand. Whoever can read it can run commands as its owner, so reading is
-refused, as ssh does, when others could have read it too.
+A master writes it. Clients and workers of the same user find it without any option; users copy it
+to other hosts. Everyone who can read it can run commands as its owner. So, like ssh, this module
+refuses a file that other users could read.
 """
 
 import json
@@ -20,15 +20,16 @@ from ciel.access.keys import Key
 
 VERSION: Final = 1
 _SIZE_MAX_BYTES = 64 * 1024
-_PID_MAX = 1 << 22  # the kernel's
-_UNIX_NAME_MAX_LENGTH = 107  # the kernel's
+_PID_MAX = 1 << 22  # the kernel's limit
+_UNIX_NAME_MAX_LENGTH = 107  # the kernel's limit
 _is_id = re.compile(r"[A-Za-z0-9_.:-]{1,128}", re.ASCII).fullmatch
 
 T = TypeVar("T")
 
 
 class AccessFile(NamedTuple):
-    """What the file says. `pid` and `pid_start` (clock ticks since boot) name the master's process.
+    """The content of the file. `pid` and `pid_start` (clock ticks since boot) identify the master's
+    process.
 
     `control` is the address for frames: `HOST:PORT`, or `unix:PATH` for peers on the same host.
     """
@@ -41,13 +42,13 @@ class AccessFile(NamedTuple):
     pid_start: int
 
     def is_alive(self) -> bool:
-        """Say whether the master still runs. Only its own host can tell."""
+        """Whether the master still runs; only meaningful on its own host."""
         return process_start(self.pid) == self.pid_start
 
     def write(self, path: Path) -> None:
-        """Put the file in place at once and whole, 0600, making a 0700 directory for it.
+        """Write the file atomically, with mode 0600, and create its directory with mode 0700.
 
-        Raise `AccessFileError` when the directory is not ours alone to write.
+        Raise `AccessFileError` if other users can write to the directory.
         """
         fields = {
             "version": VERSION,
@@ -61,14 +62,14 @@ class AccessFile(NamedTuple):
         try:
             path.parent.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             path.parent.mkdir(mode=0o700, exist_ok=True)
-            _check_alone(path.parent, path.parent.stat(), stat.S_IWGRP | stat.S_IWOTH)
+            _require_private(path.parent, path.parent.stat(), stat.S_IWGRP | stat.S_IWOTH)
             _replace(path, json.dumps(fields, indent=1).encode() + b"\n")
         except OSError as error:
             reason = f"it cannot be written: {error.strerror or error}"
             raise AccessFileError(path, reason) from error
 
     def unlink_if_ours(self, path: Path) -> bool:
-        """Remove the file unless another process has written its own there since."""
+        """Remove the file unless another process has replaced it."""
         try:
             found = read(path)
         except AccessFileMissingError:
@@ -80,13 +81,13 @@ class AccessFile(NamedTuple):
 
 
 def read(path: Path) -> AccessFile:
-    """Read and check an access file; a symbolic link is followed, what it leads to is checked.
+    """Read and check an access file; follow a symbolic link and check its target.
 
-    Raise `AccessFileMissingError` when there is none and `AccessFileError` when it is not a regular
-    file, not ours, readable by others, or does not say what it must.
+    Raise `AccessFileMissingError` if there is none. Raise `AccessFileError` if it is not a regular
+    file, belongs to another user, is readable by other users, or lacks a field.
     """
     try:
-        # O_NONBLOCK, since a FIFO planted here would otherwise hold us forever.
+        # O_NONBLOCK, since opening a planted FIFO would otherwise block forever.
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
     except (FileNotFoundError, NotADirectoryError):
         raise AccessFileMissingError(path) from None
@@ -96,16 +97,16 @@ def read(path: Path) -> AccessFile:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
             raise AccessFileError(path, "not a regular file")
-        _check_alone(path, status, stat.S_IRWXG | stat.S_IRWXO)
+        _require_private(path, status, stat.S_IRWXG | stat.S_IRWXO)
         return _parse(path, os.read(fd, _SIZE_MAX_BYTES))
     finally:
         os.close(fd)
 
 
 def key_for_start(path: Path, *, new_key: bool = False) -> tuple[str, Key]:
-    """Return the cluster id and key to start with: those at `path`, made where there are none.
+    """Return the cluster id and key for a starting master: from `path`, or new ones if missing.
 
-    `new_key` rotates the key of the same cluster. A file that is there but cannot be trusted raises
+    `new_key` rotates the key of the same cluster. An existing file that cannot be trusted raises
     `AccessFileError`: a key is never replaced silently.
     """
     try:
@@ -116,12 +117,12 @@ def key_for_start(path: Path, *, new_key: bool = False) -> tuple[str, Key]:
 
 
 def process_start(pid: int) -> int | None:
-    """Return when process `pid` started, in clock ticks since boot; None when it has ended."""
+    """Return when process `pid` started, in clock ticks since boot; None if it has ended."""
     try:
         line = Path(f"/proc/{pid}/stat").read_bytes()
     except OSError:
         return None
-    fields = line.rpartition(b")")[2].split()  # the command in parentheses may hold anything
+    fields = line.rpartition(b")")[2].split()  # the command in parentheses may contain anything
     return None if fields[0] in b"ZX" else int(fields[19])
 
 
@@ -138,8 +139,8 @@ def _replace(path: Path, content: bytes) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def _check_alone(path: Path, status: os.stat_result, forbidden: int) -> None:
-    """Refuse what is not ours or gives group or others one of the `forbidden` mode bits."""
+def _require_private(path: Path, status: os.stat_result, forbidden: int) -> None:
+    """Refuse another user's file, and a file with one of the `forbidden` mode bits."""
     if status.st_uid != os.geteuid():
         raise AccessFileError(
             path, f"it belongs to user {status.st_uid}, we are user {os.geteuid()}"
@@ -156,7 +157,7 @@ def _parse(path: Path, text: bytes) -> AccessFile:
     try:
         fields = json.loads(text)
     except (ValueError, RecursionError):
-        raise _damaged(path, "not JSON" if text else "empty") from None  # it would quote the key
+        raise _damaged(path, "not JSON" if text else "empty") from None  # the cause quotes the key
     if not isinstance(fields, dict):
         raise _damaged(path, "not a JSON object")
     version = _field(path, fields, "version", int)

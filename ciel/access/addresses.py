@@ -1,4 +1,4 @@
-"""Where something listens, as people write it: hosts, ports and the URLs of masters."""
+"""Parses and formats addresses: hosts, ports and the URLs of masters."""
 
 import re
 from typing import Final
@@ -7,7 +7,7 @@ from ciel.access.places import normalise_host
 
 DEFAULT_PORT: Final = 8000
 TAKEN: Final = "another program already listens there"
-"""What is said of an address; of a port that was chosen here, another is tried then."""
+"""The reason of an address that is in use; if ciel has chosen the port, it tries another one."""
 _URL = re.compile(r"(?:(https?)://)?(\[[^\[\]]+\]|[^\[\]:/]+)(?::(\d{1,5}))?/?", re.ASCII)
 _NAME = re.compile(r"(?!-)[a-z0-9_-]{1,63}(?:\.(?!-)[a-z0-9_-]{1,63})*\.?", re.ASCII)
 _NAME_MAX_LENGTH = 253
@@ -26,7 +26,7 @@ def parse_url(text: str) -> tuple[str, str, int]:
 
 
 def _is_name(text: str) -> bool:
-    """Say whether a host could be called so, IPv4 addresses included. Nothing is looked up."""
+    """Whether a text is a valid host name or IPv4 address. Names are not resolved."""
     return len(text) <= _NAME_MAX_LENGTH and bool(_NAME.fullmatch(text))
 
 
@@ -40,7 +40,7 @@ def _is_ip_address(text: str) -> bool:
 
 
 def is_loopback(host: str) -> bool:
-    """Say whether only this host can reach `host`. Names are not looked up."""
+    """Whether `host` is a loopback address. Names other than `localhost` are not resolved."""
     name = normalise_host(host)
     if name == "localhost":
         return True

@@ -1,18 +1,18 @@
-"""What can be wrong at the door. Every message is one clear line and never holds a key."""
+"""The errors of authentication. Every message is one line and never contains a key."""
 
 from pathlib import Path
 
 
 class AccessError(Exception):
-    """Root of this room's errors."""
+    """Root of the errors of `ciel.access`."""
 
 
 class AccessDeniedError(AccessError):
-    """No key, or not one that opens this door."""
+    """A key is missing or invalid."""
 
 
 class MalformedKeyError(AccessError):
-    """A text is not a key. The text is not repeated, since it may be most of one."""
+    """A text is not a key. The message does not quote the text, which may be most of a key."""
 
     def __init__(self) -> None:
         super().__init__("not a key: expected 64 hexadecimal digits, or ROLE- and 64 of them")
@@ -35,7 +35,7 @@ class AccessFileMissingError(AccessFileError):
 
 
 class SettingsError(AccessError):
-    """A setting has no meaning; `origin` says where it was made, down to the line if in a file."""
+    """A setting is invalid; `origin` is the flag, variable, or line of a file that contains it."""
 
     def __init__(self, origin: str, reason: str) -> None:
         super().__init__(f"{origin}: {reason}")
@@ -44,7 +44,7 @@ class SettingsError(AccessError):
 
 
 class UnsafeListenError(AccessError):
-    """Listening on `host` would open the door to the network with a key nobody has seen yet."""
+    """Listening on `host` would expose a master to the network with a key that no user has yet."""
 
     def __init__(self, host: str) -> None:
         super().__init__(

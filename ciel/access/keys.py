@@ -1,8 +1,8 @@
-"""Cluster keys: make, derive per role, prove, and the bearer form for HTTP.
+"""Cluster keys: generation, derivation for roles, proofs, and bearer headers for HTTP.
 
-A cluster has one random 256-bit key, kept in its access file. Role keys are derived from it, so
-that its holder can check every role, while a process that was given only a role key can prove that
-role and no other. Nothing here prints, pickles or compares a key in the open.
+A cluster has one random 256-bit key, stored in its access file. The keys of roles are derived from
+it. So a process with the cluster key can verify every role, and a process with only a role's key
+can prove only that role. Keys cannot be printed or pickled, and are compared in constant time.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ NONCE_BYTES = 32
 
 
 class Role(StrEnum):
-    """What a peer may do; `ADMIN` is whoever holds the cluster key itself."""
+    """What a peer may do; a process with the cluster key itself has the role `ADMIN`."""
 
     ADMIN = "admin"
     SUBMIT = "submit"
@@ -31,7 +31,7 @@ class Role(StrEnum):
 
 
 class Side(StrEnum):
-    """Who opened the connection. It is part of every proof, so that none can be sent back."""
+    """The side of a connection. It is part of every proof, so a proof cannot be reflected."""
 
     INITIATOR = "initiator"
     ACCEPTOR = "acceptor"
@@ -42,7 +42,7 @@ class Side(StrEnum):
 
 
 class Key:
-    """A secret and the role it opens. Only `text()` shows it, for the access file."""
+    """A secret and its role. Only `text()` reveals the secret, for the access file."""
 
     __slots__ = ("_secret", "role")
 
@@ -54,29 +54,29 @@ class Key:
 
     @classmethod
     def new(cls) -> Self:
-        """Make a cluster key from the system's randomness."""
+        """Generate a random cluster key."""
         return cls(secrets.token_bytes(KEY_BYTES))
 
     @classmethod
     def from_text(cls, text: str) -> Self:
-        """Read what `text()` wrote. Raise `MalformedKeyError` for anything else."""
+        """Parse the result of `text()`. Raise `MalformedKeyError` for anything else."""
         role_text, _, digits = text.rpartition("-")
         try:
             role = Role(role_text) if role_text else Role.ADMIN
             secret = bytes.fromhex(digits)
         except ValueError:
             raise MalformedKeyError from None
-        if len(digits) != 2 * KEY_BYTES:  # fromhex() takes blanks between digits
+        if len(digits) != 2 * KEY_BYTES:  # fromhex() accepts blanks between digits
             raise MalformedKeyError
         return cls(secret, role)
 
     def text(self) -> str:
-        """Return the secret as text: 64 hexadecimal digits, after `ROLE-` unless a cluster key."""
+        """Format the secret: 64 hexadecimal digits, after `ROLE-` unless it is a cluster key."""
         digits = self._secret.hex()
         return digits if self.role is Role.ADMIN else f"{self.role}-{digits}"
 
     def derive(self, role: Role) -> "Key | None":
-        """Return the key of `role`; None when this is the key of another role."""
+        """Return the key of `role`; None if this is the key of another role."""
         if role is self.role:
             return self
         if self.role is not Role.ADMIN:
@@ -85,9 +85,9 @@ class Key:
         return Key(self.mac("role", role.encode()), role)
 
     def mac(self, purpose: str, *fields: bytes) -> bytes:
-        """Return HMAC-SHA256 of `fields`, each with its length so that no two lists look alike.
+        """Return HMAC-SHA256 of `fields`, each with its length, so that different lists differ.
 
-        `purpose` keeps what is computed for one use from being accepted in another.
+        `purpose` prevents a result for one purpose from being accepted for another.
         """
         message = hmac.new(self._secret, digestmod=hashlib.sha256)
         for field in (b"ciel-1", purpose.encode(), *fields):
@@ -111,14 +111,14 @@ class Key:
 
 
 KeyForRole = Callable[[Role], Key | None]
-"""Which key a peer of that role must hold; None where the role is not welcome."""
+"""Returns the key that a peer of the role must have; None if the role is not accepted."""
 
 
 def proof(key: Key, role: Role, side: Side, nonce_initiator: bytes, nonce_acceptor: bytes) -> bytes:
-    """Return what `side` must send to show that it holds the key of `role` now.
+    """Return the proof by which `side` shows that it has the key of `role`.
 
-    Both nonces make it fresh for both peers; role and side keep one peer's proof from being used
-    as another's.
+    The nonces of both sides prevent a replay. Role and side prevent the use of one peer's proof as
+    another's.
     """
     return key.mac("proof", role.encode(), side.encode(), nonce_initiator, nonce_acceptor)
 
@@ -129,12 +129,12 @@ def matches(expected: bytes, offered: bytes) -> bool:
 
 
 def bearer_header(key: Key) -> str:
-    """Return the value of HTTP's `Authorization`; for loopback and TLS only."""
+    """Return the value of an `Authorization` header; only for loopback and TLS."""
     return f"Bearer {key.text()}"
 
 
 def bearer_role(header: str, key_for_role: KeyForRole) -> Role | None:
-    """Return the role that an `Authorization: Bearer` value proves; None when it proves none."""
+    """Return the role that an `Authorization: Bearer` value proves; None if it proves none."""
     scheme, _, token = header.partition(" ")
     if scheme.lower() != "bearer":
         return None

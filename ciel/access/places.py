@@ -1,9 +1,10 @@
-"""Where things lie: state below `$XDG_STATE_HOME/ciel`, one directory for each master's address.
+"""Paths of state and configuration files: below `$XDG_STATE_HOME/ciel` one directory for each
+master's address.
 
-Several hosts may share a home directory. So the link to the cluster of `ciel up`, and the directory
-of a master that listens on this host alone, have the host's name in theirs.
+Several hosts may share a home directory. So two names contain the name of the host: the link to the
+cluster of `ciel up`, and the directory of a master that listens only on loopback.
 
-The environment is an argument, as everywhere in this room.
+The environment is an argument, as everywhere in this package.
 """
 
 import os
@@ -22,23 +23,23 @@ _LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
 def state_directory(environ: Mapping[str, str]) -> Path:
-    """Return `$XDG_STATE_HOME/ciel`, where access files and logs lie."""
+    """Return `$XDG_STATE_HOME/ciel`, the directory of access files and logs."""
     return _xdg_directory(environ, "XDG_STATE_HOME", ".local/state") / "ciel"
 
 
 def config_directory(environ: Mapping[str, str]) -> Path:
-    """Return `$XDG_CONFIG_HOME/ciel`, where the configuration file lies."""
+    """Return `$XDG_CONFIG_HOME/ciel`, the directory of the configuration file."""
     return _xdg_directory(environ, "XDG_CONFIG_HOME", ".config") / "ciel"
 
 
 def normalise_host(host: str) -> str:
-    """Return the one spelling of `host` used in file names; all loopback names are `localhost`."""
+    """Return the spelling of `host` for file names; all loopback names become `localhost`."""
     name = host.strip("[]").rstrip(".").lower()
     return "localhost" if name in _LOOPBACK_NAMES else name
 
 
 def access_path(environ: Mapping[str, str], host: str, port: int) -> Path:
-    """Return where the access file of the master at `host` and `port` lies."""
+    """Return the path of the access file of the master at `host` and `port`."""
     name = normalise_host(host)
     directory = f"{name}@{host_name()}_{port}" if name in _LOOPBACK_NAMES else f"{name}_{port}"
     path = state_directory(environ) / directory / ACCESS_FILE_NAME
@@ -48,24 +49,22 @@ def access_path(environ: Mapping[str, str], host: str, port: int) -> Path:
 
 
 def host_name() -> str:
-    """Return this host's name as it stands in file names."""
+    """Return this host's name in the form for file names."""
     return re.sub(r"[^a-z0-9.-]", "-", os.uname().nodename.lower()) or "unnamed"
 
 
 def current_path(environ: Mapping[str, str]) -> Path:
-    """Return the link that `ciel up` on this host points at its access file."""
+    """Return the path of the link to the access file of `ciel up` on this host."""
     return state_directory(environ) / f"{_CURRENT_NAME}@{host_name()}"
 
 
 def up_lock_path(environ: Mapping[str, str]) -> Path:
-    """Return the file that `ciel up` on this host locks while it looks for a cluster or starts
-    one.
-    """
+    """Return the file that `ciel up` on this host locks while it searches or starts a cluster."""
     return state_directory(environ) / f"{_LOCK_NAME}@{host_name()}.lock"
 
 
 def point_current(environ: Mapping[str, str], path: Path) -> None:
-    """Make `path` the current access file, at once."""
+    """Make `path` the current access file, atomically."""
     link = current_path(environ)
     temporary = link.with_name(f".{_CURRENT_NAME}.{secrets.token_hex(8)}")
     temporary.symlink_to(path)
@@ -73,7 +72,7 @@ def point_current(environ: Mapping[str, str], path: Path) -> None:
 
 
 def drop_current(environ: Mapping[str, str], path: Path) -> None:
-    """Take the current link away if it still points at `path`."""
+    """Remove the current link if it still points to `path`."""
     link = current_path(environ)
     if link.is_symlink() and link.readlink() == path:
         link.unlink(missing_ok=True)
@@ -81,5 +80,5 @@ def drop_current(environ: Mapping[str, str], path: Path) -> None:
 
 def _xdg_directory(environ: Mapping[str, str], variable: str, default: str) -> Path:
     named = Path(environ.get(variable, ""))
-    # Relative paths are to be ignored, says the XDG base directory specification.
+    # The XDG base directory specification says to ignore relative paths.
     return named if named.is_absolute() else Path(environ.get("HOME") or "/") / default

@@ -1,7 +1,7 @@
-"""Removes access files of masters that ended, but for the latest.
+"""Removes access files of masters that have ended, except the latest ones.
 
-A master that starts again at its port takes its key from there. Only masters that listened on this
-host alone count: workers on other hosts may have copies of the key of any other.
+A master that restarts at the same port reads its key from the file. Only files of masters on
+loopback are removed, because workers on other hosts may have copies of another master's key.
 """
 
 import fcntl
@@ -25,7 +25,7 @@ ENDED_KEPT: Final = 10
 
 
 def try_prune_ended(environ: Mapping[str, str]) -> None:
-    """Call `prune_ended`, unless a `ciel up` of this host is just starting a cluster."""
+    """Call `prune_ended`, unless a `ciel up` on this host is starting a cluster."""
     path = up_lock_path(environ)
     with suppress(OSError), path.open("ab") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -33,8 +33,8 @@ def try_prune_ended(environ: Mapping[str, str]) -> None:
 
 
 def prune_ended(environ: Mapping[str, str]) -> None:
-    """Remove what the masters of this host left that ended, until the latest ten are there. The one
-    that the link of `ciel up` leads to stays.
+    """Remove the directories of ended masters on this host, except the latest ten and the target of
+    the link of `ciel up`.
     """
     link = current_path(environ)
     current = link.readlink() if link.is_symlink() else None
@@ -44,6 +44,6 @@ def prune_ended(environ: Mapping[str, str]) -> None:
             if path != current and not access_file.read(path).is_alive():
                 ended.append((path.stat().st_mtime, path))
         except (AccessError, OSError):
-            continue  # it is not ours to judge, or another master removes it at this moment
+            continue  # the file is not trusted, or another master is removing it
     for _, path in sorted(ended)[:-ENDED_KEPT]:
         shutil.rmtree(path.parent, ignore_errors=True)

@@ -1,7 +1,7 @@
-"""Where a setting comes from: flag, then environment, then configuration file.
+"""Reads settings from flags, then the environment, then the configuration file.
 
-The environment is an argument here; only composition roots read the real one. `find_master` adds
-the last place to look, the access file of `ciel up`, and brings the key along.
+The environment is an argument; only programs' entry points read the real one. `find_master` also
+uses the access file of `ciel up`, as the last source, and returns the key.
 """
 
 import re
@@ -22,18 +22,18 @@ from ciel.access.keys import Key
 from ciel.access.places import access_path, config_directory, current_path, normalise_host
 
 NAMES: Final = ("master", "access")
-"""Every setting: a flag `--NAME`, a variable `CIEL_NAME`, a key `NAME` in the file."""
+"""All settings: each is a flag `--NAME`, a variable `CIEL_NAME` and a key `NAME` in the file."""
 EXECUTORS: Final = "executors"
-"""The table of the file with a table for each executor that is set up, or made, there."""
+"""The table of the file that contains a table for each executor to configure or to define."""
 
 
 _KEY: Final = r"""([\w-]+)|("[^"]*"|'[^']*')"""
-_SETS: Final = rf"\s*(?P<bracket>\[?)\s*(?P<keys>(?:{_KEY})(?:\s*\.\s*(?:{_KEY}))*)\s*[]=]"
-"""A line that names a table, or sets something in one; compiled only where there is a file."""
+_SETTING_LINE: Final = rf"\s*(?P<bracket>\[?)\s*(?P<keys>(?:{_KEY})(?:\s*\.\s*(?:{_KEY}))*)\s*[]=]"
+"""Matches a line that starts a table or sets a key; compiled only if there is a file."""
 
 
 class Setting(NamedTuple):
-    """A value and where it was set; `rank` is 0 for a flag, 1 for the environment, 2 for a file."""
+    """A value and its origin; `rank` is 0 for a flag, 1 for the environment, 2 for a file."""
 
     value: str
     origin: str
@@ -41,14 +41,14 @@ class Setting(NamedTuple):
 
 
 class ExecutorSetting(NamedTuple):
-    """What the configuration says of one executor, and where."""
+    """The configuration of one executor, and its file and line."""
 
     options: Mapping[str, Any]
     origin: str
 
 
 class MasterLocation(NamedTuple):
-    """Where a master is and what opens it. `origin` says in words who said so."""
+    """A master's address and key. `origin` describes the setting or file that they come from."""
 
     url: str
     control: str
@@ -58,7 +58,7 @@ class MasterLocation(NamedTuple):
 
 
 class Settings:
-    """All settings of one command. Raises `SettingsError` at once if the file is at fault."""
+    """All settings of one command. The constructor raises `SettingsError` for an invalid file."""
 
     def __init__(self, flags: Mapping[str, str | None], environ: Mapping[str, str]) -> None:
         self._found: dict[str, Setting] = {}
@@ -79,14 +79,14 @@ class Settings:
 
 
 def config_path(environ: Mapping[str, str]) -> tuple[Path, bool]:
-    """Return the configuration file and whether it must exist, as one named by `CIEL_CONFIG`."""
+    """Return the configuration file, and whether it must exist, as if `CIEL_CONFIG` names it."""
     if named := environ.get("CIEL_CONFIG"):
         return Path(named), True
     return config_directory(environ) / "config.toml", False
 
 
 def executor_settings(environ: Mapping[str, str]) -> dict[str, ExecutorSetting]:
-    """Return what the configuration says of executors, by name; raises `SettingsError`."""
+    """Return the configuration of executors by name; raises `SettingsError`."""
     path, required = config_path(environ)
     text, found = _parse_config(path, required)
     return _executor_tables(path, text, found.get(EXECUTORS, {}))
@@ -95,17 +95,18 @@ def executor_settings(environ: Mapping[str, str]) -> dict[str, ExecutorSetting]:
 def find_master(
     flag_master: str | None, flag_access: str | None, environ: Mapping[str, str]
 ) -> MasterLocation | None:
-    """Return the master that this command is meant for, or None if none is named or up.
+    """Return the master for this command; None if no setting names one and `ciel up` runs none.
 
-    An address needs a key: from the access file that is named, else from the address's own. When an
-    access file is named at least as directly as any address, and no address beside it, the file's
-    address counts. Raises `AccessDeniedError` when no key is found, `AccessFileError` when a file
-    cannot be trusted, `SettingsError` when a setting has no meaning.
+    The key for an address comes from the access file in the settings, or else from the access file
+    of that address. The address in the access file is used if the file comes from a more direct
+    source than the address setting, or that setting is missing. Raises `AccessDeniedError` if no
+    key is found, `AccessFileError` if a file cannot be trusted, and `SettingsError` if a setting is
+    invalid.
     """
     settings = Settings({"master": flag_master, "access": flag_access}, environ)
     master, access = settings.get("master"), settings.get("access")
     if access is not None and (master is None or access.rank < master.rank):
-        return _located(_read_named(access), f"{access.origin} ({access.value})")
+        return _location_of(_read_named(access), f"{access.origin} ({access.value})")
     if master is not None:
         return _locate_address(master, access, environ)
     current = current_path(environ)
@@ -113,7 +114,7 @@ def find_master(
         found = access_file.read(current)
     except AccessFileMissingError:
         return None
-    return _located(found, f"ciel up ({current})") if found.is_alive() else None
+    return _location_of(found, f"ciel up ({current})") if found.is_alive() else None
 
 
 def parse_address(text: str, origin: str) -> tuple[str, str, int]:
@@ -126,7 +127,7 @@ def parse_address(text: str, origin: str) -> tuple[str, str, int]:
 
 
 def require_safe_listen(host: str, *, has_key: bool, new_key: bool) -> None:
-    """Raise `UnsafeListenError` if `host` is beyond loopback and its key would be a surprise."""
+    """Raise `UnsafeListenError` if `host` is not loopback, and its key would be silently new."""
     if not (has_key or new_key or is_loopback(host)):
         raise UnsafeListenError(host)
 
@@ -147,13 +148,13 @@ def _locate_address(
                 "and neither --access nor CIEL_ACCESS names a file"
             ) from None
     own = parse_address(found.url, "access file")
-    # The file's own control address may be a path on this host; it holds for its own URL only.
+    # The file's control address may be a socket on this host; it is valid only for the file's URL.
     same = (normalise_host(own[1]), own[2]) == (normalise_host(host), port)
     control = found.control if same else netloc(host, port)
     return MasterLocation(url, control, found.cluster_id, found.key, master.origin)
 
 
-def _located(found: AccessFile, origin: str) -> MasterLocation:
+def _location_of(found: AccessFile, origin: str) -> MasterLocation:
     return MasterLocation(found.url, found.control, found.cluster_id, found.key, origin)
 
 
@@ -165,16 +166,16 @@ def _read_named(access: Setting) -> AccessFile:
 
 
 def _parse_config(path: Path, required: bool) -> tuple[str, dict[str, Any]]:
-    """Return the text of the file, and what it sets; nothing if there is none."""
+    """Return the text and the content of the file; both are empty if there is none."""
     try:
         text = path.read_text(encoding="utf-8")
     except (FileNotFoundError, NotADirectoryError):
         if required:
             raise SettingsError("CIEL_CONFIG", f"{path}: no such file") from None
         return "", {}
-    except (OSError, ValueError) as error:  # UTF-8 faults are ValueErrors
+    except (OSError, ValueError) as error:  # invalid UTF-8 raises a ValueError
         raise SettingsError(str(path), str(error)) from None
-    import tomllib  # five milliseconds, and most have no such file
+    import tomllib  # takes 5 ms, and most users have no such file
 
     try:
         return text, tomllib.loads(text)
@@ -200,7 +201,7 @@ def _read_config(path: Path, required: bool) -> dict[str, Setting]:
     settings = {}
     for name, value in found.items():
         if name == EXECUTORS:
-            _executor_tables(path, text, value)  # only workers look at what is in them
+            _executor_tables(path, text, value)  # checks the shape; only workers read the content
             continue
         origin = f"{path} line {_line_of(text, name)}"
         if name not in NAMES:
@@ -208,19 +209,19 @@ def _read_config(path: Path, required: bool) -> dict[str, Setting]:
         if not isinstance(value, str) or not value:
             raise SettingsError(origin, f"{name} must be a text")
         if name == "access":
-            value = str(path.parent / value)  # a relative path lies beside the file that says so
+            value = str(path.parent / value)  # relative to the configuration file's directory
         settings[name] = Setting(value, origin, 2)
     return settings
 
 
 def _line_of(text: str, *keys: str) -> int:
-    """Return the line that first sets what `keys` lead to, or the whole of which it is a part;
-    tomllib does not tell. 1 if it is spelt with escapes.
+    """Return the first line that sets the path `keys` or a prefix of it, since tomllib does not
+    report lines. Return 1 if a key is written with escapes.
     """
     table: tuple[str, ...] = ()
     whole = 1
     for number, line in enumerate(text.splitlines(), start=1):
-        said = re.match(_SETS, line)
+        said = re.match(_SETTING_LINE, line)
         if said is None:
             continue
         named = tuple([bare or quoted[1:-1] for bare, quoted in re.findall(_KEY, said["keys"])])

@@ -1,7 +1,7 @@
-"""Tickets: an HMAC for one HTTP request, between workers and from clients to workers.
+"""Tickets: HMACs that authorise one HTTP request, between workers and from clients to workers.
 
-The key itself never travels, so a ticket may go over plain HTTP: whoever overhears it can use it
-neither later, nor again, nor for another request, nor at another worker.
+A ticket does not contain the key, so it may be sent over plain HTTP. An intercepted ticket cannot
+be used later, twice, for another request, or at another worker.
 """
 
 import secrets
@@ -14,20 +14,20 @@ from ciel.access.keys import Key, KeyForRole, Role, matches
 
 TICKET_SCHEME: Final = "Ciel-Ticket"
 TICKET_WINDOW_S: Final = 60.0
-"""How far the issuer's clock and ours may be apart, transit included."""
+"""The largest difference between the time of issue and this host's clock."""
 
 TICKETS_REMEMBERED_MAX: Final = 100_000
-"""About 20 MB, and 800 requests a second before the window has to shrink."""
+"""How many used tickets are stored: about 20 MB. The window shrinks above 800 requests a second."""
 
 TICKET_LENGTH_MAX: Final = 256
 _NONCE_BYTES = 16
 
 
 def make_ticket(key: Key, method: str, netloc: str, target: str, now_s: float) -> str:
-    """Return the value of HTTP's `Authorization` for one request.
+    """Return the value of the `Authorization` header for one request.
 
-    `netloc` is the addressee as the master registered it, `target` the path with its query as
-    sent, `now_s` wall-clock time since the epoch.
+    `netloc` is the server's address as registered at the master, `target` the exact path with its
+    query, `now_s` the wall-clock time since the epoch.
     """
     issued = f"{now_s:.3f}"
     nonce = secrets.token_hex(_NONCE_BYTES)
@@ -36,10 +36,10 @@ def make_ticket(key: Key, method: str, netloc: str, target: str, now_s: float) -
 
 
 class TicketGate:
-    """Lets each ticket through once. One per listener, whose address is `netloc`.
+    """Accepts each ticket once. Each listener, whose address is `netloc`, has one.
 
-    What it remembers is bounded: when full it forgets the oldest ticket and from then on refuses
-    all that were issued before it, so that the window shrinks and a replay still never passes.
+    It stores a limited number of used tickets. When full, it drops the oldest one, and then refuses
+    all tickets issued before that. So the window shrinks, but a replay is never accepted.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class TicketGate:
         self._floor_s = -inf
 
     def admit(self, header: str, method: str, target: str, now_s: float) -> Role:
-        """Return the role that holds this ticket, or raise `AccessDeniedError`."""
+        """Return the role that a ticket proves, or raise `AccessDeniedError`."""
         scheme, _, ticket = header.partition(" ")
         parts = ticket.split(":")
         if scheme != TICKET_SCHEME or len(header) > TICKET_LENGTH_MAX or len(parts) != 4:
@@ -63,7 +63,7 @@ class TicketGate:
         except ValueError:
             raise AccessDeniedError("not a ticket") from None
         key = self._key_for_role(role)
-        # The proof comes first: nothing is said, or remembered, about a ticket that nobody issued.
+        # Check the MAC first, so that forged tickets are not stored, and get no other error.
         if key is None or not matches(
             _mac(key, method, self._netloc, target, issued, nonce), offered
         ):

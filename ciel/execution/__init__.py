@@ -1,1 +1,1 @@
-"""What an executor is given and what it gives back; the same for every executor and every store."""
+"""The interface between executors and the worker: tasks, actions, attempts and outputs."""

@@ -1,8 +1,9 @@
-"""What a program that talks may ask for its task: inputs, outputs, children. The worker answers.
+"""The operations that an interactive program may request for its task: inputs, outputs, children.
 
-An executor's conversation turns the program's calls into these; it opens nothing itself. What may
-take time ends in a callback, which comes exactly once, unless the attempt ends before; an input
-that cannot be had ends the attempt, and the callback never comes.
+The worker implements them. An executor's conversation translates the program's calls into these
+operations, and does no I/O itself. An operation that may take time takes a callback, which is
+called exactly once, unless the attempt ends before. If an input is unavailable, the attempt ends,
+and the callback is never called.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from ciel.wire.descriptors import make_task
 
 
 class Growth(NamedTuple):
-    """How far an input that is being made has come. `is_broken`: no more will come."""
+    """The progress of an input that is still being produced. `is_broken`: its producer failed."""
 
     size_bytes: int
     is_whole: bool
@@ -37,8 +38,8 @@ class Growth(NamedTuple):
 
 
 class OpenInput(NamedTuple):
-    """An input under a name; `blocks`: its reader waits at the end for what is still to come, and
-    the end that it sees is the real one.
+    """The path of an opened input. `blocks`: reading past the available data waits for more, so the
+    end of file that the reader sees is the real one.
     """
 
     path: str
@@ -53,26 +54,27 @@ class Attempt(ABC):
         self.task = task
         self.outputs = outputs
         self._netloc = netloc
-        self.attached: ObjectId | None = None  # what its program is, if it was there before
-        self.fixed: ObjectId | None = None  # what the program waits for itself under, if it does
+        self.attached: ObjectId | None = None  # the program's object, if it is an attached process
+        self.fixed: ObjectId | None = None  # the object of the suspended process, if any
         self.children_count = 0
         self.has_delegated = False  # its promised outputs, to a child
-        self.handed_over: set[int] = set()  # promised outputs that children have taken over
+        self.handed_over: set[int] = set()  # promised outputs delegated to children
         self.at_hand: frozenset[str] = frozenset()  # objects that its program has from other tasks
-        self._twins: dict[str, int] = {}  # children of one content, by the first one's id
+        self._twins: dict[str, int] = {}  # number of children with equal content, by the first id
 
     names_by_content = False
-    """Whether its children are named by what they do, and not by how many came before them: its
-    program creates them in an order that depends on time, and hands over what outputs are left.
+    """Whether names of children derive from their content instead of their ordinal number. This is
+    for programs that create children in an order that depends on timing, and delegate those
+    outputs that are left.
     """
 
     maps_files = False
-    """Whether its program has files for nothing but to map, to read and to write them itself: see
+    """Whether its program only maps, reads and writes files, and does not pass them on: see
     `ObjectReader.mapped_path` and `ObjectWriter.mapped_path`."""
 
     @property
     def where(self) -> str:
-        """Say which attempt this is, for people."""
+        """A description of this attempt for log messages."""
         spec = self.task.spec
         name = f"{spec.name} ({spec.id})" if spec.name else f"{spec.id}"
         return f"in task {name}, attempt {max(self.task.attempt, 1)}"
@@ -81,27 +83,29 @@ class Attempt(ABC):
 
     @abstractmethod
     def resolve(self, ref: Reference) -> Reference:
-        """Return what is known of an object here: by what the task was given, what it published
-        itself, what the store holds. A future, if it is not there.
+        """Return the best reference to an object that this worker knows: from the task's inputs,
+        its published outputs, or the store. It is a future if none of them has the object.
         """
 
     @abstractmethod
     def open_whole(self, ref: Reference, then: Callable[[str], None]) -> None:
-        """Give a resolved input a path, once all of it is here."""
+        """Pass the path of a resolved input to `then`, once all of it is local."""
 
     @abstractmethod
     def open_growing(
         self, ref: Reference, blocking: bool, then: Callable[[OpenInput], None]
     ) -> None:
-        """Give a resolved input a path, even if it is still being made."""
+        """Open a resolved input, even if it is still being produced."""
 
     @abstractmethod
     def lose_input(self, object_id: str, details: str) -> None:
-        """Note that an input is not where this worker said: the attempt ends without an outcome."""
+        """Record that an input is missing at a path that this worker gave to the program. The
+        attempt ends without an outcome.
+        """
 
     @abstractmethod
     def prefer(self, ref: Reference) -> None:
-        """Have a resolved input be read here rather than elsewhere from now on; only a hint."""
+        """Hint that later readers of a resolved input should run on this worker."""
 
     @abstractmethod
     def read(self, ref: Reference, then: Callable[[bytes], None]) -> None:
@@ -111,37 +115,37 @@ class Attempt(ABC):
     def await_growth(
         self, object_id: str, at_least_bytes: float, then: Callable[[Growth], None]
     ) -> None:
-        """Wait until an input that was opened growing has so many bytes, or has ended. Raises
-        BadCallError for one that was not.
+        """Wait until an input that `open_growing` opened has so many bytes, or is complete. Raises
+        BadCallError for an input that it did not open.
         """
 
     @abstractmethod
     def close_growing(self, object_id: str) -> None:
-        """Give an input up that was opened growing."""
+        """Close an input that `open_growing` opened."""
 
     # --- outputs and the rest ---------------------------------------------------------------------
 
     @abstractmethod
     def open_output(self, index: int, streams: bool, size_bytes: int | None = None) -> str:
-        """Begin an output; return the path to write it under. `streams`: others may read it
-        meanwhile. `size_bytes`: there is to be room for so much, if that is known.
+        """Start an output; return the path to write. `streams`: other tasks may read it meanwhile.
+        `size_bytes`: the space to reserve, if the size is known.
         """
 
     @abstractmethod
     def close_output(self, index: int, size_bytes: int | None) -> Reference:
-        """Publish an output that is written."""
+        """Publish an output that the program has written."""
 
     @abstractmethod
     def roll_back_output(self, index: int) -> None:
-        """Forget what was written to an output."""
+        """Discard the data written to an output."""
 
     @abstractmethod
     def note_growth(self, index: int, size_bytes: int) -> None:
-        """Take a hint of how much of an output is there."""
+        """Handle the program's hint of how many bytes it has written to an output."""
 
     @abstractmethod
     def send_descriptor(self, socket_path: str, path: str, *, writes: bool) -> None:
-        """Open a path that was given, and hand the descriptor to a listening UNIX socket."""
+        """Open a path of this attempt, and send the descriptor to a listening UNIX socket."""
 
     @abstractmethod
     def log(self, text: str, *, is_stderr: bool = False) -> None:
@@ -149,23 +153,21 @@ class Attempt(ABC):
 
     @abstractmethod
     def room(self) -> int | None:
-        """Say how many slots wait for work here; None: others, elsewhere, may have some."""
+        """Return the number of idle slots of this worker; None: other workers may have some."""
 
     @abstractmethod
     def add_child(self, child: Child, *, wanted: bool | None = None) -> None:
-        """Have a task created. `wanted`: whether this one needs its outputs before its own end;
-        None: nobody knows, so it may begin and be called off.
+        """Create a child task. `wanted`: whether this task needs its outputs before it ends. None:
+        unknown, so the child may be started and cancelled later.
         """
 
     @abstractmethod
     def begin_child(self, child: Child, arguments: dict[str, Any]) -> Attempt:
-        """Have a task created that this one's program runs within itself from now on; return the
-        attempt at it.
-        """
+        """Create a child task that this task's program runs inline; return the child's attempt."""
 
     @abstractmethod
     def end_within(self, fault: tuple[str, str] | None) -> None:
-        """End such an attempt, maybe with a fault: what it left open is closed. Raises
+        """End an inline attempt, with a fault if it failed, and close its open files. Raises
         StorageError.
         """
 
@@ -182,19 +184,19 @@ class Attempt(ABC):
         name: str = "",
         takes: Collection[Any] | None = None,
     ) -> tuple[tuple[ObjectId, ...], ChildForm]:
-        """Create a task; return the ids of its outputs, and how its executor took the keywords.
+        """Create a child task; return the ids of its outputs, and its form.
 
-        `delegates`: it takes over the outputs that this task promised, but for those that others
-        have taken over. `takes`: some of them, by number. `wanted`: see `add_child`. Raises
-        BadCallError.
+        `delegates`: the child takes over the promised outputs of this task, except those that other
+        children have taken over. `takes`: it takes over only these, by number. `wanted`: see
+        `add_child`. Raises BadCallError.
         """
         if takes is not None:
-            self._require_left(takes)
+            self._require_available(takes)
         form = self._form(executor, keywords, delegates)
         if takes is not None and len(takes) != form.n_outputs:
             raise BadCallError(f"a child of {form.n_outputs} outputs cannot take over {len(takes)}")
         if not form.n_outputs and not delegates:
-            return (), form  # a task whose outputs nobody can want never runs
+            return (), form  # a task without outputs would never run
         child, _ = self._create(executor, form, needs, delegates, name, takes)
         self.add_child(child, wanted=wanted)
         return child.spec.outputs, form
@@ -202,8 +204,8 @@ class Attempt(ABC):
     def spawn_within(
         self, executor: str, keywords: dict[str, Any], name: str
     ) -> tuple[tuple[ObjectId, ...], Attempt]:
-        """Create a task that the program runs within itself; return the ids of its outputs, and
-        the attempt at it. Raises BadCallError.
+        """Create a child task that the program runs inline; return the ids of its outputs, and its
+        attempt. Raises BadCallError.
         """
         if not self.task.may_run_children or executor != self.task.spec.executor:
             raise BadCallError("no child may run within this task")
@@ -214,7 +216,7 @@ class Attempt(ABC):
     def _form(self, executor: str, keywords: dict[str, Any], delegates: bool) -> ChildForm:
         known = self._executor(executor)
         if delegates:
-            self._require_promises()
+            self._require_undelegated()
         try:
             return known.child_form(keywords)
         except BadArgumentsError as error:
@@ -228,15 +230,15 @@ class Attempt(ABC):
         *,
         sees_errors: bool = False,
     ) -> None:
-        """Hand the promised outputs to a task that goes on in this very process, once its
-        dependencies are there, and one of `any_of` (a fixed process, ciel-interfaces 1.7).
-        `sees_errors`: those that failed count as there. Raises BadCallError.
+        """Delegate the promised outputs to a task that continues in this process, once all
+        `dependencies` and one of `any_of` are available (a fixed process, ciel-interfaces 1.7).
+        `sees_errors`: failed objects count as available. Raises BadCallError.
         """
         if not self._executor(executor).talks:
             raise BadCallError(f"{executor!r} has no processes that could go on")
-        self._require_promises()
+        self._require_undelegated()
         if self.attached is None:
-            # Another execution leaves another process: the name must not be taken for this one's.
+            # A re-execution leaves another process, which must not have the same name.
             index = self.outputs.allocate(f"fixed.{self.life}.{self.task.attempt}")
             fixed = Fixed(self.outputs.ids[index], self._netloc)
             self.outputs.add(index, fixed)
@@ -253,9 +255,7 @@ class Attempt(ABC):
 
     @property
     def life(self) -> str:
-        """Name the worker process that runs this attempt, in letters and digits; no two that ever
-        ran have one name.
-        """
+        """A unique identifier of the worker process of this attempt, in letters and digits."""
         return ""
 
     def _executor(self, name: str) -> Executor:
@@ -265,26 +265,26 @@ class Attempt(ABC):
             raise BadCallError(f"there is no executor {name!r:.60} (there are: {names})")
         return known
 
-    def _require_promises(self) -> None:
+    def _require_undelegated(self) -> None:
         if self.has_delegated:
-            raise BadCallError("another task was given the outputs of this one already")
+            raise BadCallError("this task has already delegated its outputs")
 
-    def _require_left(self, takes: Collection[Any]) -> None:
-        self._require_promises()
-        left = [index for index in takes if self._is_promised(index)]
+    def _require_available(self, takes: Collection[Any]) -> None:
+        self._require_undelegated()
+        left = [index for index in takes if self._is_available(index)]
         if not left or len(left) != len(set(takes)):
             raise BadCallError(f"a child cannot take over outputs {list(takes)!r:.60}")
 
-    def _is_promised(self, index: Any) -> bool:
-        """Whether this task is still to make one of its promised outputs."""
+    def _is_available(self, index: Any) -> bool:
+        """Whether this is a promised output that is neither started nor delegated."""
         if type(index) is not int or not 0 <= index < self.outputs.expected_count:
             return False
         outputs = self.outputs
         is_begun = index in outputs.published or index in outputs.open_ones
         return not is_begun and index not in self.handed_over
 
-    def _promised(self) -> list[int]:
-        return [index for index in range(self.outputs.expected_count) if self._is_promised(index)]
+    def _available_outputs(self) -> list[int]:
+        return [index for index in range(self.outputs.expected_count) if self._is_available(index)]
 
     def _create(
         self,
@@ -302,10 +302,10 @@ class Attempt(ABC):
         elif delegates:
             outputs = spec.outputs
             if self.handed_over or self.names_by_content:
-                outputs = tuple([spec.outputs[index] for index in self._promised()])
+                outputs = tuple([spec.outputs[index] for index in self._available_outputs()])
         arguments = form.arguments
         if self.outputs.published:
-            arguments = self._up_to_date(arguments)
+            arguments = self._with_published(arguments)
         package = self.task.arguments.get("package_ref")
         if package is not None and self.task.executors[executor].wants_package:
             arguments = {**arguments, "package_ref": package}
@@ -328,20 +328,20 @@ class Attempt(ABC):
         except (TypeError, ValueError) as error:
             raise BadCallError(f"the arguments of a spawn cannot be encoded: {error}") from None
         except InvalidTaskError as error:
-            raise BadCallError(f"no such task can be: {error.reason}") from None
+            raise BadCallError(f"the child task is invalid: {error.reason}") from None
         self.children_count += 1
         self.has_delegated |= delegates
         self.handed_over.update(takes or ())
         return child, arguments
 
-    def _up_to_date(self, value: Any) -> Any:
-        """Replace references to outputs of this attempt by what was published: a program may hold
-        older ones, and only the published one says where the content is.
+    def _with_published(self, value: Any) -> Any:
+        """Replace references to outputs of this attempt by the published ones: a program may have
+        older references, and only the published one has the location of the content.
         """
         if isinstance(value, REFERENCE_TYPES):
             return self.outputs.reference(value.id) or value
         if isinstance(value, dict):
-            return {key: self._up_to_date(item) for key, item in value.items()}
+            return {key: self._with_published(item) for key, item in value.items()}
         if isinstance(value, list):
-            return [self._up_to_date(item) for item in value]
+            return [self._with_published(item) for item in value]
         return value

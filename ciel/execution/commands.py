@@ -1,4 +1,4 @@
-"""What a task was asked to run, as people typed it: read from its payload by whoever shows it."""
+"""Reads the command line of a task from its payload, for displays."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from ciel.wire.errors import WireError
 
 
 def command_line(payload: str | None) -> list[str] | None:
-    """Return the words of the command in a task's payload, the ids of objects in place of their
-    files; None if its executor takes no command, or the payload is none.
+    """Return the words of the command in a task's payload, with ids of objects in place of their
+    files; None if its executor takes no command, or the payload is missing.
     """
     arguments = _arguments(payload)
     args = arguments.get("args")
@@ -25,7 +25,7 @@ def command_line(payload: str | None) -> list[str] | None:
 
 
 def can_be_followed(payload: str | None) -> bool:
-    """Whether the output of an ordinary program may be read while it grows."""
+    """Whether a program's output can be read while the program writes it."""
     args = _arguments(payload).get("args")
     return isinstance(args, dict) and args.get("stream_output") is True
 
@@ -41,7 +41,7 @@ def _arguments(payload: str | None) -> dict[str, Any]:
 
 
 def with_command(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what was told of a task with its command line in place of its payload."""
+    """Return a row about a task with its command line in place of its payload."""
     told = dict(row)
     told["command_line"] = command_line(told.pop("payload", None))
     return told

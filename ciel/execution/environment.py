@@ -1,5 +1,5 @@
-"""The environment of a task: the worker's or its caller's, less what is secret, plus what a task
-should know of itself.
+"""The environment variables of a task: the worker's or the client's, without secrets, and variables
+that describe the task.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from ciel.core.jobs import CallerContext
 from ciel.core.tasks import TaskSpec
 
 TEMPORARY_MAX_BYTES = 64
-"""Temporary files of a task lie in its scratch directory, and go with it, unless the path is so
-long that a socket there could have no name: the kernel takes 107 bytes.
+"""A task's temporary files are in its scratch directory, and are removed with it, unless that path
+is longer than this. A socket's path has at most 107 bytes, so some must be left for its name.
 """
 SECRET_NAMES = frozenset(("CIEL_ACCESS", "CIEL_KEY"))
 SECRET_PARTS = ("SECRET", "TOKEN", "PASSWORD", "PASSWD", "CREDENTIAL", "PRIVATE_KEY", "API_KEY")
@@ -27,15 +27,16 @@ MACHINE_NAMES = frozenset(
         "XDG_SESSION_ID", "XDG_SESSION_TYPE", "XDG_VTNR",
     )
 )  # fmt: skip
-"""Variables that describe a machine, an account or a terminal: the worker's stay."""
+"""Variables that describe a machine, an account or a terminal. Tasks get the worker's values."""
 MACHINE_PREFIXES = ("CIEL_", "SSH_")
 
 
 class Caller(NamedTuple):
-    """What a job's programs take over from the client, as one worker applies it.
+    """The working directory and environment that a job's programs get from the client, as changes
+    to those of one worker.
 
-    `cwd`: the working directory; "": a private one. `env`: changes to the worker's own environment;
-    None unsets a variable. `digest`: the same for two callers only if both are.
+    `cwd`: the working directory; "": a private one. `env`: changes to the worker's environment;
+    None unsets a variable. `digest`: equal for two callers only if `cwd` and `env` are equal.
     """
 
     cwd: str
@@ -47,12 +48,12 @@ class Callers:
     """The callers of the jobs whose tasks run on a worker, by job."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
-        """`environ`: what programs inherit of the worker."""
+        """`environ`: the variables that programs inherit from the worker."""
         self._environ = environ
         self._by_job: dict[str, Caller] = {}
 
     def describe(self, job: str, context: CallerContext | None) -> None:
-        """Learn the context of a job; None: the job is over."""
+        """Set the context of a job; None: the job has ended."""
         if context is None:
             self._by_job.pop(job, None)
             return
@@ -62,33 +63,33 @@ class Callers:
         self._by_job[job] = Caller(context.cwd, env, digest)
 
     def find(self, job: str) -> Caller | None:
-        """Return what the programs of a job take over; None if it has no context."""
+        """Return the caller of a job; None if the job has no context."""
         return self._by_job.get(job)
 
     def clear(self) -> None:
-        """Forget all jobs: another master describes its own."""
+        """Forget all jobs, since a new master sends its own."""
         self._by_job.clear()
 
 
 def is_secret(name: str) -> bool:
-    """Whether a variable is kept from tasks, by its name."""
+    """Whether a variable's name marks it as secret, so that tasks do not get it."""
     upper = name.upper()
     return upper in SECRET_NAMES or any(part in upper for part in SECRET_PARTS)
 
 
 def is_of_machine(name: str) -> bool:
-    """Whether a variable describes a machine, so that it does not travel to another one."""
+    """Whether a variable describes a machine, so that it is not sent to another one."""
     return name in MACHINE_NAMES or name.startswith(MACHINE_PREFIXES)
 
 
 def inherited(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return what every task of a worker inherits."""
+    """Return the variables that every task of a worker inherits."""
     return {name: value for name, value in environ.items() if not is_secret(name)}
 
 
 def travelling(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables of a caller that travel with its job: neither secret nor of its machine,
-    and text in UTF-8.
+    """Return the variables of a client to send with its job: they are not secret, do not describe
+    its machine, and are UTF-8.
     """
     return {
         name: value
@@ -98,8 +99,8 @@ def travelling(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def changes(context: CallerContext, own: Mapping[str, str]) -> dict[str, str | None]:
-    """Return what makes the environment of a job's programs of a worker's own: None unsets a
-    variable.
+    """Return the changes that turn a worker's environment into that for a job's programs; None
+    unsets a variable.
     """
     changed: dict[str, str | None] = {}
     if context.replaces_env:
@@ -121,7 +122,7 @@ def _is_text(text: str) -> bool:
 def task_environment(
     spec: TaskSpec, attempt: int, worker: str, scratch: str, extra: Mapping[str, str | None]
 ) -> dict[str, str | None]:
-    """Return what is added for one attempt; the task's own wishes come last."""
+    """Return the variables to add for one attempt; the task's own, `extra`, override all others."""
     environment: dict[str, str | None] = {
         "CIEL_JOB": spec.job,
         "CIEL_TASK": spec.id,

@@ -1,8 +1,8 @@
-"""The interface of executors: pure translators from a task to what is to be done, and from its end
-to its outcome.
+"""The interface of executors, which translate a task into an action, and a program's end into an
+outcome.
 
-An executor opens no file and starts no process: it names inputs, and the worker gives them paths.
-It is asked once when a task begins, and once more when the program that it asked for has ended:
+An executor opens no file and starts no process: it names inputs, and the worker provides their
+paths. The worker calls it when a task starts, and again when the requested program has ended:
 
     begin(task) ──▶ Finish | Fail | Run(program) ──▶ ended(task, exit) ──▶ Finish | Fail
 
@@ -26,8 +26,8 @@ from ciel.storage.interface import LEVELS
 
 
 class BadArgumentsError(Exception):
-    """The arguments of a task are not what its executor takes; the text is for its author. If
-    another `executor` is named, it is that one's arguments, which stand in those of the task.
+    """A task's arguments are invalid for its executor; the text is for the task's author. If an
+    `executor` is named, the error is in the arguments for that one, nested in those of the task.
     """
 
     def __init__(self, text: str, executor: str = "") -> None:
@@ -36,8 +36,8 @@ class BadArgumentsError(Exception):
 
 
 class InputPath(NamedTuple):
-    """Stands for the path of an input, in a command line; `executable`: it is to be run, or loaded
-    as a library.
+    """A placeholder for the path of an input in a command line. `executable`: the program runs it,
+    or loads it as a library.
     """
 
     object_id: ObjectId
@@ -45,30 +45,33 @@ class InputPath(NamedTuple):
 
 
 class OutputPath(NamedTuple):
-    """Stands for the path of an output that a program writes itself; the file is there, empty."""
+    """A placeholder for the path of an output that a program writes itself. The file exists and is
+    empty.
+    """
 
     number: int
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A program to run, with a fresh scratch directory.
+    """A program to run, with a new scratch directory.
 
-    `stdin`: inputs, concatenated in order (none: empty). `stdout`: the number of the output that it
-    becomes; None: it goes where standard error goes. `files`: inputs to lie in the scratch
-    directory, by relative name. `lists`: variables that name a text file with one path a line.
-    `streams`: its outputs may be read while it writes them. `whole`: inputs that are still being
-    made are waited for, not fed while they grow. `store`: where its outputs are to begin, of
-    `storage.interface.LEVELS`; nothing: where that store begins them.
+    `stdin`: inputs, concatenated in order (none: empty). `stdout`: the number of the output that
+    standard output becomes; None: it goes to the same place as standard error. `files`: inputs to
+    place in the scratch directory, by relative name. `lists`: variables that name a text file with
+    one path a line. `streams`: its outputs may be read while it writes them. `whole`: wait for
+    inputs that are still being produced, instead of feeding them while they grow. `store`: the
+    level of `storage.interface.LEVELS` in which its outputs start; empty: the store's default.
 
-    `names`: texts and paths that are its standard input instead, each ended by a NUL. `preferred`:
-    inputs that are better read where it runs than anywhere else, once it has. `delay_s`: how long
-    waits before its start. `chunk_bytes`: what grows is fed in pieces of that size, but for the
-    last. `traces`: it is logged when it had to wait for what grows. `parent`: the program that
-    forks such programs, as `executors.programs.python_parent` does; only for those that talk.
+    `names`: texts and paths for its standard input in place of `stdin`, each ended by a NUL.
+    `preferred`: inputs whose later readers should run on the same worker. `delay_s`: how long to
+    wait before the start. `chunk_bytes`: growing inputs are fed in pieces of this size, except for
+    the last. `traces`: log when the program had to wait for a growing input. `parent`: the program
+    that forks such programs, as `executors.programs.python_parent` does; only for interactive
+    programs.
 
     `cwd`: the working directory, an absolute path; "": the scratch directory. `env`: None unsets a
-    variable. `executables`: those of `files` that may be executed; they are copies.
+    variable. `executables`: the members of `files` that may be executed; they are copies.
     """
 
     argv: tuple[str | InputPath, ...]
@@ -99,7 +102,7 @@ class ProgramExit(NamedTuple):
     stderr_tail: str
 
     def describe(self) -> str:
-        """Say it in words, with the signal's name."""
+        """Describe the end in words, with the signal's name."""
         if self.signal_number is None:
             return f"ended with exit status {self.status}{_in_shells(self.status or 0)}"
         try:
@@ -110,7 +113,7 @@ class ProgramExit(NamedTuple):
 
 
 def _in_shells(status: int) -> str:
-    """Say what an exit status means that a shell has made of a signal."""
+    """Explain an exit status by which shells report a signal."""
     try:
         return f" (in a shell: {signal.Signals(status - 128).name})" if status > 128 else ""
     except ValueError:
@@ -118,16 +121,18 @@ def _in_shells(status: int) -> str:
 
 
 class Child(NamedTuple):
-    """A task that the task creates, and those of its inputs that are no futures."""
+    """A child task, and the references of its inputs that are not futures."""
 
     spec: TaskSpec
     known: tuple[Reference, ...]
 
 
 class ChildForm(NamedTuple):
-    """What a spawn asks for, as the child's executor understands it. `as_list`: its maker is
-    answered with a list of references even if there is one. `any_of`: references, which stand in
-    the arguments, too, of which one is enough for it to run; it is given the others as futures.
+    """The arguments of a spawn as the child's executor interprets them.
+
+    `as_list`: the parent gets a list of references even if there is only one. `any_of`: references,
+    also contained in the arguments, of which one must be available before the child runs; it may
+    get the rest as futures.
     """
 
     arguments: dict[str, Any]
@@ -146,10 +151,12 @@ class Run:
 
 
 class Talk(NamedTuple):
-    """Have a program talk with this executor: it gets the names of two FIFOs as its last arguments,
-    then `start_task` with `arguments`. A program that is kept warm serves every task of the same
-    `kind`; one that waits in the middle of a task (`fixed`) is gone on with instead. Its `files`
-    are copies, as it outlives its task.
+    """Run an interactive program, which holds a conversation with this executor.
+
+    The program gets the names of two FIFOs as its last arguments, then `start_task` with
+    `arguments`. A program that stays running serves every task of the same `kind`. If `fixed` is
+    given, a process that is suspended in the middle of a task continues instead. The `files` of
+    such programs are copies, since a program may outlive its task.
     """
 
     program: Program
@@ -157,13 +164,13 @@ class Talk(NamedTuple):
     kind: str
     fixed: ObjectId | None = None
     encoded: bytes | None = None
-    """The arguments as JSON, where there are such already."""
+    """The arguments as JSON, if they are already encoded."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """The task is done: contents of outputs by number (others were made by its program), and its
-    children.
+    """The task succeeded: the contents of outputs by number, except outputs that its program wrote,
+    and its children.
     """
 
     contents: Mapping[int, bytes] = field(default_factory=dict)
@@ -172,7 +179,7 @@ class Finish:
 
 @dataclass(frozen=True, slots=True)
 class Fail:
-    """The task has failed: a word for programs, text for people (see `refs.Failure`)."""
+    """The task failed: a reason code for programs, and a text for people (see `refs.Failure`)."""
 
     reason: str
     details: Any
@@ -182,13 +189,13 @@ Action = Run | Talk | Finish | Fail
 
 
 class Task(NamedTuple):
-    """A task as its executor sees it: its spec, its decoded arguments, its inputs as they are known
-    now.
+    """A task as its executor sees it: its spec, its decoded arguments, and the current references
+    of its inputs.
 
-    `executors` are all there are on this worker, for the children of the task. `may_run_children`:
-    its program may run some of these within itself, in no slot of their own. `attempt`: the number
-    of this attempt, 0 for a child that its parent's worker began. `caller`: the directory and the
-    environment that programs of its job take over from the client; None: none.
+    `executors`: all executors of this worker, for the children of the task. `may_run_children`: its
+    program may run children inline, which take no slot. `attempt`: the number of this attempt; 0
+    for a child that its parent's worker started. `caller`: the directory and environment that
+    programs of its job get from the client; None: the worker's.
     """
 
     spec: TaskSpec
@@ -204,7 +211,7 @@ OUTPUTS_MAX = 10_000
 
 
 def store_level(value: Any) -> str:
-    """Return where outputs are to begin; raises BadArgumentsError."""
+    """Return the store level for outputs; raises BadArgumentsError."""
     if value not in ("", None, *LEVELS):
         words = " or ".join(map(repr, LEVELS))
         raise BadArgumentsError(f"'store' must be {words}, not {value!r:.40}")
@@ -212,7 +219,7 @@ def store_level(value: Any) -> str:
 
 
 def output_count(value: Any, least: int = 1) -> int:
-    """Return a number of outputs that a spawn names; raises BadArgumentsError."""
+    """Check the number of outputs of a spawn and return it; raises BadArgumentsError."""
     if type(value) is not int or not least <= value <= OUTPUTS_MAX:
         raise BadArgumentsError(
             f"the number of outputs must be {least} to {OUTPUTS_MAX}, not {value!r:.40}"
@@ -221,15 +228,15 @@ def output_count(value: Any, least: int = 1) -> int:
 
 
 def mentions_of(executors: Mapping[str, Executor], name: str) -> Mentions:
-    """Say what the outputs of an executor's tasks may name; of an unknown one, anything."""
+    """Return what outputs of an executor's tasks may refer to; anything if it is unknown."""
     known = executors.get(name)
     return Mentions.ANYTHING if known is None else known.mentions
 
 
 def simple_form(executor: str, keywords: dict[str, Any]) -> ChildForm:
-    """Return the form of a child as most executors have it (ciel-interfaces, 1.8): `args` is an
-    object, of which `n_outputs` outputs are made, named by what is asked for, so that it is done
-    once. What stands in `args` may also be given directly, as packages do.
+    """Return the form of a child for most executors (ciel-interfaces, 1.8). `args` is an object
+    from which the child produces `n_outputs` outputs. Their names derive from the arguments, so
+    equal children run once. Members of `args` may also be given directly, as in packages.
     """
     args = keywords.get("args")
     if args is None:
@@ -247,30 +254,30 @@ class Executor(ABC):
     name: str
     mentions: ClassVar[Mentions] = Mentions.ANYTHING
     talks: ClassVar[bool] = False
-    """Its `begin` answers with `Talk`, and it has a method `converse`."""
+    """Whether `begin` returns `Talk`; then the executor has a method `converse`."""
     wants_package: ClassVar[bool] = False
-    """Its tasks may look things up in the package of their job: they get its `package_ref`."""
+    """Whether its tasks get the `package_ref` of their job, to look up entries of its package."""
 
     def missing(self, environ: Mapping[str, str]) -> str:
-        """Say in a sentence what this host lacks to run its tasks, and what to do about it; nothing
-        if it can. Asked once, before any task, by a worker with its own environment; the only place
-        in which an executor may look at the host, and keep what it finds.
+        """Return a sentence that says what this host lacks to run its tasks, and what to do about
+        it; empty if it lacks nothing. A worker calls this once, before any task, with its own
+        environment. Only here may an executor inspect the host, and keep the results.
         """
         return ""
 
     @abstractmethod
     def begin(self, task: Task) -> Action:
-        """Say what is to be done; raises BadArgumentsError."""
+        """Translate a task into an action; raises BadArgumentsError."""
 
     def child_form(self, keywords: dict[str, Any]) -> ChildForm:
-        """Say what is to be made of the keywords of a spawn; raises BadArgumentsError.
+        """Translate the keywords of a spawn into a child's form; raises BadArgumentsError.
 
-        By default as `simple_form` does.
+        The default is `simple_form`.
         """
         return simple_form(self.name, keywords)
 
     def ended(self, task: Task, program_exit: ProgramExit) -> Action:
-        """Say what became of the task whose program has ended: by default only exit status 0 is
+        """Return the outcome of a task whose program has ended; by default only exit status 0 is a
         success.
         """
         if program_exit.status == 0:

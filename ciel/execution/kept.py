@@ -1,8 +1,7 @@
-"""What failed attempts left behind, for people to look at: a directory that cannot fill its device.
+"""Retains the files of failed attempts for inspection, within limits of number and size.
 
-Nobody says when they have seen it, so the oldest goes when there are too many, when they take too
-much, and when they take more than is left on the device, whatever fills it: a task that runs is
-worth more than one that failed.
+The oldest entries are removed when there are too many, when they exceed a total size, or when they
+exceed the free space of the device. So retained files do not take space that running tasks need.
 """
 
 from __future__ import annotations
@@ -15,17 +14,17 @@ from ciel.storage.trees import bytes_below, remove_tree
 
 KEPT_ATTEMPTS_MAX = 100
 KEPT_BYTES_MAX = 1 << 30
-"""Of each directory, and so of each worker."""
+"""The limits for each directory, and so for each worker."""
 
 _FREE_FILES_SHARE_MIN = 1 / 16
-"""What is kept goes when fewer of a device's files are left: their number may be limited, too."""
+"""Entries are also removed when a smaller share of the device's inodes is free."""
 
 
 class KeptAttempts:
-    """A directory with an entry for each failed attempt; whoever makes one has it admitted.
+    """A directory with an entry for each failed attempt. The creator of an entry calls `admit`.
 
-    Several threads may use it; the methods may take as long as the files are large. It is first
-    read when it is first used.
+    Several threads may use it. The methods take time in proportion to the size of the files. The
+    directory is read on first use.
     """
 
     def __init__(
@@ -42,7 +41,7 @@ class KeptAttempts:
         self._sizes: dict[str, int] | None = None  # the oldest first
 
     def admit(self, name: str) -> str:
-        """Count in an entry just made; if there is no room for it, it goes: return why."""
+        """Add a new entry; if there is no space for it, remove it and return the reason."""
         size_bytes = bytes_below(self.path / name)
         if size_bytes > self._bytes_max:
             remove_tree(self.path / name)
@@ -56,7 +55,7 @@ class KeptAttempts:
         return "" if is_kept else f"they take {size_bytes} bytes, more than the disk has left"
 
     def make_room(self) -> None:
-        """Remove what is too much."""
+        """Remove entries beyond the limits."""
         with self._lock:
             self._remove_surplus(self._known())
 
@@ -83,16 +82,16 @@ def _ages_ns(path: Path) -> dict[str, int]:
         for entry in path.iterdir():
             found[entry.name] = entry.lstat().st_mtime_ns
     except FileNotFoundError:
-        pass  # nothing was kept yet, or it is just being removed
+        pass  # nothing was retained yet, or the directory is being removed
     return found
 
 
 def _free_bytes(path: Path) -> int:
-    """Return how much is left on a device; none if it can hardly hold another file, or is gone."""
+    """Return the free bytes of a device; 0 if it has few free inodes, or does not exist."""
     try:
         device = os.statvfs(path)
     except OSError:
         return 0
-    # Some file systems do not count files, and say 0 of all of them.
+    # Some file systems do not count inodes, and report 0 for both.
     few_files = device.f_favail < device.f_files * _FREE_FILES_SHARE_MIN
     return 0 if few_files else device.f_bavail * device.f_frsize

@@ -1,8 +1,8 @@
-"""The outputs of one attempt that makes them one by one: those that its task promised, then those
-that it allocates (ciel-interfaces, 1.5 and 1.6).
+"""The outputs of one attempt of an interactive program: the outputs that its task promised, then
+outputs that it allocates (ciel-interfaces, 1.5 and 1.6).
 
-Each is published once: as content, or as a file that the program writes between `open` and `close`.
-What is small rides in its reference, the rest is committed to the store.
+Each output is published once: as content, or as a file that the program writes between `open` and
+`close`. Small content is stored inline in the reference, other content is committed to the store.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from ciel.storage.errors import ObjectConflictError
 from ciel.storage.interface import ObjectStore, ObjectWriter
 
 ALLOCATED_MAX = 1_000_000
-"""Outputs that one attempt may have: a loop that allocates without end meets it."""
+"""How many outputs an attempt may allocate; this stops endless loops."""
 
 Conflict = Callable[[ObjectConflictError], None]
-"""Told of an output that was made before with other content: its task is not deterministic."""
+"""Called if an output exists with other content, so its task is not deterministic."""
 
 
 class BadCallError(Exception):
-    """A program asked for what cannot be; the text is for its author."""
+    """A program made an invalid call; the text is for its author."""
 
 
 class Outputs:
-    """What one attempt has published, and the files that it is writing."""
+    """The published outputs of one attempt, and the files that it is writing."""
 
     def __init__(
         self,
@@ -43,14 +43,14 @@ class Outputs:
         self.published: dict[int, Reference] = {}
         self.open_ones: dict[int, ObjectWriter] = {}
         self.lacked_room = False
-        """Whether one that was rolled back may have been refused room."""
-        self.level = ""  # where they begin, ...
-        self.levels: dict[int, str] = {}  # ...but for these
+        """Whether an output that was rolled back may have lacked space in the store."""
+        self.level = ""  # the store level of outputs, ...
+        self.levels: dict[int, str] = {}  # ...except of these
         self._task_id = task_id
         self._store = store
         self._here = here
         self._conflict = conflict
-        self._numbers: dict[str, int] = {}  # of what was published, by id
+        self._numbers: dict[str, int] = {}  # of published outputs, by id
         self._named: dict[str, int] = {}  # of outputs named by content, by digest
 
     def index(self, value: object) -> int:
@@ -68,8 +68,8 @@ class Outputs:
         return self._allocate(prefix, len(self.ids) - self.expected_count)
 
     def allocate_named(self, prefix: str, digest: str) -> int:
-        """Add an output that is named by the digest of its content, and not by how many came before
-        it; return its number, which is that of an earlier output with the same content.
+        """Add an output that is named by the digest of its content instead of its number; return
+        its number. An earlier output with the same digest is used again.
         """
         number = self._named.get(digest)
         if number is None:
@@ -84,12 +84,12 @@ class Outputs:
         except InvalidIdError as error:
             raise BadCallError(f"'prefix' makes no name of an object: {error}") from None
         if object_id in self._expected:
-            raise BadCallError(f"'prefix' {prefix!r} makes {object_id}, which the task has already")
+            raise BadCallError(f"'prefix' {prefix!r} gives {object_id}, an existing output")
         self.ids.append(object_id)
         return len(self.ids) - 1
 
     def reference(self, object_id: str) -> Reference | None:
-        """Return what was published under an id, if anything."""
+        """Return the reference that was published for an id, if any."""
         index = self._numbers.get(object_id)
         return None if index is None else self.published[index]
 
@@ -108,12 +108,12 @@ class Outputs:
         return ref
 
     def add(self, index: int, ref: Reference) -> None:
-        """Publish what is no content."""
+        """Publish a reference that has no content."""
         self._require_unpublished(index)
         self._note(index, ref)
 
     def open(self, index: int, size_bytes: int | None = None) -> ObjectWriter:
-        """Begin to write an output; there is to be room for so much, if that is known."""
+        """Start to write an output; reserve `size_bytes`, if the size is known."""
         self._require_unpublished(index)
         level = self.levels.get(index, self.level)
         writer = self._store.begin_in(level, self.ids[index], size_hint_bytes=size_bytes)
@@ -121,7 +121,7 @@ class Outputs:
         return writer
 
     def close(self, index: int, size_bytes: int | None = None) -> Reference:
-        """Publish what was written to an output, which has `size_bytes` if its program says so."""
+        """Publish an output that was written; `size_bytes` is the size that the program reports."""
         writer = self._writer(index)
         written_bytes = writer.size_bytes
         if size_bytes is not None and size_bytes > written_bytes:
@@ -136,14 +136,14 @@ class Outputs:
         return ref
 
     def roll_back(self, index: int) -> None:
-        """Forget what was written to an output; it may be opened again."""
+        """Discard the data written to an output; it may be opened again."""
         writer = self._writer(index)
         self.lacked_room = self.lacked_room or writer.may_be_short
         writer.abort()
         del self.open_ones[index]
 
     def roll_back_all(self) -> None:
-        """Forget whatever is still being written."""
+        """Discard all outputs that are open."""
         for writer in self.open_ones.values():
             self.lacked_room = self.lacked_room or writer.may_be_short
             writer.abort()
@@ -175,8 +175,10 @@ def commit_output(
     is_alone: bool = False,
     size_bytes: int | None = None,
 ) -> Reference:
-    """Publish what was written; what is small rides in its reference. `is_alone`: no program that
-    knew its name is left. `size_bytes`: what it had a moment ago, which is dear to find out.
+    """Commit an output; return small content inline in the reference.
+
+    `is_alone`: no program that knew the file's name is running. `size_bytes`: the size as the
+    caller has just read it, which avoids an expensive query.
     """
     object_id = ObjectId(writer.object_id)
     content = writer.take(INLINE_MAX_BYTES, is_alone=is_alone)

@@ -1,5 +1,5 @@
-"""What people read when a program failed: its command, how it ended, and the end of what it
-complained.
+"""Composes error messages for failed programs: the command, how it ended, and the end of its
+standard error.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from ciel.storage.errors import NoSpaceError
 STDERR_TAIL_BYTES = 4096
 STDERR_TAIL_LINES = 40
 COMMAND_MAX_LENGTH = 500
-# Whatever a program says, it must not reach into the reader's terminal.
+# Output of programs must not send control sequences to the reader's terminal.
 _CONTROLS = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def logged_name(name: str, task_id: str) -> str:
-    """Return what stands before a task's lines in its job's log."""
+    """Return the prefix of a task's lines in its job's log."""
     return visible(name or task_id[:12])
 
 
 def command_text(argv: Sequence[str]) -> str:
-    """Return a command line as one would type it, cut to a sane length; bytes that are no UTF-8 are
+    """Format a command line as a shell command of limited length; bytes that are not UTF-8 are
     escaped.
     """
     text = unicode_text(shlex.join(argv))
@@ -34,26 +34,26 @@ def command_text(argv: Sequence[str]) -> str:
 
 
 def unicode_text(text: str) -> str:
-    """Return a text of the operating system as one that can be sent: other bytes are escaped."""
+    """Convert a text of the operating system to valid Unicode; other bytes are escaped."""
     if text.isascii():
         return text
     return os.fsencode(text).decode(errors="backslashreplace")
 
 
 def visible(text: str) -> str:
-    """Return one line in which nothing steers a terminal: what cannot be seen is escaped."""
+    """Escape all characters of a line that are not printable, such as terminal controls."""
     if text.isprintable():
         return text
     return "".join([c if c.isprintable() else repr(c)[1:-1] for c in text])
 
 
 def visible_text(text: str) -> str:
-    """Return text of several lines as `visible` returns one; tabs stay."""
+    """Apply `visible` to each line of a text; tabs stay."""
     return re.sub(r"[^\n\t]+", lambda part: visible(part[0]), text)
 
 
 def tail_text(tail: bytes, whole_size_bytes: int) -> str:
-    """Return the end of standard error as text, from a whole line on; say what was left out."""
+    """Return the last whole lines of standard error, after a note of how many bytes are omitted."""
     lines = tail.splitlines(keepends=True)
     if whole_size_bytes > len(tail):
         lines = lines[1:] or lines
@@ -64,7 +64,7 @@ def tail_text(tail: bytes, whole_size_bytes: int) -> str:
 
 
 def printed_text(said: bytes) -> str:
-    """Return what a program printed as text in which nothing steers a terminal; colours go."""
+    """Decode a program's output; replace control characters and remove colours."""
     return _CONTROLS.sub("\ufffd", _COLOURS.sub("", said.decode("utf-8", "replace")))
 
 
@@ -73,7 +73,7 @@ def _text(said: bytes) -> str:
 
 
 def no_room_text(worker: str, argv: Sequence[str], error: NoSpaceError) -> str:
-    """Compose the message for an output that its store cannot take."""
+    """Compose the message for an output for which the store has no space."""
     whose = command_text(argv) if argv else "it"
     wanted, available = size_text(error.wanted_bytes), size_text(error.available_bytes)
     return (
@@ -84,7 +84,7 @@ def no_room_text(worker: str, argv: Sequence[str], error: NoSpaceError) -> str:
 
 
 def full_device_text(worker: str, argv: Sequence[str]) -> str:
-    """Compose the message for an output that may not be all that its program wrote."""
+    """Compose the message for an output that may be incomplete because its device was full."""
     whose = command_text(argv) if argv else "it"
     return (
         f"the device of the store of worker {worker} was full while {whose} wrote an output, "
@@ -95,7 +95,7 @@ def full_device_text(worker: str, argv: Sequence[str]) -> str:
 def failure_text(
     what: str, worker: str, argv: Sequence[str], stderr_tail: str, why: str = ""
 ) -> str:
-    """Compose the message for a program that failed; `why`, if it was not its own doing."""
+    """Compose the message for a failed program; `why`: a cause outside of the program."""
     lines = [f"{command_text(argv)} {what} on worker {worker}" + (why and f": {why}")]
     if stderr_tail:
         lines += ["its standard error ends:", *[f"  {line}" for line in stderr_tail.splitlines()]]

@@ -1,6 +1,6 @@
-"""Start programs without forking: a small C program does it for master, worker and client.
+"""Starts programs through a small C program, so that master, worker and client never fork.
 
-`Launcher` is that program's owner, `LaunchSpec` what it is asked for, the events what it answers.
+`Launcher` owns a process of that program, `LaunchSpec` describes a launch, and events report it.
 """
 
 from ciel.launch.errors import (

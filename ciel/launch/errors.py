@@ -1,14 +1,14 @@
-"""What may go wrong on our side of the launcher; what goes wrong with a program is an event."""
+"""The errors of the launcher's owner. Failures of programs are events, not exceptions."""
 
 from pathlib import Path
 
 
 class LaunchError(Exception):
-    """Root of this room's errors."""
+    """Root of the errors of `ciel.launch`."""
 
 
 class LaunchSpecError(LaunchError):
-    """The caller's fault: no program can be started like this. Nothing was sent."""
+    """The caller's `LaunchSpec` is invalid. Nothing was sent."""
 
     def __init__(self, what: str, reason: str) -> None:
         super().__init__(f"{what} {reason}")
@@ -17,7 +17,7 @@ class LaunchSpecError(LaunchError):
 
 
 class LauncherMissingError(LaunchError):
-    """The C program was not built, or not beside this package."""
+    """The C program was not built, or is not in this package's directory."""
 
     def __init__(self, program: Path) -> None:
         super().__init__(f"{program} is missing: `make dev` builds it")
@@ -25,7 +25,7 @@ class LauncherMissingError(LaunchError):
 
 
 class LauncherDiedError(LaunchError):
-    """The launcher is gone, and with it every program; see `Launcher.kill_descendants`."""
+    """The launcher has died, and its programs with it; see `Launcher.kill_descendants`."""
 
     def __init__(self, pid: int, reason: str) -> None:
         super().__init__(f"the launcher (process {pid}) died: {reason}")
@@ -34,7 +34,7 @@ class LauncherDiedError(LaunchError):
 
 
 class DescendantsRemainError(LaunchError):
-    """Some processes survive SIGKILL (a device or file system hangs, or they are not ours)."""
+    """Some processes survive SIGKILL: a device or file system hangs, or another user owns them."""
 
     def __init__(self, pids: list[int], timeout_s: float) -> None:
         super().__init__(f"still alive {timeout_s:g} s after SIGKILL: processes {pids}")

@@ -1,26 +1,28 @@
-/* ciel-launcher SOCKET SALT [DIRECTORY...]: starts programs and reaps them, so that no daemon of ours ever forks.
+/* ciel-launcher SOCKET SALT [DIRECTORY...]: starts and reaps programs, so that daemons never fork.
  *
- * launcher.py runs it; messages.py is its wire. START, ADOPT and KILL come over SOCKET; STARTED or
- * FAILED answers each of the first two, EXITED follows each STARTED. The end of that stream, or of
- * the process that made it, ends everything started here. Signals do not: all are blocked, and at
- * their defaults.
+ * launcher.py runs it; messages.py has the wire format. The owner sends START, ADOPT and KILL over
+ * SOCKET. Each START and ADOPT is answered by STARTED or FAILED, and each STARTED is followed by
+ * EXITED. When the stream ends, or the process that created it, the launcher kills all programs and
+ * ends. Signals do not end it: all are blocked, with their default actions.
  *
- *   - A START may have to wait until fewer than so many programs run. Then the next begins without
- *     asking the owner, which is told of several ends at once: a wake-up costs as much as a launch.
- *   - A launch costs the same whatever the size of its owner: vfork, from this small process.
- *   - When EXITED arrives, nothing of that launch is alive. Each program leads a session, so that
- *     its group dies in one step, which no fork bomb outruns. What left that group is orphaned when
- *     its parents die, and comes to us, a subreaper; its tag says whose it was. If there is always
- *     more of it, all of it is stopped before it is killed, since then it does not fork.
- *   - If the launcher is killed, so are its programs; by the tag its owner finds what they leave.
- *   - What a program has forked and orphaned may be adopted, and is a program then like any other.
- *     It made itself what it would have been made here, and waits until ADOPTED tells it to begin.
- *   - In each DIRECTORY programs may only read, also those of root, if we may have that: we and they
- *     live in a mount namespace of our own, where it is mounted over itself, read-only.
+ *   - A START may have to wait until fewer than a given number of programs run. The launcher starts
+ *     the next one without asking the owner, and reports several ends in one message: a wake-up of
+ *     the owner costs as much as a launch.
+ *   - The cost of a launch does not depend on the owner's size: this small process uses vfork.
+ *   - When EXITED is sent, no process of that launch is alive. Each program leads a session, so its
+ *     process group is killed in one step, which no fork bomb can outrun. Processes that left the
+ *     group become orphans when their parents die, and then children of this process, a subreaper;
+ *     their tag identifies the launch. If new ones keep appearing, all are stopped before they are
+ *     killed, because a stopped process does not fork.
+ *   - If the launcher is killed, its programs die, too. The owner finds their orphans by the tag.
+ *   - An orphan that a program has forked may be adopted, and is then a program like any other. It
+ *     has set itself up as the launcher would have done, and waits for the signal ADOPTED to start.
+ *   - Programs, including root's, cannot write to any DIRECTORY, if the kernel permits this: the
+ *     launcher and its programs have a mount namespace in which it is mounted read-only on itself.
  *
- * The tag is the soft RLIMIT_LOCKS, SALT << 32 | slot: no kernel since 2.4 obeys that limit, fork
- * and exec hand it on, one call shows it. A mark in the environment is lost to `env -i`, and cannot
- * be read in the midst of an exec. All tables are static and cost memory only where used. */
+ * The tag is the soft RLIMIT_LOCKS, SALT << 32 | slot: no kernel since 2.4 enforces that limit,
+ * fork and exec inherit it, and one call reads it. A mark in the environment would be lost to
+ * `env -i`, and cannot be read during an exec. Tables are static; only used pages take memory. */
 
 #include <dirent.h>
 #include <errno.h>
@@ -47,15 +49,15 @@
 #include <unistd.h>
 
 enum {
-    REQUEST_BYTES_MAX = 8 << 20, /* the kernel takes at most 6 MiB of arguments and environment, */
-    STRINGS_MAX = 1 << 20,       /* of which each string costs 9 bytes at least */
+    REQUEST_BYTES_MAX = 8 << 20, /* the kernel's limit of arguments and environment is 6 MiB; */
+    STRINGS_MAX = 1 << 20,       /* each string of them takes at least 9 bytes */
     LAUNCHES_MAX = 1 << 16,
     EVENTS_MAX = 4 * LAUNCHES_MAX,
-    REQUESTS_PER_TURN = 16,        /* exits do not wait for a long row of starts */
-    NEWS_WAITS_MS = 2,             /* for company, if the owner cannot do anything about it yet */
-    PASSED_MAX = 512,              /* at most 253 come at once, 3 may wait for their request */
-    ROUNDS_MAX = 3,                /* of killing what was left, before all of it is stopped first */
-    QUELL_MS = 500,                /* for which nothing else is done then */
+    REQUESTS_PER_TURN = 16,        /* so that exits need not wait for a long queue of starts */
+    NEWS_WAITS_MS = 2,             /* how long events that are not urgent are collected */
+    PASSED_MAX = 512,              /* at most 253 arrive at once, 3 may wait for their request */
+    ROUNDS_MAX = 3,                /* of killing orphans, before all of them are stopped first */
+    QUELL_MS = 500,                /* how long stopping them may block everything else */
     PIDS = 1 << 22,                /* the kernel's PID_MAX_LIMIT */
     ADOPTED = SIGUSR1,
 };
@@ -71,21 +73,21 @@ static const int resources[LIMITS] = {RLIMIT_AS, RLIMIT_NOFILE, RLIMIT_NPROC, RL
 
 struct request {
     uint32_t size_bytes;   /* of the whole request */
-    uint16_t kind, signal; /* signal: KILL only, which ends here */
+    uint16_t kind, signal; /* signal: KILL only, which has no further fields */
     uint64_t id;
 };
-/* START goes on with zero-terminated strings: directory (empty: ours), a path for each stream,
+/* START is followed by zero-terminated strings: directory (empty: ours), a path for each stream,
  * the arguments, and changes to the environment: NAME=VALUE to set, NAME to unset. */
 struct start_request {
     struct request head;
     uint32_t argument_count, change_count;
-    uint8_t streams[STREAMS], zero; /* a DESCRIPTOR comes along, in the order of streams */
-    uint32_t at_most; /* programs, with this one: it waits until then. 0: it does not wait */
-    uint64_t limits[LIMITS]; /* as in resources; UINT64_MAX leaves one alone */
+    uint8_t streams[STREAMS], zero; /* each DESCRIPTOR is sent along, in the order of streams */
+    uint32_t at_most; /* the launch waits until fewer than so many programs run; 0: no wait */
+    uint64_t limits[LIMITS]; /* as in resources; UINT64_MAX keeps the launcher's limit */
 };
 struct adopt_request {
     struct request head;
-    uint64_t parent_id, pid; /* of the launch that it came from, which must run */
+    uint64_t parent_id, pid; /* parent_id: the running launch that has forked the process */
 };
 struct event {
     uint16_t kind, stage; /* stage: FAILED only */
@@ -95,31 +97,32 @@ struct event {
 _Static_assert(sizeof(struct request) == 16 && sizeof(struct start_request) == 64 &&
                sizeof(struct adopt_request) == 32 && sizeof(struct event) == 48, "as in messages.py");
 
-/* A launch runs, or has ended: its program is dead, but not yet all that it left. Its slot is free
- * (pid 0) only afterwards; hence no tag ever names the wrong launch. Slot 0 means none. */
+/* A launch is running, or has ended: its program is dead, but other processes of it may be alive.
+ * Its slot becomes free (pid 0) only when they are dead, so no tag identifies the wrong launch. Slot
+ * 0 means none. */
 static struct launch {
     pid_t pid;
     uint32_t next_free;
     bool ended, survived;
-    uint8_t rounds; /* in which something survived */
-    struct event exit; /* its id is that of the launch, its wall_us when that began */
+    uint8_t rounds; /* in which a process of it survived */
+    struct event exit; /* id: the launch's; wall_us: its start time until it has ended */
 } launches[LAUNCHES_MAX];
-static uint32_t slot_of_pid[PIDS]; /* of programs that have not been reaped */
+static uint32_t slot_of_pid[PIDS]; /* for programs that have not been reaped */
 static uint32_t ended[LAUNCHES_MAX], ended_count, running_count, slots_used = 1, first_free;
 
 static char input[REQUEST_BYTES_MAX], output[EVENTS_MAX * sizeof(struct event)];
 static char waiting[REQUEST_BYTES_MAX]; /* START requests, the next one first */
 static size_t input_bytes, output_bytes, waiting_bytes;
 static uint32_t waiting_count;
-static bool urgent; /* the owner should have the output now */
-static uint64_t news_due_us; /* when it should have it, if not urgent */
+static bool urgent; /* the output is to be sent now */
+static uint64_t news_due_us; /* when it is to be sent, if not urgent */
 static int passed[PASSED_MAX], owner, children = -1;
 static unsigned passed_count;
 static pid_t own_pid;
 static uint64_t salt;
 static char **own_environment;
 
-/* Visit every child of ours: the programs and the orphans, dead or alive. */
+/* Visit every child process: programs and orphans, dead or alive. */
 static void for_each_child(bool (*visit)(pid_t))
 {
     char text[4096]; /* numbers, each with a space after it */
@@ -133,8 +136,8 @@ static void for_each_child(bool (*visit)(pid_t))
         }
 }
 
-/* Kill a child with its group, which may be one that left the session; false if that is forbidden.
- * It is not yet reaped: neither number can mean another. */
+/* Kill a child and its process group, which may be in another session; false if not permitted. The
+ * child is not reaped yet, so no other process or group can have its number. */
 static bool kill_with_group(pid_t pid)
 {
     pid_t group = getpgid(pid);
@@ -150,8 +153,8 @@ static uint64_t now_us(void)
     return (uint64_t)now.tv_sec * 1000000 + (uint64_t)now.tv_nsec / 1000;
 }
 
-/* Read the tag of a process; 0 if it has none of ours. Another user's limits are told to root, but
- * not in every container; /proc tells them to all. */
+/* Read the tag of a process; 0 if it has no tag of this launcher. Root may read the limits of other
+ * users' processes by prlimit, but not in every container; /proc shows them to everyone. */
 static rlim_t tag_of(pid_t pid)
 {
     static const char name[] = "\nMax file locks ";
@@ -170,10 +173,9 @@ static rlim_t tag_of(pid_t pid)
     return locks.rlim_cur >> 32 == salt ? locks.rlim_cur : 0;
 }
 
-/* End what forks faster than it is killed, each copy into a session of its own: all that came from
- * launches that have ended, or from any. A process that is stopped does not fork, and keeps its
- * place under a limit of processes, so that at last none is left that is not stopped. Then they
- * die together. */
+/* Kill processes that fork faster than they are killed, each child into a new session: those of
+ * ended launches, or of all. A stopped process does not fork, but still counts against the limit of
+ * processes, so that eventually all of them are stopped. Then they are killed together. */
 static void quell(bool everything)
 {
     static pid_t stopped[PIDS];
@@ -197,12 +199,13 @@ static void quell(bool everything)
     while (count > 0) {
         pid_t pid = stopped[--count];
         is_stopped[pid] = false;
-        if (tag_of(pid)) /* if not, another took its number */
+        if (tag_of(pid)) /* otherwise another process has reused its number */
             kill(pid, SIGKILL);
     }
 }
 
-/* Kill all that was ever started here, and reap it. Each round adopts the children of the last. */
+/* Kill and reap all programs and their descendants. In each round the children of processes that
+ * were killed in the last one become children of this process. */
 static void kill_everything(void)
 {
     unsigned rounds = 0;
@@ -234,13 +237,14 @@ static void require(bool well_formed, const char *what)
         give_up("malformed request", what);
 }
 
-/* With half of the output free, all that runs can report its end. */
+/* Whether half of the output is free. Then the ends of all running programs fit. */
 static bool room(void)
 {
     return output_bytes < sizeof output / 2;
 }
 
-/* An end that the owner may answer with another START is urgent while little is waiting. */
+/* Queue an event. FAILED is urgent; EXITED only while few launches wait, as the owner may then send
+ * another START. */
 static void emit(struct event event)
 {
     if (output_bytes == 0)
@@ -253,18 +257,18 @@ static void emit(struct event event)
 static void send_events(void)
 {
     ssize_t sent = urgent ? send(owner, output, output_bytes, MSG_DONTWAIT | MSG_NOSIGNAL) : 0;
-    if (sent > 0) { /* if the owner is dead, poll will tell */
+    if (sent > 0) { /* if the owner is dead, poll reports it */
         output_bytes -= (size_t)sent;
         memmove(output, output + sent, output_bytes);
         urgent = output_bytes > 0;
     }
 }
 
-/* What the child of vfork needs to know; it shares our memory until it executes its program. */
+/* Data for the child of vfork, which shares our memory until it executes its program. */
 static struct start_request request;
 static char *directory, *paths[STREAMS], *strings[2 * STRINGS_MAX], **environment;
 static int descriptors[STREAMS];
-static volatile int failed_stage, failed_error; /* its answer */
+static volatile int failed_stage, failed_error; /* set by the child */
 static const sigset_t no_signals;
 
 static _Noreturn void fail(enum stage stage)
@@ -281,7 +285,7 @@ static void open_stream(int stream)
     if (kind == TO_PATH || kind == APPEND_TO_PATH) {
         int append = kind == APPEND_TO_PATH ? O_APPEND : 0;
         int direction = stream == 0 ? O_RDONLY : O_WRONLY | O_CREAT | (append ? append : O_TRUNC);
-        /* Not to wait here for the other end of a FIFO: we are waited for by every launch. */
+        /* O_NONBLOCK: waiting here for the other end of a FIFO would delay every launch. */
         from = open(paths[stream], direction | O_NONBLOCK | O_NOCTTY | O_CLOEXEC, 0666);
         if (from < 0 || fcntl(from, F_SETFL, append) < 0)
             fail(STDIN + stream);
@@ -290,8 +294,8 @@ static void open_stream(int stream)
         fail(STDIN + stream);
 }
 
-/* As execvp, but what is no program is not handed to a shell, which would read an empty file, or a
- * program for another machine, as a script. Returns with errno when nothing could be executed. */
+/* Like execvp, but without the fallback to a shell, which would run an empty file, or a program for
+ * another machine, as a script. Returns with errno if nothing could be executed. */
 static void execute(void)
 {
     const char *program = strings[0], *path = getenv("PATH");
@@ -321,13 +325,14 @@ static void execute(void)
     errno = forbidden ? EACCES : ENOENT;
 }
 
-/* In the child of vfork: system calls only, and no return. All our descriptors close on exec. */
+/* Runs in the child of vfork: makes only system calls, and never returns. All our descriptors close
+ * on exec. */
 static _Noreturn void become(rlim_t tag)
 {
-    setsid(); /* no terminal may stop the program, and a session's leader cannot leave its group */
+    setsid(); /* so no terminal can stop the program, and, as session leader, it stays in its group */
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     struct rlimit limit = {tag, RLIM_INFINITY};
-    if (getppid() != own_pid /* it died before that took effect */ ||
+    if (getppid() != own_pid /* the launcher died before prctl took effect */ ||
         setrlimit(RLIMIT_LOCKS, &limit) < 0)
         fail(SETRLIMIT);
     if (directory[0] && chdir(directory) < 0)
@@ -340,7 +345,7 @@ static _Noreturn void become(rlim_t tag)
             fail(SETRLIMIT);
     }
     sigprocmask(SIG_SETMASK, &no_signals, NULL);
-    environ = environment; /* where PATH is found; our parent then sets it back */
+    environ = environment; /* execute reads PATH from it; the parent restores environ */
     execute();
     fail(EXEC);
 }
@@ -350,7 +355,7 @@ static uint32_t free_slot(void)
     return first_free ? first_free : slots_used;
 }
 
-/* A program runs in a slot that was free. */
+/* Record a running program in a free slot, and report it. */
 static void enter(uint32_t slot, pid_t pid, uint64_t id)
 {
     first_free = launches[slot].next_free;
@@ -381,8 +386,8 @@ static void start(void)
     }
 }
 
-/* Whether a process is a child of ours, alive, a session's leader, and bears the tag of a program
- * that runs: then only we can end what it is, and its number means no other meanwhile. */
+/* Whether a process is a living child of ours, a session leader, and has the tag of a running
+ * program. Then only this process can reap it, so its number cannot be reused meanwhile. */
 static bool may_adopt(pid_t pid, uint64_t parent_id)
 {
     siginfo_t dead = {0};
@@ -393,7 +398,7 @@ static bool may_adopt(pid_t pid, uint64_t parent_id)
            !slot_of_pid[pid] && getsid(pid) == pid;
 }
 
-/* Until it is adopted, it bears the tag of its parent, and ends with that. */
+/* Until a process is adopted, it has the tag of its parent, and is killed when the parent ends. */
 static void obey_adopt(const char *bytes)
 {
     struct adopt_request asked;
@@ -419,7 +424,8 @@ static char *next_string(char **rest, const char *end)
     return string;
 }
 
-/* Our environment (the kernel took it: it is far below STRINGS_MAX) changed by the request. */
+/* Apply the request's changes to our environment. It fits: the kernel's limit is far below
+ * STRINGS_MAX. */
 static void merge_environment(char **result, char **changes)
 {
     for (char **own = own_environment; *own; own++) {
@@ -482,7 +488,7 @@ static void take_waiting(char *bytes, size_t size_bytes)
     memmove(bytes, bytes + size_bytes, waiting_bytes - (size_t)(bytes - waiting));
 }
 
-/* Start what has waited long enough. */
+/* Start waiting launches for which few enough programs run. */
 static void start_waiting(void)
 {
     uint32_t size_bytes;
@@ -493,7 +499,7 @@ static void start_waiting(void)
     }
 }
 
-/* Start it, or have it wait behind the others; false if there is no room for that. */
+/* Start a program, or append the launch to the waiting ones; false if there is no space for it. */
 static bool queue_start(char *bytes, uint32_t size_bytes)
 {
     require(size_bytes >= sizeof request, "START is too short");
@@ -511,9 +517,9 @@ static bool queue_start(char *bytes, uint32_t size_bytes)
     return true;
 }
 
-/* Signal the program's group, unless it has ended. What left the group dies once the program has
- * ended, hence SIGKILL reaches everything. What has not begun ends by the signal, too; signal 0
- * means no other. */
+/* Signal the program's group, unless the program has ended. Processes that left the group are
+ * killed once the program has ended, so SIGKILL reaches all of them. A waiting launch is reported
+ * as ended by the signal; signal 0 cancels it, and has no effect on a running program. */
 static void obey_kill(const struct request *head)
 {
     struct request other;
@@ -532,7 +538,7 @@ static void obey_kill(const struct request *head)
             kill(-launches[slot].pid, head->signal);
 }
 
-/* Obey what has come; return whether a further turn will find more. */
+/* Process received requests; return whether there may be more for the next iteration. */
 static bool obey_requests(void)
 {
     size_t done_bytes = 0;
@@ -551,7 +557,7 @@ static bool obey_requests(void)
         else if (head.kind == ADOPT)
             obey_adopt(input + done_bytes);
         else if (!queue_start(input + done_bytes, head.size_bytes))
-            break; /* an end makes room */
+            break; /* until a program ends */
         done_bytes += head.size_bytes;
     }
     input_bytes -= done_bytes;
@@ -559,8 +565,8 @@ static bool obey_requests(void)
     return count == REQUESTS_PER_TURN || !room();
 }
 
-/* Read what is there; false at the end of the stream. Descriptors come no later than their request,
- * and at most one sendmsg's worth ahead. */
+/* Read available requests; false at the end of the stream. Descriptors arrive no later than their
+ * request, and at most those of one sendmsg arrive before it. */
 static bool receive(void)
 {
     _Alignas(struct cmsghdr) char control[CMSG_SPACE(253 * sizeof(int))];
@@ -582,8 +588,8 @@ static bool receive(void)
 
 #define US(time) ((uint64_t)(time).tv_sec * 1000000 + (uint64_t)(time).tv_usec)
 
-/* Take every child that is dead. A program's group is killed before that: until it is reaped, its
- * number can mean no other. */
+/* Reap all dead children. Kill a program's group before that: until the program is reaped, no other
+ * group can have its number. */
 static void reap(void)
 {
     siginfo_t dead = {0};
@@ -606,7 +612,8 @@ static void reap(void)
     }
 }
 
-/* An orphan may live as long as the program it came from; without a tag of ours, as long as any. */
+/* Kill an orphan if the program that it came from has ended; an orphan without a tag, if no program
+ * runs. */
 static bool judge_child(pid_t pid)
 {
     if (slot_of_pid[pid])
@@ -617,12 +624,12 @@ static bool judge_child(pid_t pid)
     return true;
 }
 
-/* Kill what ended programs left behind; report those that left nothing. The others wait for their
- * orphans to die, which is a SIGCHLD and thus a further turn for each. */
+/* Kill the orphans of ended programs, and report the programs that have none left. The rest wait:
+ * each death of an orphan causes a SIGCHLD, and with it another call. */
 static void settle_ended(void)
 {
     uint32_t waiting_count = 0;
-    bool outran = false; /* there is always more of it */
+    bool outran = false; /* orphans fork faster than they are killed */
     for_each_child(judge_child);
     for (uint32_t i = 0; i < ended_count; i++) {
         struct launch *launch = &launches[ended[i]];
@@ -641,9 +648,9 @@ static void settle_ended(void)
         quell(false);
 }
 
-/* Have programs only read in these directories. Where that is forbidden, as in most containers, all
- * stays as it is; the owner sees in our mountinfo what came of it. What is mounted elsewhere later
- * still comes to us. */
+/* Make these directories read-only for programs. If that is not permitted, as in most containers,
+ * nothing changes; the owner reads the result in our mountinfo. The namespace still receives later
+ * mounts from its parent namespace. */
 static void protect(char **paths)
 {
     struct statvfs status;
@@ -659,9 +666,9 @@ static void protect(char **paths)
     }
 }
 
-/* Forget the descriptors that the owner handed down. Fill in what else to poll: SIGCHLD, and the
- * process that made the stream, since a forked copy of it may hold that open. (PR_SET_PDEATHSIG
- * would tell the end of a thread, and leave no time to clean up.) */
+/* Close inherited descriptors, and fill in what else to poll: SIGCHLD, and the process that created
+ * the stream, because a fork of it may keep the stream open. (PR_SET_PDEATHSIG would report the end
+ * of a thread, and leave no time to clean up.) */
 static void prepare(struct pollfd *ends, struct pollfd *owner_process)
 {
     sigset_t all, child;
@@ -669,13 +676,13 @@ static void prepare(struct pollfd *ends, struct pollfd *owner_process)
     struct ucred peer;
     socklen_t length = sizeof peer;
     int null = 0;
-    while (null <= STDERR_FILENO) /* which must not be taken by ours */
+    while (null <= STDERR_FILENO) /* so that none of our descriptors takes these numbers */
         check(null = open("/dev/null", O_RDWR), "/dev/null");
     check(owner == 3 ? 0 : close_range(3, (unsigned)owner - 1, 0), "close_range");
     check(close_range((unsigned)owner + 1, ~0U, 0), "close_range");
     check(fcntl(owner, F_SETFD, FD_CLOEXEC), "socket");
     check(getsockopt(owner, SOL_SOCKET, SO_PEERCRED, &peer, &length), "socket");
-    owner_process->fd = (int)syscall(SYS_pidfd_open, peer.pid, 0); /* poll passes over -1 */
+    owner_process->fd = (int)syscall(SYS_pidfd_open, peer.pid, 0); /* poll ignores -1 */
     sigfillset(&all);
     sigprocmask(SIG_SETMASK, &all, NULL);
     sigemptyset(&child);
@@ -709,10 +716,10 @@ int main(int argc, char **argv)
         if (polled[2].revents || (polled[0].revents & ~POLLOUT && !more && !receive()))
             break;
         more = obey_requests();
-        start_waiting(); /* what went before it may have failed to start */
+        start_waiting(); /* an earlier launch may have failed to start */
         if (polled[1].revents && read(polled[1].fd, &news, sizeof news) > 0) {
             reap();
-            start_waiting(); /* before what may take longer */
+            start_waiting(); /* before settle_ended, which may take longer */
             if (ended_count > 0 || running_count == 0)
                 settle_ended();
         }

@@ -1,13 +1,14 @@
-"""Our side of the launcher: the one process that starts programs, seen from the one that owns it.
+"""The owner's side of the launcher, the process that starts programs.
 
-Order of calls:
+Usage:
 
     with Launcher.start_process() as launcher:
         launcher.start(1, LaunchSpec(["sort", "-u"], stdin=File("in"), stdout=File("out")))
         while not any(isinstance(event, ProgramExited) for event in launcher.wait_events(10)): ...
 
-A reactor watches `fileno()` instead, calls `receive` when it is readable, `flush` at the end of a
-turn and again, while `wants_write`, when it is writable. Not for use by two threads at once.
+A reactor watches `fileno()` instead. It calls `receive` when the descriptor is readable, `flush` at
+the end of each tick, and `flush` again when it is writable, while `wants_write` is true. Only one
+thread may use a launcher at a time.
 """
 
 import contextlib
@@ -37,17 +38,19 @@ from ciel.launch.messages import (
 
 _RECEIVE_BYTES = 64 << 10
 _SEND_BYTES = 256 << 10
-_PASSED_MAX = 250  # the kernel takes 253 descriptors in one message
-_DEATH_S = 0.05  # from the end of the stream to the end of the process
+_PASSED_MAX = 250  # the kernel's limit is 253 descriptors in one message
+_DEATH_S = 0.05  # how long the process may outlive its socket
 _RLIMIT_LOCKS = 10  # carries the tag (see launcher.c); the resource module does not name it
 _PR_SET_CHILD_SUBREAPER = 36
 
 
 class Launcher:
-    """A running launcher; it and all its programs end with `close`, or with us, however we end."""
+    """A running launcher. It and its programs end with `close`, or when this process ends in any
+    way.
+    """
 
     def __init__(self, pid: int, link: socket.socket, salt: int) -> None:
-        """Take over a process just started; use `start_process`."""
+        """Take over a new launcher process; callers use `start_process`."""
         link.setblocking(False)
         self.pid = pid
         self._poll = select.poll()
@@ -68,13 +71,12 @@ class Launcher:
         program: Path | None = None,
         read_only: Iterable[str] = (),
     ) -> Self:
-        """Start a launcher; `environ` (default: ours) is what its programs inherit. In the
-        directories `read_only` they can only read, where the kernel lets us have that; see
-        `protects`.
+        """Start a launcher. Its programs inherit `environ` (default: this process's), and cannot
+        write to the directories `read_only` if the kernel permits such mounts; see `protects`.
 
-        It has a session of its own and blocks all signals: Ctrl-C is for us alone. What we ignore,
-        such as SIGPIPE, its programs do not; nor have they our raised limit of open files (see
-        `limits`). Raises LauncherMissingError.
+        The launcher has its own session and blocks all signals, so Ctrl-C reaches only this
+        process. Its programs do not inherit ignored signals, such as SIGPIPE, or the raised limit
+        of open files (see `limits`). Raises LauncherMissingError.
         """
         program = program or Path(__file__).with_name("ciel-launcher")
         salt = 1 + int.from_bytes(os.urandom(8), "big") % (2**31 - 1)
@@ -82,7 +84,7 @@ class Launcher:
         ours, theirs = socket.socketpair()
         with contextlib.ExitStack() as undo, theirs:
             undo.callback(ours.close)
-            # Not to 3 itself, where it may already be: dup2 to itself would leave it close-on-exec.
+            # The socket may already be descriptor 3: dup2 to itself would leave it close-on-exec.
             number = 3 if theirs.fileno() != 3 else 4
             try:
                 pid = os.posix_spawn(
@@ -116,7 +118,7 @@ class Launcher:
         return self._link.fileno()
 
     def protects(self, directories: Iterable[str]) -> bool:
-        """Whether programs can only read in all of these directories; to be asked once it runs."""
+        """Whether programs cannot write to any of these directories; call it after the start."""
         try:
             with open(f"/proc/{self.pid}/mountinfo", encoding="utf-8", errors="replace") as file:
                 mounts = [line.split(" ") for line in file]
@@ -131,9 +133,9 @@ class Launcher:
         return bool(self._requests)
 
     def start(self, launch_id: int, spec: LaunchSpec) -> None:
-        """Queue a launch: ProgramStarted, then ProgramExited will answer, or ProgramFailed alone.
+        """Queue a launch. Its events are ProgramStarted and then ProgramExited, or ProgramFailed.
 
-        The id (0 to 2**64-1) must be that of no other running program. Raises LaunchSpecError.
+        No running program may have the same id (0 to 2**64-1). Raises LaunchSpecError.
         """
         request = encode_start(launch_id, spec)
         descriptors: list[int] = []
@@ -146,26 +148,28 @@ class Launcher:
         self._requests.append((request, descriptors))
 
     def adopt(self, launch_id: int, parent_id: int, pid: int) -> None:
-        """Queue that a process be a program that this launch has started: ProgramStarted answers,
-        and SIGUSR1 tells it to begin, or ProgramFailed, with ESRCH.
+        """Queue the adoption of a process as the program of this launch. Either its event is
+        ProgramStarted, and the process gets SIGUSR1 to start its work, or it is ProgramFailed with
+        ESRCH.
 
-        A running program, `parent_id`, must have forked and orphaned it; it leads a session.
+        The process must lead a session, and must be an orphan that the running program `parent_id`
+        has forked.
         """
         self._requests.append((encode_adopt(launch_id, parent_id, pid), []))
 
     def kill(self, launch_id: int, signal_number: int = signal.SIGKILL) -> None:
-        """Queue a signal for the program's process group; one that has ended is left in peace.
+        """Queue a signal for the program's process group; nothing happens if it has ended.
 
-        SIGKILL reaches everything the program started, in whatever group or session.
+        SIGKILL also kills all processes that the program started, in any group or session.
         """
         self._requests.append((encode_kill(launch_id, signal_number), []))
 
     def recall(self, launch_id: int) -> None:
-        """Queue that a launch be forgotten if it still waits: then it fails with ECANCELED."""
+        """Queue the cancellation of a launch; if it still waits, it fails with ECANCELED."""
         self._requests.append((encode_kill(launch_id, 0), []))
 
     def flush(self) -> bool:
-        """Send what is queued, as far as that does not block; return whether all was sent."""
+        """Send queued requests without blocking; return whether all were sent."""
         while self._requests:
             batch, descriptors = self._next_batch()
             try:
@@ -185,7 +189,7 @@ class Launcher:
         return True
 
     def receive(self) -> list[Event]:
-        """Return what has happened, without waiting; [] if nothing. Raises LauncherDiedError."""
+        """Return new events without waiting; [] if there are none. Raises LauncherDiedError."""
         try:
             data = self._link.recv(_RECEIVE_BYTES)
         except BlockingIOError:
@@ -198,7 +202,7 @@ class Launcher:
         return events
 
     def wait_events(self, timeout_s: float) -> list[Event]:
-        """Send what is queued, then wait until something has happened; [] when the time is over."""
+        """Send queued requests, then wait for events; return [] after the timeout."""
         deadline_s = time.monotonic() + timeout_s
         while True:
             poll = self._poll if self.flush() else self._poll_both
@@ -209,21 +213,21 @@ class Launcher:
                 return []
 
     def keep_going(self) -> bool:
-        """Continue the launcher if it was stopped, as by one of its programs; whether it was."""
+        """Continue the launcher if a program has stopped it; return whether it was stopped."""
         if self._pidfd is None:
             return False
         try:
             was_stopped = os.waitid(os.P_PIDFD, self._pidfd, os.WSTOPPED | os.WNOHANG) is not None
             if was_stopped:
                 signal.pidfd_send_signal(self._pidfd, signal.SIGCONT)
-        except (ChildProcessError, ProcessLookupError):  # it has ended: its stream tells that
+        except (ChildProcessError, ProcessLookupError):  # it has ended, which `receive` reports
             return False
         return was_stopped
 
     def close(self, timeout_s: float = 5.0) -> None:
-        """End the launcher with all its programs, and reap it; requests not yet sent are dropped.
+        """End the launcher and all its programs, and reap it; drop unsent requests.
 
-        Raises DescendantsRemainError if that takes longer than twice `timeout_s`.
+        Raises DescendantsRemainError if this takes longer than twice `timeout_s`.
         """
         self._drop_link()
         if self._pidfd is not None and _wait_end([self._pidfd], time.monotonic() + timeout_s):
@@ -232,18 +236,21 @@ class Launcher:
             self.kill_descendants(timeout_s)
 
     def let_go(self) -> None:
-        """Be a copy in a forked child: the launcher is the parent's, and is to see its end."""
+        """Close this copy in a forked child. The launcher belongs to the parent, and must notice
+        when the parent ends.
+        """
         self._drop_link()
         if self._pidfd is not None:
             os.close(self._pidfd)
         self._pidfd, self._nothing_left = None, True
 
     def kill_descendants(self, timeout_s: float = 5.0) -> int:
-        """Kill the launcher, if it lives, and what its programs left; return how many these were.
+        """Kill the launcher, if it is alive, and all processes that its programs have started;
+        return the number of these processes.
 
-        For when it was itself killed, and could not clean up. Its programs then die with it, but
-        what these have started becomes ours (see `become_subreaper`) or init's, and is found by its
-        tag. Of our children only those are reaped. Raises DescendantsRemainError.
+        This is for a launcher that was killed and could not clean up. Its programs die with it, but
+        their children become children of this process (see `become_subreaper`) or of init, and are
+        found by their tag. This reaps only tagged children. Raises DescendantsRemainError.
         """
         self._drop_link()
         deadline_s = time.monotonic() + timeout_s
@@ -253,7 +260,7 @@ class Launcher:
                 raise DescendantsRemainError([self.pid], timeout_s)
             self._reap()
         killed: set[int] = set()
-        # Each round orphans the children of those killed in it, hence the next.
+        # Repeat, since each round orphans children of the processes that it kills.
         while tagged := _kill_tagged(self._salt):
             killed |= tagged.keys()
             try:
@@ -267,7 +274,7 @@ class Launcher:
         return len(killed)
 
     def _next_batch(self) -> tuple[bytes, list[int]]:
-        """Take requests for one message; its descriptors travel with its first byte."""
+        """Dequeue requests for one message. Its descriptors are sent with its first byte."""
         batch: list[bytes] = []
         descriptors: list[int] = []
         size_bytes = 0
@@ -282,7 +289,7 @@ class Launcher:
         return b"".join(batch), descriptors
 
     def _died(self, reason: str) -> LauncherDiedError:
-        """Say how it ended, if that is known already."""
+        """Make an error with the launcher's exit status or signal, if it has ended by now."""
         if self._pidfd is not None and _wait_end([self._pidfd], time.monotonic() + _DEATH_S):
             status = self._reap()
             if status is not None:
@@ -291,7 +298,7 @@ class Launcher:
         return LauncherDiedError(self.pid, reason)
 
     def _reap(self) -> int | None:
-        """Reap the dead launcher; None if someone else in this process did, or has it ignored."""
+        """Reap the dead launcher; None if other code has reaped it, or SIGCHLD is ignored."""
         assert self._pidfd is not None
         os.close(self._pidfd)
         self._pidfd = None
@@ -318,22 +325,22 @@ def become_subreaper() -> None:
 
 
 def _kill_tagged(salt: int) -> dict[int, int]:
-    """Send SIGKILL to all with this tag, or reap what is dead; a pidfd for each process killed."""
+    """Kill all processes with this tag, and reap dead ones; return a pidfd for each one killed."""
     killed: dict[int, int] = {}
     for pid in (int(name) for name in os.listdir("/proc") if name.isdecimal()):
         try:
             pidfd = os.pidfd_open(pid)
         except ProcessLookupError:
             continue
-        except OSError:  # our descriptors are used up; the next round sees the rest
+        except OSError:  # no free descriptor; the next round kills the rest
             if killed:
                 break
             raise
         tagged = _has_tag(pid, salt)
         if tagged and not _wait_end([pidfd], 0):
             killed[pid] = pidfd
-            # A launcher among them ends by itself now that its owner is dead, after having killed
-            # what it started, which bears its own tags; killed, it would leave that behind.
+            # A nested launcher ends by itself, because its owner is dead. It first kills its own
+            # programs, which have other tags and would survive if it were killed here.
             if not _is_launcher(pid):
                 _kill(pidfd)
             continue
@@ -351,19 +358,19 @@ def _is_launcher(pid: int) -> bool:
 
 
 def _kill(pidfd: int) -> None:
-    with contextlib.suppress(ProcessLookupError):  # it has died by itself
+    with contextlib.suppress(ProcessLookupError):  # it has died already
         signal.pidfd_send_signal(pidfd, signal.SIGKILL)
 
 
 def _reap_if_ours(pid: int) -> None:
-    with contextlib.suppress(ChildProcessError):  # then it is init's
+    with contextlib.suppress(ChildProcessError):  # a child of init
         os.waitpid(pid, os.WNOHANG)
 
 
 def _has_tag(pid: int, salt: int) -> bool:
     try:
         return resource.prlimit(pid, _RLIMIT_LOCKS)[0] >> 32 == salt
-    except PermissionError:  # another user's, which only /proc tells in some containers
+    except PermissionError:  # another user's; in some containers only /proc shows its limits
         with contextlib.suppress(OSError, ValueError, StopIteration):
             with open(f"/proc/{pid}/limits", encoding="ascii") as table:
                 line = next(line for line in table if line.startswith("Max file locks "))
@@ -374,7 +381,7 @@ def _has_tag(pid: int, salt: int) -> bool:
 
 
 def _wait_end(pidfds: list[int], deadline_s: float) -> bool:
-    """Wait until all these processes are dead; False if some are not in time."""
+    """Wait until all these processes are dead; False after the deadline."""
     poll = select.poll()
     for pidfd in pidfds:
         poll.register(pidfd, select.POLLIN)
@@ -395,7 +402,7 @@ def _close_all(descriptors: Iterable[int]) -> None:
 
 
 def _unescaped(path: str) -> str:
-    """Return a path as the kernel's list of mounts writes it."""
+    """Undo the escapes of a path in the kernel's list of mounts."""
     for escaped, character in (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")):
         path = path.replace(escaped, character)
     return path

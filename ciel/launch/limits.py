@@ -1,8 +1,8 @@
-"""The limit of open files: a daemon's is raised as far as it may be, that of its programs is not.
+"""Raises the limit of open files for daemons, but not for their programs.
 
-A daemon holds a descriptor for each peer, each input and each transfer, and never asks select(2)
-about them. A program may, and that call knows none from 1,024 on; so programs get the limit that
-we were started with. Nothing is raised in a process that only uses ciel.
+A daemon has a descriptor for each peer, each input and each transfer, and never uses select(2).
+Programs may use it, and it supports no descriptors from 1,024 on. So programs get the limit with
+which the daemon was started. A process that only imports ciel keeps its limit.
 """
 
 import contextlib
@@ -13,25 +13,25 @@ _started_with: int | None = None
 
 
 def raise_open_files() -> None:
-    """Raise the limit of this process to the hard one."""
+    """Raise the soft limit of this process to the hard limit."""
     global _started_with
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if _started_with is None:
         _started_with = soft
-    with contextlib.suppress(OSError, ValueError):  # the system allows less by now
+    with contextlib.suppress(OSError, ValueError):  # the hard limit is now above the system's
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def lower_open_files(pid: int) -> None:
-    """Give a child of ours the limit that we were started with, for it to hand on."""
+    """Set the original limit of this process for a child, whose children inherit it."""
     if _started_with is not None:
         _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        with contextlib.suppress(ProcessLookupError):  # it has ended, which is noticed elsewhere
+        with contextlib.suppress(ProcessLookupError):  # it has ended, which callers notice later
             resource.prlimit(pid, resource.RLIMIT_NOFILE, (_started_with, hard))
 
 
 def open_files_advice(error: Exception) -> str:
-    """Say what to raise, if that is what an error is about; to be put behind its text."""
+    """Return advice to append to the text of an error that is about open files, else nothing."""
     number = getattr(error, "errno", None) or getattr(error, "error_number", None)
     if number != errno.EMFILE:
         return ""

@@ -1,6 +1,4 @@
-"""How much memory the programs of this host may use: what it has, or less if a control group says
-so.
-"""
+"""Determines how much memory programs may use: the host's, or the limit of the control group."""
 
 from __future__ import annotations
 
@@ -13,14 +11,14 @@ _V2_LIMIT, _V1_LIMIT = "memory.max", "memory.limit_in_bytes"
 
 
 def memory_of_host(root: Path = Path("/")) -> int:
-    """Return so many bytes; 0 if that cannot be found out."""
+    """Return the number of bytes; 0 if it cannot be determined."""
     total = _TOTAL.search(_read(root / "proc/meminfo"))
     known = [int(total[1]) * 1024] if total is not None else []
     return min([*known, *_limits(root)], default=0)
 
 
 def _limits(root: Path) -> Iterator[int]:
-    """Yield the limits of the control groups that we are in, of either version."""
+    """Yield the limits of this process's control groups, of version 1 or 2."""
     for line in _read(root / "proc/self/cgroup").splitlines():
         _, _, rest = line.partition(":")
         kinds, _, place = rest.partition(":")

@@ -1,7 +1,7 @@
-"""The launcher's wire: a launch as bytes, bytes as events. `launcher.c` is the other end; pure.
+"""The wire format of the launcher: encodes requests, decodes events. `launcher.c` is the peer.
 
-Native byte order, no padding: both ends are one build on one machine. A request starts with its
-size in bytes; an event has a fixed size.
+Numbers are in native byte order without padding, because both ends are built for one machine. A
+request starts with its size in bytes; an event has a fixed size. This module is pure.
 """
 
 import os
@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from ciel.launch.errors import LaunchSpecError
 
-REQUEST_BYTES_MAX = 8 << 20  # the kernel takes less, hence what is refused here never worked
+REQUEST_BYTES_MAX = 8 << 20  # more than the kernel accepts, so this refuses nothing possible
 REQUEST_STRINGS_MAX = 1 << 20
 _START = struct.Struct("=IHHQII3BxI4Q")
 _KILL = struct.Struct("=IHHQ")
@@ -27,7 +27,7 @@ _TRUNCATED, _APPENDED, _DESCRIPTOR, _INHERITED, _AS_STDOUT = range(5)
 
 
 class Stage(IntEnum):
-    """How far a launch came that failed; the order is that of the steps."""
+    """The step at which a launch failed, in the order of the steps."""
 
     VFORK = 1
     CHDIR = 2
@@ -40,10 +40,11 @@ class Stage(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """A file as a program's stream, opened by the launcher relative to the program's directory.
+    """A file as a program's stream. The launcher opens it relative to the program's directory.
 
-    Standard input is read; the others are created and, unless `append`, truncated. Opening never
-    waits: an output FIFO without a reader fails with ENXIO (pass a `Descriptor` there).
+    A file for standard output or error is created if missing and, unless `append`, truncated.
+    Opening never waits: for an output FIFO without a reader it fails with ENXIO; pass a
+    `Descriptor` in this case.
     """
 
     path: str | bytes | os.PathLike[str]
@@ -52,16 +53,16 @@ class File:
 
 @dataclass(frozen=True, slots=True)
 class Descriptor:
-    """An open descriptor of ours as a program's stream; once `start` has returned, it may close."""
+    """An open descriptor as a program's stream; it may be closed once `start` has returned."""
 
     number: int
 
 
 class Standard(IntEnum):
-    """Streams that need nothing opened."""
+    """Streams for which no file is opened."""
 
-    INHERITED = _INHERITED  # the launcher's own, which are its owner's
-    STDOUT = _AS_STDOUT  # standard error only: wherever standard output goes
+    INHERITED = _INHERITED  # the launcher's stream, which it inherits from its owner
+    STDOUT = _AS_STDOUT  # for standard error only: the same as standard output
 
 
 Stream = File | Descriptor | Standard
@@ -70,9 +71,9 @@ DEV_NULL = File("/dev/null")
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Resource limits of a program, soft and hard; None leaves that of the launcher.
+    """Resource limits of a program, soft and hard; None keeps the launcher's.
 
-    `processes` counts all processes of the user, on this host, and does not bind root.
+    `processes` counts all processes of the user on this host, and does not apply to root.
     """
 
     address_space_bytes: int | None = None
@@ -82,18 +83,18 @@ class Limits:
 
     @property
     def numbers(self) -> list[int]:
-        """As on the wire."""
+        """The limits in their encoded form."""
         limits = (self.address_space_bytes, self.open_files, self.processes, self.core_bytes)
         return [_UNLIMITED if limit is None else limit for limit in limits]
 
 
 @dataclass(frozen=True, slots=True)
 class LaunchSpec:
-    """What to start and how. `env` is laid over the launcher's environment; None unsets a name.
+    """Describes a launch. `env` overrides the launcher's environment; None unsets a variable.
 
-    A first argument without a slash is sought in the program's own PATH. `at_most`: it waits, in
-    the order of such launches, until fewer programs than that run; 0: it does not wait. One that
-    may wait cannot be given descriptors.
+    If the first argument has no slash, it is searched in the program's PATH. `at_most`: the launch
+    waits until fewer than that many programs run, after earlier launches that wait; 0: it does not
+    wait. A launch that may wait cannot have descriptors.
     """
 
     argv: Sequence[str | bytes]
@@ -107,20 +108,20 @@ class LaunchSpec:
 
     @property
     def descriptors(self) -> list[int]:
-        """What is to travel with the request, in this order."""
+        """The descriptors to send with the request, in this order."""
         streams = (self.stdin, self.stdout, self.stderr)
         return [stream.number for stream in streams if isinstance(stream, Descriptor)]
 
 
 class ProgramStarted(NamedTuple):
-    """The program runs: its exec succeeded, or it was adopted."""
+    """The program is running: its exec succeeded, or it was adopted."""
 
     launch_id: int
     pid: int
 
 
 class ProgramFailed(NamedTuple):
-    """The program never ran; the last event of its launch."""
+    """The program was never executed; this is the last event of its launch."""
 
     launch_id: int
     errno: int
@@ -132,11 +133,11 @@ class ProgramFailed(NamedTuple):
 
 
 class ProgramExited(NamedTuple):
-    """The program ended, and nothing that it started is alive; the last event of its launch.
+    """The program and all processes that it started have ended; the last event of its launch.
 
-    `wall_s` is the time from its start, the others are of CPU and include those of its children
-    that it waited for. `max_rss_bytes` is that of its largest
-    process, and never below the launcher's own (about 2 MB): vfork shares that memory for a moment.
+    `wall_s` is the time since its start. `user_s` and `system_s` are CPU times that include the
+    children for which it waited. `max_rss_bytes` is the size of its largest process. It is never
+    below the launcher's (about 2 MB), whose memory the program shares between vfork and exec.
     """
 
     launch_id: int
@@ -148,12 +149,12 @@ class ProgramExited(NamedTuple):
 
     @property
     def exit_status(self) -> int | None:
-        """0 to 255; None if a signal ended it."""
+        """The exit status from 0 to 255; None if a signal ended the program."""
         return os.WEXITSTATUS(self.status) if os.WIFEXITED(self.status) else None
 
     @property
     def signal_name(self) -> str | None:
-        """Such as SIGKILL; None if it exited by itself."""
+        """The name of the signal that ended the program; None if it exited."""
         if not os.WIFSIGNALED(self.status):
             return None
         number = os.WTERMSIG(self.status)
@@ -167,9 +168,9 @@ Event = ProgramStarted | ProgramFailed | ProgramExited
 
 
 def encode_start(launch_id: int, spec: LaunchSpec) -> bytes:
-    """Return the request; raises LaunchSpecError, naming the culprit.
+    """Encode a START request; raises LaunchSpecError with the invalid part of the spec.
 
-    What fits here, but not into the kernel, comes back as ProgramFailed with E2BIG.
+    If the arguments are too long for the kernel, but not here, ProgramFailed has E2BIG.
     """
     if not spec.argv or not spec.argv[0]:
         raise LaunchSpecError("argv", "names no program")
@@ -183,7 +184,7 @@ def encode_start(launch_id: int, spec: LaunchSpec) -> bytes:
         _stream(spec.stderr),
     )
     strings = [os.fsencode(spec.cwd), in_path, out_path, error_path]
-    try:  # all at once, as most are text: encoding each by itself takes three times as long
+    try:  # all at once, since most are text: encoding each one takes three times as long
         texts = [*spec.argv, *[_assignment(name, value) for name, value in spec.env.items()]]
         strings.append(os.fsencode("\0".join(texts)))  # type: ignore[arg-type]  # bytes are refused
     except TypeError:
@@ -218,17 +219,17 @@ def encode_start(launch_id: int, spec: LaunchSpec) -> bytes:
 
 
 def encode_kill(launch_id: int, signal_number: int) -> bytes:
-    """Return the request."""
+    """Encode a KILL request."""
     return _KILL.pack(_KILL.size, _KILL_KIND, signal_number, launch_id)
 
 
 def encode_adopt(launch_id: int, parent_id: int, pid: int) -> bytes:
-    """Return the request."""
+    """Encode an ADOPT request."""
     return _ADOPT.pack(_ADOPT.size, _ADOPT_KIND, 0, launch_id, parent_id, pid)
 
 
 def decode_events(data: bytes) -> tuple[list[Event], bytes]:
-    """Return the events in `data`, and what has come of the next one."""
+    """Return the events in `data`, and the received part of the next one."""
     whole_bytes = len(data) - len(data) % _EVENT.size
     events: list[Event] = []
     for kind, stage, value, launch_id, wall_us, user_us, system_us, max_rss in _EVENT.iter_unpack(

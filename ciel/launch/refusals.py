@@ -1,7 +1,7 @@
-"""Why the system did not execute a program, in words for whoever named it.
+"""Explains to the author of a task why the system could not execute a program.
 
-An error number alone misleads: "No such file or directory" is also said of a script that is there,
-when its interpreter is not.
+The error number alone is misleading: the system also reports "No such file or directory" for an
+existing script whose interpreter is missing.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import re
 import shutil
 import stat
 
-_FIRST_LINE_MAX_BYTES = 256  # the kernel reads no more of it
+_FIRST_LINE_MAX_BYTES = 256  # the kernel reads no more of a script's first line
 
 
 def why_refused(program: str, number: int, *, cwd: str, path: str) -> str:
-    """Explain the errno of an exec; looks at the file, in `cwd` or sought in `path` (a PATH)."""
+    """Explain the errno of an exec by inspecting the file, in `cwd` or searched in PATH `path`."""
     if "/" in program:
         file: str | None = os.path.join(cwd, program)
     else:
@@ -54,7 +54,7 @@ def _forbidden(program: str, file: str | None) -> str:
     try:
         status = os.stat(file)
     except OSError:
-        return "a directory on the way to it may not be entered"
+        return "a directory in its path may not be entered"
     if stat.S_ISDIR(status.st_mode):
         return "it is a directory"
     if not stat.S_ISREG(status.st_mode):
@@ -65,7 +65,7 @@ def _forbidden(program: str, file: str | None) -> str:
 
 
 def _first_line(file: str) -> bytes | None:
-    """Return how a regular file begins, as far as the kernel looks; None if it cannot be read."""
+    """Return the first line of a regular file, as the kernel reads it; None if unreadable."""
     try:
         fd = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:

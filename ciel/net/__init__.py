@@ -1,5 +1,5 @@
-"""Twisted and pycurl: control connections, HTTP for people and programs, and transfers of bytes.
+"""Networking with Twisted and pycurl: control connections, HTTP servers, and downloads of objects.
 
-Everything here acts and nothing decides: values come from `wire` and `core.events`, and go to the
-service that owns the connection. Nothing imports the global reactor; it is always passed in.
+This package does I/O and makes no decisions: it exchanges values of `wire` and `core.events` with
+the service that owns a connection. No module imports the global reactor; it is always passed in.
 """

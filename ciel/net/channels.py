@@ -1,16 +1,17 @@
-"""Connections that go on by another way than the socket they began on, such as rings in memory.
+"""Channels: connections that switch from their socket to another transport, such as shared memory.
 
-What a way is made of is a plugin's affair (`ciel.channels`); here it is put behind the reactor and
-behind a connection. The socket stays: it carries the bells of a way, and shows the other side's
-end. Once both sides have proved their key, they agree by records on the socket, each alone in its
-frame, and each side's last word there says that what follows comes by the way:
+A plugin (`ciel.channels`) implements the transport, which is called a way. This module connects
+ways with the reactor and with control connections. The socket stays open: it carries wake-ups, and
+its end shows that the peer has closed or died. Once both sides have proved their key, they agree on
+the switch by records on the socket, each in a separate frame. After its last record on the socket
+each side sends through the way:
 
     acceptor                                       initiator (its hello names what it knows)
     channel offer NAME, and a descriptor  ──▶
                                           ◀──  channel take      or: channel leave REASON
     channel go                            ──▶
 
-Who cannot, or does not want to, stays on the socket.
+A side that cannot open the way replies `channel leave`, and both stay on the socket.
 """
 
 from __future__ import annotations
@@ -31,62 +32,62 @@ from ciel.wire.frames import Record
 from ciel.wire.session import Session
 
 CHANNEL: Final = "channel"
-"""The kind of record by which sides agree on a way."""
+"""The kind of record by which both sides agree on a way."""
 
 BYTES: Final = 1
 ROOM: Final = 2
-"""What is wanted of a way, or found there."""
+"""Events of a way: bytes to read, and space to write."""
 
 READS_PER_TURN: Final = 4
-"""So many pieces are taken from one way before others have their turn."""
+"""How many pieces are read from one way before other ways and sockets are served."""
 
 PIECE_BYTES: Final = 1 << 20
-"""More than most ways take at once."""
+"""The most that is passed to `Way.write` at once; most ways take less."""
 
-_log = Logger(__name__)  # compiled, it cannot be found out
+_log = Logger(__name__)  # explicit, since Twisted cannot find the name of a compiled module
 
 
 class WayError(CielError):
-    """A way that cannot be had; the text says why."""
+    """A way cannot be opened; the text says why."""
 
 
 class Way(Protocol):
-    """One end of bytes in both directions. What fails raises a `CielError`."""
+    """One end of a bidirectional byte stream. Methods raise `CielError` if they fail."""
 
     def write(self, data: bytes, /) -> int:
-        """Write what there is room for; returns how many bytes."""
+        """Write as many bytes as there is space for; return their number."""
 
     def read(self) -> bytes:
-        """Return what is there now, or a good part of it; empty if nothing is."""
+        """Return available bytes, not necessarily all; empty if there are none."""
 
     @property
     def unread_bytes(self) -> int:
-        """How much of what was written the other side has not read yet."""
+        """How many of the written bytes the peer has not read yet."""
 
     def close(self) -> None: ...
 
 
 class Lookout(Protocol):
-    """Looks after the ways of one event loop, for so long before it sleeps."""
+    """Polls the ways of one event loop, for up to `spin_us` before the loop sleeps."""
 
     spin_us: float
 
     def __len__(self) -> int: ...
     def glance_at(self, poller_fd: int, /) -> None:
-        """Have what is ready at the loop's poller end all looking."""
+        """Stop polling ways as soon as a descriptor of the loop's poller is ready."""
 
     def add(self, way: Any, found: Callable[[int], object], /) -> None: ...
     def remove(self, way: Any, /) -> None: ...
     def want(self, way: Any, wants: int, /) -> None: ...
     def before_wait(self) -> bool:
-        """Say whether the loop need not wait; else every other side now rings."""
+        """Poll the ways; True if one is ready. Otherwise peers send wake-ups from now on."""
 
     def after_wait(self) -> None:
-        """Call those whose ways have what they want."""
+        """Call `found` for the ways that are ready."""
 
 
 class Kind(Protocol):
-    """What a plugin gives: a kind of way. `descriptor`s are the caller's."""
+    """A kind of way, provided by a plugin. Callers own and close descriptors."""
 
     name: str
 
@@ -94,14 +95,14 @@ class Kind(Protocol):
     def lookout(self) -> Lookout: ...
 
     def make(self) -> int:
-        """Return the descriptor of a new way, for both sides."""
+        """Create a way; return its descriptor, which both sides pass to `open`."""
 
     def open(self, descriptor: int, side: int, bell_fd: int) -> Way:
-        """Open a way as side 0, which has made it, or 1."""
+        """Open a way as side 0, its creator, or as side 1."""
 
 
 class Channels:
-    """The ways of one process, behind its reactor. `close` when no connection is left."""
+    """The ways of one process, served by its reactor. Call `close` after the last connection."""
 
     def __init__(self, reactor: Any, kind: Kind) -> None:
         self.kind = kind
@@ -111,7 +112,7 @@ class Channels:
 
     @property
     def names(self) -> list[str]:
-        """What a hello says of this side."""
+        """The names of channels that this side's hello announces."""
         return [self.kind.name]
 
     @property
@@ -119,12 +120,10 @@ class Channels:
         return self._lookout.spin_us
 
     def add(self, way: Way, found: Callable[[int], object]) -> None:
-        """Have `found` called when a way has what is wanted of it, or with a negative number when
-        it is spoilt.
-        """
+        """Call `found` with the wanted events of a way, or with a negative number if it fails."""
         if self._wait is None:
-            # The last look before a loop sleeps is nowhere else to be had, and to be rung for while
-            # it works would cost more than what is said.
+            # Ways must be polled just before the loop sleeps, for which Twisted has no hook.
+            # Wake-ups while the loop runs would cost more than the messages.
             self._wait = self._reactor.doIteration
             self._reactor.doIteration = self._iterate
             self._lookout.glance_at(self._reactor._poller.fileno())
@@ -137,14 +136,14 @@ class Channels:
         self._lookout.want(way, wants)
 
     def close(self) -> None:
-        """Leave the reactor as it was."""
+        """Restore the reactor's own `doIteration`."""
         if self._wait is not None and self._reactor.doIteration == self._iterate:
             self._reactor.doIteration = self._wait
             self._wait = None
 
     def _iterate(self, delay_s: float | None) -> None:
         wait, lookout = self._wait, self._lookout
-        assert wait is not None  # it is what called us
+        assert wait is not None  # `add` sets it before it installs this method
         if not len(lookout):
             wait(delay_s)
             return
@@ -155,7 +154,7 @@ class Channels:
 
 
 class ChannelTransport:
-    """What a `ControlPeer` writes to, and later reads from, in place of its socket's transport."""
+    """The transport of a `ControlPeer` that writes to, and later reads from, a way."""
 
     def __init__(self, channels: Channels, way: Way, socket: Any, peer: Any) -> None:
         self._channels = channels
@@ -168,7 +167,7 @@ class ChannelTransport:
         channels.add(way, self._found)
 
     def begin_reading(self) -> None:
-        """The other side's last word on the socket has come."""
+        """Read from the way from now on: the peer's last record on the socket has arrived."""
         _log.info("{peer!r} goes on by {kind}", peer=self._peer, kind=self._channels.kind.name)
         self._is_reading = True
         self._socket.protocol = self
@@ -223,23 +222,23 @@ class ChannelTransport:
     # --- as the protocol of the socket ------------------------------------------------------------
 
     def dataReceived(self, data: bytes) -> None:
-        """Bells: we are awake, and about to look."""
+        """Ignore wake-ups: the loop polls the ways in this iteration anyway."""
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:
-        """The other side is gone. What it has said before is there; what it says now, if it is not
-        gone after all, is not waited for.
+        """Read what the peer has written before its end, then close the connection. Data that it
+        writes from now on is ignored.
         """
         try:
             while not self._is_paused and (data := self._way.read()):
                 self._peer.dataReceived(data)
                 self._is_paused |= self._peer.is_over
         except CielError as error:
-            _log.warn("the last words of {peer!r}: {error}", peer=self._peer, error=error)
+            _log.warn("{peer!r}: cannot read its last data: {error}", peer=self._peer, error=error)
         self.close()
         self._peer.connectionLost(reason)
 
     def close(self) -> None:
-        """Let go of the way."""
+        """Close the way."""
         if not self._is_over:
             self._is_over = True
             self._held.clear()
@@ -251,7 +250,8 @@ class ChannelTransport:
     def _want(self) -> None:
         if not self._is_over:
             wants = (BYTES if not self._is_paused else 0) | (ROOM if self._held else 0)
-            # A bell for us would come amid what the other side still has to say on the socket.
+            # Before reading starts, a wake-up would arrive amid the peer's last records on the
+            # socket.
             self._channels.want(self._way, wants if self._is_reading else 0)
 
     def _found(self, what: int) -> None:
@@ -260,7 +260,7 @@ class ChannelTransport:
                 self._read()
             if what & ROOM and self._held and not self._is_over:
                 self._write_held()
-        except Exception as error:  # a bug of ours must not take this turn's other ways along
+        except Exception as error:  # a bug must not affect the other ways of this iteration
             if not isinstance(error, CielError):
                 _log.failure("reading from {peer!r} failed", peer=self._peer)
             self._fail(error)
@@ -289,9 +289,9 @@ class ChannelTransport:
         self.abortConnection()
 
 
-class Crossing:
-    """How one connection comes to a way. `write` takes the bytes of a frame, `cross` the transport
-    to which what follows goes.
+class ChannelNegotiation:
+    """Negotiates the switch of one connection to a way. `write` sends a frame on the socket;
+    `switch` sets the transport for all later frames.
     """
 
     def __init__(
@@ -300,7 +300,7 @@ class Crossing:
         peer: Any,
         session: Session,
         write: Callable[[bytes], None],
-        cross: Callable[[ChannelTransport], None],
+        switch: Callable[[ChannelTransport], None],
     ) -> None:
         self.is_over = False
         self._channels = channels
@@ -308,7 +308,7 @@ class Crossing:
         self._socket = peer.transport
         self._session = session
         self._write = write
-        self._cross = cross
+        self._switch = switch
         self._descriptor = -1
         self._transport: ChannelTransport | None = None
 
@@ -319,30 +319,28 @@ class Crossing:
         peer: Any,
         session: Session,
         write: Callable[[bytes], None],
-        cross: Callable[[ChannelTransport], None],
-    ) -> Crossing | None:
-        """Begin with a connection that has just opened; None if there is nothing to agree on."""
+        switch: Callable[[ChannelTransport], None],
+    ) -> ChannelNegotiation | None:
+        """Start for a connection that has just opened; None if there is nothing to negotiate."""
         if channels is None or not IUNIXTransport.providedBy(peer.transport):
             return None
-        crossing = cls(channels, peer, session, write, cross)
+        negotiation = cls(channels, peer, session, write, switch)
         if session.side is Side.ACCEPTOR:
             known = peer.hello.about.get(f"{CHANNEL}s")
             if not isinstance(known, list) or channels.kind.name not in known:
                 return None
-            crossing._offer()
-        return None if crossing.is_over else crossing
+            negotiation._offer()
+        return None if negotiation.is_over else negotiation
 
     def take_descriptor(self, descriptor: int) -> None:
-        """Take what came with an offer; what else comes is closed."""
+        """Keep the descriptor of an offer; close any other descriptor."""
         if self._descriptor >= 0 or self._session.side is Side.ACCEPTOR:
             os.close(descriptor)
         else:
             self._descriptor = descriptor
 
-    def sift(self, records: list[Record]) -> list[Record]:
-        """Return those of these records that are no concern of ours, and take the others. Raises
-        DecodeError.
-        """
+    def take_records(self, records: list[Record]) -> list[Record]:
+        """Process the channel records and return all others. Raises `DecodeError`."""
         ours = [record for record in records if record[0][0] == CHANNEL]
         for fields, payload in ours:
             if self.is_over or payload:
@@ -351,7 +349,7 @@ class Crossing:
         return [record for record in records if record[0][0] != CHANNEL] if ours else records
 
     def close(self) -> None:
-        """The connection is over before the crossing is."""
+        """Stop, because the connection has ended during the negotiation."""
         self._done()
         if self._transport is not None:
             self._transport.close()
@@ -363,12 +361,12 @@ class Crossing:
                 self._take_offer(name)
             case ["take"] if accepts and self._transport is not None:
                 transport = self._transport
-                self._say("go")
+                self._send("go")
                 self._done()
-                self._cross(transport)
+                self._switch(transport)
                 transport.begin_reading()
             case ["leave", str(reason)] if accepts and self._transport is not None:
-                _log.info("{peer!r} stays on its socket: {why}", peer=self._peer, why=reason[:200])
+                _log.info("{peer!r} refused the channel: {why}", peer=self._peer, why=reason[:200])
                 self.close()
             case ["go"] if not accepts and self._transport is not None:
                 self._done()
@@ -389,7 +387,7 @@ class Crossing:
             return
         self._transport = ChannelTransport(self._channels, way, self._socket, self._peer)
         self._socket.sendFileDescriptor(self._descriptor)
-        self._say("offer", kind.name)
+        self._send("offer", kind.name)
 
     def _take_offer(self, name: str) -> None:
         kind = self._channels.kind
@@ -400,14 +398,14 @@ class Crossing:
                 raise WayError("no descriptor came with the offer")
             way = kind.open(self._descriptor, 1, self._socket.fileno())
         except CielError as error:
-            self._say("leave", str(error))
+            self._send("leave", str(error))
             self._done()
             return
         self._transport = ChannelTransport(self._channels, way, self._socket, self._peer)
-        self._say("take")
-        self._cross(self._transport)
+        self._send("take")
+        self._switch(self._transport)
 
-    def _say(self, *fields: str) -> None:
+    def _send(self, *fields: str) -> None:
         self._write(self._session.send([([CHANNEL, *fields], b"")]))
 
     def _done(self) -> None:

@@ -1,16 +1,16 @@
-"""Control connections: messages in, messages out, between two that proved their key to each other.
+"""Control connections: exchange messages between two processes that proved a key to each other.
 
-A `ControlPeer` is one end of a connection. It drives a `wire.session.Session`, says that it is
-alive, notices when the other end is not, and bounds what waits to be sent. What the messages mean
-is its owner's affair, who is called back as the `Owner` protocol says.
+A `ControlPeer` is one end of a connection. It drives a `wire.session.Session`, sends heartbeats,
+detects a silent peer, and limits the bytes that wait to be sent. It does not interpret messages,
+but calls its owner through the `Owner` protocol:
 
-    peer opens                 peer_opened, once
-    a piece of data is here    peer_said, with all messages of it in one list
-    what waited has gone       peer_drained, after `is_congested` was true
-    the connection is over     peer_closed, once; also for a connection of ours that never opened
+    the peer has proved its key    peer_opened, once
+    data has arrived               peer_said, with all its messages in one list
+    the queue was sent             peer_drained, after `is_congested` was true
+    the connection has ended       peer_closed, once; also if our connection never opened
 
-Messages sent during a turn leave at its end as one batch. Whatever is wrong ends the connection:
-the other side is sent the reason in one line, and both log it.
+Messages that are sent during a tick of the event loop leave at its end as one batch. Any error ends
+the connection: the peer is sent the reason in one line, and both sides log it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from zope.interface import classImplements
 
 from ciel.access.keys import Role, Side
 from ciel.core.events import HEARTBEAT_INTERVAL_S, LOST_AFTER_S, Ask, Heartbeat, Message
-from ciel.net.channels import Channels, ChannelTransport, Crossing
+from ciel.net.channels import ChannelNegotiation, Channels, ChannelTransport
 from ciel.net.turns import TELL, Clock, DelayedCall, Turns
 from ciel.wire.errors import DecodeError, RefusedError, RemoteProtocolError, WireError
 from ciel.wire.limits import HELLO_TIMEOUT_S, RECORD_MAX_BYTES, RECORDS_PER_FRAME_MAX
@@ -45,23 +45,24 @@ from ciel.wire.messages import (
 from ciel.wire.session import Hello, Session
 
 CONGESTED_BYTES: Final = 1024 * 1024
-"""From here on the owner should send less; some 10 ms of a fast link, and thousands of messages."""
+"""With more bytes queued the owner should send less. This is some 10 ms of a fast link, and
+thousands of messages."""
 
 QUEUED_MAX_BYTES: Final = 64 * 1024 * 1024
-"""A peer that lets so much pile up is dropped: two of the largest records, or a million reports."""
+"""With more bytes queued the peer is dropped: two of the largest records, or a million reports."""
 
 CLOSE_TIMEOUT_S: Final = 5.0
-"""How long the last words to a peer may take to leave."""
+"""How long sending the last data to a peer may take."""
 
 DISCARDED_MAX_BYTES: Final = RECORD_MAX_BYTES
-"""What of a peer's is still taken meanwhile; an honest one was in the midst of a record at most."""
+"""How many bytes are read and discarded meanwhile. A correct peer finishes one record at most."""
 
 READ_BYTES: Final = 64 * 1024
-"""Taken from a socket at once."""
+"""How many bytes are read from a socket at once."""
 
 _PULSE_S: Final = HEARTBEAT_INTERVAL_S / 2
-"""Silence is counted in pulses of our own, never read from a clock: when this process itself was
-held up (stopped, swapped out), its peers are not blamed for the time."""
+"""The unit of silence. Silence is counted by timer calls, not measured by a clock: the time during
+which this process itself was stopped or swapped out does not count against its peers."""
 
 ACCEPTED: Final[Mapping[Role, frozenset[type]]] = {
     Role.ADMIN: FROM_CLIENT,
@@ -69,7 +70,7 @@ ACCEPTED: Final[Mapping[Role, frozenset[type]]] = {
     Role.WORKER: FROM_WORKER,
     Role.READ: frozenset((Ask, Heartbeat)),
 }
-"""What an accepting side takes from a peer of each role."""
+"""The messages that an accepting side accepts from a peer of each role."""
 
 EXPECTED: Final[Mapping[Role, frozenset[type]]] = {
     Role.ADMIN: TO_CLIENT,
@@ -77,13 +78,13 @@ EXPECTED: Final[Mapping[Role, frozenset[type]]] = {
     Role.WORKER: TO_WORKER,
     Role.READ: TO_CLIENT,
 }
-"""What a connecting side takes from whom it connected to in each role."""
+"""The messages that a connecting side accepts when it connected in each role."""
 
-_log = Logger(__name__)  # compiled, it cannot be found out
+_log = Logger(__name__)  # explicit, since Twisted cannot find the name of a compiled module
 
 
 class Owner(Protocol):
-    """Who a peer talks to. Called on reactor turns only; what it raises ends the connection."""
+    """The callbacks of a peer, called in the reactor's thread. An exception ends the connection."""
 
     def peer_opened(self, peer: ControlPeer) -> None: ...
     def peer_said(self, peer: ControlPeer, messages: list[Message]) -> None: ...
@@ -92,7 +93,7 @@ class Owner(Protocol):
 
 
 class Peer(Protocol):
-    """What an owner does with a `ControlPeer`, which see."""
+    """The part of `ControlPeer` that owners use."""
 
     hello: Hello | None
     address: str
@@ -112,13 +113,13 @@ class Peer(Protocol):
 
 
 class ControlPeer:
-    """One end of a control connection: a protocol of Twisted's, though no subclass (`setup.py` says
-    why not).
+    """One end of a control connection. It implements Twisted's protocol interface, but not as a
+    subclass, for a reason that `setup.py` states.
 
-    `hello` is what the other side says of itself: None until it has proved its key, and kept after
-    the end. `failure` is the error that ended the connection, if one did. `lost_after_s` may be
-    changed at any time, as when the peer's role is known. With `channels`, it may go on by another
-    way than its socket.
+    `hello` is the peer's description of itself: None until it has proved its key, and kept after
+    the end. `failure` is the error that ended the connection, if any. `lost_after_s` may be
+    changed at any time, for instance when the peer's role is known. With `channels`, the connection
+    may switch from its socket to another transport.
     """
 
     def __init__(
@@ -147,19 +148,19 @@ class ControlPeer:
         self._owner = owner
         self._queued_max_bytes = queued_max_bytes
         self._channels = channels
-        self._crossing: Crossing | None = None
+        self._negotiation: ChannelNegotiation | None = None
         self._allowed: frozenset[type] = frozenset()
-        self._outbox: list[Message] = []  # of this turn
-        self._backlog: deque[bytes] = deque()  # waits until the transport has sent what it holds
+        self._outbox: list[Message] = []  # messages of this tick
+        self._backlog: deque[bytes] = deque()  # until the transport has sent its buffer
         self._backlog_bytes = 0
-        self._handed_bytes = 0  # to the transport since it last had nothing to send
+        self._handed_bytes = 0  # given to the transport since its buffer was last empty
         self._was_congested = False
         self._silent_pulses = 0
         self._idle_pulses = 0
         self._timer: DelayedCall | None = None
-        self._socket: Any = None  # of the transport, where we use it ourselves
-        self._end: str | None = None  # why, once it is decided
-        self._discarded_bytes = 0  # since then
+        self._socket: Any = None  # the transport's, if this class uses it directly
+        self._end: str | None = None  # the reason, once the connection is ending
+        self._discarded_bytes = 0  # received since then
 
     def __repr__(self) -> str:
         role = self.hello.role if self.hello else "unproven"
@@ -169,17 +170,19 @@ class ControlPeer:
 
     @property
     def is_unproven(self) -> bool:
-        """Whether this is still a stranger on our doorstep."""
+        """Whether the peer has not proved a key yet, and the connection has not ended."""
         return self.hello is None and not self.is_over
 
     @property
     def is_open(self) -> bool:
-        """Whether messages may be sent; they are ignored once the connection is ending."""
+        """Whether messages can be sent; once the connection is ending, they are ignored."""
         return self.hello is not None and self._end is None
 
     @property
     def queued_bytes(self) -> int:
-        """What waits to be sent, this turn's messages apart; at most one handful of it too high."""
+        """How many bytes wait to be sent, without the messages of this tick. It may be too high by
+        the last batch given to the transport.
+        """
         return self._backlog_bytes + self._handed_bytes
 
     @property
@@ -188,13 +191,13 @@ class ControlPeer:
 
     @property
     def silent_s(self) -> float:
-        """For how long nothing came from the peer, to half a second."""
+        """How long the peer has sent nothing, accurate to half a second."""
         return self._silent_pulses * _PULSE_S
 
     def send(self, message: Message) -> None:
-        """Queue a message for the end of this turn; silently nothing unless the peer is open.
+        """Queue a message for the end of this tick; do nothing unless the peer is open.
 
-        A connection may end at any time, and then `peer_closed` says what was lost with it.
+        A connection may end at any time, and then the owner is notified by `peer_closed`.
         """
         if self._end is not None or self.hello is None:
             return
@@ -205,11 +208,11 @@ class ControlPeer:
             self._flush()
 
     def flush(self) -> None:
-        """Send what is queued now, so that `queued_bytes` includes it."""
+        """Send the queued messages now, so that `queued_bytes` includes them."""
         self._flush()
 
     def pause(self) -> None:
-        """Read nothing more until `resume`; meanwhile the peer cannot be silent too long."""
+        """Stop reading until `resume`; meanwhile the peer's silence is not counted."""
         if not self.is_paused and self._end is None:
             self.is_paused = True
             self.transport.pauseProducing()
@@ -221,16 +224,16 @@ class ControlPeer:
             self.transport.resumeProducing()
 
     def close(self) -> None:
-        """End the connection in order, once all that was sent has left."""
+        """Close the connection after all messages were sent."""
         self._flush()
         self._finish("closed by us")
 
     def turn_away(self) -> None:
-        """End the connection at once: others wait, and this one has proved nothing yet."""
+        """Abort this unauthenticated connection to make place for a new one."""
         self.transport.abortConnection()
 
     def refuse(self, reason: str) -> None:
-        """End the connection for a reason which the peer is told; what is queued goes first."""
+        """Send the queued messages and the reason to the peer, then end the connection."""
         self._flush()
         if self._end is None:
             self._fail(self._session.refuse(reason))
@@ -245,7 +248,7 @@ class ControlPeer:
         if ITCPTransport.providedBy(self.transport):
             self.transport.setTcpNoDelay(True)
         self.address = describe(self.transport.getPeer())
-        # As a pull producer we are told when the transport has sent everything, by its public face.
+        # A pull producer is notified when the transport has sent its buffer. This is public API.
         self.transport.registerProducer(self, False)
         self._timer = self._reactor.callLater(self.hello_timeout_s, self._hello_timed_out)
         self._write(self._session.data_to_send())
@@ -264,33 +267,33 @@ class ControlPeer:
                 if not self._session.is_open:
                     return
                 self._open()
-            if self._crossing is not None:
-                records = self._crossing.sift(records)
-                if self._crossing.is_over:
-                    self._crossing = None
+            if self._negotiation is not None:
+                records = self._negotiation.take_records(records)
+                if self._negotiation.is_over:
+                    self._negotiation = None
             messages = decode_all(records, self._allowed)
         except RemoteProtocolError as error:
             self._fail(error)
             return
         except DecodeError as error:
-            self._fail_telling(RemoteProtocolError(error.reason), error.reason)
+            self._fail_and_notify(RemoteProtocolError(error.reason), error.reason)
             return
         if messages and self._end is None:
-            self._tell("peer_said", messages)
+            self._notify_owner("peer_said", messages)
 
     def fileDescriptorReceived(self, descriptor: int) -> None:
-        """Take what comes along with data; nobody but us says what it is for."""
-        if self._crossing is not None:
-            self._crossing.take_descriptor(descriptor)
+        """Receive a descriptor, which belongs to a channel offer; close any other."""
+        if self._negotiation is not None:
+            self._negotiation.take_descriptor(descriptor)
         else:
             os.close(descriptor)
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:
         self.is_over = True
         self._socket = None
-        if self._crossing is not None:
-            self._crossing.close()
-            self._crossing = None
+        if self._negotiation is not None:
+            self._negotiation.close()
+            self._negotiation = None
         if self._end is None:
             clean = isinstance(reason.value, ConnectionDone)
             self._end = "it closed the connection" if clean else reason.getErrorMessage()
@@ -304,10 +307,10 @@ class ControlPeer:
         self._backlog.clear()
         self._backlog_bytes = self._handed_bytes = 0
         if self.hello is not None or self._session.side is Side.INITIATOR:
-            self._tell("peer_closed", self._end)
+            self._notify_owner("peer_closed", self._end)
 
     def resumeProducing(self) -> None:
-        """Be told by the transport that it has sent all it had."""
+        """Called by the transport when it has sent its buffer."""
         self._handed_bytes = 0
         if self._backlog:
             handful = []
@@ -320,15 +323,15 @@ class ControlPeer:
         if self._was_congested and not self.is_congested:
             self._was_congested = False
             if self.is_open:
-                self._tell("peer_drained")
+                self._notify_owner("peer_drained")
 
     def stopProducing(self) -> None:
-        """Be told by the transport that it is gone; `connectionLost` follows."""
+        """Called by the transport when it is lost; `connectionLost` follows."""
 
     # --- the socket -------------------------------------------------------------------------------
 
     def _receive(self) -> object:
-        """Read for the transport, by fewer calls than it takes itself."""
+        """Read from the socket in place of the transport, with fewer calls."""
         if self._socket is None:
             return CONNECTION_LOST
         try:
@@ -343,18 +346,18 @@ class ControlPeer:
         return None
 
     def _send_now(self, data: bytes) -> int:
-        """Return how much went. Twisted's `write` would leave all of it for the next turn: one
-        wake-up more per hop.
+        """Send at once what the socket accepts, and return the number of bytes. Twisted's `write`
+        would send in the next iteration, which costs one more wake-up per hop.
         """
         if self._socket is not None:
             try:
                 sent = self._socket.send(data)
             except OSError:
-                return 0  # no room, or lost, as the transport will find
+                return 0  # the buffer is full, or the connection lost, which the transport detects
         else:
             write_some = getattr(self.transport, "writeSomeData", None)
             sent = write_some(data) if write_some is not None else 0
-        return sent if isinstance(sent, int) else 0  # no number says that it is lost
+        return sent if isinstance(sent, int) else 0  # not a number: the connection is lost
 
     # --- inside -----------------------------------------------------------------------------------
 
@@ -366,17 +369,17 @@ class ControlPeer:
         self._allowed = (ACCEPTED if accepts else EXPECTED)[hello.role]
         self._stop_timer()
         self._timer = self._reactor.callLater(_PULSE_S, self._pulse)
-        self._crossing = Crossing.begin(
-            self._channels, self, self._session, self._write, self._cross
+        self._negotiation = ChannelNegotiation.begin(
+            self._channels, self, self._session, self._write, self._switch_transport
         )
-        if self._crossing is None:  # else descriptors go along
+        if self._negotiation is None:  # otherwise Twisted must read, to receive descriptors
             self._socket = getattr(self.transport, "socket", None)
             if self._socket is not None:
                 self.transport.doRead = self._receive
-        self._tell("peer_opened")
+        self._notify_owner("peer_opened")
 
-    def _cross(self, transport: ChannelTransport) -> None:
-        """Have what follows go to another transport; this one still sends what it was given."""
+    def _switch_transport(self, transport: ChannelTransport) -> None:
+        """Send later data through another transport; the old one still sends its buffer."""
         if self._backlog:
             self.transport.write(b"".join(self._backlog))
             self._backlog.clear()
@@ -393,15 +396,15 @@ class ControlPeer:
             return
         try:
             data = self._session.send(encode_all(messages))
-        except WireError as error:  # a message of ours that has no form, or is too large
-            self._fail_telling(error, error.reason)
+        except WireError as error:  # a message of ours that cannot be encoded, or is too large
+            self._fail_and_notify(error, error.reason)
             return
         self._write(data)
         if self.queued_bytes > self._queued_max_bytes:
             self._drop(f"{self.queued_bytes} bytes wait to be sent, the peer does not read them")
 
     def _write(self, data: bytes) -> None:
-        """Send at once what the socket takes; the rest waits, in the transport or behind it."""
+        """Send at once what the socket accepts; the rest waits in the transport or the backlog."""
         if not data:
             return
         self._idle_pulses = 0
@@ -427,36 +430,37 @@ class ControlPeer:
             self.send(Heartbeat())
 
     def _hello_timed_out(self) -> None:
-        """End without a refusal: either side may have stood still, and another try may go well."""
+        """End without a refusal: either side may have been suspended, so a retry may succeed."""
         self._fail(RemoteProtocolError(f"no proof of a key within {HELLO_TIMEOUT_S:g} s"))
 
-    def _fail_telling(self, error: WireError, reason: str) -> None:
-        """End for a fault that is no refusal (another try may go well), and tell the peer."""
+    def _fail_and_notify(self, error: WireError, reason: str) -> None:
+        """End after an error and send the reason. This is no refusal, so a retry may succeed."""
         self._session.refuse(reason)
         self._fail(error)
 
     def _fail(self, error: WireError) -> None:
-        """End for an error; the session has its last words ready if the peer is to hear of it."""
+        """End after an error; first send the session's final frame, if it has one."""
         self.failure = error
         self._write(self._session.data_to_send())
         by_peer = isinstance(error, RefusedError) and error.by_peer
         who = "the peer ended it" if by_peer else "ended"
-        if self.hello is not None or self._session.side is Side.ACCEPTOR:  # else the owner tells
+        # Otherwise the owner logs it.
+        if self.hello is not None or self._session.side is Side.ACCEPTOR:
             _log.warn("connection with {peer!r} {who}: {why}", peer=self, who=who, why=error.reason)
         self._finish(error.reason)
 
     def _finish(self, reason: str) -> None:
-        """End in order: what is queued leaves, then the peer closes, or its time is up.
+        """End in order: send the queue, then wait until the peer closes, or for a timeout.
 
-        Only our half is closed here. Closing all while something of the peer's is unread would make
-        the kernel send a reset, which takes our last words from the peer's hands.
+        This closes only our half of the connection. If we closed it while data of the peer is
+        unread, the kernel would send a reset, and the peer might lose our last data.
         """
         if self._end is not None:
             return
         self._end = reason
         self._stop_timer()
         self._timer = self._reactor.callLater(CLOSE_TIMEOUT_S, self.transport.abortConnection)
-        self._let_go()
+        self._detach_producer()
         if self._backlog:
             self.transport.write(b"".join(self._backlog))
         self.transport.loseWriteConnection()
@@ -464,14 +468,14 @@ class ControlPeer:
             self.transport.resumeProducing()
 
     def _drop(self, reason: str) -> None:
-        """End at once: the peer does not listen, so there is no use in telling it."""
+        """Abort the connection: the peer does not read, so it cannot be sent a reason."""
         _log.warn("connection with {peer!r} dropped: {why}", peer=self, why=reason)
         self._end = reason
         self._stop_timer()
-        self._let_go()
+        self._detach_producer()
         self.transport.abortConnection()
 
-    def _let_go(self) -> None:
+    def _detach_producer(self) -> None:
         self._backlog_bytes = 0
         self.transport.unregisterProducer()  # a transport with a producer never closes
 
@@ -480,21 +484,21 @@ class ControlPeer:
             self._timer.cancel()
         self._timer = None
 
-    def _tell(self, event: str, *details: Any) -> None:
+    def _notify_owner(self, event: str, *details: Any) -> None:
         try:
             getattr(self._owner, event)(self, *details)
         except Exception:
             _log.failure("{event} of {peer!r} failed", event=event, peer=self)
             if self._end is None:
                 fault = WireError("internal error; see the log")
-                self._fail_telling(fault, "internal error; see the log of the other side")
+                self._fail_and_notify(fault, "internal error; see the log of the other side")
 
 
 classImplements(ControlPeer, IFileDescriptorReceiver)
 
 
 def describe(address: Any) -> str:
-    """Return a transport's address as people write it."""
+    """Format a transport's address as `HOST:PORT` or `unix:@NAME`."""
     host, port = getattr(address, "host", None), getattr(address, "port", None)
     if host is not None:
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

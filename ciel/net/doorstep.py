@@ -1,8 +1,8 @@
-"""Who stands at the door: connections that have not proved a key yet, so many at a time.
+"""Limits the number of unauthenticated connections, which have not proved a key yet.
 
-When it is full, whoever comes takes the place of whoever has stood there longest. An honest peer
-proves its key within a few round trips, so thousands of connections that say nothing keep nobody
-out; they only turn each other away.
+When the limit is reached, a new connection replaces the oldest one. Authorised peers prove their
+key within a few round trips. So thousands of silent connections cannot keep them out; they only
+replace each other.
 """
 
 from __future__ import annotations
@@ -15,43 +15,45 @@ from twisted.logger import Logger
 from ciel.wire.limits import UNPROVEN_PEERS_MAX
 
 SHARE_OF_DESCRIPTORS: Final = 8
-"""Strangers at one door may hold one in so many of the files that this process may open. It has
-three doors at most, and its own work needs descriptors, too."""
+"""Unauthenticated connections of one listener may use one in so many of the process's file
+descriptors. A process has at most three listeners, and needs descriptors for its work."""
 
 _log = Logger()
 
 
-class Stranger(Protocol):
-    """A connection that may not have proved itself yet."""
+class UnprovenConnection(Protocol):
+    """A connection that may not have proved a key yet."""
 
     @property
     def is_unproven(self) -> bool: ...
 
     def turn_away(self) -> None:
-        """Hang up at once, without a word."""
+        """Abort the connection without a message."""
 
 
 class Doorstep:
-    """Counts the strangers before one listener, and turns the eldest away when there are too
-    many.
+    """Tracks the unauthenticated connections of one listener, and aborts the oldest if there are
+    too many.
     """
 
     def __init__(self, places: int | None = None) -> None:
         open_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        self._places = places or min(UNPROVEN_PEERS_MAX, max(1, open_files // SHARE_OF_DESCRIPTORS))
-        self._strangers: list[Stranger] = []  # the eldest first
+        self._connections_max = places or min(
+            UNPROVEN_PEERS_MAX, max(1, open_files // SHARE_OF_DESCRIPTORS)
+        )
+        self._connections: list[UnprovenConnection] = []  # the oldest first
         self._was_full = False
 
-    def let_in(self, stranger: Stranger) -> None:
-        """Give a stranger a place, if need be that of another."""
-        self._strangers = [someone for someone in self._strangers if someone.is_unproven]
-        is_full = len(self._strangers) >= self._places
+    def let_in(self, connection: UnprovenConnection) -> None:
+        """Add a connection; abort the oldest one if the limit is reached."""
+        self._connections = [earlier for earlier in self._connections if earlier.is_unproven]
+        is_full = len(self._connections) >= self._connections_max
         if is_full:
-            self._strangers.pop(0).turn_away()
-            if not self._was_full:  # said once, not for each of a flood
+            self._connections.pop(0).turn_away()
+            if not self._was_full:  # log once, not for each connection of a flood
                 _log.warn(
                     "{places} connections have not proved a key; from now on the eldest must go",
-                    places=self._places,
+                    places=self._connections_max,
                 )
         self._was_full = is_full
-        self._strangers.append(stranger)
+        self._connections.append(connection)

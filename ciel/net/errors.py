@@ -1,14 +1,14 @@
-"""What can go wrong between two processes. Every message is one line and names who is to blame."""
+"""The errors of networking. Every message is one line and names the address or URL at fault."""
 
 from ciel.wire.errors import one_line
 
 
 class NetError(Exception):
-    """Root of this room's errors."""
+    """Root of the errors of `ciel.net`."""
 
 
 class AddressError(NetError):
-    """A text is no address of ours."""
+    """A text is not a valid address."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -16,7 +16,7 @@ class AddressError(NetError):
 
 
 class ListenError(NetError):
-    """Nobody can reach us at `address`."""
+    """This process cannot listen on `address`."""
 
     def __init__(self, address: str, reason: str) -> None:
         self.address = address
@@ -25,12 +25,12 @@ class ListenError(NetError):
 
 
 class ForeignAddressError(ListenError):
-    """`address` is nowhere on this machine."""
+    """`address` does not belong to this machine."""
 
 
 class ConnectError(NetError):
-    """Nobody was reached at `address`; trying again later may help. `is_refused`: its host answered
-    that no process listens there.
+    """A connection to `address` failed; a later attempt may succeed. `is_refused`: the host
+    answered that no process listens there.
     """
 
     def __init__(self, address: str, reason: str, *, is_refused: bool = False) -> None:
@@ -41,8 +41,8 @@ class ConnectError(NetError):
 
 
 class TransferError(NetError):
-    """Bytes did not arrive whole. `status` is the server's answer, 0 if there was none.
-    `is_unanswered`: its host did not answer at all, so it may be cut off for a while.
+    """A download failed or was incomplete. `status` is the HTTP status, 0 without a response.
+    `is_unanswered`: the host did not respond at all, so the network may be interrupted.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class TransferError(NetError):
 
 
 class HttpError(NetError):
-    """Raised by a resource to answer a request with `status` and one line of text."""
+    """Raised by a resource to answer a request with `status` and a line of text."""
 
     def __init__(self, status: int, reason: str, **headers: str) -> None:
         self.status = status

@@ -1,6 +1,6 @@
-"""Figures as Prometheus reads them: its text format, and what every daemon tells of its process.
+"""Metrics in the text format of Prometheus, and the process metrics of every daemon.
 
-A figure belongs to a *family*, which has one name, kind and help. See ADR 0040.
+A metric belongs to a *family*, which has one name, kind and help text. See ADR 0040.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ Labels = Mapping[str, str]
 
 
 class Family(NamedTuple):
-    """Figures of one name. A counter only grows while its daemon lives, and its name ends in
-    `_total`; a gauge comes and goes. Units stand in the name: `_seconds`, `_bytes`.
+    """Metrics with one name. A counter only grows while its daemon runs, and its name ends in
+    `_total`; a gauge may rise and fall. The name contains the unit: `_seconds`, `_bytes`.
     """
 
     name: str
@@ -46,7 +46,7 @@ def counter(name: str, help: str, value: float) -> Family:
 
 
 def render(families: Iterable[Family]) -> bytes:
-    """Write families down in the text format."""
+    """Format families in the text format."""
     lines = []
     for family in families:
         lines.append(f"# HELP {family.name} {family.help.translate(_HELP_ESCAPES)}")
@@ -69,7 +69,7 @@ def _number(value: float) -> str:
 
 
 def process_families() -> list[Family]:
-    """Tell of this process: under the names that Prometheus' own clients use."""
+    """Return metrics of this process, under the names that Prometheus' own clients use."""
     usage = resource.getrusage(resource.RUSAGE_SELF)
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     cpu_s = usage.ru_utime + usage.ru_stime
@@ -80,15 +80,15 @@ def process_families() -> list[Family]:
     resident = pages * resource.getpagesize()
     return [
         counter("process_cpu_seconds_total", "CPU time that this process has used.", cpu_s),
-        gauge("process_resident_memory_bytes", "Memory that it has.", resident),
-        gauge("process_open_fds", "Files and sockets that it has open.", files),
-        gauge("process_max_fds", "How many it may have open.", limit),
-        gauge("process_start_time_seconds", "When it began, since the epoch.", _STARTED_AT_S),
+        gauge("process_resident_memory_bytes", "Resident memory of this process.", resident),
+        gauge("process_open_fds", "Number of open file descriptors.", files),
+        gauge("process_max_fds", "Maximum number of open file descriptors.", limit),
+        gauge("process_start_time_seconds", "Start time since the epoch.", _STARTED_AT_S),
     ]
 
 
 class Metrics(Route):
-    """What a daemon counts, and what its process has."""
+    """Serves the metrics of a daemon and of its process."""
 
     needs_role = Role.READ
 

@@ -1,4 +1,4 @@
-"""The gate of a daemon's HTTP: which role a request is made in, and whether it is meant for us."""
+"""Authorisation of HTTP requests: determines the role of a request, and checks its `Host`."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from ciel.access.tickets import TICKET_SCHEME, TicketGate
 
 
 class Gate:
-    """Admits whoever proves a key. `now_s` is wall-clock time, which tickets are about.
+    """Admits requests that prove a key. `now_s` is wall-clock time, which tickets contain.
 
-    A key itself (`Bearer`) is taken from this host only, since it could be overheard elsewhere.
+    A key itself (`Bearer`) is accepted only from this host, since it could be intercepted on a
+    network.
     """
 
     def __init__(self, key_for_role: KeyForRole, *, now_s: Callable[[], float] = time.time) -> None:
@@ -24,12 +25,12 @@ class Gate:
         self._names = {"localhost"}
 
     def serve_as(self, netloc: str) -> None:
-        """From now on take tickets made for `netloc`, the address that others know us by."""
+        """Accept tickets for `netloc` from now on, the address that other hosts connect to."""
         self._tickets = TicketGate(self._key_for_role, netloc)
         self._names.add(_host_of(netloc))
 
     def admit(self, authorization: str, method: str, target: str, *, is_local: bool) -> Role:
-        """Return the role that an `Authorization` proves. Raise `AccessDeniedError`."""
+        """Return the role that an `Authorization` header proves, or raise `AccessDeniedError`."""
         if not authorization:
             raise AccessDeniedError("no key was given")
         if authorization.startswith(f"{TICKET_SCHEME} "):
@@ -37,17 +38,17 @@ class Gate:
                 raise AccessDeniedError("no tickets are taken here")
             return self._tickets.admit(authorization, method, target, self._now_s())
         if not is_local:
-            raise AccessDeniedError("a bearer key is taken from this host only; make a ticket")
+            raise AccessDeniedError("a bearer key is accepted from this host only; use a ticket")
         role = bearer_role(authorization, self._key_for_role)
         if role is None:
-            raise AccessDeniedError("that key does not open this cluster")
+            raise AccessDeniedError("the key is not one of this cluster")
         return role
 
-    def answers_to(self, host: str) -> bool:
-        """Say whether a `Host` is us: an address, `localhost`, or our own name.
+    def is_named_by(self, host: str) -> bool:
+        """Whether a `Host` header names this daemon: an IP address, `localhost`, or its own name.
 
-        A web page can have its own name resolve to our address, and its browser then lets it read
-        our answers; but that name is what the browser says in `Host`.
+        This prevents DNS rebinding. A web page can make its own name resolve to our address, and
+        the browser then lets it read our answers. But the browser sends that name in `Host`.
         """
         name = _host_of(host)
         try:

@@ -1,9 +1,9 @@
-"""HTTP for people and programs, behind one door: no key, no answer but 401.
+"""The HTTP server of daemons. It answers every request without a valid key with 401.
 
-A request is judged once, when its header is complete and before any of its body is taken: who asks,
-under which name we are addressed, for which route, in which role, by which method, with how much.
-Only then may a resource see it. So a resource cannot forget to ask, and a stranger costs us a
-header. Every refusal and every failure is JSON, `{"error": "one line"}`; nothing of a traceback.
+The site checks a request once, when its header is complete and before its body is read: its key,
+`Host`, route, role, method and size. A resource sees only requests that passed all checks, so it
+cannot forget one, and an unauthenticated client costs one header. All errors are answered with
+JSON, `{"error": "one line"}`, never with a traceback.
 
     routes = Routes()
     routes.add("/data/{id}", Data(store))
@@ -44,33 +44,33 @@ from ciel.wire import codec
 from ciel.wire.errors import DecodeError
 
 BODY_MAX_BYTES: Final = 1024 * 1024
-"""A body that is kept in memory, unless its route says otherwise. Bulk goes to a sink."""
+"""The default limit of bodies, which are kept in memory. Routes stream large bodies to a sink."""
 
 LITTLE_MAX_BYTES: Final = 16 * 1024
-"""Where a body has little to say, or nothing, as of whoever only looks: there may be thousands."""
+"""The limit of bodies of requests that only read, of which there may be thousands at a time."""
 
 HEADER_MAX_BYTES: Final = 16 * 1024
 HEADERS_MAX: Final = 100
 LENGTH_MAX_DIGITS: Final = 1000
-"""Python reads no number of more than 4,300."""
+"""Python converts no number of more than 4,300 digits."""
 
 HEADER_TIMEOUT_S: Final = 5.0
-"""From a connection's begin, or a further request's first byte, to the last header, however busily
-the bytes drip."""
+"""The time from the start of a connection, or the first byte of a further request, to the end of
+the header. Slow senders cannot extend it."""
 
 IDLE_TIMEOUT_S: Final = 60.0
-"""Without a byte, between two requests or within a body."""
+"""How long a client may send nothing, between two requests or within a body."""
 
 CONNECTIONS_MAX: Final = 4096
 CONNECTIONS_SHARE: Final = 8
-"""Of those who have shown a key, so many, and for one in so many of the files that this process may
-open: each may have one or two more open for what it reads or brings. Thousands may wait, or be slow
-at a time; strangers come and go by a doorstep of their own."""
+"""The limit of authenticated connections: so many, or one for so many of the process's file
+descriptors, since a connection may need one or two more for the objects that it reads or uploads.
+Thousands may wait or be slow at a time. Unauthenticated connections have their own limit."""
 
 LINGER_S: Final = 2.0
 LINGER_MAX_BYTES: Final = 16 * 1024 * 1024
-"""After an answer that came before the body, what is still on its way is thrown away so long and
-so far. Closing at once would reset the connection, and the answer would be lost with it."""
+"""How long, and how much of, a body is read and discarded after an early answer. Closing at once
+would reset the connection, and the client might lose the answer."""
 
 HEALTH_PATH: Final = b"/healthz"
 
@@ -82,18 +82,18 @@ _log = Logger()
 
 
 class BodySink(Protocol):
-    """Where a body goes as it arrives, such as a store's writer."""
+    """Receives a body as it arrives, for example a store's writer."""
 
     def write(self, chunk: bytes, /) -> object: ...
     def abort(self) -> object: ...
 
 
 Answer = bytes | int | Deferred[bytes]
-"""A body; or `NOT_DONE_YET` by a resource that writes and finishes itself; or one that comes."""
+"""A body; or `NOT_DONE_YET` if the resource writes and finishes itself; or a later body."""
 
 
 class Route:
-    """What is served at one path. The methods it allows are those with a `render_METHOD` here.
+    """The resource of one path. It allows the methods for which it has a `render_METHOD`.
 
     `render_GET(request)` and the like return an `Answer`, or raise `HttpError`. `HEAD` is answered
     by `render_GET` unless there is a `render_HEAD`.
@@ -101,26 +101,26 @@ class Route:
 
     needs_role: ClassVar[Role] = Role.SUBMIT
     body_limit_bytes: ClassVar[int | None] = BODY_MAX_BYTES
-    """None: as large as it comes, for a route with a sink."""
+    """None: unlimited, for a route with a sink."""
 
     def methods(self) -> tuple[str, ...]:
         found = {name.removeprefix(_PREFIX) for name in dir(self) if name.startswith(_PREFIX)}
         return tuple(sorted(found | {"HEAD"} if "GET" in found else found))
 
     def role_for(self, method: str) -> Role:
-        """Say which role a method needs; for routes where reading takes less than writing."""
+        """Return the role that a method needs; for routes where reading needs a lesser one."""
         return self.needs_role
 
     def limit_for(self, method: str) -> int | None:
-        """Say how much body a method takes; for routes where only one of them takes bulk."""
+        """Return the body limit of a method; for routes where only one takes large bodies."""
         return LITTLE_MAX_BYTES if method in ("GET", "HEAD") else self.body_limit_bytes
 
     def body_sink(self, request: Request) -> BodySink | None:
-        """Return where this request's body shall go; None to have it kept in `request.content`.
+        """Return the sink of this request's body; None to keep the body in `request.content`.
 
-        Called when the request was let in and before its body is read. From the moment at which
-        `render` is called the sink is the resource's to commit or abort; before, whatever goes
-        wrong (the client leaves, the body is too large, the sink raises) aborts it.
+        The request calls this after all checks and before its body is read. Until `render` is
+        called, the request aborts the sink after any error: the client disconnects, the body is too
+        large, or the sink raises. From then on the resource must commit or abort it.
         """
         return None
 
@@ -133,7 +133,7 @@ class Route:
 
 
 class Refusal(Route):
-    """A path of the original's at which nothing is done any more: the answer says what to do."""
+    """A path of the original CIEL that is no longer supported; the answer says what to use."""
 
     needs_role = Role.READ
 
@@ -150,20 +150,20 @@ class Refusal(Route):
 
 
 Routes = PathTable[Route]
-"""All that a site serves; iterating lists each path with its route."""
+"""All routes of a site; iterating yields each path with its route."""
 
 
 # --- requests -------------------------------------------------------------------------------------
 
 
 class Request(TwistedRequest):
-    """A request that was judged: `role`, the path's `params` and the `sink` are what it came to."""
+    """A request with the results of its checks: `role`, the path's `params`, and the `sink`."""
 
     channel: Any
     content: Any
     site: Any
 
-    if TYPE_CHECKING:  # for those who write resources; Twisted's own have no annotations
+    if TYPE_CHECKING:  # for authors of resources; Twisted's own methods have no annotations
 
         def write(self, data: bytes) -> None: ...
         def finish(self) -> None: ...
@@ -181,32 +181,34 @@ class Request(TwistedRequest):
         self._route: Route | None = None
         self._taken_bytes = 0
         self._is_rendering = False
-        self._is_gone = False
-        self._coming: Deferred[bytes] | None = None
+        self._is_disconnected = False
+        self._pending: Deferred[bytes] | None = None
 
     def json(self) -> Any:
-        """Return the body's value, or have a body that is no JSON answered by 400."""
+        """Decode the body as JSON; a body that is not JSON is answered with 400."""
         try:
             return codec.decode(self.content.read())
         except DecodeError as error:
             raise HttpError(400, f"the body: {error}") from None
 
     def reply(self, value: object, status: int = 200) -> bytes:
-        """Make a JSON answer, to be returned by the resource."""
+        """Make a JSON answer, which the resource returns."""
         self.setResponseCode(status, HTTPStatus(status).phrase.encode())
         self.setHeader("Content-Type", "application/json")
         return codec.encode(value) + b"\n"
 
-    # From here on for the channel.
+    # The following methods are called by the channel.
 
-    def judge(self, method: bytes, target: bytes, version: bytes, length: int | None) -> None:
-        """Look at the header; afterwards `refusal` is set, or the request is let in."""
+    def check_header(
+        self, method: bytes, target: bytes, version: bytes, length: int | None
+    ) -> None:
+        """Check the header; set `refusal` unless the request passes all checks."""
         self.method, self.uri, self.clientproto = method, target, version
         self.path, _, query = target.partition(b"?")
         self.args = parse_qs(query, 1)
         self.content = BytesIO()
         try:
-            self._let_in(method.decode("latin-1"), target.decode("latin-1"), length)
+            self._check_request(method.decode("latin-1"), target.decode("latin-1"), length)
         except HttpError as error:
             self.refusal = error
         except Exception:
@@ -222,7 +224,7 @@ class Request(TwistedRequest):
         except Exception as error:
             self.refusal = error if isinstance(error, HttpError) else self._failed()
             self._abort_sink()
-            self.channel.cut_body()
+            self.channel.end_body_early()
 
     def requestReceived(self, command: bytes, path: bytes, version: bytes) -> None:
         for name, value in ("Server", "ciel"), ("X-Content-Type-Options", "nosniff"):
@@ -239,28 +241,28 @@ class Request(TwistedRequest):
             self.processingFailed(Failure())
 
     def processingFailed(self, reason: Failure) -> None:
-        """Answer for a resource that raised: an `HttpError` is its answer, all else is 500."""
+        """Answer after a resource raised: with its `HttpError`, or 500 for any other exception."""
         error = reason.value
-        if self._is_gone and isinstance(error, CancelledError):
+        if self._is_disconnected and isinstance(error, CancelledError):
             return
         if not isinstance(error, HttpError):
             error = self._failed(reason)
-        if self._is_gone:
+        if self._is_disconnected:
             return
         if self.startedWriting:
-            self.channel.forceAbortClient()  # a body cut short says more than a good ending
+            self.channel.forceAbortClient()  # a truncated body tells the client of the error
         else:
             self._answer_error(error)
 
     def connectionLost(self, reason: Failure) -> None:
-        self._is_gone = True
+        self._is_disconnected = True
         if not self._is_rendering:
             self._abort_sink()
         super().connectionLost(reason)
-        if self._coming is not None:
-            self._coming.cancel()
+        if self._pending is not None:
+            self._pending.cancel()
 
-    def _let_in(self, method: str, target: str, length: int | None) -> None:
+    def _check_request(self, method: str, target: str, length: int | None) -> None:
         gate: Gate = self.site.gate
         if self.site.open_healthz and self.path == HEALTH_PATH:
             self.role = Role.READ
@@ -275,7 +277,7 @@ class Request(TwistedRequest):
                 raise HttpError(401, str(error), WWW_Authenticate="Bearer") from None
             self.channel.is_unproven = False
         hosts = self.requestHeaders.getRawHeaders(b"Host", [])
-        if len(hosts) != 1 or not gate.answers_to(hosts[0].decode("latin-1")):
+        if len(hosts) != 1 or not gate.is_named_by(hosts[0].decode("latin-1")):
             raise HttpError(421, "this is not the host that the request is for")
         for name, values in self.requestHeaders.getAllRawHeaders():
             if not all(_is_utf8(value) for value in values):
@@ -286,7 +288,7 @@ class Request(TwistedRequest):
         route, self.params = found
         if not self.role.permits(needed := route.role_for(method)):
             wanted = "the cluster's own" if needed is Role.ADMIN else f"a {needed} key"
-            raise HttpError(403, f"a {self.role} key does not open this, it takes {wanted}")
+            raise HttpError(403, f"a {self.role} key may not use this; it requires {wanted}")
         if method not in (allowed := route.methods()):
             raise HttpError(405, f"only {', '.join(allowed)} here", Allow=", ".join(allowed))
         self._check_size(route, length or 0)
@@ -300,10 +302,10 @@ class Request(TwistedRequest):
 
     def _answer(self, answer: Answer) -> None:
         if isinstance(answer, Deferred):
-            self._coming = answer
+            self._pending = answer
             answer.addCallback(self._answer)
             answer.addErrback(self.processingFailed)
-        elif answer is not NOT_DONE_YET and not self._is_gone:
+        elif answer is not NOT_DONE_YET and not self._is_disconnected:
             if not isinstance(answer, bytes):
                 raise TypeError(f"{type(self._route).__name__} answered a {type(answer).__name__}")
             self.setHeader("Content-Length", str(len(answer)))
@@ -347,7 +349,7 @@ def _is_local(address: Any) -> bool:
 
 
 class _Channel(HTTPChannel):
-    """A connection on which a request is judged before its body is read."""
+    """A connection that checks each request before it reads the body."""
 
     transport: Any
     site: Any
@@ -360,17 +362,17 @@ class _Channel(HTTPChannel):
         self._in_header = True
         self._discards = False
         self._discarded_bytes = 0
-        self._answered: Any = None  # a request after which another waits to be read
+        self._answered: Any = None  # a request that was answered while the next one waits
         self.is_unproven = True
         """Whether no request on this connection has shown a key yet."""
 
     @property
-    def is_resting(self) -> bool:
-        """Whether it is between two requests, so that its end is no loss to anybody."""
+    def is_idle(self) -> bool:
+        """Whether it is between two requests, so that closing it harms no request."""
         return self._in_header and self._deadline is None
 
     def turn_away(self) -> None:
-        """Hang up at once: others wait, and this one has proved nothing yet, or asks nothing."""
+        """Abort this unauthenticated or idle connection to make place for a new one."""
         self.transport.abortConnection()
 
     def connectionMade(self) -> None:
@@ -397,13 +399,13 @@ class _Channel(HTTPChannel):
         request: Request = self.requests[-1]
         request.site = self.site
         self.persistent = self.checkPersistence(request, self._version)
-        # What Twisted knows of the request by now it tells the request only after the body.
+        # Twisted would set these attributes of the request only after the body.
         target: Any = self._path
-        request.judge(self._command, target, self._version, self.length)
+        request.check_header(self._command, target, self._version, self.length)
         if request.refusal is not None:
             if request.refusal.status == 401 or self.length != 0:
-                self._leave_unread(request)
-            self.length = 0  # the body is over, as far as we are concerned: answer now
+                self._discard_body(request)
+            self.length = 0  # treat the body as complete, so that Twisted answers now
         elif request.getHeader("Expect") == "100-continue":
             self._send100Continue()
 
@@ -415,9 +417,7 @@ class _Channel(HTTPChannel):
         return bool(super()._maybeChooseTransferDecoder(header, data))
 
     def _respondToBadRequestAndDisconnect(self) -> None:
-        """Answer what is no HTTP, such as a malformed chunk, in place of Twisted, whose answer has
-        no body.
-        """
+        """Answer malformed HTTP, such as an invalid chunk. Twisted's own answer has no body."""
         body = codec.encode({"error": "this is not a well-formed HTTP request"}) + b"\n"
         self.transport.write(
             b"HTTP/1.1 400 Bad Request\r\nContent-Type: application/json\r\n"
@@ -425,18 +425,18 @@ class _Channel(HTTPChannel):
         )
         self.loseConnection()
 
-    def cut_body(self) -> None:
-        """Have a request answered in the middle of its body."""
-        self._leave_unread(self.requests[-1])
+    def end_body_early(self) -> None:
+        """Answer a request in the middle of its body."""
+        self._discard_body(self.requests[-1])
         self.allContentReceived()
 
     def allContentReceived(self) -> None:
-        if not self._handlingRequest:  # else the body was cut, and its decoder has reached its end
+        if not self._handlingRequest:  # otherwise `end_body_early` has done this already
             super().allContentReceived()
 
     def requestDone(self, request: Any) -> None:
-        """Take the next request, if it is here already, in a later turn and once the client has
-        read the answer: a thousand of them in one packet must not keep others waiting.
+        """Process the next request, if it was received already, in a later iteration and after the
+        client has read the answer. A thousand requests in one packet must not delay other clients.
         """
         self._in_header = True
         if self.persistent and self._dataBuffer:
@@ -472,7 +472,7 @@ class _Channel(HTTPChannel):
         self.site.channels.discard(self)
         super().connectionLost(reason)
 
-    def _leave_unread(self, request: Request) -> None:
+    def _discard_body(self, request: Request) -> None:
         self.persistent = False
         self._discards = True
         request.setHeader("Connection", "close")
@@ -486,13 +486,13 @@ class _Channel(HTTPChannel):
         self._deadline = None
 
 
-def _places() -> int:
+def _default_connections_max() -> int:
     open_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return min(CONNECTIONS_MAX, max(1, open_files // CONNECTIONS_SHARE))
 
 
 class SecureSite(Site):
-    """Serves `routes` to whom `gate` admits. `open_healthz` lets anyone read `/healthz`."""
+    """Serves `routes` to clients that `gate` admits. `open_healthz` lets anyone read `/healthz`."""
 
     protocol: Any = _Channel
     noisy = False
@@ -511,23 +511,23 @@ class SecureSite(Site):
         self.gate = gate
         self.open_healthz = open_healthz
         self.channels: set[_Channel] = set()
-        self._connections_max = connections_max or _places()
+        self._connections_max = connections_max or _default_connections_max()
         self._doorstep = Doorstep()
 
     def startFactory(self) -> None:
-        """Start none of Twisted's access log and the clock that it keeps."""
+        """Do not start Twisted's access log and its clock."""
 
     def stopFactory(self) -> None:
-        """Nothing was started."""
+        """Do nothing, since `startFactory` starts nothing."""
 
     def buildProtocol(self, addr: Any) -> Any:
         if len(self.channels) >= self._connections_max:
             known = [channel for channel in self.channels if not channel.is_unproven]
             if len(known) >= self._connections_max:
-                resting = next((channel for channel in known if channel.is_resting), None)
-                if resting is None:
+                idle = next((channel for channel in known if channel.is_idle), None)
+                if idle is None:
                     return None
-                resting.turn_away()
+                idle.turn_away()
         channel: _Channel = super().buildProtocol(addr)
         self._doorstep.let_in(channel)
         self.channels.add(channel)

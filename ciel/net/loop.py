@@ -1,7 +1,7 @@
-"""The reactor of our daemons: Twisted's, with less to do for every event.
+"""The reactor of the daemons: Twisted's epoll reactor with less overhead for each event.
 
-Twisted names each descriptor that it serves in the context of its logs of old, and keeps what is to
-be done at once in one heap with its timers. Together that costs more than many an event is worth.
+Twisted sets a legacy logging context for each descriptor that it serves, and keeps calls that are
+due at once in the same heap as timers. For many events this costs more than the event itself.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from ciel.net.rounds import is_due, iterate, wait_s
 
 
 class Loop(EPollReactor):
-    """`soon` and `look_s` are its own; all else is as Twisted has it.
+    """An epoll reactor with two additions: `soon` and `look_s`.
 
-    `look_s`: how long to look before sleeping, where waits are as short as that (`rounds`); 0, if
-    nobody says otherwise.
+    `look_s`: how long to poll before sleeping, if recent waits were at most that long (`rounds`).
+    The default 0 disables polling.
     """
 
     def __init__(self) -> None:
@@ -29,7 +29,7 @@ class Loop(EPollReactor):
         super().__init__()
 
     def soon(self, call: Callable[[], object]) -> None:
-        """Have something called once all is served that is ready now, before the next wait."""
+        """Call `call` after all ready descriptors are served, before the next wait."""
         self.calls.append(call)
 
     def runUntilCurrent(self) -> None:
@@ -44,6 +44,6 @@ class Loop(EPollReactor):
 
 
 def install() -> None:
-    """Make it the reactor of this process, unless there is one."""
+    """Install `Loop` as the reactor of this process, unless one is installed."""
     if "twisted.internet.reactor" not in sys.modules:
         installReactor(Loop())

@@ -1,8 +1,8 @@
-"""URLs outside the cluster: which of them a daemon fetches for others, and how that is enforced.
+"""The policy for URLs outside the cluster: which of them daemons fetch for users.
 
-A name is judged by the address that it leads to, when libcurl connects, and after each redirect:
-what a name means may change between a look and a connection. So whoever may have URLs fetched
-cannot see through them what only this host can reach.
+The policy checks the IP address of a host name when libcurl connects, also after each redirect,
+because a name may resolve to another address between a check and the connection. So users that may
+have URLs fetched cannot reach services that only this host can reach.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from ciel.net.errors import NetError
 
 REDIRECTS_MAX: Final = 5
 URL_MAX_LENGTH: Final = 2000
-_REACHED_BY_ALL_V6: Final = ipaddress.IPv6Network("2000::/3")
-_WRAPPING_V6: Final = (  # an address of IPv4 stands in these
+_PUBLIC_V6: Final = ipaddress.IPv6Network("2000::/3")
+_EMBEDDING_V4: Final = (  # addresses that contain an IPv4 address
     ipaddress.IPv6Network("2001::/32"),
     ipaddress.IPv6Network("2002::/16"),
 )
 
 
 class UrlRefusedError(NetError):
-    """A URL is none that is fetched here; the text says why."""
+    """The policy does not allow a URL; the text says why."""
 
     def __init__(self, url: str, reason: str) -> None:
         self.url = url
@@ -36,8 +36,8 @@ class UrlRefusedError(NetError):
 
 
 class Outside(StrEnum):
-    """Which URLs are fetched. `HTTPS`: of hosts that everybody can reach; `ANY`: also by plain
-    HTTP, and of any host that this one can reach.
+    """Which URLs are fetched. `HTTPS`: HTTPS URLs of public addresses; `ANY`: also plain HTTP, and
+    all hosts that this host can reach.
     """
 
     OFF = "off"
@@ -49,7 +49,7 @@ class Outside(StrEnum):
         return {"off": (), "https": ("https",), "any": ("http", "https")}[self.value]
 
     def check(self, url: str) -> None:
-        """Raise `UrlRefusedError` for a URL that is not fetched whatever its name leads to."""
+        """Raise `UrlRefusedError` for a URL that is refused independently of its IP address."""
         if len(url) > URL_MAX_LENGTH:
             raise UrlRefusedError(url, f"it has more than {URL_MAX_LENGTH} characters")
         if not url.isascii() or not url.isprintable() or " " in url:
@@ -64,14 +64,14 @@ class Outside(StrEnum):
         if not host:
             raise UrlRefusedError(url, "it names no host")
         if parts.username is not None or parts.password is not None:
-            raise UrlRefusedError(url, "it contains a user's name, which would stand in logs")
+            raise UrlRefusedError(url, "it contains a user name, which would appear in logs")
 
     def reaches(self, address: str) -> bool:
-        """Say whether an IP address is one to connect to."""
-        return self is Outside.ANY or (self is Outside.HTTPS and _is_reached_by_all(address))
+        """Whether the policy allows connections to an IP address."""
+        return self is Outside.ANY or (self is Outside.HTTPS and _is_public(address))
 
     def prepare(self, curl: pycurl.Curl, refused: Callable[[str], object]) -> None:
-        """Have a handle fetch by these rules; `refused` is told why a connection was not made."""
+        """Enforce the policy on a handle; `refused` is called with the reason of a refusal."""
         protocols = {"http": pycurl.PROTO_HTTP, "https": pycurl.PROTO_HTTPS}
         allowed = sum(protocols[scheme] for scheme in self.schemes)
 
@@ -80,10 +80,10 @@ class Outside(StrEnum):
             if not self.reaches(where[0]):
                 refused(f"it leads to {where[0]}, which is no address that everybody can reach")
                 return pycurl.SOCKET_BAD
-            return _Lent(socket.socket(family, kind, protocol))
+            return _SelfClosingSocket(socket.socket(family, kind, protocol))
 
         for option, value in (
-            (pycurl.PROTOCOLS, allowed),  # redirects are held to them, too
+            (pycurl.PROTOCOLS, allowed),  # this applies to redirects, too
             (pycurl.FOLLOWLOCATION, 1),
             (pycurl.MAXREDIRS, REDIRECTS_MAX),
             (pycurl.OPENSOCKETFUNCTION, open_socket),
@@ -91,25 +91,25 @@ class Outside(StrEnum):
             curl.setopt(option, value)
 
 
-class _Lent:
-    """A socket of which libcurl makes a duplicate, and nobody needs it afterwards."""
+class _SelfClosingSocket:
+    """A socket that closes itself after libcurl has duplicated it."""
 
-    def __init__(self, lent: socket.socket) -> None:
-        self._lent = lent
+    def __init__(self, socket_: socket.socket) -> None:
+        self._socket = socket_
 
     def fileno(self) -> int:
-        return self._lent.fileno()
+        return self._socket.fileno()
 
     def __del__(self) -> None:
-        self._lent.close()
+        self._socket.close()
 
 
-def _is_reached_by_all(address: str) -> bool:
+def _is_public(address: str) -> bool:
     try:
         found = ipaddress.ip_address(address)
     except ValueError:
         return False
     if isinstance(found, ipaddress.IPv6Address):
-        if found not in _REACHED_BY_ALL_V6 or any(found in net for net in _WRAPPING_V6):
+        if found not in _PUBLIC_V6 or any(found in net for net in _EMBEDDING_V4):
             return False
     return found.is_global and not found.is_multicast

@@ -1,4 +1,4 @@
-"""Which path of a site leads where: a table with names in it, that can be walked and listed."""
+"""A table of URL paths with named segments, used as the router of a site."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 class _Node(Generic[T]):
-    """One place in the tree of paths; what is served there comes with its path."""
+    """A node of the tree of paths; `served` is the pattern and the value at this node."""
 
     def __init__(self) -> None:
         self.children: dict[str, _Node[T]] = {}
@@ -19,16 +19,16 @@ class _Node(Generic[T]):
 
 
 class PathTable(Generic[T]):
-    """Finds what a path stands for. A `{name}` in it is one segment, whatever but empty.
+    """Maps paths to values. A `{name}` in a pattern matches one non-empty segment.
 
-    One slash at the end makes no difference; a literal segment goes before a name.
+    One trailing slash is ignored. A literal segment takes precedence over a name.
     """
 
     def __init__(self) -> None:
         self._root: _Node[T] = _Node()
 
     def add(self, path: str, what: T) -> None:
-        """Serve something at a path. Raise ValueError if something is served there already."""
+        """Add a value at a path. Raise ValueError if the path has one already."""
         node = self._root
         for segment in _segments(path):
             if segment.startswith("{"):
@@ -41,7 +41,7 @@ class PathTable(Generic[T]):
         node.served = (path, what)
 
     def find(self, path: bytes) -> tuple[T, dict[str, str]] | None:
-        """Return what is served at the path of a request, and what the names in it stand for."""
+        """Return the value for the path of a request, and the values of its named segments."""
         node = self._root
         try:
             segments = [unquote_to_bytes(s).decode() for s in _segments(path.decode("ascii"))]
@@ -59,7 +59,7 @@ class PathTable(Generic[T]):
         return what, {name[1:-1]: value for name, value in names if name.startswith("{")}
 
     def __iter__(self) -> Iterator[tuple[str, T]]:
-        """List every path with what is served there."""
+        """Yield every pattern with its value."""
         nodes = [self._root]
         while nodes:
             node = nodes.pop()
@@ -72,5 +72,5 @@ class PathTable(Generic[T]):
 
 def _segments(path: str) -> list[str]:
     if not path.startswith("/"):
-        return ["", path]  # `*`, or a whole URL: nothing is served there
+        return ["", path]  # `*`, or a whole URL, which match no pattern
     return path[1:].removesuffix("/").split("/") if path != "/" else []

@@ -1,5 +1,7 @@
-"""What the daemons' reactor does in each round. Apart from it, to be compiled: what is compiled
-cannot inherit from a class that the compiler may not see.
+"""The event-loop iteration of the daemons' reactor `Loop`.
+
+It is a separate module so that mypyc can compile it: a compiled class cannot inherit from a class
+that mypyc does not compile.
 """
 
 from __future__ import annotations
@@ -12,14 +14,14 @@ from typing import Any, Final
 from twisted.logger import Logger
 
 SHORT_WAITS_MIN: Final = 3
-"""So many must follow each other before there is looking: one that was in vain costs as much."""
+"""How many short waits in a row enable polling. Polling in vain costs CPU time for `look_s`."""
 
-_WAIT_MAX_S: Final = float(2**31 // 1000)  # what epoll has room for, in milliseconds
-_log = Logger(__name__)  # compiled, it cannot be found out
+_WAIT_MAX_S: Final = float(2**31 // 1000)  # epoll's timeout is a 32-bit number of milliseconds
+_log = Logger(__name__)  # explicit, since Twisted cannot find the name of a compiled module
 
 
 def is_due(loop: Any) -> bool:
-    """Say whether Twisted has anything to do before the next wait: timers, calls, the end."""
+    """Whether Twisted has work before the next wait: timers, calls from threads, the shutdown."""
     if loop.threadCallQueue or loop._newTimedCalls or loop._justStopped:
         return True
     timed = loop._pendingTimedCalls
@@ -27,7 +29,7 @@ def is_due(loop: Any) -> bool:
 
 
 def wait_s(loop: Any) -> float | None:
-    """Return how long may be waited for something to become ready; None: for ever."""
+    """Return how long the loop may wait for a ready descriptor; None: without limit."""
     if loop.calls:
         return 0.0
     if loop._newTimedCalls:
@@ -40,7 +42,7 @@ def wait_s(loop: Any) -> float | None:
 
 
 def iterate(loop: Any, timeout_s: float | None) -> None:
-    """Wait, serve all that is ready, then make the calls that are to follow it."""
+    """Wait, serve the ready descriptors, then run the calls of `soon`."""
     if loop.calls:
         _call_soon(loop)
         timeout_s = 0
@@ -50,7 +52,7 @@ def iterate(loop: Any, timeout_s: float | None) -> None:
     except InterruptedError:
         return
     for descriptor, event in ready:
-        selectable = selectables.get(descriptor)  # one before it may have closed it
+        selectable = selectables.get(descriptor)  # an earlier one may have closed it
         if selectable is not None:
             try:
                 _serve(loop, selectable, descriptor, event)
@@ -61,12 +63,14 @@ def iterate(loop: Any, timeout_s: float | None) -> None:
 
 
 def _wait(loop: Any, timeout_s: float, count: int) -> Any:
-    """Return what is ready. Where short waits follow each other, look for the next event for as
-    long before sleeping: to be woken takes longer than most of them last. Others on this core have
-    their turn meanwhile. Below 0, `timeout_s` is for ever.
+    """Return the ready descriptors. A negative `timeout_s` means no limit.
+
+    After several waits shorter than `look_s`, poll for that long before sleeping, because waking a
+    sleeping process takes longer than most of those waits. Polling yields the CPU to other
+    processes.
     """
     poll, look_s = loop._poller.poll, loop.look_s
-    if not look_s or 0 <= timeout_s < look_s:  # a timer that is so near is not to be late
+    if not look_s or 0 <= timeout_s < look_s:  # polling could delay a timer that is due soon
         return poll(timeout_s, count)
     begun_s = time.monotonic()
     if loop.short_waits < SHORT_WAITS_MIN:
@@ -102,4 +106,4 @@ def _call_soon(loop: Any) -> None:
         try:
             call()
         except Exception:
-            _log.failure("what was due could not be done")
+            _log.failure("a call at the end of an event-loop iteration failed")

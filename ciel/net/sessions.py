@@ -1,13 +1,14 @@
-"""Sessions: exchanges of messages that outlive the connections which carry them.
+"""Sessions: reliable exchanges of messages that survive the loss of a connection.
 
-A connection may be lost at any moment, and then nobody knows which of the last messages arrived.
-So each side counts the messages that it received, keeps those that it sent until the other side
-confirms them (`Received`), and sends the rest again over the next connection. To the code above, a
-peer that was away for a while is a peer that was slow to answer. The master has one session with
-each client and with each worker; a worker has one with its master.
+A connection may be lost at any moment, and then the sender does not know which of the last messages
+arrived. So each side counts the messages that it received, keeps sent messages until the peer
+confirms them (`Received`), and resends unconfirmed ones over the next connection. To the owner, a
+peer that was disconnected for a while looks like a slow peer. The master has one session with each
+client and with each worker; a worker has one with its master.
 
-A connection is handed no more than it can send soon. The rest waits here as the values that the
-graph has anyway, so that a slow reader gets all news of a large job, only later.
+A session gives a connection no more messages than it can send soon. Further messages wait here as
+values, which the graph has in memory anyway. So a slow reader gets all messages of a large job,
+only later.
 """
 
 from __future__ import annotations
@@ -19,47 +20,50 @@ from ciel.core.events import JobPrinted, Message, Received, TaskPrinted
 from ciel.net.control import QUEUED_MAX_BYTES, Peer
 
 CONFIRM_EVERY: Final = 256
-"""Messages that came; fewer are confirmed by the next tick."""
+"""After so many received messages the session confirms at once; fewer are confirmed by a timer of
+the owner."""
 KEPT_MAX: int = 4_000_000
-"""Messages that a peer has not confirmed: all news of the largest jobs, about 100 bytes each. One
-that is so far behind cannot come back, and nothing more is kept for it."""
+"""How many unconfirmed messages are kept for a peer: all messages of the largest jobs, about 100
+bytes each. With more, the session cannot be resumed after a disconnect, and keeps none."""
 PRINTS_KEPT_MAX_BYTES: int = QUEUED_MAX_BYTES
-"""What tasks print is kept for nobody else. A peer that is so far behind loses its session."""
+"""How many bytes of task output may wait for a peer, since no other object refers to this memory.
+With more, the peer loses its session."""
 HANDED_AT_ONCE: Final = 512
-"""Messages between two looks at how much waits in the connection: some 700 KB of results."""
+"""How many messages are given to the connection before its queue is checked again: some 700 KB of
+results."""
 
 
 class PeerSession:
-    """One end of a session; `name` is what the owner calls the other end."""
+    """One end of a session; `name` is the owner's name for the other end."""
 
     def __init__(self, name: str, peer: Peer, token: str = "") -> None:
         self.name = name
         self.token = token
-        """What the connecting side names the session by."""
+        """The connecting side's identifier of the session."""
         self.peer: Peer | None = peer
         self.gone_at_s = 0.0
-        """When its connection was lost; of no meaning while there is one."""
+        """When the connection was lost; meaningless while the session has one."""
         self.back_at_s = 0.0
-        """When it last went on over another connection."""
-        self._sent: deque[Message] = deque()  # over this connection or an earlier one, unconfirmed
-        self._waiting: deque[Message] = deque()  # until the connection takes more
-        self._prints_bytes = 0  # of what waits
+        """When the session was last resumed over another connection."""
+        self._sent: deque[Message] = deque()  # sent over any connection, but unconfirmed
+        self._waiting: deque[Message] = deque()  # until the connection accepts more
+        self._prints_bytes = 0  # task output in `_waiting`
         self._confirmed = 0
         self._received = 0
-        self._told = 0
+        self._reported = 0
         self.can_resume = True
-        """Whether all that it was not heard to have is still there."""
+        """Whether all unconfirmed messages are still kept."""
 
     @property
     def is_congested(self) -> bool:
-        """Whether it has still to read what it was sent."""
+        """Whether messages wait for the peer to read earlier ones, or to reconnect."""
         return bool(self._waiting) or self.peer is None or self.peer.is_congested
 
     def send(self, message: Message) -> None:
-        """Send a message, now or when the peer is back, or has read what was sent before."""
+        """Send a message now, or after the peer reconnects or reads earlier messages."""
         peer = self.peer
         if peer is not None and not self._waiting and not peer.is_congested:
-            if self.can_resume and len(self._sent) < KEPT_MAX:  # as is usual
+            if self.can_resume and len(self._sent) < KEPT_MAX:  # the usual case
                 self._sent.append(message)
                 peer.send(message)
                 return
@@ -72,12 +76,12 @@ class PeerSession:
             self.hand_on()
         if len(self._waiting) > KEPT_MAX or self._prints_bytes > PRINTS_KEPT_MAX_BYTES:
             self._give_up()
-        elif len(self._sent) + len(self._waiting) > KEPT_MAX:  # it can go on, but not come back
+        elif len(self._sent) + len(self._waiting) > KEPT_MAX:  # can continue, but not resume later
             self.can_resume = False
             self._sent.clear()
 
     def hand_on(self) -> None:
-        """Give the connection what waits, as far as it takes more."""
+        """Give waiting messages to the connection until it is congested."""
         peer, waiting = self.peer, self._waiting
         while waiting and peer is not None and not peer.is_congested:
             count = min(len(waiting), HANDED_AT_ONCE)
@@ -99,31 +103,31 @@ class PeerSession:
             self.peer.refuse("it was too far behind")
 
     def end(self) -> None:
-        """Forget the messages that are kept for a peer that will not be back. The connection may
-        refer to the session until the next search for cycles, which an idle daemon seldom makes.
+        """Drop all messages, since the peer will not reconnect. The connection may refer to the
+        session until the next garbage collection, which is rare in an idle daemon.
         """
         self._sent.clear()
         self._waiting.clear()
 
     @property
     def received(self) -> int:
-        """How many messages came, over all connections."""
+        """How many messages were received over all connections."""
         return self._received
 
     def count(self, messages: int) -> None:
-        """Take note that so many messages came."""
+        """Count received messages, and confirm them if there are many."""
         self._received += messages
-        if self._received - self._told >= CONFIRM_EVERY:
+        if self._received - self._reported >= CONFIRM_EVERY:
             self.confirm()
 
     def confirm(self) -> None:
-        """Tell the peer how many messages came, if that is news."""
-        if self._told < self._received and self.peer is not None:
-            self._told = self._received
+        """Send the number of received messages, if it changed since the last confirmation."""
+        if self._reported < self._received and self.peer is not None:
+            self._reported = self._received
             self.peer.send(Received(self._received))
 
     def take_confirmation(self, count: int) -> bool:
-        """Forget what has arrived; False if `count` cannot be true."""
+        """Drop the messages that the peer has confirmed; False if `count` is impossible."""
         if not self.can_resume:
             return True
         if not self._confirmed <= count <= self._confirmed + len(self._sent):
@@ -134,9 +138,9 @@ class PeerSession:
         return True
 
     def resume(self, peer: Peer) -> None:
-        """Go on over another connection: say how much came, and what did not arrive."""
+        """Resume over a new connection: confirm received messages, resend unconfirmed ones."""
         self.peer = peer
-        self._told = self._received
+        self._reported = self._received
         peer.send(Received(self._received))
         self._waiting.extendleft(reversed(self._sent))
         for message in self._sent:

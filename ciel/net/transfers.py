@@ -1,12 +1,12 @@
-"""Transfers: bytes of objects from other workers, by libcurl on the reactor.
+"""Downloads objects from other workers, by libcurl on the reactor.
 
-libcurl says which sockets and how long it waits for; the reactor tells it when they are ready. All
-transfers of a process share one pool of connections, and so many run at a time; the others wait
-their turn. Bytes go to the sink as they come, a few pieces at a time; no body is ever held.
+The reactor watches the sockets and timers of libcurl, and calls it when they are ready. All
+transfers of a process share one pool of connections. A limited number runs at a time, and the rest
+is queued. Bytes are written to the sink in small batches as they arrive; no body is kept in memory.
 
-A body whose length is not said is one that is still being made. It may take as long as it likes,
-so it takes nobody's turn, and how its silence is judged is left to who fetches. It is whole when
-its holder says that it is, never because the connection ends.
+A body without a length is still being produced. It may take any time. So it does not count against
+the limit, and the caller decides how long a silence may last. It is complete when its holder sends
+the last chunk, never because the connection ends.
 
     done = transfers.fetch(url, writer, headers=lambda: {"Authorization": ticket()})
     done.addCallbacks(lambda result: writer.commit(), lambda failure: writer.abort())
@@ -32,49 +32,49 @@ from ciel.wire.codec import decode
 from ciel.wire.errors import DecodeError
 
 CHECKSUM_HEADER: Final = "Ciel-Checksum"
-"""What a holder says of the whole object, whichever part of it is asked for."""
+"""The checksum of the whole object, whichever part of it was requested."""
 
 CONCURRENT_MAX: Final = 16
-"""Transfers at one time: enough to fill a link from several hosts, few enough to share it."""
+"""How many transfers run at a time: enough to fill a link from several hosts, few enough to share
+it."""
 
 BUFFER_BYTES: Final = 1024 * 1024
 BATCH_BYTES: Final = 64 * 1024
-"""libcurl gives 16 KiB at a time, whatever its buffer; a sink is called for so much, or for what
-there is at the end of a turn. That is still in the processor's cache, and memory for so little is
-had from a heap and not from the kernel."""
+"""The size of a batch. libcurl passes on 16 KiB at a time, whatever its buffer size. A sink is
+called for a batch, or for fewer bytes at the end of an iteration. A batch of this size is still in
+the CPU cache, and its memory comes from the heap instead of the kernel."""
 
 CONNECT_TIMEOUT_S: Final = 5.0
 STALL_TIMEOUT_S: Final = 15
 _UNANSWERED: Final = frozenset(
     (pycurl.E_COULDNT_CONNECT, pycurl.E_OPERATION_TIMEDOUT, pycurl.E_RECV_ERROR)
 )
-_ANSWERS: Final = frozenset((errno.ECONNREFUSED, errno.ECONNRESET))  # by the kernel of the host
-"""A holder that sends less than `STALL_BYTES_PER_S` for so long is as good as gone."""
+_ANSWERS: Final = frozenset((errno.ECONNREFUSED, errno.ECONNRESET))  # sent by the host's kernel
 
 STALL_BYTES_PER_S: Final = 1024
+"""A transfer slower than this for the stall timeout has failed."""
 
 KEEPALIVE_S: Final = 15
-"""A connection on which nothing comes is tried so often: a holder that lost its power says no
-goodbye."""
+"""The interval of TCP keep-alive probes, which detect that a holder's host lost power."""
 
 _ERROR_TEXT_MAX_BYTES = 4096
 
 
 class Sink(Protocol):
-    """Where bytes go. What it raises ends the transfer."""
+    """Receives the bytes. An exception of `write` ends the transfer."""
 
     def write(self, chunk: bytes, /) -> object: ...
 
 
 class Begun(NamedTuple):
-    """What a holder says before the body. `size_bytes`: None if it does not know yet."""
+    """The header of a response. `size_bytes`: None if the holder does not know it yet."""
 
     size_bytes: int | None
     checksum: str | None
 
 
 class TransferResult(NamedTuple):
-    """A transfer that ended well. `checksum` is that of the whole object, if its holder said it."""
+    """The result of a successful transfer. `checksum` is the whole object's, if it was sent."""
 
     status: int
     size_bytes: int
@@ -82,12 +82,13 @@ class TransferResult(NamedTuple):
 
 
 Headers = Mapping[str, str] | Callable[[], Mapping[str, str]]
-"""For a request; called when it is made if what they say (a ticket) does not keep."""
+"""The headers of a request, or a function that returns them when the request is sent, for headers
+that expire, such as tickets."""
 
 
 class Transfers:
-    """Fetches over HTTP from other workers; or from hosts `outside`, by their rules, with
-    connections of their own. `close` ends all of it.
+    """Downloads over HTTP from other workers; or, with `outside`, from URLs that this policy
+    allows. Each instance has its own connections. `close` ends all transfers.
     """
 
     def __init__(
@@ -102,11 +103,11 @@ class Transfers:
         self._concurrent_max = concurrent_max
         self._waiting: deque[_Transfer] = deque()
         self._running: dict[pycurl.Curl, _Transfer] = {}
-        self._changed: set[_Transfer] = set()  # those of them that have something to settle
+        self._changed: set[_Transfer] = set()  # running transfers for which `settle` is due
         self._spare: list[pycurl.Curl] = []
         self._sockets: dict[int, _Socket] = {}
         self._timer: DelayedCall | None = None
-        self._in_curl = False  # where libcurl may not be called again
+        self._in_curl = False  # within libcurl, which must not be called recursively
         self._is_closed = False
         self._multi = pycurl.CurlMulti()
         self._multi.setopt(pycurl.M_SOCKETFUNCTION, self._watch)
@@ -131,9 +132,9 @@ class Transfers:
     ) -> Deferred[TransferResult]:
         """Write the object at `url` into `sink`, from `offset_bytes` on.
 
-        `expected_size_bytes` is that of the whole object; more or less of it is an error. `begun`
-        is called when the answer has begun, and is a good one. Fails with `TransferError`, or with
-        what the sink or `begun` raised. Cancelling ends the transfer at once.
+        `expected_size_bytes` is the size of the whole object; another size is an error. `begun` is
+        called with the header of a successful response. The transfer fails with `TransferError`, or
+        with an exception of the sink or of `begun`. Cancelling the Deferred ends it at once.
         """
         transfer = _Transfer(url, sink, headers or {}, offset_bytes, expected_size_bytes)
         transfer.begun = begun
@@ -146,11 +147,11 @@ class Transfers:
             transfer.done.errback(TransferError(url, "no more transfers are made here"))
         else:
             self._waiting.append(transfer)
-            self._move_on()
+            self._schedule()
         return transfer.done
 
     def close(self) -> None:
-        """Fail what is under way or waits, and let go of every socket. Not for use in a sink."""
+        """Fail all transfers and close every socket. Must not be called in a sink."""
         self._is_closed = True
         ended = [*self._running.values(), *self._waiting]
         self._waiting.clear()
@@ -169,7 +170,7 @@ class Transfers:
         for transfer in ended:
             transfer.finish()
 
-    # --- what libcurl asks of the reactor ---------------------------------------------------------
+    # --- calls from libcurl to the reactor --------------------------------------------------------
 
     def _watch(self, what: int, fd: int, multi: object, data: object) -> None:
         socket = self._sockets.get(fd)
@@ -194,7 +195,7 @@ class Transfers:
             self._timer.cancel()
         self._timer = None
 
-    # --- what the reactor tells libcurl -----------------------------------------------------------
+    # --- calls from the reactor to libcurl --------------------------------------------------------
 
     def _act(self, fd: int, events: int) -> None:
         if self._is_closed:
@@ -206,10 +207,10 @@ class Transfers:
                 self._changed.pop().settle()
         finally:
             self._in_curl = False
-        self._move_on()
+        self._schedule()
 
-    def _move_on(self) -> None:
-        """Finish what is finished and start what waits."""
+    def _schedule(self) -> None:
+        """Finish ended transfers, and start waiting ones."""
         if self._in_curl or self._is_closed:
             return
         ended = []
@@ -222,15 +223,15 @@ class Transfers:
             left, good, bad = self._multi.info_read()
             for curl, code, text in [*((curl, 0, "") for curl in good), *bad]:
                 transfer = self._running[curl]
-                transfer.judge(code, text)
+                transfer.determine_result(code, text)
                 self._release(curl)
                 ended.append(transfer)
-        while self._waiting and self._turns_taken() < self._concurrent_max:
+        while self._waiting and self._limited_count() < self._concurrent_max:
             self._start(self._waiting.popleft())
-        for transfer in ended:  # last, as they may fetch, cancel or close
+        for transfer in ended:  # last, since their callbacks may fetch, cancel or close
             transfer.finish()
 
-    def _turns_taken(self) -> int:
+    def _limited_count(self) -> int:
         return sum(not transfer.is_endless for transfer in self._running.values())
 
     def _start(self, transfer: _Transfer) -> None:
@@ -256,7 +257,7 @@ class Transfers:
         transfer.is_given_up = True
         if transfer in self._waiting:
             self._waiting.remove(transfer)
-        self._move_on()
+        self._schedule()
 
 
 class _Transfer:
@@ -276,8 +277,8 @@ class _Transfer:
         self.url = url
         self.error: Exception | None = None
         self.is_given_up = False
-        self.has_failed = False  # while libcurl was not looking
-        self.is_endless = False  # as far as its holder says
+        self.has_failed = False  # outside of libcurl's callbacks
+        self.is_endless = False  # the holder has sent no length
         self._pieces: list[bytes] = []
         self._pieces_bytes = 0
         self._sink = sink
@@ -292,7 +293,7 @@ class _Transfer:
         self._error_text = b""
 
     def prepare(self, curl: pycurl.Curl) -> None:
-        """Set up a handle. Raise what the headers raise, or pycurl.error for a URL that is none."""
+        """Set up a handle. Raise exceptions of `headers`, or pycurl.error for an invalid URL."""
         self.curl = curl
         headers = self._headers() if callable(self._headers) else self._headers
         for option, value in (
@@ -300,9 +301,9 @@ class _Transfer:
             (pycurl.HTTPHEADER, [f"{name}: {value}" for name, value in headers.items()]),
             (pycurl.PROTOCOLS, pycurl.PROTO_HTTP),
             (pycurl.HTTP_VERSION, pycurl.CURL_HTTP_VERSION_1_1),
-            (pycurl.PATH_AS_IS, 1),  # a ticket is for the path as written
+            (pycurl.PATH_AS_IS, 1),  # a ticket is for the exact path
             (pycurl.FOLLOWLOCATION, 0),
-            (pycurl.PROXY, ""),  # and none from the environment
+            (pycurl.PROXY, ""),  # not even one from the environment
             (pycurl.NOSIGNAL, 1),
             (pycurl.USERAGENT, "ciel"),
             (pycurl.BUFFERSIZE, BUFFER_BYTES),
@@ -312,19 +313,19 @@ class _Transfer:
             (pycurl.TCP_KEEPALIVE, 1),
             (pycurl.TCP_KEEPIDLE, KEEPALIVE_S),
             (pycurl.TCP_KEEPINTVL, KEEPALIVE_S),
-            (pycurl.WRITEFUNCTION, self._take),
-            (pycurl.HEADERFUNCTION, self._take_header),
+            (pycurl.WRITEFUNCTION, self._receive_body),
+            (pycurl.HEADERFUNCTION, self._receive_header),
         ):
             curl.setopt(option, value)
         if self._offset_bytes:
             curl.setopt(pycurl.RANGE, f"{self._offset_bytes}-")
 
     def refuse(self, reason: str) -> None:
-        """Have it fail with a reason of ours."""
+        """Make the transfer fail with this reason."""
         self.error = TransferError(self.url, reason)
 
-    def judge(self, code: int, text: str) -> None:
-        """Settle how it ended, while the handle still knows."""
+    def determine_result(self, code: int, text: str) -> None:
+        """Determine the result, while the handle still has the details."""
         self._status = self.curl.getinfo(pycurl.RESPONSE_CODE)
         if self.error is not None:
             return
@@ -349,7 +350,7 @@ class _Transfer:
         return int(self.curl.getinfo(pycurl.OS_ERRNO))
 
     def finish(self) -> None:
-        """Tell who waits, unless it was they who gave up."""
+        """Fire the Deferred, unless its owner has cancelled it."""
         if self.is_given_up:
             return
         if self.error is not None:
@@ -364,8 +365,8 @@ class _Transfer:
     def _wanted_status(self) -> int:
         return 206 if self._offset_bytes else 200
 
-    def _take(self, data: bytes) -> int | None:
-        """Take a piece of the body; whatever but None has libcurl end the transfer."""
+    def _receive_body(self, data: bytes) -> int | None:
+        """Receive a piece of the body; a result other than None makes libcurl end the transfer."""
         if not self._has_begun:
             self._error_text += data[:_ERROR_TEXT_MAX_BYTES]
             return None if len(self._error_text) < _ERROR_TEXT_MAX_BYTES else -1
@@ -376,14 +377,14 @@ class _Transfer:
         return None if self._pieces_bytes < BATCH_BYTES or self._pass_on() else -1
 
     def settle(self) -> None:
-        """Do what was put off until libcurl has returned."""
+        """Do the work that must wait until libcurl has returned."""
         if self.is_endless:
             self.curl.setopt(pycurl.LOW_SPEED_TIME, 0)
         if self.error is None:
             self.has_failed = not self._pass_on()
 
     def _pass_on(self) -> bool:
-        """Give the sink what has come; False if it is to have no more."""
+        """Write received bytes to the sink; False if it must get no more."""
         if self.is_given_up:
             return False
         if not self._pieces:
@@ -401,10 +402,10 @@ class _Transfer:
             self.error = error
         return self.error is None
 
-    def _take_header(self, line: bytes) -> int | None:
-        """Take a line of the header; as with the body, anything but None ends the transfer."""
+    def _receive_header(self, line: bytes) -> int | None:
+        """Receive a line of the header; a result other than None ends the transfer."""
         if self._has_begun:
-            return None  # a trailer, of which we know none
+            return None  # a trailer; ignore it
         text = line.decode("latin-1").rstrip()
         if text.startswith("HTTP/"):
             self._status = int(text.split(None, 2)[1])
@@ -430,14 +431,14 @@ class _Transfer:
                 self.is_endless = True
                 self.changed(self)
         elif length is None:
-            reason = "it does not say where the body will end, so its end proves nothing"
+            reason = "the response has no length, so its end proves nothing"
             raise TransferError(self.url, reason, self._status)
         if self.begun is not None:
             size_bytes = None if length is None else int(length) + self._offset_bytes
             self.begun(Begun(size_bytes, self._checksum))
 
     def _refusal(self) -> str:
-        """Return the one line that our own sites answer errors with, if there is one."""
+        """Return the error text of the response, if it has the form that our sites send."""
         try:
             answer = decode(self._error_text)
         except DecodeError:
@@ -448,7 +449,7 @@ class _Transfer:
 
 @implementer(IReadWriteDescriptor)
 class _Socket:
-    """One of libcurl's sockets, as the reactor wants to see it."""
+    """Adapts a socket of libcurl to the reactor."""
 
     def __init__(self, fd: int, reactor: Any, act: Callable[[int, int], None]) -> None:
         self._fd = fd

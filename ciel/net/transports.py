@@ -1,8 +1,8 @@
-"""How two processes reach each other: listen, connect, and connect again.
+"""Listens, connects and reconnects over TCP and abstract UNIX sockets.
 
-An address is `HOST:PORT`, or `unix:@NAME` for an abstract UNIX socket: Linux keeps those apart from
-files, one set per network namespace, and nothing of them is left when their owner is killed. Port 0
-means the first free one in 20000-32767, below what the kernel hands out by itself and small enough
+An address is `HOST:PORT`, or `unix:@NAME` for an abstract UNIX socket. Such sockets are no files,
+each network namespace has its own, and they disappear when their owner is killed. Port 0 means the
+first free port in 20000-32767. These ports are below the kernel's ephemeral ports, and small enough
 for Java programs that read ports as signed 16-bit numbers.
 """
 
@@ -32,22 +32,23 @@ from ciel.wire.frames import looks_like_frame
 from ciel.wire.limits import HELLO_TIMEOUT_S
 
 PORTS: Final = range(20000, 32768)
-"""Where a free port is looked for."""
+"""The ports among which a free one is chosen."""
 
 BACKLOG: Final = 1024
-"""Connections the kernel keeps while a turn lasts; who finds no place tries again in a second."""
+"""How many new connections the kernel queues during a tick. Further clients retry after a
+second."""
 
 CONNECT_TIMEOUT_S: Final = 5.0
 PROBE_TIMEOUT_S: Final = 2.0
 RETRY_MIN_S: Final = 0.1
 RETRY_MAX_S: Final = 5.0
 
-_UNIX_NAME_MAX_LENGTH = 100  # of the 107 that the kernel has room for
-_log = Logger(__name__)  # compiled, it cannot be found out
+_UNIX_NAME_MAX_LENGTH = 100  # the kernel allows 107
+_log = Logger(__name__)  # explicit, since Twisted cannot find the name of a compiled module
 
 
 class Address(NamedTuple):
-    """A host and port, or the name of an abstract socket (and then an empty host)."""
+    """A host and port, or the name of an abstract socket, with an empty host."""
 
     host: str
     port: int
@@ -58,7 +59,7 @@ class Address(NamedTuple):
 
 
 def parse_address(text: str) -> Address:
-    """Read an address; an empty host means all of this machine's. Raise `AddressError`."""
+    """Parse an address; an empty host means all addresses of this host. Raise `AddressError`."""
     scheme, _, name = text.partition("unix:@")
     if name and not scheme:
         if len(name) > _UNIX_NAME_MAX_LENGTH or not (name.isascii() and name.isprintable()):
@@ -77,20 +78,20 @@ def parse_address(text: str) -> Address:
 
 
 class Listener:
-    """An open door; `address` is where it is, with the port that was found."""
+    """A listening socket; `address` contains the actual port."""
 
     def __init__(self, address: Address, port: Any) -> None:
         self.address = address
         self._port = port
 
     def close(self) -> Deferred[None]:
-        """Take no more connections; those that are there stay."""
+        """Stop accepting connections; established ones stay open."""
         closed: Deferred[None] = maybeDeferred(self._port.stopListening)
         return closed
 
 
 def listen(reactor: Any, text: str, factory: Factory[Any]) -> Listener:
-    """Have a factory serve an address. Raise `AddressError`, or `ListenError` saying why not."""
+    """Serve an address with a factory. Raise `AddressError`, or `ListenError` with the reason."""
     address = parse_address(text)
     sock, address = _bind_unix(address) if address.name else _bind_tcp(address)
     with sock:
@@ -127,7 +128,7 @@ def _bind_tcp(address: Address) -> tuple[socket.socket, Address]:
 def _bound(sock: socket.socket, place: Any, address: Address) -> socket.socket:
     try:
         sock.bind(place)
-        sock.listen(BACKLOG)  # this too may find the address taken: two may bind, one may listen
+        sock.listen(BACKLOG)  # may fail as well: two sockets can bind, only one can listen
     except OSError as error:
         sock.close()
         kind = ForeignAddressError if error.errno == errno.EADDRNOTAVAIL else ListenError
@@ -146,11 +147,11 @@ def _why_not(error: OSError, address: Address) -> str:
     return error.strerror or str(error)
 
 
-# --- who comes in ---------------------------------------------------------------------------------
+# --- accepting ------------------------------------------------------------------------------------
 
 
 class ControlFactory(Factory):
-    """Accepts control connections, as on an abstract socket. `build` makes an accepting peer."""
+    """Accepts control connections on an abstract socket. `build` makes the accepting peer."""
 
     noisy = False
 
@@ -165,7 +166,7 @@ class ControlFactory(Factory):
 
 
 class FrontDoorFactory(Factory):
-    """One TCP port for control connections and HTTP, told apart by the first byte."""
+    """Serves control connections and HTTP on one TCP port, distinguished by the first byte."""
 
     noisy = False
 
@@ -181,60 +182,60 @@ class FrontDoorFactory(Factory):
         self.site = site
         self._doorstep = doorstep or Doorstep()
 
-    def buildProtocol(self, addr: Any) -> FrontDoor:
-        door = FrontDoor(self, addr)
-        self._doorstep.let_in(door)
-        return door
+    def buildProtocol(self, addr: Any) -> FirstByteProtocol:
+        protocol = FirstByteProtocol(self, addr)
+        self._doorstep.let_in(protocol)
+        return protocol
 
 
-class FrontDoor(TwistedProtocol):
-    """Waits for the first byte, then passes everything on to whom it is for."""
+class FirstByteProtocol(TwistedProtocol):
+    """Waits for the first byte, then passes all data to a control peer or the HTTP site."""
 
     transport: Any
 
-    def __init__(self, house: FrontDoorFactory, addr: Any) -> None:
-        self._house = house
+    def __init__(self, factory: FrontDoorFactory, addr: Any) -> None:
+        self._factory = factory
         self._addr = addr
-        self._inside: Any = None
+        self._protocol: Any = None
         self._is_over = False
         self._opened_at_s = 0.0
         self._timer: DelayedCall | None = None
 
     @property
     def is_unproven(self) -> bool:
-        """A peer of the control plane until its proof; HTTP has a doorstep of its own."""
-        if self._inside is None:
+        """Whether it is a control connection without proof; the HTTP site counts its own."""
+        if self._protocol is None:
             return not self._is_over
-        return isinstance(self._inside, ControlPeer) and self._inside.is_unproven
+        return isinstance(self._protocol, ControlPeer) and self._protocol.is_unproven
 
     def connectionMade(self) -> None:
-        reactor = self._house.reactor
+        reactor = self._factory.reactor
         self._opened_at_s = reactor.seconds()
         self._timer = reactor.callLater(HELLO_TIMEOUT_S, self.turn_away)
 
     def dataReceived(self, data: bytes) -> None:
-        if self._inside is None and not self._is_over:
-            self._let_in(data[0])
-        if self._inside is not None:
-            self._inside.dataReceived(data)
+        if self._protocol is None and not self._is_over:
+            self._choose_protocol(data[0])
+        if self._protocol is not None:
+            self._protocol.dataReceived(data)
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:
         self._is_over = True
         self._stop_timer()
-        if self._inside is not None:
-            self._inside.connectionLost(reason)
+        if self._protocol is not None:
+            self._protocol.connectionLost(reason)
 
-    def _let_in(self, first_byte: int) -> None:
+    def _choose_protocol(self, first_byte: int) -> None:
         self._stop_timer()
         if looks_like_frame(first_byte):
-            self._inside = self._house.build()
-            self._inside.hello_timeout_s -= self._house.reactor.seconds() - self._opened_at_s
+            self._protocol = self._factory.build()
+            self._protocol.hello_timeout_s -= self._factory.reactor.seconds() - self._opened_at_s
         elif bytes((first_byte,)).isalpha():  # ASCII letters only
-            self._inside = self._house.site.buildProtocol(self._addr)
-        if self._inside is None:
+            self._protocol = self._factory.site.buildProtocol(self._addr)
+        if self._protocol is None:
             self.turn_away()
         else:
-            self._inside.makeConnection(self.transport)
+            self._protocol.makeConnection(self.transport)
 
     def turn_away(self) -> None:
         self._is_over = True
@@ -272,9 +273,10 @@ def connect(
     failed: Callable[[ConnectError], object],
     timeout_s: float = CONNECT_TIMEOUT_S,
 ) -> Any:
-    """Connect what `build` makes; `failed` is called if there is nobody, or nobody in time.
+    """Connect to an address with the protocol that `build` makes; call `failed` if this fails or
+    times out.
 
-    Returns Twisted's connector, whose `disconnect` calls it off. Raise `AddressError`.
+    Returns Twisted's connector, whose `disconnect` cancels the attempt. Raises `AddressError`.
     """
     address = parse_address(text)
 
@@ -288,7 +290,7 @@ def connect(
 
 
 class _HangUp(TwistedProtocol):
-    """A connection that is closed at once."""
+    """A protocol that closes its connection at once."""
 
     def connectionMade(self) -> None:
         transport: Any = self.transport
@@ -296,8 +298,8 @@ class _HangUp(TwistedProtocol):
 
 
 def probe(reactor: Any, text: str, answered: Callable[[bool], object]) -> None:
-    """Find out whether a process listens at `HOST:PORT`. `answered` is called once, with True when
-    the host answers that none does; a host that does not answer at all says nothing.
+    """Check whether no process listens at `HOST:PORT`. `answered` is called once: with True if the
+    host refuses the connection, with False if it accepts it or does not respond.
     """
 
     def connected() -> _HangUp:
@@ -310,25 +312,24 @@ def probe(reactor: Any, text: str, answered: Callable[[bool], object]) -> None:
 
 
 class Caller(Owner, Protocol):
-    """An owner who keeps calling."""
+    """The owner of a `Reconnector`."""
 
     def connection_refused(self, error: RefusedError) -> bool:
-        """Be told that the other side will not talk to us; True to try again all the same, though a
-        wrong key or version does not mend itself.
+        """Handle that the peer refused the connection before both had proved a key. Return
+        True to retry all the same, though a wrong key or version usually persists.
 
-        Who is refused after both have proved their key is not asked: what is wrong then may pass
-        (a peer that says we are still connected soon notices that we are not).
+        This is not called for a refusal after both proofs, whose reason may disappear: for example,
+        the master may still consider this worker connected.
         """
         ...
 
 
 class Reconnector:
-    """Keeps a connection to one address: connects, and when it is over connects again.
+    """Keeps a connection to one address, and reconnects when it has ended.
 
-    The delay grows from 0.1 s to 5 s while nobody is there, or nobody who stays. `build` is given
-    the owner that the peer must have, which is this object: it passes everything on to its
-    `caller`, who hears of connections that opened and of refusals only. `stop` leaves an open
-    connection alone.
+    The delay grows from 0.1 s to 5 s while connections fail, or end within 5 s. `build` gets the
+    owner for the new peer, which is this object. It passes events of opened connections, and
+    refusals, on to its `caller`. `stop` does not close an open connection.
     """
 
     def __init__(
@@ -346,7 +347,7 @@ class Reconnector:
         self._caller = caller
         self._chance = chance
         self._delay_s = RETRY_MIN_S
-        self._trouble = ""
+        self._logged_reason = ""
         self._opened_at_s = 0.0
         self._connector: Any = None
         self._peer: ControlPeer | None = None
@@ -380,7 +381,7 @@ class Reconnector:
         if peer.hello is not None:
             if self._reactor.seconds() - self._opened_at_s > RETRY_MAX_S:
                 self._delay_s = RETRY_MIN_S
-                self._trouble = ""
+                self._logged_reason = ""
             self._caller.peer_closed(peer, reason)
         if (
             not self._is_stopped
@@ -404,10 +405,10 @@ class Reconnector:
         self._connector = self._peer = None
         if self._is_stopped:
             return
-        if reason != self._trouble:  # said once, not every five seconds
-            self._trouble = reason
-            _log.warn("no connection to {at}: {why}; trying on", at=self.address, why=reason)
-        # Scattered, so that a hundred workers do not come back to a new master in one moment.
+        if reason != self._logged_reason:  # log once, not every five seconds
+            self._logged_reason = reason
+            _log.warn("no connection to {at}: {why}; retrying", at=self.address, why=reason)
+        # Random delays, so that a hundred workers do not reconnect to a new master at once.
         delay_s = self._delay_s * (0.75 + 0.5 * self._chance())
         self._delay_s = min(2 * self._delay_s, RETRY_MAX_S)
         self._timer = self._reactor.callLater(delay_s, self._connect)

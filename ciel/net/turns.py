@@ -1,8 +1,8 @@
-"""The reactor's turns: what is done once at the end of each, and how long they last.
+"""Runs calls at the end of each event-loop iteration (tick), and measures how long ticks last.
 
-A turn is what happens between two looks at the sockets. Everything that became ready in one leaves
-together at its end (one frame per peer, one group of journal records), which is what makes the
-control plane fast: the price of a wake-up is paid per batch, not per message.
+A tick is the time between two polls of the sockets. All messages of a tick are sent together at its
+end: one frame per peer, and one group of journal records. This makes the control plane fast, since
+wake-ups are paid per batch instead of per message.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import Any, Final, Protocol
 
 from twisted.logger import Logger, LogLevel
 
-_log = Logger(__name__)  # compiled, it cannot be found out
+_log = Logger(__name__)  # explicit, since Twisted cannot find the name of a compiled module
 
 
 class DelayedCall(Protocol):
-    """What `callLater` returns, as far as we use it."""
+    """The part of `callLater`'s result that this project uses."""
 
     def cancel(self) -> None: ...
     def active(self) -> Any: ...
@@ -31,10 +31,10 @@ class Clock(Protocol):
 
 
 def use_monotonic_clock(reactor: Any) -> None:
-    """Have a reactor's delays follow the monotonic clock instead of the wall clock, its default.
+    """Make a reactor's timers use the monotonic clock instead of the wall clock, its default.
 
-    Call it before anything is scheduled: a clock that is set back would otherwise hold every
-    time-out, and one that is set forward fire them all.
+    Otherwise setting the wall clock back would delay every timeout, and setting it forward would
+    fire them all. Call this before any timer is started.
     """
     reactor.seconds = time.monotonic
 
@@ -42,44 +42,44 @@ def use_monotonic_clock(reactor: Any) -> None:
 DECIDE: Final = 0
 START: Final = 1
 TELL: Final = 2
-"""What ends a turn, in this order: decisions, then what programs of this host get to do, then what
-peers are told. Whoever is told wakes up, and may take the core of who tells for some milliseconds;
-so what could compute meanwhile has to have begun.
+"""The phases at the end of a tick, in this order: decisions, then starting programs on this host,
+then sending messages to peers. A message wakes its receiver, which may take this process's CPU for
+some milliseconds. So programs that could compute meanwhile must be started before.
 """
 
 
 class Turns:
-    """Runs calls at the end of the current turn, each once however often it was asked for.
+    """Runs calls at the end of the current tick, each call once however often it was requested.
 
-    What is asked for while they run still runs in the same turn (a decision made last may queue
-    messages), unless it has run in it already; then it waits for the next. A call that raises is
-    logged and keeps none of the others from running.
+    A call requested while they run still runs in the same tick, since a late decision may queue
+    messages. But if it has already run in this tick, it runs in the next one. If a call raises, the
+    error is logged and the other calls still run.
     """
 
     def __init__(self, reactor: Clock) -> None:
         self._reactor = reactor
         self._soon: Callable[[Callable[[], object]], None] | None = getattr(reactor, "soon", None)
-        self._due: list[dict[Callable[[], object], None]] = [{}, {}, {}]  # by their place
+        self._due: list[dict[Callable[[], object], None]] = [{}, {}, {}]  # by phase
         self._timer: DelayedCall | None = None
-        self._has_asked = False  # the reactor, by `soon`, to end the turn
+        self._is_scheduled = False  # whether `soon` was called for the end of this tick
 
     def at_end(self, call: Callable[[], object], place: int = DECIDE) -> None:
-        """Have something called, always in the same place."""
+        """Run a call at the end of the tick; a call must always have the same phase `place`."""
         self._due[place][call] = None
-        self._ask()
+        self._schedule_end()
 
-    def _ask(self) -> None:
-        """Have the turn end, if that is not to be."""
+    def _schedule_end(self) -> None:
+        """Schedule the end of the tick, unless it is scheduled already."""
         if self._soon is None:
             if self._timer is None:
                 self._timer = self._reactor.callLater(0, self._end)
-        elif not self._has_asked:
-            self._has_asked = True
+        elif not self._is_scheduled:
+            self._is_scheduled = True
             self._soon(self._end)
 
     def flush(self) -> None:
-        """End the turn now; tests and orderly shutdown need not wait for the reactor."""
-        if self._has_asked:
+        """End the tick now; for tests and orderly shutdown, which do not wait for the reactor."""
+        if self._is_scheduled:
             self._end()
         elif self._timer is not None and self._timer.active():
             self._timer.cancel()
@@ -100,28 +100,28 @@ class Turns:
                 try:
                     call()
                 except Exception:
-                    _log.failure("a call at the end of the turn failed")
+                    _log.failure("a call at the end of an event-loop iteration failed")
             place = DECIDE
         self._timer = None
-        self._has_asked = False
+        self._is_scheduled = False
         if any(self._due):
-            self._ask()
+            self._schedule_end()
 
 
 GAUGE_INTERVAL_S: Final = 0.025
-"""How much of a pause may go unseen. Forty looks a second cost about a millisecond of CPU."""
+"""By how much a pause may be underestimated. Forty measurements take about 1 ms of CPU a second."""
 
 
 PAUSE_MAX_S: Final = 0.05
-"""What is longer is a defect, and logged as a warning (architecture, control plane)."""
+"""Longer pauses are defects, and logged as warnings (architecture, control plane)."""
 PAUSE_NOTED_S: Final = 0.01
-"""The longest so far is logged if it is longer than that."""
+"""A new longest pause is logged if it is longer than this."""
 
 
 class PauseGauge:
-    """Records the longest time for which the reactor served nobody, at most one interval too low.
+    """Measures the longest time for which the event loop was blocked, at most one interval too low.
 
-    Who asked to be called in a moment and is called late was kept waiting by somebody for so long.
+    It starts a timer every interval. If the timer fires late, a call has blocked the loop.
     """
 
     def __init__(self, reactor: Clock, interval_s: float = GAUGE_INTERVAL_S) -> None:
@@ -133,13 +133,13 @@ class PauseGauge:
 
     def start(self) -> None:
         self._due_s = self._reactor.seconds() + self._interval_s
-        self._timer = self._reactor.callLater(self._interval_s, self._look)
+        self._timer = self._reactor.callLater(self._interval_s, self._measure)
 
     def stop(self) -> None:
         if self._timer is not None and self._timer.active():
             self._timer.cancel()
 
-    def _look(self) -> None:
+    def _measure(self) -> None:
         pause_s = self._reactor.seconds() - self._due_s
         if pause_s > self.longest_s:
             self.longest_s = pause_s

@@ -1,5 +1,6 @@
-"""Write-once objects by id: the interface every store keeps, and the store of plain files.
+"""Stores of write-once objects: the interface of every store, and the store of plain files.
 
-Start with `interface`. The engine finds stores by name (`ciel.stores`), asks for their capabilities
-and never names one; a new one inherits `ciel.testing.store_suite` to prove itself (CIB-54).
+Start with `interface`. The engine finds stores by name (entry points `ciel.stores`) and uses only
+the interface and a store's capabilities. The tests of a new store inherit
+`ciel.testing.store_suite` (CIB-54).
 """

@@ -1,8 +1,9 @@
-"""Which device a path lies on, and whether it turns, as far as the system says.
+"""Finds the device that stores a path, and whether that device is a rotating disk.
 
-A limit of disk jobs is one for each spindle, so a partition counts as its disk, a loop device as
-what its file lies on, a mapped device over one other as that, and an overlay as its upper layer.
-What lies in memory has no limit. `scc/tools/io_token.c` finds the same.
+The limit of concurrent disk jobs applies to each physical disk. A partition therefore counts as its
+disk, a loop device as the device that stores its backing file, a mapped device over a single
+device as that device, and an overlay as the device of its upper layer. File systems in memory have
+no limit. `scc/tools/io_token.c` implements the same rules.
 """
 
 from __future__ import annotations
@@ -16,21 +17,22 @@ from typing import NamedTuple
 
 _IN_MEMORY = frozenset(("tmpfs", "ramfs", "hugetlbfs", "devtmpfs"))
 _DEPTH_MAX = 8
-"""So many layers are looked through; who has more has a limit for each that is left."""
+"""How many layers of devices a lookup follows. The device at that depth counts as the physical one,
+so deeper stacks on one disk may get several limits."""
 
 
 class Kind(Enum):
-    """What a device is like to those who read and write."""
+    """The kind of a device."""
 
     MEMORY = "memory"
     ROTATING = "rotating"
     SOLID = "solid"
     UNKNOWN = "unknown"
-    """Not a disk of this machine, or not one that we can ask."""
+    """Not a disk of this machine, or a disk whose kind the system does not say."""
 
 
 class Device(NamedTuple):
-    """A device, by the numbers that every process of the host knows it by."""
+    """A device, identified by its device numbers, which are the same in all processes of a host."""
 
     major: int
     minor: int
@@ -46,23 +48,23 @@ class Device(NamedTuple):
 
 
 def device_of(path: str | os.PathLike[str], *, system: Path = Path("/")) -> Device:
-    """Find the device of a path that exists. `system`: where /sys and /proc are looked for."""
-    return _Looking(system).at_path(os.fspath(path))
+    """Find the device of a path that exists. `system` is the directory of /sys and /proc."""
+    return _DeviceLookup(system).at_path(os.fspath(path))
 
 
 def device_behind(major: int, minor: int, *, system: Path = Path("/")) -> Device:
-    """Find the device that carries a block device."""
-    return _Looking(system).numbered(major, minor)
+    """Find the physical device under a block device."""
+    return _DeviceLookup(system).numbered(major, minor)
 
 
-class _Looking:
+class _DeviceLookup:
     def __init__(self, system: Path) -> None:
         self._system = system
         self._depth = 0
 
     def at_path(self, path: str) -> Device:
         status = os.stat(path)
-        if not stat.S_ISDIR(status.st_mode):  # an overlay tells the truth of directories alone
+        if not stat.S_ISDIR(status.st_mode):  # an overlay reports its own device for directories
             path = os.path.dirname(os.path.realpath(path))
             parent = os.stat(path)
             status = parent if not os.major(status.st_dev) else status
@@ -70,13 +72,13 @@ class _Looking:
         return self.numbered(major, minor) if major else self._anonymous(major, minor)
 
     def numbered(self, major: int, minor: int) -> Device:
-        """A device of its own number: look what carries it."""
+        """Find the physical device under a device by the device's numbers."""
         place = self._system / "sys/dev/block" / f"{major}:{minor}"
         self._depth += 1
         if self._depth <= _DEPTH_MAX:
             if (place / "partition").exists():
                 # The link leads to .../DISK/PARTITION.
-                return self._named(place.resolve().parent / "dev", major, minor)
+                return self._from_number_file(place.resolve().parent / "dev", major, minor)
             if (backing := _text(place / "loop/backing_file")) is not None:
                 try:
                     return self.at_path(backing)
@@ -84,22 +86,22 @@ class _Looking:
                     pass  # seen from another mount namespace, or deleted
             carriers = list((place / "slaves").glob("*"))
             if len(carriers) == 1:
-                return self._named(carriers[0] / "dev", major, minor)
+                return self._from_number_file(carriers[0] / "dev", major, minor)
         if place.resolve().name.startswith(("zram", "ram")):
             return Device(major, minor, Kind.MEMORY)
         rotates = _text(place / "queue/rotational")
         kinds = {"1": Kind.ROTATING, "0": Kind.SOLID}
         return Device(major, minor, kinds.get(rotates or "", Kind.UNKNOWN))
 
-    def _named(self, file: Path, major: int, minor: int) -> Device:
-        """Go on with the device whose numbers stand in a file."""
+    def _from_number_file(self, file: Path, major: int, minor: int) -> Device:
+        """Continue with the device whose numbers a file contains."""
         found = re.fullmatch(r"(\d+):(\d+)", _text(file) or "")
         if found is None:
             return Device(major, minor, Kind.UNKNOWN)
         return self.numbered(int(found[1]), int(found[2]))
 
     def _anonymous(self, major: int, minor: int) -> Device:
-        """A file system without a device of its number: look what it is mounted from."""
+        """Find the device of a file system with an anonymous number by its mount source."""
         unknown = Device(major, minor, Kind.UNKNOWN)
         self._depth += 1
         mounts = _text(self._system / "proc/self/mountinfo")
@@ -119,7 +121,7 @@ class _Looking:
                 carrier = os.stat(_unescaped(source))
             except OSError:
                 return unknown
-            if stat.S_ISBLK(carrier.st_mode):  # as btrfs has it
+            if stat.S_ISBLK(carrier.st_mode):  # such as for btrfs
                 return self.numbered(os.major(carrier.st_rdev), os.minor(carrier.st_rdev))
             return unknown
         return unknown
@@ -133,5 +135,5 @@ def _text(file: Path) -> str | None:
 
 
 def _unescaped(text: str) -> str:
-    """Undo what mountinfo does to spaces and the like."""
+    """Undo the octal escapes of spaces and similar characters in mountinfo."""
     return re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), text)

@@ -1,8 +1,8 @@
-"""Where an object's checksum comes from and where it lies: see docs/adr/0004.
+"""Computes and records the checksums of objects; see docs/adr/0004.
 
-XXH3-64 as 16 hex digits, in the extended attribute `user.ciel.xxh3` of the object's own file, so
-that it comes and goes with the file and a hard link shares it. It finds what broke by accident; it
-proves nothing about who wrote the content.
+A checksum is XXH3-64 in 16 hex digits. It is stored in the extended attribute `user.ciel.xxh3` of
+the object's file, so it is deleted with the file and shared by its hard links. It detects
+accidental damage. It does not authenticate the content.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _CHUNK_BYTES = 2**20
 
 
 def digest_of(fd: int) -> str:
-    """Read a whole file from its start, whatever its position, in constant memory."""
+    """Return the checksum of a whole file, in constant memory; the file's position is not used."""
     digest = xxhash.xxh3_64()
     buffer = memoryview(bytearray(_CHUNK_BYTES))
     offset_bytes = 0
@@ -30,8 +30,8 @@ def digest_of(fd: int) -> str:
 class DigestRecords:
     """The recorded checksums of one store's files.
 
-    Where the file system has no attributes (tmpfs before Linux 6.6, some network file systems) they
-    are remembered while the store is open, and computed again after that.
+    If the file system has no extended attributes (tmpfs before Linux 6.6, some network file
+    systems), checksums are kept in memory while the store is open, and recomputed later.
     """
 
     def __init__(self) -> None:
@@ -53,14 +53,14 @@ class DigestRecords:
             self._remembered[_identity(fd)] = checksum
 
     def clear(self, fd: int) -> None:
-        """Disbelieve a record which a program has copied with another object's file."""
+        """Remove a record that a program may have copied together with another object's file."""
         try:
             os.removexattr(fd, ATTRIBUTE)
         except OSError:
             pass  # no record, as nearly always
 
     def forget(self, fd: int) -> None:
-        """Drop what is remembered of a deleted file; its attribute may serve other links."""
+        """Drop the in-memory record of a deleted file; other links may need its attribute."""
         if self._remembered:
             self._remembered.pop(_identity(fd), None)
 
@@ -69,8 +69,9 @@ def _set_attribute(fd: int, checksum: str) -> None:
     try:
         os.setxattr(fd, ATTRIBUTE, checksum.encode())
     except PermissionError:
-        # The attribute asks for the right to write, by mode and not by descriptor: a committed file
-        # (0400) lends it for a moment, unless the process is privileged.
+        # Setting an attribute requires write permission in the file's mode, not in the descriptor.
+        # So a committed file (0400) becomes writable for a moment, unless the process is
+        # privileged.
         mode = stat.S_IMODE(os.fstat(fd).st_mode)
         os.fchmod(fd, mode | stat.S_IWUSR)
         try:

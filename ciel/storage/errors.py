@@ -1,7 +1,7 @@
-"""What goes wrong in a store. Each error carries its data; the message is built from it.
+"""The errors of stores. Each error carries its data as attributes, and builds its message from it.
 
-A bad object id is `ciel.core.errors.InvalidIdError`, as everywhere. The system's own errors become
-ours in one place, `translated`, so that callers never read an errno to learn that a disk is full.
+An invalid object id raises `ciel.core.errors.InvalidIdError`, as everywhere. `translated` is the
+only place that converts OSErrors, so callers need no errno to learn that a disk is full.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class ObjectNotFoundError(StorageError):
 
 
 class ChangedObjectError(ObjectNotFoundError):
-    """A program wrote into an object, which was deleted therefore: it is as good as gone."""
+    """A program modified an object's file, so the store deleted the object."""
 
     def __init__(self, object_id: str, size_bytes: int, found_bytes: int) -> None:
         self.size_bytes = size_bytes
@@ -34,12 +34,12 @@ class ChangedObjectError(ObjectNotFoundError):
         if found_bytes != size_bytes:
             why = f"had {found_bytes} bytes instead of {size_bytes}"
         super().__init__(
-            object_id, f"{object_id} {why}: a program wrote into it that was to read it"
+            object_id, f"{object_id} {why}: a program that may only read it has written to it"
         )
 
 
 class ObjectConflictError(StorageError):
-    """The id is committed with other content, which stays: its producer is not deterministic."""
+    """The id is committed with other content, which stays. Its producer is not deterministic."""
 
     def __init__(self, object_id: str, kept_checksum: str, refused_checksum: str) -> None:
         self.object_id = object_id
@@ -51,8 +51,8 @@ class ObjectConflictError(StorageError):
 
 
 class NoSpaceError(StorageError):
-    """The store or its device is full; nothing of the refused step remains. `lacking` says what ran
-    out, if that is not bytes.
+    """The store or its device is full, and the refused operation left nothing behind. `lacking` is
+    the resource that ran out, if that is not bytes.
     """
 
     def __init__(self, wanted_bytes: int, available_bytes: int, lacking: str = "") -> None:
@@ -64,20 +64,21 @@ class NoSpaceError(StorageError):
 
 
 class ShortOutputError(StorageError):
-    """The device was full while a program wrote by itself: it may have been refused a block, and
-    not have said so.
+    """The device was full while a program wrote to the file itself. A write of the program may have
+    failed without the program reporting it.
     """
 
     def __init__(self, object_id: str, size_bytes: int) -> None:
         self.object_id = object_id
         self.size_bytes = size_bytes
         super().__init__(
-            f"{object_id}: its device was full while it was written; of it {size_bytes} bytes came"
+            f"{object_id}: the device was full while a program wrote the object; "
+            f"only {size_bytes} bytes were written"
         )
 
 
 class CorruptObjectError(StorageError):
-    """What lies there is not what was put there; `code` is one of `interface.Problem`'s codes."""
+    """The content differs from what was committed; `code` is one of `interface.Problem`'s codes."""
 
     def __init__(self, object_id: str, code: str, detail: str) -> None:
         self.object_id = object_id
@@ -87,11 +88,11 @@ class CorruptObjectError(StorageError):
 
 
 ANOTHER_FILE_SYSTEM = "on another file system"
-"""The reason for which another store here may still adopt it."""
+"""The reason of `CannotAdoptError` after which another store of this process may still succeed."""
 
 
 class CannotAdoptError(StorageError):
-    """Another store's file cannot become ours by a link; copy it instead, or try another plan."""
+    """Another store's file cannot be linked into this store; copy it, or try another plan."""
 
     def __init__(self, object_id: str, path: str, reason: str) -> None:
         self.object_id = object_id
@@ -109,7 +110,7 @@ class StoreClosedError(StorageError):
 
 
 class StoreSpecError(StorageError):
-    """A store was asked for in words it does not understand, or in a place it must not use."""
+    """A store specification is invalid, or names a place that the store must not use."""
 
     def __init__(self, subject: str, reason: str) -> None:
         self.subject = subject
@@ -118,7 +119,7 @@ class StoreSpecError(StorageError):
 
 
 class StoreSystemError(StorageError):
-    """The system refused for a reason that is not space: descriptors, rights, a failing device."""
+    """A system call failed for a reason other than space: descriptors, permissions, a device."""
 
     def __init__(self, operation: str, error_number: int) -> None:
         self.operation = operation
@@ -127,7 +128,7 @@ class StoreSystemError(StorageError):
 
 
 def translated(error: OSError, operation: str, wanted_bytes: int, root_fd: int) -> StorageError:
-    """Return our error for the system's; `root_fd` tells which device is asked what it has left."""
+    """Convert an OSError. If it means no space, query the device of `root_fd` for free bytes."""
     if error.errno not in (errno.ENOSPC, errno.EDQUOT):
         return StoreSystemError(operation, error.errno or errno.EIO)
     device = os.fstatvfs(root_fd)

@@ -1,8 +1,9 @@
-"""Which objects leave a level of a store that is full, in which order, and how (CIB-52).
+"""Chooses which objects to evict from a full level of a store, in which order and how (CIB-52).
 
-First goes what costs nothing: what lies below as well, and what the engine says can be had again.
-Then what was used longest ago moves down. What is in use stays: to take it away would free nothing
-before its last reader ends. Pure; `docs/adr/0027` says why it is so.
+Objects whose eviction costs nothing are first: objects that the level below holds as well, and
+objects that the engine can fetch again. Then the least recently used objects move down. Objects
+in use stay, because evicting them frees nothing before their last reader closes. This module is
+pure; `docs/adr/0027` has the reasons.
 """
 
 from __future__ import annotations
@@ -13,17 +14,17 @@ from typing import NamedTuple
 
 
 class Way(Enum):
-    """How an object leaves, and why it may."""
+    """How an object is evicted, and why it may be."""
 
-    FORGET = "it lies below, too"
-    DROP = "it can be had again"
-    MOVE = "it was used longest ago"
+    FORGET = "the level below has it, too"
+    DROP = "it can be fetched again"
+    MOVE = "it is the least recently used"
 
     __hash__ = object.__hash__
 
 
 class Step(NamedTuple):
-    """One object that is to leave."""
+    """The eviction of one object."""
 
     object_id: str
     size_bytes: int
@@ -31,9 +32,11 @@ class Step(NamedTuple):
 
 
 class Scene(NamedTuple):
-    """What there is to choose from: `sizes` by object, what was used longest ago first; `in_use`,
-    what is read, written or leased; `below`, what lies in the next level, too; and how much room
-    there is in that, None if nobody knows a limit.
+    """The objects to choose from.
+
+    `sizes`: the size of each object, least recently used first. `in_use`: objects with a reader, a
+    writer or a lease. `below`: objects that the next level holds, too. `room_below_bytes`: the free
+    space of the next level, None if it has no known limit.
     """
 
     sizes: Mapping[str, int]
@@ -44,7 +47,7 @@ class Scene(NamedTuple):
 
 
 def steps_to_free(wanted_bytes: int, scene: Scene) -> Iterator[Step]:
-    """Yield what is to leave until that much is free; less, if there is no more that may."""
+    """Yield evictions until so many bytes are free, or no further object may be evicted."""
     missing_bytes = wanted_bytes
     for step in _all_steps(scene):
         if missing_bytes <= 0:
@@ -68,6 +71,6 @@ def _all_steps(scene: Scene) -> Iterator[Step]:
     for object_id, size_bytes in kept:
         if room_bytes is None:
             yield Step(object_id, size_bytes, Way.MOVE)
-        elif size_bytes <= room_bytes:  # a smaller one behind it may still find room
+        elif size_bytes <= room_bytes:  # a smaller object after a large one may still fit
             room_bytes -= size_bytes
             yield Step(object_id, size_bytes, Way.MOVE)

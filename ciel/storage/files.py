@@ -1,8 +1,9 @@
-"""The store of plain files: one directory, on a disk or in memory, open to several processes.
+"""The store of plain files: one directory, on a disk or in memory, shared by several processes.
 
-The interface over a `shelf`, which says what lies where. Nothing is synced to the device unless
-asked: a process may die at any point, but after a power failure objects may be short. Intermediate
-results can be had again (CIB-4); `sync=yes` pays for more.
+It implements the store interface over a `shelf`, which defines the directory's layout. A process
+may die at any point without damage. After a power failure objects may be truncated, because nothing
+is synced to the device by default: intermediate results can be recomputed (CIB-4). `sync=yes` syncs
+each commit.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ _ADOPT_REASONS = {
 
 
 def open_disk(options: Mapping[str, str], directory: Path) -> FileStore:
-    """Open the store kept in a directory; options `capacity` (a size), `sync` (`yes` or `no`)."""
+    """Open the store in a directory; options: `capacity` (a size), `sync` (`yes` or `no`)."""
     check_options("disk", options, ("capacity", "sync"))
     capacity = options.get("capacity")
     return FileStore(
@@ -69,7 +70,7 @@ def open_disk(options: Mapping[str, str], directory: Path) -> FileStore:
 
 
 class FileReader(ObjectReader):
-    """A committed file, open."""
+    """An open committed file."""
 
     def __init__(self, object_id: str, fd: int, path: str, shelf: Shelf) -> None:
         self.object_id = object_id
@@ -119,7 +120,7 @@ class FileReader(ObjectReader):
         return filled
 
     def read(self, offset_bytes: int, length_bytes: int) -> bytes:
-        try:  # into what is returned, rather than by way of a buffer
+        try:  # read directly into the returned bytes, without a buffer
             return os.pread(self.fileno(), max(length_bytes, 0), offset_bytes)
         except OSError as error:
             raise CorruptObjectError(self.object_id, "unreadable", str(error)) from error
@@ -143,7 +144,7 @@ class FileReader(ObjectReader):
 
 
 class FileWriter(ObjectWriter):
-    """One temporary file; what is written here is digested as it passes."""
+    """Writes one temporary file, and computes the checksum of its own writes on the fly."""
 
     def __init__(
         self,
@@ -154,7 +155,7 @@ class FileWriter(ObjectWriter):
         reserved_bytes: int,
         old_bytes: int = 0,
     ) -> None:
-        """`old_bytes`: how much the file has from its past life, which nobody is to see."""
+        """`old_bytes`: how many bytes of old content a reused file has, which must stay hidden."""
         self.object_id = object_id
         self._shelf = shelf
         self._name = name
@@ -166,15 +167,15 @@ class FileWriter(ObjectWriter):
         self._map: mmap.mmap | None = None
         self._written_bytes = 0
         self._digest = xxhash.xxh3_64()
-        self._shared = False  # once a program may write too, only the file knows what was written
-        self._named = False  # whether it is known to programs that do what they like with files
-        self._lent = False  # whether readers may have it open who are not done when we are
+        self._shared = False  # a program may write too: size and checksum come from the file
+        self._named = False  # a program may pass the file's pages on, not only map and write it
+        self._lent = False  # readers may have the file open for longer than this writer
         shelf.writing.add(name)
 
     @property
     def path(self) -> str:
         self._require_open()
-        self._cut()
+        self._drop_old_content()
         self._shared = self._named = True
         return self._shelf.temporaries.path_of(self._name)
 
@@ -182,13 +183,13 @@ class FileWriter(ObjectWriter):
     def mapped_path(self) -> str:
         self._require_open()
         if self._written_bytes:
-            self._cut()
+            self._drop_old_content()
         self._old_bytes, self._shared = 0, True
         return self._shelf.temporaries.path_of(self._name)
 
     def fileno(self, *, to_write: bool = True) -> int:
         self._require_open()
-        self._cut()
+        self._drop_old_content()
         self._shared = self._shared or to_write
         self._lent = self._named = True
         return self._fd
@@ -227,13 +228,13 @@ class FileWriter(ObjectWriter):
 
     def _may_be_short(self, size_bytes: int) -> bool:
         if not self._shared or self._old_bytes or 0 < self._promised_bytes >= size_bytes:
-            return False  # all of it was there from the beginning
+            return False  # all of its space was reserved from the start
         shelf = self._shelf
         is_in_memory = shelf.options.whole
-        # What is refused a block ends where one does. On a disk, where nothing will be done but to
-        # give up, what is empty is thought to be meant so.
+        # A file whose write failed for want of a block ends at a block boundary. On a disk, where
+        # the only reaction is to fail the job, an empty file counts as intended.
         is_cut = not size_bytes % PAGE_BYTES and (size_bytes > 0 or is_in_memory)
-        # In this order: what is given back between the two is counted.
+        # In this order: space freed between the two checks is counted.
         return (is_cut and shelf.look_if_full()) or shelf.fullness.was_full(self._times_full)
 
     def view(self, size_bytes: int) -> memoryview:
@@ -253,11 +254,11 @@ class FileWriter(ObjectWriter):
     def account(self) -> None:
         self._require_open()
         if self._old_bytes:
-            return  # no program has had it
+            return  # no program has the file
         if self._shelf.options.whole:
             self._shelf.look_if_full()
         status = self._shelf.temporaries.status_of(self._name)
-        if status is not None:  # else commit will say what is wrong
+        if status is not None:  # otherwise commit reports the problem
             self._charge(status.st_size, is_there=True)
 
     def read(self, offset_bytes: int, length_bytes: int) -> bytes:
@@ -267,16 +268,16 @@ class FileWriter(ObjectWriter):
 
     def take(self, max_bytes: int, *, is_alone: bool = False) -> bytes | None:
         self._require_open()
-        self._cut()
+        self._drop_old_content()
         status = self._shelf.temporaries.status_of(self._name) if self._shared else None
         ours = os.fstat(self._fd)
         if status is None or self._written_bytes or not os.path.samestat(status, ours):
             if self._shared and (size_bytes := self.size_bytes) <= max_bytes:
-                self._expect_all(size_bytes)
+                self._require_complete(size_bytes)
             return super().take(max_bytes)
         if ours.st_size > max_bytes:
             return None
-        self._expect_all(ours.st_size)
+        self._require_complete(ours.st_size)
         content = os.pread(self._fd, ours.st_size, 0) if ours.st_size else b""
         if is_alone and not self._lent and ours.st_nlink == 1 and self._pid == os.getpid():
             fd, self._fd = self._fd, -1
@@ -289,10 +290,10 @@ class FileWriter(ObjectWriter):
 
     def commit(self, *, checksum: str | None = None) -> ObjectInfo:
         fd = self._current_fd()
-        self._cut()
+        self._drop_old_content()
         self._unmap()
         status = os.fstat(fd)
-        self._expect_all(status.st_size)
+        self._require_complete(status.st_size)
         self._charge(status.st_size, is_there=True)
         found = None if self._shared else str(self._digest.hexdigest())
         try:
@@ -312,17 +313,17 @@ class FileWriter(ObjectWriter):
             self.abort()
             raise
         self._reserved_bytes = 0
-        self._let_go()  # all that is left is the temporary name
+        self._release()  # removes the temporary name; the object keeps its own
         return info
 
     def abort(self) -> None:
         if self._fd >= 0:
-            self._let_go()
+            self._release()
 
-    def _let_go(self) -> None:
+    def _release(self) -> None:
         fd, self._fd = self._fd, -1
         self._shelf.fullness.close_file(fd)
-        if os.getpid() == self._pid:  # a forked copy owns neither the file nor the space
+        if os.getpid() == self._pid:  # a forked process owns neither the file nor the space
             self._shelf.writing.discard(self._name)
             self._shelf.temporaries.discard(self._name)
             self._shelf.space.release(self._reserved_bytes)
@@ -330,8 +331,8 @@ class FileWriter(ObjectWriter):
     def __del__(self) -> None:
         self.abort()
 
-    def _cut(self) -> None:
-        """Take from the file what it has from its past life."""
+    def _drop_old_content(self) -> None:
+        """Truncate the old content of a reused file."""
         if self._old_bytes:
             surplus_bytes, self._old_bytes = self._old_bytes - self._written_bytes, 0
             with self._shelf.fullness.giving_back(max(surplus_bytes, 0)):
@@ -350,7 +351,7 @@ class FileWriter(ObjectWriter):
             raise StoreClosedError(f"the writer of {self.object_id}")
         self._shelf.require_open()
 
-    def _expect_all(self, size_bytes: int) -> None:
+    def _require_complete(self, size_bytes: int) -> None:
         if self._may_be_short(size_bytes):
             raise ShortOutputError(self.object_id, size_bytes)
 
@@ -367,7 +368,9 @@ class FileWriter(ObjectWriter):
             self._reserved_bytes += more_bytes
 
     def _current_fd(self) -> int:
-        """Return our file; a program may have moved one of its own to the name it was given."""
+        """Return the descriptor of the file at the writer's path: a program may have replaced it by
+        a file of its own.
+        """
         self._require_open()
         if not self._shared:
             return self._fd
@@ -385,7 +388,7 @@ class FileWriter(ObjectWriter):
 
 
 class FileStore(ObjectStore):
-    """Objects as files of one directory, which is made when missing."""
+    """Stores objects as files of one directory, which is created if missing."""
 
     def __init__(self, directory: Path, options: ShelfOptions, *, may_block: bool = True) -> None:
         self.capabilities = Capabilities(
@@ -416,7 +419,8 @@ class FileStore(ObjectStore):
             raise self._shelf.translated(error, "begin", hint_bytes) from error
         writer = FileWriter(self._shelf, object_id, name, fd, reserved_bytes, old_bytes)
         try:
-            # Memory that is used again, and has no holes, is there; to be told so takes long.
+            # A reused file without holes needs no allocation, and even a call without effect is
+            # slow.
             held = os.fstat(fd)
             if held.st_blocks * 512 < max(held.st_size, hint_bytes):
                 self._shelf.reserve(fd, hint_bytes, keep_size=True)

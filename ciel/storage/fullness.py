@@ -1,17 +1,18 @@
-"""How often a device in memory was found full, for all processes of a user that keep files there.
+"""Counts how often a device in memory was full, shared by all processes of a user on the device.
 
-    <device>/ciel-full.<uid>/count    an empty file, whose length is that number
+    <device>/ciel-full.<uid>/count    a sparse file whose length is the count
 
 If another user has taken that name, processes use `ciel-full.<uid>.1` instead, or the next up to 7.
 
-Who is refused a block may find one a moment later, and no file system remembers. So whoever gives
-room back sees whether there was any just before: it does so alone, under a lock, and then compares
-what is free with what it has given. More may have been written meanwhile, which makes it find a
-device full that was not; that costs time, and the other way round would cost an output. Nobody
-waits long for the lock: who cannot know notes that it was full.
+A program's write may fail for want of a block although a block is free a moment later, and file
+systems keep no record of that. So a process that frees space checks whether the device was full
+just before: it frees the space under a lock, then compares the free bytes with the bytes that it
+freed. If others wrote meanwhile, it may count a device as full that was not. This false positive
+costs time; a false negative would lose part of an output. No process waits long for the lock: a
+process that cannot get it counts the device as full.
 
-The directory is held (`leases`), and goes with its last holder. What other users' processes give
-back, or programs of this one by themselves, is not seen.
+Processes hold the directory by a lease (`leases`), and the last holder removes it. Space that is
+freed by processes of other users, or by the programs of tasks, is not detected.
 """
 
 from __future__ import annotations
@@ -33,20 +34,21 @@ _NAME = "ciel-full."  # no instance of a store has a dot
 _NAMES = 8
 _COUNT = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 AMPLE_BYTES = 1 << 28
-"""With so much left nobody is refused anything before one who has looked gives back, unless that
-one is held up for a long time: then there is no need to be alone."""
+"""With so many bytes free, the lock is not needed: no write fails between the check of the free
+space and the end of the operation, unless the process is suspended in between for a long time."""
 PATIENCE_S = 0.05
-"""The reactor may be waiting; to give back a gigabyte takes longer, but is rare where that little
-is left."""
+"""How long to wait for the lock, since the reactor may be waiting. Freeing a gigabyte takes longer,
+but is rare on a device with little space left."""
 
 
 class Fullness:
-    """The count of the device on which a directory lies; without one, it counts nothing. Raises
-    OSError and StorageError. All may be called from any thread.
+    """The count of the device of directory `parent`; if that is None, it counts nothing.
+
+    Methods may be called from any thread. They raise OSError and StorageError.
     """
 
     def __init__(self, parent: str | None) -> None:
-        self._lock = threading.RLock()  # a file may be collected, and given back, within any call
+        self._lock = threading.RLock()  # the garbage collector may close a file within any call
         self._depth = 0
         self._given_bytes = 0
         self._name = ""
@@ -59,13 +61,13 @@ class Fullness:
             self._name, self._hold_fd = _held(self._parent_fd)
             self._fd = os.open("count", _COUNT, 0o600, dir_fd=self._hold_fd)
             if not leases.is_ours(os.fstat(self._fd)):
-                raise StoreSpecError(self._name, "another user's file lies in it")
+                raise StoreSpecError(self._name, "contains a file of another user")
         except BaseException:
             self.close()
             raise
 
     def close(self) -> None:
-        """Let go; twice is once."""
+        """Release the directory; a second call does nothing."""
         with self._lock:
             fds = self._fd, self._hold_fd
             self._fd = self._hold_fd = -1
@@ -81,35 +83,37 @@ class Fullness:
 
     @property
     def count(self) -> int:
-        """How often it was found full; what has changed meanwhile has been."""
+        """How often the device was full. If the count has changed, it was full in between."""
         return os.lseek(self._fd, 0, os.SEEK_END) if self._fd >= 0 else 0
 
     def note(self) -> None:
-        """It is full, or may be. Alone: who were put off between looking at the count and writing
-        it could bring back one that somebody began with.
+        """Record that the device is full, or may be.
+
+        This takes the lock: a process suspended between reading the count and writing it could
+        restore a value with which a writer started.
         """
         if self._fd < 0:
             return
         is_alone = self._enter()
         with contextlib.suppress(OSError):
-            os.ftruncate(self._fd, self.count + 1)  # takes no room
+            os.ftruncate(self._fd, self.count + 1)  # takes no space
         if is_alone:
             self._leave()
 
     def was_full(self, since: int) -> bool:
-        """Whether it was full since the count was that, or nobody can tell."""
+        """Whether the device was, or may have been, full since `count` was this number."""
         if self._fd < 0:
             return False
         if not self._enter():
             return True
         self._leave()
-        return self.count != since  # who was giving back has counted by now
+        return self.count != since  # with the lock, all frees until now are counted
 
     # --- giving back ------------------------------------------------------------------------------
 
     @contextmanager
     def giving_back(self, most_bytes: int = AMPLE_BYTES) -> Iterator[None]:
-        """Give room back within: so much, or less."""
+        """Free up to so many bytes in the `with` block."""
         if not self._is_scarce(0):
             yield
             return
@@ -129,7 +133,7 @@ class Fullness:
 
     @contextmanager
     def taking(self, size_bytes: int) -> Iterator[None]:
-        """Have room set aside at once within: of what is refused all that was had is given back."""
+        """Allocate so many bytes in the `with` block; a failed allocation frees all of them."""
         if not self._is_scarce(size_bytes):
             yield
             return
@@ -144,7 +148,7 @@ class Fullness:
                 self._leave()
 
     def close_file(self, fd: int) -> None:
-        """Close a descriptor; if its file has no name any more, that may give room back."""
+        """Close a descriptor; this may free space if its file has no name any more."""
         status = os.fstat(fd)
         if status.st_nlink or status.st_blocks * 512 <= PAGE_BYTES:
             os.close(fd)
@@ -157,7 +161,7 @@ class Fullness:
         return left_bytes is not None and left_bytes < AMPLE_BYTES + wanted_bytes
 
     def _enter(self) -> bool:
-        """Be alone, among threads and processes; False if that cannot be had in time."""
+        """Take the lock among threads and processes; False if it is not free in time."""
         if not (self._lock.acquire(False) or self._lock.acquire(timeout=PATIENCE_S)):
             return False
         if not self._depth:
@@ -185,12 +189,12 @@ class Fullness:
                 until_s = until_s or now_s + PATIENCE_S
                 if now_s >= until_s:
                     return False
-                os.sched_yield()  # most often it is giving back a file, or was put off by us
+                os.sched_yield()  # the holder usually frees a file, or waits for our CPU
 
 
 def _held(parent_fd: int) -> tuple[str, int]:
-    """Hold the directory of this user: one that is there, or the first that can be made. Anybody
-    may make files in `/dev/shm`, so a name may be taken. Returns its name and a descriptor.
+    """Hold this user's directory: an existing one, or the first that can be created. Any user may
+    create files in `/dev/shm`, so a name may be taken. Returns the name and a descriptor.
     """
     name = f"{_NAME}{os.geteuid()}"
     names = [name, *(f"{name}.{number}" for number in range(1, _NAMES))]

@@ -1,7 +1,7 @@
-"""What a store is: write-once objects by id, behind one small synchronous interface.
+"""The interface of stores, which keep write-once objects by id. It is small and synchronous.
 
-An object is absent, being written, committed, or gone. Only committed objects are visible.
-Committing is atomic, fixes the size and makes the object read-only for good.
+An object is absent, being written, committed, or deleted. Only committed objects are visible.
+Committing is atomic, fixes the size and makes the object read-only.
 
     with store.begin("4f2a:out:0", size_hint_bytes=len(content)) as writer:
         writer.write(content)
@@ -9,11 +9,11 @@ Committing is atomic, fixes the size and makes the object read-only for good.
     with store.open("4f2a:out:0") as reader:
         view = reader.view()
 
-Callers ask for `capabilities` and never for a class. Where a store may block, the caller moves the
-call to a thread: stores may be used by several threads at once, a writer or a reader by one at a
-time. Every method may raise `StoreSystemError`, and `StoreClosedError` after close; those taking an
-id raise `ciel.core.errors.InvalidIdError` before anything is touched. Who implements a store
-inherits `ciel.testing.store_suite`.
+Callers check `capabilities`, never a class. If a store may block, callers use it in a thread:
+several threads may use a store at once, but only one at a time a writer or a reader. Every method
+may raise `StoreSystemError`, and `StoreClosedError` after close. Methods that take an id raise
+`ciel.core.errors.InvalidIdError` before they change anything. The tests of a store inherit
+`ciel.testing.store_suite`.
 """
 
 from __future__ import annotations
@@ -33,25 +33,25 @@ Chunk = bytes | bytearray | memoryview
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """Questions a caller may ask before it chooses how to use a store."""
+    """The properties of a store by which a caller chooses how to use it."""
 
     mappable: bool
-    """`ObjectReader.view` is the store's own memory: no copy is made."""
+    """`ObjectReader.view` returns the store's own memory, without a copy."""
     nameable: bool
     """Readers and writers have a `path` which a child process can open."""
     streaming: bool
-    """What has been written so far can be read through the writer, before commit."""
+    """The writer can read, before commit, what has been written so far."""
     shared_between_processes: bool
     """Several processes may open the same store at once."""
     bounded: bool
-    """There is a capacity, and `begin` or `write` beyond it raises `NoSpaceError`."""
+    """The store has a capacity; `begin` or `write` beyond it raises `NoSpaceError`."""
     may_block: bool
-    """Calls may wait for a device; a caller which must not wait uses a thread."""
+    """Calls may wait for a device; a caller that must not wait uses a thread."""
 
 
 @dataclass(frozen=True, slots=True)
 class ObjectInfo:
-    """A committed object. The checksum is XXH3-64 in 16 hex digits, or None while nobody asked."""
+    """A committed object. The checksum is XXH3-64 in 16 hex digits, or None if not computed yet."""
 
     object_id: str
     size_bytes: int
@@ -60,10 +60,10 @@ class ObjectInfo:
 
 @dataclass(frozen=True, slots=True)
 class StoreUsage:
-    """How full a store is. `used_bytes` are committed, `reserved_bytes` promised to open writers.
+    """How full a store is. `used_bytes` are committed, `reserved_bytes` reserved by open writers.
 
-    Both are what the objects occupy, so rounded up to the store's blocks. The capacity is what was
-    set, or what the device has if that is less; None if none was set.
+    Both count what objects occupy, rounded up to the store's blocks. The capacity is the configured
+    one, or the device's if that is less; None if none is configured.
     """
 
     capacity_bytes: int | None
@@ -74,8 +74,8 @@ class StoreUsage:
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
 class Fingerprint:
-    """Which file it is (device and number), its size, and the time of its last change in ns;
-    `is_named`: whether its name still leads to it.
+    """Identifies a state of a file: device and inode number, size, and time of the last change in
+    ns. `is_named`: whether the file's name still leads to this file.
     """
 
     file: tuple[int, int]
@@ -86,15 +86,16 @@ class Fingerprint:
 
 MEMORY, DISK = "memory", "disk"
 LEVELS = (MEMORY, DISK)
-"""Where an object may lie; a task may say where its outputs are to begin."""
+"""The levels of a store. A task may choose the level in which its outputs are started."""
 
 
 class StoreLevel(NamedTuple):
-    """One level of a store as it stands, and what has passed through it since it was opened.
+    """The current state of one level of a store, and its counters since the store was opened.
 
-    `evicted`: moved down from here. `dropped`: deleted here, since it can be had again. `promoted`:
-    loaded up to here. `spilled`: begun here, as there was no room above. `waited`: steps of writers
-    that found it full. `copied_bytes`: for programs that could not be given the store's own file.
+    Objects: `evicted` were moved down from here; `dropped` were deleted here, since they can be
+    fetched again; `promoted` were loaded up to here; `spilled` were started here, for want of space
+    above. `waited` counts writers that found the level full. `copied_bytes` were copied for
+    programs that could not use the store's own file.
     """
 
     name: str
@@ -115,11 +116,11 @@ class StoreLevel(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing `check` found.
+    """A problem found by `check`.
 
-    Codes: `checksum` (content is not what was committed), `writable` (a committed object that can
-    be changed), `foreign` (something no store put there; treated as missing), `unreadable` (the
-    device fails), `output` (what a program left under a writer's path is no file of ours).
+    Codes: `checksum` (the content differs from what was committed), `writable` (a committed object
+    can be changed), `foreign` (no store created this; it counts as missing), `unreadable` (the
+    device fails), `output` (a program left no regular file of this user under a writer's path).
     """
 
     code: str
@@ -128,79 +129,78 @@ class Problem:
 
 
 class ObjectWriter(ABC):
-    """One object on its way: write, then commit or abort. Dropped without either, it is aborted.
+    """Writes one object: write, then commit or abort. An unfinished writer aborts when collected.
 
-    A program may write the object itself, through `path` or `fileno`; have it end before the
-    commit. Bytes written here go where the descriptor stands, so do not mix the two.
-    Once either was asked for, the checksum waits until somebody wants it: it takes reading the
-    file.
+    A program may write the object itself, through `path` or `fileno`, and must end before the
+    commit. `write` uses the descriptor's position, so do not mix the two. After a call of `path`
+    or `fileno` the store computes the checksum only on demand, because that means reading the file.
 
-    A duplicate of the descriptor, and whoever opened the file through it, can read what was written
-    for as long as they like, whatever becomes of the writer.
+    A duplicate of the descriptor, and a descriptor of the same file opened through it, can read
+    what was written for any time, also after commit or abort.
     """
 
     object_id: str
     may_overrun = False
-    """Whether what is physically there is charged even beyond the capacity: only for who makes room
-    afterwards. Without effect where the capacity is a physical one."""
+    """Whether the store accepts what a program has written already even beyond the capacity. Only
+    for callers that free space afterwards. It has no effect if the capacity is a physical one."""
 
     @property
     @abstractmethod
     def path(self) -> str | None:
-        """A name to open for writing, valid until commit or abort; None unless `nameable`."""
+        """A file name to open for writing, valid until commit or abort; None unless `nameable`."""
 
     @property
     def mapped_path(self) -> str | None:
-        """`path` for a program that has this file for nothing but to map and to write it. Up to the
-        size that was hinted it may hold anything; the program gives it its size in the end.
+        """`path` for a program that only maps and writes the file. The file may have any content
+        up to the hinted size; the program sets the final size.
         """
         return self.path
 
     @abstractmethod
     def fileno(self, *, to_write: bool = True) -> int:
-        """Return a descriptor open for reading and writing, owned by the writer. Who will not write
-        through it says so, and the checksum need not wait.
+        """Return a descriptor open for reading and writing, owned by the writer. With
+        `to_write=False` nothing is written through it, so the checksum need not be deferred.
         """
 
     @property
     @abstractmethod
     def size_bytes(self) -> int:
-        """What has been written so far, by whomever."""
+        """How many bytes this writer and programs have written so far."""
 
     @abstractmethod
     def write(self, chunk: Chunk) -> None:
-        """Append; after a `NoSpaceError` only abort makes sense."""
+        """Append to the object; after a `NoSpaceError` only abort makes sense."""
 
     def view(self, size_bytes: int) -> memoryview:
-        """Give an object of which nothing is written yet its size, and return its memory, to be
-        filled in place: what is there before is anything. Release it before the commit. Only where
-        the store is `mappable`; raises `NoSpaceError`.
+        """Set the size of an object that is still empty, and return its memory, to be filled in
+        place. Its initial content is undefined. Release the view before the commit. Only for stores
+        that are `mappable`; raises `NoSpaceError`.
         """
         raise StoreSystemError("map", errno.EOPNOTSUPP)
 
     def account(self) -> None:  # noqa: B027  # a store without a capacity has nothing to do
-        """Charge the store for what a program has written by now, which it does not see itself.
+        """Account for what a program has written by now, since the store does not notice that.
 
-        `NoSpaceError`: more than there is room for; end the program, then abort.
+        Raises `NoSpaceError` if that exceeds the capacity: end the program, then abort.
         """
 
     @property
     def may_be_short(self) -> bool:
-        """Whether a program that writes by itself may have been refused a block for want of room.
-        It need not have said so; `take` and `commit` then raise `ShortOutputError`.
+        """Whether a write of a program to this file may have failed for want of space. The program
+        need not have reported that. If so, `take` and `commit` raise `ShortOutputError`.
         """
         return False
 
     @abstractmethod
     def read(self, offset_bytes: int, length_bytes: int) -> bytes:
-        """Return what has been written there so far, by whomever; short or empty past its end."""
+        """Return written bytes from an offset, also a program's; short or empty past the end."""
 
     def take(self, max_bytes: int, *, is_alone: bool = False) -> bytes | None:
-        """Return all that has been written, and abort, if that is at most `max_bytes`; else None,
-        and nothing has changed. Only for one whose program, if it had one, has done well.
+        """Return the whole content and abort, if it has at most `max_bytes`. Else return None and
+        change nothing. If a program wrote the object, it must have succeeded.
 
-        `is_alone`: nobody else can have the file open, as all who knew its name have ended. Then it
-        may serve for another object.
+        `is_alone`: no other process has the file open, since all programs that knew its name have
+        ended. Then the store may reuse the file for another object.
         """
         size_bytes = self.size_bytes
         if size_bytes > max_bytes:
@@ -213,16 +213,17 @@ class ObjectWriter(ABC):
     def commit(self, *, checksum: str | None = None) -> ObjectInfo:
         """Make the object visible. The first commit of an id wins.
 
-        A later one is compared and dropped: equal content returns the kept object, other content
-        raises `ObjectConflictError`. `CorruptObjectError`: what a program left is not a file of
-        ours (code `output`), or what was written is not what has this `checksum` (code `checksum`).
-        `NoSpaceError`: it wrote more than there is room for. `ShortOutputError`: it may have been
-        refused some. After these three the writer stays open.
+        The content of a later commit is compared and dropped: if equal, commit returns the kept
+        object; else it raises `ObjectConflictError`. `CorruptObjectError`: a program left no
+        regular file of this user (code `output`), or the content does not match `checksum` (code
+        `checksum`). `NoSpaceError`: a program wrote more than there is space for.
+        `ShortOutputError`: a program's write may have failed. After the last three the writer
+        stays open.
         """
 
     @abstractmethod
     def abort(self) -> None:
-        """Forget what was written and give its space back; after commit or abort, do nothing."""
+        """Discard what was written and free its space; after commit or abort, do nothing."""
 
     def __enter__(self) -> Self:
         return self
@@ -237,7 +238,7 @@ class ObjectWriter(ABC):
 
 
 class ObjectReader(ABC):
-    """A committed object, open. It stays readable when the object is deleted meanwhile."""
+    """An open committed object. It stays readable if the object is deleted meanwhile."""
 
     object_id: str
     size_bytes: int
@@ -245,25 +246,25 @@ class ObjectReader(ABC):
     @property
     @abstractmethod
     def path(self) -> str | None:
-        """A name to open for reading, valid until the object is deleted; None unless `nameable`."""
+        """A file to open for reading, valid until the object is deleted; None unless `nameable`."""
 
     @property
     def mapped_path(self) -> str | None:
-        """`path` for a program that maps or reads the file itself and hands it on to nobody: then
-        its memory may serve another object when this one is deleted, and all mappings are gone.
+        """`path` for a program that maps or reads the file and does not pass it on. Then the store
+        may reuse its memory for another object when this one is deleted and no mapping is left.
         """
         return self.path
 
     @property
     def piped_path(self) -> str | None:
-        """A name to be opened once and read from beginning to end while the reader is open: where
-        `path` would cost a copy, that of a pipe.
+        """A name to open once and read sequentially while the reader is open. It names a pipe if
+        `path` would cost a copy.
         """
         return self.path
 
     @property
     def source(self) -> str | None:
-        """What another store on this host is told to `adopt`, valid until the object is deleted."""
+        """The path for `adopt` of another store on this host, valid until the object is deleted."""
         return self.path
 
     @abstractmethod
@@ -271,23 +272,23 @@ class ObjectReader(ABC):
         """Return a descriptor open for reading, owned by the reader."""
 
     def fingerprint(self) -> Fingerprint | None:
-        """Look at the file that programs read by its name; None if they cannot change it."""
+        """Return the state of the file that programs read; None if they cannot change it."""
         return None
 
     @abstractmethod
     def read_into(self, buffer: bytearray | memoryview, offset_bytes: int) -> int:
-        """Fill the buffer from there and return how many bytes came: fewer only at the end."""
+        """Fill the buffer from the offset; return the number of bytes, fewer only at the end."""
 
     @abstractmethod
     def view(self) -> memoryview:
-        """Return the whole content, read-only. It outlives `close`, and ends with its last user."""
+        """Return the whole content, read-only. The view stays valid after `close`."""
 
     @abstractmethod
     def close(self) -> None:
-        """End the reader; closing twice is closing once."""
+        """Close the reader; a second call does nothing."""
 
     def read(self, offset_bytes: int, length_bytes: int) -> bytes:
-        """Return the bytes from there, fewer only at the end."""
+        """Return the bytes from the offset, fewer only at the end."""
         buffer = bytearray(max(0, min(length_bytes, self.size_bytes - offset_bytes)))
         count = self.read_into(buffer, offset_bytes)
         return bytes(memoryview(buffer)[:count])
@@ -309,24 +310,24 @@ class ObjectStore(ABC):
 
     capabilities: Capabilities
     sources: tuple[str, ...] = ("/",)
-    """What a `source` begins with that can be taken in here, by `adopt` or by copying a file."""
+    """Prefixes of each `source` that this store can take over by `adopt` or by a file copy."""
     directories: tuple[str, ...] = ()
     """Directories of files that are committed objects, into which no program should write."""
     about: str = ""
-    """What it has found to work with, in words, where that is not always the same."""
+    """A description of the resources that the store found, if these differ between hosts."""
 
     @abstractmethod
     def begin(self, object_id: str, *, size_hint_bytes: int | None = None) -> ObjectWriter:
-        """Start writing. Two writers of one id do not meet before they commit.
+        """Start writing. Several writers of one id are independent until they commit.
 
-        A size hint is reserved at once, so that writing that much cannot fail for want of space;
-        raises `NoSpaceError` when that much is not there.
+        The store reserves a size hint at once, so that writing that much cannot fail for want of
+        space. Raises `NoSpaceError` if it cannot be reserved.
         """
 
     def begin_in(
         self, level: str, object_id: str, *, size_hint_bytes: int | None = None
     ) -> ObjectWriter:
-        """Start writing in one of `LEVELS`, if this store has it; an empty text is no wish."""
+        """Start writing in one of `LEVELS`, if this store has it; empty means no preference."""
         return self.begin(object_id, size_hint_bytes=size_hint_bytes)
 
     @abstractmethod
@@ -335,11 +336,11 @@ class ObjectStore(ABC):
 
     @abstractmethod
     def stat(self, object_id: str) -> ObjectInfo | None:
-        """Return what is known of a committed object without reading it; None if there is none."""
+        """Return a committed object's metadata without reading its content; None if missing."""
 
     @abstractmethod
     def checksum(self, object_id: str) -> str:
-        """Return the checksum, reading the object only when nobody has asked before."""
+        """Return the checksum; the object is read only if no checksum is recorded yet."""
 
     @abstractmethod
     def verify(self, object_id: str) -> ObjectInfo:
@@ -347,33 +348,33 @@ class ObjectStore(ABC):
 
     @abstractmethod
     def adopt(self, object_id: str, path: str, *, checksum: str, size_bytes: int) -> ObjectInfo:
-        """Take over, without copying, what another store on this host has committed: the `source`
-        of one of its readers.
+        """Take over an object of another store on this host without a copy. `path` is the `source`
+        of a reader of that store.
 
-        It is committed as by a writer (first wins). Raises `CannotAdoptError` with the reason when
-        the file cannot be shared or is not the one described.
+        The object is committed as by a writer (first wins). Raises `CannotAdoptError` with the
+        reason if the file cannot be shared or does not match checksum and size.
         """
 
     def discover(self, object_id: str) -> ObjectInfo | None:
-        """Take over, without a message, what others who use the same memory have committed under
-        this id; None where there is none. Quick enough to be asked before anybody else is.
+        """Take over an object that another process using the same memory has committed under this
+        id; None if there is none. This sends no message, and is fast enough to be tried first.
         """
         return None
 
     @abstractmethod
     def delete(self, object_id: str) -> bool:
-        """Remove a committed object; True if something went. Its open readers keep it."""
+        """Delete a committed object; True if it existed. Open readers can still read it."""
 
     @abstractmethod
     def __iter__(self) -> Iterator[str]:
-        """Yield the ids of the objects committed at this moment, in no order."""
+        """Yield the ids of all committed objects, in no particular order."""
 
     @abstractmethod
     def usage(self) -> StoreUsage:
-        """Return how full the store is; cheap enough for every heartbeat."""
+        """Return how full the store is; this is cheap enough for every heartbeat."""
 
     def levels(self) -> tuple[StoreLevel, ...]:
-        """Return what there is to tell of each level, the quickest first."""
+        """Return the state of each level, the fastest first."""
         usage = self.usage()
         return (
             StoreLevel(
@@ -382,37 +383,40 @@ class ObjectStore(ABC):
             ),
         )  # fmt: skip
 
-    def advise(  # noqa: B027  # most stores keep what they have
+    def advise(  # noqa: B027  # most stores never evict objects
         self,
         can_be_had_again: Callable[[str], bool],
         dropped: Callable[[str], None],
         turn: Callable[[str, int], AbstractContextManager[None]],
     ) -> None:
-        """Let a store that is full drop what can be had again; it tells of what it dropped. A
-        thread of its own that moves so many bytes to or from a path has its `turn` first. All are
-        called from any thread, and only the last may wait.
+        """Set the callbacks of a store that evicts objects. A full store may drop objects for which
+        `can_be_had_again` is true, and reports them to `dropped`. Its thread enters `turn(path,
+        size)` before it moves that many bytes to or from a path. All may be called from any
+        thread, and only `turn` may wait.
         """
 
-    def claim(self) -> None:  # noqa: B027  # a store that nobody else can open is its opener's
-        """Be the one worker that has this store, until it is closed: a worker offers all that it
-        finds there, and deletes what its master does not know. Others may open it as before. Raises
-        `StoreSpecError` when another has it.
+    def claim(self) -> None:  # noqa: B027  # stores of one process need no claim
+        """Become the store's only worker until the store is closed. A worker offers all objects
+        that it finds in its store, and deletes those unknown to its master. Other processes may
+        still open the store. Raises `StoreSpecError` if another worker has claimed it.
         """
 
     def gone(self) -> str:
-        """Return the directory of the store that another program has removed or replaced, so that
-        nothing can be stored any more; empty while all are there.
+        """Return a directory of the store that another program has removed or replaced, so that the
+        store is unusable; empty while all are present.
         """
         return ""
 
     @abstractmethod
     def close(self) -> None:
-        """End the store. Open writers are aborted, open readers live on; twice is once."""
+        """Close the store. Open writers abort, open readers stay usable; a second call does
+        nothing.
+        """
 
     def check(self) -> list[Problem]:
-        """Scrub: read every object and return the problems, none when the store is healthy.
+        """Scrub: read every object and return the problems; empty if the store is healthy.
 
-        A store adds what it knows of its own shape.
+        Stores override this to add checks of their own structure.
         """
         problems = []
         for object_id in self:

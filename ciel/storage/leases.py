@@ -1,15 +1,15 @@
-"""Directories that live as long as somebody holds them, whatever kills the holder.
+"""Leases of directories: a directory exists as long as a process holds it, however that ends.
 
-A holder keeps a shared lock on the directory itself. The kernel drops it with the last descriptor,
-so the exclusive lock can be had exactly when nobody lives there; whoever gets it may remove the
-directory. A pid and its start time would say the same within one host and one pid namespace; the
-lock is also right in containers that share `/dev/shm`, cannot be fooled by a reused pid, and needs
-no file to be written.
+A holder keeps a shared lock on the directory itself. The kernel drops the lock with the last
+descriptor, so a process can get the exclusive lock exactly when the directory has no holder, and
+may then remove it. A pid and its start time would serve the same purpose within one host and one
+pid namespace. The lock also works in containers that share `/dev/shm`, is not confused by reused
+pids, and needs no file to be written.
 
-A process made by a bare fork holds what its parent held, until it ends or executes another program.
+A forked process holds its parent's leases until it ends or executes another program.
 
-Of those who hold a directory one may own it, by an exclusive lock on a file in it: a worker, which
-says of all it finds in its store that it is its own, and deletes what nobody wants.
+One of the holders may own the directory, by an exclusive lock on a file in it. The owner is a
+worker: it offers all objects that it finds in its store as its own, and deletes unwanted ones.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from collections.abc import Iterable
 from ciel.storage.errors import StoreSpecError
 from ciel.storage.trees import remove_tree
 
-# A directory is busy only between a remover's lock and its rename, or newborn and not yet locked.
+# A directory is busy only between a remover's lock and its rename, or between mkdir and lock.
 _HOLD_TRIES = 1000
 NOT_HELD = "ciel-io-"
-"""What `tokens` calls its directories."""
+"""The prefix of the directories of `tokens`, which are never held."""
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def open_private(name: str, *, parent_fd: int) -> int:
-    """Open a directory for us alone, made when missing; refuse another user's, or a link."""
+    """Open a private directory, created if missing; refuse another user's, or a link."""
     try:
         os.mkdir(name, 0o700, dir_fd=parent_fd)
     except FileExistsError:
@@ -50,12 +50,12 @@ def open_private(name: str, *, parent_fd: int) -> int:
 
 
 def is_ours(status: os.stat_result) -> bool:
-    """Tell a regular file of this user from whatever else may be planted in a store."""
+    """Whether this is a regular file of this user; other files may be planted in a store."""
     return stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid()
 
 
 def hold(name: str, *, parent_fd: int) -> int:
-    """Make or join the directory and return the descriptor that holds it."""
+    """Create the directory if missing, and return a descriptor that holds it."""
     for _ in range(_HOLD_TRIES):
         try:
             fd = open_private(name, parent_fd=parent_fd)
@@ -70,15 +70,16 @@ def hold(name: str, *, parent_fd: int) -> int:
         except OSError:
             os.close(fd)
             raise
-        if _stands_at(fd, name, parent_fd):
+        if _is_still_at(fd, name, parent_fd):
             return fd
         os.close(fd)
     raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), name)
 
 
 def own(name: str, *, parent_fd: int, subject: str, what: str, instead: str) -> int:
-    """Lock a file in a held directory, which says who has `what`, and return the descriptor: until
-    it is closed nobody else has. Raises `StoreSpecError`, about `subject`, when somebody has.
+    """Lock a file in a held directory and return its descriptor. The lock gives the process sole
+    use of `what` until the descriptor is closed, and the file contains the process id. Raises
+    `StoreSpecError` about `subject` if another process has the lock.
     """
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     fd = os.open(name, flags, 0o600, dir_fd=parent_fd)
@@ -92,39 +93,39 @@ def own(name: str, *, parent_fd: int, subject: str, what: str, instead: str) -> 
         holder = f"process {pid}" if pid.isdecimal() else "another process"
         reason = f"{holder} has {what}, which is one worker's alone; name another {instead}"
         raise StoreSpecError(subject, reason) from None
-    with contextlib.suppress(OSError):  # a full device: then nobody is told who has it
+    with contextlib.suppress(OSError):  # a full device: then errors cannot name the owner
         os.ftruncate(fd, 0)
         os.pwrite(fd, str(os.getpid()).encode(), 0)
     return fd
 
 
 def remove_unheld(name: str, *, parent_fd: int) -> bool:
-    """Remove the directory unless somebody holds it (or it is not ours); True if it went."""
+    """Remove the directory unless it is held or another user's; True if it was removed."""
     try:
         fd = os.open(name, _DIRECTORY, dir_fd=parent_fd)
     except OSError:
-        return False  # gone, or no directory, or not for us
+        return False  # missing, not a directory, or not accessible
     try:
         if os.fstat(fd).st_uid != os.geteuid():
             return False
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if not _stands_at(fd, name, parent_fd):
+        if not _is_still_at(fd, name, parent_fd):
             return False
-        # Renamed first: the name is free for its next holder at once, however long the removal
+        # Rename first, so that the next holder can use the name at once, however long the removal
         # takes.
         doomed = f"{name.partition('.')[0]}.{secrets.token_hex(8)}"
         os.rename(name, doomed, src_dir_fd=parent_fd, dst_dir_fd=parent_fd)
         remove_tree(doomed, parent_fd=parent_fd)
         return True
     except OSError:
-        return False  # held, or on a file system without locks: then nothing is ever thought dead
+        return False  # held, or on a file system without locks, where nothing is ever removed
     finally:
         os.close(fd)
 
 
 def sweep(parent_fd: int, *, prefix: str = "") -> int:
-    """Remove every directory of that prefix which nobody holds; return how many went. Those of
-    `tokens` are not held, and look after themselves.
+    """Remove all directories with that prefix that no process holds; return their number. The
+    directories of `tokens` are never held, and `tokens` removes them itself.
     """
     names = [name for name in os.listdir(parent_fd) if name.startswith(prefix)]
     names = [name for name in names if not name.startswith(NOT_HELD)]
@@ -132,8 +133,8 @@ def sweep(parent_fd: int, *, prefix: str = "") -> int:
 
 
 def moved(places: Iterable[tuple[str, int]]) -> str:
-    """Return the first path that does not lead to the directory of its descriptor any more; empty
-    if all do.
+    """Return the first path that no longer leads to the directory of its descriptor; empty if all
+    still do.
     """
     for path, fd in places:
         try:
@@ -145,8 +146,8 @@ def moved(places: Iterable[tuple[str, int]]) -> str:
     return ""
 
 
-def _stands_at(fd: int, name: str, parent_fd: int) -> bool:
-    """Tell whether the open directory is still the one of that name."""
+def _is_still_at(fd: int, name: str, parent_fd: int) -> bool:
+    """Whether the name still leads to the open directory."""
     try:
         named = os.stat(name, dir_fd=parent_fd, follow_symlinks=False)
     except FileNotFoundError:

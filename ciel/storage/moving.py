@@ -1,9 +1,12 @@
-"""Who moves objects between two levels of a store: a thread of its own, which keeps some room free
-above, makes more for writers that wait, and loads back what is read below.
+"""Moves objects between two levels of a store: migration in a background thread.
 
-An object goes down by being copied, committed below, and then deleted above: at no moment is it in
-neither, whoever dies. It is not deleted above while somebody has it open. All else that is done to
-an object that moves calls the move off, and waits for that: one piece of it at most.
+The thread keeps some space free in the upper level, frees more for waiting writers, and loads
+objects back into the upper level that are read from the lower one.
+
+To move an object down, the thread copies it, commits the copy below, and then deletes the object
+above. So at least one level has the object at any time, whichever process dies. The thread does not
+delete an object that is open. Any other operation on a moving object cancels the move, and waits
+until the thread has noticed, which takes the copy of at most one piece.
 """
 
 from __future__ import annotations
@@ -25,32 +28,32 @@ from ciel.storage.space import occupied_bytes
 
 PIECE_BYTES = 1 << 20
 LOW_SHARE, ROOM_SHARE = 16, 8
-"""When less than a sixteenth is free, an eighth is made free: some room for those to come, so that
-they need not wait, and no more, as what is in memory is there to be used."""
+"""When less than a sixteenth of the upper level is free, the thread frees up to an eighth, so that
+new writers need not wait. It frees no more, since objects in memory are faster to read."""
 TRY_AGAIN_S = 1.0
-"""After the level below had no room, or failed."""
+"""How long the thread pauses after the level below had no space, or failed."""
 
 
 class Mover:
-    """What is known of the objects of two levels, and the thread that moves them.
+    """Tracks the objects of two levels, and moves them in a thread.
 
-    `in_use` counts who has an object open; such a hold is taken before the object is looked for.
+    `_in_use` counts the users of each object. A user calls `hold` before it looks the object up.
     """
 
     def __init__(self, upper: ObjectStore, lower: ObjectStore) -> None:
         self._upper = upper
         self._lower = lower
         self._lock = threading.Condition()
-        self._above: dict[str, int] = {}  # sizes, what was used longest ago first
-        self._both: set[str] = set()  # of these, what lies below, too
+        self._above: dict[str, int] = {}  # sizes, least recently used first
+        self._both: set[str] = set()  # objects above that are also below
         self._in_use: dict[str, int] = {}
-        self._stays: set[str] = set()  # what could not be moved: it is damaged, or made otherwise
-        self._moving: dict[str, bool] = {}  # whether it was called off
+        self._unmovable: set[str] = set()  # failed to move: damaged, or differs from the one below
+        self._moving: dict[str, bool] = {}  # whether the move was cancelled
         self._to_load: deque[str] = deque()
-        self._wants: dict[object, int] = {}  # bytes that writers lack
-        self._lacked_bytes = 0  # by one who is gone; some are to be there for the next
-        self._changes = 0  # counts what may have made room
-        self._requests = 0  # counts those of the thread
+        self._wants: dict[object, int] = {}  # bytes that waiting writers lack
+        self._unmet_bytes = 0  # by a writer that gave up; freed for the next one
+        self._changes = 0  # counts events that may have freed space
+        self._requests = 0  # counts wake-ups of the thread
         self._below_failed = False
         self._thread: threading.Thread | None = None
         self._closed = False
@@ -71,11 +74,11 @@ class Mover:
 
     @property
     def both_count(self) -> int:
-        """How many objects lie in both levels."""
+        """How many objects both levels have."""
         return len(self._both)
 
     def close(self) -> None:
-        """End the thread; what moves is left where it was."""
+        """Stop the thread; a moving object stays where it was."""
         with self._lock:
             self._closed = True
             self._lock.notify_all()
@@ -83,14 +86,14 @@ class Mover:
         if thread is not None:
             thread.join()
 
-    # --- what others do to objects ----------------------------------------------------------------
+    # --- users of objects -------------------------------------------------------------------------
 
     def hold(self, object_id: str) -> None:
-        """Keep an object from leaving where it is, until it is let go as often."""
+        """Keep an object in its level, until as many calls of `release`."""
         with self._lock:
             self._in_use[object_id] = self._in_use.get(object_id, 0) + 1
 
-    def let_go(self, object_id: str) -> None:
+    def release(self, object_id: str) -> None:
         with self._lock:
             count = self._in_use[object_id] - 1
             if count:
@@ -100,8 +103,8 @@ class Mover:
             self._changed()
 
     @contextmanager
-    def alone_with(self, object_id: str) -> Iterator[None]:
-        """Hold an object that does not move: if it does, that is called off."""
+    def exclusive(self, object_id: str) -> Iterator[None]:
+        """Hold an object while it does not move; a move in progress is cancelled first."""
         self.hold(object_id)
         try:
             with self._lock:
@@ -110,38 +113,40 @@ class Mover:
                     self._lock.wait()
             yield
         finally:
-            self.let_go(object_id)
+            self.release(object_id)
 
     def used(self, object_id: str, size_bytes: int) -> None:
-        """Note that an object lies above and was used just now."""
+        """Record that an object is in the upper level and was used just now."""
         with self._lock:
             self._above.pop(object_id, None)
             self._above[object_id] = occupied_bytes(size_bytes)
 
     def gone(self, object_id: str) -> None:
-        """Note that an object was deleted in both levels."""
+        """Record that an object was deleted in both levels."""
         with self._lock:
             self._above.pop(object_id, None)
             self._both.discard(object_id)
-            self._stays.discard(object_id)
+            self._unmovable.discard(object_id)
             self._changed()
 
     def read_below(self, object_id: str) -> None:
-        """An object is read that lies below only: load it back, if there is room."""
+        """Load an object back, if there is space: a reader opened it, and only the lower level has
+        it.
+        """
         with self._lock:
             if object_id not in self._moving and object_id not in self._to_load:
                 self._to_load.append(object_id)
                 self._wake()
 
-    # --- room -------------------------------------------------------------------------------------
+    # --- space ------------------------------------------------------------------------------------
 
     @property
     def changes(self) -> int:
-        """A count; look at it before a step that may find no room, then `await_change` of it."""
+        """The count for `await_change`; read it before a step that may find no space."""
         return self._changes
 
     def want(self, writer: object, short_bytes: int) -> None:
-        """Somebody lacks that much."""
+        """Request that so many bytes are freed for a writer."""
         with self._lock:
             self.waited += writer not in self._wants
             self._wants[writer] = short_bytes
@@ -151,46 +156,46 @@ class Mover:
         with self._lock:
             self._wants.pop(writer, None)
 
-    def lacked(self, short_bytes: int) -> None:
-        """Somebody has given up for want of so much, or more."""
+    def note_shortage(self, short_bytes: int) -> None:
+        """Record that a writer gave up because it lacked so many bytes, or more."""
         with self._lock:
-            self._lacked_bytes = max(self._lacked_bytes, short_bytes)
+            self._unmet_bytes = max(self._unmet_bytes, short_bytes)
             self._wake()
 
     def await_change(self, seen: int, timeout_s: float) -> bool:
-        """Wait until there may be more room than at that count; False if it took too long."""
+        """Wait until there may be more space than at the count `seen`; False after the timeout."""
         with self._lock:
             return self._lock.wait_for(lambda: self._changes != seen or self._closed, timeout_s)
 
-    def is_hopeful(self, own: str | None = None) -> bool:
-        """Whether there will be room soon: something moves, or can be moved; or later, for who
-        waits with an object of its `own`: another is in use.
+    def expects_space(self, own: str | None = None) -> bool:
+        """Whether waiting for space makes sense: an object moves or can be moved. For the writer of
+        object `own`: or another object is in use, and may be moved later.
         """
         with self._lock:
             is_used = own is not None and any(object_id != own for object_id in self._in_use)
             return (
                 bool(self._moving)
                 or is_used
-                or next(steps_to_free(1, self._scene()), None) is not None
+                or next(steps_to_free(1, self._eviction_scene()), None) is not None
             )
 
     def free_bytes(self) -> int | None:
-        """Return how much is free above; None if nobody knows a limit."""
+        """Return the free bytes of the upper level; None if it has no known limit."""
         usage = self._upper.usage()
         if usage.capacity_bytes is None:
             return None
         return usage.capacity_bytes - usage.used_bytes - usage.reserved_bytes
 
     def look(self) -> None:
-        """Have room made if little is free."""
+        """Start to free space if little is free."""
         if self._goal_bytes() > 0:
             with self._lock:
                 self._wake()
 
     def _goal_bytes(self) -> int:
-        """Return how much is to be made free."""
+        """Return how many bytes to free."""
         with self._lock:
-            wanted_bytes = max(self._lacked_bytes, *self._wants.values(), 0)
+            wanted_bytes = max(self._unmet_bytes, *self._wants.values(), 0)
         usage = self._upper.usage()
         if usage.capacity_bytes is None:
             return wanted_bytes
@@ -199,7 +204,7 @@ class Mover:
             return wanted_bytes
         return max(wanted_bytes, usage.capacity_bytes // ROOM_SHARE - free_bytes)
 
-    def _scene(self) -> Scene:
+    def _eviction_scene(self) -> Scene:
         room_bytes: int | None = 0
         if not self._below_failed:
             usage = self._lower.usage()
@@ -207,7 +212,7 @@ class Mover:
                 room_bytes = None
             else:
                 room_bytes = usage.capacity_bytes - usage.used_bytes - usage.reserved_bytes
-        stays = self._in_use.keys() | self._stays
+        stays = self._in_use.keys() | self._unmovable
         return Scene(dict(self._above), stays, self._both, room_bytes, self.can_be_had_again)
 
     # --- the thread -------------------------------------------------------------------------------
@@ -230,7 +235,7 @@ class Mover:
             try:
                 did = self._make_room() or self._load_one()
             except StorageError:
-                did = False  # of looking how full a level is; asked again when something changes
+                did = False  # a level did not report its usage; tried again after a change
             if did:
                 continue
             with self._lock:
@@ -240,20 +245,19 @@ class Mover:
                 self._below_failed = False
 
     def _make_room(self) -> bool:
-        """Carry out what there is to be done to have the room that is wanted; whether any of it
-        could be.
-        """
+        """Evict objects to free the wanted space; True if any eviction succeeded."""
         goal_bytes = self._goal_bytes()
         if goal_bytes <= 0:
             return False
         with self._lock:
-            steps = list(steps_to_free(goal_bytes, self._scene()))
-            self._lacked_bytes = 0
+            steps = list(steps_to_free(goal_bytes, self._eviction_scene()))
+            self._unmet_bytes = 0
         did = False
         for step in steps:
             if self._closed or self._below_failed:
                 break
-            # Before it is said to move: who has a move called off must not wait for a disk.
+            # Enter the turn before the object counts as moving: a user that cancels the move must
+            # not wait until the disk is available.
             with self.turn(step.size_bytes) if step.way is Way.MOVE else nullcontext():
                 did = self._carry_out(step) or did
         return did
@@ -266,14 +270,14 @@ class Mover:
                 return False
             self._moving[object_id] = False
         try:
-            is_gone = self._leave(step)
+            is_gone = self._evict(step)
         except ObjectNotFoundError:
             self.gone(object_id)
             is_gone = False
         except (CorruptObjectError, ObjectConflictError):
-            self._stays.add(object_id)  # readers will find out, or have it as it was made first
+            self._unmovable.add(object_id)  # readers notice the damage, or read the first version
             is_gone = False
-        except StorageError:  # no space there, or worse
+        except StorageError:  # no space in the lower level, or another failure
             self._below_failed = True
             is_gone = False
         finally:
@@ -282,8 +286,8 @@ class Mover:
             self.dropped(object_id)
         return is_gone
 
-    def _leave(self, step: Step) -> bool:
-        """Have an object leave; whether it has."""
+    def _evict(self, step: Step) -> bool:
+        """Evict an object from the upper level; True if it was evicted."""
         object_id = step.object_id
         with self._upper.open(object_id) as reader:
             if step.way is Way.MOVE and not self._copy(reader, self._upper, self._lower):
@@ -300,14 +304,14 @@ class Mover:
                 else:
                     self.evicted += 1
                     self.evicted_bytes += step.size_bytes
-                # Quick, however large it is: its pages are given back when our reader closes.
+                # Fast for any size: the pages are freed when our reader closes.
                 self._upper.delete(object_id)
                 self._above.pop(object_id, None)
                 self._both.discard(object_id)
         return True
 
     def _copy(self, reader: ObjectReader, source: ObjectStore, target: ObjectStore) -> bool:
-        """Copy an object into the other level, and commit it there; whether it was."""
+        """Copy an object into the other level and commit it there; False if cancelled."""
         object_id = reader.object_id
         info = source.stat(object_id)
         expected = None if info is None else info.checksum
@@ -323,7 +327,7 @@ class Mover:
         return True
 
     def _load_one(self) -> bool:
-        """Load one object back; whether there was any to be loaded."""
+        """Load one object back, if possible; False if none was requested."""
         with self._lock:
             if not self._to_load:
                 return False
@@ -332,7 +336,7 @@ class Mover:
             if self._has_room_for(reader.size_bytes):
                 with self.turn(reader.size_bytes):
                     self._load(reader)
-        return True  # what could not be stays where it is, and can be read there
+        return True  # an object that could not be loaded stays readable in the lower level
 
     def _load(self, reader: ObjectReader) -> None:
         object_id = reader.object_id
@@ -364,20 +368,20 @@ class Mover:
 
 
 class Dropper(Mover):
-    """Who makes room where nothing may move down: what can be had again goes, for who wants room,
-    and in the thread of whom that is, as it takes no disk and no time. So nobody waits for long.
+    """A mover for a level with no level below. It drops objects that can be fetched again, in the
+    thread of the writer that wants space, since this is fast. So no writer waits for long.
     """
 
     def want(self, writer: object, short_bytes: int) -> None:
         super().want(writer, short_bytes)
         with self._lock:
-            steps = list(steps_to_free(max(short_bytes, 1), self._scene()))
+            steps = list(steps_to_free(max(short_bytes, 1), self._eviction_scene()))
         for step in steps:
             if step.way is Way.DROP:
                 self._carry_out(step)
 
-    def is_hopeful(self, own: str | None = None) -> bool:
-        return bool(self._moving)  # in another thread; all else that can leave has left
+    def expects_space(self, own: str | None = None) -> bool:
+        return bool(self._moving)  # in another thread; `want` has dropped all that it can
 
     def _wake(self) -> None:
         pass

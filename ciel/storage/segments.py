@@ -1,10 +1,11 @@
-"""Files whose pages are kept when their object is deleted, to be written anew: memory that was
-touched before is taken many times as fast as fresh one.
+"""Recycles the files of deleted objects in memory for new objects.
 
-A file is used again only when nobody can ever see it again: it has no other name, its pages were
-given to nobody but by mappings and copies (`shelf`), and the kernel grants a lease on it, which it
-does when nobody else has it open or mapped, in whatever process. That is asked when it is taken, so
-that who reads on may do so as long as it likes.
+Writing to memory whose pages are already allocated is many times as fast as to fresh memory.
+
+A file is reused only if no process can still see its old content. It must have no other name; its
+content was passed on only by mappings and copies (`shelf`); and the kernel must grant a lease on
+it, which it does only if no process has the file open or mapped. The lease is checked when the
+file is reused, so processes may read a deleted object for any time.
 """
 
 from __future__ import annotations
@@ -22,15 +23,15 @@ from ciel.storage.space import reserve_blocks
 from ciel.storage.temporaries import Temporaries, open_regular
 
 SEGMENT_MIN_BYTES = 1 << 20
-"""What is smaller is quicker made than found."""
+"""Below this size creating a file is faster than finding one to reuse."""
 FIT_SHARE = 8
-"""By so much a file may differ in size from what it is to hold: the rest of it is lost, or has to
-be made."""
+"""A reused file may be larger or smaller than the new object by this factor. Pages beyond the
+object's size are freed, missing ones are allocated."""
 
 
 @dataclass(slots=True)
 class Segment:
-    """A file of old content, open to read and write. `settled_bytes`: see `Segments.settle`."""
+    """A file with old content, open to read and write. `settled_bytes`: see `Segments.settle`."""
 
     name: str
     fd: int
@@ -39,7 +40,7 @@ class Segment:
 
 
 class Segments:
-    """The kept files of one open store: no more of them once they have `limit_bytes`."""
+    """The reusable files of one open store. It adds none once they have `limit_bytes`."""
 
     def __init__(self, temporaries: Temporaries, limit_bytes: int, fullness: Fullness) -> None:
         self._temporaries = temporaries
@@ -51,17 +52,19 @@ class Segments:
         self.when_kept: Callable[[], None] | None = None
         self.used_s = time.monotonic()
         self.recycled = 0
-        """How many objects were begun in one."""
+        """How many objects were started in a reused file."""
 
     @property
     def kept_bytes(self) -> int:
-        """How much memory they hold; it belongs to no object, unless to one that is still read."""
+        """How much memory the files have. It belongs to no object, except deleted ones with open
+        readers.
+        """
         return sum(segment.size_bytes for segment in list(self._kept))
 
     def take(self, size_bytes: int) -> Segment | None:
-        """Hand out the one that fits best: the smallest that is large enough, else the largest.
+        """Return the segment that fits best: the smallest that is large enough, else the largest.
 
-        What it has beyond that size is given back.
+        Its pages beyond `size_bytes` are freed.
         """
         if size_bytes < SEGMENT_MIN_BYTES or self._pid != os.getpid():
             return None
@@ -84,16 +87,16 @@ class Segments:
         return fitting
 
     def offer(self, name: str) -> bool:
-        """Keep a temporary that was an object, if no other has its file; otherwise it goes."""
+        """Keep the temporary file of a deleted object, or remove it if its file has other names."""
         fd = None
         try:
             directory_fd = self._temporaries.directory_fd
-            os.chmod(name, 0o600, dir_fd=directory_fd)  # who links it from now on will not have it
+            os.chmod(name, 0o600, dir_fd=directory_fd)  # other stores refuse to adopt it from now
             fd = open_regular(name, directory_fd, os.O_RDWR)
             if fd is not None and self._keep(name, fd):
                 return True
         except OSError:
-            pass  # it is gone
+            pass  # it no longer exists
         if fd is not None:
             os.close(fd)
         self._temporaries.discard(name)
@@ -115,7 +118,7 @@ class Segments:
         return True
 
     def make(self, size_bytes: int) -> bool:
-        """Have a segment of fresh pages, touched; False if there is no room for it."""
+        """Add a segment of fresh, allocated pages; False if there is no space for it."""
         name, fd = self._temporaries.create()
         try:
             with self._fullness.taking(size_bytes):
@@ -124,15 +127,17 @@ class Segments:
             if self._keep(name, fd):
                 return True
         except OSError:
-            pass  # no space: then it is not for us
+            pass  # no space, so add none
         os.close(fd)
         self._temporaries.discard(name)
         return False
 
     def settle(self, step: Callable[[int, int, int], object], step_bytes: int) -> bool:
-        """Have a part of a segment looked after that was not yet: `step` is told a descriptor, the
-        offset and the length. It may change nothing in the content, as somebody may take the file
-        meanwhile; nobody can take it again before the step is done. False if there is none.
+        """Call `step` with the descriptor, offset and length of the next part of a segment for
+        which it was not called yet; False if there is none.
+
+        `step` must not change the content, because `take` may return the segment meanwhile. The
+        descriptor stays open until `step` returns, so the file is not reused a second time before.
         """
         with self._lock:
             unsettled = (one for one in self._kept if one.settled_bytes < one.size_bytes)
@@ -149,7 +154,7 @@ class Segments:
         return True
 
     def drop(self) -> bool:
-        """Give all of it back; False if there was nothing."""
+        """Free all segments; False if there were none."""
         with self._lock:
             return self._discard(list(self._kept))
 
@@ -163,12 +168,13 @@ class Segments:
 
 
 def _is_free(fd: int) -> bool:
-    """Whether no other name, descriptor or mapping of a file is left, so that none can come."""
+    """Whether a file has no other name, descriptor or mapping, so that it can get none."""
     try:
-        # Who opens it between these two calls has us told by a signal: by one that is ignored.
+        # If a process opens the file between these calls, the kernel sends us a signal. Choose one
+        # that is ignored.
         fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGURG)
         fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)
         fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
         return os.fstat(fd).st_nlink == 1
     except OSError:
-        return False  # somebody has it, or the kernel grants no leases here
+        return False  # a process has it open, or the kernel grants no leases here

@@ -1,5 +1,6 @@
-"""An object that another store on this host holds, taken into ours: by a link where that can be,
-else by its bytes, file to file (CIB-56). No server stands between.
+"""Takes objects over from other stores on this host, without a server (CIB-56).
+
+`link` makes a hard link; `copy_in` copies from file to file if links are not possible.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ _WRITABLE_BITS: Final = 0o222
 
 
 class NeighbourError(StorageError):
-    """Another store on this host cannot be asked, or cannot give what it was asked for."""
+    """A query to another store on this host failed, or that store cannot provide the object."""
 
     def __init__(self, neighbour: str, reason: str) -> None:
         self.neighbour = neighbour
@@ -28,7 +29,7 @@ class NeighbourError(StorageError):
 
 
 class Found(NamedTuple):
-    """A committed object of another store, as a file that we can read."""
+    """A committed object of another store, as a file that this process can read."""
 
     path: str
     size_bytes: int
@@ -36,15 +37,17 @@ class Found(NamedTuple):
 
 
 def link(store: ObjectStore, object_id: str, found: Found) -> ObjectInfo | None:
-    """Take an object over by a link; None where that cannot be, but a copy may. Reads it where file
-    systems keep no checksums, so it belongs in a thread. Raises what a store raises.
+    """Take an object over by a link; None if that is impossible but a copy may be possible.
+
+    Call this in a thread: it reads the object if the file system keeps no checksums. Raises the
+    errors of stores.
     """
     path, size_bytes = found.path, found.size_bytes
     try:
         return store.adopt(object_id, path, checksum=found.checksum, size_bytes=size_bytes)
     except CannotAdoptError:
         if not os.path.lexists(path):
-            raise  # it is gone, or no path at all
+            raise  # the file no longer exists, or this is not a path
         return None
 
 
@@ -56,12 +59,14 @@ def copy_in(
     writer: ObjectWriter | None = None,
     is_called_off: Callable[[], bool] = lambda: False,
 ) -> ObjectInfo:
-    """Copy another store's file. May take long; it is called off between two pieces. Raises what a
-    store raises, with nothing left. Every look is at the file that was opened, as with a link.
-    `writer`: of the object, with room for it, to be used up; if not given, the store begins one.
+    """Copy another store's file. This may take long; it polls `is_called_off` for each piece.
+
+    Raises the errors of stores, and then leaves nothing behind. All checks use the opened file, not
+    its path. `writer`: a writer of the object with reserved space, which this function commits or
+    aborts; by default the store starts one.
     """
     path = found.path
-    # What has no name but a process's descriptor is always behind a link.
+    # A path through a process's descriptor is always a link.
     follows = 0 if path.startswith("/proc/") else os.O_NOFOLLOW
     try:
         fd = os.open(path, os.O_RDONLY | follows | os.O_NONBLOCK | os.O_CLOEXEC)

@@ -1,15 +1,17 @@
-"""The directory behind a store of files: what lies where, and the step that makes it visible.
+"""The directory of a file store: its layout, and the commit of objects.
 
     objects/     committed objects, 0400; the name is the id with `:` written `+`, which no id has
     incoming/    one held directory for each open store (`leases`), with its writers' temporaries
-    aside/       what stood under an object's name and was no object
-    owner        the process id of the worker that has it, which holds a lock on this (`leases`)
+    aside/       files that had an object's name but were no objects
+    owner        the process id of the owning worker, which holds a lock on the file (`leases`)
 
-The commit point is one hard link from `incoming` to `objects`: dying before it leaves nothing
-visible, dying after it a second name that goes with the temporaries.
+The commit point is one hard link from `incoming` to `objects`. A process that dies before it leaves
+nothing visible. If it dies after it, the file has a second name, which is removed together with the
+temporaries.
 
-No id is ever used as a path: names are derived, opened relative to a descriptor, never through a
-link, and are objects only if they are regular files of this user. All else there counts as missing.
+No id is used as a path. File names are derived from ids, opened relative to a descriptor, and never
+followed if they are links. Only regular files of this user are objects. All other files count as
+missing.
 """
 
 from __future__ import annotations
@@ -42,23 +44,23 @@ from ciel.storage.space import Space, free_bytes, is_full, occupied_bytes, reser
 from ciel.storage.temporaries import Temporaries, list_names, open_regular, regular_status
 
 _COMMITTED_MODE = 0o400
-# A bit that has no meaning for files: what a program has had as a file may lie in its pipes and
-# sockets for longer than the program runs, and its memory is never used again.
+# The sticky bit, which has no meaning for files. It marks files whose name a program knew. Their
+# pages may remain in pipes and sockets after the program ended, so their memory is never reused.
 NAMED_BIT = stat.S_ISVTX
 _WRITABLE_BITS = 0o222
-# Each try beyond the first means that another process deleted or planted something meanwhile.
+# Each try after the first means that another process deleted or created a file meanwhile.
 _PUBLISH_TRIES = 8
 
 
 @dataclass(frozen=True, slots=True)
 class ShelfOptions:
-    """How a shelf keeps its files.
+    """The options of a shelf.
 
-    `whole` files have no holes: in memory, reading a hole through a mapping takes a page, and the
-    reader dies by SIGBUS when there is none. `sync` writes each commit through to the device.
-    `recycle_bytes`: so much memory of deleted objects is kept for others (`segments`), or until
-    the first that goes beyond.
-    `links_overrun`: what is adopted is charged even beyond the capacity, as it lies there anyway.
+    `whole`: commit files without holes. In memory, reading a hole through a mapping allocates a
+    page, and the reader dies by SIGBUS if none is free. `sync`: sync each commit to the device.
+    `recycle_bytes`: keep memory of deleted objects for reuse until it exceeds this (`segments`).
+    `links_overrun`: accept adopted objects even beyond the capacity, since their memory is in use
+    in any case.
     """
 
     capacity_bytes: int | None = None
@@ -69,17 +71,17 @@ class ShelfOptions:
 
 
 class Shelf:
-    """One open directory of objects. Its methods raise OSError where they do not say otherwise."""
+    """One open directory of objects. Its methods raise OSError unless documented otherwise."""
 
     def __init__(self, directory: str, options: ShelfOptions) -> None:
         self.path = directory
         self.objects_path = f"{directory}/objects"
         self.options = options
-        self.reading: dict[int, int] = {}  # descriptors of open readers, and their files' numbers
+        self.reading: dict[int, int] = {}  # inode numbers, by the descriptor of an open reader
         self.writing: set[str] = set()  # temporaries of open writers
         self._digests = DigestRecords()
         self._root_fd = self._objects_fd = self._owner_fd = -1
-        # On a disk who was refused something has failed, so that nobody need know in time.
+        # On a disk a job whose write fails has failed anyway, so it need not be detected earlier.
         self.fullness = Fullness(os.path.dirname(directory) if options.whole else None)
         try:
             os.makedirs(directory, 0o700, exist_ok=True)
@@ -95,7 +97,7 @@ class Shelf:
             raise StoreSystemError(f"open {directory}", error.errno or errno.EIO) from error
 
     def claim(self, subject: str, instead: str) -> None:
-        """Have the directory as the only worker; `StoreSpecError` when another does."""
+        """Own the directory as its only worker; `StoreSpecError` if another worker owns it."""
         self.require_open()
         if self._owner_fd >= 0:
             return
@@ -108,12 +110,12 @@ class Shelf:
             raise StoreSystemError("claim", error.errno or errno.EIO) from error
 
     def gone(self) -> str:
-        """Return which of its directories is not where it was; empty if none."""
+        """Return the path of a directory that was removed or replaced; empty if none was."""
         objects = self.objects_path, self._objects_fd
         return leases.moved((objects, self.temporaries.place))
 
     def close(self) -> None:
-        """Drop the temporaries; closing twice is closing once."""
+        """Remove the temporaries; a second call does nothing."""
         if self._root_fd >= 0:
             self.segments.drop()
             self.temporaries.close()
@@ -121,7 +123,7 @@ class Shelf:
 
     def close_reader(self, fd: int) -> None:
         """Close the descriptor of a reader."""
-        number = self.reading.pop(fd, None)  # before the descriptor's can be another's
+        number = self.reading.pop(fd, None)  # before the descriptor number can be reused
         if number in self.reading.values():
             os.close(fd)
         else:
@@ -133,14 +135,14 @@ class Shelf:
             raise StoreClosedError("the store")
 
     def translated(self, error: OSError, operation: str, wanted_bytes: int = 0) -> StorageError:
-        """Return our error for the system's."""
+        """Convert an OSError, and record that the device is full if it means that."""
         ours = translated(error, operation, wanted_bytes, self._root_fd)
         if isinstance(ours, NoSpaceError):
             self.fullness.note()
         return ours
 
     def look_if_full(self) -> bool:
-        """Whether the device is full; then what was kept of deleted objects is given back."""
+        """Whether the device is full; if so, free the memory kept of deleted objects."""
         if self._root_fd < 0 or not is_full(self._root_fd):
             return False
         self.fullness.note()
@@ -159,8 +161,8 @@ class Shelf:
                 yield object_id
 
     def unlink(self, object_id: str, fd: int) -> str | None:
-        """Remove the name of an open committed file; return that of the temporary which it is now,
-        if its memory may be worth keeping.
+        """Remove a committed file, which is open as `fd`. If its memory can be reused, the file
+        becomes a temporary instead, and its name is returned.
         """
         name, status = file_name(object_id), os.fstat(fd)
         size_bytes, temporary, recounts = status.st_size, None, self.space.recounts
@@ -173,7 +175,7 @@ class Shelf:
         return temporary
 
     def note_named(self, fd: int, size_bytes: int) -> None:
-        """Remember of an open committed file that a program is told its name."""
+        """Mark an open committed file as one whose name a program knows."""
         if self._may_recycle(size_bytes):
             try:
                 os.fchmod(fd, _COMMITTED_MODE | NAMED_BIT)
@@ -181,7 +183,7 @@ class Shelf:
                 raise self.translated(error, "name") from error
 
     def reserve(self, fd: int, size_bytes: int, *, keep_size: bool) -> None:
-        """See `reserve_blocks`; rather than fail, it gives up what was kept of deleted objects."""
+        """See `reserve_blocks`; before it fails, it frees the memory kept of deleted objects."""
         try:
             with self.fullness.taking(size_bytes):
                 reserve_blocks(fd, size_bytes, keep_size=keep_size)
@@ -195,7 +197,7 @@ class Shelf:
         return self.options.recycle_bytes >= size_bytes >= SEGMENT_MIN_BYTES
 
     def recorded(self, fd: int) -> str | None:
-        """Return the checksum that lies beside an open file, None if nobody asked for one."""
+        """Return the recorded checksum of an open file, None if none was computed yet."""
         return self._digests.recorded(fd)
 
     def checksum(self, object_id: str, fd: int) -> str:
@@ -215,12 +217,12 @@ class Shelf:
         return found
 
     def problems(self) -> list[Problem]:
-        """Return what does not belong here, and objects that could be changed."""
+        """Return files that are no objects, and objects that could be changed."""
         problems = []
         for name in sorted(list_names(self._objects_fd)):
             object_id, status = _object_id(name), regular_status(name, self._objects_fd)
             if object_id is None or status is None:
-                problems.append(Problem("foreign", name, "no store has put this there"))
+                problems.append(Problem("foreign", name, "no store has created this file"))
             elif status.st_mode & _WRITABLE_BITS:
                 mode = f"mode {stat.S_IMODE(status.st_mode):04o}"
                 problems.append(Problem("writable", object_id, mode))
@@ -235,7 +237,7 @@ class Shelf:
         *,
         is_named: bool,
     ) -> None:
-        """Give a temporary the shape of a committed file. `is_named`: see `note_named`."""
+        """Prepare a temporary for its commit. `is_named`: see `note_named`."""
         if surplus_bytes:
             beyond_bytes = max(status.st_blocks * 512 - occupied_bytes(status.st_size), 0)
             with self.fullness.giving_back(beyond_bytes):
@@ -253,10 +255,10 @@ class Shelf:
     def publish(
         self, object_id: str, temporary: str, fd: int, size_bytes: int, checksum: str | None
     ) -> ObjectInfo:
-        """Link a sealed temporary into `objects`, unless an equal object is there.
+        """Link a sealed temporary into `objects`, unless an equal object exists.
 
-        On return its space is accounted for. On an error it is still the caller's, above all on
-        `ObjectConflictError`.
+        On return its space is accounted for. On an error, also `ObjectConflictError`, the space
+        still belongs to the caller.
         """
         name = file_name(object_id)
         source_fd, charged_bytes = self.temporaries.directory_fd, occupied_bytes(size_bytes)
@@ -278,7 +280,7 @@ class Shelf:
     def publish_linked(self, expected: ObjectInfo, path: str, temporary: str) -> ObjectInfo:
         """Publish another store's file, linked here as a temporary; raises `CannotAdoptError`.
 
-        Every look is at the file we hold, never again at its path.
+        All checks use the linked file, not the path again.
         """
         object_id = expected.object_id
         fd = open_regular(temporary, self.temporaries.directory_fd)
@@ -299,10 +301,10 @@ class Shelf:
             os.close(fd)
 
     def _kept_instead(self, object_id: str, fd: int, checksum: str | None) -> ObjectInfo | None:
-        """Return the equal object that was there first; None if there is none after all.
+        """Return the equal object that was committed first; None if there is no valid one now.
 
-        What is there is read, whatever is recorded of it: an object that is made again may be so
-        because the first was found damaged, and a damaged one is none.
+        This reads the existing object instead of trusting its recorded checksum: the object may be
+        recomputed because the first was damaged. A damaged object is removed.
         """
         kept_fd = self.open(object_id)
         if kept_fd is None:
@@ -322,18 +324,20 @@ class Shelf:
             self.fullness.close_file(kept_fd)
 
     def _set_aside(self, name: str) -> None:
-        """Move what is no object out of an object's way; it may be a directory, and not ours."""
+        """Move a file that is no object away from an object's name. It may be a directory, or
+        another user's.
+        """
         aside_fd = leases.open_private("aside", parent_fd=self._root_fd)
         try:
             unique = f"{name}.{secrets.token_hex(4)}"
             os.rename(name, unique, src_dir_fd=self._objects_fd, dst_dir_fd=aside_fd)
         except FileNotFoundError:
-            pass  # it went by itself
+            pass  # it no longer exists
         finally:
             os.close(aside_fd)
 
     def _recount(self) -> tuple[int, int]:
-        """Return the bytes that objects occupy, and how many there are."""
+        """Return how many bytes the objects occupy, and the number of objects."""
         sizes = [
             occupied_bytes(status.st_size)
             for name in list_names(self._objects_fd)
@@ -359,7 +363,7 @@ def file_name(object_id: str) -> str:
 
 
 def _object_id(name: str) -> str | None:
-    """Return the id whose file has this name; None when no id has."""
+    """Return the id of the object whose file has this name; None if there is none."""
     try:
         return None if ":" in name else check_id(name.replace("+", ":"))
     except InvalidIdError:

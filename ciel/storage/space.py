@@ -1,4 +1,4 @@
-"""How much a store of files holds, and making sure that promised space is really there."""
+"""Accounts for the space of a file store, and allocates reserved space on the device."""
 
 from __future__ import annotations
 
@@ -14,42 +14,42 @@ from ciel.storage.interface import StoreUsage
 
 PAGE_BYTES = 4096
 LOOK_S = 0.01
-"""So old may be what is known of a device: it takes half a microsecond to ask."""
+"""How long the free space of a device is cached; querying it takes half a microsecond."""
 FULL_BYTES = 16 * PAGE_BYTES
-"""With less left a device counts as full: a file system may refuse a block though it has some."""
+"""With fewer bytes free a device counts as full: a write may fail although some blocks are free."""
 _FALLOC_FL_KEEP_SIZE = 1
 _FALLOC_FL_PUNCH_HOLE = 2
-# os.posix_fallocate cannot keep the size, and then nobody could tell how much a program has
-# written.
+# os.posix_fallocate always extends the size, which would hide how much a program has written.
 _fallocate = ctypes.CDLL(None, use_errno=True).fallocate
 _fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_longlong, ctypes.c_longlong)
 
 
 def occupied_bytes(size_bytes: int) -> int:
-    """Return what an object of this size is charged: whole pages."""
+    """Return how many bytes an object of this size occupies: whole pages."""
     return -(-size_bytes // PAGE_BYTES) * PAGE_BYTES
 
 
 def reserve_blocks(fd: int, size_bytes: int, *, keep_size: bool) -> None:
-    """Have the file system set aside this many bytes from the file's start, or raise its OSError.
+    """Allocate this many bytes from the file's start on the file system, or raise its OSError.
 
     Afterwards neither a write nor a mapping within them can fail for want of space. Without
-    `keep_size` holes are filled in a file which has that size already. A file system that cannot is
-    let be: it has no pages to run out of behind a mapping.
+    `keep_size` this fills the holes of a file that has that size already. A file system without
+    allocation is ignored: it has no pages behind a mapping that could run out.
     """
     mode = _FALLOC_FL_KEEP_SIZE if keep_size else 0
     while _fallocate(fd, mode, 0, size_bytes):
         number = ctypes.get_errno()
         if number in (errno.EOPNOTSUPP, errno.ENOSYS):
             return
-        if number != errno.EINTR:  # interrupted, tmpfs has undone it: begin again
+        if number != errno.EINTR:  # after an interruption tmpfs has undone it: start again
             raise OSError(number, os.strerror(number))
 
 
 def release_blocks(fd: int, size_bytes: int) -> None:
-    """Give this many bytes from the file's start back; they read as zeros, and its size stays.
+    """Free this many bytes from the file's start; they read as zeros, and the size stays.
 
-    On a file system that cannot, all of the file goes; who is writing to it leaves a hole there.
+    On a file system that does not support this, the file is truncated. Later writes of a process
+    that is writing to it then leave a hole at the start.
     """
     mode = _FALLOC_FL_PUNCH_HOLE | _FALLOC_FL_KEEP_SIZE
     while size_bytes > 0 and _fallocate(fd, mode, 0, size_bytes):
@@ -59,7 +59,7 @@ def release_blocks(fd: int, size_bytes: int) -> None:
 
 
 def free_bytes(fd: int) -> int | None:
-    """Return what the device of an open file has left for us; None if it does not tell."""
+    """Return the bytes free for this user on the device of an open file; None if unlimited."""
     device = os.fstatvfs(fd)
     if not device.f_blocks:  # a tmpfs or ramfs without a limit
         return None
@@ -68,18 +68,19 @@ def free_bytes(fd: int) -> int | None:
 
 
 def is_full(fd: int) -> bool:
-    """Whether the device of an open file may refuse a block."""
+    """Whether a write to the device of an open file may fail for want of space."""
     left_bytes = free_bytes(fd)
     return left_bytes is not None and left_bytes < FULL_BYTES
 
 
 class Space:
-    """The account of one store: bytes committed, bytes reserved by writers, and their common limit:
-    the capacity, if there is one, or what the device has, if that is less.
+    """The account of one store: bytes committed and bytes reserved by writers. Their sum is limited
+    by the capacity, if one is configured, and by the device.
 
-    Others may work in the same directory. What they hold is seen when the account is opened and
-    again before a request is refused; in between each process answers for its own. So it is with
-    the device, which is also asked every `LOOK_S`: what we do ourselves does not change the limit.
+    Other processes may use the same directory. Their objects are counted when the account is opened
+    and again before a request is refused; in between, each process counts its own. The free space
+    of the device is queried at most every `LOOK_S`. Our own reservations and commits do not change
+    the limit in between.
     """
 
     def __init__(
@@ -88,7 +89,10 @@ class Space:
         recount: Callable[[], tuple[int, int]],
         device_bytes: Callable[[], int | None],
     ) -> None:
-        """`device_bytes`: what is left there, None if nobody knows."""
+        """`device_bytes` returns the free bytes of the device, None if unlimited.
+
+        `recount` returns the bytes and the number of the objects in the directory.
+        """
         self._lock = threading.Lock()
         self._capacity_bytes = capacity_bytes
         self._recount = recount
@@ -102,8 +106,8 @@ class Space:
     def reserve(
         self, wanted_bytes: int, *, may_overrun: bool = False, is_there: bool = False
     ) -> None:
-        """Promise this many bytes to a writer, or raise `NoSpaceError`. `is_there`: the device has
-        them already.
+        """Reserve this many bytes for a writer, or raise `NoSpaceError`. `is_there`: they are
+        already allocated on the device.
         """
         is_bounded = self._capacity_bytes is not None and not may_overrun
         with self._lock:
@@ -114,34 +118,35 @@ class Space:
                 available_bytes = self._available_bytes(is_there)
                 if wanted_bytes > available_bytes:
                     raise NoSpaceError(wanted_bytes, max(0, available_bytes))
-            if is_there:  # and was not known of
+            if is_there:  # the cached free space does not include this allocation
                 self._looked_s = -LOOK_S
             self._reserved_bytes += wanted_bytes
 
     def release(self, reserved_bytes: int) -> None:
-        """Take a promise back."""
+        """Cancel a reservation."""
         with self._lock:
             self._reserved_bytes -= reserved_bytes
 
     def commit(self, reserved_bytes: int) -> None:
-        """Turn a promise into an object of that size."""
+        """Turn a reservation into an object of that size."""
         with self._lock:
             self._reserved_bytes -= reserved_bytes
             self._used_bytes += reserved_bytes
             self._object_count += 1
 
     def forget(self, used_bytes: int, recounts: int) -> None:
-        """Count an object out whose name has gone, since `recounts` were so many. Another process
-        may have brought it, hence never below zero.
+        """Subtract a deleted object. `recounts`: the value of that attribute before the deletion.
+
+        Another process may have added the object, so the counts never go below zero.
         """
         with self._lock:
             if recounts != self.recounts:
-                return  # it may be counted out already; whoever is refused recounts once more
+                return  # the recount may exclude it already; else the next refusal recounts
             self._used_bytes = max(0, self._used_bytes - used_bytes)
             self._object_count = max(0, self._object_count - 1)
 
     def usage(self) -> StoreUsage:
-        """Return the account as it stands; its capacity is what there really is."""
+        """Return the current account; its capacity is the effective limit."""
         with self._lock:
             limit_bytes = None if self._capacity_bytes is None else self._limit_bytes()
             return StoreUsage(

@@ -1,6 +1,6 @@
-"""How a store is asked for in a word: `shm:capacity=8GiB`, `disk`, `disk:sync=yes`.
+"""Parses store specifications such as `shm:capacity=8GiB`, `disk` and `disk:sync=yes`.
 
-The name before the colon picks the factory (entry points `ciel.stores`); the factory reads the
+The name before the colon selects the factory (entry points `ciel.stores`); the factory reads the
 options.
 """
 
@@ -33,14 +33,14 @@ def parse_spec(text: str) -> tuple[str, dict[str, str]]:
 
 
 def check_options(store: str, options: Mapping[str, str], known: tuple[str, ...]) -> None:
-    """Refuse an option the store does not have, naming those it has."""
+    """Raise `StoreSpecError` for an unknown option, and list the known ones in the message."""
     for option in options:
         if option not in known:
             raise StoreSpecError(store, f"no option {option!r}; there are: {', '.join(known)}")
 
 
 def parse_size(text: str) -> int:
-    """Return the bytes meant by `8GiB`, `8G`, `512MiB` or `1000000`: powers of 1024, never zero."""
+    """Parse a size like `8GiB`, `8G`, `512MiB` or `1000000`: powers of 1024, never zero."""
     match = _SIZE.fullmatch(text)
     size_bytes = int(match[1]) * _UNIT_BYTES[match[2]] if match else 0
     if not size_bytes:
@@ -49,7 +49,7 @@ def parse_size(text: str) -> int:
 
 
 def parse_flag(text: str) -> bool:
-    """Return what `yes` or `no` means."""
+    """Parse `yes` or `no`."""
     if text not in ("yes", "no"):
         raise StoreSpecError(text, "write yes or no")
     return text == "yes"

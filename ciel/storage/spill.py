@@ -1,4 +1,4 @@
-"""Where a store in memory moves to what it has no room for, as its option `spill` says."""
+"""The option `spill` of stores in memory: where they move objects that do not fit."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ _PREFIX = "ciel-spill-"
 
 
 def with_spill(upper: ObjectStore, spill: str, directory: Path) -> ObjectStore:
-    """Put a store in memory over one on a disk, as its option `spill` says: `yes` under the
-    worker's directory, `no` over none, or under another directory.
+    """Combine a store in memory with a lower level, as its option `spill` says: `yes` spills into
+    the worker's directory, `no` into nothing, and a path into a new directory under that path.
     """
     with ExitStack() as undo:
         undo.callback(upper.close)
@@ -58,8 +58,8 @@ def with_spill(upper: ObjectStore, spill: str, directory: Path) -> ObjectStore:
 
 
 class UnspilledStore(TieredStore):
-    """A store in memory with nothing below it: what can be had again is dropped when it is full,
-    and nothing else ever leaves.
+    """A store in memory without a lower level. When it is full, it drops objects that can be
+    fetched again, and evicts no others.
     """
 
     def __init__(self, upper: ObjectStore) -> None:
@@ -69,7 +69,7 @@ class UnspilledStore(TieredStore):
 
     @property
     def may_wait(self) -> bool:
-        return True  # it is never long
+        return True  # such waits are always short
 
     def begin_in(
         self, level: str, object_id: str, *, size_hint_bytes: int | None = None
@@ -96,7 +96,7 @@ class UnspilledStore(TieredStore):
         return super().levels()[:1]
 
     def _has_dropped_for(self, error: NoSpaceError) -> bool:
-        """Make room for what found none; whether there is more than before."""
+        """Try to free space for a request that failed; True if an object was dropped."""
         mover = self.mover
         seen = mover.dropped_count
         if error.wanted_bytes <= (self.capacity_bytes or 0):
@@ -106,7 +106,7 @@ class UnspilledStore(TieredStore):
 
 
 class NoStore(ObjectStore):
-    """A store that has room for nothing."""
+    """A store without space."""
 
     capabilities = Capabilities(
         mappable=True,
@@ -149,8 +149,8 @@ class NoStore(ObjectStore):
 
 
 class SpillStore(FileStore):
-    """A store in a directory of its own under one that others may use for the same. It goes with
-    its process: by `close`, or when the next one comes.
+    """A store in a private subdirectory of a directory that other processes may use in the same
+    way. `close` removes it; if its process dies, the next process that opens one removes it.
     """
 
     def __init__(self, parent: str) -> None:
@@ -163,17 +163,17 @@ class SpillStore(FileStore):
             self._hold_fd = leases.hold(self._name, parent_fd=self._parent_fd)
             super().__init__(Path(parent, self._name), ShelfOptions())
         except OSError as error:
-            self._let_go()
+            self._release()
             raise StoreSystemError(f"open {parent}", error.errno or errno.EIO) from error
         except BaseException:
-            self._let_go()
+            self._release()
             raise
 
     def close(self) -> None:
         super().close()
-        self._let_go()
+        self._release()
 
-    def _let_go(self) -> None:
+    def _release(self) -> None:
         if self._hold_fd >= 0:
             os.close(self._hold_fd)
             leases.remove_unheld(self._name, parent_fd=self._parent_fd)

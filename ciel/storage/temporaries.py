@@ -1,4 +1,4 @@
-"""The unfinished files of one open store, in a held directory: others empty it if we die."""
+"""The temporary files of one open store. If its process dies, other processes remove them."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from ciel.storage.fullness import Fullness
 from ciel.storage.leases import is_ours
 from ciel.storage.space import PAGE_BYTES
 
-# Without O_NONBLOCK a planted FIFO would hold us until somebody writes to it.
+# Without O_NONBLOCK, opening a planted FIFO would block until another process opens it, too.
 _OPEN = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _CREATE = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _FRESH_MODE = stat.S_IFREG | 0o600
-_SPARE_MAX = 64  # descriptors, of which a process has a thousand
+_SPARE_MAX = 64  # of the thousand descriptors that a process may have
 
 
 def open_regular(name: str, parent_fd: int, access: int = os.O_RDONLY) -> int | None:
-    """Open a regular file of this user; None when anything else, or nothing, stands there."""
+    """Open a regular file of this user; None if it is anything else, or missing."""
     try:
         fd = os.open(name, access | _OPEN, dir_fd=parent_fd)
     except FileNotFoundError:
@@ -36,7 +36,7 @@ def open_regular(name: str, parent_fd: int, access: int = os.O_RDONLY) -> int | 
 
 
 def regular_status(name: str, parent_fd: int) -> os.stat_result | None:
-    """Stat a regular file of this user; None when anything else, or nothing, stands there."""
+    """Stat a regular file of this user; None if it is anything else, or missing."""
     try:
         status = os.stat(name, dir_fd=parent_fd, follow_symlinks=False)
     except FileNotFoundError:
@@ -45,7 +45,7 @@ def regular_status(name: str, parent_fd: int) -> os.stat_result | None:
 
 
 def list_names(directory_fd: int) -> list[str]:
-    """Return the names in a directory, by a descriptor of its own: threads share positions."""
+    """List a directory through a new descriptor, since threads share a descriptor's position."""
     fd = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=directory_fd)
     try:
         return os.listdir(fd)
@@ -54,7 +54,7 @@ def list_names(directory_fd: int) -> list[str]:
 
 
 class Temporaries:
-    """Makes, finds and discards the temporaries of one open store. Errors are OSErrors."""
+    """Creates, opens and removes the temporaries of one open store. Its methods raise OSError."""
 
     def __init__(self, root_fd: int, root_path: str, fullness: Fullness) -> None:
         self._fullness = fullness
@@ -62,7 +62,7 @@ class Temporaries:
         self._path = f"{root_path}/incoming/{self._token}"
         self._numbers = itertools.count()
         self._spare: list[tuple[str, int]] = []
-        self._pid = os.getpid()  # a forked copy must not hand out the same
+        self._pid = os.getpid()  # a forked process must not use the same spare files
         self._parent_fd = leases.open_private("incoming", parent_fd=root_fd)
         try:
             leases.sweep(self._parent_fd)
@@ -72,7 +72,7 @@ class Temporaries:
             raise
 
     def create(self) -> tuple[str, int]:
-        """Make an empty file; return its name and a descriptor to read and write it."""
+        """Create an empty file; return its name and a descriptor to read and write it."""
         if self._spare and self._pid == os.getpid():
             return self._spare.pop()
         while True:
@@ -80,10 +80,10 @@ class Temporaries:
             try:
                 return name, os.open(name, _CREATE, 0o600, dir_fd=self.directory_fd)
             except FileExistsError:
-                continue  # a forked copy of this store has counted past us
+                continue  # a forked process has used this number
 
     def link(self, path: str) -> str:
-        """Give a file of the same file system a name here, and return it."""
+        """Link a file of the same file system as a temporary, and return the new name."""
         while True:
             name = str(next(self._numbers))
             try:
@@ -93,8 +93,8 @@ class Temporaries:
             return name
 
     def take_in(self, name: str, parent_fd: int) -> str:
-        """Rename a file of the same file system to a temporary, and return its name here."""
-        ours = f"{next(self._numbers)}-{os.getpid()}"  # no name of a forked copy's
+        """Rename a file of the same file system to a temporary, and return its new name."""
+        ours = f"{next(self._numbers)}-{os.getpid()}"  # differs from the names of forked processes
         os.rename(name, ours, src_dir_fd=parent_fd, dst_dir_fd=self.directory_fd)
         return ours
 
@@ -108,13 +108,12 @@ class Temporaries:
         return f"{self._path}/{name}"
 
     def status_of(self, name: str) -> os.stat_result | None:
-        """Stat what stands there now; None when it is no file of ours."""
+        """Stat the file that has this name now; None if it is no regular file of this user."""
         return regular_status(name, self.directory_fd)
 
     def reopen(self, name: str) -> int | None:
-        """Open what stands there now to read and write; None when it is no file of ours alone.
-
-        A file with a second name is refused: somebody could change it there after the commit.
+        """Open the file that has this name now, to read and write; None if it is no regular file of
+        this user, or has a second name, by which it could be changed after the commit.
         """
         fd = open_regular(name, self.directory_fd)
         if fd is None:
@@ -128,15 +127,15 @@ class Temporaries:
             os.close(fd)
 
     def recycle(self, name: str, fd: int, status: os.stat_result) -> None:
-        """Take a file back that nobody else has open, to hand it out again: on most file systems
-        making and removing one costs more than all else that a small output needs.
+        """Keep a file that no other process has open, for `create` to return again. On most file
+        systems creating and removing a file is the largest cost of a small output.
         """
         if len(self._spare) >= _SPARE_MAX or status.st_mode != _FRESH_MODE:
             os.close(fd)
             self.discard(name)
             return
         if status.st_size:
-            os.ftruncate(fd, 0)  # a page, which makes no difference to `fullness`
+            os.ftruncate(fd, 0)  # one page, so `fullness` need not count it
         self._spare.append((name, fd))
 
     def discard(self, name: str) -> None:
@@ -146,7 +145,7 @@ class Temporaries:
         try:
             self._unlink(name)
         except OSError:
-            pass  # gone, or replaced by a directory: then it goes when the store closes
+            pass  # missing, or replaced by a directory, which `close` removes
 
     def _unlink(self, name: str) -> None:
         status = os.stat(name, dir_fd=self.directory_fd, follow_symlinks=False)
@@ -157,7 +156,7 @@ class Temporaries:
                 os.unlink(name, dir_fd=self.directory_fd)
 
     def close(self) -> None:
-        """Remove the directory with all that is left in it."""
+        """Remove the directory and all files in it."""
         for _, fd in self._spare:
             os.close(fd)
         self._spare.clear()

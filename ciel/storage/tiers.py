@@ -1,15 +1,20 @@
-"""A small quick store over a large slow one, as one store: memory over a disk.
+"""Combines a small fast store and a large slow one, such as memory over a disk, into one store.
 
     store = TieredStore(memory, disk)
 
-Objects begin above and are found wherever they lie. When there is little room above, what can be
-had again is dropped, and then what was used longest ago moves down (`moving`, `eviction`); what is
-read below is loaded back when there is room. What is open stays where it is. A writer that finds no
-room has some made, and waits for it up to `wait_s`. The thread that opened the store is never kept
-waiting, as a reactor runs in it: there a writer that is under way goes beyond the capacity
-meanwhile, within a bound, or ends below where it cannot; one that begins does so below. When
-nothing helps, `NoSpaceError` says what was wanted and what there is. Belongs to one process:
-another would move what this one reads. See docs/adr/0027.
+New objects start in the upper level, and readers find them in either level. When the upper level is
+nearly full, objects that can be fetched again are dropped, then the least recently used objects
+move down (`moving`, `eviction`). An object that is read from the lower level is loaded back when
+there is space. Open objects stay where they are.
+
+A writer that finds no space requests some, and waits for it up to `wait_s`. The thread that opened
+the store must not wait, because it runs a reactor. In that thread a writer exceeds the capacity
+within a bound while space is being freed, or commits to the lower level if it cannot; a new writer
+starts in the lower level. If all of this fails, `NoSpaceError` has the requested and the available
+bytes.
+
+The store belongs to one process, since a second one would move objects that the first one reads.
+See docs/adr/0027.
 """
 
 from __future__ import annotations
@@ -50,20 +55,21 @@ from ciel.storage.moving import PIECE_BYTES, Mover
 T = TypeVar("T")
 
 WAIT_S = 10.0
-"""So long a writer waits for room: to move a gibibyte to a slow disk takes that."""
+"""How long a writer waits for space: the time to move a gibibyte to a slow disk."""
 OVERRUN_MIN_BYTES, OVERRUN_SHARE = 256 << 20, 4
-"""So far, or by that share of the capacity, a writer may be beyond it while room is being made:
-what a program writes between two looks at it has to fit."""
+"""How far a writer may exceed the capacity while space is being freed: so many bytes, or this share
+of the capacity if that is more. It must cover what a program writes between two calls of
+`account`."""
 
 
 class TieredReader(ObjectReader):
-    """An object of either level, open, and staying where it is for as long."""
+    """An open object of either level. It does not move while it is open."""
 
     def __init__(self, reader: ObjectReader, mover: Mover, reading: set[int]) -> None:
         self.object_id = reader.object_id
         self.size_bytes = reader.size_bytes
         self._reader = reader
-        self.fingerprint = reader.fingerprint  # type: ignore[method-assign]  # it is only passed on
+        self.fingerprint = reader.fingerprint  # type: ignore[method-assign]  # without a wrapper
         self._mover: Mover | None = mover
         self._reading = reading
         reading.add(id(self))
@@ -101,24 +107,25 @@ class TieredReader(ObjectReader):
         mover, self._mover = self._mover, None
         if mover is not None:
             self._reading.discard(id(self))
-            mover.let_go(self.object_id)
+            mover.release(self.object_id)
 
     def __del__(self) -> None:
         self.close()
 
 
 class TieredWriter(ObjectWriter):
-    """An object on its way into one of the levels."""
+    """Writes an object into one of the levels."""
 
     def __init__(self, writer: ObjectWriter, tiers: TieredStore, *, is_above: bool) -> None:
         self.object_id = writer.object_id
         self._writer = writer
         self._tiers = tiers
         self._is_above = is_above
-        self._lacks_since_s: float | None = None
-        self._is_stuck = False
-        """Whether room is being made, which can neither be waited for nor be gone beyond."""
-        self._is_over = False
+        self._short_since_s: float | None = None
+        self._overrun_failed = False
+        """Whether the object still does not fit, though this thread may not wait for space and has
+        tried to exceed the capacity."""
+        self._is_finished = False
         tiers.writing[is_above].add(id(self))
 
     @property
@@ -133,8 +140,8 @@ class TieredWriter(ObjectWriter):
         return self._with_file(lambda: self._writer.fileno(to_write=to_write))
 
     def _with_file(self, give: Callable[[], T]) -> T:
-        """Call `give`, which has the writer make a file. If the level above has no room for the
-        file, and nothing was written yet, start the object in the level below.
+        """Call `give`, which makes the writer create a file. If the upper level has no space for
+        the file, and nothing was written yet, start the object in the lower level.
         """
         try:
             return give()
@@ -153,13 +160,13 @@ class TieredWriter(ObjectWriter):
         return self._writer.size_bytes
 
     def write(self, chunk: Chunk) -> None:
-        self._with_room(lambda: self._writer.write(chunk))
+        self._with_space(lambda: self._writer.write(chunk))
 
     def view(self, size_bytes: int) -> memoryview:
-        return self._with_room(lambda: self._writer.view(size_bytes))
+        return self._with_space(lambda: self._writer.view(size_bytes))
 
     def account(self) -> None:
-        self._with_room(self._writer.account)
+        self._with_space(self._writer.account)
         self._tiers.mover.look()
 
     @property
@@ -176,20 +183,20 @@ class TieredWriter(ObjectWriter):
         return content
 
     def commit(self, *, checksum: str | None = None) -> ObjectInfo:
-        with self._tiers.mover.alone_with(self.object_id):
-            kept = None if self._is_over else self._kept_instead()
+        with self._tiers.mover.exclusive(self.object_id):
+            kept = None if self._is_finished else self._kept_instead()
             if kept is not None:
                 self.abort()
                 return kept
             try:
-                info = self._with_room(
+                info = self._with_space(
                     lambda: self._writer.commit(checksum=checksum), goes_on=False
                 )
             except ObjectConflictError:
                 self.abort()
                 raise
             except NoSpaceError as error:
-                if not self._is_stuck:
+                if not self._overrun_failed:
                     raise
                 info = self._commit_below(checksum, error)
             else:
@@ -200,8 +207,8 @@ class TieredWriter(ObjectWriter):
         return info
 
     def abort(self) -> None:
-        if not self._is_over and self._is_above and self._writer.may_be_short:
-            self._tiers.mover.lacked(self._writer.size_bytes)
+        if not self._is_finished and self._is_above and self._writer.may_be_short:
+            self._tiers.mover.note_shortage(self._writer.size_bytes)
         self._writer.abort()
         self._end()
 
@@ -209,12 +216,12 @@ class TieredWriter(ObjectWriter):
         self.abort()
 
     def _end(self) -> None:
-        if not self._is_over:
-            self._is_over = True
+        if not self._is_finished:
+            self._is_finished = True
             tiers = self._tiers
             tiers.writing[self._is_above].discard(id(self))
             tiers.mover.want_no_more(self)
-            tiers.mover.let_go(self.object_id)
+            tiers.mover.release(self.object_id)
 
     def _kept_instead(self) -> ObjectInfo | None:
         try:
@@ -224,7 +231,7 @@ class TieredWriter(ObjectWriter):
             raise
 
     def _commit_below(self, checksum: str | None, error: NoSpaceError) -> ObjectInfo:
-        """Commit what is whole, and finds no room above in time, in the other level."""
+        """Commit a complete object, which gets no space above in time, to the lower level."""
         try:
             with self._tiers.begin_lower(self.object_id, error.wanted_bytes, error) as writer:
                 for piece in self._pieces():
@@ -248,56 +255,60 @@ class TieredWriter(ObjectWriter):
             yield piece
             offset_bytes += len(piece)
 
-    # --- room -------------------------------------------------------------------------------------
+    # --- space ------------------------------------------------------------------------------------
 
-    def _with_room(self, step: Callable[[], T], *, goes_on: bool = True) -> T:
-        """Take a step that may find no room, as often as some may have been made since."""
+    def _with_space(self, step: Callable[[], T], *, goes_on: bool = True) -> T:
+        """Call `step`, and retry it after `NoSpaceError` as long as space may become free."""
         mover = self._tiers.mover
         while True:
             seen = mover.changes
             try:
                 done = step()
             except NoSpaceError as error:
-                self._lack(error, seen)
+                self._handle_no_space(error, seen)
                 continue
             if self._writer.may_overrun:
                 self._writer.may_overrun = False
-            elif self._lacks_since_s is not None and goes_on:
-                self._look_whether_it_lacks()
+            elif self._short_since_s is not None and goes_on:
+                self._recheck_shortage()
             return done
 
-    def _look_whether_it_lacks(self) -> None:
-        """A step was taken that lacked room before: by now there is some, unless it was beyond the
-        capacity and still is.
+    def _recheck_shortage(self) -> None:
+        """After a step that lacked space has succeeded, withdraw the request for space, unless the
+        level is still beyond its capacity.
         """
         free_bytes = self._tiers.mover.free_bytes()
         if free_bytes is None or free_bytes >= 0:
-            self._lacks_since_s = None
+            self._short_since_s = None
             self._tiers.mover.want_no_more(self)
         elif not self._tiers.may_wait:
             size_bytes = self.size_bytes
             error = NoSpaceError(size_bytes, max(size_bytes + free_bytes, 0))
-            self._lack(error, self._tiers.mover.changes)
+            self._handle_no_space(error, self._tiers.mover.changes)
             self._writer.may_overrun = False
 
-    def _lack(self, error: NoSpaceError, seen: int) -> None:
-        """Return if the step may be tried again; else raise why not."""
+    def _handle_no_space(self, error: NoSpaceError, seen: int) -> None:
+        """Handle `error` of a step: return if the step may be retried, else raise the error.
+
+        `seen`: `mover.changes` before the step.
+        """
         tiers, now_s = self._tiers, time.monotonic()
         has_overrun, self._writer.may_overrun = self._writer.may_overrun, False
         capacity_bytes = tiers.capacity_bytes
         if not self._is_above or has_overrun:
-            self._is_stuck = has_overrun
+            self._overrun_failed = has_overrun
             raise error
         if capacity_bytes is not None and error.wanted_bytes > capacity_bytes:
             raise error
-        if self._lacks_since_s is None:
-            self._lacks_since_s = now_s
-        left_s = self._lacks_since_s + tiers.wait_s - now_s
+        if self._short_since_s is None:
+            self._short_since_s = now_s
+        left_s = self._short_since_s + tiers.wait_s - now_s
         short_bytes = error.wanted_bytes - error.available_bytes
         tiers.mover.want(self, short_bytes)
         mover = tiers.mover
-        is_hopeful = mover.is_hopeful(self.object_id) or mover.changes != seen  # in this order
-        if left_s <= 0 or not is_hopeful:
+        # In this order: a move that ends between the two checks changes the count.
+        may_retry = mover.expects_space(self.object_id) or mover.changes != seen
+        if left_s <= 0 or not may_retry:
             raise error
         if tiers.may_wait:
             if not tiers.mover.await_change(seen, left_s):
@@ -309,12 +320,14 @@ class TieredWriter(ObjectWriter):
 
 
 class TieredStore(ObjectStore):
-    """Two stores as one. Closes both."""
+    """Two stores as one; `close` closes both."""
 
     def __init__(
         self, upper: ObjectStore, lower: ObjectStore, *, place: str = "", wait_s: float = WAIT_S
     ) -> None:
-        """`place`: a path on the device of the lower one, if that is to be shared with others."""
+        """`place`: a path on the device of the lower store, if moves must take turns with other
+        users of that device.
+        """
         one, other = upper.capabilities, lower.capabilities
         self.capabilities = Capabilities(
             mappable=one.mappable and other.mappable,
@@ -322,27 +335,27 @@ class TieredStore(ObjectStore):
             streaming=one.streaming and other.streaming,
             shared_between_processes=False,
             bounded=one.bounded or other.bounded,
-            may_block=one.may_block,  # what is slow is left to a thread of its own
+            may_block=one.may_block,  # slow operations run in the mover's thread
         )
         self.sources, self.about = upper.sources, upper.about
         self.directories = upper.directories + lower.directories
-        self.levels_by_place = (lower, upper)  # by whether it is above
+        self.levels_by_place = (lower, upper)  # indexed by `is_above`
         self.wait_s = wait_s
         self.reading: tuple[set[int], set[int]] = (set(), set())
         self.writing: tuple[set[int], set[int]] = (set(), set())
         self._upper, self._lower, self.mover = upper, lower, Mover(upper, lower)
         self.overrun_bytes = max(OVERRUN_MIN_BYTES, (self.capacity_bytes or 0) // OVERRUN_SHARE)
-        self._place, self._hurried, self._spilled = place, threading.get_ident(), 0
+        self._place, self._opener_thread, self._spilled = place, threading.get_ident(), 0
 
     @property
     def capacity_bytes(self) -> int | None:
-        """Of what is above; it changes with what others leave of the device."""
+        """The capacity of the upper level; it varies with other users of the device."""
         return self._upper.usage().capacity_bytes
 
     @property
     def may_wait(self) -> bool:
-        """Whether the thread that asks may be kept waiting."""
-        return threading.get_ident() != self._hurried
+        """Whether the current thread may wait: any thread except the one that opened the store."""
+        return threading.get_ident() != self._opener_thread
 
     def begin(self, object_id: str, *, size_hint_bytes: int | None = None) -> TieredWriter:
         return self.begin_in(MEMORY, object_id, size_hint_bytes=size_hint_bytes)
@@ -360,7 +373,9 @@ class TieredStore(ObjectStore):
                     return TieredWriter(writer, self, is_above=False)
                 except NoSpaceError:
                     if level == DISK:
-                        raise  # else what moves may hold room there, and have given none back yet
+                        raise
+                    # Otherwise try above: moves in progress may hold the space below, and have
+                    # freed none above yet.
             try:
                 writer = self._begin_above(object_id, size_hint_bytes)
                 return TieredWriter(writer, self, is_above=True)
@@ -368,18 +383,18 @@ class TieredStore(ObjectStore):
                 writer = self.begin_lower(object_id, size_hint_bytes, error)
                 return TieredWriter(writer, self, is_above=False)
         except BaseException:
-            self.mover.let_go(object_id)
+            self.mover.release(object_id)
             raise
         finally:
             self.mover.look()
 
     def _may_begin_above(self) -> bool:
-        """Whether there is any room at all, for what does not say how large it will be."""
+        """Whether the upper level has any free space, for objects of unknown size, too."""
         free_bytes = self.mover.free_bytes()
         return free_bytes is None or free_bytes > 0
 
     def _begin_above(self, object_id: str, size_hint_bytes: int | None) -> ObjectWriter:
-        """Begin where it is quick, once there is room, if the thread may wait for that."""
+        """Start in the upper level; wait for space if this thread may wait."""
         mover, me = self.mover, object()
         end_s = time.monotonic() + self.wait_s
         try:
@@ -392,7 +407,8 @@ class TieredStore(ObjectStore):
                         raise
                     mover.want(me, error.wanted_bytes - error.available_bytes)
                     left_s = end_s - time.monotonic()
-                    may_be = mover.is_hopeful() or mover.changes != seen  # in this order
+                    # In this order: a move that ends between the two checks changes the count.
+                    may_be = mover.expects_space() or mover.changes != seen
                     if left_s <= 0 or not may_be or not mover.await_change(seen, left_s):
                         raise
         finally:
@@ -401,7 +417,7 @@ class TieredStore(ObjectStore):
     def begin_lower(
         self, object_id: str, size_hint_bytes: int | None, error: NoSpaceError
     ) -> ObjectWriter:
-        """Begin below what found no room above, as `error` says."""
+        """Start an object in the lower level after `error` of the upper one."""
         try:
             writer = self._lower.begin(object_id, size_hint_bytes=size_hint_bytes)
         except NoSpaceError as below:
@@ -420,7 +436,7 @@ class TieredStore(ObjectStore):
             except ObjectNotFoundError:
                 reader, is_above = self._lower.open(object_id), False
         except BaseException:
-            mover.let_go(object_id)
+            mover.release(object_id)
             raise
         if is_above:
             mover.used(object_id, reader.size_bytes)
@@ -428,8 +444,8 @@ class TieredStore(ObjectStore):
             mover.read_below(object_id)
         return TieredReader(reader, mover, self.reading[is_above])
 
-    def _ask(self, ask: Callable[[ObjectStore], T]) -> T:
-        """Ask the level that has the object. What moves is in both before it leaves one."""
+    def _query(self, ask: Callable[[ObjectStore], T]) -> T:
+        """Query the level that has the object. A moving object is in both before it leaves one."""
         try:
             return ask(self._upper)
         except ObjectNotFoundError:
@@ -439,15 +455,15 @@ class TieredStore(ObjectStore):
         return self._upper.stat(object_id) or self._lower.stat(object_id)
 
     def checksum(self, object_id: str) -> str:
-        return self._ask(lambda store: store.checksum(object_id))
+        return self._query(lambda store: store.checksum(object_id))
 
     def verify(self, object_id: str) -> ObjectInfo:
-        return self._ask(lambda store: store.verify(object_id))
+        return self._query(lambda store: store.verify(object_id))
 
     def adopt(self, object_id: str, path: str, *, checksum: str, size_bytes: int) -> ObjectInfo:
-        """Take it over into the level that lies on its device."""
+        """Take an object over into the level whose file system has its file."""
         check_id(object_id)
-        with self.mover.alone_with(object_id):
+        with self.mover.exclusive(object_id):
             kept = self.kept_in(False, object_id, lambda: checksum)
             if kept is not None:
                 return kept
@@ -466,7 +482,7 @@ class TieredStore(ObjectStore):
         return info
 
     def discover(self, object_id: str) -> ObjectInfo | None:
-        with self.mover.alone_with(check_id(object_id)):
+        with self.mover.exclusive(check_id(object_id)):
             if (found := self._upper.discover(object_id)) is not None:
                 self.mover.used(object_id, found.size_bytes)
                 return found
@@ -475,9 +491,9 @@ class TieredStore(ObjectStore):
     def kept_in(
         self, is_above: bool, object_id: str, digest: Callable[[], str]
     ) -> ObjectInfo | None:
-        """Return the object that a level has already if what is to be committed in the other is
-        equal: the first one wins wherever it lies. A damaged one is none, and goes. Raises
-        ObjectConflictError.
+        """Return the object if a level has it already, and it equals the content that is to be
+        committed to the other level: the first commit wins in either level. Raises
+        `ObjectConflictError` if they differ. A damaged object is deleted, and None returned.
         """
         store = self.levels_by_place[is_above]
         if store.stat(object_id) is None:
@@ -493,7 +509,7 @@ class TieredStore(ObjectStore):
 
     def delete(self, object_id: str) -> bool:
         check_id(object_id)
-        with self.mover.alone_with(object_id):
+        with self.mover.exclusive(object_id):
             was_above = self._upper.delete(object_id)
             was_below = self._lower.delete(object_id)
             self.mover.gone(object_id)

@@ -1,17 +1,21 @@
-"""Tokens for disk jobs, one line for each device, among all processes of a user on this host.
+"""Device semaphores: limit concurrent disk jobs among all processes of a user on this host.
 
-    /dev/shm/ciel-io-<uid>/<major>-<minor>/<number>    one FIFO for each who waits or has a token
+    /dev/shm/ciel-io-<uid>/<major>-<minor>/<number>    the FIFO of one claim
 
-Who comes opens the directory, locks it for a moment (`flock`), makes a FIFO with the next higher
-number, opens it for writing and locks that for as long as it is there. It may go when fewer than
-its limit are left of those that were there before it. It sees them leave as whoever reads from a
-FIFO sees its last writer leave: by a hang-up, which the kernel gives however the writer ended, and
-after it has dropped the lock. So nobody looks twice for what does not change, a dead holder's
-place is free at once, and nobody ever waits for who came later, whatever their limits. With one
-limit for all, no more than that have the token at a time.
+Each device has a queue, which is a directory. A process that joins the queue locks the directory
+for a moment (`flock`), creates a FIFO with the next higher number, opens it for writing, and keeps
+the FIFO locked until it leaves. A claim has the token once fewer than its limit of the earlier
+claims are left.
 
-FIFOs of the dead go when the next one comes, directories with the last who leaves. Users do not
-wait for each other: a place for all could be held up by any. `scc/tools/io_token.c` does the same.
+A process sees earlier claims leave by the hang-up that a reader of a FIFO gets when the last
+writer closes it. The kernel sends the hang-up however the writer ended, and after it has released
+the lock. So waiting needs no polling, the claim of a dead process is released at once, and no claim
+waits for a later one, whatever their limits. If all processes use the same limit, at most that
+many have the token at a time.
+
+A process that joins removes the FIFOs of dead processes, and the last one that leaves removes the
+directories. Different users have separate queues, because any user could block a shared one.
+`scc/tools/io_token.c` implements the same protocol.
 """
 
 from __future__ import annotations
@@ -32,30 +36,30 @@ from ciel.storage.leases import NOT_HELD as PREFIX
 from ciel.storage.leases import open_private
 
 _ROOT = "/dev/shm"
-# A directory goes with the last who leaves it, perhaps just when we come.
+# The last process that leaves a directory removes it, perhaps while this one joins.
 _JOIN_TRIES = 1000
 _WATCH = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
 _OWN = os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class TokenError(StorageError):
-    """The host's tokens cannot be used; disk jobs of other processes are not seen."""
+    """The host's semaphores are unusable, so disk jobs of other processes are not counted."""
 
     def __init__(self, place: str, error: OSError | StorageError) -> None:
         super().__init__(f"disk jobs of other processes are not seen: {place}: {error}")
 
 
 class Claim:
-    """A place in a device's line: at first one waits, then one has the token. `release` it.
+    """A position in a device's queue: it first waits, then has the token, until `release`.
 
-    `fileno` is readable when there is something to `look` at; or `wait`.
+    Call `look` when `fileno` is readable, or call `wait`.
     """
 
     _fd = -1
 
     def __init__(self, device: str, limit: int, *, root: str = _ROOT) -> None:
-        """Join a line. It takes no time worth mentioning, unless another process was stopped while
-        it did the same; so it is not for a reactor's thread. Raises TokenError.
+        """Join a queue. This is fast, but it blocks while another process is suspended at the same
+        step, so do not call it in a reactor's thread. Raises TokenError.
         """
         self._limit = limit
         self._earlier: dict[int, str] = {}  # descriptors, and names
@@ -70,7 +74,7 @@ class Claim:
             self.release()
             raise
         for fd in self._earlier:
-            self._epoll.register(fd, 0)  # hang-ups are told unasked
+            self._epoll.register(fd, 0)  # epoll always reports hang-ups
 
     def _join(self, root: str, device: str) -> str:
         for _ in range(_JOIN_TRIES):
@@ -78,7 +82,7 @@ class Claim:
                 with _opened(root, device) as directory:
                     self._earlier = _living(directory)
                     return self._enter(directory)
-            except FileNotFoundError:  # the last one has just left
+            except FileNotFoundError:  # the last process has just removed the directory
                 self._close_earlier()
         raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))
 
@@ -91,25 +95,25 @@ class Claim:
 
     @property
     def has_token(self) -> bool:
-        """Whether one may go, as far as it was looked."""
+        """Whether the claim had the token when `look` or `wait` was last called."""
         return len(self._earlier) < self._limit
 
     def fileno(self) -> int:
         return self._epoll.fileno()
 
     def look(self) -> bool:
-        """See who has left; return whether one has the token."""
+        """Process the claims that have left; return whether this claim has the token."""
         return self.wait(0)
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait until one has the token; False if that takes longer."""
+        """Wait until this claim has the token; False after the timeout."""
         until_s = None if timeout_s is None else time.monotonic() + timeout_s
         while not self.has_token:
             left_s = None if until_s is None else max(until_s - time.monotonic(), 0)
             left = self._epoll.poll(left_s)
             for fd, _ in left:
                 self._epoll.unregister(fd)
-                with contextlib.suppress(OSError):  # it is there still if its owner has died
+                with contextlib.suppress(OSError):  # the FIFO still exists if its owner has died
                     os.unlink(f"{self._line}/{self._earlier.pop(fd)}")
                 os.close(fd)
             if not left:
@@ -117,7 +121,7 @@ class Claim:
         return True
 
     def release(self) -> None:
-        """Leave the line, with or without a token; twice is once."""
+        """Leave the queue, with or without a token; a second call does nothing."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
             with contextlib.suppress(OSError):
@@ -149,7 +153,7 @@ class Claim:
 
 
 def sweep(*, root: str = _ROOT) -> None:
-    """Remove what processes of this user left that were killed."""
+    """Remove the FIFOs and directories of this user's processes that were killed."""
     place = f"{root}/{PREFIX}{os.geteuid()}"
     with contextlib.suppress(OSError, StorageError):
         for device in os.listdir(place):
@@ -161,7 +165,7 @@ def sweep(*, root: str = _ROOT) -> None:
 
 @contextmanager
 def _opened(root: str, device: str) -> Iterator[int]:
-    """Open a device's directory, made when missing, and lock it for a moment."""
+    """Open and lock a device's directory, created if missing."""
     root_fd = top_fd = fd = -1
     try:
         root_fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -180,13 +184,13 @@ def _numbers(directory: int) -> list[str]:
 
 
 def _living(directory: int) -> dict[int, str]:
-    """Open the FIFOs of all who are in the line, and remove those of the dead."""
+    """Open the FIFOs of all claims in the queue, and remove the FIFOs of dead processes."""
     living = {}
     for name in _numbers(directory):
         try:
             fd = os.open(name, _WATCH, dir_fd=directory)
         except FileNotFoundError:
-            continue  # it has just left
+            continue  # its owner has just left
         try:
             fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -199,6 +203,6 @@ def _living(directory: int) -> dict[int, str]:
 
 
 def _remove_empty(line: str) -> None:
-    with contextlib.suppress(OSError):  # somebody is there
+    with contextlib.suppress(OSError):  # not empty
         os.rmdir(line)
         os.rmdir(os.path.dirname(line))

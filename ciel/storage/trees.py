@@ -1,5 +1,7 @@
-"""Directories with all that is in them, however deep: nothing here recurses, or depends on how long
-a path may be, as programs make directories that are thousands deep.
+"""Lists, removes, moves and measures directory trees of any depth.
+
+Programs make directories that are thousands of levels deep. So no function except `move_tree`
+recurses, or depends on the maximum length of paths.
 """
 
 from __future__ import annotations
@@ -13,11 +15,11 @@ from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_FILE_BYTES_MIN: Final = 4096  # an empty file is not for nothing
+_FILE_BYTES_MIN: Final = 4096  # empty files need some space, too
 
 
 class Entry(NamedTuple):
-    """A name in a directory, whose descriptor is open until the next entry is asked for."""
+    """A name in a directory. `parent_fd` is open until the generator continues."""
 
     parent_fd: int
     name: str
@@ -25,7 +27,7 @@ class Entry(NamedTuple):
 
 
 class _Level(NamedTuple):
-    """A directory that was entered: its name, which one it is, and directories not entered yet."""
+    """An entered directory: its name, its identity, and its subdirectories not entered yet."""
 
     name: str
     status: os.stat_result
@@ -33,10 +35,11 @@ class _Level(NamedTuple):
 
 
 def entries_below(top: str | os.PathLike[str], *, opens_up: bool = False) -> Iterator[Entry]:
-    """Yield all that lies below a directory, each directory after what is in it; nothing if it
-    cannot be entered. `opens_up`: enter also those that their modes close to us.
+    """Yield all entries below a directory, each directory after its contents; nothing if the
+    directory cannot be opened. `opens_up`: change modes that deny access to directories.
 
-    One that is moved meanwhile ends it. Two descriptors are open at a time.
+    The iteration ends early if a directory on its path is moved meanwhile. At most two descriptors
+    are open at a time.
     """
     fd = _entered(os.fspath(top), None, opens_up)
     if fd is None:
@@ -66,16 +69,16 @@ def entries_below(top: str | os.PathLike[str], *, opens_up: bool = False) -> Ite
                     return
                 yield Entry(fd, level.name, True)
     except OSError:
-        return  # it goes while we look
+        return  # another process is removing the tree
     finally:
         os.close(fd)
 
 
 def _names(fd: int, directories: list[str]) -> Iterator[Entry]:
-    """Yield what is no directory, and add directories to a list."""
+    """Yield the entries that are no directories, and append the directories to a list."""
     with os.scandir(fd) as entries:
         listed = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
-    for name, is_directory in listed:  # the caller may remove them
+    for name, is_directory in listed:  # complete first, as the caller may remove the entries
         if is_directory:
             directories.append(name)
         else:
@@ -99,15 +102,15 @@ def _entered(name: str, parent_fd: int | None, opens_up: bool) -> int | None:
         if stat.S_ISDIR(os.stat(name, dir_fd=parent_fd, follow_symlinks=False).st_mode):
             os.chmod(name, 0o700, dir_fd=parent_fd)
         return os.open(name, _DIRECTORY, dir_fd=parent_fd)
-    except OSError:  # not ours, or gone
+    except OSError:  # another user's, or missing
         return None
 
 
 def remove_tree(path: str | os.PathLike[str], *, parent_fd: int | None = None) -> None:
-    """Remove a directory with all that is in it, also where a program left directories that cannot
-    be written or entered, as some package caches are; what stands there instead of it goes, too.
+    """Remove a directory tree, or the file at that path. This includes directories without write
+    or search permission, which some package caches have.
 
-    Errors are left to the next sweep: a program may still be writing there.
+    Errors are ignored, and left to the next sweep: a program may still be writing there.
     """
     top = os.fspath(path) if parent_fd is None else f"/proc/self/fd/{parent_fd}/{path}"
     if os.path.islink(top) or not os.path.isdir(top):
@@ -122,20 +125,20 @@ def remove_tree(path: str | os.PathLike[str], *, parent_fd: int | None = None) -
 
 
 def move_tree(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:
-    """Move a file or directory to a name that does not exist, maybe to another file system. Raises
-    OSError, with nothing left there: a tree that is too deep cannot be copied.
+    """Move a file or directory to a name that does not exist, also across file systems. If this
+    fails, for example since the tree is too deep to copy, remove the target and raise OSError.
     """
     try:
         shutil.move(source, target)
     except (OSError, RecursionError) as error:
         remove_tree(target)
         if isinstance(error, RecursionError):
-            raise OSError(errno.ELOOP, "its directories lie too deep to be copied") from None
+            raise OSError(errno.ELOOP, "its directories are nested too deeply to copy") from None
         raise
 
 
 def bytes_below(path: str | os.PathLike[str]) -> int:
-    """Return what a directory with all that is in it takes on its device."""
+    """Return how many bytes a directory tree occupies on its device."""
     found_bytes = _blocks_bytes(os.fspath(path), None)
     for entry in entries_below(path):
         found_bytes += _blocks_bytes(entry.name, entry.parent_fd)
@@ -146,5 +149,5 @@ def _blocks_bytes(name: str, parent_fd: int | None) -> int:
     try:
         status = os.stat(name, dir_fd=parent_fd, follow_symlinks=False)
     except OSError:
-        return 0  # it goes, or is closed to us
+        return 0  # removed meanwhile, or not accessible
     return max(status.st_blocks * 512, _FILE_BYTES_MIN)

@@ -1,5 +1,6 @@
-"""How values look outside: the one JSON seam, frames, sessions, and the languages spoken over them.
+"""The wire formats: JSON, frames, sessions, and the records of every protocol.
 
-Between two neighbours lies exactly one language, and both its ends are written here, next to each
-other. Bytes go in and values come out; nothing in this room opens a socket, a file or a clock.
+Each pair of processes has exactly one protocol, and this package has the encoder and the decoder of
+each. It converts bytes to values and back, and uses no socket, file or clock; `files` alone opens
+files.
 """

@@ -1,10 +1,10 @@
-"""Calls: what a worker and a program that it talks with say to each other, cut out of a stream.
+"""Encodes and decodes calls, the messages between a worker and an interactive program.
 
-    4 bytes   length of all that follows, big-endian
+    4 bytes   length of the rest, big-endian
     JSON      list of a method and its arguments; references as `{"__ref__": [...]}`
 
-The same in both directions; a reply is a call of the same method (ciel-interfaces, 1.2). Which
-methods there are is not known here. A program is anybody's: every error says what came.
+Both directions use the same format; a reply is a call of the same method (ciel-interfaces, 1.2).
+This module does not know the methods. Programs may have bugs, so every error quotes received data.
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ from ciel.wire.references import from_json, to_json
 _PREFIX: Final = struct.Struct(">I")
 _SHOWN_BYTES: Final = 40
 _is_base64 = re.compile(r"[A-Za-z0-9+/=]*", re.ASCII).fullmatch
-_EXITS: dict[bytes, Any] = {}  # the few ways in which programs say it, decoded
+_EXITS: dict[bytes, Any] = {}  # decoded `exit` calls, of which programs send few variants
 _EXITS_MAX, _EXIT_MAX_BYTES = 100, 80
-_is_small_output = re.compile(  # as our SDK says it, which is how most tasks end
+_is_small_output = re.compile(  # as encoded by our SDK; most tasks end with this call
     rb'\["publish_string",\{"index":(0|[1-9][0-9]{0,8}),"str":"([A-Za-z0-9+/=]*)"\}\]'
 ).fullmatch
 _has_nul = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000").search
 
 
 class Call(NamedTuple):
-    """One thing said: a method, never empty, and its arguments: any JSON, mostly an object."""
+    """A call: a method, never empty, and its arguments: any JSON, mostly an object."""
 
     method: str
     args: Any
 
 
 def encode_call(method: str, args: Any) -> bytes:
-    """Return a call as the bytes to write. Raise `EncodeError`, also for a text with a NUL: there
-    are programs that take the call for no JSON then.
+    """Encode a call. Raise `EncodeError`, also for a text with a NUL, because some programs cannot
+    parse such JSON.
     """
     if type(args) is dict and len(args) == 1 and type(ref := args.get("ref")) is Value:
-        if _is_base64(ref.encoded):  # what most outputs are answered with
+        if _is_base64(ref.encoded):  # the reply to most outputs
             return _framed(b'["%b",{"ref":{"__ref__":["val","%b","%b"]}}]' % (
                 method.encode(), ref.id.encode(), ref.encoded.encode()
             ))  # fmt: skip
@@ -54,7 +54,7 @@ def encode_call(method: str, args: Any) -> bytes:
 
 
 def frame_call(method: str, args: bytes) -> bytes:
-    """Return a call whose arguments are JSON already. Raises as `encode_call`."""
+    """Encode a call whose arguments are JSON already. Raises like `encode_call`."""
     return _checked(method, b'["%b",%b]' % (method.encode(), args))
 
 
@@ -73,10 +73,10 @@ def _framed(payload: bytes) -> bytes:
 
 
 class CallReader:
-    """Cuts calls out of a stream fed in any pieces.
+    """Decodes calls from a stream that is fed in arbitrary pieces.
 
-    Never keeps more than the largest call and one piece. After an error the stream has no
-    boundaries any more; every further `feed` raises the same error.
+    It buffers at most the largest call and one piece. After an error the boundaries of calls are
+    unknown, so every further `feed` raises the same error.
     """
 
     def __init__(self) -> None:
@@ -85,26 +85,26 @@ class CallReader:
 
     @property
     def has_partial(self) -> bool:
-        """True when a stream that ends here ends in the middle of a call."""
+        """Whether the stream is in the middle of a call."""
         return bool(self._buffer)
 
     @property
     def partial(self) -> str:
-        """What has come of a call that is not whole, in words; empty if nothing has."""
+        """A description of the received part of an incomplete call; empty if there is none."""
         came = self._buffer
         if not came:
             return ""
         if len(came) < _PREFIX.size:
-            return f"{len(came)} of the 4 bytes of a call's length ({_shown(came)})"
+            return f"{len(came)} of the 4 bytes of a call's length ({_excerpt(came)})"
         (size_bytes,) = _PREFIX.unpack_from(came)
-        start = _shown(came[_PREFIX.size : _PREFIX.size + _SHOWN_BYTES])
+        start = _excerpt(came[_PREFIX.size : _PREFIX.size + _SHOWN_BYTES])
         return f"{len(came) - _PREFIX.size} of the {size_bytes} bytes of a call ({start})"
 
     def feed(self, data: bytes) -> list[Call]:
-        """Take the next bytes of the stream; return the calls that are whole now.
+        """Add bytes of the stream; return the calls that are now complete.
 
-        Raise `DecodeError` when the next thing is no call. Calls that came whole before it are
-        returned first: then the error is raised by the next `feed`, be it of nothing.
+        Raise `DecodeError` if the data is not a call. If complete calls precede it, they are
+        returned, and the next `feed` raises the error, even without further data.
         """
         if self._error is not None:
             raise self._error
@@ -131,7 +131,7 @@ class CallReader:
                 raise
             return calls
         if stream is self._buffer:
-            del self._buffer[:start]  # moves the start, not the rest
+            del self._buffer[:start]  # fast: a bytearray does not move the rest
         elif start < end:
             self._buffer += data[start:]
         return calls
@@ -146,20 +146,20 @@ def _decode_call(payload: bytes) -> Call:
     try:
         value = decode(payload)
         if type(value) is list and len(value) == 2 and type(value[0]) is str and value[0]:
-            # Any letter may come escaped, and then as \u00XX.
+            # Letters of `__ref__` may be escaped as \u00XX.
             if b"__ref__" in payload or b"\\u00" in payload:
                 value[1] = from_json(value[1])
             elif value[0] == "exit" and len(payload) <= _EXIT_MAX_BYTES:
-                _learn_exit(payload, value[1])
+                _cache_exit(payload, value[1])
             return Call(value[0], value[1])
         why = "not a list of a method, which is a text, and its arguments"
     except (DecodeError, InvalidIdError) as error:
         why = error.reason if isinstance(error, DecodeError) else str(error)
-    what = f"{len(payload)} bytes ({_shown(payload)})" if payload else "no bytes"
+    what = f"{len(payload)} bytes ({_excerpt(payload)})" if payload else "no bytes"
     raise DecodeError(f"a call of {what}: {why}")
 
 
-def _learn_exit(payload: bytes, args: Any) -> None:
+def _cache_exit(payload: bytes, args: Any) -> None:
     plain = type(args) is dict and all(type(value) is str for value in args.values())
     if plain and len(_EXITS) < _EXITS_MAX:
         _EXITS[payload] = args
@@ -169,13 +169,13 @@ def _too_large(size_bytes: int, prefix: bytes | bytearray) -> str:
     said = f"a call of {size_bytes} bytes"
     if all(32 <= byte < 127 or byte in b"\t\r\n" for byte in prefix):
         return (
-            f"{said} (the text {_shown(prefix)}): a program's calls begin with their length in 4 "
+            f"{said} (the text {_excerpt(prefix)}): a program's calls begin with their length in 4 "
             "bytes; does something print to the FIFO?"
         )
     return f"{said} (the bytes {prefix.hex(' ')}), where {CALL_MAX_BYTES} are the most"
 
 
-def _shown(data: bytes | bytearray) -> str:
+def _excerpt(data: bytes | bytearray) -> str:
     """Return the start of some bytes as a quoted text on one line."""
     start = ascii(bytes(data[:_SHOWN_BYTES]).decode("utf-8", "replace"))
     return start if len(data) <= _SHOWN_BYTES else f"{start}..."

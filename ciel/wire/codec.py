@@ -1,13 +1,13 @@
-"""The one JSON seam. Nothing else in the engine turns values into JSON for the wire, or back.
+"""The only module that converts between values and JSON for the wire.
 
-What comes from outside is checked strictly at the price of about a sixth of the decoding: UTF-8,
-no NaN or infinities, no duplicate keys, no lone surrogates, no integer of more than 4,300 digits,
-nesting up to `JSON_DEPTH_MAX`. Whatever is wrong is one `DecodeError`.
+Decoding is strict: it requires UTF-8, and rejects NaN, infinities, duplicate keys, lone surrogates,
+integers of more than 4,300 digits, and nesting beyond `JSON_DEPTH_MAX`. The checks take about a
+sixth of the decoding time. Every violation raises `DecodeError`.
 
-simplejson reads, for what it can be told to refuse. orjson does it in a quarter of the time, but
-takes the last of two equal keys and rounds long numbers: it reads what surrounds all of it on the
-way, the headers of frames, which are lists of texts and of numbers of ours. It also writes, and the
-standard library what orjson refuses or would write as null.
+simplejson decodes, because it can be configured to reject all this. orjson takes a quarter of the
+time, but keeps the last of duplicate keys and rounds long numbers. So it decodes only the headers
+of frames, which are lists of texts and of our own numbers. orjson also encodes; the standard
+library encodes values that orjson refuses, or would write as null.
 """
 
 import re
@@ -21,18 +21,18 @@ from ciel.wire.errors import DecodeError, EncodeError
 from ciel.wire.limits import JSON_DEPTH_MAX
 
 _SURROGATE_ESCAPE = re.compile(r"\\u[dD][89a-fA-F]")
-_OURS_ALONE = orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME
+_DUMPS_OPTIONS = orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME
 _NOT_STRUCTURE = bytes(byte for byte in range(256) if byte not in b'[]{}"')
 
 
 def encode(value: object) -> bytes:
     """Return `value` as compact JSON in UTF-8; tuples become lists. Raise `EncodeError`."""
     try:
-        text = orjson.dumps(value, option=_OURS_ALONE)
-        if b"null" not in text:  # which it also writes for a NaN
+        text = orjson.dumps(value, option=_DUMPS_OPTIONS)
+        if b"null" not in text:  # orjson also writes null for NaN
             return text
     except orjson.JSONEncodeError:
-        pass  # the other one knows more, or says why not
+        pass  # the standard library supports more types, and has a better error
     try:
         return _text_of(value).encode()
     except RecursionError:
@@ -42,7 +42,7 @@ def encode(value: object) -> bytes:
 
 
 def decode(data: bytes | bytearray | memoryview) -> Any:
-    """Return the value that JSON in UTF-8 stands for. Raise `DecodeError` for anything else."""
+    """Decode JSON in UTF-8. Raise `DecodeError` for anything else."""
     try:
         text = str(data, "utf-8")
         value = _value_of(text)
@@ -53,7 +53,7 @@ def decode(data: bytes | bytearray | memoryview) -> Any:
     except UnicodeDecodeError as error:
         raise DecodeError(f"not UTF-8 at byte {error.start}") from None
     except ValueError as error:
-        # What Python says of a long number is about Python.
+        # Python's message about a long number advises on an interpreter setting.
         why = "a number has too many digits" if "digits" in str(error) else error
         raise DecodeError(f"not JSON we accept: {why}") from None
     _require_shallow(value, data)
@@ -63,27 +63,27 @@ def decode(data: bytes | bytearray | memoryview) -> Any:
 
 
 def decode_header(data: bytes) -> Any:
-    """Do what `decode` does, for what is nearly always lists of texts and numbers. Where there are
-    no objects, a whole number of more than 64 bits becomes a float: no field of ours is one.
+    """Decode JSON that rarely contains objects, faster than `decode`. If it contains none, integers
+    of more than 64 bits become floats; no field of a record has such values.
     """
-    if b"{" in data:  # they might name a key twice
+    if b"{" in data:  # objects might have duplicate keys
         return decode(data)
     try:
         value = orjson.loads(data)
     except orjson.JSONDecodeError:
-        return decode(data)  # which says what is wrong in our words
+        return decode(data)  # raises our own error message
     _require_shallow(value, data)
     return value
 
 
 def _require_shallow(value: Any, data: bytes | bytearray | memoryview) -> None:
-    # What is deep is long: every level opens and closes.
+    # Deep JSON is long, since every level has two brackets.
     if len(data) > 2 * JSON_DEPTH_MAX and not _is_plainly_shallow(bytes(data)) and _is_deep(value):
         raise DecodeError(f"JSON is nested more than {JSON_DEPTH_MAX} levels deep")
 
 
 def _value_of(text: str) -> Any:
-    """Return what a text stands for; most have no blanks around it, and cost less for that."""
+    """Decode a text; if it has no surrounding blanks, as most, this takes less time."""
     if text.startswith(("{", "[")):
         value, end = _scan(text, 0)
         if end == len(text):
@@ -91,11 +91,11 @@ def _value_of(text: str) -> Any:
     return _DECODER.decode(text)
 
 
-def _refuse(value: Any) -> Any:
+def _reject_type(value: Any) -> Any:
     raise TypeError(f"{type(value).__name__} is nothing that JSON knows")
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _unique_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
         raise ValueError("an object names a key twice")
@@ -110,11 +110,12 @@ def _finite(digits: str) -> float:
 
 
 def _is_plainly_shallow(data: bytes) -> bool:
-    """Say True only if valid JSON cannot be too deep; costs a quarter of walking the value.
+    """Return True only if valid JSON cannot be too deep; this takes a quarter of walking the value.
 
-    Few brackets cannot nest deeply. Else, with all but brackets and quotes left out, a string
-    without brackets is a bare pair of quotes, while one with a bracket leaves its first quote
-    behind, as pairs are taken from the left; what then vanishes in eight rounds is eight deep.
+    Few brackets cannot nest deeply. Otherwise remove everything except brackets and quotes. Then a
+    string without brackets is a pair of quotes, which is removed. A string with a bracket leaves
+    its first quote, since pairs are removed from the left. If removing pairs of brackets eight
+    times leaves nothing, the value is at most eight levels deep.
     """
     if data.count(b"[") + data.count(b"{") <= JSON_DEPTH_MAX:
         return True
@@ -150,6 +151,6 @@ def _has_lone_surrogate(value: object) -> bool:
     return False
 
 
-_DECODER = JSONDecoder(object_pairs_hook=_unique, parse_float=_finite)
+_DECODER = JSONDecoder(object_pairs_hook=_unique_object, parse_float=_finite)
 _scan: Any = _DECODER.scan_once
-_text_of = make_encoder(_refuse, ascii_only=False, sort_keys=False)
+_text_of = make_encoder(_reject_type, ascii_only=False, sort_keys=False)

@@ -1,8 +1,8 @@
-"""Tasks in records, and the arguments of executors in payloads.
+"""Encodes and decodes tasks and jobs in records, and the arguments of executors in payloads.
 
-A task is one record; its outputs are a number where they have their usual names. The payload is
-JSON that only its creator and its executor read: `{"args": …}` and whatever else the executor
-knows, references as `__ref__` objects.
+A task is one record. Its outputs are encoded as a number if they have default names. The payload is
+JSON that only the creator and the executor of the task read: `{"args": …}` and other keys of the
+executor, with references as `__ref__` objects.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _DIGEST_MAX_LENGTH = 64
 _EXECUTOR_MAX_LENGTH = 64
 _JOB_STATES = frozenset(str(state) for state in JobState)
 INPUTS_MAX = 1_000_000
-OUTPUTS_MAX = 10_000  # where a number stands for them: naming so many takes 3 ms
+OUTPUTS_MAX = 10_000  # if encoded as a number: generating so many names takes 3 ms
 
 
 def make_task(
@@ -60,11 +60,11 @@ def make_task(
 ) -> tuple[TaskSpec, tuple[Reference, ...]]:
     """Make the `ordinal`-th task of `parent`; references inside `arguments` become its inputs.
 
-    `outputs` are given when it takes over its parent's; memoised ones are named by executor and
-    arguments within the job, others by the task. Of the references that are also in `any_of` one is
-    enough. Without an ordinal the task is named by what it is to do and what it takes over; `twin`
-    is the number of equal tasks that the parent created before. Returns the task and those inputs
-    that are no futures.
+    `outputs`: the parent's outputs that the task takes over. Otherwise, names of outputs derive
+    from executor, arguments and job if `memoise`, else from the task's name. `any_of`: inputs of
+    which one must be available. Without an ordinal the task's name derives from its executor, its
+    arguments and the outputs that it takes over; `twin` is the number of equal tasks that the
+    parent created before. Returns the task and the references of inputs that are not futures.
     """
     alternatives = dict.fromkeys([ref.id for ref in any_of])
     takes = outputs if ordinal is None and outputs is not None else ()
@@ -82,7 +82,8 @@ def make_task(
             outputs = memo_output_ids(executor, digest, job, n_outputs)
         else:
             outputs = output_ids(task_id, n_outputs)
-    # Who mentions only its own is told its inputs anyway: they need not travel twice.
+    # A task that mentions only its own objects is sent its inputs in any case, so the payload needs
+    # no second copy.
     by_id = mentions is Mentions.OWN
     payload = codec.encode(to_json(arguments, values_by_id=by_id)) if references else text
     spec = TaskSpec(
@@ -93,7 +94,7 @@ def make_task(
 
 
 def read_arguments(payload: bytes) -> dict[str, Any]:
-    """Decode a task's payload: what `make_task` was given as `arguments`."""
+    """Decode a task's payload; return the `arguments` of `make_task`."""
     arguments = codec.decode(payload)
     if b"__ref__" in payload:
         arguments = from_json(arguments)
@@ -103,7 +104,7 @@ def read_arguments(payload: bytes) -> dict[str, Any]:
 
 
 def task_fields(spec: TaskSpec) -> list[Any]:
-    """Give a task its fields in a record; the payload travels behind the record."""
+    """Return the fields of a task in a record; the payload follows the record."""
     outputs: int | tuple[str, ...] = spec.outputs
     if outputs == output_ids(spec.id, len(spec.outputs)):
         outputs = len(spec.outputs)
@@ -185,7 +186,7 @@ _ids_seen: dict[str, str] = {}
 
 
 def _read_shared_id(value: Any) -> Any:
-    """Read an id that many tasks name: checked once, and one text for all of them."""
+    """Read an id that many tasks contain; it is checked once, and all share one string."""
     known = _ids_seen.get(value) if type(value) is str else None
     if known is None:
         if len(_ids_seen) > 1000:
@@ -195,8 +196,8 @@ def _read_shared_id(value: Any) -> Any:
 
 
 _needs_seen: dict[tuple[Any, ...], Needs] = {}
-_NUMBERS = Needs._fields.index("retry_on")  # stand first; alone, as a rule
-_NEEDS_COUNTS = (_NUMBERS, *range(_NUMBERS + 2, len(Needs._fields) + 1))  # some are younger
+_NUMBERS = Needs._fields.index("retry_on")  # the numbers come first, usually without other fields
+_NEEDS_COUNTS = (_NUMBERS, *range(_NUMBERS + 2, len(Needs._fields) + 1))  # old senders omit some
 
 
 def _read_needs(value: Any) -> Needs:
@@ -228,7 +229,7 @@ def _is_number(value: Any) -> bool:
 
 
 def job_fields(spec: JobSpec) -> list[Any]:
-    """Give a job its fields in a record."""
+    """Return the fields of a job in a record."""
     how = spec.scheduling
     scheduling = 0 if how == USUAL_SCHEDULING else [how.policy, dict(how.options)]
     fields = [spec.id, spec.name, spec.open, spec.detached, spec.keep, scheduling]
@@ -252,7 +253,7 @@ def read_job(fields: list[Any]) -> JobSpec:
 
 
 def context_fields(context: CallerContext | None) -> int | list[Any]:
-    """Give a job's context its field in a record."""
+    """Return the field of a job's context in a record."""
     if context is None:
         return 0
     return [context.cwd, dict(context.env), context.replaces_env]
@@ -262,7 +263,7 @@ _contexts_seen: dict[tuple[Any, ...], CallerContext] = {}
 
 
 def read_context(value: Any) -> CallerContext | None:
-    """Read the context of a job; equal ones, as many jobs of a user have, share one value."""
+    """Read the context of a job; equal contexts, which jobs of a user often have, share a value."""
     if type(value) is int and value == 0:
         return None
     if not isinstance(value, list) or len(value) != 3:

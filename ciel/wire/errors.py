@@ -1,20 +1,20 @@
-"""What can be wrong with bytes, and whose fault it is.
+"""The errors of the wire formats, which also say which side is at fault.
 
-The text of every error here is one printable line without key material, cut to a sane length, so
-that it may be logged and sent to the peer as it is.
+The text of every error is one printable line of limited length without key material, so that it can
+be logged and sent to the peer.
 """
 
 from ciel.wire.limits import TEXT_MAX_LENGTH
 
 
 def one_line(text: str) -> str:
-    """Return `text` fit to be shown: printable, on one line, not longer than the limit."""
+    """Make `text` printable, on one line, and no longer than the limit."""
     shown = "".join(c if c.isprintable() else "?" for c in text[:TEXT_MAX_LENGTH])
     return shown if len(text) <= TEXT_MAX_LENGTH else shown[:-3] + "..."
 
 
 class WireError(Exception):
-    """Root of this room's errors."""
+    """Root of the errors of `ciel.wire`."""
 
     def __init__(self, reason: str) -> None:
         self.reason = one_line(reason)
@@ -22,23 +22,23 @@ class WireError(Exception):
 
 
 class EncodeError(WireError):
-    """A value of ours has no form on the wire."""
+    """A value cannot be encoded."""
 
 
 class DecodeError(WireError):
-    """Bytes are not what they should be."""
+    """Received bytes are malformed."""
 
 
 class ProtocolError(WireError):
-    """The rules of frames and sessions were broken; use one of the kinds that name the culprit."""
+    """A rule of frames or sessions was broken; subclasses say by which side."""
 
 
 class LocalProtocolError(ProtocolError):
-    """We tried what the protocol does not allow, and nothing was sent."""
+    """This side tried an operation that the protocol does not allow; nothing was sent."""
 
 
 class RecordTooLargeError(LocalProtocolError):
-    """A single record of kind `kind` is larger than any may be."""
+    """A single record of kind `kind` exceeds the size limit."""
 
     def __init__(self, kind: str, size_bytes: int, limit_bytes: int) -> None:
         super().__init__(f"a record {kind!a} of {size_bytes} bytes exceeds {limit_bytes} bytes")
@@ -48,15 +48,15 @@ class RecordTooLargeError(LocalProtocolError):
 
 
 class RemoteProtocolError(ProtocolError):
-    """The peer broke the rules; the connection is of no further use."""
+    """The peer broke a rule; the connection cannot be used any more."""
 
 
 class ConnectionCutError(RemoteProtocolError):
-    """The peer's bytes ended too early: the connection was lost; the peer said nothing wrong."""
+    """The peer's data ended too early: the connection was lost, without a fault of the peer."""
 
 
 class FrameTooLargeError(RemoteProtocolError):
-    """The peer announced `size_bytes` where `limit_bytes` are accepted; none of it was kept."""
+    """The peer announced `size_bytes`, more than `limit_bytes`; its data was not buffered."""
 
     def __init__(self, what: str, size_bytes: int, limit_bytes: int) -> None:
         super().__init__(f"a {what} of {size_bytes} bytes exceeds {limit_bytes} bytes")
@@ -65,7 +65,7 @@ class FrameTooLargeError(RemoteProtocolError):
 
 
 class RefusedError(RemoteProtocolError):
-    """One side will not talk to the other; both hold this error with the same text."""
+    """One side refused the session; both sides get this error with the same text."""
 
     def __init__(self, reason: str, *, by_peer: bool = False) -> None:
         super().__init__(f"refused: {reason}")

@@ -1,7 +1,7 @@
-"""How a file is told to another process that may see it, too: then nothing needs to be sent.
+"""Identifies files to other processes on the same host, which can then read them directly.
 
-Whoever reads finds out by itself whether it is on the same host: a file of that name must be there,
-and be that very file.
+The reader checks whether it is on the same host: the path must exist there and lead to the same
+file.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ import os
 from typing import Final
 
 FILE_HEADER: Final = "X-Ciel-File"
-"""Of an answer to `HEAD /data/<id>`: the file that holds the object; empty if there is none."""
+"""The header of an answer to `HEAD /data/<id>` with the object's file; empty if there is none."""
 
 
 def file_identity(path: str) -> str:
-    """Return what tells a file from any other: device, inode, time of its making, and its path."""
+    """Return a file's identity: device, inode, modification time and path."""
     try:
         found = os.stat(path)
     except OSError:
@@ -23,7 +23,7 @@ def file_identity(path: str) -> str:
 
 
 def open_identified(identity: str) -> int | None:
-    """Return a descriptor of the file, open for reading; None if it is not here, or another."""
+    """Open the file for reading; None if it does not exist here, or is another file."""
     path = identity.split(":", 3)[-1]
     if not path.startswith("/"):
         return None
@@ -31,8 +31,8 @@ def open_identified(identity: str) -> int | None:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
         return None
-    # Its memory may serve another object once nobody has it open. So it is looked for once more, by
-    # its name: if it is that now, it has been so ever since we had it open, and will be.
+    # The store may reuse the file's memory for another object while no process has it open. So
+    # check its name again: if the identity is unchanged now that it is open, it stays so.
     found = os.fstat(fd)
     is_it = f"{found.st_dev}:{found.st_ino}:{found.st_mtime_ns}:{path}" == identity
     if is_it and file_identity(path) == identity:

@@ -1,17 +1,17 @@
-"""Frames: many small records and their opaque payloads, cut out of a stream of bytes.
+"""Encodes and decodes frames, which are batches of records and their opaque payloads.
 
-    4 bytes   length of all that follows the first eight bytes, big-endian
+    4 bytes   length of the header and the payloads, big-endian
     4 bytes   length of the header, big-endian
     header    JSON list of records, each a list `[kind, field ..., payload length]`
     payloads  one after the other, in the order of their records
 
-Here a record is a pair: its fields, beginning with the kind, and its payload (empty if none). The
-payload's length is added on the way out and taken off on the way in, so what is sent is what
-arrives. Payloads are never looked into: master and worker forward them as they came.
+In this module a record is a pair: its fields, starting with the kind, and its payload (empty if
+none). Encoding adds the payload's length to the fields, and decoding removes it. Payloads are never
+decoded here: master and worker forward them unchanged.
 
-A record that is too large for a frame travels in parts: a frame of its own, whatever its size, is
-cut up, and each piece is the payload of a record `["part", bytes that follow]`, alone in its frame.
-The reader joins them again (ADR 75).
+A record that is too large for a frame is sent in parts. It is encoded as a frame of any size, which
+is split into pieces. Each piece is the payload of a record `["part", number of bytes that follow]`,
+alone in its frame. The reader joins the pieces (ADR 75).
 """
 
 import struct
@@ -34,27 +34,27 @@ from ciel.wire.limits import (
 )
 
 Record = tuple[list[Any], bytes]
-"""What arrives: fields and payload."""
+"""A received record: fields and payload."""
 
 SendableRecord = tuple[Sequence[Any], bytes | memoryview]
-"""What is sent. Nothing of it is changed, so one record may go to many peers."""
+"""A record to send. It is not modified, so it can be sent to many peers."""
 
-_RECORD_BYTES: Final = 300  # of a typical record, its payload apart
-_ITEM_BYTES: Final = 40  # of one in a list
+_RECORD_BYTES: Final = 300  # of a typical record, without its payload
+_ITEM_BYTES: Final = 40  # of an item in a list
 _PREFIX: Final = struct.Struct(">II")
 _PART: Final = "part"
 
 
 def looks_like_frame(first_byte: int) -> bool:
-    """Say whether a connection that begins so speaks frames; HTTP begins with a letter."""
+    """Whether a connection that starts with this byte sends frames; HTTP starts with a letter."""
     return first_byte <= 1
 
 
 def encode_frames(records: Sequence[SendableRecord]) -> bytes:
-    """Return the records as one frame, or as few as the limits allow; no bytes for no records.
+    """Encode records as one frame, or as few as the limits allow; no records give no bytes.
 
-    Raise `RecordTooLargeError` for a record above `RECORD_MAX_BYTES` and `EncodeError` for one that
-    has no JSON form; then none of them is to be sent.
+    Raise `RecordTooLargeError` for a record above `RECORD_MAX_BYTES`, and `EncodeError` for a
+    record that has no JSON form. Then none of the records may be sent.
     """
     if len(records) <= RECORDS_PER_FRAME_MAX:
         return _encode_batch(records) if records else b""
@@ -93,7 +93,7 @@ def _encode_parts(whole: bytes) -> bytes:
 
 
 def estimate_sizes(records: Sequence[SendableRecord]) -> list[int]:
-    """Return about how many bytes each of the records takes on the wire."""
+    """Estimate how many bytes each of the records takes on the wire."""
     sizes = []
     for fields, payload in records:
         size_bytes = _RECORD_BYTES + len(payload)
@@ -108,36 +108,35 @@ def estimate_sizes(records: Sequence[SendableRecord]) -> list[int]:
 
 
 class FrameReader:
-    """Cuts frames out of a stream fed in any pieces.
+    """Decodes frames from a stream that is fed in arbitrary pieces.
 
-    Never keeps more than `max_bytes` and one piece, and the parts of one record: a larger frame
-    raises `FrameTooLargeError` as soon as its first eight bytes are here, a larger record with its
-    first part. `max_bytes` may be changed between frames; below `FRAME_MAX_BYTES` it also bounds
-    records in parts. After an
-    error the stream has no frame boundary any more, and the reader is of no further use.
+    It buffers at most `max_bytes`, one piece, and the parts of one record. A larger frame raises
+    `FrameTooLargeError` once its first eight bytes have arrived, a larger record with its first
+    part. `max_bytes` may be changed between frames; below `FRAME_MAX_BYTES` it also limits records
+    in parts. After an error the boundaries of frames are unknown, and the reader is unusable.
     """
 
     def __init__(self, max_bytes: int = FRAME_MAX_BYTES) -> None:
         self.max_bytes = max_bytes
-        self.taken_bytes = 0  # of the stream, by the frames returned so far
+        self.taken_bytes = 0  # size of all frames returned so far
         self._buffer = bytearray()
         self._header_bytes = 0
-        self._frame_bytes = 0  # of the frame in the making, prefix included; 0 while unknown
+        self._frame_bytes = 0  # size of the incomplete frame with its prefix; 0 while unknown
         self._parts = bytearray()
-        self._left_bytes = 0  # of the record in parts, that are still to come
+        self._left_bytes = 0  # missing bytes of the record in parts
 
     @property
     def is_between_frames(self) -> bool:
-        """True when a stream that ends here ends properly."""
+        """Whether the stream is at a boundary between records, where it may end."""
         return not self._buffer and not self._left_bytes
 
     def feed(self, data: bytes) -> None:
         self._buffer += data
 
     def next_frame(self) -> list[Record] | None:
-        """Return the records of the next whole frame; None until more bytes have been fed.
+        """Return the records of the next complete frame; None if more bytes are needed.
 
-        Raise `RemoteProtocolError` when the bytes are no frame.
+        Raise `RemoteProtocolError` if the bytes are not a frame.
         """
         while (records := self._next_records()) is not None:
             if records[0][0][0] == _PART:
@@ -157,13 +156,13 @@ class FrameReader:
             return None
         with memoryview(self._buffer) as view:
             frame = bytes(view[:size_bytes])
-        del self._buffer[:size_bytes]  # moves the start, not the rest
+        del self._buffer[:size_bytes]  # fast: a bytearray does not move the rest
         self.taken_bytes += size_bytes
         self._frame_bytes = 0
         return _decode_frame(frame, _PREFIX.size + self._header_bytes)
 
     def _join(self, records: list[Record]) -> list[Record]:
-        """Take a part; return the record that it completes, or nothing."""
+        """Add a part; return the record that it completes, or an empty list."""
         fields, part = records[0]
         if len(records) > 1 or len(fields) != 2 or type(fields[1]) is not int or not part:
             raise RemoteProtocolError("a part is alone in its frame, and says how much follows")
@@ -193,7 +192,7 @@ class FrameReader:
         return found
 
     def _read_prefix(self) -> bool:
-        """Learn the sizes of the frame that begins here. False while there are too few bytes."""
+        """Read the sizes of the next frame; False if there are too few bytes."""
         if self._buffer and not looks_like_frame(self._buffer[0]):
             raise RemoteProtocolError(f"not a frame: it begins with byte {self._buffer[0]}")
         if len(self._buffer) < _PREFIX.size:

@@ -1,8 +1,8 @@
-"""Control messages on the wire: one record each, `[kind, field, …]` and an opaque payload.
+"""Encodes and decodes control messages: one record each, `[kind, field, …]` and an opaque payload.
 
-One table says how each message is written and read; `encode` and `decode` look up in it and do
-nothing else. Fields are checked when read: a message that exists is well-formed. Which kinds a peer
-may send is its receiver's affair (`decode` takes the set it allows).
+One table has the encoder and the decoder of each message; `encode` and `decode` only use this
+table. Decoders check all fields, so every message is well-formed. The receiver decides which kinds
+a peer may send, and passes them to `decode`.
 """
 
 from __future__ import annotations
@@ -70,13 +70,13 @@ N = TASK_FIELD_COUNT
 SECONDS_MAX = 1e10  # three centuries
 _EXIT_STATUS_MAX = 255
 _SIGNAL_MAX = 64
-COUNT_MAX = 2**63  # what is larger cannot be divided, nor stored
+COUNT_MAX = 2**63  # larger numbers cannot be stored, or divided as floats
 LEVELS_MAX = 8  # of a store; there are two
 
 
 class Form(NamedTuple):
-    """How one kind of message is written (to fields and payload) and read (from them, kind taken
-    off).
+    """The encoder and the decoder of one kind of message. Both use fields without the kind, and a
+    payload.
     """
 
     kind: str
@@ -103,14 +103,14 @@ def _text(value: Any) -> str:
 
 
 def _details(value: Any) -> Any:
-    """Read what a fault is told with: a text, or an object of texts."""
+    """Read the details of a fault: a text, or an object of texts."""
     if not isinstance(value, dict):
         return _text(value)
     return {_text(key): _text(item) for key, item in value.items()}
 
 
-def _read_how(value: Any) -> tuple[bool, bool]:
-    """Read whether a child was begun, and whether its parent waits for it."""
+def _read_spawn_flags(value: Any) -> tuple[bool, bool]:
+    """Read whether a child was started locally, and whether its parent waits for it."""
     number = _count(value)
     if number > 3:
         raise DecodeError("how a child is spawned must be a number that is known here")
@@ -182,7 +182,7 @@ def _read_texts(value: Any) -> tuple[str, ...]:
 
 
 def _read_levels(value: Any) -> tuple[dict[str, Any], ...]:
-    """Read what a worker tells of its store: names, and numbers of which some are not known."""
+    """Read a worker's report about the levels of its store: names, and numbers that may be null."""
     if not isinstance(value, list) or len(value) > LEVELS_MAX:
         raise DecodeError(f"a list of at most {LEVELS_MAX} levels was expected")
     for level in value:
@@ -308,7 +308,7 @@ _FORMS: dict[type, Form] = {
             m.spec.payload,
         ),
         lambda f, p: SpawnTask(
-            read_task(f[:N], p), _refs(f[N]), _count(f[N + 1]), *_read_how(f[N + 2])
+            read_task(f[:N], p), _refs(f[N]), _count(f[N + 1]), *_read_spawn_flags(f[N + 2])
         ),
     ),
     StreamsOpened: Form(
@@ -400,24 +400,24 @@ TO_WORKER: frozenset[type] = frozenset(
 
 
 def kind_of(message: type) -> str:
-    """Return what messages of a class are called on the wire."""
+    """Return the kind of a class of messages on the wire."""
     return _FORMS[message].kind
 
 
 def encode(message: Message) -> Record:
-    """Write a message as a record for `Session.send`."""
+    """Encode a message as a record for `Session.send`."""
     form = _FORMS[type(message)]
     fields, payload = form.write(message)
     return [form.kind, *fields], payload
 
 
 def encode_all(messages: Iterable[Message]) -> list[Record]:
-    """Write messages as records, in order."""
+    """Encode messages as records, in order."""
     return [encode(message) for message in messages]
 
 
 def decode_all(records: Iterable[Record], allowed: frozenset[type]) -> list[Message]:
-    """Read records as `decode` does, in order, and leave out the mere signs of life."""
+    """Decode records in order, and drop heartbeats."""
     messages = []
     for record in records:
         message = decode(record, allowed)
@@ -427,10 +427,10 @@ def decode_all(records: Iterable[Record], allowed: frozenset[type]) -> list[Mess
 
 
 def decode(record: Record, allowed: frozenset[type]) -> Message:
-    """Read a record that a session received.
+    """Decode a record that a session received.
 
-    Raises DecodeError for what is malformed, unknown, or not among the `allowed` kinds; the text
-    names the kind.
+    Raises DecodeError with the kind if the record is malformed, or its kind is unknown or not
+    `allowed`.
     """
     fields, payload = record
     kind = fields[0]

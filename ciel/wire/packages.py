@@ -1,5 +1,7 @@
-"""What is in the package of a job, as an object: JSON, one entry on each line, so that one of very
-many is found without decoding the others. No text in JSON contains a line end.
+"""The format of package objects: JSON with one entry on each line.
+
+An entry is found by its line, without decoding all others. This works because strings in JSON
+contain no line ends.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from ciel.wire.references import from_json, to_json
 
 
 def encode_package(package: Mapping[str, Reference]) -> bytes:
-    """Return the object's content; raises EncodeError for a key that has no form in UTF-8."""
+    """Encode a package; raises EncodeError for a key that is not valid Unicode."""
     entries = [
         codec.encode(key) + b":" + codec.encode(to_json(ref)) for key, ref in package.items()
     ]
@@ -23,15 +25,15 @@ def encode_package(package: Mapping[str, Reference]) -> bytes:
 
 
 def find_entry(content: bytes, key: str) -> Reference | None:
-    """Return what a key stands for, None if it is not there. Raises DecodeError and InvalidIdError
-    for what is no package.
+    """Return the reference of a key, None if there is none. Raises DecodeError and InvalidIdError
+    if the content is not a package.
     """
     mark = b"\n" + codec.encode(key) + b":"
     found = content.find(mark)
     if found >= 0:
         start = found + len(mark)
         line = content[start : content.find(b"\n", start)]
-        with suppress(WireError):  # somebody else has written it, in another layout
+        with suppress(WireError):  # other software has written the package in another layout
             return _reference(codec.decode(line.removesuffix(b",")))
     entries = codec.decode(content)
     if not isinstance(entries, dict):

@@ -1,12 +1,12 @@
-"""Journal records: what a master must know after a restart, as it was said, with a checksum.
+"""Encodes and decodes journal records: the messages that a restarted master needs, with checksums.
 
     record = body length (4 bytes, big-endian) || CRC-32 of the body (4 bytes) || body
     body   = header length (4 bytes) || JSON array [kind, field, …] || payload
 
-A record is a control message in its wire form, so that there is one description of both. The kinds
-in `JOURNALLED` are the whole set: jobs, tasks, wants, what was reported of tasks, how jobs ended,
-and that they were removed or tried again. A reader takes the longest good prefix: the first record
-that is cut off, or whose checksum does not match, ends the journal.
+A record contains a control message in its wire format. `JOURNALLED` is the set of all kinds: jobs,
+tasks, wants, reports of tasks, ends of jobs, and their removals and retries. A reader uses the
+longest valid prefix: the journal ends at the first record that is truncated or does not match its
+checksum.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _HEADER_LENGTH = struct.Struct(">I")
 
 
 class Replay(NamedTuple):
-    """What a journal holds: its records, how many bytes of it are good, and why the rest is not."""
+    """The content of a journal: its records, the size of the valid prefix, and what follows it."""
 
     records: list[Message]
     good_bytes: int
@@ -46,9 +46,7 @@ class Replay(NamedTuple):
 
 
 def encode(message: Message) -> bytes:
-    """Write a message as a journal record; raises LocalProtocolError for one that is not
-    journalled.
-    """
+    """Encode a message as a journal record; raises LocalProtocolError for other kinds."""
     if type(message) not in JOURNALLED:
         raise LocalProtocolError(f"a {type(message).__name__} is not kept in the journal")
     fields, payload = messages.encode(message)
@@ -58,7 +56,7 @@ def encode(message: Message) -> bytes:
 
 
 def read(journal: bytes | memoryview) -> Replay:
-    """Read records until the end or the first damage; never raises for what the bytes say."""
+    """Read records until the end or the first damage; never raises for any content."""
     data = memoryview(journal)
     records: list[Message] = []
     offset = 0

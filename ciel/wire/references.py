@@ -1,6 +1,6 @@
-"""References outside: arrays in records, `{"__ref__": [...]}` objects in arguments and results.
+"""Encodes references: as arrays in records, as `{"__ref__": [...]}` in arguments and results.
 
-Both have the original's element order, so that clients written for it can read them
+Both have the element order of the original CIEL, so that clients written for it can read them
 (ciel-interfaces, section 2).
 """
 
@@ -30,13 +30,13 @@ from ciel.core.refs import (
 from ciel.wire.errors import DecodeError
 
 LOCATIONS_MAX = 10_000
-SIZE_MAX_BYTES = 2**63 - 1  # of one object, and what a file can have
+SIZE_MAX_BYTES = 2**63 - 1  # of one object: the maximum size of a file
 _PLAIN = frozenset((str, int, float, bool, type(None)))
 _is_location = re.compile(r"[A-Za-z0-9_.:%\[\]-]{1,255}:[0-9]{1,5}", re.ASCII).fullmatch
 
 
 def to_array(ref: Reference) -> list[Any]:
-    """Give a reference its array form: tag, id, and what its kind adds."""
+    """Encode a reference as an array: tag, id, and the fields of its kind."""
     if type(ref) is Value:  # most results
         return ["val", ref.id, ref.encoded]
     array: list[Any] = [_TAGS[type(ref)], *ref]
@@ -102,7 +102,7 @@ _TAGS = {kind: tag for tag, (kind, _) in _SHAPES.items()}
 
 
 def from_array(array: Any) -> Reference:
-    """Read a reference from its array form; raises DecodeError or InvalidIdError otherwise."""
+    """Decode a reference from an array; raises DecodeError or InvalidIdError."""
     if type(array) is list and len(array) == 3 and array[0] == "val" and type(array[2]) is str:
         return Value(check_id(array[1]), array[2])  # type: ignore[arg-type]  # checked text is an id
     if not isinstance(array, list) or len(array) < 2:
@@ -123,9 +123,9 @@ def from_array(array: Any) -> Reference:
 
 
 def to_json(value: Any, depth: int = 0, values_by_id: bool = False) -> Any:
-    """Replace references in a JSON-like value by `{"__ref__": array}`; the value itself is not
-    changed. `values_by_id`: without the content of those that have it. Raises RecursionError for
-    one that contains itself.
+    """Return a JSON-like value with references replaced by `{"__ref__": array}`. `values_by_id`:
+    encode inline values as futures, without their content. Raises RecursionError for a value that
+    contains itself.
     """
     if type(value) in _PLAIN:  # most values
         return value
@@ -148,10 +148,10 @@ def to_json(value: Any, depth: int = 0, values_by_id: bool = False) -> Any:
 
 
 def from_json(value: Any, depth: int = 0) -> Any:
-    """Replace every object with a key `__ref__`, wherever it stands, by its reference.
+    """Return a JSON-like value with every `__ref__` object replaced by its reference.
 
-    Raises DecodeError, InvalidIdError or InvalidContentError: this is what people and programs
-    wrote, so it is looked at more closely than an array in a record.
+    Raises DecodeError, InvalidIdError or InvalidContentError. It checks more than `from_array`,
+    because people and programs have written the value.
     """
     if depth > NESTING_MAX:
         raise DecodeError("JSON is nested too deeply")
@@ -160,7 +160,7 @@ def from_json(value: Any, depth: int = 0) -> Any:
         if "__ref__" in value:
             ref = from_array(value["__ref__"])
             if type(ref) is Value:
-                ref.content  # noqa: B018  # can it be read?
+                ref.content  # noqa: B018  # raises an error if it cannot be decoded
             return ref
         return {key: from_json(item, below) for key, item in value.items()}
     if isinstance(value, list):

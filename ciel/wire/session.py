@@ -1,25 +1,26 @@
-"""A session: two strangers say hello, prove to each other that they hold the same key, then talk.
+"""Sessions: two processes send a hello, prove that they hold the same key, then exchange records.
 
-Bytes come in and records go out, and the other way round; no socket, no clock, no thread. Whoever
-owns the connection feeds `receive`, writes out `data_to_send` after every call, even one that
-raised, and closes it when a peer has not proved itself within `HELLO_TIMEOUT_S`:
+A session converts received bytes to records, and records to bytes to send. It uses no socket, clock
+or thread. The owner of the connection passes received bytes to `receive`, and sends `data_to_send`
+after every call, even if the call raised. It closes the connection if the peer has not proved its
+key within `HELLO_TIMEOUT_S`:
 
     session = Session.initiator(key, Role.WORKER, software="0.1.0", about={"slots": 2})
     write(session.data_to_send())
     while not session.is_open:
-        records = session.receive(read())      # raises RefusedError when turned away
+        records = session.receive(read())      # raises RefusedError if refused
         write(session.data_to_send())
     write(session.send([(["ready"], b"")]))
 
     initiator                                      acceptor
     hello(version, role, cluster, nonce)  ──▶
                       ◀──  hello(version, role, cluster, nonce), proof
-    proof, and from here on anything      ──▶      from here on anything
+    proof, then any records               ──▶      then any records
 
-The acceptor proves first, which saves a round trip: its proof is worth nothing elsewhere, as it is
-bound to both nonces, to the role and to its side. Until the peer's proof holds, `HELLO_MAX_BYTES`
-are read from it in all. Each record of the handshake is alone in its frame; a `refused` may come at
-any time and ends the session with the same text on both sides.
+The acceptor sends its proof first, which saves a round trip. Its proof cannot be used elsewhere,
+because it depends on both nonces, the role and the side. Before the peer has proved its key, at
+most `HELLO_MAX_BYTES` are read from it. Each record of the handshake is alone in its frame. Either
+side may send `refused` at any time, which ends the session with the same text on both sides.
 """
 
 import secrets
@@ -45,7 +46,7 @@ PROTOCOL_VERSION: Final = 1
 HELLO: Final = "hello"
 PROOF: Final = "proof"
 REFUSED: Final = "refused"
-"""The kinds of record that a session keeps for itself."""
+"""The kinds of record that sessions process themselves."""
 
 _PROOF_FRAME_BYTES: Final = len(encode_frames([([PROOF, "0" * 64], b"")]))
 
@@ -53,7 +54,7 @@ T = TypeVar("T")
 
 
 class State(Enum):
-    """What a session waits for."""
+    """The states of a session; the values say what it waits for."""
 
     HELLO = "the peer's hello"
     PROOF = "the peer's proof"
@@ -67,14 +68,15 @@ TRANSITIONS: Final[Mapping[State, Mapping[str, State]]] = {
     State.OPEN: {REFUSED: State.FAILED},
     State.FAILED: {},
 }
-"""Which records of the handshake may arrive when, on both sides. Any other fails the session."""
+"""The records of the handshake that are valid in each state, on both sides. Any other record fails
+the session."""
 
 
 class Hello(NamedTuple):
-    """What one side says of itself. `about` is for the parties, the session never looks inside.
+    """One side's description of itself. `about` is for the owners; the session does not read it.
 
-    On the wire kind and `protocol` come first in every version, so that any two can refuse each
-    other in words.
+    Kind and `protocol` are the first fields in every version, so that different versions can refuse
+    each other with a message.
     """
 
     protocol: int
@@ -90,7 +92,7 @@ class Hello(NamedTuple):
 
     @classmethod
     def from_fields(cls, fields: Sequence[Any]) -> Self:
-        """Check a hello of our own protocol version."""
+        """Decode a hello of this protocol version."""
         match fields:
             case [_, int(protocol), str(software), str(role), str(cluster), nonce, dict(about)]:
                 pass
@@ -104,10 +106,10 @@ class Hello(NamedTuple):
 
 
 class Session:
-    """One end of a connection. `receive` raises `RemoteProtocolError` or one of its kinds.
+    """One end of a connection. `receive` raises `RemoteProtocolError` or a subclass.
 
-    What the peer said of itself is in `peer` once the session is open, and None before, when
-    nothing is known to be true.
+    `peer` is the peer's hello once the session is open. Before, it is None, because nothing in it
+    is proved.
     """
 
     def __init__(self, side: Side, hello: Hello, key_for_role: KeyForRole) -> None:
@@ -134,9 +136,9 @@ class Session:
         about: Mapping[str, Any] | None = None,
         nonce: bytes | None = None,
     ) -> Self:
-        """Begin a session as `role`. With a `cluster_id` no other cluster will do.
+        """Start a session as `role`. With a `cluster_id`, other clusters are refused.
 
-        Raise `LocalProtocolError` when `key` is of another role, or `about` too large for a hello.
+        Raise `LocalProtocolError` if `key` is for another role, or `about` too large for a hello.
         """
         if key.derive(role) is None:
             raise LocalProtocolError(f"a key for {key.role} cannot prove the role {role}")
@@ -156,9 +158,9 @@ class Session:
         about: Mapping[str, Any] | None = None,
         nonce: bytes | None = None,
     ) -> Self:
-        """Await a peer, in any role for which `key_for_role` gives a key (`key.derive` does)."""
+        """Wait for a peer, in any role for which `key_for_role` has a key (use `key.derive`)."""
         nonce = nonce or secrets.token_bytes(NONCE_BYTES)
-        # The role is a stand-in until the peer asks for one.
+        # The role is a placeholder until the peer requests one.
         hello = Hello(PROTOCOL_VERSION, software, Role.SUBMIT, cluster_id, nonce, about or {})
         return cls(Side.ACCEPTOR, hello, key_for_role)
 
@@ -171,15 +173,15 @@ class Session:
         return self._theirs if self._state is State.OPEN else None
 
     def data_to_send(self) -> bytes:
-        """Return what the handshake wants written, once."""
+        """Return the bytes of the handshake to send, once."""
         data = bytes(self._outgoing)
         self._outgoing.clear()
         return data
 
     def send(self, records: Sequence[SendableRecord]) -> bytes:
-        """Return the bytes to write for these records, after what is still to be sent before them.
+        """Return the bytes to send for these records, after pending bytes of the handshake.
 
-        Raise `LocalProtocolError` unless the session is open, or when a record is too large.
+        Raise `LocalProtocolError` if the session is not open, or a record is too large.
         """
         if self._state is not State.OPEN:
             raise LocalProtocolError(f"cannot send while waiting for {self._state.value}")
@@ -187,22 +189,22 @@ class Session:
         return self.data_to_send() + frames if self._outgoing else frames
 
     def receive(self, data: bytes) -> list[Record]:
-        """Take bytes from the peer; return the records that they complete, none before it is open.
+        """Process bytes of the peer; return the completed records, none before the session is open.
 
-        After an error nothing more can be received. Records in the same piece of data before the
-        fault are dropped with it, as if the connection had been lost a little earlier.
+        After an error nothing more can be received. Records before the error in the same data are
+        dropped, as if the connection had been lost a little earlier.
         """
         if self._state is State.FAILED:
             raise LocalProtocolError("the session has failed, nothing can be received")
         try:
             self._reader.feed(data)
-            return self._take_frames()
+            return self._process_frames()
         except RemoteProtocolError as error:
             self._fail(error)
             raise
 
     def receive_eof(self) -> None:
-        """Take the end of the peer's bytes; raise `ConnectionCutError` if it came too early."""
+        """Process the end of the peer's data; raise `ConnectionCutError` if it is too early."""
         if self._state is State.FAILED or (self.is_open and self._reader.is_between_frames):
             return
         expected = self._state.value if self._reader.is_between_frames else "the rest of a frame"
@@ -210,7 +212,7 @@ class Session:
         raise ConnectionCutError(f"the peer closed the connection while we awaited {expected}")
 
     def refuse(self, reason: str) -> RefusedError:
-        """End the session for a reason of the caller's, who may raise what is returned."""
+        """Refuse the session for this reason; return an error that the caller may raise."""
         error = RefusedError(reason)
         self._fail(error)
         return error
@@ -222,27 +224,27 @@ class Session:
             self._queue([REFUSED, error.reason.removeprefix("refused: ")])
         self._state = State.FAILED
 
-    def _take_frames(self) -> list[Record]:
+    def _process_frames(self) -> list[Record]:
         records: list[Record] = []
         while (frame := self._reader.next_frame()) is not None:
             if self._state is not State.OPEN or (len(frame) == 1 and frame[0][0][0] == REFUSED):
-                self._take_handshake(frame)
+                self._process_handshake(frame)
             elif records:
                 records += frame
             else:
                 records = frame
         return records
 
-    def _take_handshake(self, frame: list[Record]) -> None:
+    def _process_handshake(self, frame: list[Record]) -> None:
         fields, payload = frame[0]
         kind = fields[0]
         next_state = TRANSITIONS[self._state].get(kind)
         if next_state is None or len(frame) > 1 or payload:
             raise RemoteProtocolError(f"expected {self._state.value}, got something else")
         if kind == HELLO:
-            self._take_hello(fields)
+            self._process_hello(fields)
         elif kind == PROOF:
-            self._take_proof(fields)
+            self._process_proof(fields)
         else:
             reason = fields[1] if len(fields) == 2 else "no reason given"
             raise RefusedError(str(reason), by_peer=True)
@@ -251,7 +253,7 @@ class Session:
             FRAME_MAX_BYTES if self.is_open else HELLO_MAX_BYTES - self._reader.taken_bytes
         )
 
-    def _take_hello(self, fields: list[Any]) -> None:
+    def _process_hello(self, fields: list[Any]) -> None:
         self._check_version(fields)
         theirs = Hello.from_fields(fields)
         if self._ours.cluster_id and theirs.cluster_id not in ("", self._ours.cluster_id):
@@ -270,9 +272,9 @@ class Session:
             self._queue(self._ours._replace(role=theirs.role).fields())
             self._queue([PROOF, self._proof(Side.ACCEPTOR).hex()])
 
-    def _take_proof(self, fields: list[Any]) -> None:
+    def _process_proof(self, fields: list[Any]) -> None:
         offered = _unhex(fields[1:], PROOF)
-        assert self._theirs is not None  # TRANSITIONS: a hello came before
+        assert self._theirs is not None  # TRANSITIONS requires a hello before
         if not matches(self._proof(self.side.other), offered):
             cluster_id, _ = self._by_side(self._ours.cluster_id, self._theirs.cluster_id)
             raise KeyMismatchError(cluster_id, self._theirs.role)
@@ -291,13 +293,13 @@ class Session:
             raise VersionMismatchError(*self._by_side(ours, theirs))
 
     def _proof(self, side: Side) -> bytes:
-        assert self._theirs is not None  # TRANSITIONS: a hello came before
+        assert self._theirs is not None  # TRANSITIONS requires a hello before
         assert self._key is not None
         nonce_acceptor, nonce_initiator = self._by_side(self._ours.nonce, self._theirs.nonce)
         return proof(self._key, self._theirs.role, side, nonce_initiator, nonce_acceptor)
 
     def _by_side(self, ours: T, theirs: T) -> tuple[T, T]:
-        """Return the two in the order acceptor, initiator."""
+        """Return the two values in the order acceptor, initiator."""
         return (ours, theirs) if self.side is Side.ACCEPTOR else (theirs, ours)
 
     def _queue(self, fields: list[Any]) -> None:
@@ -305,7 +307,7 @@ class Session:
 
 
 def _unhex(fields: Sequence[Any], what: str) -> bytes:
-    """Return the bytes, as many as a nonce or a proof has, of the one field there is."""
+    """Decode the only field, which has the length of a nonce or a proof."""
     match fields:
         case [str(text)] if len(text) == 2 * NONCE_BYTES:
             try:

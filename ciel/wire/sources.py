@@ -1,4 +1,4 @@
-"""URLs that name content for tasks: what `grab` takes, and what packages list."""
+"""Parses URLs that name content for tasks, in arguments of `grab` and in packages."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _has_gap = re.compile(r"[\x00-\x20\x7f]").search
 
 
 def read_source(url: str) -> str | Reference:
-    """Return a URL that can be fetched, or the reference that `swbs://HOST:PORT/ID` stands for.
-    Raises ValueError, whose text goes on from the URL: `is none of …`.
+    """Check and return a URL that can be fetched, or the reference for `swbs://HOST:PORT/ID`.
+    Raises ValueError, whose text continues a sentence after the URL: `is none of …`.
     """
     try:
         parts = urlsplit(url)

@@ -1,5 +1,5 @@
-"""Arguments, variables and names of files as JSON: a text, or `{"base64": "…"}` for bytes that are
-no UTF-8. Within a process they are texts with surrogate escapes, as `os.fsdecode` makes them.
+"""Encodes arguments, variables and file names in JSON: as text, or as `{"base64": "…"}` for bytes
+that are not UTF-8. Within a process they are strings with surrogate escapes, as from `os.fsdecode`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class SystemTextError(CielError):
 
 
 def to_value(text: str) -> str | dict[str, str]:
-    """Return what stands for a text in JSON."""
+    """Return the JSON value for a text."""
     if text.isascii():
         return text
     try:
@@ -30,12 +30,12 @@ def to_value(text: str) -> str | dict[str, str]:
 
 
 def is_bytes(value: Any) -> bool:
-    """Whether a value of JSON stands for bytes that are no text."""
+    """Whether a JSON value encodes bytes that are not text."""
     return isinstance(value, dict) and value.keys() == {_KEY}
 
 
 def from_value(value: dict[str, Any]) -> str:
-    """Return the text for which `is_bytes` holds; raises SystemTextError."""
+    """Decode a value for which `is_bytes` is true; raises SystemTextError."""
     try:
         return os.fsdecode(base64.b64decode(value[_KEY], validate=True))
     except (binascii.Error, TypeError, ValueError):

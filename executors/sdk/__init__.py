@@ -1,1 +1,1 @@
-"""What programs of the executor `proc` are written with: `ciel_task.py`, and libciel in `c/`."""
+"""The SDK for programs of the executor `proc`: `ciel_task.py`, and libciel in `c/`."""

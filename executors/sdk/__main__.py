@@ -1,4 +1,4 @@
-"""Print where the SDK lies: `cc -I"$(python -m ciel.executors.sdk)/c" …`."""
+"""Prints the directory of the SDK: `cc -I"$(python -m ciel.executors.sdk)/c" …`."""
 
 from pathlib import Path
 

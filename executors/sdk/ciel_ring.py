@@ -1,7 +1,8 @@
-"""A ring of shared memory in place of a program's two FIFOs, where worker and program have one.
+"""A ring buffer in shared memory, which replaces a program's two FIFOs.
 
-For `ciel_task`, and loaded only if the worker has said that it knows rings. Until both sides have
-agreed, everything goes by the FIFOs as ever; then they carry bells, and show the end of the worker.
+`ciel_task` loads this module only if the worker supports rings. Until both sides have agreed on a
+ring, all data goes through the FIFOs. Afterwards the FIFOs carry wake-ups, and show when the worker
+has ended.
 """
 
 from __future__ import annotations
@@ -14,26 +15,26 @@ if TYPE_CHECKING:
 
 VARIABLE = "CIEL_CHANNEL"
 OFFER_AFTER_READS = 20
-"""Programs that say less are not worth the time that it takes to load what rings are made of."""
+"""After how many reads a ring is offered. For fewer reads, loading its module costs more time."""
 
 _TAKEN = b'\0\0\0\x19["channel",{"take":true}]'
 _GONE = b'\0\0\0\x17["channel",{"go":true}]'
 
 
 class Pipes:
-    """Reads and writes as `os` does, of a program's own ends of its FIFOs."""
+    """Reads and writes a program's ends of its FIFOs, with the interface of `os`."""
 
     def __init__(self) -> None:
         self._kind, _, spin_us = os.environ.get(VARIABLE, "").partition(":")
         self._spin_us = float(spin_us or 0)
         self._read_count = 0
         self._writes = -1
-        self._segment = -1  # as long as it is offered
-        self._kept = b""  # what may be the beginning of the worker's last word
+        self._segment = -1  # while the offer is pending
+        self._kept = b""  # received bytes that may be the start of the worker's `take`
         self._ring: Any = None
 
     def read(self, fd: int, size_bytes: int) -> bytes:
-        """Wait for something to come; empty at the end. All that was to be said has been."""
+        """Wait for data; empty at the end. The caller has sent all of its own data before."""
         if self._ring is not None:
             return self._read_ring()
         self._read_count += 1
@@ -47,20 +48,21 @@ class Pipes:
             if data.endswith(_TAKEN):
                 self._cross(fd)
                 return data[: -len(_TAKEN)] or self._read_ring()
-            # The word may come in pieces; of any other call's beginning the rest comes, too.
+            # `take` may arrive in pieces. If this is the start of another call, the rest arrives,
+            # too.
             kept = next((n for n in range(len(_TAKEN), 0, -1) if data.endswith(_TAKEN[:n])), 0)
             self._kept = data[len(data) - kept :]
             if len(data) > kept or not came:
                 return data[: len(data) - kept]
 
     def write(self, fd: int, data: bytearray) -> int:
-        """Write some of it, at least a byte."""
+        """Write at least one byte of the data; return the number of bytes."""
         self._writes = fd
         if self._ring is None:
             return os.write(fd, data)
         piece = bytes(data[:65536])
         while not (count := self._ring.write(piece)):
-            self._kept += self._ring.read()  # else both sides might wait for room
+            self._kept += self._ring.read()  # otherwise both sides might wait for space
             if not self._ring.wait(True):
                 raise BrokenPipeError
         return int(count)
@@ -75,7 +77,7 @@ class Pipes:
         return bytes(data)
 
     def _offer(self) -> None:
-        """Offer a ring to the worker, who may never answer."""
+        """Offer a ring to the worker, which need not answer."""
         try:
             from ciel.scc.ring import RingError, make_segment
 
@@ -85,7 +87,7 @@ class Pipes:
                 payload = b'["channel",{"offer":"%b"}]' % place
                 os.write(self._writes, len(payload).to_bytes(4, "big") + payload)
         except (ImportError, RingError):
-            return  # then it is FIFOs
+            return  # the FIFOs stay in use
 
     def _cross(self, reads: int) -> None:
         from ciel.scc.ring import Ring

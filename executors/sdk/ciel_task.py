@@ -1,4 +1,4 @@
-r"""Tasks in Python: this one file, and nothing but the standard library (3.8 or later).
+r"""The SDK for tasks in Python: this file needs only the standard library (3.8 or later).
 
     import ciel_task
 
@@ -8,10 +8,10 @@ r"""Tasks in Python: this one file, and nothing but the standard library (3.8 or
 
     ciel_task.serve(run)
 
-Run it as a task of the executor `proc`. What is sent without waiting: `publish`, `log`, `spawn`,
-`tail_spawn`, and the end of an output or a stream. Replies come in order, so one that nobody has
-asked for yet is read when a later one is. A `Ref` that is still to be answered looks like any
-other, and waits for its answer when it is looked at. Not for several threads at once.
+Run it as a task of the executor `proc`. These calls do not wait for a reply: `publish`, `log`,
+`spawn`, `tail_spawn`, and closing an output or a stream. Replies arrive in order, so a pending one
+is read together with a later one. A `Ref` whose reply is pending can be used like any other, and
+waits for the reply when its content is accessed. Only one thread may use this module at a time.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ if TYPE_CHECKING:  # loading `typing` would take longer than many a task
     from collections.abc import Callable
     from typing import Any, BinaryIO, NoReturn
 
-FRAME_MAX_BYTES = 16 << 20  # what a worker takes at once
-PUBLISH_MAX_BYTES = 64 << 10  # more is written to a file
-UNANSWERED_MAX = 32  # calls whose replies may wait: they fit into a pipe
-UNSENT_MAX_BYTES = 64 << 10  # what a pipe holds
+FRAME_MAX_BYTES = 16 << 20  # the worker's limit of a call
+PUBLISH_MAX_BYTES = 64 << 10  # larger content is written to a file
+UNANSWERED_MAX = 32  # pending replies: so many fit into a pipe
+UNSENT_MAX_BYTES = 64 << 10  # the capacity of a pipe
 READ_BYTES = 64 << 10
-TEXT_MAX_CHARACTERS = 64 << 10  # of what is said to people
+TEXT_MAX_CHARACTERS = 64 << 10  # of log messages and error reports
 
 _EXIT_WARM = b'["exit",{"keep_process":"may_keep"}]'
-_ONE_OUTPUT = ("stdinout", "env", "environ", "sync")  # unless they are told otherwise
+_ONE_OUTPUT = ("stdinout", "env", "environ", "sync")  # unless a spawn has `n_outputs`
 
 
 class TaskError(Exception):
-    """What can go wrong between a task and its worker."""
+    """An error between a task and its worker."""
 
 
 class StreamBrokenError(TaskError):
-    """An object that was read while it was written will not be finished."""
+    """The producer of an object failed while this task was reading it."""
 
 
 class WorkerGoneError(TaskError):
@@ -52,9 +52,9 @@ class WorkerGoneError(TaskError):
 
 
 class Ref:
-    """What is known of an object, in its JSON form: an array of a tag, the object's id and what its
-    kind adds. Two of the same object are equal. One of a kind that is not known here passes
-    through.
+    """A reference to an object in its JSON form: an array of a tag, the object's id and the fields
+    of its kind. References to the same object are equal. Unknown kinds are passed through
+    unchanged.
     """
 
     __slots__ = ("_answer", "_array", "_place")
@@ -66,14 +66,14 @@ class Ref:
 
     @classmethod
     def _of(cls, answer: _Answer, place: str | int | None) -> Ref:
-        """Make one of a reply that has not been read; `place` is where in it."""
+        """Make a reference from a pending reply; `place` is its place in the reply."""
         ref = cls.__new__(cls)
         ref._array, ref._answer, ref._place = None, answer, place
         return ref
 
     @property
     def array(self) -> list[Any]:
-        """The JSON form; waits for a reply that is to say it."""
+        """The JSON form; waits for the reply if it is pending."""
         if self._array is None:
             assert self._answer is not None
             value = self._answer.value()
@@ -113,7 +113,7 @@ def _referring(pairs: dict[str, Any]) -> Any:
 _encode = json.JSONEncoder(
     separators=(",", ":"), ensure_ascii=False, allow_nan=False, default=_plain
 ).encode
-_decode_plain = json.JSONDecoder().raw_decode  # which does not look for blanks around it
+_decode_plain = json.JSONDecoder().raw_decode  # faster, as it skips no surrounding blanks
 _decode_referring = json.JSONDecoder(object_hook=_referring).raw_decode
 
 
@@ -129,7 +129,7 @@ def _decode(payload: bytes) -> tuple[str, Any]:
 
 
 class _Answer:
-    """A reply that is still to be read."""
+    """A reply, which may not have been read yet."""
 
     __slots__ = ("_channel", "_value", "method", "payload")
 
@@ -140,7 +140,7 @@ class _Answer:
         self.payload: bytes | None = None
 
     def value(self) -> Any:
-        """Wait for the reply."""
+        """Wait for the reply and return its arguments."""
         if self.payload is None:
             self._channel.flush()
             while self.payload is None:
@@ -151,14 +151,14 @@ class _Answer:
 
 
 def _pipes() -> Any:
-    """Return what reads and writes: `os`, unless the worker knows better and so do we."""
+    """Return an object that reads and writes the FIFOs: `os`, unless the worker offers rings."""
     if "CIEL_CHANNEL" in os.environ:
         from importlib import import_module
 
         try:
             return import_module("ciel.executors.sdk.ciel_ring").Pipes()
         except (ImportError, ValueError):
-            pass  # this file stands alone
+            pass  # this file is used without the package
     return os
 
 
@@ -168,7 +168,7 @@ class Channel:
     __slots__ = ("_buffer", "_pipes", "_reads", "_unanswered", "_unsent", "_writes")
 
     def __init__(self, write_fifo: str, read_fifo: str) -> None:
-        self._writes = os.open(write_fifo, os.O_WRONLY)  # in this order: the worker's is the same
+        self._writes = os.open(write_fifo, os.O_WRONLY)  # in the same order as the worker
         self._reads = os.open(read_fifo, os.O_RDONLY)
         self._pipes = _pipes()
         self._buffer = bytearray()
@@ -176,7 +176,7 @@ class Channel:
         self._unanswered: deque[_Answer] = deque()
 
     def send(self, payload: bytes) -> None:
-        """Send a call, at the latest with the next `flush`."""
+        """Queue a call; it is sent at the latest by the next `flush`."""
         size_bytes = len(payload)
         if size_bytes > FRAME_MAX_BYTES:
             raise ValueError(f"a call of {size_bytes} bytes; at most {FRAME_MAX_BYTES} can be sent")
@@ -186,7 +186,7 @@ class Channel:
             self.flush()
 
     def ask(self, method: str, payload: bytes) -> _Answer:
-        """Send a call that is replied to."""
+        """Send a call that has a reply."""
         if len(self._unanswered) >= UNANSWERED_MAX:
             self.flush()
             self.read_answer()
@@ -196,7 +196,7 @@ class Channel:
         return answer
 
     def flush(self) -> None:
-        """Write whatever has not been sent."""
+        """Send all queued calls."""
         unsent = self._unsent
         try:
             while unsent:
@@ -218,7 +218,7 @@ class Channel:
         self._unanswered.popleft()
 
     def next_task(self) -> Task | None:
-        """Wait for a task; None: there will be no more, and this program should end."""
+        """Wait for a task; None: there are no more tasks, and this program should end."""
         self.flush()
         try:
             while self._unanswered:
@@ -250,15 +250,15 @@ class Channel:
 
 
 class Output(io.BufferedWriter):
-    """An output that is being written: a binary file. Closing it publishes it, unless an exception
-    ends its `with` block.
+    """An open output, a binary file. Closing it publishes it, unless an exception ends its `with`
+    block.
     """
 
     def __init__(self, task: Task, index: int, path: str) -> None:
         super().__init__(io.FileIO(path, "w"), READ_BYTES)
         self._task = task
         self._index = index
-        self.ref: Ref  # what it was published as, once it is closed
+        self.ref: Ref  # the published reference, once it is closed
 
     def close(self) -> None:
         if self.closed:
@@ -271,13 +271,13 @@ class Output(io.BufferedWriter):
             self.ref = Ref._of(reply, "ref")
 
     def roll_back(self) -> None:
-        """Forget what was written; the output may be opened again."""
+        """Discard the written data; the output may be opened again."""
         if self._task._outputs.pop(self._index, None) is self:
             self._task._ask("rollback_output", {"index": self._index})
         try:
             super().close()
         except OSError:
-            pass  # nobody will read what could not be written
+            pass  # the data is discarded in any case
 
     def __exit__(self, kind: object, error: object, traceback: object) -> None:
         if kind is None:
@@ -287,16 +287,16 @@ class Output(io.BufferedWriter):
 
 
 class _Growing(io.RawIOBase):
-    """An object that may still be written: where its file ends, the worker is asked."""
+    """An object that may still be growing. At the end of its file this queries the worker."""
 
     def __init__(self, task: Task, ref: Ref, chunk_size: int, opened: dict[str, Any]) -> None:
         self._task = task
         self._ref = ref
         self._chunk_size = chunk_size
         self._file = io.FileIO(opened["filename"])
-        self._is_announced = not opened["done"]  # its end is to be said
-        self._ends_here = opened["done"] or opened["blocking"]  # the end of the file is the end
-        self._size_bytes = opened.get("size") or 0  # known to be there
+        self._is_announced = not opened["done"]  # `close` must be reported to the worker
+        self._ends_here = opened["done"] or opened["blocking"]  # end of file is the real end
+        self._size_bytes = opened.get("size") or 0  # known to be available
         self._position = 0
 
     def readable(self) -> bool:
@@ -330,7 +330,7 @@ class _Growing(io.RawIOBase):
 
 
 class Task:
-    """One task: its arguments, and what it may ask for."""
+    """One task: its arguments and operations."""
 
     __slots__ = ("_channel", "_outputs", "args", "is_over", "kwargs", "private", "soft_cache_keys")
 
@@ -339,18 +339,18 @@ class Task:
         self._outputs: dict[int, Output] = {}
         self.is_over = False
         self.private = private
-        """All that the task was started with."""
+        """All arguments of `start_task`."""
         self.args: list[Any] = private.get("proc_pargs") or []
         self.kwargs: dict[str, Any] = private.get("proc_kwargs") or {}
         self.soft_cache_keys: list[tuple[list[str], str]] = []
-        """What this program holds ready for later tasks: ids of objects, and a word for how."""
+        """Objects that this program has in its cache for later tasks: their ids, and a tag."""
 
     def call(self, method: str, **arguments: Any) -> Any:
         """Call any method of the protocol, and wait for the reply."""
         return self._ask(method, arguments).value()
 
     def tell(self, method: str, **arguments: Any) -> None:
-        """Call a method that is not replied to; it is sent at the latest when the task waits."""
+        """Call a method without a reply; it is sent at the latest when the task waits."""
         self._require_running()
         self._channel.send(_encode([method, arguments]).encode())
 
@@ -363,15 +363,15 @@ class Task:
             raise TaskError("this task has ended")
 
     def path(self, ref: Ref) -> str:
-        """Return the path of an object, to be read only; waits for it as `block_on` does."""
+        """Return the path of an object, for reading; wait for it like `block_on`."""
         return str(self._opened("open_ref", {"ref": ref})["filename"])
 
     def open(self, ref: Ref) -> BinaryIO:
-        """Open an object for reading; waits for it as `block_on` does."""
+        """Open an object for reading; wait for it like `block_on`."""
         return open(self.path(ref), "rb")
 
     def read(self, ref: Ref) -> bytes:
-        """Return the content of an object; waits for it as `block_on` does."""
+        """Return the content of an object; wait for it like `block_on`."""
         if ref.array[0] == "val":
             return binascii.a2b_base64(ref.array[2])
         opened = self._opened("open_ref", {"ref": ref, "accept_string": True})
@@ -381,11 +381,11 @@ class Task:
             return file.read()
 
     def open_stream(self, ref: Ref, chunk_size: int = 1, **options: bool) -> BinaryIO:
-        """Open an object that may still be written, and read along; waits for its writer.
+        """Open an object that may still be growing; wait until its producer has started it.
 
-        Reading waits until there are `chunk_size` more bytes, or no more are to come. It raises
-        StreamBrokenError if the writer fails: what has been read is no whole object then. Options
-        are `sole_consumer` and `must_block`.
+        Reading waits until `chunk_size` more bytes are available, or the object is complete. It
+        raises StreamBrokenError if the producer fails; then the data read so far is incomplete.
+        Options are `sole_consumer` and `must_block`.
         """
         arguments = {"ref": ref, "chunk_size": chunk_size, **options}
         opened = self._opened("open_ref_async", arguments)
@@ -402,10 +402,11 @@ class Task:
             self.block_on(arguments["ref"])
 
     def block_on(self, *refs: Ref) -> None:
-        """Wait in this process, but in no slot of the worker, until objects are there or begun.
+        """Suspend this process until objects are available, or started as streams. It takes no slot
+        of the worker meanwhile.
 
-        Outputs that this task allocated before are behind it then; those that it was started for
-        are still to be made.
+        Afterwards a new task continues in this process. It cannot use outputs that were allocated
+        before, but must still produce the outputs for which the task was started.
         """
         if self._outputs:
             raise TaskError(f"close outputs {sorted(self._outputs)} before you wait for an object")
@@ -417,7 +418,7 @@ class Task:
             raise WorkerGoneError("the worker is gone, and with it what was waited for")
 
     def publish(self, index: int, content: bytes) -> Ref:
-        """Make the whole of an output."""
+        """Publish the whole content of an output."""
         if len(content) > PUBLISH_MAX_BYTES:
             with self.open_output(index) as output:
                 output.write(content)
@@ -430,7 +431,7 @@ class Task:
     def open_output(self, index: int = 0, may_stream: bool = False, **options: bool) -> Output:
         """Open an output for writing; use it in a `with` block.
 
-        `may_stream`: others may read it from now on; they see what is flushed. Options are
+        `may_stream`: other tasks may read it from now on, as far as it is flushed. Options are
         `may_pipe` and `make_local_sweetheart`.
         """
         reply = self.call("open_output", index=index, may_stream=may_stream, **options)
@@ -438,12 +439,12 @@ class Task:
         return output
 
     def allocate(self, prefix: str = "") -> int:
-        """Add an output that nobody expects, to be handed on by its reference; return its index."""
+        """Add an output, which other tasks can get only by its reference; return its index."""
         return int(self.call("allocate_output", prefix=prefix)["index"])
 
     def spawn(self, executor: str, **keywords: Any) -> Any:
-        """Create a task, and return what it will make, as its executor replies: a `Ref` from `proc`
-        if it is one, otherwise a list of them.
+        """Create a task, and return references to its outputs: a `Ref` for the executor `proc` with
+        one output, otherwise a list.
         """
         answer = self._ask("spawn", {**keywords, "executor_name": executor})
         self._channel.flush()
@@ -455,11 +456,11 @@ class Task:
         return [Ref._of(answer, place) for place in range(count)]
 
     def tail_spawn(self, executor: str, **keywords: Any) -> None:
-        """Create a task that makes the outputs of this one in its place."""
+        """Create a task that takes over the outputs of this one."""
         self.tell("tail_spawn", **{**keywords, "executor_name": executor})
 
     def package(self, key: str) -> Ref | None:
-        """Look something up in the package of the job."""
+        """Return the entry of a key in the package of the job; None if there is none."""
         found: Ref | None = self.call("package_lookup", key=key)["value"]
         return found
 
@@ -469,14 +470,14 @@ class Task:
         self._channel.flush()
 
     def fail(self, text: str) -> NoReturn:
-        """End the task, as failed; ends the program, too."""
-        self._outputs.clear()  # one that is open is no whole one
+        """Fail the task, and end the program."""
+        self._outputs.clear()  # do not publish incomplete outputs
         self.tell("error", report=_telling(text))
         self._end()
         raise SystemExit(1)
 
     def exit(self, keep: str = "no") -> None:
-        """End the task, as done; `keep` is `may_keep` if this program is ready for another."""
+        """End the task successfully; `keep`: `may_keep` if this program can run further tasks."""
         for output in list(self._outputs.values()):
             output.close()
         if keep == "may_keep" and not self.soft_cache_keys:
@@ -488,13 +489,13 @@ class Task:
 
     def _end(self) -> None:
         if sys.stdout is not None:
-            sys.stdout.flush()  # what this task printed belongs to it, not to the next one
+            sys.stdout.flush()  # so that the output is not attributed to the next task
         self._channel.flush()
         self.is_over = True
 
 
 def _promised(executor: str, keywords: dict[str, Any]) -> int | None:
-    """Return with how many references a spawn is answered; None: only its executor knows."""
+    """Return the number of references in the reply to a spawn; None: unknown here."""
     if executor == "proc":
         forced = keywords.get("force_n_outputs")
         count = 1 + keywords.get("n_extra_outputs", 0) if forced is None else forced
@@ -504,7 +505,7 @@ def _promised(executor: str, keywords: dict[str, Any]) -> int | None:
 
 
 def _telling(text: str) -> str:
-    """Leave the middle of a long text out, and show what is no Unicode, as in a file's name."""
+    """Omit the middle of a long text, and escape invalid Unicode, such as in file names."""
     if len(text) > TEXT_MAX_CHARACTERS:
         half = TEXT_MAX_CHARACTERS // 2
         text = f"{text[:half]}\n[...]\n{text[-half:]}"
@@ -512,8 +513,8 @@ def _telling(text: str) -> str:
 
 
 def connect() -> Channel:
-    """Open the FIFOs that the last four arguments name; or, of a process that was attached to a
-    worker, the environment.
+    """Open the FIFOs, which are named by the last four arguments, or by the environment of an
+    attached process.
     """
     write_flag, write_fifo, read_flag, read_fifo = ["", "", "", "", *sys.argv][-4:]
     if (write_flag, read_flag) == ("--write-fifo", "--read-fifo"):
@@ -527,10 +528,10 @@ def connect() -> Channel:
 
 
 def serve(function: Callable[[Task], object], keep: bool = True) -> None:
-    """Call a function for each task that comes; return when no more are to come.
+    """Call a function for each task of the worker; return when there are no more.
 
-    An exception fails its task, with the traceback. With `keep`, the program stays ready for more
-    tasks of its kind; what it has loaded, it need not load again.
+    An exception fails its task, with the traceback. With `keep`, the program stays running for more
+    tasks of its kind, so that it need not load its modules and data again.
     """
     channel = connect()
     while True:
@@ -544,7 +545,7 @@ def serve(function: Callable[[Task], object], keep: bool = True) -> None:
         except Exception as error:
             _report(task, error)
         finally:
-            task._outputs.clear()  # one that is open is no whole one
+            task._outputs.clear()  # do not publish incomplete outputs
         if not keep:
             return
 
@@ -553,7 +554,7 @@ def _report(task: Task, error: Exception) -> NoReturn:
     import traceback
 
     if task.is_over or isinstance(error, WorkerGoneError):
-        raise error  # there is nobody to tell
+        raise error  # it cannot be reported to the worker
     trace = error.__traceback__
-    told = trace.tb_next if trace is not None else None  # this file's own frame is of no interest
+    told = trace.tb_next if trace is not None else None  # without the frame of this file
     task.fail("".join(traceback.format_exception(type(error), error, told)))

@@ -106,7 +106,7 @@ class House:
 
     def both_cross(self) -> bool:
         peers = self.calling.peers + self.accepting.peers
-        return all(type(p.transport) is ChannelTransport and p._crossing is None for p in peers)
+        return all(type(p.transport) is ChannelTransport and p._negotiation is None for p in peers)
 
     def raw(self, *channels: str) -> socket.socket:
         """Connect by hand, up to the proof."""

@@ -1,8 +1,8 @@
-/* libciel: one program's end of the conversation with its worker (docs/programs.md of ciel).
+/* libciel: the program's side of the conversation with its worker (docs/programs.md of ciel).
  *
- * Frames go out when a reply is waited for, and at the end of a task; what is to be seen at once
- * (children, lines of the log) is sent at once. Replies to published texts are read when they come
- * in the way of another: nothing of them is needed.
+ * Frames are sent when the program waits for a reply, and at the end of a task. Children and lines
+ * of the log are sent at once. Replies to published texts are not needed; they are read only when
+ * they precede another reply.
  */
 #ifndef _POSIX_C_SOURCE
 #define _POSIX_C_SOURCE 200809L
@@ -26,11 +26,11 @@
 #endif
 
 enum {
-    FRAME_MAX_BYTES = 16 << 20,  /* what a worker takes, and says, at once */
+    FRAME_MAX_BYTES = 16 << 20,  /* the worker's limit of a frame in both directions */
     TEXT_MAX_BYTES = 64 << 10,   /* a longer text is published through a file */
-    BUFFER_BYTES = 64 << 10,     /* what a pipe holds */
-    UNREAD_MAX = 32,             /* replies that may wait: they fit into a pipe */
-    CONNECT_WITHIN_MS = 10000,   /* for a worker that has said it will send a descriptor */
+    BUFFER_BYTES = 64 << 10,     /* the capacity of a pipe */
+    UNREAD_MAX = 32,             /* unread replies: so many fit into a pipe */
+    CONNECT_WITHIN_MS = 10000,   /* the timeout for a descriptor that the worker has announced */
 };
 
 #ifdef JSON_ALLOW_NUL
@@ -41,18 +41,18 @@ static const size_t decoding = 0;
 
 static FILE *to_worker, *from_worker;
 static int unread;       /* replies to publish_string that have not been read */
-static int open_outputs; /* what must be closed before a program waits in place */
+static int open_outputs; /* these must be closed before ciel_block_on_refs */
 static int is_over;      /* the task has ended */
 
 struct ciel_input {
     int fd;
     int is_unbuffered;
     int ends_here;    /* the end of the file is the end of the object */
-    int is_announced; /* the worker is to be told when it is closed */
+    int is_announced; /* the worker must be notified when it is closed */
     int chunk_size;
     char *id;
-    json_int_t position, size; /* bytes read; bytes known to be there */
-    size_t start, end;         /* what is left in the buffer */
+    json_int_t position, size; /* bytes read; bytes known to be available */
+    size_t start, end;         /* the unread part of the buffer */
     char buffer[BUFFER_BYTES];
 };
 
@@ -60,7 +60,7 @@ struct ciel_output {
     FILE *file;
     int index;
     int is_unbuffered;
-    int error; /* what went wrong while it was written */
+    int error; /* errno of a failed write, or 0 */
     json_int_t size;
 };
 
@@ -92,7 +92,7 @@ static json_t *made(json_t *value)
     return value;
 }
 
-/* Add a value to an object, which takes it over. */
+/* Add a value to an object, which takes over the ownership. */
 static void set(json_t *object, const char *key, json_t *value)
 {
     if (json_object_set_new(object, key, made(value)) != 0)
@@ -118,7 +118,7 @@ void ciel_write_all(FILE *file, char *buf, int len)
         fail("the worker takes nothing: %s", strerror(errno));
 }
 
-/* Return the next frame, NULL at the end. */
+/* Return the next frame; NULL at the end. */
 json_t *ciel_read_framed_json(FILE *file)
 {
     unsigned char prefix[4];
@@ -173,7 +173,7 @@ void ciel_write_framed_json(json_t *value, FILE *file)
 
 /* --- calls --- */
 
-/* Send a call with the next flush; its arguments are taken over. */
+/* Queue a call for the next flush; take over the ownership of its arguments. */
 static void say(const char *method, json_t *args)
 {
     json_t *call = made(json_pack("[s, o]", method, made(args)));
@@ -184,7 +184,7 @@ static void say(const char *method, json_t *args)
     json_decref(call);
 }
 
-/* Wait for what the worker says next; NULL at the end. Its arguments are the caller's. */
+/* Wait for the next call of the worker; NULL at the end. The caller owns the returned arguments. */
 static json_t *hear(const char **method)
 {
     static char name[64];
@@ -202,7 +202,7 @@ static json_t *hear(const char **method)
     return args;
 }
 
-/* Wait for the reply to a call, and return its arguments. */
+/* Wait for the reply to a call; return its arguments. */
 static json_t *reply_to(const char *method)
 {
     const char *heard = "";
@@ -227,7 +227,7 @@ static void read_unread(void)
     }
 }
 
-/* Call, and return the arguments of the reply; those of the call are taken over. */
+/* Make a call and return the arguments of the reply; take over the arguments of the call. */
 static json_t *ask(const char *method, json_t *args)
 {
     say(method, args);
@@ -272,7 +272,7 @@ static json_int_t number_in(json_t *reply, const char *method, const char *key)
     return json_integer_value(value);
 }
 
-/* Return a text for people, whatever its bytes are. */
+/* Return a text as valid UTF-8, whatever its bytes are. */
 static json_t *readable(const char *text)
 {
     json_t *value = json_string(text);
@@ -318,7 +318,7 @@ static void make_place(struct place *place)
     fail("no directory for a socket: %s", strerror(errno));
 }
 
-/* Offer a socket for a descriptor, and say so in the arguments of a call. */
+/* Create a socket for receiving a descriptor, and add its name to the arguments of a call. */
 static void offer_socket(struct place *place, json_t *args)
 {
     make_place(place);
@@ -376,8 +376,8 @@ static int receive_descriptor(struct place *place)
 
 #endif
 
-/* Ask for a file, by name or descriptor. Return what to read or write it with, and the reply in
- * `*reply`; -1 if it is not there yet. */
+/* Request a file, by name or descriptor. Return its descriptor, and the reply in `*reply`; -1 if
+ * the object is not available yet. */
 static int ask_for_file(const char *method, json_t *args, int flags, json_t **reply)
 {
     json_t *error;
@@ -412,7 +412,7 @@ static int ask_for_file(const char *method, json_t *args, int flags, json_t **re
 
 void ciel_init(char *out_fifo, char *in_fifo)
 {
-    /* In this order: the worker opens them so, and each waits for the other. */
+    /* In this order, like the worker, because each open waits for the peer's. */
     to_worker = fopen(out_fifo, "w");
     from_worker = to_worker == NULL ? NULL : fopen(in_fifo, "r");
     if (from_worker == NULL)
@@ -431,7 +431,7 @@ json_t *ciel_get_next_task(void)
     if (from_worker == NULL)
         fail("a task is waited for before ciel_init");
     flush(to_worker);
-    do { /* the worker may still be replying to the task before */
+    do { /* replies to calls of the last task may precede the task */
         args = hear(&method);
         is_over = args == NULL;
         if (is_over || strcmp(method, "start_task") == 0)
@@ -448,7 +448,7 @@ json_t *ciel_get_task(void)
     json_t *task = ciel_get_next_task();
 
     if (task == NULL)
-        exit(0); /* the worker has changed its mind */
+        exit(0); /* the worker has no task after all */
     return task;
 }
 
@@ -499,7 +499,8 @@ struct ciel_input *ciel_open_ref_async(json_t *ref, int chunk_size, int sole_con
     return input;
 }
 
-/* Wait until there is more of an object than was read. Return 1: there is, or its end is known. */
+/* Wait until more data of an object is available, or it is complete, and return 1. Return 0 if its
+ * producer has failed. */
 static int await_more(struct ciel_input *input)
 {
     const char *method = "wait_stream";
@@ -518,7 +519,7 @@ static int await_more(struct ciel_input *input)
     return is_good;
 }
 
-/* Read from the file; 0 where it ends now. */
+/* Read from the file; 0 at its current end. */
 static ssize_t read_file(struct ciel_input *input, char *buf, size_t len)
 {
     ssize_t count;
@@ -533,7 +534,7 @@ static ssize_t read_file(struct ciel_input *input, char *buf, size_t len)
     return count;
 }
 
-/* Take what there is, at most `len`: from the buffer, or else from the file. */
+/* Read available data, at most `len` bytes, from the buffer, or else from the file. */
 static ssize_t take(struct ciel_input *input, char *buf, size_t len)
 {
     size_t held;
@@ -567,7 +568,7 @@ int ciel_read_ref(struct ciel_input *input, char *buf, int len)
         if (count > 0) {
             total += (int)count;
         } else if (total > 0) {
-            break; /* an error will come again */
+            break; /* the next call returns the error */
         } else if (count < 0) {
             return -1;
         } else if (input->ends_here) {
@@ -693,7 +694,7 @@ json_t *ciel_close_output(struct ciel_output *output)
     return ref;
 }
 
-/* Publish a long text, which would not go into a frame. */
+/* Publish a long text, which may not fit into a frame, through a file. */
 static void write_text(int index, char *text, size_t length)
 {
     struct ciel_output *output = ciel_open_output(index, 0, 0, 0);
@@ -704,7 +705,7 @@ static void write_text(int index, char *text, size_t length)
         int step = length > FRAME_MAX_BYTES ? FRAME_MAX_BYTES : (int)length;
 
         if (ciel_write_output(output, text, step) < step)
-            break; /* closing it says why */
+            break; /* ciel_close_output reports the error */
         text += step;
         length -= (size_t)step;
     }
@@ -789,7 +790,7 @@ void ciel_tail_spawn(const char *executor, json_t *keywords)
 
 static void end_task(void)
 {
-    fflush(stdout); /* what this task printed belongs to it, not to the next one */
+    fflush(stdout); /* so that the output is not attributed to the next task */
     flush(to_worker);
     is_over = 1;
 }

@@ -1,9 +1,9 @@
 /*
- * Runs a task of the executor "cso": ciel-cso ENTRY_POINT LIBRARY..., and on standard input, as
- * texts that end in a NUL, "IN,OUT,ARGS", paths of inputs, paths of outputs, arguments.
+ * Runs a task of the executor "cso": ciel-cso ENTRY_POINT LIBRARY... Standard input has texts that
+ * end in a NUL: "IN,OUT,ARGS" (the number of each), paths of inputs, paths of outputs, arguments.
  *
- * Libraries are loaded in their order, with symbols for each other; the entry point is sought in
- * all of them, the last first.
+ * Libraries are loaded in order, and may use the symbols of earlier ones. The entry point is
+ * searched in all libraries, from the last one to the first.
  */
 #include <dlfcn.h>
 #include <errno.h>
@@ -36,7 +36,7 @@ static void *claim(size_t size)
     return claimed;
 }
 
-/* Reads the next text of standard input. */
+/* Read the next text of standard input. */
 static char *next(void)
 {
     char *text = NULL;

@@ -1,7 +1,7 @@
 /*
- * What a shared object has for the executor "cso": a function of this type, under any name, which
- * the task names as 'entry_point'. Descriptors are open; those of outputs are of empty files. What
- * is returned is 0 for success; anything else fails the task.
+ * The type of functions for the executor "cso". A shared object has such a function under any name,
+ * and the task gives the name as 'entry_point'. All descriptors are open; the files of outputs are
+ * empty. The function returns 0 for success; any other result fails the task.
  */
 #ifndef CIEL_SW_TASK_H
 #define CIEL_SW_TASK_H

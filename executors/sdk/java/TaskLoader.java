@@ -1,9 +1,10 @@
 /*
- * Runs a task of the executor "java": TaskLoader CLASS JAR..., and on standard input, as texts that
- * end in a NUL, "IN,OUT,ARGS", paths of inputs, paths of outputs, arguments.
+ * Runs a task of the executor "java": TaskLoader CLASS JAR... Standard input has texts that end in
+ * a NUL: "IN,OUT,ARGS" (the number of each), paths of inputs, paths of outputs, arguments.
  *
- * CLASS needs no base: it has a public method invoke(InputStream[], OutputStream[], String[]),
- * static or not. Outputs are flushed and closed when it returns; an exception fails the task.
+ * CLASS needs no base class. It must have a public method invoke(InputStream[], OutputStream[],
+ * String[]), static or not. Outputs are flushed and closed when the method returns; an exception
+ * fails the task.
  */
 package ciel;
 
@@ -49,7 +50,7 @@ public final class TaskLoader {
             stream.close();
         }
         System.out.flush();
-        System.exit(status); // a thread that it left behind keeps nothing waiting
+        System.exit(status); // also if the task left threads running
     }
 
     private static Method find(String[] argv) throws IOException {
@@ -96,7 +97,7 @@ public final class TaskLoader {
         }
     }
 
-    /** Leaves out how the task was called. */
+    /** Removes the frames of this loader and of reflection. */
     private static StackTraceElement[] own(StackTraceElement[] trace) {
         int end = trace.length;
         while (end > 0 && isOurs(trace[end - 1].getClassName())) {
@@ -114,6 +115,6 @@ public final class TaskLoader {
     private static RuntimeException refuse(String why) {
         System.err.println("ciel: " + why);
         System.exit(2);
-        return new IllegalStateException(); // to please the compiler
+        return new IllegalStateException(); // never reached, but the compiler requires it
     }
 }
