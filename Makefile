@@ -111,5 +111,5 @@ format: dev
 	$(RUN)/ruff format .
 
 clean:
-	find ciel executors -name '*.so' -delete
+	find ciel executors scc -name '*.so' -delete
 	rm -rf $(VENV) build dist *.egg-info ciel/launch/ciel-launcher executors/programs/ciel-cso executors/programs/ciel-java.jar scc/bin scc/*.so .pytest_cache .mypy_cache .ruff_cache

@@ -12,6 +12,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
@@ -109,6 +110,8 @@ def libfuse_flags():
 
 
 LIBFUSE = libfuse_flags()
+HAS_PYTHON_HEADERS = Path(sysconfig.get_path("include"), "Python.h").exists()
+"""Without them, modules in C cannot be compiled; cffi then loads libraries, by slower calls."""
 PROGRAMS = [*(tool.stem for tool in TOOLS), *(["shmfs-fuse"] if LIBFUSE else [])]
 
 
@@ -128,6 +131,20 @@ class BuildWithPrograms(build_py):
         rooms = Path(".") if self.editable_mode else Path(self.build_lib, "ciel")
         self.build_loaders(rooms / "executors/programs")
         self.build_tools()
+        if not HAS_PYTHON_HEADERS:
+            self.build_libraries(rooms / "scc")
+
+    def build_libraries(self, home):
+        """Build libraries that cffi loads without a module in C, and the declarations of each."""
+        for part in PARTS["PARTS"]:
+            text = PARTS["explicit_declarations"](
+                part, lambda source, program: run_compiler(*TOOL_FLAGS, "-o", program, source)
+            )
+            Path(home, f"_{part}.declarations").write_text(text)
+        for name, (part, build) in PARTS["BUILDS_BY_NAME"].items():
+            macros = [] if build == "coherent" else [f"-DPORT_{build.upper()}"]
+            options = [*TOOL_FLAGS, *macros, "-shared", "-fPIC"]
+            run_compiler(*options, "-o", home / f"{name}.so", *PARTS["sources"](part, build))
 
     def build_loaders(self, home):
         """Build what loads tasks in C, and those in Java where there is a compiler for it; else
@@ -202,7 +219,7 @@ setup(
         "ciel.scc": ["fuse/*", "include/*", "models/*", "src/*", "tests/*", "tools/*"]
     },
     setup_requires=[] if ASKED_TO_COMPILE == "0" else COMPILER,
-    cffi_modules=[f"scc/build_ffi.py:{name}" for name in PARTS["MODULES"]],
+    cffi_modules=[f"scc/build_ffi.py:{name}" for name in PARTS["MODULES"] if HAS_PYTHON_HEADERS],
     data_files=[("bin", [str(TOOLS_HOME / program) for program in PROGRAMS])],
     cmdclass={"build_py": BuildWithPrograms, "build_ext": BuildApart},
 )

@@ -8,6 +8,8 @@ with arguments.
 from __future__ import annotations
 
 import re
+import subprocess
+import tempfile
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -28,9 +30,13 @@ COHERENT_ONLY = {"ring"}
 FLAGS = ["-std=c11", "-O2", "-Wall", "-Wextra", "-fvisibility=hidden"]
 
 
+def _without_comments(header: str) -> str:
+    return re.sub(r"/\*.*?\*/|//[^\n]*", " ", header, flags=re.DOTALL)
+
+
 def declarations(header: str) -> str:
     """Reduce a header to the text that cffi reads: no comments, no directives except numbers."""
-    text = re.sub(r"/\*.*?\*/|//[^\n]*", " ", header, flags=re.DOTALL)
+    text = _without_comments(header)
     text = re.sub(r"^#ifdef __cplusplus\n.*?^#endif\n", "", text, flags=re.DOTALL | re.MULTILINE)
     # A guard has no value, and a macro with arguments is no number; the compiler knows the rest.
     numbers = re.findall(r"^# *define +(\w+) +[-+(\w]", text, flags=re.MULTILINE)
@@ -38,6 +44,23 @@ def declarations(header: str) -> str:
     text = re.sub(r"\[ *[A-Z][^\]]*\](?=[^;{]*\))", "[]", text)  # a parameter has no size
     text = re.sub(r"\[ *[A-Z][^\]]*\]", "[...]", text)  # the compiler knows a member's size
     return "".join(f"#define {name} ...\n" for name in numbers) + text
+
+
+def explicit_declarations(part: str, compile_program: Callable[[Path, Path], object]) -> str:
+    """Return the declarations of a part with the values of all numbers: what cffi reads when it
+    loads a library instead of a module. A program that `compile_program(source, program)` compiles
+    prints the values.
+    """
+    text = declarations((SCC / "include" / f"{part}.h").read_text())
+    names = re.findall(r"^#define (\w+) \.\.\.$", text, flags=re.MULTILINE)
+    prints = "".join(f'printf("#define {name} %lld\\n", (long long)({name}));' for name in names)
+    source = f'#include <stdio.h>\n#include "{part}.h"\nint main(void) {{ {prints} return 0; }}\n'
+    with tempfile.TemporaryDirectory() as place:
+        path, program = Path(place, "numbers.c"), Path(place, "numbers")
+        path.write_text(source)
+        compile_program(path, program)
+        numbers = subprocess.run([program], stdout=subprocess.PIPE, text=True, check=True).stdout
+    return numbers + re.sub(r"^#define .*\n", "", text, flags=re.MULTILINE)
 
 
 def sources(part: str, build: str) -> list[Path]:
@@ -63,15 +86,15 @@ def module(name: str, part: str, build: str) -> FFI:
     return ffi
 
 
-def modules() -> dict[str, Callable[[], FFI]]:
-    """Return all modules, by name."""
-    found: dict[str, Callable[[], FFI]] = {}
+def builds_by_name() -> dict[str, tuple[str, str]]:
+    """Return the part and the build of each module, by its name."""
+    found = {}
     for part in PARTS:
         for build in BUILDS if part not in COHERENT_ONLY else ("coherent",):
-            name = f"_{part}" if build == "coherent" else f"_{part}_{build}"
-            found[name] = partial(module, name, part, build)
+            found[f"_{part}" if build == "coherent" else f"_{part}_{build}"] = (part, build)
     return found
 
 
-MODULES = modules()
+BUILDS_BY_NAME = builds_by_name()
+MODULES = {name: partial(module, name, *which) for name, which in BUILDS_BY_NAME.items()}
 globals().update(MODULES)  # cffi looks up `build_ffi.py:NAME`

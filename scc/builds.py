@@ -8,13 +8,31 @@ makes a test fail on any machine (`src/port.h`).
 from __future__ import annotations
 
 import importlib
+from functools import cache
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Literal, get_args
+
+from cffi import FFI
 
 Build = Literal["coherent", "flushing", "strict"]
 BUILDS: tuple[Build, ...] = get_args(Build)
+HOME = Path(__file__).parent
 
 
+@cache
 def load(part: str, build: Build = "coherent") -> Any:
-    """Return the module of `part` (`shmfs`, `mpb`, `ring`), with its `ffi` and `lib`."""
-    suffix = "" if build == "coherent" else f"_{build}"
-    return importlib.import_module(f"ciel.scc._{part}{suffix}")
+    """Return the module of `part` (`shmfs`, `mpb`, `ring`), with its `ffi` and `lib`.
+
+    Where ciel was installed without the headers of Python, there is no module in C but a library,
+    whose calls take longer.
+    """
+    name = f"_{part}" if build == "coherent" else f"_{part}_{build}"
+    declared = HOME / f"_{part}.declarations"
+    if not declared.exists() or (HOME / f"{name}{EXTENSION_SUFFIXES[0]}").exists():
+        return importlib.import_module(f"ciel.scc.{name}")
+    ffi = FFI()
+    ffi.cdef(declared.read_text())
+    library = HOME / f"{name}.so"
+    return SimpleNamespace(ffi=ffi, lib=ffi.dlopen(str(library)), __file__=str(library))
