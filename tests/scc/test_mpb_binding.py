@@ -118,10 +118,10 @@ def test_a_core_that_is_gone_is_an_error_and_its_lock_is_had(segment: int) -> No
 def test_a_core_is_attached_once_and_only_to_a_segment(segment: int) -> None:
     with Core(segment, 2), pytest.raises(MpbError, match="a live process is attached"):
         Core(segment, 2)
-    with pytest.raises(MpbError, match="an argument"):
+    with pytest.raises(MpbError, match="invalid argument"):
         Core(segment, 3)
     os.pwrite(segment, b"\xff", 8)
-    with pytest.raises(MpbError, match="another version"):
+    with pytest.raises(MpbError, match="a different version"):
         Core(segment, 0)
     with pytest.raises(MpbError):
         make_segment(segment, 65)

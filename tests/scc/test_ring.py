@@ -107,9 +107,9 @@ def test_signals_are_served_while_somebody_waits(rings: tuple[Ring, Ring]) -> No
 def test_what_is_no_segment_is_refused_in_words(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(bytes(20_000))
-    with path.open("r+b") as file, pytest.raises(RingError, match="no segment of rings"):
+    with path.open("r+b") as file, pytest.raises(RingError, match="not a segment of rings"):
         Ring(file.fileno(), 0, -1)
-    with pytest.raises(RingError, match="makes no sense"):
+    with pytest.raises(RingError, match="invalid argument"):
         make_segment(5000)
     with pytest.raises(RingError, match="a system call failed: Bad file descriptor"):
         Ring(-1, 0, -1)
