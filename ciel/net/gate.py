@@ -6,6 +6,7 @@ import ipaddress
 import time
 from collections.abc import Callable
 
+from ciel.access.browser_sessions import BrowserSessions
 from ciel.access.errors import AccessDeniedError
 from ciel.access.keys import KeyForRole, Role, bearer_role
 from ciel.access.tickets import TICKET_SCHEME, TicketGate
@@ -23,6 +24,8 @@ class Gate:
         self._now_s = now_s
         self._tickets: TicketGate | None = None
         self._names = {"localhost"}
+        self.browsers: BrowserSessions | None = None
+        """Set by a daemon that has pages for browsers."""
 
     def serve_as(self, netloc: str) -> None:
         """Accept tickets for `netloc` from now on, the address that other hosts connect to."""
@@ -43,6 +46,25 @@ class Gate:
         if role is None:
             raise AccessDeniedError("the key is not one of this cluster")
         return role
+
+    def admit_browser(
+        self, method: str, target: str, cookie: str, ticket: str, *, is_local: bool
+    ) -> bool:
+        """Return whether a request without an `Authorization` header may read: it is the first one
+        of a browser, with a ticket in its query, or has the cookie that the first one got. Raises
+        `AccessDeniedError` for a ticket that is not accepted.
+        """
+        if self.browsers is None:
+            return False
+        path = target.partition("?")[0]
+        if not is_local:
+            return False
+        if path != self.browsers.entrance:
+            return self.browsers.admits(method, path, cookie, self._now_s())
+        if self._tickets is None or method != "GET":
+            return False
+        self._tickets.admit(f"{TICKET_SCHEME} {ticket}", method, path, self._now_s())
+        return True
 
     def is_named_by(self, host: str) -> bool:
         """Whether a `Host` header names this daemon: an IP address, `localhost`, or its own name.

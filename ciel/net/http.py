@@ -267,12 +267,8 @@ class Request(TwistedRequest):
         if self.site.open_healthz and self.path == HEALTH_PATH:
             self.role = Role.READ
         else:
-            authorization = self.requestHeaders.getRawHeaders(b"Authorization", [b""])
             try:
-                self.role = gate.admit(
-                    authorization[0].decode("latin-1") if len(authorization) == 1 else "",
-                    method, target, is_local=_is_local(self.client),
-                )  # fmt: skip
+                self.role = self._prove_role(gate, method, target)
             except AccessDeniedError as error:
                 raise HttpError(401, str(error), WWW_Authenticate="Bearer") from None
             self.channel.is_unproven = False
@@ -294,6 +290,18 @@ class Request(TwistedRequest):
         self._check_size(route, length or 0)
         self.sink = route.body_sink(self)
         self._route = route
+
+    def _prove_role(self, gate: Gate, method: str, target: str) -> Role:
+        """Return the role that the header proves, or raise `AccessDeniedError`."""
+        is_local = _is_local(self.client)
+        authorization = self.requestHeaders.getRawHeaders(b"Authorization", [b""])
+        proof = authorization[0].decode("latin-1") if len(authorization) == 1 else ""
+        if not proof and gate.browsers is not None:
+            cookie = b"; ".join(self.requestHeaders.getRawHeaders(b"Cookie", [])).decode("latin-1")
+            ticket = self.args.get(b"ticket", [b""])[0].decode("latin-1")
+            if gate.admit_browser(method, target, cookie, ticket, is_local=is_local):
+                return Role.READ
+        return gate.admit(proof, method, target, is_local=is_local)
 
     def _check_size(self, route: Route, size_bytes: int) -> None:
         limit_bytes = route.limit_for(self.method.decode("latin-1"))

@@ -9,9 +9,11 @@ from typing import Final
 
 from twisted.internet.task import Clock
 
+from ciel.access.browser_sessions import BrowserSessions
 from ciel.access.keys import Key, Role
 from ciel.master.journal import NullJournal
 from ciel.master.resources.original import GONE
+from ciel.master.resources.pages import ROOT
 from ciel.master.resources.root import master_routes
 from ciel.master.service import MasterService
 from ciel.master.state.machine import MasterMachine
@@ -30,7 +32,8 @@ def master_table() -> Routes:
     """List what a master serves, without one."""
     clock = Clock()
     service = MasterService(clock, Turns(clock), NullJournal(), {}, MasterMachine())
-    return master_routes(clock, Key.new(), service, lambda: None)
+    browsers = BrowserSessions(ROOT)
+    return master_routes(clock, Key.new(), service, lambda: None, browsers)
 
 
 def _original() -> Iterator[Row]:
@@ -69,6 +72,7 @@ def _original() -> Iterator[Row]:
     yield Row("GET", "/control/stopwatch/{name}", status=403)
     for path, method, _ in GONE:
         yield Row(method, path, status=410)
+    yield Row("GET", "/control/browse/enter", status=303)
     yield Row("GET", "/control/browse/job")
     yield Row("GET", "/control/browse/job/{job}")
     yield Row("GET", "/control/browse/task/{job}/{task}")

@@ -100,7 +100,7 @@ def check(live: Live, row: Row) -> None:
     assert told.status == row.status, told
     if told.headers.get("content-type") == "application/json":
         json.loads(told.body)
-    elif row.status >= 300:
+    elif row.status >= 400:
         raise AssertionError(f"a refusal that is no JSON: {told}")
 
 

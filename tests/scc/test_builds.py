@@ -14,7 +14,7 @@ RECIPE = runpy.run_path(str(SCC / "build_ffi.py"))
 @pytest.mark.parametrize("name", sorted(RECIPE["MODULES"]))
 def test_every_part_is_built_and_has_the_functions_of_its_header(name: str) -> None:
     part, _, build = name.removeprefix("_").partition("_")
-    module = load(part, build or "coherent")  # type: ignore[arg-type]  # one that there is
+    module = load(part, build or "coherent")
     ffi = RECIPE["MODULES"][name]()
     functions = [key.split()[1] for key in ffi._parser._declarations if key.startswith("function ")]
     assert len(functions) > 3

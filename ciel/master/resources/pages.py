@@ -5,17 +5,20 @@ escaped, they load nothing and run nothing, and lists come in pages.
 from __future__ import annotations
 
 import shlex
+import time
 from collections.abc import Iterable
 from datetime import UTC, datetime
 from html import escape
 from typing import Any, Final
 from urllib.parse import quote
 
+from ciel.access.browser_sessions import BrowserSessions
+from ciel.access.keys import Role
 from ciel.core.refs import Failure, Reference, Value, locations_of
 from ciel.execution.commands import with_command
 from ciel.master.resources.resource import Resource, number_asked
 from ciel.master.state.queries import topics, views
-from ciel.net.http import Request, Routes
+from ciel.net.http import Request, Route, Routes
 from ciel.wire.references import to_array
 
 JOBS_SHOWN: Final = 100
@@ -191,8 +194,29 @@ def _table(heads: Iterable[str], rows: Iterable[Iterable[Any]]) -> Html:
     return Html("<table>" + "\n".join(lines) + "</table>")
 
 
-def add_pages(routes: Routes, service: Any) -> None:
-    """Add all of these to what is served."""
+class Entrance(Route):
+    """Where the link of `ciel browse` leads: gives the browser its cookie, and sends it on to the
+    page that the query names, or to the list of jobs.
+    """
+
+    needs_role = Role.READ
+
+    def __init__(self, browsers: BrowserSessions) -> None:
+        self._browsers = browsers
+
+    def render_GET(self, request: Request) -> bytes:
+        asked = request.args.get(b"job", [b""])[0].decode("utf-8", "replace")
+        request.setHeader("Set-Cookie", self._browsers.open(time.time()))
+        request.setHeader("Cache-Control", "no-store")
+        request.setHeader("Referrer-Policy", "no-referrer")
+        request.setHeader("Location", f"{ROOT}/job/{quote(asked, safe='')}")
+        request.setResponseCode(303, b"See Other")
+        return b""
+
+
+def add_pages(routes: Routes, service: Any, browsers: BrowserSessions) -> None:
+    """Add all of these to the routes."""
+    routes.add(browsers.entrance, Entrance(browsers))
     routes.add(f"{ROOT}/job", JobsPage(service))
     routes.add(f"{ROOT}/job/{{job}}", JobPage(service))
     routes.add(f"{ROOT}/task/{{job}}/{{task}}", TaskPage(service))

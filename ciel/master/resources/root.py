@@ -7,10 +7,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from ciel.access.browser_sessions import BrowserSessions
 from ciel.access.keys import Key, Role
 from ciel.master.resources.api import add_api
 from ciel.master.resources.contents import Contents
 from ciel.master.resources.original import add_original
+from ciel.master.resources.pages import ROOT as PAGES
 from ciel.master.resources.pages import add_pages
 from ciel.master.resources.shutdown import Shutdown
 from ciel.master.service import MasterService
@@ -40,7 +42,11 @@ def master_families(service: MasterService) -> list[Family]:
 
 
 def master_routes(
-    reactor: Any, key: Key, service: MasterService, stop: Callable[[], object]
+    reactor: Any,
+    key: Key,
+    service: MasterService,
+    stop: Callable[[], object],
+    browsers: BrowserSessions,
 ) -> Routes:
     """List everything that a master serves. `stop` ends it."""
     routes = Routes()
@@ -48,7 +54,7 @@ def master_routes(
     routes.add("/metrics", Metrics(lambda: master_families(service)))
     add_api(routes, service)
     add_original(routes, service, Contents(reactor, key, service))
-    add_pages(routes, service)
+    add_pages(routes, service, browsers)
     routes.add("/control/shutdown", Shutdown(reactor, key, service, stop))
     return routes
 
@@ -63,5 +69,6 @@ def master_site(
 ) -> tuple[Any, Gate]:
     """Make the site; the gate is to be told the master's own address once it is known."""
     gate = Gate(key.derive)
-    routes = master_routes(reactor, key, service, stop)
+    gate.browsers = BrowserSessions(PAGES)
+    routes = master_routes(reactor, key, service, stop, gate.browsers)
     return SecureSite(reactor, routes, gate, open_healthz=open_healthz), gate
