@@ -12,7 +12,7 @@ COMPILED := $(shell find ciel/core ciel/wire ciel/master/state ciel/worker/state
 	$(shell sed -n 's/^    "\(ciel.*\.py\)",$$/\1/p' setup.py)
 C_OF_SCC := $(wildcard scc/include/*.h scc/src/*.[ch] scc/tools/*.[ch] scc/fuse/*.[ch])
 
-.PHONY: deps dev compiled demo test test-under-load check check-deep check-stores bench appendix arrays check-fuse release docs docs-links clean format
+.PHONY: deps dev compiled demo test test-near test-under-load check check-deep check-stores bench appendix arrays check-fuse release docs docs-links clean format
 
 # System packages are installed only on request, or for CI, where a missing one would be a skipped test.
 deps:
@@ -52,6 +52,10 @@ demo: $(RUNTIME)
 test: dev
 	@$(RUN)/pytest -n 3 --dist loadfile
 
+# The tests near a file, without clusters: `make test-near FILE=ciel/core/graph.py`.
+test-near: dev
+	@.ci/near $(FILE)
+
 test-under-load: dev
 	@.ci/under-load
 
@@ -61,6 +65,7 @@ check: dev
 	$(RUN)/mypy
 	$(RUN)/lint-imports --no-cache
 	.ci/analyze-c
+	.ci/history
 	$(RUN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
 
 bench: compiled
