@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from ciel.client import Client as Client
     from ciel.client import LocalCluster as LocalCluster
     from ciel.client.errors import ClientError as ClientError
-    from ciel.client.executor import Executor as Executor
-    from ciel.client.progress import progress as progress
-    from ciel.client.trace import trace as trace
+    from ciel.client.pools.executor import Executor as Executor
+    from ciel.client.views.progress import progress as progress
+    from ciel.client.views.trace import trace as trace
     from ciel.python.failures import PackingError as PackingError
     from ciel.python.failures import RemoteError as RemoteError
     from ciel.python.failures import RemoteTraceback as RemoteTraceback
@@ -49,13 +49,13 @@ _HOMES = {
     "LocalCluster": "ciel.client",
     "current_task": "ciel.python.inside",
     "empty": "ciel.python.inside",
-    "Executor": "ciel.client.executor",
+    "Executor": "ciel.client.pools.executor",
     "Future": "ciel.python.futures",
     "Task": "ciel.python.tasks",
-    "progress": "ciel.client.progress",
+    "progress": "ciel.client.views.progress",
     "task": "ciel.python.tasks",
     "task_directory": "ciel.python.inside",
-    "trace": "ciel.client.trace",
+    "trace": "ciel.client.views.trace",
     **dict.fromkeys(
         ("as_completed", "call", "fire_and_forget", "gather", "put", "spawn", "wait"),
         "ciel.python.sessions",

@@ -13,9 +13,9 @@ from multiprocessing import TimeoutError as TimeoutError
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from ciel.client.executor import Executor, chunks_of, failed, rest_of, slots_of, when_done
-from ciel.client.feeding import FedResults, Feed
-from ciel.client.shared import session_here
+from ciel.client.pools.executor import Executor, chunks_of, failed, rest_of, slots_of, when_done
+from ciel.client.pools.feed import FedResults, Feed
+from ciel.client.pools.shared import session_here
 from ciel.python.calls import Mapped
 from ciel.python.failures import error_of_map
 from ciel.python.tasks import split_task

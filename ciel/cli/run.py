@@ -21,7 +21,7 @@ from ciel.cli.printing import Progress, print_json
 from ciel.client.client import Client
 from ciel.client.errors import PackageError, TaskFailedError, TemplateError
 from ciel.client.jobs import Job
-from ciel.client.package_entries import (
+from ciel.client.packages.entries import (
     Brought,
     Ready,
     fetch,
@@ -30,8 +30,8 @@ from ciel.client.package_entries import (
     require_makers,
     upload,
 )
-from ciel.client.packages import Package, PackageFile, parse
-from ciel.client.templates import decode_result
+from ciel.client.packages.package_file import Package, PackageFile, parse
+from ciel.client.packages.templates import decode_result
 from ciel.core.naming import all_references
 from ciel.core.refs import Failure, Reference
 from ciel.wire import codec

@@ -7,19 +7,19 @@ first named.
 
 from typing import TYPE_CHECKING, Any
 
-from ciel.client.api import Client
+from ciel.client.client import Client
 from ciel.client.errors import ClientError
-from ciel.client.jobs import Job
+from ciel.client.jobs.job import Job
 
 if TYPE_CHECKING:
-    from ciel.client.cluster import LocalCluster
+    from ciel.client.cluster.local import LocalCluster
 
 __all__ = ["Client", "ClientError", "Job", "LocalCluster"]
 
 
 def __getattr__(name: str) -> Any:
     if name == "LocalCluster":
-        from ciel.client.cluster import LocalCluster
+        from ciel.client.cluster.local import LocalCluster
 
         return LocalCluster
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator
 from types import TracebackType
 from typing import Any, Final, Self
 
-from ciel.client.api import Client
-from ciel.client.executor import call_each, chunks_of, results_of_map
+from ciel.client.client import Client
+from ciel.client.pools.executor import call_each, chunks_of, results_of_map
 from ciel.core.errors import CielError
 from ciel.python import sessions
 from ciel.python.tasks import Options, split_task

@@ -10,10 +10,10 @@ import pytest
 
 from ciel.access.keys import Key
 from ciel.access.settings import MasterLocation
-from ciel.client import Client, arrays
-from ciel.client.arrays import Array
+from ciel.client import Client
 from ciel.client.errors import JobEndedError, RequestRefusedError
-from ciel.client.jobs import Job
+from ciel.client.jobs import Job, arrays
+from ciel.client.jobs.arrays import Array
 from ciel.core.events import (
     AddTask,
     CloseJob,

@@ -6,7 +6,7 @@ from typing import Any
 import hypothesis.strategies as st
 from hypothesis import given
 
-from ciel.client import bundling
+from ciel.client.calls import bundling
 
 
 class Function:

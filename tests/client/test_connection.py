@@ -9,7 +9,7 @@ from typing import Protocol
 
 import pytest
 
-import ciel.client.connection as connection_module
+import ciel.client.connection.connection as connection_module
 from ciel.access.keys import Key, Role
 from ciel.client.connection import Connection, open_connection
 from ciel.client.errors import (

@@ -13,7 +13,7 @@ import pytest
 from ciel.access.errors import AccessDeniedError
 from ciel.access.keys import Key, Role
 from ciel.access.tickets import TicketGate
-from ciel.client.data import Connections, LogReader, read_object, upload_file
+from ciel.client.data.objects import Connections, LogReader, read_object, upload_file
 from ciel.client.errors import (
     LogUnreadableError,
     ObjectUnreadableError,

@@ -12,7 +12,7 @@ from typing import Any
 import cloudpickle
 import pytest
 
-from ciel.client.functions import Functions
+from ciel.client.calls.functions import Functions
 from ciel.core.ids import ObjectId
 from ciel.core.refs import Reference, Value
 from ciel.python.tasks import USUAL

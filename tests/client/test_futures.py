@@ -5,7 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 from unittest.mock import Mock
 
-from ciel.client.futures import ClientFuture
+from ciel.client.calls.futures import ClientFuture
 
 
 def test_a_future_has_all_that_the_standard_librarys_futures_have() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from ciel.access.keys import Key
 from ciel.access.settings import MasterLocation
-from ciel.client import Client, jobs
+from ciel.client import Client
 from ciel.client.errors import (
     ConnectionLostError,
     JobEndedError,
@@ -22,6 +22,7 @@ from ciel.client.errors import (
     WaitTimeoutError,
 )
 from ciel.client.jobs import Job
+from ciel.client.jobs import job as jobs
 from ciel.core.events import (
     AddTask,
     Answer,

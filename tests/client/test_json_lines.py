@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ciel.client.json_lines import JsonFault, line_of, read_json, where_of
+from ciel.client.packages.json_lines import JsonFault, line_of, read_json, where_of
 from ciel.wire import codec
 from ciel.wire.errors import WireError
 

@@ -6,7 +6,7 @@ from typing import Any, cast
 import pytest
 
 from ciel.client.errors import PackageError
-from ciel.client.package_entries import (
+from ciel.client.packages.entries import (
     Brought,
     FileParts,
     Ready,
@@ -15,8 +15,8 @@ from ciel.client.package_entries import (
     open_package,
     upload,
 )
-from ciel.client.package_specs import FileBlocks, Urls, WholeFile
-from ciel.client.packages import parse_entries
+from ciel.client.packages.package_file import parse_entries
+from ciel.client.packages.specs import FileBlocks, Urls, WholeFile
 from ciel.core.ids import ObjectId
 from ciel.core.refs import Concrete, Future, Reference, Value
 from ciel.wire import codec
@@ -134,7 +134,7 @@ class Lab:
         self.location = self
         self.key = "a key"
         self._netlocs = [f"h:{n}" for n in range(1, workers + 1)]
-        monkeypatch.setattr("ciel.client.data.upload_file", self._upload)
+        monkeypatch.setattr("ciel.client.data.objects.upload_file", self._upload)
 
     def ask(self, topic: str) -> Any:
         return [{"netloc": netloc, "queued": 0} for netloc in self._netlocs]
@@ -223,7 +223,7 @@ def test_a_file_is_cut_where_it_is_said(
 def test_a_delimiter_is_found_wherever_it_lies(
     lab: Lab, write: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ciel.client.uploads._SOUGHT_BYTES", 2)
+    monkeypatch.setattr("ciel.client.data.uploads._SOUGHT_BYTES", 2)
     write("f", b"abcd<end>ef<end")
     said = {"filename": "f", "index": True, "block_size": 1, "delimiter": "<end>"}
     brought = lab.bring(write("p", {"k": said}))

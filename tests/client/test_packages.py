@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ciel.client.errors import PackageError
-from ciel.client.package_specs import FileBlocks, ListedFiles, ListedUrls, Urls, WholeFile
-from ciel.client.packages import Package, PackageFile, parse
+from ciel.client.packages.package_file import Package, PackageFile, parse
+from ciel.client.packages.specs import FileBlocks, ListedFiles, ListedUrls, Urls, WholeFile
 from ciel.core.ids import ObjectId
 from ciel.core.refs import Concrete, Value
 from ciel.core.scheduling import Scheduling

@@ -14,10 +14,10 @@ import pytest
 from rich.console import Console
 
 import ciel
-from ciel.client import progress as module
+from ciel.client.calls.futures import Tally
 from ciel.client.errors import ConnectionLostError
-from ciel.client.futures import Tally
-from ciel.client.progress import Lines, Plain, Progress, Row, View, html_of, rows_of, table_of
+from ciel.client.views import progress as module
+from ciel.client.views.progress import Lines, Plain, Progress, Row, View, html_of, rows_of, table_of
 from ciel.core.jobs import JobSummary
 
 WAIT_S = 10.0

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-import ciel.client.connection as connection_module
+import ciel.client.connection.connection as connection_module
 from ciel.client.connection import Connection, open_connection
-from ciel.client.dialing import Dialer
+from ciel.client.connection.dialing import Dialer
 from ciel.client.errors import ClientClosedError, ClientError, ConnectionLostError, NoMasterError
 from ciel.core.events import Answer, Ask, Heartbeat, Message, Received, WatchJob
 from ciel.core.ids import JobId

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ciel.client.errors import TaskFailedError, TemplateError
-from ciel.client.templates import decode_result, faults
+from ciel.client.packages.templates import decode_result, faults
 from ciel.core.ids import ObjectId
 from ciel.core.refs import Concrete, Failure, Future, Reference, Value
 

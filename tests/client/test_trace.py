@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import ciel
-from ciel.client.trace import Attempt, events_of, lay_out
+from ciel.client.views.trace import Attempt, events_of, lay_out
 
 WAIT_S = 10.0
 

@@ -25,7 +25,7 @@ from ciel.access.keys import Role
 from ciel.access.settings import MasterLocation
 from ciel.client import LocalCluster
 from ciel.client.client import Client
-from ciel.client.dialing import Dialer
+from ciel.client.connection.dialing import Dialer
 from ciel.client.errors import AccessRefusedError, ConnectionLostError, JobEndedError
 from ciel.client.jobs import Job
 from ciel.core.refs import Future, Value

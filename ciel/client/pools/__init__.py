@@ -1,0 +1,1 @@
+"""What programs use in place of the standard library's executors and pools."""

@@ -1,0 +1,142 @@
+"""Why something runs, waits, or does not run, for people: `client.explain(future)`."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ciel.client.errors import QueryError
+from ciel.core.refs import REFERENCE_TYPES, Failure, Reference, Value, locations_of
+from ciel.execution.report import visible, visible_text
+from ciel.wire.references import from_json
+
+if TYPE_CHECKING:
+    from ciel.client.client import Client
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What is known of the task that makes a result. `state` is that of the task: `unsent`,
+    `waiting` (for inputs), `runnable` (no worker has room), `assigned` (it waits on a worker),
+    `running`, `done`, `failed`, `cancelled`, `dormant` (nobody wants it). `why` and `story` are
+    lines. Its text says all of it.
+    """
+
+    name: str
+    state: str
+    why: tuple[str, ...]
+    story: tuple[str, ...] = ()
+    task: str = ""
+    job: int = 0
+    attempt: int = 0
+    worker: str = ""
+    inputs: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return "\n".join(text for text, _ in self._lines())
+
+    def __repr__(self) -> str:
+        return f"<ciel.Explanation {self.name}: {self.state}>"
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        printer.text(str(self))
+
+    def __rich__(self) -> Any:
+        from rich.text import Text
+
+        lines = [Text(text, style=style) for text, style in self._lines()]
+        return Text("\n").join(lines)
+
+    def _lines(self) -> Iterator[tuple[str, str]]:
+        where = f" on worker {self.worker}" if self.worker else ""
+        attempt = f", attempt {self.attempt}" if self.attempt > 1 else ""
+        yield f"{visible(self.name)} is {self.state}{where}{attempt}", "bold"
+        yield from _part("why:", self.why)
+        yield from _part("what happened:", self.story)
+        yield from _part("what it reads:", self.inputs)
+
+
+def _part(heading: str, texts: tuple[str, ...]) -> Iterator[tuple[str, str]]:
+    if texts:
+        yield heading, "dim"
+    for text in texts:
+        for line in visible_text(text).split("\n"):
+            yield f"  {line}", ""
+
+
+def explain(client: Client, future: Any) -> Explanation:
+    """See `Client.explain`."""
+    if isinstance(future, REFERENCE_TYPES):
+        return _told(client, future.id, "", ())
+    if not hasattr(future, "__ciel_future__"):
+        raise TypeError(f"a future is explained, or a reference, not {future!r:.80}")
+    name = str(getattr(future, "name", ""))
+    if future.cancelled():
+        return Explanation(name, "cancelled", ("it was called off here",))
+    here = _known_here(future)
+    if not future.done():
+        client.calls.expedite(future)
+    lot = future.lot
+    has_failed = bool(future.done() and future.exception() is not None)
+    if lot is None:
+        return Explanation(name, "unsent", here or ("its call is on its way to the cluster",))
+    if len(lot.functions) > 1:
+        here = (*here, f"its task makes the results of {len(lot.functions)} calls, this among them")
+    return _told(client, lot.id, name, here, has_failed=has_failed)
+
+
+def _known_here(future: Any) -> tuple[str, ...]:
+    if not future.done():
+        return ()
+    error = future.exception()
+    if error is None:
+        return ("its value is there",)
+    why = f"it has failed: {traceback.format_exception_only(error)[0].strip()}"
+    return (why, *map(str, getattr(error, "__notes__", ())))
+
+
+def _told(
+    client: Client, object_id: str, name: str, here: tuple[str, ...], *, has_failed: bool = False
+) -> Explanation:
+    try:
+        told = client.ask("task", {"object": object_id})
+    except QueryError as error:
+        if here:  # the master may forget what everybody has
+            return Explanation(name, "done", here)
+        return Explanation(name or object_id, "unknown", (error.reason,))
+    relocated = client.cluster.relocated if client.cluster is not None else str
+    why, story = [[relocated(text) for text in told[key]] for key in ("why", "story")]
+    state = "running" if told["runs"] else told["state"]
+    if has_failed:
+        state = "failed"  # though its program ended well: what the function raised is its result
+        why = []  # it says the same, or how the program ended
+        story = story if len(story) > 1 else []
+    inputs = [_reading(ref) for ref in from_json(told["inputs"])]
+    left_out = told["inputs_count"] - len(inputs)
+    more = [f"and {left_out} more"] if left_out else []
+    return Explanation(
+        name=name or told["name"] or told["task"],
+        state=state,
+        why=(*here, *why),
+        story=tuple(story),
+        task=told["task"],
+        job=told["job"],
+        attempt=told["attempt"],
+        worker=told["worker"] or "",
+        inputs=(*inputs, *more),
+    )
+
+
+def _reading(ref: Reference) -> str:
+    """Say of an input whether it is there, and where."""
+    if isinstance(ref, Failure):
+        return f"{ref.id}: failed, {ref.reason}"
+    if isinstance(ref, Value):
+        return f"{ref.id}: there, {len(ref.content)} bytes"
+    if places := sorted(locations_of(ref)):
+        size_bytes = getattr(ref, "size_bytes", None)
+        size = "" if size_bytes is None else f", {size_bytes} bytes"
+        return f"{ref.id}: there{size}, at {' '.join(places)}"
+    return f"{ref.id}: expected"
