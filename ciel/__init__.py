@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ciel import joblib_name as joblib_name
 from ciel import pure as pure  # before anything that may have been compiled
+from ciel.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from ciel.client import Client as Client
@@ -40,8 +41,6 @@ if TYPE_CHECKING:
     from ciel.python.sessions import wait as wait
     from ciel.python.tasks import Task as Task
     from ciel.python.tasks import task as task
-
-__version__ = "0.1.0"
 
 _HOMES = {
     "Client": "ciel.client",

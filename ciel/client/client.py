@@ -1,9 +1,8 @@
-"""The front door of the Python API: functions and programs become tasks, futures stand for what
-they make.
+"""The public client: functions and programs become tasks, futures stand for their results.
 
-    with ciel.Client() as client:
-        parts = [client.submit(count, path) for path in paths]
-        print(client.submit(sum, parts).result())
+with ciel.Client() as client:
+parts = [client.submit(count, path) for path in paths]
+print(client.submit(sum, parts).result())
 """
 
 from __future__ import annotations
@@ -18,11 +17,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, overload
 
+from ciel.client.calls.map_results import call_each, chunks_of, results_of_map
 from ciel.client.errors import ClientClosedError, ContextError
 from ciel.client.jobs.client import JobClient
-from ciel.core.events import JobPrinted, Message
+from ciel.core.errors import CielError
+from ciel.core.events import JobPrinted
+from ciel.core.jobs import CallerContext
 from ciel.core.refs import REFERENCE_TYPES, Reference
-from ciel.core.refs import Future as Unmade
+from ciel.core.refs import Future as FutureReference
 from ciel.python import sessions
 from ciel.python.failures import PackingError
 from ciel.python.futures import Future, call_holding, futures_in, futures_of, require_future
@@ -33,7 +35,6 @@ if TYPE_CHECKING:
     from ciel.access.settings import MasterLocation
     from ciel.client.calls.calls import Calls
     from ciel.client.cluster.local import LocalCluster
-    from ciel.client.errors import ClientError
     from ciel.client.jobs.caller_context import Caller
     from ciel.client.jobs.job import Job
     from ciel.client.jobs.output_forwarding import Sink
@@ -49,34 +50,31 @@ _OF_FUNCTIONS: Final = {
     "returns": "'outputs=', files that it writes itself",
     "python": "its interpreter in 'argv', in front",
 }
-"""Options of tasks that mean nothing to a program, and what does instead."""
+"""Options of tasks that a program does not have, and what replaces them."""
 
 Argument = str | int | Path | Reference | Future[Any]
 
 
 class Client(Shown, JobClient):
-    """A client of a cluster: the one at `address` (see `client.Client`), the one that is found, or
-    one of its own, which ends with it.
+    """A client of a cluster: of the one at `address`, of the one that it finds, or of one that it
+    starts, which ends with the client (see `JobClient`).
 
-    Usable from any number of threads, and in `async` code: futures can be awaited. While it is
-    open, and no later one is, `f.spawn()` and `ciel.wait` and the like use it. What is not done
-    when it is closed is cancelled. `locals`: remote tracebacks show local variables. `prints`: what
-    its tasks print appears on `sys.stdout`, or in the file that is given (`client.prints` says what
-    is promised).
+    Thread-safe, and usable in `async` code: futures can be awaited. `f.spawn()`, `ciel.wait` and so
+    on use the client that was opened last. Closing it cancels what is not done. `locals`: remote
+    tracebacks show local variables. `prints`: the output of its tasks appears on `sys.stdout`, or
+    in the file that is given (for guarantees see `jobs.output_forwarding`).
 
     Programs and calls run in the working directory of this process and with its environment
     (docs/where-programs-run.md). `cwd`: in another directory; `scratch`: each in a private one.
-    `env`: with the environment of their workers and these variables, instead of ours.
+    `env`: with the environment of their workers and these variables.
 
-    Within a task, `Client()` without an address is that task's own cluster: see `client.in_task`.
+    Within a task, `Client()` without an address returns a `TaskClient`.
     """
 
     is_of_task = False
 
     def __new__(cls, address: Any = None, *args: Any, **options: Any) -> Self:
         if cls is Client and address is None and sessions.of_task() is not None:
-            from ciel.client.in_task import TaskClient
-
             return object.__new__(TaskClient)  # type: ignore[return-value]  # it is a Client
         return object.__new__(cls)
 
@@ -100,9 +98,8 @@ class Client(Shown, JobClient):
         self._locals = locals
         self._is_closed = False
         self._wants_prints = prints
-        self._listeners: list[Callable[[], None]] = []
         self.print_label: Callable[[JobPrinted], str] | None = None
-        """What stands in brackets before each line that a task prints; None: its name."""
+        """Returns the text in brackets before each line that a task prints; None: its name."""
         super().__init__(
             address,
             access=access,
@@ -121,7 +118,9 @@ class Client(Shown, JobClient):
         return self
 
     def close(self) -> None:
-        """Cancel what is not done, hang up, and end the cluster if it was started for us."""
+        """Cancel what is not done, close the connection, and the cluster if the client has started
+        it.
+        """
         sessions.leave(self)
         self._is_closed = True
         if (tracing := sys.modules.get("ciel.client.views.trace")) is not None:
@@ -144,14 +143,14 @@ class Client(Shown, JobClient):
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Close in a thread, while the event loop goes on."""
+        """Close the client in a thread, so that the event loop goes on."""
         import asyncio
 
         await asyncio.to_thread(self.close)
 
     @property
     def calls(self) -> Calls:
-        """The calls of this client, and what became of them."""
+        """The calls of this client."""
         if self._calls is None:
             if self._is_closed:
                 raise ClientClosedError
@@ -159,21 +158,30 @@ class Client(Shown, JobClient):
 
             with self._calls_lock:
                 if self._calls is None:
-                    calls = Calls(self, locals_wanted=self._locals)
-                    self.is_delivered = calls.take_news
+                    calls = Calls(self, self.caller, self._open_job, locals_wanted=self._locals)
+                    self.on_delivery = calls.take_settled
+                    self.on_lost = calls.lose
                     self._calls = calls
         return self._calls
 
     @property
     def open_calls(self) -> Calls | None:
-        """The same, but None before the first."""
+        """The calls of this client; None before the first."""
         return self._calls
 
     def caller(self) -> Caller:
-        """Return where calls run, as things stand now; raises ContextError."""
+        """Return the directory and the environment of calls, as they are now; raises
+        ContextError.
+        """
         from ciel.client.jobs.caller_context import Caller
 
         return Caller(self._cwd, scratch=self._scratch, env=self._env)
+
+    def _open_job(self, context: CallerContext) -> Job:
+        """Open the job of the calls."""
+        job = self.job(self.name, context=context)
+        self.follow_prints(job)
+        return job
 
     # --- functions --------------------------------------------------------------------------------
 
@@ -189,12 +197,13 @@ class Client(Shown, JobClient):
     def submit(self, function: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]: ...
 
     def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        """Make a task of a call, and return what stands for its result. Arguments may be, or hold
-        at any depth, futures: the task runs when they are there and gets their values. A call whose
-        future is dropped before a worker has it does not run; see `ciel.fire_and_forget`.
+        """Submit a call as a task, and return the future of its result. Arguments may be futures,
+        or contain them at any depth: the task runs when their values exist, and gets the values. If
+        the program drops the future before a worker has the call, the call does not run; see
+        `ciel.fire_and_forget`.
 
-        Raises PackingError for a function or an argument that has no bytes, ConnectionLostError,
-        ClientClosedError, ForkedError. A function made by `ciel.task` runs as that says.
+        Raises PackingError for a function or an argument that cannot be pickled,
+        ConnectionLostError, ClientClosedError, ForkedError. `ciel.task` sets options of a function.
         """
         called, options = split_task(function)
         return self.call(called, args, kwargs, options)
@@ -206,7 +215,7 @@ class Client(Shown, JobClient):
         kwargs: dict[str, Any],
         options: Options,
     ) -> Any:
-        """Make a task of a call with these options; with `returns`, return a tuple of futures."""
+        """Submit a call with these options; with `returns`, return a tuple of futures."""
         try:
             return self.calls.call(function, args, kwargs, options)
         except PackingError:
@@ -224,13 +233,14 @@ class Client(Shown, JobClient):
         chunksize: int | None = None,
         buffersize: int | None = None,
     ) -> Iterator[T]:
-        """Yield the results of calls with one element of each of the iterables, in order. What a
-        call raises is raised in its place. `chunksize`: so many calls make one task; by itself,
-        many small ones do. `buffersize`: the iterables, which may be endless, are read only so far
-        ahead of the results that are taken; by default to their ends, now. Raises TimeoutError
-        `timeout` seconds after the call of `map`.
+        """Call a function with one element of each iterable; yield the results in order. An error
+        of a call is raised in the place of its result.
+
+        `chunksize`: how many calls run as one task; by default the client chooses, and sends many
+        short calls as one task. `buffersize`: read the iterables, which may be endless, only this
+        far ahead of the results that are taken; by default read them to their ends at once. Raises
+        TimeoutError `timeout` seconds after the call of `map`.
         """
-        from ciel.client.pools.executor import results_of_map
 
         def begin(rows: list[tuple[Any, ...]], size: int | None) -> list[Future[Mapped]]:
             return self.map_parts(function, rows, size)
@@ -243,9 +253,9 @@ class Client(Shown, JobClient):
         rows: Sequence[tuple[Any, ...]],
         chunksize: int | None = None,
     ) -> list[Future[Mapped]]:
-        """Submit a call for each row of arguments, `chunksize` rows in a task; return the futures
-        of these tasks. Once one is done, its `rest` are the futures of further tasks, whose results
-        follow.
+        """Submit a call for each row of arguments, `chunksize` rows in a task, and return the
+        futures of the tasks. A future that is done has in `rest` the futures of further tasks,
+        whose results follow its own.
         """
         if chunksize is not None and chunksize < 1:
             raise ValueError(f"chunksize must be at least 1, not {chunksize}")
@@ -278,16 +288,16 @@ class Client(Shown, JobClient):
         outputs: int = 1,
         **options: Any,
     ) -> Any:
-        """Make a task of a program; return the future of its standard output, as bytes.
+        """Submit a program as a task; return the future of its standard output, as bytes.
 
-        Futures in `argv` become paths of files that hold their values, `stdin` is a future, or
-        several, one after the other; `files` lie under these relative names in a private directory,
-        where it then runs. Otherwise it runs as the client says, in `cwd`, or with `scratch` in a
-        private directory; `env` are additional variables. Values of functions are written as they
-        are (bytes, or a text in UTF-8); `put` makes a future of anything. With `outputs` of two or
-        more, the program writes them itself: `OUTPUT_FILES` names a text file with a path a line;
-        returned is a list of futures. `options`: those of `ciel.task` but `returns` and `python`.
-        Raises OptionError, ContextError and as `submit`.
+        Futures in `argv` become paths of files with their values. `stdin` is a future, or a list of
+        futures whose values are concatenated. With `files` the program runs in a private directory
+        that has them under these relative names; otherwise it runs where the client says, in `cwd`,
+        or with `scratch` in a private directory. `env` adds variables. The value of a function is
+        written as it is, bytes or a text in UTF-8; `put` makes a future of any value. With two or
+        more `outputs` the program writes them itself, and a list of futures is returned:
+        `OUTPUT_FILES` names a text file with a path on each line. `options`: those of `ciel.task`
+        except `returns` and `python`. Raises OptionError, ContextError and as `submit`.
         """
         if isinstance(argv, str | bytes) or not isinstance(argv, Sequence) or not argv:
             raise OptionError(
@@ -305,8 +315,8 @@ class Client(Shown, JobClient):
         named = {name: self._object(item) for name, item in (files or {}).items()}
         directory = _directory(cwd, scratch=scratch, has_files=bool(named))
 
-        def add(job: Job) -> Sequence[Unmade]:
-            moved_to, variables = self.calls.caller.moved() or ("", {})
+        def add(job: Job) -> Sequence[FutureReference]:
+            moved_to, variables = self.calls.moved_caller()
             variables = {**variables, **(env or {})}
             where = directory if directory is not None or named or not moved_to else moved_to
             if outputs == 1:
@@ -355,14 +365,14 @@ class Client(Shown, JobClient):
     # --- values -----------------------------------------------------------------------------------
 
     def put(self, value: T) -> Future[T]:
-        """Store a value once, and return what stands for it; tasks that are given that read what
-        lies in the store. Raises PackingError, UploadError, ClientClosedError.
+        """Store a value once, and return its future; tasks that get the future read the stored
+        value. Raises PackingError, UploadError, ClientClosedError.
         """
         found: Future[T] = self.calls.put(value)
         return found
 
     def get(self, futures: Any, timeout: float | None = None) -> Any:
-        """Return the value of a future, or those of a list, a tuple or a dict of futures."""
+        """Return the value of a future, or the values of a list, a tuple or a dict of futures."""
         if isinstance(futures, dict):
             return dict(zip(futures, self.get(list(futures.values()), timeout), strict=True))
         if isinstance(futures, list | tuple):
@@ -373,7 +383,7 @@ class Client(Shown, JobClient):
         return futures.result(timeout)
 
     def _await_all(self, futures: Sequence[Any], timeout: float | None = None) -> None:
-        """Wait until all are done, or raise what the first one raises that has failed by then."""
+        """Wait until all are done, or until one has failed, and raise its error."""
         done, _ = self.wait(futures, timeout, concurrent.futures.FIRST_EXCEPTION)
         if len(done) < len(set(futures)):
             failed = [f for f in futures if f.done() and f.exception() is not None]
@@ -408,11 +418,11 @@ class Client(Shown, JobClient):
         return self.calls.wait(futures, timeout, return_when)
 
     def as_completed(self, futures: Iterable[Any], timeout: float | None = None) -> Iterator[Any]:
-        """Yield futures as they are done; raises TimeoutError when all of it takes longer."""
+        """Yield futures as they are done; raises TimeoutError if that takes longer."""
         return self.calls.as_completed(futures, timeout)
 
     def cancel(self, futures: Any) -> None:
-        """Call off a future, or several; what runs for them alone is stopped."""
+        """Cancel a future, or several; tasks that run only for them are stopped."""
         for future in [futures] if isinstance(futures, Future) else futures_in(futures):
             future.cancel()
 
@@ -430,41 +440,25 @@ class Client(Shown, JobClient):
             yield "failed", sum(tally.failed for tally in tallies) or None
 
     def explain(self, future: Any) -> Explanation:
-        """Say why a future's task runs, waits, or does not run; see `Explanation`. Asks the master;
-        raises as `ask` does, and TypeError for what is no future.
+        """Explain why a future's task runs, waits, or does not run; see `Explanation`. Queries the
+        master; raises as `ask`, and TypeError if the argument is not a future.
         """
         from ciel.client.views.explanation import explain
 
-        return explain(self, future)
+        relocated = self.cluster.relocated if self.cluster is not None else str
+        return explain(self.ask, relocated, future)
 
     def follow_prints(self, job: Job) -> None:
-        """Have what the tasks of a job print appear, if that is wanted at all."""
+        """Forward the output of a job's tasks, unless the client was opened without `prints`."""
         if self._wants_prints is not False:
             sink = None if self._wants_prints is True else self._wants_prints
             self.show_prints(job, sink, self.print_label)
-
-    def listen(self, listener: Callable[[], None], *, listens: bool = True) -> None:
-        """Have a function called after each delivery, or no more; it must not wait."""
-        if listens:
-            self._listeners.append(listener)
-        else:
-            self._listeners.remove(listener)
-
-    def _deliver(self, messages: list[Message]) -> None:
-        super()._deliver(messages)
-        for listener in self._listeners:
-            listener()
-
-    def _on_lost(self, error: ClientError) -> None:
-        super()._on_lost(error)
-        if self._calls is not None:
-            self._calls.lose(self._lost or error)
 
 
 def _checked(
     cwd: str | os.PathLike[str] | None, *, scratch: bool, env: Mapping[str, str] | None
 ) -> tuple[str | None, bool, Mapping[str, str] | None]:
-    """Return where calls are to run, checked before anything is begun; raises ContextError."""
+    """Check where calls are to run, before the client connects; raises ContextError."""
     directory = _directory(cwd, scratch=scratch)
     for name, text in (env or {}).items():
         if not isinstance(name, str) or not isinstance(text, str):
@@ -477,7 +471,7 @@ def _checked(
 def _directory(
     cwd: str | os.PathLike[str] | None, *, scratch: bool, has_files: bool = False
 ) -> str | None:
-    """Return the directory that a caller names; "": a private one; None: it names none."""
+    """Return the directory of a program; "": a private one; None: that of the client."""
     if cwd is not None and (scratch or has_files):
         other = "'scratch'" if scratch else "'files'"
         raise ContextError(f"cwd: with {other} a program runs in a private directory; choose one")
@@ -491,8 +485,8 @@ def _left_s(until_s: float | None) -> float | None:
 
 
 def client_of_task(name: str) -> Client:
-    """Return what a client becomes that travels to a task, as a global variable of a function: that
-    task's own. Raises TypeError elsewhere.
+    """Unpickle a client, such as a global variable of a function, in a task: it becomes the task's
+    own client. Raises TypeError elsewhere.
     """
     if sessions.of_task() is None:
         raise TypeError(
@@ -500,3 +494,115 @@ def client_of_task(name: str) -> Client:
             "one there. (Within a task of ciel it would become that task's own.)"
         )
     return Client(name=name)
+
+
+# --- within a task --------------------------------------------------------------------------------
+
+_OFFERED: Final = frozenset(
+    (
+        "aclose", "as_completed", "call", "cancel", "close", "gather", "get", "map", "name", "put",
+        "submit", "wait",
+    )
+)  # fmt: skip
+
+
+class InTaskError(CielError, AttributeError):
+    """A method of a client does not exist within a task."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"client.{name} does not exist within a task, where a client makes children of the "
+            f"task and no jobs; it has {', '.join(sorted(_OFFERED))}. Use client.{name} in the "
+            "program that opened the client, or return from the task what it needs there"
+        )
+
+
+class NoTaskError(CielError, RuntimeError):
+    """A client that was opened within a task was used when no task ran."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "this client was made within a task, and no task runs now, as in a thread that a task "
+            "left behind: use it before the task ends"
+        )
+
+
+class TaskClient(Client):
+    """The client within a task, whose calls are children of the task. It belongs to the task that
+    runs when it is used, so many tasks can use a module that opens one (ADR 73). Calls run in the
+    directory and with the environment of the task; the arguments of `Client` have no effect.
+    """
+
+    def __init__(self, address: None = None, *, name: str = "", **options: Any) -> None:
+        self.name = name
+
+    def __getattribute__(self, name: str) -> Any:
+        if name[0] != "_" and name not in _OFFERED:
+            raise InTaskError(name)
+        return super().__getattribute__(name)
+
+    def __enter__(self) -> Self:
+        _session()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Do nothing, as `close`."""
+
+    def close(self) -> None:
+        """Do nothing: there is no connection, and children end with their task at the latest."""
+
+    async def aclose(self) -> None:
+        """Do nothing, as `close`."""
+
+    def call(
+        self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], options: Options
+    ) -> Any:
+        return _session().call(function, args, kwargs, options)
+
+    def map(
+        self,
+        function: Any,
+        /,
+        *iterables: Iterable[Any],
+        timeout: float | None = None,
+        chunksize: int | None = None,
+        buffersize: int | None = None,
+    ) -> Iterator[Any]:
+        called, options = split_task(function)
+        if options.returns != 1:
+            raise ValueError("the functions of a map return one value each")
+
+        def begin(rows: list[tuple[Any, ...]], size: int | None) -> list[Any]:
+            chunks = chunks_of(rows, size or 1)
+            return [self.call(call_each, (called, chunk), {}, options) for chunk in chunks]
+
+        return results_of_map(begin, iterables, timeout, chunksize, buffersize)
+
+    def put(self, value: Any) -> Any:
+        return _session().put(value)
+
+    def wait(
+        self,
+        futures: Iterable[Any],
+        timeout: float | None = None,
+        return_when: str = sessions.ALL_COMPLETED,
+    ) -> tuple[set[Any], set[Any]]:
+        return _session().wait(futures, timeout, return_when)
+
+    def as_completed(self, futures: Iterable[Any], timeout: float | None = None) -> Iterator[Any]:
+        return _session().as_completed(futures, timeout)
+
+    def _facts(self) -> Iterator[tuple[str, Any]]:
+        yield "", f"of a task, in process {os.getpid()}"
+
+
+def _session() -> sessions.Session:
+    found = sessions.of_task()
+    if found is None:
+        raise NoTaskError
+    return found

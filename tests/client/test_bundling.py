@@ -50,31 +50,31 @@ def test_calls_of_which_nothing_is_known_travel_alone() -> None:
 def test_c4_a_few_calls_show_how_long_a_function_takes_and_the_others_wait_for_that() -> None:
     function = Function()
     calls = [Call(function=function) for _ in range(100)]
-    sent, held = bundling.part(calls, 2)
+    sent, held = bundling.hold_back(calls, 2)
     assert (sent, held) == (calls[:16], calls[16:])
     for call in held:
         call.call_s = 0.001
-    assert bundling.part(held, 2) == (held, [])
+    assert bundling.hold_back(held, 2) == (held, [])
 
 
 def test_c4_calls_that_cannot_be_held_back_are_sent() -> None:
     function = Function()
     calls = [Call(function=function, may_wait=False) for _ in range(100)]
-    assert bundling.part(calls, 2) == (calls, [])
+    assert bundling.hold_back(calls, 2) == (calls, [])
 
 
 def test_c4_a_call_that_takes_the_result_of_one_held_back_is_held_back() -> None:
     function = Function()
     calls = [Call(function=function) for _ in range(17)]
     calls.append(Call(call_s=0.001, local=calls[-1:]))
-    assert bundling.part(calls, 2) == (calls[:16], calls[16:])
+    assert bundling.hold_back(calls, 2) == (calls[:16], calls[16:])
 
 
 def test_c5_parts_of_a_map_wait_for_one_call_that_shows_how_long_a_row_takes() -> None:
     function = Function()
     calls = [Call(function=function, may_wait=False)]
     calls += [Call(function=function, divisible=True) for _ in range(4)]
-    assert bundling.part(calls, 2) == (calls[:1], calls[1:])
+    assert bundling.hold_back(calls, 2) == (calls[:1], calls[1:])
 
 
 def test_c5_a_part_of_a_map_takes_a_tenth_of_a_second() -> None:
@@ -108,7 +108,7 @@ def test_a_chain_is_one_bundle_even_if_nothing_is_known() -> None:
     for _ in range(50):
         chain.append(Call(local=chain[-1:]))
     assert sizes(chain) == [51]
-    assert bundling.part(chain, 2) == (chain, [])
+    assert bundling.hold_back(chain, 2) == (chain, [])
 
 
 def test_two_that_take_the_same_result_may_run_side_by_side() -> None:

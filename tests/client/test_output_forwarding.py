@@ -11,7 +11,7 @@ import pytest
 
 import ciel
 from ciel.access.keys import Key
-from ciel.client.jobs.output_forwarding import Prints, label_of
+from ciel.client.jobs.output_forwarding import OutputForwarder, label_of
 from ciel.core.events import JobPrinted, Message, ObjectSettled
 from ciel.core.ids import JobId, ObjectId, TaskId
 from ciel.core.refs import Value
@@ -224,7 +224,7 @@ class Delivered:
     def __init__(self, screen: Any = None) -> None:
         self.screen = screen or io.StringIO()
         self.messages: list[tuple[Message, str]] = []
-        self.prints = Prints(Key.new(), self._take, self.screen)
+        self.prints = OutputForwarder(Key.new(), self._take, self.screen)
 
     def _take(self, messages: list[Message]) -> None:
         self.messages += [(message, self.screen.getvalue()) for message in messages]
@@ -245,7 +245,7 @@ def test_a_worker_that_cannot_be_asked_holds_up_nothing(capsys: pytest.CaptureFi
     delivered.prints.sift([printed(""), settled("a")])
     delivered.prints.close()
     assert [message for message, _ in delivered.messages] == [settled("a")]
-    assert "what f 1 printed is lost to us" in capsys.readouterr().err
+    assert "the output of f 1 is lost: " in capsys.readouterr().err
 
 
 def test_a_screen_that_is_closed_holds_up_nothing() -> None:
@@ -262,7 +262,7 @@ def test_a_screen_that_is_closed_holds_up_nothing() -> None:
 def test_a_screen_of_few_characters_gets_the_others_escaped() -> None:
     binary = io.BytesIO()
     screen = io.TextIOWrapper(binary, "ascii", newline="")
-    prints = Prints(Key.new(), lambda messages: None, screen)
+    prints = OutputForwarder(Key.new(), lambda messages: None, screen)
     prints.sift([printed("Zürich\n")])
     prints.close()
     assert binary.getvalue() == b"[f 1] Z\\xfcrich\n"

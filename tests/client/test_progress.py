@@ -14,7 +14,7 @@ import pytest
 from rich.console import Console
 
 import ciel
-from ciel.client.calls.futures import Tally
+from ciel.client.calls.functions import Tally
 from ciel.client.errors import ConnectionLostError
 from ciel.client.views import progress as module
 from ciel.client.views.progress import Lines, Plain, Progress, Row, View, html_of, rows_of, table_of

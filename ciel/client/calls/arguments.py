@@ -1,4 +1,4 @@
-"""The inputs of a task of calls, and the words for arguments that cannot be packed."""
+"""The inputs of a task of calls, and messages about arguments that cannot be packed."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ from ciel.python.packing import UnpackedError
 
 
 class Inputs:
-    """The references that a task takes, each once."""
+    """The objects that a task reads, each once."""
 
     def __init__(self) -> None:
         self.refs: list[Reference] = []
         self.for_once: list[Reference] = []
-        """Those that no other task will take."""
+        """Objects that no other task reads."""
         self._numbers: dict[str, int] = {}
 
     def number(self, ref: Reference, *, is_for_once: bool = False) -> int:
+        """Return the number of an input; add it if it is new."""
         if is_for_once:
             self.for_once.append(ref)
         number = self._numbers.setdefault(ref.id, len(self.refs))
@@ -26,9 +27,9 @@ class Inputs:
         return number
 
 
-def in_words(error: UnpackedError, is_map: bool) -> UnpackedError:
-    """Say which argument is at fault, where it says at which place of (args, kwargs); those of a
-    map are in its rows.
+def describe(error: UnpackedError, *, is_map: bool) -> UnpackedError:
+    """Return an error that names the argument at fault. The original one names a place in (args,
+    kwargs), or in the rows of a map.
     """
     if is_map:
         row = re.sub(

@@ -1,9 +1,10 @@
-"""Decides which calls travel together, and which wait until it is known how long they take.
+"""Decides which calls are sent together, and which the client holds back until it knows how long
+they take. Pure.
 
-Sending a task costs client, master and worker some 0.1 ms. So where many calls of quick functions
-wait, several become one task (ADR 31). Until the first result of a function has come, only a few of
-its calls are sent, each alone: if they turn out to be slow, the others travel alone, too, and no
-caller waits behind a bundle of them (ADR 62).
+Sending a task costs client, master and worker some 0.1 ms. So the client sends several pending
+calls of quick functions as one task, a bundle (ADR 31). Before the first result of a function it
+sends only a few calls, each alone. If these are slow, it sends the others alone, too: otherwise the
+calls of another client would wait behind a bundle of slow calls (ADR 62).
 """
 
 from __future__ import annotations
@@ -15,47 +16,47 @@ from typing import Any, Final, Protocol
 from ciel.python.calls import LOTS_MAX
 
 SLOW_S: Final = 0.005
-"""Calls that take longer are not worth bundling."""
+"""Calls that take longer are sent alone."""
 BUNDLE_S: Final = 0.05
-"""What a bundle is to take, where that is known."""
+"""How long a bundle should run, if the time of its calls is known."""
 PART_S: Final = 0.12
-"""The client makes tasks of a map that take so long. A process needs some 1 ms to end a task and to
-begin the next one, and the call of another client waits for one task."""
+"""How long a task of a map should run. Between two tasks a process needs some 1 ms; and the call of
+another client may have to wait for one task."""
 BUNDLE_CALLS_MAX: Final = 4096
 BUNDLE_BYTES_MAX: Final = 1 << 20
 TRIALS_PER_SLOT: Final = 8
-"""So many calls of a function are under way for each slot before the first has ended."""
+"""How many calls of a function may run for each slot before the first has ended."""
 BUNDLES_PER_SLOT: Final = 2
 QUICK_S: Final = 0.01
 QUICK_LOTS: Final = 4
 PARTS_PER_SLOT: Final = 16
-"""Into so many parts for each slot a map is divided, if its function is quick or not known."""
+"""How many tasks a map has for each slot, if its function is quick or new."""
 PART_ROWS_MAX: Final = 4096
 
 
 class Function(Protocol):
-    """What is known of the calls of one function."""
+    """What the client knows about the calls of one function."""
 
-    took_s: float | None  # how long the last ones took, if any has ended
-    trial_count: int  # how many are under way of which nothing is known
+    took_s: float | None  # the average time of the last calls; None before the first result
+    trial_count: int  # how many calls run while `took_s` is None
 
 
-class Waiting(Protocol):
-    """A call that has not been sent, as far as it matters here."""
+class Pending(Protocol):
+    """The attributes of a pending call that this module uses."""
 
     function: Function
     size_bytes: int
     is_usual: bool  # it may be bundled
-    may_wait: bool  # its arguments are packed and small, so that it can be held back
+    may_wait: bool  # its arguments are packed and small, so the client can hold it back
     is_held: bool
-    is_divisible: bool  # it is a map, which one call is enough to try
-    call_s: float | None  # what the last calls of the function took, if any has ended
-    local: Sequence[Any]  # those calls that wait, too, and whose results it takes
-    outside: Hashable  # what else must be there before it can run; false if nothing
+    is_divisible: bool  # it is a map, of which one call is enough as a trial
+    call_s: float | None  # `took_s` of the function when the call is about to be sent
+    local: Sequence[Any]  # pending calls whose results it takes
+    outside: Hashable  # other objects that must exist before it can run; false if none
 
 
-def part(waiting: Sequence[Any], slots: int) -> tuple[list[Any], list[Any]]:
-    """Return the calls that are to be sent now, and those that are held back; counts the trials."""
+def hold_back(waiting: Sequence[Any], slots: int) -> tuple[list[Any], list[Any]]:
+    """Return the calls to send now, and the calls to hold back; counts the trials."""
     sent: list[Any] = []
     held: list[Any] = []
     for call in waiting:
@@ -72,7 +73,7 @@ def part(waiting: Sequence[Any], slots: int) -> tuple[list[Any], list[Any]]:
 
 
 def part_rows(rows: int, slots: int, row_s: float | None) -> int:
-    """Return how many rows of a map make one task, if a row takes so long as far as is known."""
+    """Return how many rows of a map one task calls. `row_s`: the time of a row, if it is known."""
     size = math.ceil(rows / (PARTS_PER_SLOT * max(1, slots)))
     if row_s:
         size = min(size, int(PART_S / row_s))
@@ -80,9 +81,7 @@ def part_rows(rows: int, slots: int, row_s: float | None) -> int:
 
 
 def form(waiting: Sequence[Any], slots: int) -> list[list[Any]]:
-    """Return bundles of calls, in an order in which each comes after those that it takes results
-    of.
-    """
+    """Return bundles of calls. A bundle comes after the bundles whose results it takes."""
     free = sum(1 for call in waiting if call.is_usual and not call.local)
     bundles: list[list[Any]] = []
     home: dict[int, list[Any]] = {}
@@ -100,7 +99,7 @@ def form(waiting: Sequence[Any], slots: int) -> list[list[Any]]:
 
 
 def _limit(call: Any, free: int, slots: int) -> int:
-    """Return how many calls a bundle is to have that begins with this one."""
+    """Return the largest size of a bundle whose first call is this one."""
     if not call.is_usual or call.local or call.call_s is None or call.call_s >= SLOW_S:
         return 1
     share = math.ceil(free / (BUNDLES_PER_SLOT * slots))
@@ -110,7 +109,7 @@ def _limit(call: Any, free: int, slots: int) -> int:
 
 
 def _open_one(call: Any, open_ones: dict[Hashable, list[list[Any]]], limit: int) -> list[Any]:
-    """Return the bundle of its kind that still has room, or a new one."""
+    """Return a bundle with room whose calls need the same objects, or an empty one."""
     found = open_ones.setdefault(call.outside, [])
     if found:
         bundle = found[-1]
@@ -124,8 +123,8 @@ def _open_one(call: Any, open_ones: dict[Hashable, list[list[Any]]], limit: int)
 
 
 def _joined(call: Any, home: dict[int, list[Any]]) -> list[Any] | None:
-    """Return the bundle that makes all that a call takes, if it can join that: it then runs behind
-    them, without a task of its own.
+    """Return the bundle that produces all results that a call takes, if the call can join it. The
+    call then runs behind them in the same task.
     """
     if not call.is_usual or not call.local:
         return None
@@ -135,13 +134,13 @@ def _joined(call: Any, home: dict[int, list[Any]]) -> list[Any] | None:
     if any(home.get(id(other)) is not bundle for other in call.local):
         return None
     if len(bundle) == 1 or bundle[-1] in call.local:
-        return bundle  # a chain: nothing could run beside it
+        return bundle  # a chain, in which nothing could run in parallel
     return bundle if call.call_s is not None and call.call_s < SLOW_S else None
 
 
 def lots_of(bundle: list[Any]) -> list[list[Any]]:
-    """Part a bundle, in its order. One that should be quick has fewer lots: each is an object to be
-    read. But any call may take long after all, and what is behind it in its lot waits.
+    """Divide a bundle into lots, in its order. Each lot is an object that the client reads, so a
+    quick bundle has few. A slow one has more, since the results of a lot arrive together.
     """
     known_s = [call.call_s for call in bundle if call.call_s is not None]
     is_quick = len(known_s) == len(bundle) and sum(known_s) < QUICK_S

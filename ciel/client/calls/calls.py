@@ -1,34 +1,34 @@
-"""Calls of functions, from `submit` to the future that is done.
+"""All calls of one client, from `submit` to the future that is done.
 
-A call is packed in its caller's thread and waits in a list, which is sent when nothing else is
-under way, when somebody waits for a result, or a millisecond later by a thread: then what has piled
-up travels in bundles (`bundling`). Results come on the connection's thread; what is too large to
-ride along is read by whoever asks for it, or by a few threads where the outcome must be known.
+The thread of the caller packs a call and appends it to a list. The list is sent when nothing else
+is under way, when a thread waits for a result, or a millisecond later by a thread of our own; the
+calls that it has by then are sent in bundles (see `bundling`).
 """
 
 from __future__ import annotations
 
 import concurrent.futures
 import contextlib
-import sys
 import threading
 import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
+from ciel.access.settings import MasterLocation
 from ciel.client.calls import bundling
-from ciel.client.calls.arguments import Inputs, in_words
-from ciel.client.calls.futures import (
-    ClientFuture,
-    Lot,
-    PackedFunction,
-    WaitingCall,
-    fail_unsent,
-    still_wanted,
-)
-from ciel.client.calls.maps import Maps
+from ciel.client.calls.arguments import describe
+from ciel.client.calls.bundles import BundleWriter
+from ciel.client.calls.functions import Functions, PackedFunction
+from ciel.client.calls.futures import ClientFuture
+from ciel.client.calls.job import JobOfCalls
+from ciel.client.calls.lots import Lot, Lots
+from ciel.client.calls.maps import Maps, SlotCount
+from ciel.client.calls.pending import PendingCall, fail_unsent, find_dependencies, still_needed
+from ciel.client.calls.reading import ResultReader
+from ciel.client.calls.results import Results
+from ciel.client.calls.session import CallJob, OpenJob, Session
 from ciel.client.errors import (
     CallbackWaitError,
     ClientClosedError,
@@ -36,9 +36,9 @@ from ciel.client.errors import (
     ForeignFutureError,
 )
 from ciel.client.forks import forbid, tell_of_forks
-from ciel.client.jobs.caller_context import log_level
-from ciel.client.views.trace import is_traced
-from ciel.core.refs import Future as Unmade
+from ciel.client.jobs.caller_context import Caller
+from ciel.client.views.trace import is_traced, note_calls
+from ciel.core.refs import Future as FutureReference
 from ciel.core.refs import Reference
 from ciel.core.tasks import Mentions
 from ciel.python import calls
@@ -46,42 +46,76 @@ from ciel.python.contents import VALUE, Outcome
 from ciel.python.failures import packing_error
 from ciel.python.futures import futures_in
 from ciel.python.packing import UnpackedError, pack_with_futures
+from ciel.python.sessions import ALL_COMPLETED, FIRST_COMPLETED
 from ciel.python.tasks import USUAL, Options
 from ciel.wire.references import to_array
 
-if TYPE_CHECKING:
-    from ciel.client.client import Client
-    from ciel.client.jobs.job import Job
-
 GATHERING_S: Final = 0.001
-"""So long calls may pile up while others are under way."""
+"""How long the thread collects calls before it sends them, while others are under way."""
 HELD_MAX_S: Final = 1.0
-"""After so long calls of which nothing is known yet are sent all the same, as slow ones."""
-ALONE_MIN_BYTES: Final = 64 << 10
-"""Arguments of this size become an object of their own."""
+"""After this time the client sends calls that it has held back, as calls of a slow function."""
 
 
-class Calls(Maps):
-    """The calls of one client: all are tasks of one job. Usable from any thread."""
+class Calls:
+    """The calls of one client, which are tasks of one job. Thread-safe.
 
-    def __init__(self, client: Client, *, locals_wanted: bool = False) -> None:
-        super().__init__(client)
-        self._locals_wanted = locals_wanted
-        self._sending = threading.RLock()  # what is sent goes in the order in which it was called
-        self._called_off: deque[Reference] = deque()
-        self._held_count = 0  # of the first of those: nothing is known of their functions, ...
-        self._held_functions: set[PackedFunction] = set()  # ...which are these
-        self._held_s = 0.0  # since when the same ones are held
+    `find_caller` returns where calls run, and `open_job` opens their job, both with the first call.
+    `locals_wanted`: remote tracebacks show local variables.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        find_caller: Callable[[], Caller],
+        open_job: OpenJob,
+        *,
+        locals_wanted: bool = False,
+    ) -> None:
+        self.lots = Lots()
+        self.kept: set[ClientFuture[Any]] = set()
+        """Futures that stay until they are done, even if the program drops them."""
+        self.functions = Functions(session.upload_content, self.lots.dropped)
+        self._session = session
+        self._job = JobOfCalls(session, find_caller, open_job, self.lots)
+        self.reader = ResultReader(session, self._job, self.lots, self)
+        self._results = Results(
+            self, self._job, self.lots, self.reader, self._divide,
+            lambda output, names, times: note_calls(session, output, names, times),
+        )  # fmt: skip
+        self._slots = SlotCount(session.slot_count)
+        self._maps = Maps(self, self.functions, self._pack, self._slots)
+        self._writer = BundleWriter(
+            session, self._job, lambda: is_traced(session), locals_wanted=locals_wanted
+        )
+        self._lock = threading.Lock()
+        self._sending = threading.RLock()  # calls are sent in the order in which they were made
+        self._pending: list[PendingCall] = []
+        self._held_count = 0  # how many of the first pending calls are held back, ...
+        self._held_functions: set[PackedFunction] = set()  # ...and their functions
+        self._held_s = 0.0  # since when the same calls are held back
+        self._to_divide: deque[tuple[PendingCall, int, ClientFuture[Any], Outcome]] = deque()
+        self._cancelled: deque[Reference] = deque()  # objects to release
+        self._thread: threading.Thread | None = None
         self._due = threading.Event()
         self._over = threading.Event()
-        self._places: tuple[tuple[str, ...], list[str]] = ((), [])  # and for which sys.path
+        self._ended: BaseException | None = None
         tell_of_forks(self)
 
     def forked(self) -> None:
-        """Be a copy in a forked child."""
-        forbid(self, silent=("close", "lose"), kept=("dropped",))
+        """Refuse all use: this is a copy in a forked child."""
+        forbid(self, silent=("close", "lose"))
 
-    # --- calls go in ------------------------------------------------------------------------------
+    @property
+    def location(self) -> MasterLocation:
+        """The master that runs the calls."""
+        return self._session.location
+
+    @property
+    def job(self) -> CallJob | None:
+        """The job of all calls; None before the first."""
+        return self._job.opened
+
+    # --- submitting -------------------------------------------------------------------------------
 
     def call(
         self,
@@ -91,42 +125,56 @@ class Calls(Maps):
         options: Options,
     ) -> Any:
         """See `sessions.Session.call`; raises PackingError, ClientError."""
-        waiting = self._pack(function, args, kwargs, options)
+        pending = self._pack(function, args, kwargs, options)
         if options.returns == 1:
-            return self._add_with_future(waiting)
+            return self._add_with_future(pending)
         futures = [
-            ClientFuture[Any](self, waiting.function.name, waiting, place)
+            ClientFuture[Any](self, pending.function.name, pending, place)
             for place in range(options.returns)
         ]
-        waiting.futures = [weakref.ref(future) for future in futures]
-        self._add(waiting)
+        pending.futures = [weakref.ref(future) for future in futures]
+        self._add(pending)
         return tuple(futures)
 
-    def _add_with_future(self, waiting: WaitingCall, name: str = "") -> ClientFuture[Any]:
-        future: ClientFuture[Any] = ClientFuture(self, name or waiting.function.name, waiting)
-        waiting.futures = [weakref.ref(future)]
-        self._add(waiting)
-        return future
+    def map_parts(
+        self,
+        function: Callable[..., Any],
+        rows: Sequence[tuple[Any, ...]],
+        options: Options,
+        chunksize: int | None,
+    ) -> list[ClientFuture[calls.Mapped]]:
+        """Make tasks of calls with each row of arguments; see `Maps.parts`. A task that leaves rows
+        to further tasks has their futures in the `rest` of its own.
+        """
+        parts = self._maps.parts(function, rows, options, chunksize)
+        return [self._add_with_future(part) for part in parts]
 
     def as_bytes(self, future: Any) -> ClientFuture[bytes]:
         """Return a future of a value as programs read it: bytes as they are, a text in UTF-8."""
         if isinstance(future, ClientFuture) and future.lot is not None and future.lot.raw:
-            self._place_of(future)
+            self._lot_of(future)
             return future
-        waiting = self._pack(_itself, (future,), {}, USUAL)
-        waiting.raw, waiting.is_usual, waiting.may_wait = True, False, False
-        return self._add_with_future(waiting, "as bytes")
+        pending = self._pack(_itself, (future,), {}, USUAL)
+        pending.raw, pending.is_usual, pending.may_wait = True, False, False
+        return self._add_with_future(pending, "as bytes")
 
-    def run(self, make: Callable[[Job], Sequence[Unmade]], name: str) -> list[ClientFuture[bytes]]:
-        """Have `make` add a program to our job; return a future of each of its outputs."""
+    def run(
+        self, add: Callable[[Any], Sequence[FutureReference]], name: str
+    ) -> list[ClientFuture[bytes]]:
+        """Have `add` add a program to the job; return a future of each of its outputs."""
         with self._sending:
-            job = self._open_job()
-            futures = []
-            for ref in make(job):
-                lot = Lot(self, ref, raw=True)
-                futures.append(self._expect(lot, name))
-            job.want([future.lot.ref for future in futures if future.lot], self._news)
+            job = self._job.open()
+            futures = [
+                self._results.expect(Lot(self.lots, ref, raw=True), name) for ref in add(job)
+            ]
+            job.want([future.lot.ref for future in futures if future.lot], self._job.settled)
         return futures
+
+    def moved_caller(self) -> tuple[str, dict[str, str | None]]:
+        """Return the directory, and the variables, that the program has changed since its first
+        call: see `Caller.moved`. The job must be open.
+        """
+        return self._job.caller.moved() or ("", {})
 
     def put(self, value: Any) -> ClientFuture[Any]:
         """Store a value; raises PackingError, ClientError."""
@@ -136,13 +184,14 @@ class Calls(Maps):
             packed, taken = pack_with_futures(value)
         except UnpackedError as error:
             raise packing_error("the value", error) from None
-        named = [self._place_of(future) for future in taken]
+        named = [self._lot_of(future) for future in taken]
         refs = [
             (to_array(lot.ref), future.place, lot.raw)
             for lot, future in zip(named, taken, strict=True)
         ]
         future: ClientFuture[Any] = ClientFuture(self, type(value).__name__)
-        lot = Lot(self, self._store([Outcome(VALUE, packed, tuple(refs))], "the value"))
+        ref = self._job.store([Outcome(VALUE, packed, tuple(refs))], "the value")
+        lot = Lot(self.lots, ref)
         lot.named = named
         future.sent_as(lot, 0)
         future.settle(None)
@@ -156,250 +205,196 @@ class Calls(Maps):
         options: Options,
         *,
         is_map: bool = False,
-    ) -> WaitingCall:
+    ) -> PendingCall:
         found = self.functions.find(function, options)
         try:
             packed, taken = pack_with_futures((args, kwargs))
         except UnpackedError as error:
-            words = in_words(error, is_map)
-            raise packing_error(f"the arguments of {found.name}", words) from None
+            raise packing_error(
+                f"the arguments of {found.name}", describe(error, is_map=is_map)
+            ) from None
         for future in taken:
             if getattr(future, "calls", None) is not self:
                 self._admit(future)
         found.tally.submitted += 1
-        return WaitingCall(found, options, packed, taken)
+        return PendingCall(found, options, packed, taken)
 
     def _admit(self, future: Any) -> None:
-        """Have a future of another client be known to our master; raises ForeignFutureError."""
+        """Have another client of the same cluster send the call of its future; raises
+        ForeignFutureError for a future of another cluster, or of a task.
+        """
         theirs = getattr(future, "calls", None)
-        here = self._client.location
+        here = self._session.location
         if theirs is None or theirs.location.cluster_id != here.cluster_id:
             raise ForeignFutureError(future, here.url, theirs and theirs.location.url)
         theirs.send(future)
         if future.lot is not None:
-            theirs.shared.add(future.lot.id)
+            theirs.lots.share(future.lot.id)
         if future.lot is None and not future.done():
             raise CallbackWaitError(f"the sending of {future.name}")
 
-    def _add(self, call: WaitingCall) -> None:
+    def _add_with_future(self, call: PendingCall, name: str = "") -> ClientFuture[Any]:
+        future: ClientFuture[Any] = ClientFuture(self, name or call.function.name, call)
+        call.futures = [weakref.ref(future)]
+        self._add(call)
+        return future
+
+    def _add(self, call: PendingCall) -> None:
         for future in call.taken:
-            if future.is_called_off or (future.calls is not self and future.has_failed):
+            if future.is_cancelled or (future.calls is not self and future.has_failed):
                 call.function.tally.submitted -= call.rows
                 fail_unsent([call], future.unsent_error())
                 return
         with self._lock:
             if self._ended is not None:
                 raise self._ended
-            self._waiting.append(call)
-            is_first = len(self._waiting) == 1 and not self._lots
-        if is_first and not self._client.is_delivering:
+            self._pending.append(call)
+            is_first = len(self._pending) == 1 and not self._results.awaited
+        if is_first and not self._session.is_delivering:
             self.flush()
         elif not self._due.is_set():
-            self._remind()
+            self._wake()
 
-    # --- and on -----------------------------------------------------------------------------------
+    def _lot_of(self, future: Any) -> Lot:
+        """Return the lot of a future, so that a value can refer to it. Sends its call first; raises
+        the future's error if it was cancelled or never sent.
+        """
+        send = self.send if getattr(future, "calls", None) is self else self._admit
+        send(future)
+        if future.cancelled() or (future.lot is None and future.done()):
+            raise future.unsent_error()
+        if future.lot is None:
+            raise CallbackWaitError(f"the sending of {future.name}")
+        found: Lot = future.lot
+        return found
+
+    # --- sending ----------------------------------------------------------------------------------
 
     def expedite(self, future: ClientFuture[Any]) -> None:
-        """Somebody waits for a future: send what it needs, if that was not sent."""
-        if not future.is_sought and not future.cancelled():
-            self._seek(future)
-        is_waiting = self._to_want or (
-            future.waiting_call
-            and (self._held_count < len(self._waiting) or self._may_release_held())
+        """Send what a future needs, since a thread waits for it."""
+        if not future.is_requested and not future.cancelled():
+            self._results.request(future)
+        is_unsent = self._job.to_want or (
+            future.pending_call
+            and (self._held_count < len(self._pending) or self._may_release_held())
         )
-        if (is_waiting or self._to_divide) and not self._client.is_delivering:
+        if (is_unsent or self._to_divide) and not self._session.is_delivering:
             self.flush()
 
     def send(self, future: ClientFuture[Any]) -> None:
-        """Send what a future needs, even if that would be held back."""
+        """Send what a future needs, even calls that are held back."""
         self.expedite(future)
-        if future.waiting_call and not self._client.is_delivering:
+        if future.pending_call and not self._session.is_delivering:
             self.flush(holds=False)
 
     def flush(self, *, holds: bool = True) -> None:
-        """Send the calls that wait, but for those that are held back, or (`holds` is false) all."""
+        """Send the pending calls, except those that are held back, or (`holds` is false) all."""
         try:
             self._flush(holds)
         finally:
-            self._stop_called_off()
+            self._release_cancelled()
 
     def _flush(self, holds: bool) -> None:
-        """Send all calls that wait. They leave the line only afterwards: who is interrupted here
-        leaves the rest to the next.
+        """Send the pending calls. They leave the list only afterwards, so that an interrupted
+        thread leaves the rest to the next.
         """
         with self._sending:
             self._divide_all()
             with self._lock:
                 start = 0 if self._may_release_held() or not holds else self._held_count
-                line = self._waiting[start:]
+                line = self._pending[start:]
                 end = start + len(line)
-            held: list[WaitingCall] = []
-            waiting = still_wanted(line)
+            held: list[PendingCall] = []
+            pending = still_needed(line)
             try:
-                self._want_all()
-                self._stop_called_off()  # first: what is only dropped may run to its end
-                self._release_dropped()
-                if waiting:
-                    waiting = [call for call in waiting if self._look_around(call)]
+                self._job.want_all()
+                self._release_cancelled()  # first: a task that is only dropped may run to its end
+                self._job.release_dropped()
+                if pending:
+                    pending = [call for call in pending if find_dependencies(call)]
                     if holds:
-                        waiting, held = bundling.part(waiting, self._slot_count())
-                    for bundle in bundling.form(self._as_parts(waiting), self._slot_count()):
+                        pending, held = bundling.hold_back(pending, self._slot_count())
+                    pending_parts = self._maps.divide_slow(pending)
+                    for bundle in bundling.form(pending_parts, self._slot_count()):
                         self._try_to_send(bundle)
             except Exception as error:
-                fail_unsent(waiting, error)
+                fail_unsent(pending, error)
                 if not isinstance(error, ClientError):
                     raise
             except BaseException:
                 with self._lock:
-                    self._waiting = [call for call in self._waiting if not call.is_sent]
+                    self._pending = [call for call in self._pending if not call.is_sent]
                     self._held_count = 0
                 raise
             with self._lock:
-                self._waiting[start:end] = held
+                self._pending[start:end] = held
                 if not self._held_count:
                     self._held_s = time.monotonic()
                 self._held_count = start + len(held)
-            self._held_functions = {call.function for call in self._waiting[: self._held_count]}
+            self._held_functions = {call.function for call in self._pending[: self._held_count]}
+
+    def _slot_count(self) -> int:
+        return self._slots.get(may_ask=threading.current_thread() is self._thread)
 
     def _may_release_held(self) -> bool:
+        """Whether calls are held back whose functions' time is known by now."""
         if not self._held_count:
             return False
-        most = bundling.TRIALS_PER_SLOT * self._slots[0] // 2
+        most = bundling.TRIALS_PER_SLOT * self._slots.last // 2
         return time.monotonic() - self._held_s > HELD_MAX_S or any(
             function.took_s is not None or function.trial_count <= most
             for function in self._held_functions
         )
 
-    def _try_to_send(self, bundle: list[WaitingCall]) -> None:
+    def _try_to_send(self, bundle: list[PendingCall]) -> None:
         try:
             self._send(bundle)
-        except Exception as error:  # it is for whoever waits for these calls
+        except Exception as error:  # the futures of these calls raise it
             fail_unsent(bundle, error)
 
-    def _look_around(self, call: WaitingCall) -> bool:
-        """Find out what a call needs that is not there; False if that will never be."""
-        call.call_s = call.function.took_s
-        if not call.taken:
-            return True
-        local, outside = [], set()
-        for future in call.taken:
-            other = future.waiting_call
-            if other is not None:
-                local.append(other)
-            elif future.lot is None:
-                fail_unsent([call], future.unsent_error())
-                return False
-            elif not future.lot.is_made:
-                outside.add(str(future.lot.id))
-        call.local, call.outside = local, frozenset(outside)
-        return True
-
-    def _send(self, bundle: list[WaitingCall]) -> None:
-        job = self._open_job()
-        lots = bundling.lots_of(bundle)
-        inputs = Inputs()
-        functions: dict[bytes, int] = {}
-        table: list[calls.Function] = []
-        written: list[tuple[calls.Call, ...]] = []
-        for number, lot in enumerate(lots):
-            place = 0
-            for call in lot:
-                call.lot, call.place = number, place
-                place += len(call.futures)
-        for lot in lots:
-            row = []
-            for call in lot:
-                function = call.function
-                digest = function.function.digest
-                if digest not in functions:
-                    functions[digest] = len(table)
-                    at = -1 if function.ref is None else inputs.number(function.ref)
-                    table.append(function.function._replace(input=at))
-                row.append(self._written(call, functions[digest], bundle, inputs))
-            written.append(tuple(row))
-        first = bundle[0]
-        sent = calls.Bundle(
-            calls.VERSION, self._module_places(), tuple(table), tuple(written),
-            first.streams, first.raw, self._locals_wanted, is_traced(self._client),
-            self.caller.moved(), log_level(),
-        )  # fmt: skip
-        packed: bytes | None = calls.pack_bundle(sent)
-        if len(packed or b"") > calls.INLINE_MAX_BYTES:
-            inputs.number(self._client.upload_content(packed or b"", "calls"), is_for_once=True)
-            packed = None
-        needs = first.options.needs if len(bundle) == 1 else first.options.needs._replace(retries=1)
-        name = first.function.name
-        if len(bundle) > 1:
-            name = f"{len(bundle)} calls of {name}{'' if len(table) == 1 else ' and others'}"
+    def _send(self, bundle: list[PendingCall]) -> None:
+        job = self._job.open()
+        task = self._writer.write(bundle)
         outputs = job.add(
-            calls.EXECUTOR, calls.arguments_of(packed, inputs.refs, first.options.python),
-            n_outputs=len(lots), needs=needs, mentions=Mentions.OWN, name=name,
-            sees_errors=len(bundle) > 1 and bool(inputs.refs),
+            calls.EXECUTOR, task.arguments, n_outputs=len(task.lots), needs=task.needs,
+            mentions=Mentions.OWN, name=task.name, sees_errors=task.sees_errors,
         )  # fmt: skip
-        self.dropped.extend(inputs.for_once)
-        self._to_want.extend(outputs)
-        for ref, calls_of_lot in zip(outputs, lots, strict=True):
-            self._await_lot(ref, calls_of_lot)
-        self._want_all()
-
-    def _await_lot(self, ref: Unmade, calls_of_lot: Sequence[WaitingCall]) -> None:
-        first = calls_of_lot[0]
-        lot = Lot(self, ref, raw=first.raw, is_stream=first.streams)
-        with self._lock:  # a call is cancelled either before or after this
+        self.lots.dropped.extend(task.for_once)
+        self._job.to_want.extend(outputs)
+        for ref, calls_of_lot in zip(outputs, task.lots, strict=True):
+            first = calls_of_lot[0]
+            lot = Lot(self.lots, ref, raw=first.raw, is_stream=first.streams)
+            if not self._results.await_calls(lot, calls_of_lot):
+                self._cancelled.append(ref)
             for call in calls_of_lot:
-                lot.functions.append(call.function)
-                lot.rows = call.rows
-                if call.is_divisible:
-                    lot.call = call
-                if call.has_cancelled and call.is_off():
-                    call.function.tally.submitted += call.rows  # it is sent after all
-                for number, known in enumerate(call.futures):
-                    if (future := known()) is not None:
-                        future.sent_as(lot, call.place + number)
-                        if not future.is_called_off:
-                            lot.futures.append(known)
-            if not lot.futures and any(call.has_cancelled for call in calls_of_lot):
-                self._called_off.append(ref)
-            else:
-                self._lots[lot.id] = lot
-        for call in calls_of_lot:
-            call.is_sent = True
+                call.is_sent = True
+        self._job.want_all()
 
-    def _written(
-        self, call: WaitingCall, function: int, bundle: list[WaitingCall], inputs: Inputs
-    ) -> calls.Call:
-        uses = tuple([self._use(future, bundle, inputs) for future in call.taken])
-        arguments, with_object = call.arguments, -1
-        if call.size_bytes > ALONE_MIN_BYTES or (
-            arguments.buffers and arguments.size_bytes > ALONE_MIN_BYTES
-        ):
-            ref = self._store([Outcome(VALUE, arguments)], f"the arguments of {call.function.name}")
-            arguments = arguments._replace(head=b"", buffers=())
-            with_object = inputs.number(ref, is_for_once=True)
-        name, returns = call.function.name, call.options.returns
-        limit_s = bundling.PART_S if call.is_divisible else 0.0
-        return calls.Call(
-            function, arguments, uses, with_object, call.is_map, name, returns, limit_s
-        )
+    def _divide(
+        self, call: PendingCall, start: int, future: ClientFuture[Any], outcome: Outcome
+    ) -> None:
+        self._to_divide.append((call, start, future, outcome))
+        self._wake()  # the connection's thread must not unpack what users have packed
 
-    def _use(self, future: Any, bundle: list[WaitingCall], inputs: Inputs) -> calls.Use:
-        how, waiting = getattr(future, "how", calls.AS_VALUE), future.waiting_call
-        if waiting is not None and waiting.lot >= 0:  # of this bundle: others were sent, or fail
-            place = waiting.place + future.place
-            return calls.Use(-1, waiting.lot, place, False, how)
-        lot = future.lot
-        if lot is None:  # it could not be sent
-            raise future.unsent_error()
-        if lot.is_stream and how == calls.AS_VALUE:
-            how = calls.AS_STREAM
-        return calls.Use(inputs.number(lot.ref), 0, future.place, lot.raw, how)
+    def _divide_all(self) -> None:
+        while self._to_divide:
+            try:
+                call, start, future, outcome = self._to_divide.popleft()
+            except IndexError:  # another thread was faster
+                return
+            if not future.cancelled():
+                future.rest, parts = self._maps.further_parts(call, start)
+                with self._lock:
+                    self._pending += parts
+            future.settle(outcome)
 
-    def _module_places(self) -> tuple[str, ...]:
-        places, path = self._places
-        if path != sys.path:
-            places = calls.places_here()
-            self._places = (places, list(sys.path))
-        return places
+    # --- the thread -------------------------------------------------------------------------------
+
+    def _wake(self) -> None:
+        """Have the thread send what there is; start it if this is the first time."""
+        if self._thread is None:
+            self._start_thread()
+        self._due.set()
 
     def _start_thread(self) -> None:
         with self._lock:
@@ -420,109 +415,102 @@ class Calls(Maps):
                     function.note(HELD_MAX_S)
             try:
                 self.flush()
-            except Exception:  # whoever waits for these calls has it
+            except Exception:  # the futures of these calls raise it
                 continue
 
-    # --- the end ----------------------------------------------------------------------------------
+    # --- results and cancellation -----------------------------------------------------------------
 
-    def call_off(self, future: ClientFuture[Any]) -> None:
-        """A future was cancelled: stop what runs for it alone."""
-        with self._lock:
-            if (call := future.waiting_call) is not None:
-                call.has_cancelled = True
-                if call.is_off():
-                    call.function.tally.submitted -= call.rows
-        lot = future.lot
-        if call is not None or lot is None or self._job is None:  # `_await_lot` sees to it
-            return
-        with self._lock:
-            known = weakref.ref(future)
-            if known in lot.futures:
-                lot.futures.remove(known)
-            if (
-                any(other() is not None for other in lot.futures)
-                or self._lots.pop(lot.id, None) is None
-            ):
-                return  # others wait for it, or it is there
-            lot.is_counted = True
-            lot.end_trial()
-            for function in lot.functions:
-                function.tally.submitted -= lot.rows
-        lot.end_growth()
-        self._called_off.append(lot.ref)
-        self._stop_called_off()
-
-    def _stop_called_off(self) -> None:
-        """Want no longer what was called off; unless something is being sent, then whoever sends
-        does it, as it might be just that.
+    def take_settled(self) -> None:
+        """Process what the connection has received; the connection's thread calls this after each
+        delivery.
         """
-        while self._called_off and self._sending.acquire(blocking=False):
+        self._results.take_settled()
+        if self._may_release_held():
+            self._wake()
+        if self._results.awaited and (end := self._job.end) is not None:
+            self._fail_all(end)
+        if self._job.must_release:
+            self._wake()
+
+    def cancel(self, future: ClientFuture[Any]) -> None:
+        """Stop what runs only for a future that was cancelled."""
+        if (ref := self._results.cancel(future)) is not None:
+            self._cancelled.append(ref)
+            self._release_cancelled()
+
+    def _release_cancelled(self) -> None:
+        """Release the objects of cancelled calls. If another thread is sending, it does this
+        afterwards, since it may be sending just these calls.
+        """
+        while self._cancelled and self._sending.acquire(blocking=False):
             try:
-                found = [self._called_off.popleft() for _ in range(len(self._called_off))]
-                if self._job is not None:
-                    # Another future may stand for one of these, and was asked for since.
-                    self._job.release([ref for ref in found if ref.id not in self._lots])
+                refs = [self._cancelled.popleft() for _ in range(len(self._cancelled))]
+                if (job := self._job.opened) is not None:
+                    # The program may have asked for one of these again by another future.
+                    job.release([ref for ref in refs if ref.id not in self._results.awaited])
             finally:
                 self._sending.release()
 
-    def _place_of(self, future: Any) -> Lot:
-        """Return what a future's value is or will be in, for who names that; raises what the future
-        does if it was cancelled, or never sent.
-        """
-        seek = self.send if getattr(future, "calls", None) is self else self._admit
-        seek(future)
-        if future.cancelled() or (future.lot is None and future.done()):
-            raise future.unsent_error()
-        if future.lot is None:
-            raise CallbackWaitError(f"the sending of {future.name}")
-        found: Lot = future.lot
-        return found
-
-    def _remind(self) -> None:
-        if self._thread is None:
-            self._start_thread()
-        self._due.set()
+    # --- the end ----------------------------------------------------------------------------------
 
     def lose(self, error: BaseException) -> None:
-        """The connection is gone for good: nothing more will come."""
+        """Fail all calls, now and later: the connection is lost for good."""
         with self._lock:
             self._ended = self._ended or error
         self._over.set()
         self._due.set()
-        self._lose(error)
+        self._results.end(error)
+        self._fail_unsent(error)
 
-    def _lose(self, error: BaseException) -> None:
-        super()._lose(error)
+    def _fail_all(self, error: BaseException) -> None:
+        """Fail all calls up to now: the job has ended."""
+        self._results.lose(error)
+        self._fail_unsent(error)
+
+    def _fail_unsent(self, error: BaseException) -> None:
         with self._lock:
-            waiting, self._waiting = self._waiting, []
+            pending, self._pending = self._pending, []
             self._held_count = 0
-        fail_unsent(waiting, error)
+        fail_unsent(pending, error)
         while self._to_divide:
-            with contextlib.suppress(IndexError):  # another thread was as quick
+            with contextlib.suppress(IndexError):  # another thread was faster
                 self._to_divide.popleft()[2].fail(error)
 
     def close(self) -> None:
-        """End: what is not done by now will not be. The job ends well if all is done."""
-        is_idle = not (self._lots or self._waiting or self._to_divide)
-        if is_idle and self._job is not None and not self._job.has_ended:
-            try:
-                self._job.close()
-            except ClientError:
-                pass  # then it has ended otherwise
+        """Fail what is not done. If all is done, the job ends as done."""
+        if not (self._results.awaited or self._pending or self._to_divide):
+            self._job.close()
         self.lose(ClientClosedError())
-        self._close_readers()
+        self._results.close()
 
-    # --- as a session -----------------------------------------------------------------------------
+    # --- waiting ----------------------------------------------------------------------------------
+
+    def require_done(
+        self, futures: Sequence[ClientFuture[Any]], return_when: str = ALL_COMPLETED
+    ) -> None:
+        """Raise CallbackWaitError if the calling thread is the one that delivers results, and it
+        would have to wait for one of these futures.
+        """
+        if not self._session.is_delivering:
+            return
+        missing = [future for future in futures if not future.done()]
+        is_enough = return_when != ALL_COMPLETED and any(
+            future.done() and (return_when == FIRST_COMPLETED or future.has_failed)
+            for future in futures
+        )
+        if missing and not is_enough:
+            raise CallbackWaitError(f"the result of {missing[0].name}")
 
     def wait(
         self, futures: Iterable[Any], timeout: float | None, return_when: str
     ) -> tuple[set[Any], set[Any]]:
+        """Wait as `concurrent.futures.wait` does."""
         listed = set(futures_in(futures))
         for future in listed:
             future.calls.expedite(future)
         if timeout is None or timeout > 0:
             self.require_done(list(listed), return_when)
-        # Those that are done are not asked for an exception: that might read a value, and wait.
+        # A future that is done is not asked for its exception, which might read a value, and wait.
         over = {future for future in listed if future.done()}
         is_enough = bool(over) and return_when == concurrent.futures.FIRST_COMPLETED
         if return_when == concurrent.futures.FIRST_EXCEPTION:
@@ -533,15 +521,16 @@ class Calls(Maps):
         return over | done, waiting
 
     def as_completed(self, futures: Iterable[Any], timeout: float | None) -> Iterator[Any]:
+        """Yield futures as they are done; raises TimeoutError."""
         listed = futures_in(futures)
         for future in listed:
             future.calls.expedite(future)
-        if self._client.is_delivering and (timeout is None or timeout > 0):
+        if self._session.is_delivering and (timeout is None or timeout > 0):
             return self._done_first(listed)
         return concurrent.futures.as_completed(listed, timeout)
 
     def _done_first(self, listed: list[Any]) -> Iterator[Any]:
-        """Yield those that are done, as nobody can wait here for the others."""
+        """Yield the futures that are done; this thread cannot wait for the others."""
         yield from [future for future in dict.fromkeys(listed) if future.done()]
         self.require_done(listed)
 

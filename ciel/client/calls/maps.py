@@ -1,50 +1,32 @@
-"""Calls for each row of arguments: how a map is parted into tasks, and parted again when these take
-long (ADR 62).
-"""
+"""Divides the rows of a map into tasks, and again if these take long (ADR 62)."""
 
 from __future__ import annotations
 
-import threading
 import time
 import weakref
-from abc import abstractmethod
-from collections import deque
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Final, Protocol
 
 from ciel.client.calls import bundling
 from ciel.client.calls.functions import Functions
-from ciel.client.calls.futures import ClientFuture, WaitingCall
-from ciel.client.calls.results import Results
-from ciel.python import calls
-from ciel.python.contents import Outcome
+from ciel.client.calls.futures import ClientFuture, Owner
+from ciel.client.calls.pending import PendingCall, find_dependencies
+from ciel.python.calls import Mapped
 from ciel.python.failures import packing_error
 from ciel.python.inside import copied
 from ciel.python.packing import UnpackedError, pack_with_futures, unpack
 from ciel.python.rows import each_with_its_own, with_shared
 from ciel.python.tasks import Options
 
-if TYPE_CHECKING:
-    from ciel.client.client import Client
-
 SLOTS_KNOWN_S: Final = 5.0
 DIVISIBLE_MAX_BYTES: Final = 64 << 10
-"""Rows of a map of this size are kept by the client until all were called."""
+"""The client keeps the packed rows of a task up to this size until all were called."""
 
 
-class Maps(Results):
-    """The maps of one client."""
+class Pack(Protocol):
+    """Packs a call; raises PackingError."""
 
-    def __init__(self, client: Client) -> None:
-        super().__init__(client)
-        self.functions = Functions(client.upload_content, self.dropped)
-        self._waiting: list[WaitingCall] = []
-        self._thread: threading.Thread | None = None
-        self._slots = (0, 0.0)  # how many, and when that was so
-        self._to_divide: deque[tuple[WaitingCall, int, ClientFuture[Any], Outcome]] = deque()
-
-    @abstractmethod
-    def _pack(
+    def __call__(
         self,
         function: Callable[..., Any],
         args: tuple[Any, ...],
@@ -52,53 +34,67 @@ class Maps(Results):
         options: Options,
         *,
         is_map: bool = False,
-    ) -> WaitingCall:
-        """Pack a call; raises PackingError."""
+    ) -> PendingCall: ...
 
-    @abstractmethod
-    def _add_with_future(self, waiting: WaitingCall, name: str = "") -> ClientFuture[Any]:
-        """Have a call be sent, and return its future."""
 
-    @abstractmethod
-    def _look_around(self, call: WaitingCall) -> bool:
-        """Find out what a call needs that is not there; False if that will never be."""
+class SlotCount:
+    """How many slots the cluster has. The client asks the master once, and then again at most every
+    few seconds.
+    """
 
-    def _slot_count(self) -> int:
-        count, at_s = self._slots
+    def __init__(self, ask: Callable[[], int]) -> None:
+        self.last = 0
+        """The last answer; 0 before the first."""
+        self._ask = ask
+        self._asked_s = 0.0
+
+    def get(self, *, may_ask: bool = False) -> int:
+        """Return the number. `may_ask`: the calling thread may wait for a newer answer."""
         now_s = time.monotonic()
-        if not count or (
-            now_s - at_s > SLOTS_KNOWN_S and threading.current_thread() is self._thread
-        ):
-            count = max(1, self._client.slot_count())
-            self._slots = (count, now_s)
-        return count
+        if not self.last or (may_ask and now_s - self._asked_s > SLOTS_KNOWN_S):
+            self.last = max(1, self._ask())
+            self._asked_s = now_s
+        return self.last
 
-    def map_parts(
+
+class Maps:
+    """Makes the tasks of one client's maps. Thread-safe."""
+
+    def __init__(self, owner: Owner, functions: Functions, pack: Pack, slots: SlotCount) -> None:
+        self._owner = owner
+        self._functions = functions
+        self._pack = pack
+        self._slots = slots
+
+    def parts(
         self,
         function: Callable[..., Any],
         rows: Sequence[tuple[Any, ...]],
         options: Options,
         chunksize: int | None,
-    ) -> list[ClientFuture[calls.Mapped]]:
-        """Make tasks of calls for each row of arguments, `chunksize` rows each. If that is None,
-        they are as large as the function is quick, and a task that takes long after all leaves its
-        other rows to further tasks: their futures are the `rest` of its own.
+    ) -> Iterable[PendingCall]:
+        """Return the tasks of a map, `chunksize` rows each.
+
+        If that is None, the size follows from the time that a call takes. A task that takes longer
+        than expected stops, and `further_parts` makes tasks of its other rows.
         """
         if chunksize is not None:
             chunks = [rows[at : at + chunksize] for at in range(0, len(rows), chunksize)]
-            parts = [self._part(function, chunk, options) for chunk in chunks]
-            return [self._add_with_future(part) for part in parts]
-        slots, row_s = self._slot_count(), self.functions.find(function, options).took_s
+            return [self._part(function, chunk, options) for chunk in chunks]
+        return self._sized_parts(function, rows, options)
+
+    def _sized_parts(
+        self, function: Callable[..., Any], rows: Sequence[tuple[Any, ...]], options: Options
+    ) -> Iterator[PendingCall]:
+        slots, row_s = self._slots.get(), self._functions.find(function, options).took_s
         size = bundling.part_rows(len(rows), slots, row_s)
         # One row for each slot shows how long a row takes.
         trials = slots if row_s is None and size > 1 else 0
-        futures = []
         for at in (*range(trials), *range(trials, len(rows), size)):
             chunk = rows[at : at + 1] if at < trials else rows[at : at + size]
             for part in self._divisible_parts(function, chunk, options, row_s):
                 part.rows_of_map = len(rows)
-                futures.append(self._add_with_future(part))
-        return futures
+                yield part
 
     def _divisible_parts(
         self,
@@ -106,9 +102,10 @@ class Maps(Results):
         rows: Sequence[tuple[Any, ...]],
         options: Options,
         row_s: float | None,
-    ) -> list[WaitingCall]:
-        """Pack rows of a map so that they can be divided again, if they are not known to be quick.
-        Then they are small: the client keeps them until it knows that all were called.
+    ) -> list[PendingCall]:
+        """Pack rows so that they can be divided again, unless their calls are known to be quick.
+        Divisible parts are small, since the client keeps them until it knows that all their rows
+        were called.
         """
         whole = self._part(function, rows, options)
         size_bytes, most_bytes = whole.arguments.size_bytes, DIVISIBLE_MAX_BYTES
@@ -121,10 +118,10 @@ class Maps(Results):
             chunks = [rows[at : at + step] for at in range(0, len(rows), step)]
             parts = [self._part(function, chunk, options) for chunk in chunks]
             if sum(part.arguments.size_bytes for part in parts) > 2 * size_bytes:
-                parts, doubled = [whole], parts  # what is large is shared by all rows
+                parts, unused = [whole], parts  # all rows share something large
             else:
-                doubled = [whole]
-            for part in doubled:
+                unused = [whole]
+            for part in unused:
                 part.function.tally.submitted -= part.rows
         for part in parts:
             if part.rows > 1 and part.arguments.size_bytes <= most_bytes:
@@ -134,39 +131,21 @@ class Maps(Results):
 
     def _part(
         self, function: Callable[..., Any], rows: Sequence[tuple[Any, ...]], options: Options
-    ) -> WaitingCall:
+    ) -> PendingCall:
         """Pack one task that calls a function with each row."""
         part = self._pack(function, with_shared(rows), {}, options, is_map=True)
         part.is_map, part.is_usual, part.may_wait, part.rows = True, False, False, len(rows)
         part.function.tally.submitted += len(rows) - 1
         return part
 
-    def _divide(
-        self, call: WaitingCall, start: int, future: ClientFuture[Any], outcome: Outcome
-    ) -> None:
-        self._to_divide.append((call, start, future, outcome))
-        self._remind()  # what was packed by others is not unpacked by the connection's thread
-
-    def _divide_all(self) -> None:
-        while self._to_divide:
-            try:
-                call, start, future, outcome = self._to_divide.popleft()
-            except IndexError:  # another thread was as quick
-                return
-            if not future.cancelled():
-                future.rest, pieces = self._pieces(call, start)
-                with self._lock:
-                    self._waiting += pieces
-            future.settle(outcome)
-
-    def _pieces(
-        self, call: WaitingCall, start: int
-    ) -> tuple[list[ClientFuture[calls.Mapped]], list[WaitingCall]]:
-        """Make calls of the rows of a map from `start` on, as many in each as its function is
-        quick; return their futures as well.
+    def further_parts(
+        self, call: PendingCall, start: int
+    ) -> tuple[list[ClientFuture[Mapped]], list[PendingCall]]:
+        """Make tasks of the rows of a task from `start` on, with as many rows as the time of a call
+        allows. Return their futures and the calls to send.
         """
-        futures: list[ClientFuture[calls.Mapped]] = []
-        pieces: list[WaitingCall] = []
+        futures: list[ClientFuture[Mapped]] = []
+        parts: list[PendingCall] = []
         name = call.function.name
         try:
             args, _ = unpack(call.arguments.head, call.arguments.buffers, call.taken)
@@ -174,38 +153,40 @@ class Maps(Results):
             if has_shared:
                 rows = list(each_with_its_own(rows, bytearray, call.taken))
             known_s = call.function.took_s
-            size = bundling.part_rows(call.rows_of_map, self._slot_count(), known_s)
+            size = bundling.part_rows(call.rows_of_map, self._slots.get(), known_s)
             for at in range(start, len(rows), size):
                 chunk = rows[at : at + size]
-                piece = WaitingCall(
+                part = PendingCall(
                     call.function, call.options, *pack_with_futures((with_shared(chunk), {}))
                 )
-                piece.is_map, piece.is_usual, piece.rows = True, False, len(chunk)
-                piece.rows_of_map = call.rows_of_map
-                piece.is_divisible, piece.may_wait = len(chunk) > 1, False
-                piece.arguments = copied(piece.arguments)
-                futures.append(ClientFuture(self, name, piece))
-                piece.futures = [weakref.ref(futures[-1])]
-                pieces.append(piece)
-        except Exception as error:  # of anybody's __reduce__ or __setstate__
+                part.is_map, part.is_usual, part.rows = True, False, len(chunk)
+                part.rows_of_map = call.rows_of_map
+                part.is_divisible, part.may_wait = len(chunk) > 1, False
+                part.arguments = copied(part.arguments)
+                futures.append(ClientFuture(self._owner, name, part))
+                part.futures = [weakref.ref(futures[-1])]
+                parts.append(part)
+        except Exception as error:  # a user's __reduce__ or __setstate__ may raise anything
             text = UnpackedError(f"they cannot be packed again: {type(error).__name__}: {error}")
-            futures = [ClientFuture(self, name)]
+            futures = [ClientFuture(self._owner, name)]
             futures[0].fail(packing_error(f"the arguments of {name}", text))
             return futures, []
-        return futures, pieces
+        return futures, parts
 
-    def _as_parts(self, waiting: list[WaitingCall]) -> list[WaitingCall]:
-        """Divide maps that were packed before it was known how long they take."""
-        found: list[WaitingCall] = []
-        for call in waiting:
+    def divide_slow(self, pending: list[PendingCall]) -> list[PendingCall]:
+        """Divide the maps that are larger than they should be by what is known now of the time of a
+        call. Return what is to be sent in their place.
+        """
+        found: list[PendingCall] = []
+        for call in pending:
             future = call.futures[0]()
             known_s = call.call_s if call.is_divisible else None
             if known_s is None or future is None or call.rows * known_s <= 2 * bundling.PART_S:
                 found.append(call)
                 continue
-            call.is_sent = True  # nor will it be, as a whole
-            future.rest, pieces = self._pieces(call, 0)
+            call.is_sent = True  # it never will be, as a whole
+            future.rest, parts = self.further_parts(call, 0)
             future.never_sent()
-            future.set_result(calls.Mapped([], None))
-            found += [piece for piece in pieces if self._look_around(piece)]
+            future.set_result(Mapped([], None))
+            found += [part for part in parts if find_dependencies(part)]
         return found

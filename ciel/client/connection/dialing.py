@@ -13,9 +13,9 @@ import time
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
-from ciel import __version__
 from ciel.access.keys import Key, Role
 from ciel.client.errors import AccessRefusedError, NoMasterError, NotAMasterError
+from ciel.version import __version__
 from ciel.wire.errors import RefusedError, RemoteProtocolError
 from ciel.wire.frames import Record
 from ciel.wire.session import Session

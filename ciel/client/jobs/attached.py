@@ -1,11 +1,11 @@
-"""A job that another client began, for those who want its results, too.
+"""A job of another client, whose results this client reads, too.
 
     job = client.attach(7)                # its number, its id, or "last"
     for name, ref in job.wanted():
         print(name, job.read(ref))
 
-Nothing of it is lost while its own client is away for less than its grace period, or while anybody
-is attached.
+The job is not cancelled while its own client is away for less than the grace period, or while any
+client is attached.
 """
 
 from __future__ import annotations
@@ -14,35 +14,30 @@ import itertools
 import secrets
 from collections import deque
 from types import TracebackType
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from ciel.client.jobs.job import Job
+from ciel.client.jobs.job import Job, Session
+from ciel.client.locks import Changes
 from ciel.core.jobs import JobSpec, JobSummary
 from ciel.core.refs import Reference
 from ciel.wire.references import from_json
 
-if TYPE_CHECKING:
-    from ciel.client.jobs.client import JobClient
-    from ciel.client.locks import Changes
-
-_ORDINALS: Final = 1 << 48  # so many numbers there are to begin with, for the tasks of who joins
+_ORDINALS: Final = 1 << 48  # the first number of a task is random, below this
 
 
 class AttachedJob(Job):
-    """A job of somebody else's; made by `Client.attach`. While it is attached it is not cancelled
-    for want of its client. As a context, it is left as it is.
-    """
+    """A job of another client, created by `Client.attach`. As a context manager it does nothing."""
 
     def __init__(
         self,
-        client: JobClient,
+        client: Session,
         summary: JobSummary,
         changed: Changes,
         tell: deque[Reference] | None = None,
     ) -> None:
         spec = JobSpec(summary.id, summary.name, open=True, detached=False, keep=False)
         super().__init__(client, spec, changed)
-        # Tasks are named by their numbers, and those of others count from 0.
+        # The number of a task is part of its name, and the other client counts from 0.
         self._ordinals = itertools.count(secrets.randbelow(_ORDINALS))
         self._tell = tell
 
@@ -52,16 +47,16 @@ class AttachedJob(Job):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Leave it to others."""
+        """Do nothing: the job belongs to another client."""
 
     def take_settled(self, ref: Reference) -> None:
-        """Take in what the job wanted before we came, too."""
+        """Process a message about an object, also if the job wanted it before we attached."""
         self._wanted.setdefault(ref.id, self._tell)
         super().take_settled(ref)
 
     def wanted(self) -> list[tuple[str, Reference]]:
-        """Return what the job wants as it is now, in the order in which it was wanted: names of
-        tasks, and references to be given to `result`, `read` and the like. Raises QueryError.
+        """Return the job's wanted objects in the order in which they were wanted: names of their
+        tasks, and references for `result`, `read` and so on. Raises QueryError.
         """
         rows: list[tuple[str, Reference]] = []
         first: int | None = 0

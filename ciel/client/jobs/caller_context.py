@@ -1,5 +1,5 @@
-"""Where the programs and Python calls of a client run: in its working directory, with its
-environment (docs/where-programs-run.md).
+"""The caller context: programs and Python calls run in the working directory and with the
+environment of their client (docs/where-programs-run.md).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from ciel.core.jobs import CallerContext
 from ciel.execution.environment import travelling
 
 ENVIRONMENT_MAX_BYTES: Final = 1 << 20
-"""A job carries its environment, and the journal keeps it; the kernel takes 2 MiB in all."""
+"""Each job carries its environment, also in the journal. The kernel allows 2 MiB with arguments."""
 
 Moved = tuple[str, dict[str, str | None]]
 
@@ -25,9 +25,10 @@ def caller_context(
     scratch: bool = False,
     env: Mapping[str, str] | None = None,
 ) -> CallerContext:
-    """Return what a job takes over from this process. `cwd`: a directory instead of the current
-    one; `scratch`: none, each program gets a private one. `env`: variables to add to the workers'
-    environment, instead of having ours replace it. Raises ContextError.
+    """Return the context that a job takes from this process. `cwd`: a directory instead of the
+    current one; `scratch`: a private directory for each program. `env`: variables that are added to
+    the environment of the workers; None: the environment of this process replaces that of the
+    workers. Raises ContextError.
     """
     if scratch and cwd is not None:
         raise ContextError("either programs run in a directory, or each in a private one: not both")
@@ -60,7 +61,7 @@ def _current() -> str:
 
 
 class Caller:
-    """The context of one client's calls, and what has changed since their job took it."""
+    """The context of one client's calls, and what has changed since the job was submitted."""
 
     def __init__(
         self,
@@ -76,8 +77,8 @@ class Caller:
         self._changed: dict[str, str | None] = {}
 
     def moved(self) -> Moved | None:
-        """Return the directory ("": the same) and the variables that are others now; None: nothing.
-        Raises ContextError.
+        """Return the directory ("": unchanged) and the variables that have changed since then; None
+        if nothing has. Raises ContextError.
         """
         directory = ""
         if self._follows_cwd and (now := _current()) != self.context.cwd:
@@ -93,15 +94,15 @@ class Caller:
 
 
 def _variables() -> dict[bytes, bytes]:
-    """Return what `os.environ` holds; it is compared for each call, which by way of its own methods
-    takes 30 us.
+    """Return the content of `os.environ`. It is compared for each call, and a comparison by the
+    methods of `os.environ` takes 30 us.
     """
     content: dict[bytes, bytes] = os.environ._data  # type: ignore[attr-defined]  # of CPython
     return content
 
 
 def log_level() -> int:
-    """Return the level of this program's root logger; 0 if nobody has set it."""
+    """Return the level of this program's root logger; 0 if it has the default."""
     logging = sys.modules.get("logging")
     if logging is None or logging.root.level == logging.WARNING:
         return 0

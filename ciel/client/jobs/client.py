@@ -1,4 +1,6 @@
-"""The front door of the Python API: a client of one cluster, found, named or started for it."""
+"""The job client: the verbs of jobs, tasks and objects over one connection to a master. `Client`,
+the public one, adds Python calls and futures.
+"""
 
 from __future__ import annotations
 
@@ -28,6 +30,7 @@ from ciel.client.errors import (
     WaitTimeoutError,
 )
 from ciel.client.forks import forbid, tell_of_forks
+from ciel.client.jobs.attached import AttachedJob
 from ciel.client.jobs.job import Job
 from ciel.client.locks import Changes
 from ciel.core.events import (
@@ -53,20 +56,19 @@ if TYPE_CHECKING:
     from collections import deque
 
     from ciel.client.cluster.local import LocalCluster
-    from ciel.client.jobs.attached import AttachedJob
-    from ciel.client.jobs.output_forwarding import Prints, Sink
+    from ciel.client.jobs.output_forwarding import OutputForwarder, Sink
 
 ANSWER_TIMEOUT_S = 30.0
 
 
 class JobClient:
-    """A connection to a cluster, and the jobs submitted over it.
+    """A connection to a cluster, and the jobs that were submitted over it.
 
-    `address` is `http://HOST:PORT`, a `LocalCluster`, a location that was found before, or None:
-    then the master is sought as every command seeks it (CIEL_MASTER, configuration file, access
-    file of `ciel up`), and when there is none a cluster of its own is started, and ends with the
-    client; `cluster_options` are those of `LocalCluster`. Raises what `find_master` does,
-    NoMasterError, AccessRefusedError and ClusterError. Not for use in a forked child.
+    `address` is `http://HOST:PORT`, a `LocalCluster`, a `MasterLocation`, or None. With None the
+    client looks for a master as every command does (CIEL_MASTER, the configuration file, the access
+    file of `ciel up`). If it finds none, it starts a cluster, which ends with the client;
+    `cluster_options` are those of `LocalCluster`. Raises what `find_master` does, NoMasterError,
+    AccessRefusedError and ClusterError. A forked child cannot use it.
     """
 
     def __init__(
@@ -81,18 +83,21 @@ class JobClient:
         self._changed = Changes()
         self._jobs: WeakValueDictionary[str, Job] = WeakValueDictionary()
         self.job_ids: list[JobId] = []
-        """Of all jobs that it has begun."""
+        """The jobs that this client has submitted."""
         self._watched: dict[str, JobSummary | None] = {}
         self._answers: dict[int, Answer | None] = {}
         self._ask_count = 0
         self._lost: ClientError | None = None
         self._workers = data.Connections()
-        self._prints: Prints | None = None
+        self._prints: OutputForwarder | None = None
         self.name = name
-        self.is_delivered: Callable[[], None] | None = None
-        """Called by the connection's thread after each delivery, or once a second;
-        no lock is held."""
-        self._delivering: set[int] = set()  # the threads that do so, while they do
+        self.on_delivery: Callable[[], None] | None = None
+        """The connection's thread calls it after each delivery, and at least once a second, without
+        any lock."""
+        self.on_lost: Callable[[ClientError], None] | None = None
+        """The connection's thread calls it when the connection is lost for good."""
+        self._listeners: list[Callable[[], None]] = []
+        self._delivering: set[int] = set()  # the threads that are in `on_delivery`
         self.cluster: LocalCluster | None = None
         """The cluster that this client started for itself, or was given."""
         self._owns_cluster = False
@@ -105,7 +110,7 @@ class JobClient:
         tell_of_forks(self)
 
     def forked(self) -> None:
-        """Be a copy in a forked child."""
+        """Refuse all use: this is a copy in a forked child."""
         forbid(self, silent=("close", "__exit__"), kept=("cluster", "location", "name"))
 
     def __enter__(self) -> Self:
@@ -120,8 +125,8 @@ class JobClient:
         self.close()
 
     def close(self) -> None:
-        """Hang up, and end the cluster if it was started for us. Jobs that are not detached are
-        cancelled by the master.
+        """Close the connection, and the cluster if the client has started it. The master cancels
+        the client's jobs that are not detached.
         """
         try:
             if self._prints is not None:
@@ -137,9 +142,9 @@ class JobClient:
         self, name: str = "", *, detached: bool = False, keep: bool = False, store: str = "",
         scheduling: Scheduling = USUAL_SCHEDULING, context: CallerContext | None = None,
     ) -> Job:  # fmt: skip
-        """Begin a job, which takes tasks until it is closed. `store`: see `Job.store`;
+        """Submit an empty job, which takes tasks until it is closed. `store`: see `Job.store`;
         `scheduling`: see `core.scheduling`; `context`: where its programs run, see
-        `client.caller.caller_context`.
+        `jobs.caller_context`.
         """
         name = name[:JOB_NAME_MAX_LENGTH]
         job_id = JobId(secrets.token_hex(16))
@@ -153,13 +158,11 @@ class JobClient:
         return job
 
     def attach(self, job: str | int, tell: deque[Reference] | None = None) -> AttachedJob:
-        """Return a job that another client began, to read its results: by its id, its number, or
-        "last". As `Job.want` does, it appends to `tell` what its wanted objects become, and also a
-        `Stream` for a growing object; the first call for a job sets `tell`. Raises QueryError if
-        there is none, or it is this client's own.
+        """Return a job of another client, to read its results: by its id, its number, or "last". As
+        `Job.want` does, it appends to `tell` what its wanted objects become, and also a `Stream`
+        for a growing object; the first call for a job sets `tell`. Raises QueryError if there is no
+        such job, or if it is this client's own.
         """
-        from ciel.client.jobs.attached import AttachedJob
-
         summary = read_summary(self.ask("jobs", {"job": str(job)})[0])
         with self._changed:
             known = self._jobs.get(summary.id)
@@ -174,16 +177,16 @@ class JobClient:
 
     @property
     def jobs(self) -> list[Job]:
-        """The jobs that this client has begun, as far as somebody still holds them."""
+        """The jobs that this client has submitted or attached to, and that the program holds."""
         with self._changed:
             return list(self._jobs.values())
 
     def wait_for_job(
         self, job_id: str, timeout_s: float | None = None, *, with_results: bool = False
     ) -> JobSummary:
-        """Wait for a job that anybody submitted to end; raises WaitTimeoutError, QueryError.
+        """Wait until a job of any client ends; raises WaitTimeoutError, QueryError.
 
-        `with_results`: also until results that were lost since are there again.
+        `with_results`: wait also until results that were lost since then are recomputed.
         """
 
         def is_over(summary: JobSummary) -> bool:
@@ -192,42 +195,44 @@ class JobClient:
         with self._changed:
             self._watched[job_id] = None
         self.send(WatchJob(JobId(job_id)))
-        # What ended before it was watched may not be announced again.
+        # The master does not announce the end of a job again that ended before it was watched.
         summary = read_summary(self.ask("jobs", {"job": job_id})[0])
         if is_over(summary):
             return summary
 
-        def was_told() -> bool:
+        def has_ended() -> bool:
             last = self._watched[job_id]
             return last is not None and is_over(last)
 
-        self.wait_until(was_told, timeout_s, f"job {summary.number}")
+        self.wait_until(has_ended, timeout_s, f"job {summary.number}")
         return self._watched[job_id] or summary
 
     def last_news(self, job_id: str) -> JobSummary | None:
-        """Return what was told last of a job that is waited for, if anything was."""
+        """Return the last summary of a job for which `wait_for_job` waits; None if none came."""
         return self._watched.get(job_id)
 
     def cancel_job(self, job_id: str, reason: str = "cancelled by its user") -> None:
-        """Have a job cancelled that anybody submitted; see `wait_for_job` for when it is over."""
+        """Cancel a job of any client; `wait_for_job` waits until its programs have ended."""
         self.send(CancelJob(JobId(job_id), reason))
 
     def remove_job(self, job_id: str) -> None:
-        """Have an ended job forgotten, with its results; raises QueryError."""
+        """Remove an ended job and its results; raises QueryError."""
         self._request(Change, "remove", {"job": job_id})
 
     def retry_job(self, job_id: str) -> JobSummary:
-        """Have the failed tasks of an ended job run again, and the job go on; raises QueryError."""
+        """Resume an ended job: its failed tasks run again. Raises QueryError."""
         return read_summary(self._request(Change, "retry", {"job": job_id})["summary"])
 
     def ask(self, topic: str, argument: Any = None) -> Any:
-        """Return the master's answer to a question (`master.state.answers` lists them); raises
-        QueryError.
+        """Query the master, and return its answer; raises QueryError. `master.state` lists the
+        topics.
         """
         return self._request(Ask, topic, argument)
 
     def change(self, topic: str, argument: Any) -> Any:
-        """Have the master change something that is not this client's own; raises QueryError."""
+        """Have the master change something that does not belong to this client; raises
+        QueryError.
+        """
         return self._request(Change, topic, argument)
 
     def _request(self, kind: type[Ask | Change], topic: str, argument: Any) -> Any:
@@ -259,58 +264,58 @@ class JobClient:
         return data.read_object(ref, self.location.key, self._workers)
 
     def read_growing(self, ref: Reference) -> data.GrowingReader:
-        """Read an object while it grows; raises ObjectUnreadableError."""
+        """Read an object while a task writes it; raises ObjectUnreadableError."""
         return data.GrowingReader(ref, self.location.key)
 
     def map_object(self, ref: Reference) -> mmap.mmap | None:
-        """Return an object in memory, without a copy, if a worker of this host holds it in a file;
-        what is written there nobody else sees.
+        """Map an object into memory, without a copy, if a worker on this host holds it in a file.
+        The mapping is private: writes to it change nothing else.
         """
         return data.map_object(ref, self.location.key, self._workers)
 
     def upload(self, path: Path | str) -> Reference:
-        """Bring a file to the workers, to be given to tasks; raises OSError, UploadError."""
+        """Upload a file to workers, as an input of tasks; raises OSError, UploadError."""
         with open(path, "rb") as file:
             return self.upload_opened(file, str(path))
 
     def upload_content(self, content: bytes, name: str) -> Reference:
-        """Bring content to the workers as `upload` does a file; errors call it by `name`. What is
-        short goes nowhere, it rides in the reference.
+        """Upload bytes to workers; errors call them by `name`. Fewer than 1,024 bytes are not
+        uploaded: the reference holds them.
         """
         if len(content) <= INLINE_MAX_BYTES:
             return Value.of(data.upload_id(), content)
         return self.upload_opened(io.BytesIO(content), name)
 
     def upload_pieces(self, pieces: Sequence[Any], name: str) -> Reference:
-        """Bring buffers, one after the other as one object; raises UploadError."""
+        """Upload several buffers as one object; raises UploadError."""
         return self.upload_opened(io.BufferedReader(data.Pieces(pieces), data.CHUNK_BYTES), name)
 
     def slot_count(self) -> int:
-        """Return how many slots the workers have, all together; raises QueryError."""
+        """Return how many slots all workers have together; raises QueryError."""
         return sum(worker["slots"] for worker in self.ask("workers"))
 
     @property
     def is_delivering(self) -> bool:
-        """Whether the calling thread is the connection's, which cannot wait for what it brings."""
+        """Whether the calling thread is the one that delivers messages. It cannot wait for a
+        message.
+        """
         return threading.get_ident() in self._delivering
 
     def upload_opened(self, file: IO[bytes], name: str) -> Reference:
-        """Bring what a file that is open holds, from where it stands, as `upload`; it must be
-        possible to read it twice.
-        """
+        """Upload the rest of an open file, which must be seekable; raises as `upload`."""
         workers = self.ask("workers")
         netlocs = [worker["netloc"] for worker in sorted(workers, key=lambda w: w["queued"])]
         return data.upload_file(file, name, netlocs, self.location.key, self._workers)
 
     def log_readers(self, job_id: str) -> list[data.LogReader]:
-        """Return a reader of what a job's programs complained for every worker there is."""
+        """Return, for each worker, a reader of the standard error of a job's programs there."""
         key = self.location.key
         return [
             data.LogReader(worker["netloc"], worker["worker"], job_id, key)
             for worker in self.ask("workers")
         ]
 
-    # --- for jobs ---------------------------------------------------------------------------------
+    # --- messages ---------------------------------------------------------------------------------
 
     def send(self, *messages: Message) -> None:
         """Send messages; raises ConnectionLostError, ClientClosedError, ForkedError."""
@@ -338,13 +343,15 @@ class JobClient:
             raise WaitTimeoutError(what, timeout_s or 0.0)
 
     def take_time(self, interval_s: float) -> None:
-        """Let news pile up for so long before they are delivered: it is cheaper for who expects
-        much.
+        """Deliver messages at most once in an interval; it is cheaper for a caller that expects
+        many.
         """
         self._connection.read_interval_s = interval_s
 
     def wake(self) -> None:
-        """Have those who wait look at their conditions again: something else has changed."""
+        """Have waiting threads check their conditions again, after a change that no message
+        reports.
+        """
         with self._changed:
             self._changed.notify_all()
 
@@ -354,14 +361,23 @@ class JobClient:
         sink: Sink | None = None,
         label: Callable[[JobPrinted], str] | None = None,
     ) -> None:
-        """Have what the tasks of a job print appear line by line, see `client.prints`; `sink` and
-        `label` are those of the first call.
+        """Forward the output of a job's tasks, line by line (see `jobs.output_forwarding`). The
+        first call for a client sets `sink` and `label`.
         """
         if self._prints is None:
-            from ciel.client.jobs.output_forwarding import Prints
+            from ciel.client.jobs.output_forwarding import OutputForwarder
 
-            self._prints = Prints(self.location.key, self._deliver_now, sink, label)
+            self._prints = OutputForwarder(self.location.key, self._deliver_now, sink, label)
         self.send(WatchJob(job.id, prints=True))
+
+    def listen(self, listener: Callable[[], None], *, listens: bool = True) -> None:
+        """Call a function after each delivery, or (`listens` is false) no longer; it must not
+        wait.
+        """
+        if listens:
+            self._listeners.append(listener)
+        else:
+            self._listeners.remove(listener)
 
     def _deliver(self, messages: list[Message]) -> None:
         self._deliver_now(messages if self._prints is None else self._prints.sift(messages))
@@ -369,14 +385,16 @@ class JobClient:
     def _deliver_now(self, messages: list[Message]) -> None:
         if messages:
             self._take(messages)
-        if self.is_delivered is not None:
+        if self.on_delivery is not None:
             self._delivering.add(threading.get_ident())
             try:
-                self.is_delivered()
+                self.on_delivery()
             except SystemExit:
-                pass  # of somebody's callback, which ends no thread but its own
+                pass  # a user's callback must not end this thread
             finally:
                 self._delivering.discard(threading.get_ident())
+        for listener in self._listeners:
+            listener()
 
     def _take(self, messages: list[Message]) -> None:
         with self._changed:
@@ -413,7 +431,9 @@ class JobClient:
     def _relocated(
         self, cluster: LocalCluster, message: ObjectSettled, failure: Failure
     ) -> ObjectSettled:
-        """Say of a failed task's scratch directory where it will be found afterwards."""
+        """Replace the path of a failed task's scratch directory by its path after the end of the
+        cluster.
+        """
         details = with_text(failure.details, cluster.relocated(failure.text))
         return message._replace(ref=failure._replace(details=details))
 
@@ -427,8 +447,10 @@ class JobClient:
         with self._changed:
             self._lost = cause or error
             self._changed.notify_all()
+        if self.on_lost is not None:
+            self.on_lost(cause or error)
 
-    # --- beginning and end ------------------------------------------------------------------------
+    # --- opening and closing ----------------------------------------------------------------------
 
     def _locate(
         self,
@@ -448,7 +470,7 @@ class JobClient:
             self.cluster = LocalCluster(environ=environ, **cluster_options)
             self._owns_cluster = True
             own = self.cluster.describe()
-            with contextlib.suppress(OSError):  # nobody can be told
+            with contextlib.suppress(OSError):  # standard error is closed
                 print(
                     f"ciel: no cluster is named or up, so this is one of our own: {own}",
                     file=sys.stderr,
@@ -466,8 +488,8 @@ class JobClient:
         return address.location
 
     def _connect(self, name: str) -> Connection:
-        """Connect by the control address; by the URL's if there is nothing (another network
-        namespace does not see the former).
+        """Connect to the control address. If nothing listens there, connect to the address in the
+        URL: a Unix socket is not visible in another network namespace.
         """
         netloc = self.location.url.partition("://")[2]
         addresses = list(dict.fromkeys((self.location.control, netloc)))

@@ -1,5 +1,5 @@
-"""Reads the standard output of failed programs: a failure carries the first 4 KiB of it, and names
-the worker that keeps the rest.
+"""Reads the standard output of failed programs. A failure has the first 4 KiB of it, and names the
+worker that retains the rest.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ _NOT_ITS_OWN = ("DEPENDENCY_FAILED", "CANCELLED")
 
 
 class Printed(NamedTuple):
-    """The output that could be read; `missing` is a sentence about the rest, if there is any."""
+    """The output that could be read, and a sentence about the rest, if there is any."""
 
     content: bytes = b""
     missing: str = ""
 
 
 def printed_before(client: JobClient, failure: Failure) -> Printed:
-    """Return what a program had printed before it failed."""
+    """Return the standard output of a program that failed."""
     told = _details(failure)
     if "stdout" not in told or failure.reason in _NOT_ITS_OWN:
         return Printed()
@@ -48,8 +48,8 @@ def printed_before(client: JobClient, failure: Failure) -> Printed:
 
 
 def exit_of(failure: Failure) -> tuple[str, str]:
-    """Return the exit status of the program of a failed task, or the name of the signal that ended
-    it; nothing where that is not known, or it never ran.
+    """Return the exit status of a failed task's program, and the name of the signal that ended it.
+    Both are empty if they are not known, or if the program never ran.
     """
     if failure.reason in _NOT_ITS_OWN:
         return "", ""

@@ -1,12 +1,12 @@
-"""A job, seen from the client that feeds it: tasks go in, references to their outputs come back.
+"""A job of this client: it takes tasks and returns references to their outputs.
 
     with client.job("sum") as job:
         parts = [job.run(["grep", "-c", "word", path]) for path in paths]
         total = job.run(["awk", "{s += $1} END {print s}"], inputs=parts)
         print(job.read(total))
 
-Nothing runs until its output is wanted, by `want`, `result`, `results` or `read`, or by a task that
-is. Usable from any thread.
+A task runs only if `want`, `result`, `results` or `read` wants its output, or if a task that runs
+needs it. Thread-safe.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
+from typing import Any, Final, Protocol, Self, TypeVar
 
 from ciel.client.errors import (
     ClientError,
@@ -29,6 +29,7 @@ from ciel.client.errors import (
     TaskFailedError,
     WaitTimeoutError,
 )
+from ciel.client.locks import Changes
 from ciel.core.events import (
     LOST_AFTER_S,
     AddTask,
@@ -63,51 +64,67 @@ from ciel.wire.packages import encode_package
 from ciel.wire.references import to_json
 from ciel.wire.system_texts import to_value
 
-if TYPE_CHECKING:
-    from ciel.client.jobs.client import JobClient
-    from ciel.client.locks import Changes
-
 _T = TypeVar("_T")
 _ENDED: Final = frozenset(str(state) for state in ENDED)
 _BUSY: Final = frozenset(map(str, (TaskState.RUNNABLE, TaskState.ASSIGNED)))
-_ADDED_AT_ONCE = 256  # one frame of them; more would keep the master waiting
+_ADDED_AT_ONCE = 256  # tasks in one frame; with more the master would wait for the first ones
 _WANTED_AT_ONCE = 1000  # ids in one message
 _NAMED_BY_ONE_TASK = 1000  # some 100 KB of references
 LOSS_NOTICE_S: Final = 2 * LOST_AFTER_S
-"""Within this time the master knows that a worker is lost, and says so."""
+"""Within this time the master declares a lost worker dead, and reports its objects as lost."""
 
 
 def archive_of(output: Reference) -> Future:
-    """Return the tar archive of the files that a program was to make, by its standard output."""
+    """Return the tar archive of the collected files of a program, by its standard output."""
     return Future(ObjectId(f"{output.id.removesuffix(':out:0')}:out:1"))
 
 
+class Session(Protocol):
+    """The part of a client that jobs use."""
+
+    def send(self, *messages: Message) -> None: ...
+
+    def ask(self, topic: str, argument: Any = None) -> Any: ...
+
+    def wait_until(
+        self, condition: Callable[[], bool], timeout_s: float | None, what: str
+    ) -> None: ...
+
+    def read(self, ref: Reference) -> bytes: ...
+
+    def read_chunks(self, ref: Reference) -> Iterator[bytes]: ...
+
+    def upload_content(self, content: bytes, name: str) -> Reference: ...
+
+
 class Job(Shown):
-    """An open job of `client`; made by `Client.job`. As a context, it is closed and waited for at
-    the end, and cancelled by an exception.
+    """An open job of `client`, created by `Client.job`. As a context manager it closes the job and
+    waits for it, or cancels the job if the block raises.
     """
 
-    def __init__(self, client: JobClient, spec: JobSpec, changed: Changes) -> None:
+    def __init__(self, client: Session, spec: JobSpec, changed: Changes) -> None:
         self.id: JobId = spec.id
         self.store = ""
-        """Where the outputs of programs begin that are added by `run`: `memory` or `disk`, on a
-        worker that has both; as the worker does it, if empty."""
+        """Where a worker that has both first stores the outputs of programs that `run` adds:
+        `memory` or `disk`; empty: where the worker would by default."""
         self.name = spec.name
         self._client = client
-        self._changed = changed  # the client's: one lock for all that its connection delivers
+        self._changed = changed  # the client's lock, for all that its connection delivers
         self._ordinals = itertools.count()
-        self._adding: list[Message] = []  # tasks that nobody wanted yet: they can wait for more
+        self._adding: list[Message] = []  # tasks to send with the next want
         self._adding_lock = threading.Lock()
-        self._wanted: dict[ObjectId, deque[Reference] | None] = {}  # and who else is told of it
+        self._wanted: dict[ObjectId, deque[Reference] | None] = {}  # with the deque to append to
         self._settled: dict[ObjectId, Reference | str] = {}
-        """A `Value` by its text alone: the collector looks through no text, however many."""
+        """What wanted objects became. Of a `Value` only the text: the garbage collector does not
+        visit texts, of which there may be many."""
         self.failed_count = 0
-        """How many of the objects that were wanted could not be made."""
+        """How many wanted objects have failed."""
         self.released_count = 0
         self.notices: list[JobPrinted] = []
-        """What workers told of how attempts ended, beside their results; a few at most."""
+        """What workers report about the ends of attempts, apart from their results; a few at
+        most."""
         self.on_growing: Callable[[Reference], object] | None = None
-        """Is called when a wanted object can be read while it grows; it must not wait."""
+        """Called when a wanted object can be read while a task writes it; it must not wait."""
         self._summary: JobSummary | None = None
         self._refusal = ""
         self._closed = False
@@ -128,9 +145,9 @@ class Job(Shown):
             try:
                 self.cancel(f"its client met {type(error).__name__}")
             except ClientError:
-                pass  # the first error tells more
+                pass  # the error of the block says more
 
-    # --- tasks go in ------------------------------------------------------------------------------
+    # --- adding tasks -----------------------------------------------------------------------------
 
     def run(
         self,
@@ -147,15 +164,16 @@ class Job(Shown):
         streams: bool = False,
         collects: Sequence[str] = (),
     ) -> Future:
-        """Add an ordinary program; its standard output is what is returned, once it is wanted.
+        """Add an ordinary program, and return its standard output, which must be wanted.
 
-        References in the command line become paths, `inputs` are joined on standard input, `files`
-        lie under these relative names in the private directory where it then runs, `executables` of
-        them may be executed. `cwd`: where else it runs than its job says; "": in a private
-        directory. `store`: where the output begins, `memory` or `disk`; by default as its job says.
-        Texts with surrogate escapes (see `os.fsdecode`) reach the program as the bytes that they
-        stand for. `streams`: the output may be read while it grows, see `on_growing`. `collects`:
-        names of files, or patterns of such, that the program makes: `archive_of` has them.
+        References in the command line become paths; standard input is the concatenation of the
+        `inputs`. With `files` the program runs in a private directory that has them under these
+        relative names; `executables` names those that get the execute permission. `cwd`: its
+        directory, instead of the job's; "": a private directory. `store`: where the output is
+        stored first, `memory` or `disk`, instead of the job's `store`. The program receives texts
+        with surrogate escapes (see `os.fsdecode`) as the original bytes. `streams`: the output can
+        be read while the program writes it, see `on_growing`. `collects`: names or patterns of
+        files that the program creates; `archive_of` returns their archive.
         """
         words = [to_value(word) if isinstance(word, str) else word for word in command_line]
         args: dict[str, Any] = {"command_line": words}
@@ -198,12 +216,12 @@ class Job(Shown):
         name: str = "",
         sees_errors: bool = False,
     ) -> list[Future]:
-        """Add a task for any executor; references inside `arguments` become its inputs.
-        `sees_errors`: it runs even if one of them could not be made.
+        """Add a task for any executor; references in `arguments` become its inputs. `sees_errors`:
+        it runs even if one of them has failed.
 
-        It travels with the next want, or with enough others: until then nothing could run it.
-        Raises TypeError, ValueError or EncodeError for arguments that have no JSON form, and
-        InputsTooLargeError.
+        The task is sent with the next want or after some more tasks, since it cannot run before it
+        is wanted. Raises TypeError, ValueError or EncodeError for arguments that have no JSON form,
+        and InputsTooLargeError.
         """
         spec, known = make_task(
             job=self.id, parent=self.id, ordinal=next(self._ordinals), executor=executor,
@@ -219,7 +237,7 @@ class Job(Shown):
         return [Future(output) for output in spec.outputs]
 
     def _send(self, *messages: Message) -> None:
-        """Send the tasks that were added since the last time, then these messages."""
+        """Send the tasks that were added since the last call, then these messages."""
         added: list[Message] = []
         try:
             with self._adding_lock:
@@ -227,7 +245,7 @@ class Job(Shown):
             if added or messages:
                 self._client.send(*added, *messages)
         except (KeyboardInterrupt, SystemExit):
-            with self._adding_lock:  # perhaps they were sent; to be added twice does no harm
+            with self._adding_lock:  # they may have been sent; adding them twice does no harm
                 self._adding[:0] = added
             raise
 
@@ -238,9 +256,9 @@ class Job(Shown):
         package: Mapping[str, Reference],
         pieces: Iterable[Reference] = (),
     ) -> Future:
-        """Add the first task of a package. The object returned will be a JSON list of references,
-        one for each output of that task. What is in the package is kept as long as the job, and so
-        are `pieces`, which are named in its objects. Raises UploadError.
+        """Add the first task of a package. The returned object will be a JSON list of references to
+        the outputs of that task. The objects of the package, and the `pieces` to which they refer,
+        stay as long as the job. Raises UploadError.
         """
         arguments: dict[str, Any] = {
             "package": self.named([*package.values(), *pieces]),
@@ -261,9 +279,9 @@ class Job(Shown):
         return Future(output)
 
     def named(self, refs: Iterable[Reference]) -> list[Reference]:
-        """Return what a task has to name among its arguments, so that these objects are kept for as
-        long as the job: none that is inline, which nobody can lose, and none at all if they are too
-        many for one task. Then tasks name them that nobody will want.
+        """Return the references that a task must have in its arguments so that these objects stay
+        as long as the job. An inline object cannot be lost, so it is left out. If the rest are too
+        many for one task, return none: other tasks, which never run, refer to them.
         """
         kept: dict[ObjectId, Reference] = {r.id: r for r in refs if not isinstance(r, Value)}
         found = list(kept.values())
@@ -275,8 +293,8 @@ class Job(Shown):
         return []
 
     def package_object(self, package: Mapping[str, Reference]) -> Reference:
-        """Return an object that says what is in a package, for programs that look it up. Raises
-        UploadError.
+        """Return an object that lists the content of a package, for programs that look entries up.
+        Raises UploadError.
         """
         content = encode_package(package)
         if len(content) <= INLINE_MAX_BYTES:
@@ -284,8 +302,8 @@ class Job(Shown):
         return self._client.upload_content(content, "the list of the package")
 
     def want(self, refs: Iterable[Reference], tell: deque[Reference] | None = None) -> None:
-        """Have these objects made; it is quicker to want many at once. What each became is also
-        appended to `tell`, once it is known, and again if it had to be made again.
+        """Have these objects produced; one call for many objects is faster. What each became is
+        also appended to `tell`, as soon as it is known, and again if it was recomputed.
         """
         objects: list[ObjectId] = []
         try:
@@ -296,7 +314,7 @@ class Job(Shown):
             for start in range(0, len(objects), _WANTED_AT_ONCE):
                 batch = tuple(objects[start : start + _WANTED_AT_ONCE])
                 self._send(WantObjects(self.id, batch))
-        except BaseException:  # who is interrupted may want them again, and is told again
+        except BaseException:  # an interrupted caller may want them again
             with self._changed:
                 for object_id in objects:
                     self._wanted.pop(object_id, None)
@@ -304,13 +322,13 @@ class Job(Shown):
             raise
 
     def release(self, refs: Iterable[Reference], *, for_good: bool = False) -> None:
-        """Want these objects no longer. `for_good`: they will not be named again, so that neither
-        we nor the master need to remember them, however many there are.
+        """Release these objects. `for_good`: no task will refer to them again, so the client and
+        the master forget them, however many they are.
         """
         refs = list(refs)
         objects = self.forget(refs)
         uploads: dict[ObjectId, Reference] = {}
-        if for_good:  # nobody ever wants what is there already
+        if for_good:  # an upload is never wanted
             uploads = {ref.id: ref for ref in refs if ref.id.startswith(UPLOAD_PREFIX)}
             objects += uploads
         for start in range(0, len(objects), _WANTED_AT_ONCE):
@@ -319,8 +337,8 @@ class Job(Shown):
             self._send(ReleaseObjects(self.id, batch, for_good, tuple(stored)))
 
     def forget(self, refs: Iterable[Reference]) -> list[ObjectId]:
-        """Take no more notice of what becomes of these objects, though they stay wanted; return
-        those of which we did.
+        """Ignore what becomes of these objects, though they stay wanted; return those that were not
+        ignored before.
         """
         with self._changed:
             objects = list(dict.fromkeys(ref.id for ref in refs if ref.id in self._wanted))
@@ -331,24 +349,24 @@ class Job(Shown):
         return objects
 
     def close(self) -> None:
-        """Say that no more tasks or wants will come: the job ends when what it wants is there."""
+        """End the job when its wanted objects exist: no more tasks or wants follow."""
         if not self._closed:
             self._send(CloseJob(self.id))
             self._closed = True
 
     def cancel(self, reason: str = "cancelled by its client") -> None:
-        """End the job now; `wait` tells when its programs are gone."""
+        """End the job now; `wait` returns when its programs have ended."""
         self._send(CancelJob(self.id, reason))
 
-    # --- results come out -------------------------------------------------------------------------
+    # --- results ----------------------------------------------------------------------------------
 
     def results(
         self, refs: Sequence[Reference], timeout_s: float | None = None
     ) -> Iterator[Reference]:
         """Want these objects; yield what each became, in this order, as soon as it is known.
 
-        One that could not be made is yielded as a `Failure`. Raises JobEndedError,
-        RequestRefusedError, ConnectionLostError, and WaitTimeoutError when all of it takes longer.
+        An object that could not be produced is yielded as a `Failure`. Raises JobEndedError,
+        RequestRefusedError, ConnectionLostError, and WaitTimeoutError if all of it takes longer.
         """
         self.want(refs)
         deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
@@ -365,20 +383,20 @@ class Job(Shown):
         return found
 
     def read(self, ref: Reference, timeout_s: float | None = None) -> bytes:
-        """Return an object's content, even if it is lost meanwhile and has to be made again; raises
-        as `result`, and ObjectUnreadableError.
+        """Return an object's content, even if the object is lost meanwhile and must be recomputed;
+        raises as `result`, and ObjectUnreadableError.
         """
         return self.read_by(self._client.read, ref, timeout_s)
 
     def read_by(
         self, read: Callable[[Reference], _T], ref: Reference, timeout_s: float | None = None
     ) -> _T:
-        """Return what `read` makes of an object, as `read`; it is called again if its copies are
-        lost.
+        """Return `read(ref)`, as the method `read` does; call it again if the copies of the object
+        are lost.
         """
-        is_made = not isinstance(ref, Future) and ref.id not in self._wanted
+        exists = not isinstance(ref, Future) and ref.id not in self._wanted
         until_s = None if timeout_s is None else time.monotonic() + timeout_s
-        found = ref if is_made else self.result(ref, timeout_s)
+        found = ref if exists else self.result(ref, timeout_s)
         while True:
             try:
                 return read(found)
@@ -389,7 +407,7 @@ class Job(Shown):
                 elif is_output(ref.id):
                     found = self.result(ref, left_s)
                 else:
-                    raise  # an upload, which no task can make again
+                    raise  # an upload, which no task can recompute
 
     def await_copy(
         self, unreadable: ObjectUnreadableError, ref: Reference, timeout_s: float | None = None
@@ -407,7 +425,7 @@ class Job(Shown):
         waited = False
         while True:
             if self.has_ended:
-                self._client.send(WatchJob(self.id))  # the master does not tell by itself any more
+                self._client.send(WatchJob(self.id))  # the master reports it only on request
             summary = read_summary(self._client.ask("jobs", {"job": self.id})[0])
             if not is_changed():
                 if waited and not summary.unsettled:
@@ -430,7 +448,7 @@ class Job(Shown):
         return any(each["suspicion"] and each["netloc"] in places for each in workers)
 
     def _is_readable(self, ref: Reference) -> bool:
-        """Whether an object can be read now: it may have been recomputed where it was lost."""
+        """Whether an object can be read now: its worker may have recomputed it."""
         try:
             next(self._client.read_chunks(ref), None)
         except ObjectUnreadableError:
@@ -438,9 +456,9 @@ class Job(Shown):
         return True
 
     def expect(self, ref: Reference) -> None:
-        """Want an object and wait for it, as who adds no task meanwhile: if nothing of the job runs
-        or can run, close it, so that the master ends it and says what is missing. Raises as
-        `result`, but for failures.
+        """Want an object and wait for it, while no task is added. If no task of the job runs or can
+        run, close the job, so that the master ends it and reports what is missing. Raises as
+        `result`, except for failures.
         """
         self.want((ref,))
 
@@ -456,7 +474,7 @@ class Job(Shown):
         return str(TaskState.WAITING) in counts and not counts.keys() & _BUSY
 
     def wait(self, timeout_s: float | None = None) -> JobSummary:
-        """Return how the job ended, once it has; raises WaitTimeoutError."""
+        """Wait until the job ends, and return how it ended; raises WaitTimeoutError."""
         self.wait_until(lambda: self.has_ended, timeout_s, f"job {self.label}")
         assert self._summary is not None  # by which it has ended
         return self._summary
@@ -480,7 +498,7 @@ class Job(Shown):
         self._client.wait_until(is_over, timeout_s, what)
 
     def settled(self, ref: Reference) -> Reference | None:
-        """Return what an object became, None if it is not known yet; never waits."""
+        """Return what an object became; None if that is not known yet. Does not wait."""
         return self._known(ref.id)
 
     def _known(self, object_id: ObjectId) -> Reference | None:
@@ -489,19 +507,19 @@ class Job(Shown):
 
     @property
     def settled_count(self) -> int:
-        """How many objects were wanted and came to be or failed; those that were released or
-        forgotten count as such.
+        """How many wanted objects were produced or have failed, including all that were released or
+        ignored.
         """
         return len(self._settled) + self.released_count
 
     @property
     def summary(self) -> JobSummary | None:
-        """What the master said last; None before it said anything."""
+        """The last summary from the master; None before the first."""
         return self._summary
 
     @property
     def refusal(self) -> str:
-        """Why the master refused something that was asked for this job; empty if it did not."""
+        """Why the master refused a request for this job; empty if it refused none."""
         return self._refusal
 
     @property
@@ -510,7 +528,7 @@ class Job(Shown):
 
     @property
     def label(self) -> str:
-        """What to call it before people: its number, once that is known."""
+        """How messages name the job: by its number, once that is known."""
         return str(self._summary.number) if self._summary else self.id
 
     def _facts(self) -> Iterator[tuple[str, Any]]:
@@ -520,16 +538,16 @@ class Job(Shown):
             yield "state", self._summary.state
             yield "tasks", ", ".join(f"{n} {state}" for state, n in self._summary.counts.items())
 
-    # --- what the client passes on, holding the lock ----------------------------------------------
+    # --- messages from the client, which holds the lock -------------------------------------------
 
     def take_settled(self, ref: Reference) -> None:
-        """Take in what became of an object."""
+        """Process a message about an object."""
         object_id = ref.id
         try:
             tell = self._wanted[object_id]
         except KeyError:
-            return  # it was released or forgotten meanwhile
-        if type(ref) is Stream:  # it grows; more comes of it
+            return  # it was released or ignored meanwhile
+        if type(ref) is Stream:  # a task writes it; another message follows
             if self.on_growing is not None:
                 self.on_growing(ref)
             elif tell is not None:
@@ -543,7 +561,7 @@ class Job(Shown):
             tell.append(ref)
 
     def take(self, message: Message) -> None:
-        """Take in a message about this job, but for what became of its objects."""
+        """Process a message about this job, other than those about its objects."""
         if isinstance(message, JobChanged):
             self._summary = message.summary
         elif isinstance(message, RequestRefused):

@@ -1,20 +1,21 @@
-"""What tasks print, brought to where the client prints: their standard output to its own, and their
-standard error to its standard error.
+"""Forwards the output of tasks: their standard output to the client's, and their standard error to
+the client's standard error.
 
-The master says of each job that is listened to what its tasks have printed, before it says anything
-that followed from their end. Short texts ride along, the others are read from the worker's log. A
-thread writes them, and what came behind is delivered only then: so the lines of a task are out when
-its result is known. What is promised:
+For each watched job the master sends what its tasks have written, before it sends anything that
+follows from their end. Short texts are in the message; longer ones are read from the worker's log.
+A thread writes the texts, and delivers the messages that came after them only then. So the lines of
+a task appear before its result is known. Guarantees:
 
-- Lines of one task come in the order in which it wrote them, each whole, and never within another.
-- All that a task's program had written out when its task ended, well or badly, is written before
-  its future is done, unless the worker is lost, or cannot be asked within some seconds, or has more
-  than 64 MiB of this job in its log: then a line on standard error says so (not of the last).
-- A task that runs again prints again. What a program has written over 1 MiB ahead of its worker's
-  looks (2.5 MB/s are kept up with) is left out, with a line that says so. Lines of over 64 KiB are
-  broken up.
+- The lines of a task appear in the order in which it wrote them, each complete, and never within
+  another line.
+- All that a task's program had flushed when the task ended is written before its future is done,
+  even if the task failed. Exceptions: the worker is lost or does not answer within some seconds
+  (then a line on standard error says so), or its log has more than 64 MiB of this job.
+- A task that runs again writes its lines again. The worker polls for output and keeps up with 2.5
+  MB/s; what a program writes more than 1 MiB ahead is left out, and a line says so. Lines above 64
+  KiB are split.
 
-Results wait for whoever reads what is written: a pipe that nobody empties stops them.
+Results wait until the lines are written: if the client's standard output is a full pipe, they stop.
 """
 
 from __future__ import annotations
@@ -37,24 +38,24 @@ from ciel.core.events import JobChanged, JobPrinted, Message, ObjectSettled
 from ciel.execution.report import visible
 
 BUNDLE: Final = re.compile(r"\d+ calls of ")
-"""How the name of a task begins that has several calls."""
+"""The prefix of the name of a task of several calls."""
 FETCH_S: Final = 3.0
-"""So long a worker has to answer; results wait meanwhile."""
-_LAST_S = 3.0  # at the end, for what is still to be written
+"""The time that a worker has to answer; results wait meanwhile."""
+_LAST_S = 3.0  # for the remaining lines when the client is closed
 _BEHIND = (ObjectSettled, JobChanged)
 
 
 class Sink(Protocol):
-    """Where prints go: any text file."""
+    """Where output is written: any text file."""
 
     def write(self, text: str, /) -> Any: ...
     def flush(self) -> Any: ...
 
 
-class Prints:
-    """The prints of one client. `deliver` takes the messages that came behind; `sink` takes all
-    that is printed: None is `sys.stdout` and `sys.stderr`, whatever these are when something is
-    written. `label` says what stands in brackets before each line; nothing does if it is empty.
+class OutputForwarder:
+    """Forwards the output of one client's jobs. `deliver` takes the messages that came after some
+    output. `sink`: where all output is written; None: the current `sys.stdout` and `sys.stderr`.
+    `label` returns the text in brackets before each line; with an empty text there are no brackets.
     """
 
     def __init__(
@@ -69,13 +70,13 @@ class Prints:
         self._sink = sink
         self._label = label or label_of
         self._changed = Changes()
-        self._line: list[Message] = []  # what is printed, and what came behind, in order
+        self._line: list[Message] = []  # output, and the messages that came after it, in order
         self._is_busy = False
         self._is_closed = False
         self._thread: threading.Thread | None = None
 
     def sift(self, messages: list[Message]) -> list[Message]:
-        """Take out of what the master said what is printed, and what must not overtake it; return
+        """Queue the output among these messages, and the messages that must not overtake it; return
         the rest.
         """
         if not self._is_busy and not any(type(message) is JobPrinted for message in messages):
@@ -99,23 +100,23 @@ class Prints:
         return passed
 
     def close(self) -> None:
-        """Write what there is, for some seconds at most, and nothing more."""
+        """Write what is queued, for some seconds at most, and then stop."""
         if os.getpid() != self._changed.owner_pid:
-            return  # a forked child has no thread for that
+            return  # a forked child has no such thread
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
         self.drain()
 
     def drain(self) -> None:
-        """Wait, for some seconds at most, until what has come is written and delivered."""
+        """Wait, for some seconds at most, until all that is queued is written and delivered."""
         if self._thread is not threading.current_thread():
             self._changed.wait_for(lambda: not self._is_busy, _LAST_S)
 
     # --- the thread -------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # they are the main one's
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # for the main thread
         while True:
             with self._changed:
                 self._is_busy = bool(self._line)
@@ -125,13 +126,13 @@ class Prints:
                 line, self._line = self._line, []
             if not line:
                 return
-            for printed, behind in _parted(line):
+            for printed, behind in _grouped(line):
                 for is_stderr, some in groupby(printed, lambda message: message.is_stderr):
                     self._write("".join([self._text_of(message) for message in some]), is_stderr)
                 if behind:
                     try:
                         self._deliver(behind)
-                    except BaseException:  # of anybody's callback; others wait for what follows
+                    except BaseException:  # a user's callback; other messages follow
                         traceback.print_exc()
 
     def _text_of(self, printed: JobPrinted) -> str:
@@ -142,8 +143,8 @@ class Prints:
         return "".join([f"[{label}] {line}\n" for line in text.splitlines()])
 
     def _fetched(self, printed: JobPrinted) -> str:
-        """Read lines from the worker's log, without the task's name, with which each begins there;
-        nothing if that cannot be.
+        """Read lines from the worker's log, without the task's name at the beginning of each;
+        return no lines if the worker cannot be read.
         """
         reader = LogReader(
             printed.netloc, "", printed.job, self._key, offset=printed.start, timeout_s=FETCH_S
@@ -153,7 +154,7 @@ class Prints:
             while len(content) < printed.size_bytes and (more := reader.read()):
                 content += more
         except LogUnreadableError as error:
-            _say(f"what {label_of(printed)} printed is lost to us: {error}")
+            _say(f"the output of {label_of(printed)} is lost: {error}")
         prefix = f"[{visible(printed.name or printed.task[:12])}] "
         lines = content[: printed.size_bytes].decode(errors="replace").splitlines()
         return "".join([f"{line.removeprefix(prefix)}\n" for line in lines])
@@ -165,23 +166,19 @@ class Prints:
             sink.flush()
         except UnicodeEncodeError:
             self._write(text.encode("ascii", "backslashreplace").decode(), is_stderr)
-        except (
-            OSError,
-            ValueError,
-            AttributeError,
-        ):  # nobody reads it, it is closed, there is none
-            pass
+        except (OSError, ValueError, AttributeError):
+            pass  # it is a broken pipe, it is closed, or the program has none
 
 
 def label_of(printed: JobPrinted) -> str:
-    """Name a task to people: what it is called, and which of the client's tasks it is."""
+    """Return the label of a task: its name, and its number among the client's tasks."""
     number = str(printed.number) if printed.number else printed.task[:6]
     name = visible(BUNDLE.sub("", printed.name))
     return f"{name} {number}" if name and name != number else number
 
 
-def _parted(line: Sequence[Message]) -> Iterable[tuple[list[JobPrinted], list[Message]]]:
-    """Part what came into prints, and what came behind each."""
+def _grouped(line: Sequence[Message]) -> Iterable[tuple[list[JobPrinted], list[Message]]]:
+    """Yield groups of output, each with the messages that came after it."""
     printed: list[JobPrinted] = []
     behind: list[Message] = []
     for message in line:
@@ -199,4 +196,4 @@ def _say(text: str) -> None:
     try:
         print(f"ciel: {text}", file=sys.stderr)
     except (OSError, ValueError):
-        pass  # nobody can be told
+        pass  # standard error is closed

@@ -1,5 +1,5 @@
-"""Skywriting scripts as tasks of a job: one task of the `swi` executor for each, without the
-`init` and `sync` that a package has.
+"""Skywriting scripts as tasks of a job. Each is one task of the executor `swi`, without the tasks
+of `init` and `sync` that a package has.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from ciel.client.jobs.client import JobClient
 from ciel.client.jobs.job import Job
 from ciel.core.refs import Future, Reference
 
-_SESSION_OUTPUTS: Final = 2  # the value, and what the next entry goes on from
+_SESSION_OUTPUTS: Final = 2  # the value, and the session for the next entry
 
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What scripts find when they start: `env`, `argv`, and what `package` looks up."""
+    """The environment of scripts: `env`, `argv`, and the objects that `package` looks up."""
 
     env: Mapping[str, str] = field(default_factory=dict)
     argv: Sequence[str] = ()
     package: Mapping[str, Reference] = field(default_factory=dict)
-    pieces: Sequence[Reference] = ()  # what its objects name
+    pieces: Sequence[Reference] = ()  # objects to which those of the package refer
 
 
 class Scripts:
@@ -37,19 +37,19 @@ class Scripts:
         }
         if surroundings.package:
             self._given["package_ref"] = job.package_object(surroundings.package)
-            # What is in the package is kept for as long as a task that names it is known.
+            # The objects of the package stay as long as the master knows a task that names them.
             kept = job.named([*surroundings.package.values(), *surroundings.pieces])
             self._given["extra_dependencies"] = kept
 
     def add(self, content: bytes, name: str) -> Future:
-        """Add a script; what is returned will be its value as JSON. Raises UploadError."""
+        """Add a script, and return its value, as JSON. Raises UploadError."""
         return self._add(content, name, {}, 1)[0]
 
     def add_entry(
         self, content: bytes, name: str, session: Reference | None
     ) -> tuple[Future, Future]:
-        """Add a script that goes on from where `session` was left, None at first. What is returned
-        will be its value, or null, and the session as it left it. Raises UploadError.
+        """Add a script that continues a session (None: a new one). Return its value, or null, and
+        the session after it. Raises UploadError.
         """
         value, left = self._add(content, name, {"session_ref": session}, _SESSION_OUTPUTS)
         return value, left

@@ -1,7 +1,8 @@
-"""Calls of the items of an iterable, which is read only so far ahead of who reads the results.
+"""Calls a function with the items of an iterable, which is read only a bounded number of items
+ahead of the results that are taken.
 
-A thread reads the iterable, as each item may take long. It hears of the reader by a queue, into
-which a destructor may put: so who drops the reader ends the reading.
+A thread reads the iterable, since each item may take long. The iterator of the results reports to
+it by a queue, which a destructor may use: the thread ends when the program drops the iterator.
 """
 
 from __future__ import annotations
@@ -15,23 +16,24 @@ from multiprocessing import TimeoutError as TimeoutError
 from typing import Any, Final
 
 from ciel.client.calls.bundling import TRIALS_PER_SLOT
+from ciel.client.calls.map_results import values_of
 from ciel.client.pools.executor import failed, when_done
-from ciel.python.calls import Mapped
-from ciel.python.failures import PackingError, error_of_map, unpack_error
+from ciel.python.failures import PackingError
 
 Rows = list[tuple[Any, ...]]
 
 ITEMS_AHEAD: Final = 1024
-"""So many keep the bundles full of calls that take no time."""
+"""Enough to fill bundles with calls that take no time."""
 CHUNKS_AHEAD_PER_SLOT: Final = 4
-"""So many keep the slots busy where the chunks are large."""
+"""Enough to keep the slots busy if the chunks are large."""
 
 
 class Feed:
-    """Begins a call with each chunk of rows. `begin` returns its future; PackingError is that
-    chunk's own result, and whatever else it or the iterable raises is the last one.
+    """Submits a call with each chunk of rows. `begin` submits one, and returns its future. If it
+    raises PackingError, that is the result of the chunk. Any other error of `begin` or of the
+    iterable is the last result.
 
-    Without `in_thread` the chunks are taken by whoever asks for a result.
+    Without `in_thread`, `take` reads the iterable.
     """
 
     def __init__(
@@ -44,14 +46,14 @@ class Feed:
         in_thread: bool,
     ) -> None:
         self.coming: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
-        """Futures that are done, with their numbers; at last -1, with their count."""
+        """Futures that are done, with their numbers; at the end -1, with their count."""
         self._chunks = chunks
         self._begin = begin
-        # Few at first: while nobody knows what a call takes, many would travel in one bundle.
+        # Few at first, until the client knows how long a call takes.
         self._first = TRIALS_PER_SLOT * slots
         self._most = max(self._first, ITEMS_AHEAD // chunksize, CHUNKS_AHEAD_PER_SLOT * slots)
-        self._begun = self._taken = 0
-        self._news: queue.SimpleQueue[int] = queue.SimpleQueue()
+        self._submitted = self._taken = 0
+        self._reports: queue.SimpleQueue[int] = queue.SimpleQueue()
         self._is_bounded = True
         self._is_unread = self._is_stopped = self._is_over = False
         self._thread: threading.Thread | None = None
@@ -60,46 +62,50 @@ class Feed:
             self._thread.start()
 
     def take(self, until_s: float | None) -> tuple[int, Any]:
-        """Return what comes next; raises `queue.Empty` when it is later than `until_s`."""
+        """Return the next item of `coming`; raises `queue.Empty` at the time `until_s`."""
         if self._thread is None:
             self._feed()
         return self.coming.get(timeout=_left_s(until_s))
 
     def taken(self) -> None:
-        """A result was taken: there is room for another call."""
+        """Note that a result was taken, so that there is room for another call."""
         if self._thread is None:
             self._taken += 1
         else:
-            self._news.put(1)
+            self._reports.put(1)
 
     def dropped(self, *, unread: bool) -> None:
-        """Nobody will read on. Who has not even begun wants the calls alone, and all of them."""
+        """Note that the iterator was dropped. If it was never read (`unread`), the program wants
+        only the calls, and all of them; otherwise the rest is not called.
+        """
         if unread:
             self._is_unread = True
         else:
             self._is_stopped = True
-        self._news.put(0)
+        self._reports.put(0)
 
     def stop(self) -> None:
-        """Begin nothing more."""
+        """Submit no more calls."""
         self._is_stopped = True
-        self._news.put(0)
+        self._reports.put(0)
 
     def finish(self) -> None:
-        """Wait until all is begun, however far ahead that is: the reader may be who waits here."""
+        """Submit all calls, however far ahead, and wait for that: the caller may be the thread that
+        takes results.
+        """
         self._is_bounded = False
-        self._news.put(0)
+        self._reports.put(0)
         if self._thread is None:
             self._feed()
         else:
             self._thread.join()
 
     def is_over(self) -> bool:
-        """Tell whether nothing more will be begun."""
+        """Whether no more calls will be submitted."""
         return self._is_over
 
     def _feed(self) -> None:
-        """Begin calls as far as there is room; in a thread, to the end."""
+        """Submit calls as far as there is room; in the thread, to the end."""
         while not self._is_over and self._has_room():
             try:
                 chunk = None if self._is_stopped else next(self._chunks, None)
@@ -108,14 +114,14 @@ class Feed:
                 if chunk is None:
                     self._end()
                 else:
-                    self._expect(self._begun_with(chunk))
-            except BaseException as error:  # it is for the reader
+                    self._expect(self._submit(chunk))
+            except BaseException as error:  # the iterator raises it
                 self._expect(failed(error))
                 self._end()
 
     def _has_room(self) -> bool:
         while True:
-            ahead = self._begun - self._taken
+            ahead = self._submitted - self._taken
             if self._is_stopped or not self._is_bounded:
                 return True
             if ahead < min(self._first + self._taken, self._most):
@@ -126,31 +132,31 @@ class Feed:
                 self.coming.get()
                 self._taken += 1
             else:
-                self._taken += self._news.get()
+                self._taken += self._reports.get()
 
-    def _begun_with(self, chunk: Rows) -> Any:
+    def _submit(self, chunk: Rows) -> Any:
         try:
             return self._begin(chunk)
         except PackingError as error:
             return failed(error)
 
     def _expect(self, future: Any) -> None:
-        number, coming = self._begun, self.coming
-        self._begun += 1
+        number, coming = self._submitted, self.coming
+        self._submitted += 1
         if isinstance(future, Future):
             when_done(future, lambda future: coming.put((number, future)))
         else:
-            coming.put((number, future))  # a task's own is computed when it is asked for
+            coming.put((number, future))  # a task computes it when its result is requested
 
     def _end(self) -> None:
         self._is_over = True
-        self._chunks = iter(())  # a generator ends here
-        self.coming.put((-1, self._begun))
+        self._chunks = iter(())  # closes a generator
+        self.coming.put((-1, self._submitted))
 
 
 class FedResults(Iterator[Any]):
-    """The results of what a feed begins, as they come. `in_chunks`: each is a `Mapped`. `owner` is
-    kept as long as this is.
+    """The results of a feed. `in_order`: in the order of the items, otherwise as they arrive.
+    `in_chunks`: each future has a `Mapped`. The iterator keeps `owner` alive.
     """
 
     def __init__(self, feed: Feed, *, in_order: bool, in_chunks: bool, owner: Any) -> None:
@@ -161,9 +167,8 @@ class FedResults(Iterator[Any]):
         self._early: dict[int, Any] = {}
         self._next = 0
         self._count: int | None = None
-        self._values: list[Any] = []
-        self._error: BaseException | None = None
-        self._taken = 0  # of the results in chunks
+        self._values: Iterator[Any] = iter(())  # of the present chunk
+        self._count_before = 0  # results in the chunks before
         self._was_read = False
 
     def __next__(self) -> Any:
@@ -173,23 +178,14 @@ class FedResults(Iterator[Any]):
         """Return the next result; raises StopIteration, and `multiprocessing.TimeoutError`."""
         self._was_read = True
         until_s = None if timeout is None else time.monotonic() + timeout
-        while not self._values:
-            if self._error is not None:
-                raised, self._error = self._error, None
-                raise raised
+        while (value := next(self._values, _END)) is _END:
             found = self._future(until_s).result()
             if not self._in_chunks:
                 return found
-            self._take(found)
-        return self._values.pop()
-
-    def _take(self, mapped: Mapped) -> None:
-        self._values = mapped.values
-        self._values.reverse()
-        self._taken += len(mapped.values)
-        if (error := mapped.error) is not None:
-            in_order = self._in_order
-            self._error = error_of_map(error, self._taken) if in_order else unpack_error(error)
+            before = self._count_before
+            self._count_before += len(found.values)
+            self._values = values_of(found, before if self._in_order else None)
+        return value
 
     def _future(self, until_s: float | None) -> Any:
         while True:
@@ -211,6 +207,9 @@ class FedResults(Iterator[Any]):
 
     def __del__(self) -> None:
         self._feed.dropped(unread=not self._was_read)
+
+
+_END: Final = object()
 
 
 def _left_s(until_s: float | None) -> float | None:

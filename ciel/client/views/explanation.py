@@ -1,27 +1,27 @@
-"""Why something runs, waits, or does not run, for people: `client.explain(future)`."""
+"""Explains why a task runs, waits, or does not run: `client.explain(future)`."""
 
 from __future__ import annotations
 
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ciel.client.errors import QueryError
 from ciel.core.refs import REFERENCE_TYPES, Failure, Reference, Value, locations_of
 from ciel.execution.report import visible, visible_text
 from ciel.wire.references import from_json
 
-if TYPE_CHECKING:
-    from ciel.client.client import Client
+Ask = Callable[[str, Any], Any]
+"""Queries the master: see `Client.ask`."""
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """What is known of the task that makes a result. `state` is that of the task: `unsent`,
-    `waiting` (for inputs), `runnable` (no worker has room), `assigned` (it waits on a worker),
-    `running`, `done`, `failed`, `cancelled`, `dormant` (nobody wants it). `why` and `story` are
-    lines. Its text says all of it.
+    """The state of the task that produces a result: `unsent`, `waiting` (for inputs), `runnable`
+    (no worker has room), `assigned` (it waits on a worker), `running`, `done`, `failed`,
+    `cancelled`, `dormant` (its outputs are not wanted). `why` gives the reasons, `story` the
+    history of the task, both as lines. `str` returns all of it as a text.
     """
 
     name: str
@@ -66,10 +66,10 @@ def _part(heading: str, texts: tuple[str, ...]) -> Iterator[tuple[str, str]]:
             yield f"  {line}", ""
 
 
-def explain(client: Client, future: Any) -> Explanation:
-    """See `Client.explain`."""
+def explain(ask: Ask, relocated: Callable[[str], str], future: Any) -> Explanation:
+    """See `Client.explain`. `relocated` replaces paths of a cluster's scratch directories."""
     if isinstance(future, REFERENCE_TYPES):
-        return _told(client, future.id, "", ())
+        return _queried(ask, relocated, future.id, "", ())
     if not hasattr(future, "__ciel_future__"):
         raise TypeError(f"a future is explained, or a reference, not {future!r:.80}")
     name = str(getattr(future, "name", ""))
@@ -77,14 +77,14 @@ def explain(client: Client, future: Any) -> Explanation:
         return Explanation(name, "cancelled", ("it was called off here",))
     here = _known_here(future)
     if not future.done():
-        client.calls.expedite(future)
+        future.calls.expedite(future)
     lot = future.lot
     has_failed = bool(future.done() and future.exception() is not None)
     if lot is None:
         return Explanation(name, "unsent", here or ("its call is on its way to the cluster",))
     if len(lot.functions) > 1:
         here = (*here, f"its task makes the results of {len(lot.functions)} calls, this among them")
-    return _told(client, lot.id, name, here, has_failed=has_failed)
+    return _queried(ask, relocated, lot.id, name, here, has_failed=has_failed)
 
 
 def _known_here(future: Any) -> tuple[str, ...]:
@@ -97,21 +97,26 @@ def _known_here(future: Any) -> tuple[str, ...]:
     return (why, *map(str, getattr(error, "__notes__", ())))
 
 
-def _told(
-    client: Client, object_id: str, name: str, here: tuple[str, ...], *, has_failed: bool = False
+def _queried(
+    ask: Ask,
+    relocated: Callable[[str], str],
+    object_id: str,
+    name: str,
+    here: tuple[str, ...],
+    *,
+    has_failed: bool = False,
 ) -> Explanation:
     try:
-        told = client.ask("task", {"object": object_id})
+        told = ask("task", {"object": object_id})
     except QueryError as error:
-        if here:  # the master may forget what everybody has
+        if here:  # the master may have removed a task whose result the client has
             return Explanation(name, "done", here)
         return Explanation(name or object_id, "unknown", (error.reason,))
-    relocated = client.cluster.relocated if client.cluster is not None else str
     why, story = [[relocated(text) for text in told[key]] for key in ("why", "story")]
     state = "running" if told["runs"] else told["state"]
     if has_failed:
-        state = "failed"  # though its program ended well: what the function raised is its result
-        why = []  # it says the same, or how the program ended
+        state = "failed"  # the program has succeeded: the error of the function is its result
+        why = []  # the reasons of the master repeat that, or describe the program
         story = story if len(story) > 1 else []
     inputs = [_reading(ref) for ref in from_json(told["inputs"])]
     left_out = told["inputs_count"] - len(inputs)
@@ -130,7 +135,7 @@ def _told(
 
 
 def _reading(ref: Reference) -> str:
-    """Say of an input whether it is there, and where."""
+    """Describe an input: whether it exists, and where."""
     if isinstance(ref, Failure):
         return f"{ref.id}: failed, {ref.reason}"
     if isinstance(ref, Value):

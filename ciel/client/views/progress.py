@@ -1,11 +1,11 @@
-"""How far the work of clients is, shown while it goes on.
+"""Shows the progress of the tasks of clients while they run.
 
     with ciel.progress():
         print(sum(client.map(count, paths)))
 
-Calls are counted here, by the names of their functions; programs, and what tasks create, by the
-master, which is asked when it has said that a job has changed. So nothing is looked for by the
-clock, but for the time that is left.
+The client counts its own calls, by the names of their functions. The master counts programs and the
+tasks that tasks spawn; it is queried after each message that a job has changed. A timer only
+updates the remaining time.
 """
 
 from __future__ import annotations
@@ -17,33 +17,70 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, Self, TextIO
+from typing import Any, Final, NamedTuple, Protocol, Self, TextIO
 
 from ciel.client.errors import ClientError
 from ciel.client.locks import Changes
+from ciel.core.ids import JobId
 from ciel.core.jobs import JobSummary
 from ciel.execution.report import visible
 from ciel.python import sessions
 from ciel.python.calls import EXECUTOR
 
-if TYPE_CHECKING:
-    from ciel.client.calls.futures import Tally
-    from ciel.client.client import Client
-
 REDRAWN_S: Final = 0.1
-"""The least time between two pictures."""
+"""The shortest time between two updates of the display."""
 PLAIN_S: Final = 10.0
-"""Between two lines where nothing can be redrawn."""
-_LOOK_S = 1.0  # what nobody tells: the time, and clients that are new
-_WINDOW_S = 10.0  # so much of the past says how quick it is
-_LAST_S = 2.0  # at the end, for the last numbers
+"""The time between two updates where lines cannot be redrawn."""
+_POLL_S = 1.0  # for the time, and for new clients, which no message reports
+_WINDOW_S = 10.0  # the period from which the rate is computed
+_LAST_S = 2.0  # for the last numbers, at the end
 _BUNDLE = re.compile(r"(\d+) calls of (.*)", re.DOTALL)
 
 
+class Counts(Protocol):
+    """How many calls of one name the client has submitted, and how many have ended."""
+
+    submitted: int
+    done: int
+    failed: int
+
+
+class _Functions(Protocol):
+    @property
+    def tallies(self) -> Mapping[str, Counts]: ...
+
+
+class _Calls(Protocol):
+    @property
+    def functions(self) -> _Functions: ...
+
+
+class _Job(Protocol):
+    id: JobId
+    name: str
+
+    @property
+    def summary(self) -> JobSummary | None: ...
+
+
+class WatchedClient(Protocol):
+    """The part of a client that this module uses."""
+
+    @property
+    def jobs(self) -> Sequence[_Job]: ...
+
+    @property
+    def open_calls(self) -> _Calls | None: ...
+
+    def ask(self, topic: str, argument: Any = None) -> Any: ...
+
+    def listen(self, listener: Callable[[], None], *, listens: bool = True) -> None: ...
+
+
 class Row(NamedTuple):
-    """How far the work of one name is. `grows`: there may be more of it than is known."""
+    """The counts of calls or tasks of one name. `grows`: tasks may still add to the total."""
 
     name: str
     done: int = 0
@@ -53,7 +90,7 @@ class Row(NamedTuple):
     grows: bool = False
 
     def with_more(self, done: int, running: int, failed: int, total: int, grows: bool) -> Row:
-        """Return what it is together with other work of the same name."""
+        """Return the sum with other counts of the same name."""
         return Row(
             self.name, self.done + done, self.running + running, self.failed + failed,
             self.total + total, self.grows or grows,
@@ -61,7 +98,7 @@ class Row(NamedTuple):
 
 
 class View(NamedTuple):
-    """A row, and how quick it is; `left_s`: how long it will take, if that can be said."""
+    """A row, its rate, and the estimated remaining time, if there is an estimate."""
 
     row: Row
     per_s: float
@@ -73,7 +110,7 @@ class View(NamedTuple):
 
     @property
     def facts(self) -> list[str]:
-        """What there is to say besides how many are done."""
+        """Short texts about the row, other than how many are done."""
         row = self.row
         facts = [f"{row.running} running"] if row.running else []
         facts += [f"{row.failed} failed"] if row.failed else []
@@ -85,9 +122,9 @@ class View(NamedTuple):
 
 
 def rows_of(
-    tallies: Mapping[str, Tally], kinds: Iterable[Mapping[str, Any]], job_name: str
+    tallies: Mapping[str, Counts], kinds: Iterable[Mapping[str, Any]], job_name: str
 ) -> list[Row]:
-    """Put together what the client counts, and what its master does (`progress` of `answers`)."""
+    """Combine the counts of the client with those of the master (its answer to `progress`)."""
     rows = {
         name: Row(name, tally.done, 0, tally.failed, tally.submitted)
         for name, tally in list(tallies.items())
@@ -110,9 +147,9 @@ def rows_of(
     return list(rows.values())
 
 
-def _kinds_of(client: Client, job_id: str) -> list[dict[str, Any]]:
-    """Ask how the tasks of a job stand; raises ClientError."""
-    while True:  # of very many the master counts some for each answer
+def _kinds_of(client: WatchedClient, job_id: str) -> list[dict[str, Any]]:
+    """Query the master for the counts of a job's tasks; raises ClientError."""
+    while True:  # for each answer the master counts a limited number of tasks
         told = client.ask("progress", {"job": job_id})
         if told["counted"]:
             kinds: list[dict[str, Any]] = told["kinds"]
@@ -120,31 +157,33 @@ def _kinds_of(client: Client, job_id: str) -> list[dict[str, Any]]:
 
 
 class Display(Protocol):
-    """Where the picture is shown."""
+    """Displays the rows."""
 
     def show(self, views: list[View], *, is_last: bool) -> None: ...
 
 
 class Progress:
-    """A picture of how far the work of some clients is, for as long as the context lasts; within
-    another it shows nothing of its own. What was done before does not count.
+    """A context manager that displays the progress of some clients during the block. Within
+    another one it displays nothing. Calls and tasks that were done before do not count.
     """
 
     _shown: Progress | None = None
     _guard = threading.Lock()
 
-    def __init__(self, client: Client | None = None, *, stream: TextIO | None = None) -> None:
+    def __init__(
+        self, client: WatchedClient | None = None, *, stream: TextIO | None = None
+    ) -> None:
         self._client = client
         self._display: Display = _display(stream or sys.stderr)
         self._changed = Changes()
         self._has_news = False
         self._is_over = False
         self._thread: threading.Thread | None = None
-        self._clients: dict[int, tuple[Client, dict[str, Row]]] = {}  # with what was before
+        self._clients: dict[int, tuple[WatchedClient, dict[str, Row]]] = {}  # and counts before
         self._kinds: dict[str, tuple[JobSummary | None, list[dict[str, Any]]]] = {}
         self._past: dict[str, deque[tuple[float, int]]] = {}
-        self._seen_s = time.monotonic()  # when we looked last
-        self._inner = 0  # how often it was entered within another, or itself
+        self._seen_s = time.monotonic()  # the time of the last update
+        self._inner = 0  # how often it was entered within another one, or itself
 
     def __enter__(self) -> Self:
         with Progress._guard:
@@ -171,14 +210,14 @@ class Progress:
             self._changed.notify_all()
         self._thread.join(_LAST_S)
         for client, _ in self._clients.values():
-            client.listen(self._tell, listens=False)
+            client.listen(self._note_change, listens=False)
         with Progress._guard:
             Progress._shown = None
         self._thread = None
 
     def views(self, *, afresh: bool = False) -> list[View]:
-        """Say how far everything is; asks masters of what has changed (`afresh`: of everything),
-        and may wait for them.
+        """Return the present counts. Queries the masters about jobs that have changed (`afresh`:
+        about all jobs), and may wait for them.
         """
         self._find_clients()
         rows: dict[str, Row] = {}
@@ -199,16 +238,16 @@ class Progress:
             if id(client) not in self._clients and hasattr(client, "listen"):
                 before = {row.name: row for row in self._rows(client)}
                 self._clients[id(client)] = client, before
-                client.listen(self._tell)
+                client.listen(self._note_change)
 
-    def _tell(self) -> None:
-        """Learn that something may have changed."""
+    def _note_change(self) -> None:
+        """Wake the thread: counts may have changed."""
         if not self._has_news:
             with self._changed:
                 self._has_news = True
                 self._changed.notify_all()
 
-    def _rows(self, client: Client, *, afresh: bool = False) -> list[Row]:
+    def _rows(self, client: WatchedClient, *, afresh: bool = False) -> list[Row]:
         kinds: list[dict[str, Any]] = []
         name = ""
         for job in client.jobs:
@@ -218,7 +257,7 @@ class Progress:
                     summary = job.summary
                     known = self._kinds[job.id] = summary, _kinds_of(client, job.id)
                 except ClientError:
-                    pass  # it is gone, or cannot be reached now: what was known must do
+                    pass  # the master is gone, or cannot be reached now: use the last answer
             kinds += known[1]
             name = name or job.name
         calls = client.open_calls
@@ -238,9 +277,9 @@ class Progress:
         return View(row, per_s, left_s)
 
     def _run(self) -> None:
-        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # they are the main one's
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # for the main thread
         while not self._is_over:
-            self._changed.wait_for(lambda: self._has_news or self._is_over, _LOOK_S)
+            self._changed.wait_for(lambda: self._has_news or self._is_over, _POLL_S)
             self._has_news = False
             self._display.show(self.views(), is_last=False)
             self._changed.wait_for(lambda: self._is_over, REDRAWN_S)
@@ -251,7 +290,7 @@ class Progress:
 
 
 class Plain:
-    """Lines, now and then."""
+    """Writes lines at long intervals."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -268,18 +307,18 @@ class Plain:
             self._stream.write("".join([line for line in lines if line not in self._said]))
             self._stream.flush()
         except (OSError, ValueError):
-            pass  # nobody reads it; the work goes on
+            pass  # the stream is closed; the program goes on
         self._said = lines
 
 
 class Lines:
-    """A line for each name on a terminal, by rich."""
+    """Redraws a line for each name on a terminal, with rich."""
 
     def __init__(self, stream: TextIO) -> None:
         from rich.console import Console
         from rich.live import Live
 
-        is_seen = sys.stdout.isatty()  # then what is printed appears above the lines
+        is_seen = sys.stdout.isatty()  # then the program's output appears above the lines
         self._live = Live(
             console=Console(file=stream), auto_refresh=False, redirect_stdout=is_seen,
             redirect_stderr=sys.stderr.isatty(),
@@ -294,7 +333,7 @@ class Lines:
 
 
 def table_of(views: list[View]) -> Any:
-    """Return what rich shows of them."""
+    """Return the rows as a table of rich."""
     from rich.progress_bar import ProgressBar
     from rich.table import Table
     from rich.text import Text
@@ -310,7 +349,7 @@ def table_of(views: list[View]) -> Any:
 
 
 class Widget:
-    """The same in a notebook, by ipywidgets."""
+    """Displays the rows in a notebook, with ipywidgets."""
 
     def __init__(self) -> None:
         import ipywidgets  # type: ignore[import-untyped]  # it has no types
@@ -324,7 +363,7 @@ class Widget:
 
 
 def html_of(views: list[View]) -> str:
-    """Return what a notebook shows of them."""
+    """Return the rows as HTML."""
     rows = []
     for view in views:
         row = view.row
@@ -339,19 +378,19 @@ def html_of(views: list[View]) -> str:
 
 
 def _display(stream: TextIO) -> Display:
-    """Choose what can be shown here."""
+    """Choose the display for a stream."""
     try:
         if is_notebook():
             return Widget()
         if stream.isatty():
             return Lines(stream)
-    except (ImportError, ValueError):  # it is not installed, or the stream is closed
+    except (ImportError, ValueError):  # rich or ipywidgets is missing, or the stream is closed
         pass
     return Plain(stream)
 
 
 def is_notebook() -> bool:
-    """Tell whether we run in the kernel of one."""
+    """Whether this is the kernel of a notebook."""
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     return getattr(shell, "kernel", None) is not None
 
@@ -363,13 +402,13 @@ def _time(seconds: float) -> str:
     return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"
 
 
-def progress(client: Client | None = None, *, stream: TextIO | None = None) -> Progress:
-    """Show how far the work is while a context lasts: `with ciel.progress():`. One line for each
-    name of functions and programs: how many are done, run, have failed, and how many there are (≥
-    where tasks still create others), how quick that is, and how long it will take.
+def progress(client: WatchedClient | None = None, *, stream: TextIO | None = None) -> Progress:
+    """Display the progress of tasks during a block: `with ciel.progress():`. Each name of functions
+    and programs has a line: how many are done, run, and have failed, the total (≥ while tasks still
+    spawn others), the rate, and the remaining time.
 
-    On a terminal lines are redrawn (with rich), in a notebook there is a widget (with ipywidgets),
-    elsewhere, and without these, there are plain lines now and then. `client`: by default all that
-    are open. `stream`: by default standard error.
+    On a terminal lines are redrawn (with rich), and in a notebook there is a widget (with
+    ipywidgets). Elsewhere, and without these packages, plain lines are written every ten seconds.
+    `client`: by default all open clients. `stream`: by default standard error.
     """
     return Progress(client, stream=stream)

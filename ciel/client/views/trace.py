@@ -1,10 +1,10 @@
-"""What ran where and when, as a file for `chrome://tracing` and https://ui.perfetto.dev.
+"""Writes a timeline of tasks for `chrome://tracing` and https://ui.perfetto.dev.
 
-The file is a JSON array of events, as Google's "Trace Event Format" says: a process for each
-worker, in it a row for each slot, and on that a complete event (`X`) for each attempt. Times are
-the master's, in microseconds from the beginning. An attempt's arguments tell how long it waited:
-for a worker (`waited_in_line_s`), and there for its inputs and a slot (`waited_on_worker_s`).
-Within the bar of a task that ran several calls of functions, each of these has a bar of its own.
+The file is a JSON array of events in Google's "Trace Event Format": a process for each worker, a
+row in it for each slot, and on the row a complete event (`X`) for each attempt. Times are those of
+the master, in microseconds from the first event. The arguments of an attempt say how long it waited
+for a worker (`waited_in_line_s`), and on the worker for its inputs and a slot
+(`waited_on_worker_s`). The bar of a task of several Python calls contains a bar for each call.
 """
 
 from __future__ import annotations
@@ -14,18 +14,24 @@ import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import Any, NamedTuple, Protocol, Self
 
 from ciel.client.errors import ClientError
+from ciel.core.ids import JobId
 from ciel.python import sessions
+from ciel.python.contents import Times
 
-if TYPE_CHECKING:
-    from ciel.client.client import Client
-    from ciel.python.contents import Times
+
+class TracedClient(Protocol):
+    """The part of a client that a trace uses."""
+
+    job_ids: list[JobId]
+
+    def ask(self, topic: str, argument: Any = None) -> Any: ...
 
 
 class Attempt(NamedTuple):
-    """What the master tells of an attempt: see `master.state.timeline`."""
+    """What the master knows about an attempt: see `master.state.timeline`."""
 
     job: str
     task: str
@@ -43,8 +49,8 @@ class Attempt(NamedTuple):
 
 
 class CallSpan(NamedTuple):
-    """A call of a function, as the program that ran it has timed it. `output`: which output of
-    which task it helped to make; `begun_s` is since the epoch.
+    """A call of a function, timed by the program that ran it. `output`: the id of the object that
+    has its result; `begun_s`: when it started, in seconds since the epoch.
     """
 
     output: str
@@ -55,7 +61,7 @@ class CallSpan(NamedTuple):
 
 
 class Bar(NamedTuple):
-    """An attempt on its row."""
+    """An attempt on the row of a slot."""
 
     attempt: Attempt
     row: int
@@ -64,16 +70,16 @@ class Bar(NamedTuple):
 
 
 def lay_out(attempts: Iterable[Attempt], slots: int, now_s: float) -> list[Bar]:
-    """Give each attempt of one worker a row, so that no two of a row overlap but for those that run
-    within their parents.
+    """Assign the attempts of one worker to rows. Attempts on a row do not overlap, except those
+    that run within their parents.
 
-    A worker tells of ends in batches, so that several seem to end at once. They are told in their
-    order; so from the last to the first, each goes to the row that is free the latest, and ends
-    there when the next begins, at the latest.
+    A worker reports ends in batches, so several attempts seem to end at the same time; but the
+    reports are in order. So this function goes from the last attempt to the first. It puts each on
+    the row whose next attempt starts the latest, and lets it end there at the latest.
     """
     begins = [float("inf")] * max(1, slots)
     bars: list[Bar] = []
-    rows: dict[str, Bar] = {}  # of each task, by which its children find theirs
+    rows: dict[str, Bar] = {}  # by task, for its children
     listed = list(attempts)
     for attempt in reversed([attempt for attempt in listed if attempt.slots]):
         row = max(range(len(begins)), key=lambda number: begins[number])
@@ -100,8 +106,8 @@ def events_of(
     attempts: Iterable[Attempt], slots: Mapping[str, int], now_s: float,
     calls: Sequence[CallSpan] = (), epoch_s: float = 0.0,
 ) -> list[dict[str, Any]]:  # fmt: skip
-    """Return the events of a trace. `epoch_s`: what makes a time of the master's clock one since
-    the epoch.
+    """Return the events of a trace. `epoch_s` is the difference between the time since the epoch
+    and the time of the master's clock.
     """
     by_worker: dict[str, list[Attempt]] = {}
     for attempt in attempts:
@@ -124,7 +130,7 @@ def events_of(
         events += [_complete(bar, number, first_s) for bar in bars]
         for bar in bars:
             known = within.get((bar.attempt.task, bar.attempt.attempt), ())
-            if len(known) > 1:  # else its bar is that of its only call
+            if len(known) > 1:  # the bar of a task with one call shows that call
                 events += [_call_event(call, bar, number, first_s) for call in known]
     return events
 
@@ -134,9 +140,9 @@ def _fit(
     calls: Iterable[CallSpan],
     within: dict[tuple[str, int], list[CallSpan]],
 ) -> list[Attempt]:
-    """Find the attempt that ran each call: at the task that was to make its output, or at a child
-    to which that was handed over. Return the attempts with the times that their calls tell, which
-    are more exact than those of the reports, in the order of their ends.
+    """Find the attempt that ran each call: an attempt of the task that declares the output, or of a
+    child to which that task delegated it. Return the attempts in the order of their ends, with the
+    times of their calls, which are more exact than those of the reports.
     """
     by_task: dict[str, list[Attempt]] = {}
     for attempt in attempts:
@@ -145,7 +151,7 @@ def _fit(
             by_task.setdefault(attempt.parent, []).append(attempt)
     for call in calls:
         candidates = by_task.get(call.output.partition(":")[0])
-        if candidates is not None:  # else it ended before the trace began, or is forgotten
+        if candidates is not None:  # otherwise it ended before the trace, or was removed
             found = min(candidates, key=lambda attempt: _distance_s(attempt, call))
             within.setdefault((found.task, found.attempt), []).append(call)
     exact = [
@@ -155,7 +161,7 @@ def _fit(
 
 
 def _distance_s(attempt: Attempt, call: CallSpan) -> float:
-    """Return how far a call lies outside of the time of an attempt, as its report tells that."""
+    """Return the distance of a call from the time of an attempt according to its report."""
     if attempt.ended_at_s is None:
         return 0.0
     middle_s = call.begun_s + call.took_s / 2
@@ -164,7 +170,7 @@ def _distance_s(attempt: Attempt, call: CallSpan) -> float:
 
 
 def _timed_by(attempt: Attempt, calls: list[CallSpan] | None) -> Attempt:
-    """Return an attempt that lasts from the first to the last of its calls."""
+    """Return an attempt with the time from its first to its last call."""
     if not calls or attempt.ended_at_s is None:
         return attempt
     ended_at_s = max(call.begun_s + call.took_s for call in calls)
@@ -219,15 +225,15 @@ def _rounded(seconds: float) -> float:
 
 
 class Trace:
-    """A file with what the jobs of some clients did. As a context: with what ends, or runs, while
-    that lasts, and it is written at its end.
+    """A timeline of the jobs of some clients, in a file. As a context manager it writes the file at
+    the end of the block, with the attempts that end or run during the block.
     """
 
-    def __init__(self, path: str | os.PathLike[str], client: Client | None = None) -> None:
+    def __init__(self, path: str | os.PathLike[str], client: TracedClient | None = None) -> None:
         self._path = path
         self._client = client
         self._firsts: dict[int, int] = {}
-        self._events: list[dict[str, Any]] = []  # of clients that were closed meanwhile
+        self._events: list[dict[str, Any]] = []  # of clients that were closed during the block
         self._calls: dict[int, list[CallSpan]] = {}  # of each client
 
     def __enter__(self) -> Self:
@@ -247,11 +253,11 @@ class Trace:
         try:
             self.write()
         except (ClientError, OSError):
-            if error is None:  # else that tells more
+            if error is None:  # otherwise the error of the block says more
                 raise
 
     def write(self) -> None:
-        """Write the file, as it is now; raises OSError and what `Client.ask` does."""
+        """Write the file; raises OSError, and as `Client.ask`."""
         before = self._events
         for client in self._clients():
             self.take(client)
@@ -265,8 +271,8 @@ class Trace:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(partial)
 
-    def take(self, client: Client) -> None:
-        """Take in what the jobs of a client did."""
+    def take(self, client: TracedClient) -> None:
+        """Query the master for the attempts of a client's jobs, and add them."""
         attempts: list[Attempt] = []
         slots: dict[str, int] = {}
         place: int | None = self._firsts.get(id(client), 0)
@@ -287,26 +293,26 @@ class Trace:
             return [self._client]
         return [session for session in sessions.everyone() if hasattr(session, "job_ids")]
 
-    def note(self, client: Client, calls: Iterable[CallSpan]) -> None:
-        """Take in when calls of a client ran."""
+    def note(self, client: object, calls: Iterable[CallSpan]) -> None:
+        """Add the times of calls of a client."""
         self._calls.setdefault(id(client), []).extend(calls)
 
-    def takes(self, client: Client) -> bool:
-        """Whether what a client does belongs into it."""
+    def takes(self, client: object) -> bool:
+        """Whether this trace shows a client."""
         return self._client is None or self._client is client
 
 
 _open: list[Trace] = []
 
 
-def is_traced(client: Client) -> bool:
-    """Whether a trace is open to which what a client does belongs: its calls are to be timed."""
+def is_traced(client: object) -> bool:
+    """Whether an open trace shows a client, so that its calls must be timed."""
     return any(trace.takes(client) for trace in _open)
 
 
-def note_calls(client: Client, output: str, names: Sequence[str], times: Times) -> None:
-    """Have the traces that are open take in when calls ran. `names`: of the functions of an output;
-    the last is that of all further calls, which are elements of a map.
+def note_calls(client: object, output: str, names: Sequence[str], times: Times) -> None:
+    """Add the times of calls to the open traces. `names`: those of the functions of an output; the
+    last is also the name of all further calls, which are elements of a map.
     """
     for trace in _open:
         if trace.takes(client) and names:
@@ -316,21 +322,21 @@ def note_calls(client: Client, output: str, names: Sequence[str], times: Times) 
             ])  # fmt: skip
 
 
-def closing(client: Client) -> None:
-    """Have the traces that are open take in what a client did, before nobody can be asked."""
+def closing(client: TracedClient) -> None:
+    """Add the attempts of a client to the open traces, before its connection is closed."""
     for trace in _open:
         if trace.takes(client):
             with contextlib.suppress(ClientError):
                 trace.take(client)
 
 
-def trace(path: str | os.PathLike[str], client: Client | None = None) -> Trace:
-    """Write a file for `chrome://tracing` or Perfetto with what the jobs of a client did so far: a
-    row for each slot, a bar for each attempt at a task. The master remembers its last 100,000.
+def trace(path: str | os.PathLike[str], client: TracedClient | None = None) -> Trace:
+    """Write a timeline of a client's jobs for `chrome://tracing` or Perfetto: a row for each slot,
+    and a bar for each attempt at a task. The master remembers the last 100,000 attempts.
 
-    With `with ciel.trace("out.json"):` the file is written (again) at the end, with what ended or
-    ran in between. `client`: by default all that are open. Raises OSError and what `Client.ask`
-    does.
+    `with ciel.trace("out.json"):` writes the file again at the end of the block, with the attempts
+    that ended or ran during it. `client`: by default all open clients. Raises OSError, and as
+    `Client.ask`.
     """
     found = Trace(path, client)
     found.write()
