@@ -18,7 +18,7 @@ from ciel.cli.sw_entries import Entries, PipedEntries, TypedEntries, word_in
 from ciel.cli.sw_run import print_value, surrounded
 from ciel.cli.sw_source import errors_of, tell
 from ciel.client.client import Client
-from ciel.client.data.objects import LogReader
+from ciel.client.data.logs import LogReader
 from ciel.client.errors import LogUnreadableError, TaskFailedError
 from ciel.client.jobs import Job
 from ciel.client.jobs.scripts import Scripts

@@ -13,7 +13,10 @@ import pytest
 from ciel.access.errors import AccessDeniedError
 from ciel.access.keys import Key, Role
 from ciel.access.tickets import TicketGate
-from ciel.client.data.objects import Connections, LogReader, read_object, upload_file
+from ciel.client.data.logs import LogReader
+from ciel.client.data.objects import read_object
+from ciel.client.data.uploads import upload_file
+from ciel.client.data.worker_http import Connections
 from ciel.client.errors import (
     LogUnreadableError,
     ObjectUnreadableError,

@@ -134,7 +134,7 @@ class Lab:
         self.location = self
         self.key = "a key"
         self._netlocs = [f"h:{n}" for n in range(1, workers + 1)]
-        monkeypatch.setattr("ciel.client.data.objects.upload_file", self._upload)
+        monkeypatch.setattr("ciel.client.data.uploads.upload_file", self._upload)
 
     def ask(self, topic: str) -> Any:
         return [{"netloc": netloc, "queued": 0} for netloc in self._netlocs]
@@ -223,7 +223,7 @@ def test_a_file_is_cut_where_it_is_said(
 def test_a_delimiter_is_found_wherever_it_lies(
     lab: Lab, write: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ciel.client.data.uploads._SOUGHT_BYTES", 2)
+    monkeypatch.setattr("ciel.client.data.pieces._SEARCHED_BYTES", 2)
     write("f", b"abcd<end>ef<end")
     said = {"filename": "f", "index": True, "block_size": 1, "delimiter": "<end>"}
     brought = lab.bring(write("p", {"k": said}))

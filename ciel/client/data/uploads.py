@@ -1,33 +1,138 @@
-"""Many files, or pieces of files, to the workers of a cluster: each to the next ones in turn."""
+"""Uploads content to workers."""
 
 from __future__ import annotations
 
-import io
 import os
+import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Sequence
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Final, Self
+from typing import IO, Any, Final, Protocol, Self
 
-from ciel.client.data import objects as data
+from ciel.access.keys import Key
+from ciel.access.settings import MasterLocation
+from ciel.client.data.pieces import Limited, ShrunkError
+from ciel.client.data.worker_http import (
+    ANSWER_MAX_BYTES,
+    BadAnswerError,
+    Connections,
+    authorization,
+    is_remote,
+    refusal,
+    text_of,
+)
+from ciel.client.errors import UploadError
+from ciel.core.ids import UPLOAD_PREFIX, ObjectId
+from ciel.core.refs import (
+    INLINE_MAX_BYTES,
+    Concrete,
+    Reference,
+    Sweetheart,
+    Value,
+    locations_of,
+    merge,
+)
+from ciel.wire import codec
+from ciel.wire.references import from_json
 
-if TYPE_CHECKING:
-    from ciel.client.jobs.client import JobClient
-    from ciel.core.refs import Reference
+REPLICAS: Final = 2
+"""Copies of an upload, which no task can recompute."""
+_KNOWN_FOR_S: Final = 5.0  # after this time the list of workers is queried again
 
-_KNOWN_FOR_S: Final = 5.0  # then somebody who has joined gets something too
-_SOUGHT_BYTES: Final = 1 << 20  # at a time, for the end of a block
+
+def upload_id() -> ObjectId:
+    """Return the id of a new object that no task produces."""
+    return ObjectId(f"{UPLOAD_PREFIX}{secrets.token_hex(16)}")
+
+
+def upload_file(
+    file: IO[bytes],
+    name: str,
+    netlocs: Sequence[str],
+    key: Key,
+    connections: Connections,
+    copies: int = REPLICAS,
+) -> Reference:
+    """Upload the rest of `file` to the first workers that accept it, one for each of the `copies`
+    (or all workers); return its reference.
+
+    Content below 1,024 bytes is not uploaded, the reference has it. Raises UploadError.
+    """
+    object_id = upload_id()
+    start = file.read(INLINE_MAX_BYTES + 1)
+    if len(start) <= INLINE_MAX_BYTES:
+        return Value.of(object_id, start)
+    if not file.seekable():
+        raise UploadError(name, "it is no regular file, and larger than 1,023 bytes")
+    origin = file.tell() - len(start)
+    size_bytes = file.seek(0, os.SEEK_END) - origin
+    found: Reference | None = None
+    reasons = []
+    for netloc in netlocs:
+        try:
+            ref = _upload(netloc, object_id, (file, origin, size_bytes), key, connections)
+        except ShrunkError as error:
+            raise UploadError(name, str(error)) from None
+        except Exception as error:
+            if not is_remote(error):
+                raise
+            reasons.append(f"{netloc}: {text_of(error)}")
+            continue
+        found = ref if found is None else merge(found, ref)
+        if len(locations_of(found)) >= min(copies, len(netlocs)):
+            break
+    if found is None:
+        raise UploadError(name, "; ".join(reasons) or "the cluster has no worker")
+    return found
+
+
+def _upload(
+    netloc: str,
+    object_id: str,
+    content: tuple[IO[bytes], int, int],
+    key: Key,
+    connections: Connections,
+) -> Reference:
+    target = f"/control/data/{object_id}"
+
+    def headers() -> dict[str, str]:
+        return authorization(key, "POST", netloc, target) | {
+            "Content-Length": str(content[2]),
+            "Content-Type": "application/octet-stream",
+        }
+
+    connection, answer = connections.request(
+        netloc, "POST", target, headers, lambda: Limited(*content)
+    )
+    try:
+        if answer.status != 201:
+            raise refusal(answer)
+        body = answer.read(ANSWER_MAX_BYTES)
+    finally:
+        connections.release(netloc, connection, answer)
+    ref = from_json(codec.decode(body))
+    if not isinstance(ref, Concrete | Sweetheart | Value) or ref.id != object_id:
+        raise BadAnswerError("it answered with another object")
+    return ref
+
+
+class Uploader(Protocol):
+    """The part of a client that `Uploads` uses."""
+
+    location: MasterLocation
+
+    def ask(self, topic: str) -> Any: ...
 
 
 class Uploads:
-    """Brings content to the workers of `client`; every copy lies on another one."""
+    """Uploads many files, and distributes them over the workers in turn."""
 
-    def __init__(self, client: JobClient) -> None:
+    def __init__(self, client: Uploader) -> None:
         self._client = client
         self._netlocs: list[str] = []
-        self._asked_s = -_KNOWN_FOR_S
-        self._connections = data.Connections()
-        self._turn = 0
+        self._queried_s = -_KNOWN_FOR_S
+        self._connections = Connections()
+        self._next = 0
 
     def __enter__(self) -> Self:
         return self
@@ -35,81 +140,23 @@ class Uploads:
     def __exit__(self, *error: object) -> None:
         self._connections.close()
 
-    def bring(self, file: IO[bytes], name: str, copies: int = data.REPLICAS) -> Reference:
-        """Bring what `file` holds from here on; what is short rides in the reference. Raises
-        UploadError.
-        """
+    def add(self, file: IO[bytes], name: str, copies: int = REPLICAS) -> Reference:
+        """Upload the rest of `file`; raises UploadError."""
         netlocs = self._in_turn()
         key = self._client.location.key
-        ref = data.upload_file(file, name, netlocs, key, self._connections, copies)
-        self._turn += copies
+        ref = upload_file(file, name, netlocs, key, self._connections, copies)
+        self._next += copies
         return ref
 
-    def bring_path(self, path: Path, copies: int) -> Reference:
-        """Bring a file; raises OSError, UploadError."""
+    def add_path(self, path: Path, copies: int) -> Reference:
+        """Upload a file; raises OSError, UploadError."""
         with path.open("rb") as file:
-            return self.bring(file, str(path), copies)
+            return self.add(file, str(path), copies)
 
     def _in_turn(self) -> list[str]:
         now_s = time.monotonic()
-        if not self._netlocs or now_s - self._asked_s >= _KNOWN_FOR_S:
+        if not self._netlocs or now_s - self._queried_s >= _KNOWN_FOR_S:
             workers = sorted(self._client.ask("workers"), key=lambda worker: worker["queued"])
-            self._netlocs, self._asked_s = [worker["netloc"] for worker in workers], now_s
-        first = self._turn % len(self._netlocs) if self._netlocs else 0
+            self._netlocs, self._queried_s = [worker["netloc"] for worker in workers], now_s
+        first = self._next % len(self._netlocs) if self._netlocs else 0
         return self._netlocs[first:] + self._netlocs[:first]
-
-
-class Section(io.RawIOBase):
-    """A part of a file that is open, read as a file; the file's own position stays."""
-
-    def __init__(self, file: IO[bytes], start: int, end: int) -> None:
-        self._fd = file.fileno()
-        self._start, self._end = start, end
-        self._position = start
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        base = {os.SEEK_SET: self._start, os.SEEK_CUR: self._position, os.SEEK_END: self._end}
-        self._position = base[whence] + offset
-        return self._position - self._start
-
-    def readinto(self, buffer: Any) -> int:
-        with memoryview(buffer).cast("B") as room:
-            wanted = max(0, min(len(room), self._end - self._position))
-            read = os.preadv(self._fd, [room[:wanted]], self._position)
-        self._position += read
-        return read
-
-
-def sections(
-    file: IO[bytes], size_bytes: int, block_bytes: int, delimiter: bytes
-) -> Iterator[IO[bytes]]:
-    """Yield a file in blocks, of `block_bytes`, or until after the first delimiter from there on.
-    An empty file has none.
-    """
-    start = 0
-    while start < size_bytes:
-        end = min(start + block_bytes, size_bytes)
-        if delimiter and end < size_bytes:
-            # One that ends just there ends the block.
-            end = _after(file, max(start, end - len(delimiter)), size_bytes, delimiter)
-        yield io.BufferedReader(Section(file, start, end), data.CHUNK_BYTES)
-        start = end
-
-
-def _after(file: IO[bytes], start: int, size_bytes: int, delimiter: bytes) -> int:
-    """Return where the first delimiter from `start` on ends; the end of the file if none comes."""
-    while start < size_bytes:
-        sought = os.pread(file.fileno(), _SOUGHT_BYTES + len(delimiter) - 1, start)
-        found = sought.find(delimiter)
-        if found >= 0:
-            return start + found + len(delimiter)
-        if len(sought) < len(delimiter):
-            break  # it became shorter; whoever reads it will tell
-        start += len(sought) - len(delimiter) + 1
-    return size_bytes

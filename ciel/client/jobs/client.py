@@ -19,7 +19,11 @@ from weakref import WeakValueDictionary
 
 from ciel.access.settings import MasterLocation, find_master
 from ciel.client.connection.connection import Connection, open_connection
-from ciel.client.data import objects as data
+from ciel.client.data.logs import LogReader
+from ciel.client.data.objects import GrowingReader, map_object, read_object
+from ciel.client.data.pieces import CHUNK_BYTES, Pieces
+from ciel.client.data.uploads import upload_file, upload_id
+from ciel.client.data.worker_http import Connections
 from ciel.client.errors import (
     CallbackWaitError,
     ClientClosedError,
@@ -88,7 +92,7 @@ class JobClient:
         self._answers: dict[int, Answer | None] = {}
         self._ask_count = 0
         self._lost: ClientError | None = None
-        self._workers = data.Connections()
+        self._workers = Connections()
         self._prints: OutputForwarder | None = None
         self.name = name
         self.on_delivery: Callable[[], None] | None = None
@@ -261,17 +265,17 @@ class JobClient:
 
     def read_chunks(self, ref: Reference) -> Iterator[bytes]:
         """Yield an object's content in chunks; raises as `read`."""
-        return data.read_object(ref, self.location.key, self._workers)
+        return read_object(ref, self.location.key, self._workers)
 
-    def read_growing(self, ref: Reference) -> data.GrowingReader:
+    def read_growing(self, ref: Reference) -> GrowingReader:
         """Read an object while a task writes it; raises ObjectUnreadableError."""
-        return data.GrowingReader(ref, self.location.key)
+        return GrowingReader(ref, self.location.key)
 
     def map_object(self, ref: Reference) -> mmap.mmap | None:
         """Map an object into memory, without a copy, if a worker on this host holds it in a file.
         The mapping is private: writes to it change nothing else.
         """
-        return data.map_object(ref, self.location.key, self._workers)
+        return map_object(ref, self.location.key, self._workers)
 
     def upload(self, path: Path | str) -> Reference:
         """Upload a file to workers, as an input of tasks; raises OSError, UploadError."""
@@ -283,12 +287,12 @@ class JobClient:
         uploaded: the reference holds them.
         """
         if len(content) <= INLINE_MAX_BYTES:
-            return Value.of(data.upload_id(), content)
+            return Value.of(upload_id(), content)
         return self.upload_opened(io.BytesIO(content), name)
 
     def upload_pieces(self, pieces: Sequence[Any], name: str) -> Reference:
         """Upload several buffers as one object; raises UploadError."""
-        return self.upload_opened(io.BufferedReader(data.Pieces(pieces), data.CHUNK_BYTES), name)
+        return self.upload_opened(io.BufferedReader(Pieces(pieces), CHUNK_BYTES), name)
 
     def slot_count(self) -> int:
         """Return how many slots all workers have together; raises QueryError."""
@@ -305,13 +309,13 @@ class JobClient:
         """Upload the rest of an open file, which must be seekable; raises as `upload`."""
         workers = self.ask("workers")
         netlocs = [worker["netloc"] for worker in sorted(workers, key=lambda w: w["queued"])]
-        return data.upload_file(file, name, netlocs, self.location.key, self._workers)
+        return upload_file(file, name, netlocs, self.location.key, self._workers)
 
-    def log_readers(self, job_id: str) -> list[data.LogReader]:
+    def log_readers(self, job_id: str) -> list[LogReader]:
         """Return, for each worker, a reader of the standard error of a job's programs there."""
         key = self.location.key
         return [
-            data.LogReader(worker["netloc"], worker["worker"], job_id, key)
+            LogReader(worker["netloc"], worker["worker"], job_id, key)
             for worker in self.ask("workers")
         ]
 

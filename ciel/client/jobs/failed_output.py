@@ -7,7 +7,7 @@ from __future__ import annotations
 import base64
 from typing import TYPE_CHECKING, NamedTuple
 
-from ciel.client.data.objects import read_kept
+from ciel.client.data.logs import read_kept
 from ciel.client.errors import OutputGoneError
 from ciel.core.refs import Failure
 

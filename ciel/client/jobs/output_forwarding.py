@@ -31,7 +31,7 @@ from itertools import groupby
 from typing import Any, Final, Protocol
 
 from ciel.access.keys import Key
-from ciel.client.data.objects import LogReader
+from ciel.client.data.logs import LogReader
 from ciel.client.errors import LogUnreadableError
 from ciel.client.locks import Changes
 from ciel.core.events import JobChanged, JobPrinted, Message, ObjectSettled

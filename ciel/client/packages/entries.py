@@ -13,7 +13,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from ciel.client.data.uploads import Uploads, sections
+from ciel.client.data.pieces import sections
+from ciel.client.data.uploads import Uploads
 from ciel.client.errors import PackageError, QueryError, TaskFailedError
 from ciel.client.packages.json_lines import Steps
 from ciel.client.packages.package_file import Package, PackageFile
@@ -195,11 +196,11 @@ def upload(client: JobClient, entries: Mapping[str, Ready]) -> Brought:
     with Uploads(client) as uploads:
         for key, entry in entries.items():
             if isinstance(entry, WholeFile):
-                brought.package[key] = uploads.bring_path(entry.path, entry.copies)
+                brought.package[key] = uploads.add_path(entry.path, entry.copies)
             elif isinstance(entry, FileBlocks):
                 _add_index(client, brought, key, _blocks(uploads, entry))
             elif isinstance(entry, FileParts):
-                pieces = [uploads.bring_path(path, entry.copies) for path in entry.paths]
+                pieces = [uploads.add_path(path, entry.copies) for path in entry.paths]
                 _add_index(client, brought, key, pieces)
             elif not isinstance(entry, Urls):
                 brought.package[key] = entry
@@ -249,7 +250,7 @@ def _blocks(uploads: Uploads, entry: FileBlocks) -> list[Reference]:
         if entry.block_count:
             block_bytes = max(1, -(-size_bytes // entry.block_count))
         return [
-            uploads.bring(block, f"block {number} of {entry.path}", entry.copies)
+            uploads.add(block, f"block {number} of {entry.path}", entry.copies)
             for number, block in enumerate(sections(file, size_bytes, block_bytes, entry.delimiter))
         ]
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from ciel.client.data.objects import REPLICAS
+from ciel.client.data.uploads import REPLICAS
 from ciel.client.packages.json_lines import Steps
 from ciel.client.packages.templates import kind_of
 from ciel.core.refs import REFERENCE_TYPES, Reference
