@@ -22,8 +22,8 @@ from ciel.client.client import Client
 from ciel.client.errors import PackageError, TaskFailedError, TemplateError
 from ciel.client.jobs import Job
 from ciel.client.packages.entries import (
-    Brought,
     Ready,
+    Uploaded,
     fetch,
     look,
     open_package,
@@ -115,7 +115,7 @@ def _run(
     return value
 
 
-def _start(job: Job, package: Package, brought: Brought) -> Reference:
+def _start(job: Job, package: Package, brought: Uploaded) -> Reference:
     start_args = package.start_args(brought.package)
     try:
         return job.start_package(package.handler, start_args, brought.package, brought.pieces)

@@ -1,8 +1,8 @@
-"""The Python API: blocking sockets and one thread, no Twisted.
+"""The Python API, with blocking sockets and threads, without Twisted.
 
-A `Client` finds a master (or starts a cluster of its own), a `Job` takes tasks and hands back their
-results, a `LocalCluster` is a master and workers that end with this process; it is loaded when
-first named.
+A `Client` connects to a master, or starts a cluster. A `Job` takes tasks, and returns their
+results. A `LocalCluster` is a master and workers that end with this process; its module is loaded
+when it is first used.
 """
 
 from typing import TYPE_CHECKING, Any

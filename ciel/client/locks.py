@@ -1,9 +1,11 @@
-"""A lock with news: what `threading.Condition` is for, whole after Ctrl-C and after a fork.
+"""Signal-safe locks: they replace `threading.Condition` and `threading.Event`, and stay valid after
+Ctrl-C and after a fork.
 
-An interrupt may come between any two steps of the main thread. `with` on a lock that is written in
-C has no such steps: it is taken and the block is entered, or neither. `Condition.__enter__` and
-`Condition.wait` are Python, and have them: an interrupt there leaves the lock taken for ever, or
-has it released twice. So this is a lock of C, and who waits holds nothing.
+An interrupt may come between any two bytecodes of the main thread. Entering `with` on a lock that
+is written in C is one step: the lock is acquired and the block is entered, or neither.
+`Condition.__enter__` and `Condition.wait` are Python: an interrupt there leaves the lock acquired
+for ever, or has it released twice. So these classes extend a lock in C, and a waiting thread holds
+no lock.
 """
 
 from __future__ import annotations
@@ -14,31 +16,33 @@ from _thread import LockType, RLock, allocate_lock
 from collections.abc import Callable, Sequence
 
 from ciel.client.errors import ForkedError
-from ciel.client.forks import tell_of_forks
+from ciel.client.forks import register_fork
 
 
 class Condition(RLock):  # type: ignore[misc]  # it is final in its stub alone
-    """Such a lock, with what `concurrent.futures` asks of a `threading.Condition`."""
+    """A signal-safe lock with those methods of `threading.Condition` that `concurrent.futures`
+    uses.
+    """
 
     _waiting: Sequence[LockType] = ()
 
     def news(self) -> LockType:
-        """Return what can be acquired after the next change; the caller holds the lock."""
+        """Return a lock that can be acquired after the next change; the caller holds this lock."""
         news = allocate_lock()
         news.acquire()
         self._waiting = [*self._waiting, news]
         return news
 
     def notify_all(self) -> None:
-        """Tell all who wait; the caller holds the lock."""
+        """Wake all waiting threads; the caller holds the lock."""
         for news in self._waiting:
-            if news.locked():  # else we were interrupted here the last time
+            if news.locked():  # otherwise an interrupt came here the last time
                 news.release()
         self._waiting = ()
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait for the next change; False if the time is over before. The caller holds the lock,
-        once, and does again afterwards, whatever is raised.
+        """Wait for the next change; return False after the timeout. The caller holds the lock,
+        once; it holds the lock again afterwards, also if this raises.
         """
         news = self.news()
         try:
@@ -58,17 +62,17 @@ class Condition(RLock):  # type: ignore[misc]  # it is final in its stub alone
 
 
 class Changes(Condition):  # type: ignore[misc]  # as above
-    """Guards what changes, and tells those who wait for it. In a forked child, taking it raises
-    ForkedError: whoever held it there may be a thread that the child does not have.
+    """A lock for state that changes, and a way to wait for changes. Acquiring it in a forked child
+    raises ForkedError: the thread that holds it may not exist in the child.
     """
 
     def __init__(self) -> None:
         self.owner_pid = os.getpid()
-        tell_of_forks(self)
+        register_fork(self)
 
     def wait_for(self, condition: Callable[[], bool], timeout_s: float | None = None) -> bool:
-        """Wait until `condition`, called with the lock held after each change, is true; False if
-        the time is over before. The caller must not hold the lock.
+        """Wait until `condition`, called with the lock held after each change, is true; return
+        False after the timeout. The caller must not hold the lock.
         """
         deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
@@ -83,12 +87,12 @@ class Changes(Condition):  # type: ignore[misc]  # as above
                     return condition()
 
     def forked(self) -> None:
-        """Be a copy in a forked child."""
+        """Refuse all use: this is a copy in a forked child."""
         self.__class__ = _Forked
 
 
 class _Forked(Changes):  # type: ignore[misc]  # as above
-    """What becomes of it in a forked child."""
+    """Such a lock in a forked child."""
 
     def __enter__(self, blocking: bool = True, timeout: float = -1) -> bool:
         raise ForkedError(self.owner_pid, os.getpid())
@@ -98,7 +102,7 @@ class _Forked(Changes):  # type: ignore[misc]  # as above
 
 
 class Flag:
-    """What `threading.Event` is for, whole after Ctrl-C."""
+    """A signal-safe `threading.Event`."""
 
     def __init__(self) -> None:
         self._changed = Changes()
@@ -113,5 +117,5 @@ class Flag:
             self._changed.notify_all()
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait until it is set; False if the time is over before."""
+        """Wait until it is set; return False after the timeout."""
         return self._changed.wait_for(self.is_set, timeout_s)

@@ -7,9 +7,9 @@ import pytest
 
 from ciel.client.errors import PackageError
 from ciel.client.packages.entries import (
-    Brought,
     FileParts,
     Ready,
+    Uploaded,
     fetch,
     look,
     open_package,
@@ -163,7 +163,7 @@ class Lab:
         place = frozenset({"h:1"})
         return codec.encode(to_json(Concrete(ObjectId(f"{ref.id}:grab:0"), 7, place)))
 
-    def bring(self, package: Path) -> Brought:
+    def bring(self, package: Path) -> Uploaded:
         me = cast(Any, self)
         entries = looked_at(package)
         return fetch(me, me, entries, upload(me, entries))
@@ -183,7 +183,7 @@ def test_whole_files_go_to_workers_in_turn(lab: Lab, write: Write) -> None:
     write("a", b"A" * 5)
     entry = {"filename": "a"}
     package = write("p", {"x": entry, "y": entry, "z": {**entry, "replication": 1}})
-    assert lab.bring(package) == Brought(
+    assert lab.bring(package) == Uploaded(
         {
             "x": Concrete(ObjectId("upload:0"), 5, frozenset({"h:1", "h:2"})),
             "y": Concrete(ObjectId("upload:1"), 5, frozenset({"h:3", "h:1"})),
@@ -254,7 +254,7 @@ def test_each_url_is_fetched_once_and_kept_with_the_job(lab: Lab, write: Write) 
 
 def test_a_reference_stays_as_it_is(lab: Lab, write: Write) -> None:
     brought = lab.bring(write("p", {"k": {"__ref__": ["c2", "x", 5, ["h:1"]]}}))
-    assert brought == Brought({"k": Concrete(ObjectId("x"), 5, frozenset({"h:1"}))}, [])
+    assert brought == Uploaded({"k": Concrete(ObjectId("x"), 5, frozenset({"h:1"}))}, [])
 
 
 def test_a_hundred_thousand_entries_are_read(lab: Lab, write: Write) -> None:

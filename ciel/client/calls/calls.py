@@ -35,7 +35,7 @@ from ciel.client.errors import (
     ClientError,
     ForeignFutureError,
 )
-from ciel.client.forks import forbid, tell_of_forks
+from ciel.client.forks import forbid, register_fork
 from ciel.client.jobs.caller_context import Caller
 from ciel.client.views.trace import is_traced, note_calls
 from ciel.core.refs import Future as FutureReference
@@ -99,7 +99,7 @@ class Calls:
         self._due = threading.Event()
         self._over = threading.Event()
         self._ended: BaseException | None = None
-        tell_of_forks(self)
+        register_fork(self)
 
     def forked(self) -> None:
         """Refuse all use: this is a copy in a forked child."""

@@ -1,8 +1,8 @@
-"""One daemon of a cluster of our own: how it is started, told what it needs, and known to be ready.
+"""Starts one daemon of a local cluster, and waits until it is ready.
 
-What it needs (the key above all) goes over its standard input, which stays open: its end tells the
-daemon that we are gone. When it is ready it says so in one line on standard output, or else why it
-never will be.
+The daemon gets the key, and other values, in one line on its standard input. The pipe stays open:
+when it is closed, the daemon knows that this process has ended. The daemon writes one line on its
+standard output: that it is ready, or why it cannot start.
 """
 
 from __future__ import annotations
@@ -19,41 +19,41 @@ from ciel.client.errors import ClusterError, ClusterOptionError
 from ciel.launch import Descriptor, File, Launcher, LaunchSpec, ProgramExited, ProgramFailed
 
 _USAGE = 2  # the exit status when the command line is at fault
-_LINE_MAX_BYTES = 4096  # what is told and said; so little never blocks in a pipe
-# The cluster is ours alone: its daemons must not follow our own settings to another one.
+_LINE_MAX_BYTES = 4096  # a pipe takes so little without blocking
+# The settings of this process must not lead the daemons to another cluster.
 _ENVIRONMENT = {"CIEL_MASTER": None, "CIEL_ACCESS": None, "CIEL_CONFIG": None}
 
 
 class Daemon:
-    """A master or worker started by us, or about to be. Not thread-safe."""
+    """A master or a worker. Not thread-safe."""
 
     def __init__(self, name: str, module: str, arguments: Sequence[str], log: Path) -> None:
         self.name = name
         self.log = log
         self.log_start_bytes = 0
-        """What was in the log before this launch."""
+        """The size of the log before this launch."""
         self.launch_id = -1
         self.pid = 0
-        """Of its process, while it runs; said by the launcher, told by who owns that."""
+        """Its process, while it runs; the owner of the launcher sets it."""
         self.ready: dict[str, Any] | None = None
         self.refusal = ""
-        """Why it does not start, in its own words."""
+        """Why it cannot start, as it has reported."""
         self.is_misused = False
-        """Whether what it was told to be is why."""
+        """Whether it cannot start because its options are wrong."""
         self._module = module
         self._arguments = arguments
         self._stdin_fd = self._stdout_fd = -1
-        self._said = b""
+        self._received = b""
 
     def launch(self, launcher: Launcher, launch_id: int) -> None:
-        """Start it, or start it again."""
+        """Start the process, or start it again."""
         self.close()
-        self.launch_id, self.ready, self.refusal, self._said = launch_id, None, "", b""
+        self.launch_id, self.ready, self.refusal, self._received = launch_id, None, "", b""
         self.is_misused = False
         self.pid = 0
         with contextlib.suppress(FileNotFoundError):
             self.log_start_bytes = self.log.stat().st_size
-        # -P: the directory we happen to be in must not be imported from.
+        # -P: do not import modules from the working directory.
         command = [sys.executable, "-P", "-m", self._module, "--embedded", "--log", str(self.log)]
         stdin_fd, self._stdin_fd = os.pipe()
         self._stdout_fd, stdout_fd = os.pipe()
@@ -74,39 +74,39 @@ class Daemon:
             os.close(stdin_fd)
             os.close(stdout_fd)
 
-    def tell(self, fields: Mapping[str, str]) -> None:
-        """Write its one line; BrokenPipeError when it has ended already."""
+    def send(self, fields: Mapping[str, str]) -> None:
+        """Write the line on its standard input; raises BrokenPipeError if it has ended."""
         line = json.dumps(fields).encode() + b"\n"
         assert len(line) <= _LINE_MAX_BYTES
         os.write(self._stdin_fd, line)
 
     def fileno(self) -> int:
-        """Return the descriptor on which it says that it is ready; -1 once it has."""
+        """Return the descriptor of its standard output; -1 after the line was read."""
         return self._stdout_fd
 
     def listen(self) -> bool:
-        """Take what it says; False when there will be nothing more. ValueError if it is no line."""
+        """Read its standard output; return False at the end. Raises ValueError for a wrong line."""
         data = os.read(self._stdout_fd, _LINE_MAX_BYTES)
-        self._said += data
-        line, end, _ = self._said.partition(b"\n")
+        self._received += data
+        line, end, _ = self._received.partition(b"\n")
         if end:
-            said = json.loads(line)
-            if not isinstance(said, dict):
+            fields = json.loads(line)
+            if not isinstance(fields, dict):
                 raise ValueError("not an object")
-            if "error" in said:
-                self.refusal = str(said["error"])
-                self.is_misused = said.get("status") == _USAGE
+            if "error" in fields:
+                self.refusal = str(fields["error"])
+                self.is_misused = fields.get("status") == _USAGE
             else:
-                self.ready = said
+                self.ready = fields
         if end or not data:
             os.close(self._stdout_fd)
             self._stdout_fd = -1
-        elif len(self._said) > _LINE_MAX_BYTES:
+        elif len(self._received) > _LINE_MAX_BYTES:
             raise ValueError("too long")
         return self._stdout_fd >= 0
 
     def close(self) -> None:
-        """Close our ends of its pipes, which tells it to end."""
+        """Close the pipes, upon which it ends."""
         for fd in (self._stdin_fd, self._stdout_fd):
             if fd >= 0:
                 os.close(fd)
@@ -114,7 +114,7 @@ class Daemon:
 
 
 class LocalDaemon:
-    """A master or worker of a `LocalCluster`, for tests and the curious."""
+    """A master or a worker of a `LocalCluster`, as users see it."""
 
     def __init__(self, daemon: Daemon) -> None:
         self._daemon = daemon
@@ -125,35 +125,35 @@ class LocalDaemon:
 
     @property
     def name(self) -> str:
-        """What it is called in errors: `master`, `worker-1`."""
+        """Its name in errors: `master`, `worker-1`."""
         return self._daemon.name
 
     @property
     def log(self) -> Path:
-        """The file that it logs to."""
+        """Its log file."""
         return self._daemon.log
 
     @property
     def pid(self) -> int:
-        """Its process: another one once it was restarted. Raises ClusterError if it has none."""
+        """Its process id, which a restart changes. Raises ClusterError if it does not run."""
         if pid := self._daemon.pid:
             return pid
         raise failure(self._daemon, "is not running")
 
 
 def failure(daemon: Daemon, what: str) -> ClusterError:
-    """Return the error that a daemon is in trouble, with the end of its log."""
+    """Return an error about a daemon, with the end of its log."""
     return ClusterError(f"{daemon.name} {what}", daemon.log, daemon.log_start_bytes)
 
 
 def refused(daemon: Daemon) -> ClusterError:
-    """Return the error that a daemon has told us why it does not start."""
+    """Return the error of a daemon that has reported why it cannot start."""
     kind = ClusterOptionError if daemon.is_misused else ClusterError
     return kind(f"{daemon.name} could not start: {daemon.refusal}")
 
 
 def end_in_words(event: ProgramExited | ProgramFailed) -> str:
-    """Say how a daemon ended."""
+    """Describe how a daemon has ended."""
     if isinstance(event, ProgramFailed):
         return f"could not be started ({event.reason})"
     if event.signal_name:

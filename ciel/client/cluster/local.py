@@ -1,7 +1,8 @@
-"""A cluster of our own: master and workers on this host, which end with this process.
+"""A cluster on this host whose master and workers end with this process.
 
-However it ends: the launcher kills all daemons, with all that they started, when we are gone, and a
-`Sweeper` removes their files. `ciel up` has a process that does nothing but hold one.
+It ends even if this process is killed: then the launcher kills all daemons and the processes that
+they have started, and a `Sweeper` removes their files. `ciel up` starts a process that only holds
+such a cluster.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ from ciel.access.keys import Key
 from ciel.access.settings import MasterLocation
 from ciel.client.cluster.daemons import Daemon, LocalDaemon, end_in_words, failure, refused
 from ciel.client.cluster.run_directories import RunDirectory, Sweeper
-from ciel.client.cluster.supervisor import Watcher
+from ciel.client.cluster.supervisor import Supervisor
 from ciel.client.cluster.worker_stores import WorkerStores, in_arena, shm_directory
 from ciel.client.errors import ClientError, ClusterError, ForkedError
-from ciel.client.forks import tell_of_forks
+from ciel.client.forks import register_fork
 from ciel.client.locks import Flag
 from ciel.core.events import KILL_GRACE_S, SUSPECT_AFTER_S, WORKER_TIMEOUT_S
 from ciel.core.tasks import SLOTS_MAX
@@ -43,18 +44,22 @@ _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class LocalCluster(Shown):
-    """A master and `workers` workers on this host; ready when it is made, gone when it is closed.
+    """A master and `workers` workers on this host. The constructor returns when they are ready, and
+    `close` when they have ended.
 
-    `slots` are those of each worker (by default the cores that we may use, shared out), `store` is
-    a store's specification such as `shm:capacity=1GiB`, of each, or `scc:capacity=1GiB`, of all (by
-    default what `CIEL_STORE` says, or `disk`). Logs, and scratch directories of failed tasks, stay
-    in `directory` (by default a new one of the last ten below the user's state). `delegates`: tasks
-    are sent to workers ahead of their inputs, and children begin where their parents run.
-    A worker that is not heard for `suspect_after_s` gets no new tasks, and one that is not heard
-    for `worker_timeout_s` is declared dead; programs that are to end have `kill_grace_s` from
-    SIGTERM to SIGKILL. `switches` are further options of all daemons. Raises ClusterError, with the
-    end of the log of whoever did not start. A worker that ends is started again, up to three
-    times. Usable from any thread; a forked child can neither use nor disturb it.
+    `slots`: the number for each worker; by default the cores that this process may use, divided by
+    the number of workers. `store`: the specification of a store, of each worker
+    (`shm:capacity=1GiB`) or shared by all (`scc:capacity=1GiB`); by default that in `CIEL_STORE`,
+    or `disk`. Logs, and scratch directories of failed tasks, stay in `directory`; by default a new
+    run directory in the user's state directory, which keeps the last ten. `delegates`: the master
+    sends tasks to workers before their inputs exist, and workers start children locally.
+
+    The master suspects a worker from which it has received nothing for `suspect_after_s`, and
+    assigns no new tasks to it; after `worker_timeout_s` it declares the worker dead. A program that
+    is stopped has `kill_grace_s` from SIGTERM to SIGKILL. `switches`: further options of all
+    daemons. A worker that ends is restarted, up to three times. Raises ClusterError, with the end
+    of the log of the daemon that did not start. Thread-safe. A forked child can neither use the
+    cluster nor disturb it.
     """
 
     def __init__(
@@ -85,16 +90,16 @@ class LocalCluster(Shown):
         self._of_workers = ["--kill-grace", str(kill_grace_s)]
         self._switches = [*switches, *([] if delegates else ["--no-delegation"])]
         self.died = ""
-        """Why it is of no use any more; empty while it is."""
+        """Why the cluster has ended by itself; empty if it has not."""
         self.was_shut_down = False
-        """Whether it died because somebody told its master to end."""
+        """Whether it ended because a user has shut down its master."""
         self.ended = Flag()
-        """Set when it died or was closed."""
+        """Set when it has ended or was closed."""
         self._cluster_id, self._key = identity or (secrets.token_hex(8), Key.new())
         self._pid = os.getpid()
         self._closed = False
         self._growing = allocate_lock()
-        self._spools: list[Path] = []  # of all workers there ever were, by number
+        self._spools: list[Path] = []  # work directories of all workers so far, by number
         self._instances: list[str] = []
         self._workers: list[Daemon] = []
         self._undo = contextlib.ExitStack()
@@ -109,7 +114,7 @@ class LocalCluster(Shown):
             if isinstance(error, LaunchError):
                 raise ClusterError(str(error)) from error
             raise
-        tell_of_forks(self)
+        register_fork(self)
 
     def __enter__(self) -> Self:
         return self
@@ -123,12 +128,13 @@ class LocalCluster(Shown):
         self.close()
 
     def close(self) -> None:
-        """Kill all daemons with all that they started, and remove what they stored.
+        """Kill all daemons and the processes that they have started, and remove their files.
 
-        A signal to end waits meanwhile: to stop half-way would take longer, and leave more.
+        Signals that end this process are blocked meanwhile: an interrupted cleanup would take
+        longer, and leave files behind.
         """
         if os.getpid() != self._pid:
-            return  # it is the parent's
+            return  # the parent closes it
         self._closed = True
         before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
         try:
@@ -138,8 +144,10 @@ class LocalCluster(Shown):
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def forked(self) -> None:
-        """Be a copy in a forked child: nobody is to take it for its parent, once that has ended."""
-        self._watcher.let_go()
+        """Close the descriptors of this copy in a forked child: otherwise the daemons would not
+        notice the end of the parent.
+        """
+        self._supervisor.let_go()
         self._launcher.let_go()
         self._sweeper.let_go()
         for daemon in (self._master, *self._workers):
@@ -161,7 +169,7 @@ class LocalCluster(Shown):
 
     @property
     def workers(self) -> Sequence[LocalDaemon]:
-        """The workers' processes and logs, in the order in which they were first up."""
+        """The workers' processes and logs, in the order in which they first became ready."""
         return [LocalDaemon(daemon) for daemon in self._workers]
 
     @property
@@ -170,24 +178,24 @@ class LocalCluster(Shown):
         return len(self._workers)
 
     def restart(self, number: int, timeout_s: float = START_TIMEOUT_S) -> None:
-        """Kill worker `number`, as in `workers`, with all that it runs, and start it again; return
-        when it is up. What it ran runs again, there or elsewhere.
+        """Kill worker `number` of `workers` and its programs, start it again, and return when it is
+        ready. Its tasks are executed again, there or elsewhere.
 
         Raises IndexError, ClusterError, and ForkedError in a forked child.
         """
         self._require_open()
         if not 0 <= number < len(self._workers):
             raise IndexError(f"there is no worker {number}: there are {len(self._workers)}, from 0")
-        self._watcher.start(self._workers[number], timeout_s)
+        self._supervisor.start(self._workers[number], timeout_s)
 
     def add_worker(
         self, slots: int | None = None, timeout_s: float = START_TIMEOUT_S
     ) -> LocalDaemon:
         """Start another worker, with so many slots (by default as many as the others have), and
-        return it when it is up.
+        return it when it is ready.
 
-        Raises ClusterError, also when a store that all share, `scc`, has no seat left: it has as
-        many as there were workers at the start, or as its option `cores` says.
+        Raises ClusterError, also if the store is `scc`, which all workers share, and all its cores
+        are registered. Their number is that of the first workers, or that of its option `cores`.
         """
         self._require_open()
         if slots is not None and not 1 <= slots <= SLOTS_MAX:
@@ -200,9 +208,9 @@ class LocalCluster(Shown):
                     f"the scc store of this cluster has seats for {seats} workers, and all "
                     "are taken; give it more from the start, as in store='scc:cores=8'"
                 )
-            self._make_room()
+            self._add_spool()
             daemon = self._worker(number, slots or self.slots)
-            self._watcher.start(daemon, timeout_s)
+            self._supervisor.start(daemon, timeout_s)
             return LocalDaemon(daemon)
 
     def _require_open(self) -> None:
@@ -218,7 +226,7 @@ class LocalCluster(Shown):
 
     @property
     def location(self) -> MasterLocation:
-        """Where its master is, and the key to it: an `address` for clients."""
+        """The address and the key of its master; an `address` for clients."""
         ready = self._master.ready or {}
         return MasterLocation(
             ready["url"],
@@ -229,15 +237,15 @@ class LocalCluster(Shown):
         )
 
     def describe(self) -> str:
-        """Say in words what it is."""
+        """Return a description of the cluster for messages."""
         workers = "1 worker" if self.worker_count == 1 else f"{self.worker_count} workers"
         slots = "1 slot" if self.slots == 1 else f"{self.slots} slots"
         each = "" if self.worker_count == 1 else " each"
         return f"{workers} with {slots}{each}; logs in {self.directory}"
 
     def relocated(self, text: str) -> str:
-        """Replace the paths of kept scratch directories by those they will have in the end, which
-        lead there from now on.
+        """Replace the paths of kept scratch directories by the paths that they have after the end
+        of the cluster. Links make these paths valid at once.
         """
         for number, spool in enumerate(self._spools):
             if str(spool / "kept") in text:
@@ -246,7 +254,7 @@ class LocalCluster(Shown):
         return text
 
     def cause_of_death(self) -> ClientError | None:
-        """Return why it ended, if it did, for whoever has just lost the connection to it."""
+        """Return why the cluster has ended, if it has, for a client that lost its connection."""
         return self._end() if self.ended.wait(_DEATH_NOTICE_S) else None
 
     # --- start ------------------------------------------------------------------------------------
@@ -254,32 +262,32 @@ class LocalCluster(Shown):
     def _open(
         self, undo: contextlib.ExitStack, listen: str, workers: int, deadline_s: float
     ) -> None:
-        """Start everything; `undo` is told how to end it, the latest first."""
+        """Start all daemons, and register in `undo` how to end them."""
         self._launcher = undo.enter_context(Launcher.start_process())
         self._sweeper = Sweeper(self._launcher.pid)
         undo.callback(self._sweeper.finish)
         undo.callback(self._keep_scratch)
         for _ in range(workers):
-            self._make_room()
+            self._add_spool()
         self._master = self._daemon(
             "master", "ciel.cli.master", ["--listen", listen, *self._of_master, *self._switches]
         )
         self._workers += [self._worker(number, self.slots) for number in range(workers)]
         undo.callback(self._close_pipes)
-        # Before their pipes are closed: a worker that is told to end removes what it stored.
+        # Before their pipes are closed: a worker whose pipe is closed removes its own files.
         undo.callback(self._launcher.close)
         self._start(deadline_s)
-        self._watcher = Watcher(
+        self._supervisor = Supervisor(
             self._launcher, self._master, self._workers, self._introduce, self._die
         )
-        undo.callback(self._watcher.stop)
+        undo.callback(self._supervisor.stop)
 
     def _close_pipes(self) -> None:
         for daemon in (self._master, *self._workers):
             daemon.close()
 
-    def _make_room(self) -> None:
-        """Make a place for the files of another worker, which will be swept however we end."""
+    def _add_spool(self) -> None:
+        """Create the work directory of another worker, and have the sweeper remove its files."""
         spool = Path(tempfile.gettempdir(), f"ciel-worker-{secrets.token_hex(6)}")
         instance = secrets.token_hex(8)
         paths = [spool, shm_directory(instance), in_arena(instance)]
@@ -300,17 +308,19 @@ class LocalCluster(Shown):
         arguments += ["--spool", str(self._spools[number])]
         if self._memory_bytes:
             arguments += ["--memory", str(self._memory_bytes)]
-        store = self._stores.told(number, self._instances[number], self._instances[0])
+        store = self._stores.spec_of(number, self._instances[number], self._instances[0])
         if store is not None:
             arguments += ["--store", store]
         return self._daemon(f"worker-{number + 1}", "ciel.cli.worker", arguments)
 
     def _start(self, deadline_s: float) -> None:
-        """Start all at once, introduce the workers to the master, and wait until all are ready."""
+        """Start all daemons together, tell the workers where the master is, and wait until all are
+        ready.
+        """
         daemons = [self._master, *self._workers]
         for launch_id, daemon in enumerate(daemons):
             daemon.launch(self._launcher, launch_id)
-        self._tell(self._master, {})
+        self._send(self._master, {})
         poll = select.poll()
         by_fd = {daemon.fileno(): daemon for daemon in daemons}
         for fd in (self._launcher.fileno(), *by_fd):
@@ -339,14 +349,14 @@ class LocalCluster(Shown):
             raise refused(daemon)
         return goes_on
 
-    def _tell(self, daemon: Daemon, fields: Mapping[str, str]) -> None:
-        """Give a daemon the key; one that has ended already is noticed elsewhere."""
-        with contextlib.suppress(BrokenPipeError):
-            daemon.tell({"key": self._key.text(), "cluster_id": self._cluster_id, **fields})
+    def _send(self, daemon: Daemon, fields: Mapping[str, str]) -> None:
+        """Send a daemon the key."""
+        with contextlib.suppress(BrokenPipeError):  # it has ended, which the launcher reports
+            daemon.send({"key": self._key.text(), "cluster_id": self._cluster_id, **fields})
 
     def _introduce(self, worker: Daemon) -> None:
         location = self.location
-        self._tell(worker, {"control": location.control, "url": location.url})
+        self._send(worker, {"control": location.control, "url": location.url})
 
     def _check_events(self) -> None:
         for event in self._launcher.receive():
@@ -355,7 +365,7 @@ class LocalCluster(Shown):
                 daemon.pid = event.pid
             elif isinstance(event, ProgramExited | ProgramFailed):
                 if daemon.fileno() >= 0:
-                    self._listen(daemon)  # its last words; it has ended, so there is no waiting
+                    self._listen(daemon)  # its last line; it has ended, so this does not wait
                 raise failure(daemon, f"{end_in_words(event)} before it was ready")
 
     def _die(self, reason: str, was_wanted: bool) -> None:
@@ -363,29 +373,29 @@ class LocalCluster(Shown):
         self.was_shut_down = was_wanted
         self.ended.set()
 
-    # --- end --------------------------------------------------------------------------------------
+    # --- closing ----------------------------------------------------------------------------------
 
     def _scratch(self, number: int) -> Path:
         return self.directory / "scratch" / f"worker-{number + 1}"
 
     def _link_scratch(self, number: int) -> None:
-        """Have what failed tasks left be found already where it will lie in the end."""
+        """Link the scratch directories of failed tasks from where they are moved in the end."""
         scratch = self._scratch(number)
-        with contextlib.suppress(OSError):  # a full disk; it is moved there in the end
+        with contextlib.suppress(OSError):  # a full disk; the directories are moved in the end
             scratch.mkdir(mode=0o700, parents=True, exist_ok=True)
             for kept in _entries(self._spools[number] / "kept"):
                 with contextlib.suppress(FileExistsError):
                     (scratch / kept.name).symlink_to(kept)
 
     def _keep_scratch(self) -> None:
-        """Move what failed tasks left to where it may stay, beside what earlier ones left."""
+        """Move the scratch directories of failed tasks to the run directory."""
         for number, spool in enumerate(self._spools):
             for link in _entries(self._scratch(number)):
                 if link.is_symlink():
                     link.unlink(missing_ok=True)
             for kept in _entries(spool / "kept"):
                 scratch = self._scratch(number)
-                with contextlib.suppress(OSError):  # a full disk must not keep us here
+                with contextlib.suppress(OSError):  # a full disk must not stop the cleanup
                     scratch.mkdir(mode=0o700, parents=True, exist_ok=True)
                     move_tree(kept, scratch / kept.name)
             with contextlib.suppress(OSError):

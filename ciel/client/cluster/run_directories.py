@@ -1,8 +1,9 @@
-"""Where a cluster of our own leaves things: its run directory, and what must go when it does.
+"""The files of a local cluster: its run directory, which stays, and those that are removed at the
+end.
 
-A run directory, `$XDG_STATE_HOME/ciel/runs/<time>`, keeps logs and the scratch directories of
-failed tasks; the last ten stay. All else lies in directories that are removed at the end, by us or,
-when we are killed, by a `Sweeper`.
+A run directory, `$XDG_STATE_HOME/ciel/runs/<time>`, has the logs and the scratch directories of
+failed tasks. The last ten are kept. A `Sweeper` removes all other directories at the end, even if
+this process is killed.
 """
 
 from __future__ import annotations
@@ -20,9 +21,10 @@ from ciel.storage.trees import remove_tree
 
 RUNS_KEPT: Final = 10
 
-# Reads what it is to remove, a line each, until the end of its standard input, which is ours; then
-# waits for the launcher (at most 5 s), which by then is killing all that could still write. What is
-# leased (`ciel.storage.leases`) goes after that, unless another cluster holds it.
+# Reads paths to remove, one on each line, until this process closes the pipe or ends. Then it waits
+# at most 5 s for the end of the launcher, which kills all processes that could still write. After
+# that it removes directories with a lease (`ciel.storage.leases`), unless another process holds the
+# lease.
 _SWEEP = """
 launcher=$1; shift
 newline='
@@ -63,7 +65,7 @@ done
 
 
 class RunDirectory:
-    """A new run directory. It is locked while we live, so that nobody prunes it."""
+    """A new run directory. A lock protects it from being pruned while this process runs."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         runs = state_directory(environ) / "runs"
@@ -74,7 +76,7 @@ class RunDirectory:
         fcntl.flock(self._fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
 
     def release(self) -> None:
-        """Let it be pruned when its time has come."""
+        """Allow it to be pruned."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -91,9 +93,9 @@ def _make(runs: Path) -> Path:
 
 
 def _prune(runs: Path, kept: int) -> None:
-    """Remove the oldest runs that are over, until `kept` are left."""
+    """Remove the oldest run directories that are not locked, until `kept` are left."""
     for path in sorted(runs.iterdir())[:-kept]:
-        with contextlib.suppress(OSError):  # in use, or pruned by another at this moment
+        with contextlib.suppress(OSError):  # it is locked, or another process prunes it
             fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -103,14 +105,13 @@ def _prune(runs: Path, kept: int) -> None:
 
 
 class Sweeper:
-    """A small shell that removes directories when this process is gone, even if it is killed.
-
-    It has a session of its own, and ends when we do.
+    """A shell script that removes directories when this process has ended, even if it was killed.
+    It runs in another session, which a terminal does not interrupt.
     """
 
     def __init__(self, launcher_pid: int) -> None:
         read_fd, write_fd = os.pipe()
-        # Only we hold the writing end. It is closed even if nobody has the chance to `finish`.
+        # No other process has the writing end, so the kernel closes it when this process ends.
         self._pipe = open(write_fd, "wb", buffering=0)  # noqa: SIM115  # kept open
         null = ("/dev/null", os.O_RDWR, 0)
         try:
@@ -132,22 +133,22 @@ class Sweeper:
             os.close(read_fd)
 
     def add(self, paths: Iterable[Path]) -> None:
-        """Have these removed, too, which need not be there yet."""
+        """Remove these at the end, too; they need not exist yet."""
         for path in paths:
             self._pipe.write(os.fsencode(path) + b"\n")
 
     def add_leased(self, paths: Iterable[str]) -> None:
-        """Have these removed, too, unless others hold them then. A `*` at the end stands for more
-        of the name.
+        """Remove these at the end, too, unless another process holds their leases. A `*` at the end
+        matches the rest of a name.
         """
         self.add(Path(f"leased:{path}") for path in paths)
 
     def let_go(self) -> None:
-        """Be a copy in a forked child, whose parent has the other."""
+        """Close the pipe of this copy in a forked child."""
         self._pipe.close()
 
     def finish(self) -> None:
-        """Have it sweep now, and wait until it has; the launcher must be gone."""
+        """Remove the directories now, and wait for that; the launcher must have ended."""
         self._pipe.close()
-        with contextlib.suppress(ChildProcessError):  # somebody else in this process reaped it
+        with contextlib.suppress(ChildProcessError):  # other code in this process has reaped it
             os.waitpid(self._pid, 0)

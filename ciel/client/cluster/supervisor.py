@@ -1,5 +1,5 @@
-"""The thread that holds the daemons of a cluster of our own once it is up: starts those again that
-end, restarts and adds them when it is asked to. From then on only it talks to the launcher.
+"""Supervises the daemons of a local cluster in a thread: restarts workers that end, and restarts or
+adds workers on request. After the start only this thread uses the launcher.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from ciel.client.errors import ClientError, ClusterError
 from ciel.launch import Launcher, LaunchError, ProgramExited, ProgramFailed, ProgramStarted
 
 RESTARTS_MAX: Final = 3
-"""How often one worker is started again; as often as one task may take a worker down."""
+"""How often a worker is restarted; a task may take down as many workers."""
 
-_MARGIN_S = 5.0  # in which the thread is to answer after the time for a start is over
+_MARGIN_S = 5.0  # the time in which the thread reports that a start took too long
 
 
 class _Start:
-    """Somebody waits for a daemon to be up."""
+    """The start of a daemon, for which a caller waits."""
 
     def __init__(self, daemon: Daemon, timeout_s: float) -> None:
         self.daemon = daemon
         self.timeout_s = timeout_s
         self.deadline_s = time.monotonic() + timeout_s
-        self.is_ending = False  # it is to end before it is started
+        self.is_ending = False  # the old process must end first
         self.error: ClientError | None = None
-        self._over = allocate_lock()  # an Event would not be whole after Ctrl-C in its `wait`
+        self._over = allocate_lock()  # Ctrl-C in the `wait` of an Event would corrupt it
         self._over.acquire()
 
     def finish(self, error: ClientError | None = None) -> None:
@@ -41,17 +41,18 @@ class _Start:
         self._over.release()
 
     def wait(self) -> None:
-        """Wait until it is over; raises ClientError if it did not go well."""
+        """Wait until the daemon is ready; raises ClientError if the start has failed."""
         if not self._over.acquire(timeout=self.timeout_s + _MARGIN_S):
             raise failure(self.daemon, "was not ready in time")
         if self.error is not None:
             raise self.error
 
 
-class Watcher:
-    """`workers` is the list of those that are up, and is kept so. `introduce` gives a worker that
-    was just started what it needs. `died` is told once, by the thread, why the cluster is over,
-    and whether somebody wanted that.
+class Supervisor:
+    """Supervises a master and its workers. `workers` is the list of the workers that are ready; the
+    supervisor updates it. `introduce` sends a worker that was just started the address of the
+    master. The thread calls `died` once, with the reason for the end of the cluster, and whether a
+    user has shut it down.
     """
 
     def __init__(
@@ -69,7 +70,7 @@ class Watcher:
         self._died = died
         self._launch_count = max(daemon.launch_id for daemon in (master, *workers))
         self._restarts_left = dict.fromkeys(workers, RESTARTS_MAX)
-        self._asked: deque[_Start] = deque()
+        self._requested: deque[_Start] = deque()
         self._starts: dict[Daemon, _Start] = {}
         self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._stopping = False
@@ -80,24 +81,25 @@ class Watcher:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread; the daemons are not touched."""
+        """End the thread, but not the daemons."""
         self._stopping = True
         os.eventfd_write(self._wake_fd, 1)
         self._thread.join()
         self.let_go()
 
     def let_go(self) -> None:
-        """Close what it is woken by; all that there is to do for a copy in a forked child."""
+        """Close the descriptor that wakes the thread; a forked child needs nothing else."""
         if self._wake_fd >= 0:
             os.close(self._wake_fd)
             self._wake_fd = -1
 
     def start(self, daemon: Daemon, timeout_s: float) -> None:
-        """Start a worker, after ending it if it runs, and wait until it is up. Raises ClusterError.
-        One of ours that does not come up is started again as if it had ended by itself.
+        """Start a worker, after ending its process if it runs, and wait until it is ready. Raises
+        ClusterError. A worker that was ready before and does not start is restarted as if it had
+        ended by itself.
         """
         start = _Start(daemon, timeout_s)
-        self._asked.append(start)
+        self._requested.append(start)
         if self._is_over:
             raise ClusterError(self._over or "the cluster is closed")
         os.eventfd_write(self._wake_fd, 1)
@@ -106,12 +108,12 @@ class Watcher:
     # --- the thread -------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # the main thread's
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # for the main thread
         try:
             while not self._stopping and not self._over:
                 self._wait()
-                while self._asked:
-                    self._take(self._asked.popleft())
+                while self._requested:
+                    self._take(self._requested.popleft())
                 for event in self._launcher.receive():
                     if isinstance(event, ProgramStarted):
                         self._find(event.launch_id).pid = event.pid
@@ -125,11 +127,11 @@ class Watcher:
             self._is_over = True
             if self._over:
                 self._died(self._over, self._was_wanted)
-            for start in (*self._starts.values(), *self._asked):
+            for start in (*self._starts.values(), *self._requested):
                 start.finish(ClusterError(self._over or "the cluster is closed"))
 
     def _wait(self) -> None:
-        """Wait until there is something to do."""
+        """Wait for the launcher, a daemon, a request or a deadline."""
         poll = select.poll()
         for fd in (self._wake_fd, self._launcher.fileno()):
             poll.register(fd, select.POLLIN)
@@ -170,7 +172,7 @@ class Watcher:
             self._fail(start, failure(start.daemon, "said something else than ready"))
 
     def _check(self, start: _Start) -> None:
-        """See whether a start is over."""
+        """Check whether a start has succeeded, or has failed."""
         daemon = start.daemon
         if start.is_ending:
             pass
@@ -202,14 +204,14 @@ class Watcher:
         return found or Daemon("a worker that was given up", "", (), self._master.log)
 
     def _take_end(self, event: ProgramExited | ProgramFailed) -> None:
-        """Start a worker again; without its master, or any worker, a cluster is over."""
+        """Restart a worker that has ended. The cluster ends with its master, or its last worker."""
         daemon = self._find(event.launch_id)
         daemon.pid = 0
         end = end_in_words(event)
         start = self._starts.get(daemon)
         if daemon is self._master:
             self._over = f"{daemon.name} {end}"
-            # It ends in order only when it is told to: by `POST /control/shutdown`, or a signal.
+            # Exit status 0 means that a user has shut it down, by HTTP or by a signal.
             self._was_wanted = isinstance(event, ProgramExited) and event.exit_status == 0
             if self._was_wanted:
                 self._over = "the cluster was shut down"
@@ -218,19 +220,19 @@ class Watcher:
             self._launch(daemon)
         elif start is not None:
             if daemon.fileno() >= 0:
-                self._listen(start)  # its last words; it has ended, so there is no waiting
+                self._listen(start)  # its last line; it has ended, so this does not wait
             if daemon in self._starts:
                 error = failure(daemon, f"{end} before it was ready")
                 if daemon.refusal:
                     error = refused(daemon)
                 self._fail(start, error)
-            self._start_again(daemon, end)
+            self._restart(daemon, end)
         else:
-            self._start_again(daemon, end)
+            self._restart(daemon, end)
 
-    def _start_again(self, daemon: Daemon, end: str) -> None:
+    def _restart(self, daemon: Daemon, end: str) -> None:
         if daemon not in self._restarts_left:
-            return  # it never was up, or was given up before
+            return  # it was never ready, or has been given up
         if self._restarts_left[daemon] > 0:
             self._restarts_left[daemon] -= 1
             self._launch(daemon)

@@ -1,5 +1,5 @@
-"""What the workers of a cluster of our own are told about their stores, and what those leave behind
-when all are killed: a store under /dev/shm is given a name that we know.
+"""Chooses the stores of a local cluster's workers. A store under /dev/shm gets a known name, so
+that its files can be removed after all processes were killed.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from ciel.storage.errors import StoreSpecError
 from ciel.storage.specs import parse_spec
 
 _SHARE_MIN_BYTES = 1 << 20
-_INSTANCE = re.compile(r"[A-Za-z0-9_-]{1,64}")  # all else is refused by the worker, and no path
+_INSTANCE = re.compile(r"[A-Za-z0-9_-]{1,64}")  # the worker refuses any other name
 
 
 class WorkerStores:
-    """The stores of `workers` workers, and of those that are added, as a specification says; None
-    stands for what is usual. Raises ClusterOptionError where it cannot be so.
+    """The stores of `workers` workers, and of workers that are added, by a specification; None: the
+    default store. Raises ClusterOptionError for a specification that these workers cannot have.
     """
 
     def __init__(self, spec: str | None, workers: int) -> None:
@@ -41,7 +41,7 @@ class WorkerStores:
                 f"'core={core}': that is one worker's, and there are {workers}; leave it out, and "
                 "each has its own"
             )
-        seats = int(cores) if cores.isdecimal() else workers  # the worker says what is wrong
+        seats = int(cores) if cores.isdecimal() else workers  # the worker reports a wrong number
         if 0 < seats < workers:
             raise ClusterOptionError(
                 f"'cores={cores}': {workers} workers need as many; say cores={workers} or more, or "
@@ -49,14 +49,14 @@ class WorkerStores:
             )
         return 1 if core is not None else seats
 
-    def told(self, number: int, own: str, shared: str) -> str | None:
-        """Return what worker `number` is told. What was given without a name is named `own`, or
-        `shared` if all workers share it.
+    def spec_of(self, number: int, own: str, shared: str) -> str | None:
+        """Return the specification for worker `number`. If it has no name, the store is named
+        `own`, or `shared` if all workers share it.
         """
         if self._name == "shm":
             options = {"instance": own, "capacity": str(self._share_bytes)} | self._given
             if self._given.get("arena") == "yes" and "capacity" not in self._given:
-                del options["capacity"]  # its memory is another
+                del options["capacity"]  # the arena has its own memory
         elif self._name == "scc":
             usual = {"instance": shared, "cores": str(self.seats), "core": str(number)}
             options = usual | self._given
@@ -67,8 +67,8 @@ class WorkerStores:
         return f"{self._name}:{','.join(f'{name}={value}' for name, value in options.items())}"
 
     def left_by(self, number: int) -> Iterator[str]:
-        """Yield where worker `number` leaves files under names that others may use as well: paths,
-        or what paths begin with and a `*`.
+        """Yield where worker `number` leaves files under names that other clusters may use as well:
+        paths, or prefixes of paths followed by `*`.
         """
         if self._name not in ("shm", "scc"):
             return
@@ -81,26 +81,28 @@ class WorkerStores:
             yield f"{spill}/ciel-spill-*"
 
     def _instance(self, number: int) -> str:
-        """Return the name that was given, or empty; of it each has its own unless all share it."""
+        """Return the name in the specification, or empty. Unless all workers share the store, the
+        name is different for each.
+        """
         given = self._given.get("instance", "")
         is_own = given and self._name != "scc" and number > 0
         return f"{given}-{number + 1}" if is_own else given
 
 
 def shm_directory(instance: str) -> Path:
-    """Return where a store in memory of that name lies."""
+    """Return the directory of a store in memory of that name."""
     return Path("/dev/shm", f"ciel-{instance}")
 
 
 def in_arena(instance: str) -> Path:
-    """Return where a store of that name lies if it has huge pages."""
+    """Return the directory of a store of that name with huge pages."""
     return shm_directory(f"arena-{os.geteuid()}") / f"ciel-{instance}"
 
 
 def _memory_share_bytes(workers: int) -> int:
-    """Return what each of so many stores under /dev/shm may take: half of it is for all of them."""
+    """Return the capacity of each of so many stores under /dev/shm, of which they get half."""
     try:
         device = os.statvfs("/dev/shm")
     except OSError:
-        return _SHARE_MIN_BYTES  # the worker says what is wrong
+        return _SHARE_MIN_BYTES  # the worker reports the error
     return max(device.f_bavail * device.f_frsize // 2 // max(workers, 1), _SHARE_MIN_BYTES)

@@ -1,14 +1,13 @@
-"""A connection to the master: a session over a blocking API, served by one thread.
+"""A connection to the master: a session with a blocking API, which one thread serves.
 
-That thread alone reads. It takes whatever comes, even while nothing can be written, so that two
-full buffers never wait for each other; it sends what callers have queued, many messages to a frame;
-and it keeps the connection alive when there is nothing to say. A caller who queues much sends it
-himself, as far as that does not block: handing it over costs a switch of the interpreter's lock,
-which a busy caller gives up only every five milliseconds.
+Only that thread reads. It reads even while it cannot write, so that two full buffers never wait for
+each other. It sends queued messages, many in a frame, and heartbeats. A caller that queues many
+messages also sends them, as far as that does not block: for the thread to send them, the
+interpreter's lock would have to change hands, and a busy caller gives it up only every 5 ms.
 
-A connection that is lost is opened again, and the session goes on: both sides keep what they said
-until the other has confirmed it, and say the rest again. So every message arrives once, and nobody
-above notices but by the time it takes. The same mends what Ctrl-C has torn (see `_torn`).
+If the connection is lost, the thread connects again, and the session continues. Both sides keep
+messages until the other side has confirmed them, and send the others again. So every message
+arrives exactly once. The same repairs a connection that Ctrl-C has interrupted (see `_torn`).
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ from ciel.client.errors import (
     ForkedError,
     NoMasterError,
 )
-from ciel.client.forks import tell_of_forks
+from ciel.client.forks import register_fork
 from ciel.client.locks import Changes
 from ciel.core.events import (
     CLIENT_GRACE_S,
@@ -49,23 +48,23 @@ from ciel.wire.limits import HELLO_TIMEOUT_S
 from ciel.wire.messages import TO_CLIENT, decode_all, encode, encode_all
 
 SILENT_MAX_S: Final = 15.0
-"""A master silent for so long is taken for gone; five times what peers allow each other, since
-this computer may be busy with the very job."""
+"""After this time without a message the connection counts as lost. It is five times the limit of
+other peers, since the job itself may keep this host busy."""
 
 RECONNECT_S = CLIENT_GRACE_S
-"""So long a lost master is sought; after that it has given our jobs up."""
+"""How long the client tries to reconnect; after that the master cancels its jobs."""
 OUTAGE_MAX_S = 60.0
-"""So long one is sought from which nothing comes, not even a refusal: it hears nothing from us
-either, and keeps our jobs for as long."""
+"""How long the client tries to reconnect if nothing answers, not even with a refusal. In this case
+the master receives nothing either, and keeps the jobs for as long."""
 
-_QUEUED_MAX_BYTES = 1 << 20  # thousands of tasks: the collector looks through all that waits
-_FRAME_BYTES = 256 << 10  # about, in one frame: while the master takes it in, it serves nobody else
+_QUEUED_MAX_BYTES = 1 << 20  # thousands of tasks: the garbage collector visits all of them
+_FRAME_BYTES = 256 << 10  # about, in a frame: the master serves no other peer while it reads one
 _FRAME_RECORDS = 1024
-_SEND_RECORDS = 128  # so many queued are sent by who queued them
-_TRIAL_BYTES = 1 << 20  # a message of this size is tried before it is queued: it may not fit
+_SEND_RECORDS = 128  # with so many queued records the caller sends them
+_TRIAL_BYTES = 1 << 20  # a larger message is encoded before it is queued: it may be too large
 _FAREWELL_S = 2.0
-_CONFIRM_EVERY = 256  # messages that came; fewer are confirmed by the next life sign
-_DIAL_S = 2.0  # that one attempt to come back may take: a close waits for it
+_CONFIRM_EVERY = 256  # received messages; fewer are confirmed by the next heartbeat
+_DIAL_S = 2.0  # for one attempt to reconnect: `close` waits for it
 _PAUSE_MIN_S, _PAUSE_MAX_S = 0.02, 0.5  # between attempts
 
 Deliver = Callable[[list[Message]], None]
@@ -74,40 +73,40 @@ Queued = tuple[Record, int]
 
 
 class Connection:
-    """An open session. `deliver` and `on_lost` are called by its thread, the latter once at most.
-    A sign of life, which comes once a second if nothing else does, is delivered as no messages.
+    """An open session. Its thread calls `deliver` with received messages, and `on_lost` at most
+    once. For a heartbeat, which arrives each second if nothing else does, the list is empty.
 
-    Usable from any thread of the process that opened it. `is_hopeless` says, when the connection is
-    lost, that the master will not come back.
+    Thread-safe, in the process that opened it. `is_hopeless` returns, after the connection was
+    lost, whether the master has ended for good.
     """
 
     def __init__(self, dialer: Dialer, line: Line, is_hopeless: Callable[[], bool]) -> None:
-        """Take over an open session; use `open_connection`."""
+        """Serve an open session; use `open_connection`."""
         self.address = dialer.address
         self.read_interval_s = 0.0
-        """So long what comes may be left to pile up; waking up for each message costs 0.1 ms."""
+        """How long the thread may leave messages unread; to wake for each one costs 0.1 ms."""
         self._dialer = dialer
         self._channel, self._session, self._early = line
         self._is_hopeless = is_hopeless
         self._pid = os.getpid()
         self._changed = Changes()
-        self._queue: deque[Queued] = deque()  # with about its size on the wire
+        self._queue: deque[Queued] = deque()  # with the estimated size on the wire
         self._queued_bytes = 0
-        self._kept: deque[Queued] = deque()  # sent, and not confirmed yet
+        self._kept: deque[Queued] = deque()  # sent and not confirmed
         self._torn: list[Queued] | None = None
-        """What is being moved from `_queue` to `_kept` and sent. While the lock is free it is None,
-        or else nothing can be sent: the connection is lost, or a sender was interrupted, and nobody
-        knows how much went out."""
-        self._unsent = memoryview(b"")  # of a frame that the socket did not take whole
-        self._moved_s = time.monotonic()  # when something was last sent
-        self._confirmed = 0  # of our messages, by the master
+        """Records that a thread moves from `_queue` to `_kept` and sends. If it is not None while
+        the lock is free, nothing can be sent: the connection is lost, or the thread was interrupted
+        and it is not known how much it has sent."""
+        self._unsent = memoryview(b"")  # the rest of a frame that the socket did not accept
+        self._moved_s = time.monotonic()  # the time of the last send
+        self._confirmed = 0  # messages that the master has confirmed
         self._received = 0
-        self._told = 0  # of these, to the master
+        self._acknowledged = 0  # received messages that this side has confirmed
         self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._closing = False
         self._ended: ClientError | None = None
         self._thread = threading.Thread(target=self._run, name="ciel-connection", daemon=True)
-        tell_of_forks(self)
+        register_fork(self)
 
     def start(self, deliver: Deliver, on_lost: OnLost) -> None:
         """Start the thread."""
@@ -116,10 +115,10 @@ class Connection:
         self._thread.start()
 
     def send(self, *messages: Message) -> None:
-        """Queue messages; waits while too much is queued already.
+        """Queue messages; waits while the queue is full.
 
         Raises ConnectionLostError, ClientClosedError, ForkedError, and EncodeError or
-        RecordTooLargeError for a message that cannot be sent (then none of them is).
+        RecordTooLargeError for a message that cannot be sent; in that case none is sent.
         """
         records = encode_all(messages)
         sizes = estimate_sizes(records)
@@ -141,18 +140,20 @@ class Connection:
             room.acquire()
 
     def close(self) -> None:
-        """Send what is queued (briefly: a master that does not read is left), then hang up."""
+        """Send what is queued, for two seconds at most, and close the connection."""
         if os.getpid() != self._pid:
-            return  # a forked child has no thread to stop, and the socket is its parent's
+            return  # a forked child has no such thread, and its parent uses the socket
         with self._changed:
             self._closing = True
-            self._moved_s = time.monotonic()  # a master that did not read until now may begin to
+            self._moved_s = time.monotonic()  # a master that does not read gets two seconds
             self._wake()
         if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join()
 
     def forked(self) -> None:
-        """Be a copy in a forked child: the master must see the end of the parent's connection."""
+        """Close the socket of this copy in a forked child: otherwise the master would not notice
+        the end of the parent.
+        """
         self._ended = ForkedError(self._pid, os.getpid())
         self._channel.close()
         if self._wake_fd >= 0:
@@ -166,14 +167,14 @@ class Connection:
             raise ClientClosedError
 
     def _wake(self) -> None:
-        """Make the thread look; the caller holds the lock, under which the descriptor is closed."""
+        """Wake the thread; the caller holds the lock, under which the descriptor is closed."""
         if self._wake_fd >= 0:
             os.eventfd_write(self._wake_fd, 1)
 
     # --- the thread -------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        # Signals are the main thread's: one taken here would not end its waiting.
+        # A signal that this thread receives would not interrupt the main thread.
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         end: ClientError = ClientClosedError()
         try:
@@ -184,7 +185,7 @@ class Connection:
             end = error
         except (OSError, WireError) as error:
             end = ConnectionLostError(self.address, str(error))
-        except BaseException as error:  # a bug of ours must not leave callers waiting
+        except BaseException as error:  # after a bug callers must not wait for ever
             end = ConnectionLostError(self.address, f"{type(error).__name__}: {error}")
             raise
         finally:
@@ -198,9 +199,7 @@ class Connection:
                 self._on_lost(end)
 
     def _is_served(self) -> bool:
-        """Serve until told to close and all is sent, or the connection is lost and had again; then
-        return False.
-        """
+        """Serve until `close`, and return True; reconnect after a loss, and return False."""
         try:
             self._serve()
             return True
@@ -213,11 +212,11 @@ class Connection:
             self._channel.close()
         if not self._dialer.can_resume:
             raise loss
-        self._come_back(loss)
+        self._reconnect(loss)
         return False
 
     def _serve(self) -> None:
-        """Carry messages until told to close and all is sent, or the connection is lost."""
+        """Send and receive until `close` and all is sent, or until the connection is lost."""
         early, self._early = self._early, []
         self._hand_over(early)
         poll = select.poll()
@@ -252,7 +251,7 @@ class Connection:
                 return
 
     def _wait_s(self, unsent: bool) -> float:
-        """Return how long nothing need be done unless something comes, or can be written."""
+        """Return the longest time to wait for the socket."""
         if unsent:
             return _FAREWELL_S if self._closing else HEARTBEAT_INTERVAL_S
         if self._queue:
@@ -260,23 +259,24 @@ class Connection:
         return max(0.0, self._moved_s + HEARTBEAT_INTERVAL_S - time.monotonic())
 
     def _signs(self) -> list[Record]:
-        """Return what is to be said of ourselves now, which is not counted: that so much came, or
-        only that we live.
+        """Return a confirmation of received messages, or a heartbeat, if one is due. Neither counts
+        as a message.
         """
         if self._unsent:
             return []
-        unconfirmed = self._received - self._told if self._dialer.can_resume else 0
+        unconfirmed = self._received - self._acknowledged if self._dialer.can_resume else 0
         is_idle = not self._queue and time.monotonic() - self._moved_s >= HEARTBEAT_INTERVAL_S
         if unconfirmed >= _CONFIRM_EVERY or (unconfirmed and is_idle):
-            self._told = self._received
+            self._acknowledged = self._received
             return [encode(Received(self._received))]
         return [encode(Heartbeat())] if is_idle else []
 
     def _push(self, *signs: Record) -> None:
-        """Send a frame of what is queued, as far as the socket takes it; the caller holds the lock.
+        """Send a frame of queued records, as far as the socket accepts it; the caller holds the
+        lock.
 
-        `signs` are for when nothing is unsent. Raises OSError in the thread; a caller leaves it to
-        the thread to find out.
+        `signs` are sent first, if no frame is unfinished. Raises OSError only in the thread; other
+        threads leave the error to it.
         """
         self._torn = []
         if not self._unsent:
@@ -310,7 +310,7 @@ class Connection:
         self._torn = None
 
     def _read(self) -> int:
-        """Take what has come and hand it over; return how many bytes that were."""
+        """Read and deliver messages; return the number of bytes."""
         try:
             data = self._channel.recv(READ_BYTES)
         except BlockingIOError:
@@ -333,7 +333,7 @@ class Connection:
     def _take_confirmation(self, count: int) -> None:
         with self._changed:
             if self._torn is not None:
-                return  # it will be said again
+                return  # the next connection begins with a confirmation
             if not self._confirmed <= count <= self._confirmed + len(self._kept):
                 raise WireError(f"it says that it received {count} messages, which cannot be")
             for _ in range(count - self._confirmed):
@@ -341,7 +341,9 @@ class Connection:
             self._confirmed = count
 
     def _say_farewell(self) -> None:
-        """End our side, and wait for the peer's: a close with unread data would cut off ours."""
+        """Shut down the sending side, and read until the master closes: closing the socket with
+        unread data would discard what was sent.
+        """
         with contextlib.suppress(OSError):
             self._channel.shutdown(socket.SHUT_WR)
             self._channel.setblocking(True)
@@ -351,17 +353,17 @@ class Connection:
                 if not self._channel.recv(READ_BYTES):
                     return
 
-    # --- when the connection is lost --------------------------------------------------------------
+    # --- reconnecting -----------------------------------------------------------------------------
 
-    def _come_back(self, loss: ConnectionLostError) -> None:
-        """Go on over another connection. Raises `loss`, saying why there is none, when that cannot
-        be done in time, and ClientClosedError.
+    def _reconnect(self, loss: ConnectionLostError) -> None:
+        """Continue the session over another connection. Raises `loss` with the reason if that fails
+        in time, and ClientClosedError.
         """
-        begun_s, patience_s = time.monotonic(), RECONNECT_S
+        started_s, patience_s = time.monotonic(), RECONNECT_S
         pause_s, reason = _PAUSE_MIN_S, ""
         while not self._is_hopeless():
             self._require_use()
-            left_s = begun_s + patience_s - time.monotonic()
+            left_s = started_s + patience_s - time.monotonic()
             if left_s <= 0:
                 reason = f"; it could not be reached again within {patience_s:g} s: {reason}"
                 break
@@ -383,7 +385,7 @@ class Connection:
         raise ConnectionLostError(self.address, f"{loss.reason}{reason}")
 
     def _require_use(self) -> None:
-        """Raise ClientClosedError if nobody needs the connection any more."""
+        """Raise ClientClosedError if the connection is closed and has nothing to send."""
         with self._changed:
             is_late = time.monotonic() - self._moved_s > _FAREWELL_S
             if self._closing and (is_late or not (self._queue or self._kept)):
@@ -400,7 +402,7 @@ class Connection:
             self._require_use()
 
     def _resume(self, line: Line) -> None:
-        """Say all again that the master does not confirm, over another connection."""
+        """Send all messages again that the master does not confirm, over another connection."""
         with self._changed:
             torn, self._torn = self._torn, None
             ids = {id(item) for item in torn or ()}
@@ -408,14 +410,14 @@ class Connection:
                 self._kept.pop()
             while self._queue and id(self._queue[0]) in ids:
                 self._queue.popleft()
-            self._kept.extend(torn or ())  # now each is in one of the lists
-            self._hand_over([line.early.pop(0)])  # how much of ours it has
+            self._kept.extend(torn or ())  # now each is in exactly one of the lists
+            self._hand_over([line.early.pop(0)])  # how many of ours the master has
             self._queue.extendleft(reversed(self._kept))
             self._queued_bytes = sum(size_bytes for _, size_bytes in self._queue)
             self._kept.clear()
             self._channel, self._session, self._early = line
             self._unsent = memoryview(b"")
-            self._told = self._received
+            self._acknowledged = self._received
             self._moved_s = time.monotonic()
 
 

@@ -1,5 +1,5 @@
-"""How a connection to the master comes about: dial, say hello, prove the key; and, for one that was
-lost, go on with its session (see `net.sessions`).
+"""Connects to a master: opens a socket, exchanges hellos, proves the key, and resumes the session
+of a lost connection (see `net.sessions`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ READ_BYTES: Final = 64 << 10
 
 
 class Line(NamedTuple):
-    """An open session on a socket without blocking; `early` came with the end of the greeting."""
+    """An open session on a non-blocking socket. `early`: records that arrived with the last bytes
+    of the handshake.
+    """
 
     channel: socket.socket
     session: Session
@@ -32,14 +34,14 @@ class Line(NamedTuple):
 
 
 class Dialer:
-    """Opens connections to one master, all for one session."""
+    """Opens connections to one master, one after the other, for one session."""
 
     def __init__(
         self, address: str, key: Key, role: Role, cluster_id: str, about: Mapping[str, Any] | None
     ) -> None:
         self.address = address
         self.can_resume = role is not Role.READ
-        """Whether a session goes on over another connection; one that only looks can begin anew."""
+        """Whether the session continues over another connection. One that only reads does not."""
         self._key = key
         self._role = role
         self._cluster_id = cluster_id
@@ -48,8 +50,8 @@ class Dialer:
             self._about["session"] = secrets.token_hex(16)
 
     def dial(self, timeout_s: float, received: int | None = None) -> Line:
-        """Connect and prove the key. `received`: the session goes on, and so many messages of it
-        have come; then the first of `early` says how many of ours have.
+        """Connect and prove the key. `received`: resume the session, of which this side has
+        received so many messages; then the first of `early` says how many the master has received.
 
         Raises NoMasterError, NotAMasterError, AccessRefusedError; within about `timeout_s`.
         """
@@ -73,7 +75,7 @@ def _dial(address: str, timeout_s: float) -> socket.socket:
         if address.startswith("unix:"):
             name = address.removeprefix("unix:")
             channel = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            # Not settimeout: without blocking, a full backlog is an error at once.
+            # Not `settimeout`: on a non-blocking socket a full backlog is an error at once.
             seconds, rest = divmod(timeout_s, 1)
             limit = struct.pack("ll", int(seconds), int(rest * 1e6))
             channel.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
@@ -102,8 +104,8 @@ def _dial(address: str, timeout_s: float) -> socket.socket:
 def _greet(
     address: str, channel: socket.socket, session: Session, deadline_s: float, resumes: bool
 ) -> list[Record]:
-    """Go through the handshake; return the records that came right behind it, of which there is at
-    least one if the session `resumes`.
+    """Perform the handshake; return the records that arrived with its end, at least one if the
+    session `resumes`.
     """
     early: list[Record] = []
     seen = b""
@@ -119,7 +121,7 @@ def _greet(
             _write_by(channel, session.data_to_send(), deadline_s)
         return early
     except RefusedError as error:
-        with contextlib.suppress(OSError):  # so that the master can log it, too
+        with contextlib.suppress(OSError):  # the master logs the refusal
             _write_by(channel, session.data_to_send(), deadline_s)
         raise AccessRefusedError(address, error.reason) from None
     except RemoteProtocolError as error:

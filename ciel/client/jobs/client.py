@@ -33,7 +33,7 @@ from ciel.client.errors import (
     QueryError,
     WaitTimeoutError,
 )
-from ciel.client.forks import forbid, tell_of_forks
+from ciel.client.forks import forbid, register_fork
 from ciel.client.jobs.attached import AttachedJob
 from ciel.client.jobs.job import Job
 from ciel.client.locks import Changes
@@ -111,7 +111,7 @@ class JobClient:
         except BaseException:
             self._close_cluster()
             raise
-        tell_of_forks(self)
+        register_fork(self)
 
     def forked(self) -> None:
         """Refuse all use: this is a copy in a forked child."""

@@ -1,8 +1,8 @@
-"""From what a package names to references: files to the workers, URLs to tasks that fetch them.
+"""Turns the entries of a package into references: uploads files, and has tasks fetch URLs.
 
-First everything is looked at, before anything is submitted (`look`); then files are brought to
-workers (`upload`), before the job begins; then URLs are fetched, by tasks of the job (`fetch`). A
-piece of an index is kept for as long as the job; so is everything that its package names.
+`look` checks all entries before anything is submitted. Then `upload` uploads the files, before the
+job is submitted, and `fetch` adds tasks to the job that fetch the URLs. All objects of a package,
+and the pieces of its indices, stay as long as the job.
 """
 
 from __future__ import annotations
@@ -40,28 +40,28 @@ if TYPE_CHECKING:
     from ciel.client.jobs.job import Job
 
 TEXT_MAX_BYTES: Final = 256 << 20
-"""Of a package, or a list that it names: two million entries, and not the whole of /dev/zero."""
+"""The size limit of a package and of its lists: two million entries, but not all of /dev/zero."""
 
 
 class FileParts(NamedTuple):
-    """Files that are the pieces of an index."""
+    """The files whose contents are the pieces of an index."""
 
     paths: tuple[Path, ...]
     copies: int
 
 
 Ready = WholeFile | FileBlocks | FileParts | Urls | Reference
-"""An entry that was looked at."""
+"""An entry that was checked."""
 
 
-class Brought(NamedTuple):
-    """What the keys of a package stand for, and the pieces that are named in indices only."""
+class Uploaded(NamedTuple):
+    """The objects of a package by key, and the pieces to which only its indices refer."""
 
     package: dict[str, Reference]
     pieces: list[Reference]
 
 
-# --- looking --------------------------------------------------------------------------------------
+# --- checking -------------------------------------------------------------------------------------
 
 
 def open_package(path: Path) -> PackageFile:
@@ -70,13 +70,13 @@ def open_package(path: Path) -> PackageFile:
 
 
 def look(file: PackageFile, entries: Mapping[str, Entry]) -> dict[str, Ready]:
-    """Read the lists that entries name, and make sure that all files are there; raises
+    """Read the lists that entries name, and check that all files can be read; raises
     PackageError.
     """
-    return {key: _looked_at(file, key, entry) for key, entry in entries.items()}
+    return {key: _checked(file, key, entry) for key, entry in entries.items()}
 
 
-def _looked_at(file: PackageFile, key: str, entry: Entry) -> Ready:
+def _checked(file: PackageFile, key: str, entry: Entry) -> Ready:
     steps = ("package", key)
     if isinstance(entry, WholeFile | FileBlocks | ListedFiles | ListedUrls):
         if reason := _unreadable(entry.path):
@@ -132,7 +132,7 @@ def _named_by(file: PackageFile, key: str) -> str:
 
 
 def _unreadable(path: Path) -> str:
-    """Say why a file cannot be sent; nothing if it can."""
+    """Return why a file cannot be uploaded; empty if it can."""
     try:
         mode = path.stat().st_mode
     except (FileNotFoundError, ValueError):
@@ -165,8 +165,8 @@ def _decoded(path: Path, content: bytes) -> str:
 
 
 def require_makers(client: JobClient, package: Package) -> None:
-    """Refuse references to objects that no task makes and nobody has: the job would wait for them
-    without end. Raises PackageError.
+    """Refuse references to objects that do not exist and that no task produces: the job would wait
+    for them for ever. Raises PackageError.
     """
     given = {"package": dict(package.entries), "start": {"args": dict(package.args)}}
     for steps, object_id in _futures(given, ()):
@@ -187,29 +187,31 @@ def _futures(value: Any, steps: Steps) -> Iterator[tuple[Steps, str]]:
                 yield from _futures(item, (*steps, step))
 
 
-# --- bringing -------------------------------------------------------------------------------------
+# --- uploading ------------------------------------------------------------------------------------
 
 
-def upload(client: JobClient, entries: Mapping[str, Ready]) -> Brought:
-    """Bring all files to the workers; URLs come later. Raises OSError, UploadError."""
-    brought = Brought({}, [])
+def upload(client: JobClient, entries: Mapping[str, Ready]) -> Uploaded:
+    """Upload all files, but fetch no URLs. Raises OSError, UploadError."""
+    uploaded = Uploaded({}, [])
     with Uploads(client) as uploads:
         for key, entry in entries.items():
             if isinstance(entry, WholeFile):
-                brought.package[key] = uploads.add_path(entry.path, entry.copies)
+                uploaded.package[key] = uploads.add_path(entry.path, entry.copies)
             elif isinstance(entry, FileBlocks):
-                _add_index(client, brought, key, _blocks(uploads, entry))
+                _add_index(client, uploaded, key, _blocks(uploads, entry))
             elif isinstance(entry, FileParts):
                 pieces = [uploads.add_path(path, entry.copies) for path in entry.paths]
-                _add_index(client, brought, key, pieces)
+                _add_index(client, uploaded, key, pieces)
             elif not isinstance(entry, Urls):
-                brought.package[key] = entry
-    return brought
+                uploaded.package[key] = entry
+    return uploaded
 
 
-def fetch(client: JobClient, job: Job, entries: Mapping[str, Ready], brought: Brought) -> Brought:
-    """Have tasks of a job fetch all URLs, each once, and wait for that; add what they brought.
-    Raises TaskFailedError and what else `Job.read` does, UploadError.
+def fetch(
+    client: JobClient, job: Job, entries: Mapping[str, Ready], uploaded: Uploaded
+) -> Uploaded:
+    """Have tasks of a job fetch each URL once, wait for them, and add their objects. Raises
+    TaskFailedError, UploadError and as `Job.read`.
     """
     listed = {key: entry for key, entry in entries.items() if isinstance(entry, Urls)}
     urls = [url for entry in listed.values() for url in entry.sources if isinstance(url, str)]
@@ -222,18 +224,18 @@ def fetch(client: JobClient, job: Job, entries: Mapping[str, Ready], brought: Br
         fetched = {url: _grabbed(job.read(output)) for url, output in outputs.items()}
     except TaskFailedError as error:
         job.release([output for output in outputs.values() if output.id != error.failure.id])
-        job.close()  # it ends as failed, by the one that is still wanted
+        job.close()  # it ends as failed, since it still wants the failed output
         job.wait()
         raise
-    job.release(outputs.values())  # what was fetched stays with its task, but is no result
+    job.release(outputs.values())  # the objects stay with their tasks, and are no results
     for key, entry in listed.items():
         pieces = [fetched[s] if isinstance(s, str) else s for s in entry.sources]
-        _add_index(client, brought, key, pieces * entry.repeat)
-    return brought
+        _add_index(client, uploaded, key, pieces * entry.repeat)
+    return uploaded
 
 
 def _grabbed(content: bytes) -> Reference:
-    """Return the reference that `grab` has made of a URL."""
+    """Return the reference that the task of a URL has written."""
     try:
         ref = from_json(codec.decode(content))
     except (WireError, CielError) as error:
@@ -255,7 +257,7 @@ def _blocks(uploads: Uploads, entry: FileBlocks) -> list[Reference]:
         ]
 
 
-def _add_index(client: JobClient, brought: Brought, key: str, pieces: list[Reference]) -> None:
+def _add_index(client: JobClient, uploaded: Uploaded, key: str, pieces: list[Reference]) -> None:
     index = codec.encode(to_json(pieces))
-    brought.package[key] = client.upload_content(index, f"the index of {key!r}")
-    brought.pieces.extend(all_references(pieces))
+    uploaded.package[key] = client.upload_content(index, f"the index of {key!r}")
+    uploaded.pieces.extend(all_references(pieces))

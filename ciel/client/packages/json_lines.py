@@ -1,6 +1,6 @@
-"""JSON that people write, and the line of whatever is wrong with it.
+"""Decodes JSON that people write, and finds the line of a fault.
 
-What is right is decoded by the one codec; only after a fault is the text walked to find where.
+The codec decodes the text. Only if it refuses the text, this module parses it to find the place.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from ciel.wire.errors import WireError
 from ciel.wire.limits import JSON_DEPTH_MAX
 
 Steps = tuple[str | int, ...]
-"""The way from the outermost value to one inside: keys, and indices from 0."""
+"""The path from the outermost value to an inner one: keys, and indices from 0."""
 
 _PLAIN_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*").fullmatch
 _TOKEN: Final = re.compile(r'[{}\[\],:]|"[^"\\]*(?:\\.[^"\\]*)*"?|[^\s{}\[\],:"]+', re.DOTALL)
-_KEY_SHOWN: Final = 40  # characters, enough to find it again
+_KEY_SHOWN: Final = 40  # characters, enough to recognise it
 _WHERE_SHOWN: Final = 160
 
 
 class JsonFault(Exception):
-    """A text is not JSON that we accept; `where` is empty where there is no value yet."""
+    """A text is not JSON that the codec accepts; `where` is empty before the first value."""
 
     def __init__(self, line: int, where: str, reason: str) -> None:
         super().__init__(f"line {line}: {where}: {reason}" if where else f"line {line}: {reason}")
@@ -34,7 +34,7 @@ class JsonFault(Exception):
 
 
 def read_json(text: str) -> Any:
-    """Return what a text says; raises JsonFault."""
+    """Return the value of a JSON text; raises JsonFault."""
     try:
         return codec.decode(text.encode())
     except WireError as error:
@@ -42,14 +42,14 @@ def read_json(text: str) -> Any:
 
 
 def line_of(text: str, steps: Sequence[str | int]) -> int:
-    """Return the line where a member begins (of an object, its key), counted from 1; that of the
-    innermost there is, if the last steps lead nowhere. The text must be JSON.
+    """Return the line, from 1, where a value (or its key in an object) begins. If the path leads
+    nowhere, return the line of the innermost value on it. The text must be JSON.
     """
     found = offset = 0
     for member in _members(text):
         if member.depth <= found:
             if found or member.depth:
-                break  # it has left what it was in
+                break  # behind the end of the value that contains the rest of the path
             offset = member.offset
         elif member.depth == found + 1 and found < len(steps) and member.step == steps[found]:
             found, offset = found + 1, member.offset
@@ -59,7 +59,7 @@ def line_of(text: str, steps: Sequence[str | int]) -> int:
 
 
 def where_of(steps: Sequence[str | int]) -> str:
-    """Write a way as people do: `start.args.inputs[0]`; odd keys in brackets and quotes."""
+    """Write a path as `start.args.inputs[0]`, with unusual keys in brackets and quotes."""
     parts = []
     for step in steps:
         if isinstance(step, int):
@@ -74,17 +74,17 @@ def where_of(steps: Sequence[str | int]) -> str:
 
 
 class _Member(NamedTuple):
-    """Something inside a value, or the outermost value itself, which has depth 0 and no step."""
+    """A value within a JSON text. The outermost value has depth 0 and no step."""
 
     depth: int
     step: str | int
-    offset: int  # of its key, if it has one
-    token: str  # with which its value begins
+    offset: int  # that of its key, if it has one
+    token: str  # the first token of the value
 
 
 def _members(text: str) -> Iterator[_Member]:
-    """Yield every value of a JSON text in order. Of a text that is none it yields what it can."""
-    containers: list[int] = []  # how far each is: the next index of a list, -1 for an object
+    """Yield the values of a JSON text in order; of a faulty text, as many as it can find."""
+    containers: list[int] = []  # the next index of each open list; -1 for an object
     key: tuple[str, int] | None = None
     is_key_next = False
     for match in _TOKEN.finditer(text):
@@ -114,7 +114,7 @@ def _members(text: str) -> Iterator[_Member]:
 def _text_of(token: str) -> str:
     try:
         return str(json.loads(token))
-    except ValueError:  # it is no text, or not a whole one
+    except ValueError:  # it is not a complete text
         return token
 
 
@@ -123,15 +123,15 @@ def _line_at(text: str, offset: int) -> int:
 
 
 def _fault(text: str, error: WireError) -> JsonFault:
-    """Say where a text is wrong that the codec refuses."""
+    """Find the fault of a text that the codec has refused."""
     try:
         json.loads(text)
     except json.JSONDecodeError as fault:
         return JsonFault(*_broken_off(text, fault))
     except (RecursionError, ValueError):
-        pass  # too deep, or a long number: both are found below
+        pass  # nested too deeply, or a long number: the loop finds both
     steps: list[str | int] = []
-    keys: list[set[str | int]] = []  # of each container that is open
+    keys: list[set[str | int]] = []  # the keys of each open container
     for depth, step, offset, token in _members(text):
         if depth:
             steps[depth - 1 :] = [step]
@@ -144,11 +144,11 @@ def _fault(text: str, error: WireError) -> JsonFault:
             keys[depth - 1].add(step)
         if reason:
             return JsonFault(_line_at(text, offset), where_of(steps), reason)
-    return JsonFault(1, "", str(error))  # what the codec refuses and we do not know of
+    return JsonFault(1, "", str(error))  # a fault that this module does not know
 
 
 def _refusal(depth: int, step: str | int, token: str) -> str:
-    """Say why the codec does not accept a value where it stands; nothing if it does."""
+    """Return why the codec refuses a value at this place; empty if it accepts the value."""
     if token in ("{", "["):
         return f"nested more than {JSON_DEPTH_MAX} levels deep" if depth >= JSON_DEPTH_MAX else ""
     if _has_half_a_pair(step) or (token[0] == '"' and _has_half_a_pair(_text_of(token))):
@@ -167,7 +167,7 @@ def _has_half_a_pair(text: str | int) -> bool:
 
 
 def _broken_off(text: str, fault: json.JSONDecodeError) -> tuple[int, str, str]:
-    """Return line, place and reason for a text that is no JSON."""
+    """Return line, path and reason of the fault of a text that is not JSON."""
     before = text[: fault.pos].rstrip()
     after = text[fault.pos :].lstrip()
     if not after and (opened := _unclosed(text)):
@@ -180,7 +180,7 @@ def _broken_off(text: str, fault: json.JSONDecodeError) -> tuple[int, str, str]:
 
 
 def _unclosed(text: str) -> tuple[str, int] | None:
-    """Return the innermost bracket that is never closed, and its line."""
+    """Return the innermost bracket that is not closed, and its line."""
     opened: list[int] = []
     for match in _TOKEN.finditer(text):
         if match[0] in ("{", "["):

@@ -1,8 +1,9 @@
-"""Package files: a job written down as JSON (the original's format, docs/packages.md).
+"""Parses package files: jobs that are written down as JSON, in the format of the original CIEL
+(docs/packages.md). Pure.
 
-Pure: text in, values out. `parse` refuses whatever is wrong, with its file, line and key, before
-anything is submitted. What the entries name is looked at and brought to the workers by
-`package_entries`, and what comes back is read by `templates`.
+`parse` refuses a faulty package before anything is submitted, and names the file, line and key of
+the fault. `entries` checks and uploads the files that the entries name, and `templates` reads the
+result.
 
     {"package": {"script": {"filename": "job.sw"}},
      "start": {"handler": "swi", "args": {"sw_file_ref": {"__package__": "script"},
@@ -31,23 +32,23 @@ from ciel.wire.references import from_array
 _SUBSTITUTES: Final = ("__env__", "__args__")
 _KEYS: Final = ("package", "start", "options", "result")
 _OPTIONS: Final = ("scheduler", "sched_opts", "journal", "journal_sync_buffer")
-_BY_EXECUTOR: Final = "execfeatures"  # a policy of the ms705 fork: what we do in any case
+_BY_EXECUTOR: Final = "execfeatures"  # a policy of the ms705 fork; the scheduler always does this
 
 
 @dataclass(frozen=True, slots=True)
 class PackageFile:
-    """The text of a package and where it was found; `path` is what relative names count from."""
+    """The text of a package, and its path, to which file names are relative."""
 
     path: Path
     text: str
 
     def error(self, steps: Sequence[str | int], reason: str) -> PackageError:
-        """Return the complaint about what `steps` lead to."""
+        """Return the error of the value at `steps`."""
         line = line_of(self.text, steps)
         return PackageError(str(self.path), line, where_of(steps), reason)
 
     def read(self) -> dict[str, Any]:
-        """Return what it says; raises PackageError."""
+        """Return the JSON object; raises PackageError."""
         try:
             package = read_json(self.text)
         except JsonFault as fault:
@@ -58,7 +59,7 @@ class PackageFile:
 
 
 class Options(NamedTuple):
-    """What a package asks for its job. `idle`: names of options that have no effect here."""
+    """The options of a package. `idle`: names of options that have no effect."""
 
     scheduling: Scheduling = USUAL_SCHEDULING
     idle: tuple[str, ...] = ()
@@ -66,7 +67,7 @@ class Options(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Package:
-    """A package file, checked and with everything filled in but its own entries' references."""
+    """A package file that was checked, with all substitutions but the references of its entries."""
 
     file: PackageFile
     entries: Mapping[str, Entry]
@@ -77,7 +78,7 @@ class Package:
     """The decode template; None without one."""
 
     def start_args(self, references: Mapping[str, Reference]) -> dict[str, Any]:
-        """Return the arguments of the first task, now that the entries have references."""
+        """Return the arguments of the first task, with the references of the entries."""
         return {key: _fill_entries(value, references) for key, value in self.args.items()}
 
 
@@ -88,8 +89,8 @@ def parse(
     *,
     can_save: bool = False,
 ) -> Package:
-    """Read a package; `words` are what `__args__` counts from 0. `can_save`: its result may have
-    objects saved as files. Raises PackageError.
+    """Read a package; `words` are the arguments that `__args__` numbers from 0. `can_save`: its
+    result may save objects as files. Raises PackageError.
     """
     reader = _Reader(file, environ, words)
     package = file.read()
@@ -113,7 +114,7 @@ def parse(
 
 
 def parse_entries(file: PackageFile, environ: Mapping[str, str]) -> dict[str, Entry]:
-    """Read only what a package brings along, for somebody who starts something himself."""
+    """Read only the entries of a package, for a caller that starts another task with them."""
     return _Reader(file, environ, ()).entries(file.read())
 
 
@@ -128,7 +129,7 @@ def _fill_entries(value: Any, references: Mapping[str, Reference]) -> Any:
 
 
 class _Reader:
-    """Reads one package; every complaint names the file, the line and the place in it."""
+    """Reads one package; each error names the file, the line and the key."""
 
     def __init__(self, file: PackageFile, environ: Mapping[str, str], words: Sequence[str]) -> None:
         self._file = file
@@ -155,7 +156,7 @@ class _Reader:
                 self.fail((*steps, key), f"unknown; {whose} {', '.join(known)}")
 
     def entries(self, package: Mapping[str, Any]) -> dict[str, Entry]:
-        """Read all that stands under `package`."""
+        """Read all entries."""
         return {
             key: self._entry(("package", key), spec)
             for key, spec in self.object(package, "package").items()
@@ -191,10 +192,10 @@ class _Reader:
             self.fail(("options", "journal_sync_buffer"), "must be a number of records, from 1")
         return Options(scheduling, tuple(key for key in _OPTIONS[2:] if key in options))
 
-    # --- what is filled in ------------------------------------------------------------------------
+    # --- substitution -----------------------------------------------------------------------------
 
     def filled(self, steps: Steps, value: Any) -> Any:
-        """Replace `__env__`, `__args__` and `__ref__` objects wherever they stand in a value."""
+        """Substitute the `__env__`, `__args__` and `__ref__` objects at any depth of a value."""
         if isinstance(value, list):
             return [self.filled((*steps, i), item) for i, item in enumerate(value)]
         if not isinstance(value, dict):
@@ -224,7 +225,7 @@ class _Reader:
             if "default" not in spec:
                 self.fail(steps, f"{missing}, and there is no default")
             return self.filled((*steps, "default"), spec["default"])
-        is_sent = steps[0] != "package"  # names of files stay here
+        is_sent = steps[0] != "package"  # names of files are not sent
         if is_sent and any("\ud800" <= letter <= "\udfff" for letter in found):
             self.fail(steps, "what was given for it is not UTF-8")
         return found

@@ -1,6 +1,6 @@
-"""What may stand under one key of `package`: files, lists of files, URLs, references.
+"""Reads the entries of a package: files, lists of files, URLs, references. Pure.
 
-Pure. A form is told by its keys; whatever does not belong to it is refused.
+The keys of an entry determine its form; a key that the form does not have is refused.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from ciel.storage.specs import parse_size
 from ciel.wire.sources import read_source
 
 BLOCK_BYTES: Final = 64 << 20
-"""Of a block, where nothing is said: a second of a 1 Gbit/s link, and a task's worth of work."""
+"""The default size of a block: half a second of a 1 Gbit/s link, and enough work for a task."""
 COPIES_MAX: Final = 100
 PARTS_MAX: Final = 1_000_000
-"""Of one entry: each is known by name to the master."""
+"""The largest number of pieces of an entry; the master keeps a record of each."""
 
 
 class WholeFile(NamedTuple):
@@ -32,8 +32,8 @@ class WholeFile(NamedTuple):
 
 
 class FileBlocks(NamedTuple):
-    """A file in pieces of `block_bytes`, or in `block_count` of them; each ends after the next
-    `delimiter`, if there is one.
+    """A file in blocks of `block_bytes`, or in `block_count` blocks; with a `delimiter` each block
+    ends after the next one.
     """
 
     path: Path
@@ -44,7 +44,9 @@ class FileBlocks(NamedTuple):
 
 
 class ListedFiles(NamedTuple):
-    """Files whose names are the lines of a file, relative to `directory`; each is a piece."""
+    """Files that are the pieces of an index. The lines of a file name them, relative to
+    `directory`.
+    """
 
     path: Path
     directory: Path
@@ -52,14 +54,14 @@ class ListedFiles(NamedTuple):
 
 
 class ListedUrls(NamedTuple):
-    """URLs that are the lines of a file."""
+    """A file whose lines are URLs."""
 
     path: Path
     repeat: int = 1
 
 
 class Urls(NamedTuple):
-    """URLs; what each has to give is a piece. References among them are pieces already."""
+    """URLs, and references, whose contents are the pieces of an index."""
 
     sources: tuple[str | Reference, ...]
     repeat: int = 1
@@ -80,7 +82,7 @@ _KNOWN: Final = frozenset(key for keys in _KEYS.values() for key in keys)
 
 
 class SpecFault(Exception):
-    """An entry is not as it must be; `steps` lead to where, from the entry."""
+    """An entry is wrong; `steps` is the path from the entry to the fault."""
 
     def __init__(self, steps: Steps, reason: str) -> None:
         super().__init__(reason)
@@ -89,7 +91,7 @@ class SpecFault(Exception):
 
 
 def read_entry(spec: Any, beside: Path) -> Entry:
-    """Read an entry in which all is filled in; `beside` is the directory of its package. Raises
+    """Read an entry after substitution; `beside` is the directory of its package. Raises
     SpecFault.
     """
     if isinstance(spec, REFERENCE_TYPES):
@@ -115,7 +117,7 @@ def read_entry(spec: Any, beside: Path) -> Entry:
 
 
 def _form(spec: Mapping[str, Any]) -> str:
-    """Say which form an entry has; refuse keys that it does not have."""
+    """Return the form of an entry; refuse keys that the form does not have."""
     for key in spec:
         if key not in _KNOWN:
             raise SpecFault((key,), f"unknown; an entry has {', '.join(sorted(_KNOWN))}")
@@ -153,7 +155,7 @@ def _name(spec: Mapping[str, Any], key: str) -> str:
 
 
 def _number(spec: Mapping[str, Any], key: str, usual: int, most: int) -> int:
-    """Read a number from 1, which may have come as a text from the command line."""
+    """Read a number from 1 to `most`; it is a text if it is from the command line."""
     value = spec.get(key, usual)
     if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 20:
         value = int(value)

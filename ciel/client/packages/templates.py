@@ -1,9 +1,9 @@
-"""Decode templates: how the result of a package is to be read (ciel-interfaces, 4.3).
+"""Decodes the result of a package by its template (ciel-interfaces, 4.3).
 
-A template has the shape of the result. `null` leaves what stands there alone; a list goes through a
-list of the same length, an object through the keys that it names. `{"__decode_ref__": ENCODING}`
-reads the object that a reference names, and `{"__concat__": [T]}` those of a list of references,
-as one text.
+A template has the shape of the result. `null` leaves a value as it is. A list applies to a list of
+the same length, an object to the keys that it names. `{"__decode_ref__": ENCODING}` replaces a
+reference by the content of its object, and `{"__concat__": [T]}` replaces a list of references by
+one text.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ciel.wire.references import from_json
 
 Fetch = Callable[[Reference], bytes]
 Save = Callable[[Reference], str]
-"""Keeps an object as a file and returns its path."""
+"""Saves an object as a file, and returns the path."""
 
 _ENCODINGS: Final = ("json", "noop", "handle")
 _NO_PICKLE: Final = (
@@ -36,7 +36,7 @@ _KEYS: Final = {
 
 
 def faults(template: Any, steps: Steps, *, can_save: bool) -> Iterator[tuple[Steps, str]]:
-    """Yield what is wrong with a template: where, and why nothing could be decoded by it."""
+    """Yield the faults of a template: the path to each, and a reason."""
     if template is None:
         return
     if isinstance(template, list):
@@ -87,9 +87,9 @@ def _encoding_faults(encoding: Any, steps: Steps, *, can_save: bool) -> Iterator
 def decode_result(
     template: Any, value: Any, fetch: Fetch, save: Save | None = None, where: str = "result"
 ) -> Any:
-    """Apply a template without faults to a value; what it does not mention stays as it is.
+    """Apply a template without faults to a value; values that it does not mention stay.
 
-    Raises TemplateError when they do not fit, and whatever `fetch` and `save` do.
+    Raises TemplateError if the value has another shape, and as `fetch` and `save`.
     """
     if template is None:
         return value
@@ -120,7 +120,7 @@ def _decode(encoding: str, value: Any, fetch: Fetch, save: Save | None, where: s
     if not isinstance(value, REFERENCE_TYPES):
         raise TemplateError(where, f"a reference was expected, not {kind_of(value)}")
     if encoding == "handle":
-        assert save is not None  # or the template has a fault
+        assert save is not None  # otherwise the template has a fault
         return save(value)
     content = fetch(value)
     if encoding == "noop":
@@ -147,7 +147,7 @@ def _concatenate(
 
 
 def kind_of(value: Any) -> str:
-    """Say what something is, before people: `a list of 3`."""
+    """Describe a value in a message: `a list of 3`."""
     if value is None:
         return "null"
     if isinstance(value, REFERENCE_TYPES):
