@@ -56,13 +56,13 @@ Argument = str | int | Path | Reference | Future[Any]
 
 
 class Client(Shown, JobClient):
-    """A client of a cluster: of the one at `address`, of the one that it finds, or of one that it
-    starts, which ends with the client (see `JobClient`).
+    """A client of the cluster at `address`. Without an address it finds a cluster, or starts a new
+    one, which ends with the client (see `JobClient`).
 
     Thread-safe, and usable in `async` code: futures can be awaited. `f.spawn()`, `ciel.wait` and so
-    on use the client that was opened last. Closing it cancels what is not done. `locals`: remote
-    tracebacks show local variables. `prints`: the output of its tasks appears on `sys.stdout`, or
-    in the file that is given (for guarantees see `jobs.output_forwarding`).
+    on use the client that was opened last. Closing it cancels all unfinished calls. `locals`:
+    remote tracebacks show local variables. `prints`: the output of its tasks appears on
+    `sys.stdout`, or in the file that is given (for guarantees see `jobs.output_forwarding`).
 
     Programs and calls run in the working directory of this process and with its environment
     (docs/where-programs-run.md). `cwd`: in another directory; `scratch`: each in a private one.
@@ -118,8 +118,8 @@ class Client(Shown, JobClient):
         return self
 
     def close(self) -> None:
-        """Cancel what is not done, close the connection, and the cluster if the client has started
-        it.
+        """Cancel unfinished calls, close the connection, and also the cluster if the client has
+        started it.
         """
         sessions.leave(self)
         self._is_closed = True
@@ -296,7 +296,7 @@ class Client(Shown, JobClient):
         or with `scratch` in a private directory. `env` adds variables. The value of a function is
         written as it is, bytes or a text in UTF-8; `put` makes a future of any value. With two or
         more `outputs` the program writes them itself, and a list of futures is returned:
-        `OUTPUT_FILES` names a text file with a path on each line. `options`: those of `ciel.task`
+        `OUTPUT_FILES` names a text file with a path on each line. `options`: as for `ciel.task`,
         except `returns` and `python`. Raises OptionError, ContextError and as `submit`.
         """
         if isinstance(argv, str | bytes) or not isinstance(argv, Sequence) or not argv:
@@ -398,7 +398,9 @@ class Client(Shown, JobClient):
     def gather(self, *futures: Any, errors: str = ...) -> list[Any]: ...
 
     def gather(self, *futures: Any, errors: str = sessions.RAISE) -> Any:
-        """Return the values of futures, in order, or those of a dictionary; see `ciel.gather`."""
+        """Return the values of futures in a list, or of a dictionary of futures in a dictionary;
+        see `ciel.gather`.
+        """
 
         def wait(listed: list[Any]) -> None:
             if errors == sessions.RAISE:
@@ -471,7 +473,7 @@ def _checked(
 def _directory(
     cwd: str | os.PathLike[str] | None, *, scratch: bool, has_files: bool = False
 ) -> str | None:
-    """Return the directory of a program; "": a private one; None: that of the client."""
+    """Return the directory of a program; "": a private one; None: the client's directory."""
     if cwd is not None and (scratch or has_files):
         other = "'scratch'" if scratch else "'files'"
         raise ContextError(f"cwd: with {other} a program runs in a private directory; choose one")
@@ -554,7 +556,7 @@ class TaskClient(Client):
         """Do nothing, as `close`."""
 
     def close(self) -> None:
-        """Do nothing: there is no connection, and children end with their task at the latest."""
+        """Do nothing: a task has no connection, and children end with their task at the latest."""
 
     async def aclose(self) -> None:
         """Do nothing, as `close`."""

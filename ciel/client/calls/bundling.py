@@ -3,7 +3,7 @@ they take. Pure.
 
 Sending a task costs client, master and worker some 0.1 ms. So the client sends several pending
 calls of quick functions as one task, a bundle (ADR 31). Before the first result of a function it
-sends only a few calls, each alone. If these are slow, it sends the others alone, too: otherwise the
+sends only a few calls, each alone. If these are slow, it sends all calls alone: otherwise the
 calls of another client would wait behind a bundle of slow calls (ADR 62).
 """
 
@@ -35,7 +35,7 @@ PART_ROWS_MAX: Final = 4096
 
 
 class Function(Protocol):
-    """What the client knows about the calls of one function."""
+    """The statistics of the calls of one function."""
 
     took_s: float | None  # the average time of the last calls; None before the first result
     trial_count: int  # how many calls run while `took_s` is None

@@ -143,8 +143,8 @@ class Calls:
         options: Options,
         chunksize: int | None,
     ) -> list[ClientFuture[calls.Mapped]]:
-        """Make tasks of calls with each row of arguments; see `Maps.parts`. A task that leaves rows
-        to further tasks has their futures in the `rest` of its own.
+        """Make tasks of calls with each row of arguments; see `Maps.parts`. If a task leaves rows
+        to further tasks, its future has their futures in `rest`.
         """
         parts = self._maps.parts(function, rows, options, chunksize)
         return [self._add_with_future(part) for part in parts]
@@ -288,7 +288,7 @@ class Calls:
             self.flush(holds=False)
 
     def flush(self, *, holds: bool = True) -> None:
-        """Send the pending calls, except those that are held back, or (`holds` is false) all."""
+        """Send the pending calls. With `holds`, keep back calls whose time is not known."""
         try:
             self._flush(holds)
         finally:
@@ -391,7 +391,7 @@ class Calls:
     # --- the thread -------------------------------------------------------------------------------
 
     def _wake(self) -> None:
-        """Have the thread send what there is; start it if this is the first time."""
+        """Have the thread send pending calls and releases; start the thread if it does not run."""
         if self._thread is None:
             self._start_thread()
         self._due.set()
@@ -477,7 +477,7 @@ class Calls:
                 self._to_divide.popleft()[2].fail(error)
 
     def close(self) -> None:
-        """Fail what is not done. If all is done, the job ends as done."""
+        """Fail the calls that are not done. If all are done, the job ends as done."""
         if not (self._results.awaited or self._pending or self._to_divide):
             self._job.close()
         self.lose(ClientClosedError())
@@ -488,8 +488,8 @@ class Calls:
     def require_done(
         self, futures: Sequence[ClientFuture[Any]], return_when: str = ALL_COMPLETED
     ) -> None:
-        """Raise CallbackWaitError if the calling thread is the one that delivers results, and it
-        would have to wait for one of these futures.
+        """Raise CallbackWaitError if the calling thread delivers results, and would have to wait
+        for one of these futures.
         """
         if not self._session.is_delivering:
             return
@@ -530,7 +530,7 @@ class Calls:
         return concurrent.futures.as_completed(listed, timeout)
 
     def _done_first(self, listed: list[Any]) -> Iterator[Any]:
-        """Yield the futures that are done; this thread cannot wait for the others."""
+        """Yield the futures that are done; this thread cannot wait for more."""
         yield from [future for future in dict.fromkeys(listed) if future.done()]
         self.require_done(listed)
 

@@ -39,7 +39,7 @@ class Reader(Protocol):
 
 
 class Owner(Protocol):
-    """What a future asks of the client's calls."""
+    """The part of the client's calls that futures use."""
 
     kept: set[ClientFuture[Any]]
     """Futures that stay until they are done, even if the program drops them."""
@@ -64,8 +64,8 @@ class Owner(Protocol):
         """Stop what runs only for a future that was cancelled."""
 
     def require_done(self, futures: Sequence[ClientFuture[Any]]) -> None:
-        """Raise CallbackWaitError if the calling thread is the one that delivers results, and one
-        of these is not done.
+        """Raise CallbackWaitError if the calling thread delivers results, and one of these futures
+        is not done.
         """
 
 
@@ -195,7 +195,7 @@ class ClientFuture(Shown, concurrent.futures.Future[T], Future[T]):
         return self.result()
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield the items of a generator task as they arrive; of any other task, those of the
+        """Yield the items of a generator task as they arrive; of any other task, the items of its
         value.
         """
         self.calls.send(self)

@@ -32,9 +32,10 @@ class JobOfCalls:
         self.to_want: deque[Reference] = deque()
         """Objects that the next `want_all` wants."""
         self.settled: deque[Reference] = deque()
-        """What became of wanted objects; the connection's thread appends to it."""
+        """References to objects that were produced or have failed; the connection's thread appends
+        to it."""
         self.caller: Caller
-        """Where the calls run; set when the job is opened."""
+        """The directory and environment of the calls; set when the job is opened."""
         self._session = session
         self._find_caller = find_caller
         self._open_job = open_job
@@ -67,7 +68,7 @@ class JobOfCalls:
         return None
 
     def want_all(self) -> None:
-        """Want the objects in `to_want`; among them those of a thread that was interrupted before
+        """Want the objects in `to_want`, including objects of a thread that was interrupted before
         it wanted them.
         """
         if refs := list(self.to_want):

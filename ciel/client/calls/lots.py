@@ -58,7 +58,7 @@ class Lot:
     """An object that holds the outcomes of some calls, or (`raw`) the output of a program. The
     client releases the object when the lot is deleted.
 
-    `functions`: those of its calls, in order; each stands for `rows` calls. `futures`: weak
+    `functions`: the functions of its calls; each stands for `rows` calls. `futures`: weak
     references to the futures that wait for the object. `call`: its only call, if that is a map that
     may be divided. `named`: lots to which its content refers, and which must live as long.
     """
@@ -144,7 +144,7 @@ class Lot:
             self._growth.wake()
 
     def end_trial(self) -> None:
-        """Subtract its calls from those that run to find out how long a call takes."""
+        """Subtract its calls from the trials of their functions."""
         for function in self.functions:
             function.trial_count = max(0, function.trial_count - 1)
 

@@ -70,7 +70,7 @@ def values_of(mapped: Mapped, before: int | None = None) -> Iterator[Any]:
 
 
 def rest_of(part: Any) -> Sequence[Any]:
-    """Return the futures of further parts whose results follow those of a part that is done."""
+    """Return the futures of the parts whose results follow the results of a part."""
     rest: Sequence[Any] = getattr(part, "rest", ())
     return rest
 
@@ -85,7 +85,7 @@ def chunks_of(rows: Iterable[tuple[Any, ...]], size: int) -> Iterator[list[tuple
 def call_each(function: Callable[..., Any], rows: list[tuple[Any, ...]]) -> Mapped:
     """Call a function with each row until a call raises; a task runs this for a part."""
     values: list[Any] = []
-    whole = getattr(current(), "whole", None)  # the task may have opened a client of its own
+    whole = getattr(current(), "whole", None)  # the task may have opened a client
     name = name_of(function)
     try:
         for row in rows:

@@ -174,8 +174,8 @@ class Maps:
         return futures, parts
 
     def divide_slow(self, pending: list[PendingCall]) -> list[PendingCall]:
-        """Divide the maps that are larger than they should be by what is known now of the time of a
-        call. Return what is to be sent in their place.
+        """Divide the maps that would run too long by the present average time of a call. Return the
+        calls to send.
         """
         found: list[PendingCall] = []
         for call in pending:

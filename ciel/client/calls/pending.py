@@ -63,8 +63,8 @@ class PendingCall:
 
 
 def still_needed(line: list[PendingCall]) -> list[PendingCall]:
-    """Return the calls whose results the program or another call of the list needs; mark the others
-    as never sent.
+    """Return the calls whose results the program or another call of the list needs. Mark all other
+    calls as never sent.
     """
     if not any(call.is_dropped() for call in line):
         return line

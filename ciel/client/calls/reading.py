@@ -82,7 +82,7 @@ class ResultReader:
         yield from itertools.islice(items or (), count, None)
 
     def read_items(self, lot: Lot) -> Any:
-        """Return the list of the items of a generator task; what it returned if it yielded none."""
+        """Return the items of a generator task as a list, or its return value if it has none."""
         items: list[Any] = []
         for kind, head in read_stream(io.BytesIO(self.read_bytes(lot.ref)).read):
             if kind == ITEM:

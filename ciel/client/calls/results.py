@@ -58,7 +58,7 @@ class Results:
         self._threads: concurrent.futures.ThreadPoolExecutor | None = None
         self._ended: BaseException | None = None
 
-    # --- what is awaited --------------------------------------------------------------------------
+    # --- waiting ----------------------------------------------------------------------------------
 
     def expect(self, lot: Lot, name: str) -> ClientFuture[Any]:
         """Return a future of a lot that has not arrived."""
@@ -142,8 +142,8 @@ class Results:
             self._settle_wanted(lot)
 
     def _settle_wanted(self, lot: Lot) -> None:
-        """Settle a lot whose object was wanted before: the master sends only one message about
-        it.
+        """Settle a lot if the job has its object already: the master sends only one message about
+        each object.
         """
         job = self._job.opened
         settled = None if job is None else job.settled(lot.ref)
@@ -153,7 +153,7 @@ class Results:
             if found is not None:
                 self._settle(found, settled)
 
-    # --- what arrives -----------------------------------------------------------------------------
+    # --- arrival ----------------------------------------------------------------------------------
 
     def take_settled(self) -> None:
         """Process what the connection has received. The caller holds no lock."""

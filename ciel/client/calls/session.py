@@ -1,5 +1,5 @@
-"""What calls need of the connection to a cluster, as protocols: `Client` and `Job` satisfy them,
-and tests replace them by fakes.
+"""Protocols of the parts of a client and a job that calls use. `Client` and `Job` satisfy them, and
+tests replace them by fakes.
 """
 
 from __future__ import annotations

@@ -191,11 +191,11 @@ class LocalCluster(Shown):
     def add_worker(
         self, slots: int | None = None, timeout_s: float = START_TIMEOUT_S
     ) -> LocalDaemon:
-        """Start another worker, with so many slots (by default as many as the others have), and
-        return it when it is ready.
+        """Start another worker, by default with `slots` of the cluster, and return it when it is
+        ready.
 
         Raises ClusterError, also if the store is `scc`, which all workers share, and all its cores
-        are registered. Their number is that of the first workers, or that of its option `cores`.
+        are registered: as many as there were workers at the start, or as its option `cores` says.
         """
         self._require_open()
         if slots is not None and not 1 <= slots <= SLOTS_MAX:

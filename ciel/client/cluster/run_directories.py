@@ -1,5 +1,4 @@
-"""The files of a local cluster: its run directory, which stays, and those that are removed at the
-end.
+"""The files of a local cluster: its run directory, and directories that are removed at the end.
 
 A run directory, `$XDG_STATE_HOME/ciel/runs/<time>`, has the logs and the scratch directories of
 failed tasks. The last ten are kept. A `Sweeper` removes all other directories at the end, even if

@@ -6,7 +6,7 @@ messages also sends them, as far as that does not block: for the thread to send 
 interpreter's lock would have to change hands, and a busy caller gives it up only every 5 ms.
 
 If the connection is lost, the thread connects again, and the session continues. Both sides keep
-messages until the other side has confirmed them, and send the others again. So every message
+messages until the other side has confirmed them, and send unconfirmed ones again. So each message
 arrives exactly once. The same repairs a connection that Ctrl-C has interrupted (see `_torn`).
 """
 
@@ -140,7 +140,7 @@ class Connection:
             room.acquire()
 
     def close(self) -> None:
-        """Send what is queued, for two seconds at most, and close the connection."""
+        """Send queued messages, for two seconds at most, and close the connection."""
         if os.getpid() != self._pid:
             return  # a forked child has no such thread, and its parent uses the socket
         with self._changed:
@@ -341,8 +341,8 @@ class Connection:
             self._confirmed = count
 
     def _say_farewell(self) -> None:
-        """Shut down the sending side, and read until the master closes: closing the socket with
-        unread data would discard what was sent.
+        """Shut down the sending side, and read until the master closes: closing a socket with
+        unread data would discard data that the master has not read.
         """
         with contextlib.suppress(OSError):
             self._channel.shutdown(socket.SHUT_WR)

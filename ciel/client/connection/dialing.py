@@ -34,14 +34,14 @@ class Line(NamedTuple):
 
 
 class Dialer:
-    """Opens connections to one master, one after the other, for one session."""
+    """Opens connections to one master, one at a time, for one session."""
 
     def __init__(
         self, address: str, key: Key, role: Role, cluster_id: str, about: Mapping[str, Any] | None
     ) -> None:
         self.address = address
         self.can_resume = role is not Role.READ
-        """Whether the session continues over another connection. One that only reads does not."""
+        """Whether the session continues over another connection. A read-only session does not."""
         self._key = key
         self._role = role
         self._cluster_id = cluster_id

@@ -123,7 +123,7 @@ class GrowingReader:
 
 
 def _keep_alive(connection: socket.socket) -> None:
-    """Let reads wait without a limit, as long as the other host answers."""
+    """Let reads wait without a limit, as long as the worker's host answers."""
     connection.settimeout(None)
     for option, value in _KEEP_ALIVE.items():
         connection.setsockopt(socket.IPPROTO_TCP, option, value)
@@ -143,7 +143,7 @@ def _known_bytes(ref: Reference) -> int | None:
 
 
 def _identity(netloc: str, object_id: str, key: Key, connections: Connections) -> str:
-    """Return what identifies the file of an object on its worker's host; empty if it is no file."""
+    """Return the identity of an object's file on its worker's host; empty if it has no file."""
     target = f"/data/{object_id}"
     connection, answer = connections.request(
         netloc, "HEAD", target, lambda: authorization(key, "HEAD", netloc, target)

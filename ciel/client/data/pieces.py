@@ -36,7 +36,7 @@ class Limited:
 
 
 class Pieces(io.RawIOBase):
-    """Several buffers, one after the other, without a copy."""
+    """The concatenation of several buffers, without a copy."""
 
     def __init__(self, pieces: Sequence[Any]) -> None:
         self._pieces = [memoryview(piece).cast("B") for piece in pieces if memoryview(piece).nbytes]

@@ -29,7 +29,7 @@ _IDLE_MAX = 4  # connections for each worker
 
 
 class BadAnswerError(Exception):
-    """A worker answered something else than what it was asked for."""
+    """A worker gave a wrong answer."""
 
 
 class Connections:
@@ -114,7 +114,7 @@ def refusal(answer: HTTPResponse) -> BadAnswerError:
 
 
 def is_remote(error: Exception) -> bool:
-    """Whether an error is the fault of the worker, so that another worker may be asked."""
+    """Whether an error is the fault of the worker, so that the caller may try another one."""
     from http.client import HTTPException
 
     return isinstance(error, BadAnswerError | OSError | HTTPException | WireError | CielError)

@@ -188,7 +188,7 @@ class Array(Generic[E]):
         self._job.wait_until(is_due, None, "the next result")
 
     def _note_used(self, batch: list[tuple[E, Reference]]) -> None:
-        """Note results that the caller has used, so that those of a long job can be released."""
+        """Note results that the caller has used; the results of a long job are then released."""
         failed = [ref for _, ref in batch if isinstance(ref, Failure)]
         self._job.forget(failed)
         self._used += [ref for _, ref in batch if not isinstance(ref, Failure)]

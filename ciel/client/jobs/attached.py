@@ -37,7 +37,7 @@ class AttachedJob(Job):
     ) -> None:
         spec = JobSpec(summary.id, summary.name, open=True, detached=False, keep=False)
         super().__init__(client, spec, changed)
-        # The number of a task is part of its name, and the other client counts from 0.
+        # The number of a task is part of its name, and the job's own client counts from 0.
         self._ordinals = itertools.count(secrets.randbelow(_ORDINALS))
         self._tell = tell
 
@@ -55,8 +55,8 @@ class AttachedJob(Job):
         super().take_settled(ref)
 
     def wanted(self) -> list[tuple[str, Reference]]:
-        """Return the job's wanted objects in the order in which they were wanted: names of their
-        tasks, and references for `result`, `read` and so on. Raises QueryError.
+        """Return the job's wanted objects in the order of the wants: names of their tasks, and
+        references for `result`, `read` and so on. Raises QueryError.
         """
         rows: list[tuple[str, Reference]] = []
         first: int | None = 0

@@ -27,8 +27,8 @@ def caller_context(
 ) -> CallerContext:
     """Return the context that a job takes from this process. `cwd`: a directory instead of the
     current one; `scratch`: a private directory for each program. `env`: variables that are added to
-    the environment of the workers; None: the environment of this process replaces that of the
-    workers. Raises ContextError.
+    the workers' environment; None: this process's environment replaces the workers'. Raises
+    ContextError.
     """
     if scratch and cwd is not None:
         raise ContextError("either programs run in a directory, or each in a private one: not both")
@@ -61,7 +61,7 @@ def _current() -> str:
 
 
 class Caller:
-    """The context of one client's calls, and what has changed since the job was submitted."""
+    """The context of one client's calls, and its changes since the job was submitted."""
 
     def __init__(
         self,

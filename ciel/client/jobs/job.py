@@ -105,8 +105,8 @@ class Job(Shown):
     def __init__(self, client: Session, spec: JobSpec, changed: Changes) -> None:
         self.id: JobId = spec.id
         self.store = ""
-        """Where a worker that has both first stores the outputs of programs that `run` adds:
-        `memory` or `disk`; empty: where the worker would by default."""
+        """The first place of outputs of programs that `run` adds, on a worker with both: `memory`
+        or `disk`; empty: the worker's default."""
         self.name = spec.name
         self._client = client
         self._changed = changed  # the client's lock, for all that its connection delivers
@@ -115,13 +115,13 @@ class Job(Shown):
         self._adding_lock = threading.Lock()
         self._wanted: dict[ObjectId, deque[Reference] | None] = {}  # with the deque to append to
         self._settled: dict[ObjectId, Reference | str] = {}
-        """What wanted objects became. Of a `Value` only the text: the garbage collector does not
-        visit texts, of which there may be many."""
+        """References to wanted objects that were produced or have failed. Of a `Value` only the
+        text: the garbage collector does not visit texts, of which there may be many."""
         self.failed_count = 0
         """How many wanted objects have failed."""
         self.released_count = 0
         self.notices: list[JobPrinted] = []
-        """What workers report about the ends of attempts, apart from their results; a few at
+        """Notices of workers about the ends of attempts, apart from their results; a few at
         most."""
         self.on_growing: Callable[[Reference], object] | None = None
         """Called when a wanted object can be read while a task writes it; it must not wait."""
@@ -164,11 +164,11 @@ class Job(Shown):
         streams: bool = False,
         collects: Sequence[str] = (),
     ) -> Future:
-        """Add an ordinary program, and return its standard output, which must be wanted.
+        """Add an ordinary program, and return its standard output, which the caller must want.
 
         References in the command line become paths; standard input is the concatenation of the
         `inputs`. With `files` the program runs in a private directory that has them under these
-        relative names; `executables` names those that get the execute permission. `cwd`: its
+        relative names; `executables` names the executable ones among them. `cwd`: its
         directory, instead of the job's; "": a private directory. `store`: where the output is
         stored first, `memory` or `disk`, instead of the job's `store`. The program receives texts
         with surrogate escapes (see `os.fsdecode`) as the original bytes. `streams`: the output can
@@ -219,9 +219,9 @@ class Job(Shown):
         """Add a task for any executor; references in `arguments` become its inputs. `sees_errors`:
         it runs even if one of them has failed.
 
-        The task is sent with the next want or after some more tasks, since it cannot run before it
-        is wanted. Raises TypeError, ValueError or EncodeError for arguments that have no JSON form,
-        and InputsTooLargeError.
+        The task is sent with the next want or after some more tasks, since it cannot run before a
+        want. Raises TypeError, ValueError or EncodeError for arguments that have no JSON form, and
+        InputsTooLargeError.
         """
         spec, known = make_task(
             job=self.id, parent=self.id, ordinal=next(self._ordinals), executor=executor,
@@ -302,8 +302,8 @@ class Job(Shown):
         return self._client.upload_content(content, "the list of the package")
 
     def want(self, refs: Iterable[Reference], tell: deque[Reference] | None = None) -> None:
-        """Have these objects produced; one call for many objects is faster. What each became is
-        also appended to `tell`, as soon as it is known, and again if it was recomputed.
+        """Have these objects produced; one call for many objects is faster. When an object is
+        settled, and each time that it is recomputed, its reference is also appended to `tell`.
         """
         objects: list[ObjectId] = []
         try:
@@ -337,8 +337,8 @@ class Job(Shown):
             self._send(ReleaseObjects(self.id, batch, for_good, tuple(stored)))
 
     def forget(self, refs: Iterable[Reference]) -> list[ObjectId]:
-        """Ignore what becomes of these objects, though they stay wanted; return those that were not
-        ignored before.
+        """Ignore messages about these objects, though they stay wanted; return the objects that
+        were not ignored before.
         """
         with self._changed:
             objects = list(dict.fromkeys(ref.id for ref in refs if ref.id in self._wanted))
@@ -457,7 +457,7 @@ class Job(Shown):
 
     def expect(self, ref: Reference) -> None:
         """Want an object and wait for it, while no task is added. If no task of the job runs or can
-        run, close the job, so that the master ends it and reports what is missing. Raises as
+        run, close the job, so that the master ends it and reports the missing objects. Raises as
         `result`, except for failures.
         """
         self.want((ref,))

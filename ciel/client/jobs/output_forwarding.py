@@ -46,7 +46,7 @@ _BEHIND = (ObjectSettled, JobChanged)
 
 
 class Sink(Protocol):
-    """Where output is written: any text file."""
+    """Any text file."""
 
     def write(self, text: str, /) -> Any: ...
     def flush(self) -> Any: ...
@@ -55,7 +55,7 @@ class Sink(Protocol):
 class OutputForwarder:
     """Forwards the output of one client's jobs. `deliver` takes the messages that came after some
     output. `sink`: where all output is written; None: the current `sys.stdout` and `sys.stderr`.
-    `label` returns the text in brackets before each line; with an empty text there are no brackets.
+    `label` returns the text in brackets before each line; an empty text leaves out the brackets.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class OutputForwarder:
         return passed
 
     def close(self) -> None:
-        """Write what is queued, for some seconds at most, and then stop."""
+        """Write queued output, for some seconds at most, and then stop."""
         if os.getpid() != self._changed.owner_pid:
             return  # a forked child has no such thread
         with self._changed:

@@ -22,7 +22,7 @@ class Surroundings:
     env: Mapping[str, str] = field(default_factory=dict)
     argv: Sequence[str] = ()
     package: Mapping[str, Reference] = field(default_factory=dict)
-    pieces: Sequence[Reference] = ()  # objects to which those of the package refer
+    pieces: Sequence[Reference] = ()  # objects to which the package's objects refer
 
 
 class Scripts:

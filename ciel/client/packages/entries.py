@@ -227,7 +227,7 @@ def fetch(
         job.close()  # it ends as failed, since it still wants the failed output
         job.wait()
         raise
-    job.release(outputs.values())  # the objects stay with their tasks, and are no results
+    job.release(outputs.values())  # the objects stay with their tasks
     for key, entry in listed.items():
         pieces = [fetched[s] if isinstance(s, str) else s for s in entry.sources]
         _add_index(client, uploaded, key, pieces * entry.repeat)

@@ -78,7 +78,7 @@ class _Member(NamedTuple):
 
     depth: int
     step: str | int
-    offset: int  # that of its key, if it has one
+    offset: int  # the offset of its key, if it has one
     token: str  # the first token of the value
 
 

@@ -1,1 +1,1 @@
-"""What programs use in place of the standard library's executors and pools."""
+"""Executors and pools as in the standard library, for programs that use them."""

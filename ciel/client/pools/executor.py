@@ -40,11 +40,11 @@ class Executor(futures.Executor):
     there is neither, the executor opens a client, and starts a cluster of `max_workers` slots if
     none is up; both end with the executor. `initializer(*initargs)` runs in each process before the
     first call of this executor there; other programs that use the process see its effects.
-    `options`: those of `ciel.task`, for all calls.
+    `options`: as for `ciel.task`, for all calls.
 
-    Without a limit the futures are those of the client: they may be arguments of further calls, and
-    cancelling one stops a call that runs. With a limit below the number of slots of the cluster,
-    calls wait in this process, and only a call that waits can be cancelled.
+    Without a limit the executor returns futures of the client: they may be arguments of further
+    calls, and cancelling one stops a call that runs. With a limit below the number of slots of the
+    cluster, calls wait in this process, and only a call that waits can be cancelled.
     """
 
     def __init__(
@@ -126,13 +126,13 @@ class Executor(futures.Executor):
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """Refuse further calls. `wait`: return when all submitted calls have ended.
-        `cancel_futures`: cancel all calls that can be cancelled; without a limit also those that
-        run.
+        `cancel_futures`: cancel all calls that can be cancelled; without a limit, running ones
+        included.
         """
         self._queue.close(wait, cancel_futures)
 
     def terminate(self) -> None:
-        """Refuse further calls, and cancel all that have not ended, also those that run."""
+        """Refuse further calls, and cancel all that have not ended, running ones included."""
         self._queue.close(False, True, also_running=True)
 
     def _called(self, fn: Callable[..., Any]) -> tuple[Any, Options]:
@@ -154,7 +154,7 @@ class Executor(futures.Executor):
 
 
 class _Queue:
-    """The calls of one executor: those that wait for the limit, and those that were sent.
+    """The calls of one executor: waiting for the limit, or sent.
 
     `owned`: the client that the queue closes when it is closed and all its calls have ended.
     """

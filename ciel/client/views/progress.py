@@ -124,7 +124,7 @@ class View(NamedTuple):
 def rows_of(
     tallies: Mapping[str, Counts], kinds: Iterable[Mapping[str, Any]], job_name: str
 ) -> list[Row]:
-    """Combine the counts of the client with those of the master (its answer to `progress`)."""
+    """Combine the counts of the client with the master's answer to `progress`."""
     rows = {
         name: Row(name, tally.done, 0, tally.failed, tally.submitted)
         for name, tally in list(tallies.items())

@@ -1,8 +1,8 @@
 """Writes a timeline of tasks for `chrome://tracing` and https://ui.perfetto.dev.
 
 The file is a JSON array of events in Google's "Trace Event Format": a process for each worker, a
-row in it for each slot, and on the row a complete event (`X`) for each attempt. Times are those of
-the master, in microseconds from the first event. The arguments of an attempt say how long it waited
+row in it for each slot, and on the row a complete event (`X`) for each attempt. Times are the
+master's, in microseconds from the first event. The arguments of an attempt say how long it waited
 for a worker (`waited_in_line_s`), and on the worker for its inputs and a slot
 (`waited_on_worker_s`). The bar of a task of several Python calls contains a bar for each call.
 """
@@ -31,7 +31,7 @@ class TracedClient(Protocol):
 
 
 class Attempt(NamedTuple):
-    """What the master knows about an attempt: see `master.state.timeline`."""
+    """An attempt, as the master describes it: see `master.state.timeline`."""
 
     job: str
     task: str
@@ -142,7 +142,7 @@ def _fit(
 ) -> list[Attempt]:
     """Find the attempt that ran each call: an attempt of the task that declares the output, or of a
     child to which that task delegated it. Return the attempts in the order of their ends, with the
-    times of their calls, which are more exact than those of the reports.
+    times of their calls, which are more exact than the reports.
     """
     by_task: dict[str, list[Attempt]] = {}
     for attempt in attempts:
@@ -311,7 +311,7 @@ def is_traced(client: object) -> bool:
 
 
 def note_calls(client: object, output: str, names: Sequence[str], times: Times) -> None:
-    """Add the times of calls to the open traces. `names`: those of the functions of an output; the
+    """Add the times of calls to the open traces. `names`: the functions of an output; the
     last is also the name of all further calls, which are elements of a map.
     """
     for trace in _open:
