@@ -1,15 +1,16 @@
 """ciel: a universal execution engine.
 
-A Python program needs no more than this module: `ciel.Client` finds a cluster or starts one,
-`@ciel.task` makes tasks of functions. Everything is loaded when it is first named, so that a room
-below the client never loads it.
+Python programs need only this module: `ciel.Client` finds a cluster or starts one, and `@ciel.task`
+makes tasks of functions. A name is loaded when a program first uses it, so that importing a package
+below the client does not load the client. The import has two side effects: see `pure` and
+`joblib_name`.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from ciel import joblib_name as joblib_name
-from ciel import pure as pure  # before anything that may have been compiled
+from ciel import pure as pure  # first: it chooses between sources and compiled modules
 from ciel.version import __version__ as __version__
 
 if TYPE_CHECKING:

@@ -1,5 +1,10 @@
-"""Makes the name `"ciel"` known to joblib, whenever that is imported. It is not imported for it,
-nor is anything of ours before the name is used.
+"""Registers the backend `"ciel"` with joblib when a program imports both packages, in either order.
+
+joblib has no entry points for backends: it knows only those that a program has registered by
+`joblib.register_parallel_backend`. So `import ciel` registers the name if joblib is loaded. If it
+is not, an import hook waits for joblib, and removes itself afterwards. It loads nothing, changes no
+other import, and joblib has the same loader as without it (ADR 49). A program that imports
+`ciel.joblib` needs no hook.
 """
 
 from __future__ import annotations
@@ -13,7 +18,7 @@ from typing import Any
 
 
 class Finder:
-    """Stands in front of all others until joblib is imported, which they find."""
+    """An import hook before all others, until joblib is imported. The other hooks find joblib."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -28,26 +33,26 @@ class Finder:
         return None
 
     def _follow(self, loader: Any) -> None:
-        """Hear of it when a loader has run the module. It stays the loader that it is, as others
-        ask it for more.
+        """Register the name after a loader has executed the module. The loader stays the same
+        object, since other code uses its methods.
         """
         if isinstance(loader, type) or not hasattr(loader, "exec_module"):
-            return  # one for many modules, or for none
-        run = loader.exec_module
+            return  # a loader of many modules, or an old one
+        execute = loader.exec_module
 
         def exec_module(module: ModuleType) -> None:
-            run(module)
+            execute(module)
             if module.__name__ == "joblib":
                 vars(loader).pop("exec_module", None)
                 if self in sys.meta_path:
                     sys.meta_path.remove(self)
-                tell(module)
+                register(module)
 
         loader.exec_module = exec_module
 
 
-def tell(joblib: ModuleType) -> None:
-    """Tell joblib of our name, if it is joblib at all."""
+def register(joblib: ModuleType) -> None:
+    """Register the backend, unless a file of the program is named joblib."""
     if hasattr(joblib, "register_parallel_backend"):
         joblib.register_parallel_backend("ciel", _backend)
 
@@ -57,6 +62,6 @@ def _backend(**options: Any) -> Any:
 
 
 if "joblib" in sys.modules:
-    tell(sys.modules["joblib"])
+    register(sys.modules["joblib"])
 else:
     sys.meta_path.insert(0, Finder())

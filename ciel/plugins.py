@@ -1,8 +1,8 @@
-"""The only import by name: stores, executors and channels are found as entry points, and so are
-ways for the stores of one host to find each other.
+"""Loads plugins: stores, executors, channels, and the discovery of peer stores. No other module
+imports by name.
 
-Groups are `ciel.stores`, `ciel.executors`, `ciel.channels` and `ciel.neighbours`; a third-party
-package adds to them in its own metadata and needs no change here.
+Plugins are entry points in the groups `ciel.stores`, `ciel.executors`, `ciel.channels` and
+`ciel.neighbours`. A third-party package declares them in its own metadata.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ GROUPS = ("ciel.stores", "ciel.executors", "ciel.channels", "ciel.neighbours")
 
 
 class PluginError(Exception):
-    """A plugin that is not installed, or cannot be loaded."""
+    """A plugin is not installed, or cannot be loaded."""
 
     def __init__(self, group: str, name: str, reason: str) -> None:
         self.group = group
@@ -23,12 +23,12 @@ class PluginError(Exception):
 
 
 def names(group: str) -> list[str]:
-    """List what is installed in a group, sorted."""
+    """List the names of the installed plugins of a group, sorted."""
     return sorted(point.name for point in entry_points(group=group))
 
 
 def load(group: str, name: str) -> Any:
-    """Import what is registered under a name; raises PluginError with what there is instead."""
+    """Load the plugin of a name; raises PluginError, which lists the installed plugins."""
     found = [point for point in entry_points(group=group) if point.name == name]
     if not found:
         raise PluginError(group, name, f"not installed (there is: {', '.join(names(group))})")

@@ -1,8 +1,8 @@
-"""Runs the sources of modules that were compiled: with `CIEL_PURE=1`, and in a checkout where a
-source was changed since `make compiled`.
+"""Loads the sources of compiled modules: with `CIEL_PURE=1`, and in a checkout where a source has
+changed since `make compiled`.
 
-Sources allow breakpoints, and classes that inherit from the engine's, which compiled classes do
-not. They are the same program, a third slower.
+Unlike compiled modules, sources allow breakpoints, and classes that inherit from the engine's. They
+do the same, a third slower.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from types import ModuleType
 
 
 class Sources:
-    """Finds the sources of our modules; what has none, such as what is written in C, it leaves to
-    others.
+    """An import hook that finds the sources of modules of ciel. It leaves modules without sources,
+    such as modules in C, to other hooks.
     """
 
     def find_spec(
@@ -33,7 +33,7 @@ class Sources:
 
 
 def changed_since_compiled(package: Path) -> bool:
-    """Whether this is a checkout with a source that is newer than what was compiled from it."""
+    """Whether this is a checkout with a source that is newer than its compiled module."""
     compiled_s = [path.stat().st_mtime for path in package.glob("compiled_*.so")]
     if not compiled_s or not (package.parent / "pyproject.toml").exists():
         return False

@@ -1,6 +1,7 @@
-"""Content by URL, of whatever fsspec knows, as inputs and outputs of tasks.
+"""Reads and writes URLs in tasks, with the protocols of fsspec.
 
-It is workers that read and write: with their credentials, and nothing goes by way of the client.
+The workers read and write, with their own credentials; the content does not pass through the
+client.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ def read(
     options: dict[str, Any] | None = None,
     **storage_options: Any,
 ) -> Future[bytes]:
-    """Have a task read what is at a URL; return the future of its bytes.
+    """Submit a task that reads a URL; return the future of its bytes.
 
-    It is an argument of functions as any, and a file for programs:
-    `client.run(["sort"], stdin=ciel.urls.read("s3://bucket/key"))`. `storage_options` are fsspec's
-    for that kind of URL, `options` those of `ciel.task`.
+    Functions take the future as an argument, and programs as a file:
+    `client.run(["sort"], stdin=ciel.urls.read("s3://bucket/key"))`. fsspec gets the
+    `storage_options`; `options` are as for `ciel.task`.
     """
     found: Future[bytes] = _call(_read, (url, storage_options), client, options, f"read {url}")
     return found
@@ -42,8 +43,8 @@ def write(
     options: dict[str, Any] | None = None,
     **storage_options: Any,
 ) -> Future[int]:
-    """Have a task write a value to a URL: bytes, what has a buffer, or a text (in UTF-8), or a
-    future of such; return the future of the number of bytes.
+    """Submit a task that writes a value to a URL; return the future of the number of bytes. The
+    value is bytes, an object with a buffer, a text (written as UTF-8), or a future of such a value.
     """
     found: Future[int] = _call(
         _write, (value, url, storage_options), client, options, f"write {url}"

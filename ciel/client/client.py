@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, overload
 
 from ciel.client.calls.map_results import call_each, chunks_of, results_of_map
 from ciel.client.errors import ClientClosedError, ContextError
+from ciel.client.jobs.caller_context import Caller
 from ciel.client.jobs.client import JobClient
 from ciel.core.errors import CielError
 from ciel.core.events import JobPrinted
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
     from ciel.access.settings import MasterLocation
     from ciel.client.calls.calls import Calls
     from ciel.client.cluster.local import LocalCluster
-    from ciel.client.jobs.caller_context import Caller
     from ciel.client.jobs.job import Job
     from ciel.client.jobs.output_forwarding import Sink
     from ciel.client.views.explanation import Explanation
@@ -173,8 +173,6 @@ class Client(Shown, JobClient):
         """Return the directory and the environment of calls, as they are now; raises
         ContextError.
         """
-        from ciel.client.jobs.caller_context import Caller
-
         return Caller(self._cwd, scratch=self._scratch, env=self._env)
 
     def _open_job(self, context: CallerContext) -> Job:
