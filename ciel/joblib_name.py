@@ -18,7 +18,7 @@ from typing import Any
 
 
 class Finder:
-    """An import hook before all others, until joblib is imported. The other hooks find joblib."""
+    """The first import hook until joblib is imported; later hooks find joblib."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None

@@ -1,4 +1,4 @@
-"""Arrays, against a master that is nothing but a session and answers as it is told."""
+"""Arrays of programs, with the fake master."""
 
 import random
 import threading
@@ -39,16 +39,16 @@ class AcceptorLike(Protocol):
 
 
 class Master:
-    """Settles what is wanted as soon as that is more than `lag` objects, in any order."""
+    """Settles wanted objects, in random order, as soon as there are more than `lag`."""
 
     def __init__(self, seed: int = 1, lag: int = 100) -> None:
         self.job = JobId("")
         self.added = 0
-        self.peak = 0  # of what was unsettled at a time
+        self.peak = 0  # the largest number of unsettled objects
         self.unsettled: list[ObjectId] = []
         self.wanted: dict[ObjectId, None] = {}
         self.released: list[tuple[ObjectId, bool]] = []
-        self.fails: set[int] = set()  # which of what is wanted, by place
+        self.fails: set[int] = set()  # the places of wanted objects that fail
         self.lag = lag
         self._random = random.Random(seed)
 
@@ -74,7 +74,7 @@ class Master:
         return []
 
     def settle(self, left: int) -> list[Message]:
-        """Make all but the `left` newest objects, in any order."""
+        """Settle all but the `left` newest objects, in random order."""
         places = {object_id: place for place, object_id in enumerate(self.wanted)}
         count = max(0, len(self.unsettled) - left)
         made, self.unsettled = self.unsettled[:count], self.unsettled[count:]
@@ -89,7 +89,7 @@ class Master:
 
 
 class Numbers:
-    """A source of numbers that may be told to hold some back."""
+    """A source of numbers that can hold some back."""
 
     def __init__(self, count: int) -> None:
         self.there = count
@@ -145,7 +145,7 @@ def pairs(array: Array[int]) -> list[tuple[int, Reference]]:
 
 
 def numbers_of(found: list[tuple[int, Reference]]) -> list[int]:
-    """The elements, each of which came with its own result."""
+    """Return the elements; check that each came with its own result."""
     for number, ref in found:
         assert isinstance(ref, Failure) or (
             isinstance(ref, Value) and ref.content == b"%d" % number
@@ -202,7 +202,7 @@ def test_never_more_than_so_many_are_unsettled(
 def test_never_more_than_so_many_wait_for_their_turn(
     client: Client, master: Master, acceptor: AcceptorLike
 ) -> None:
-    """The first is slow: what comes after it is made, but not without end."""
+    """The first element is slow: some of the next ones run, but not all."""
     first: list[ObjectId] = []
 
     def reply(message: Message) -> list[Message]:
@@ -219,7 +219,7 @@ def test_never_more_than_so_many_wait_for_their_turn(
     thread = threading.Thread(target=lambda: found.extend(pairs(array)))
     thread.start()
     wait_for(lambda: array.submitted > 900 - 256)
-    time.sleep(0.05)  # in which it could go on
+    time.sleep(0.05)  # time to submit more
     assert array.submitted <= 900
     assert not found
     acceptor.say(ObjectSettled(master.job, Value.of(first[0], b"0")))

@@ -1,4 +1,4 @@
-"""Which calls travel together."""
+"""Calls that are sent together, and calls that are held back."""
 
 from collections.abc import Sequence
 from typing import Any

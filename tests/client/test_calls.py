@@ -79,13 +79,13 @@ class FakeCluster:
     summary: JobSummary | None = None
     slots: int = 2
     took_s: float = 1e-6
-    """How long each lot of calls takes, as its worker says."""
+    """How long each lot of calls takes, according to its worker."""
     tasks: list[FakeTask] = field(default_factory=list)
     wanted: list[ObjectId] = field(default_factory=list)
     released: list[ObjectId] = field(default_factory=list)
     objects: dict[ObjectId, bytes] = field(default_factory=dict)
     growing: list[bytes] = field(default_factory=list)
-    """What readers of a growing object get, one after the other."""
+    """The contents for successive readers of a growing object."""
     lost: set[ObjectId] = field(default_factory=set)
     """Objects that no worker holds until they are recomputed."""
     recomputed: list[ObjectId] = field(default_factory=list)
@@ -344,7 +344,7 @@ def test_calls_are_held_back_until_their_time_is_known(cluster: FakeCluster) -> 
     assert len(cluster.tasks) == 8 * cluster.slots
     cluster.finish(cluster.tasks[0])
     cluster.calls.flush()
-    assert len(cluster.tasks) < 24  # the others are bundled
+    assert len(cluster.tasks) < 24  # all other calls are bundled
     cluster.finish_all()
     assert [future.result(0) for future in futures] == list(range(0, 200, 2))
 

@@ -1,4 +1,4 @@
-"""Real daemons, started and ended by a client; what they leave is looked for afterwards."""
+"""Local clusters with real daemons, and the files that they leave."""
 
 import json
 import os
@@ -24,7 +24,7 @@ WAIT_S = 20.0
 
 @pytest.fixture(autouse=True)
 def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Give all that is started here places of its own, by which it can be found."""
+    """Give the daemons of a test separate directories, by which it can find them."""
     (tmp_path / "tmp").mkdir()
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
@@ -129,7 +129,7 @@ def test_what_a_failed_task_left_is_kept_where_its_story_says() -> None:
 
 
 def left_of(instance: str, spill: Path) -> list[str]:
-    """List what stores of a name that was given have in memory, and below a path."""
+    """List the files of stores of a name, in memory and below a path."""
     left = [path.name for path in Path("/dev/shm").glob(f"ciel*{instance}*")]
     return sorted(left + [path.name for path in spill.glob("*")])
 
@@ -164,7 +164,7 @@ def test_a_store_with_a_given_name_is_one_workers_at_a_time(state: Path, name: s
         with pytest.raises(ClusterOptionError, match=f"^worker-1 could not start: {said} "):
             LocalCluster(store=spec)
         assert len(job.read(ref, 30)) == size_bytes
-        os.kill(cluster.workers[0].pid, signal.SIGKILL)  # then it is taken again
+        os.kill(cluster.workers[0].pid, signal.SIGKILL)  # then another worker takes it
         assert job.read(job.run(["echo", "well"]), 30) == b"well\n"
     assert left_of(instance, state) == ["state", "tmp"]
 
@@ -327,7 +327,7 @@ def test_a_worker_that_does_not_come_up_is_said(cluster: LocalCluster) -> None:
     with pytest.raises(ClusterError, match="worker-1 was not ready in time"):
         cluster.restart(0, timeout_s=0.01)
     assert len(cluster.workers) == 2
-    cluster.restart(0)  # whatever became of it meanwhile
+    cluster.restart(0)  # in whatever state it is
     with Client(cluster) as client, client.job() as job:
         assert job.read(job.run(["echo", "well"])) == b"well\n"
 

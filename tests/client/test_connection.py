@@ -52,7 +52,7 @@ class AcceptorLike(Protocol):
 
 
 class Caller:
-    """Someone with a connection, who keeps what it delivers."""
+    """An owner of a connection that records its messages."""
 
     def __init__(self, acceptor: AcceptorLike) -> None:
         self.messages: list[Message] = []
@@ -86,7 +86,7 @@ def caller(acceptor: AcceptorLike) -> Iterator[Caller]:
 
 
 def refused(address: str, key: Key, **options: float | str) -> str:
-    """Return what is said when no connection comes about."""
+    """Return the message of a connection that fails."""
     with pytest.raises(ClientError) as caught:
         open_connection(address, key, lambda _: None, lambda _: None, **options)  # type: ignore[arg-type]  # options pass through
     return f"{type(caught.value).__name__}: {caught.value}"
@@ -136,7 +136,7 @@ def test_many_messages_travel_in_few_frames(
 def test_reads_while_it_cannot_write(
     acceptor: AcceptorLike, caller: Caller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Both buffers are full; whoever insisted on writing first would wait forever."""
+    """Both buffers are full; a side that insisted on writing first would wait for ever."""
     monkeypatch.setattr(connection_module, "_FAREWELL_S", 10.0)
     acceptor.reads.clear()
     caller.connection.send(Heartbeat())  # after this the acceptor reads no more
@@ -152,7 +152,7 @@ def test_reads_while_it_cannot_write(
 
 
 class Later:
-    """A clock that is ahead by so much."""
+    """A clock that is ahead of the real one."""
 
     ahead_s = 0.0
 
@@ -167,7 +167,7 @@ def test_a_master_that_did_not_read_for_long_has_time_to_do_so_when_the_end_come
     monkeypatch.setattr(connection_module, "time", clock)
     monkeypatch.setattr(connection_module, "_FAREWELL_S", 9.0)
     acceptor.reads.clear()
-    for number in range(20):  # 1.2 MB, more than fits between the two
+    for number in range(20):  # 1.2 MB, more than the buffers of both sides hold
         caller.connection.send(task("j", number, "x" * 60_000))
     clock.ahead_s = 10.0
     closing = threading.Thread(target=caller.connection.close)
@@ -243,7 +243,7 @@ def test_a_closed_connection_says_so(caller: Caller) -> None:
 def test_what_the_master_may_not_say_ends_the_connection(
     acceptor: AcceptorLike, caller: Caller
 ) -> None:
-    acceptor.say(WatchJob(JOB))  # which is the client's to say
+    acceptor.say(WatchJob(JOB))  # only a client may send this
     caller.wait_for(lambda: caller.lost)
     assert "not expected here" in str(caller.lost[0])
 

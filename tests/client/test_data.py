@@ -32,7 +32,7 @@ OBJECT = ObjectId("object")
 
 
 class Holder:
-    """A worker's HTTP side, as far as a client sees it: objects, tickets, ranges, faults."""
+    """The HTTP server of a worker, as far as a client uses it: objects, tickets, ranges, faults."""
 
     def __init__(self, key: Key) -> None:
         self.objects: dict[str, bytes] = {}
@@ -223,7 +223,7 @@ def test_a_file_that_changes_as_it_is_sent_is_sent_as_it_was_or_not_at_all(
     class Changing(io.FileIO):
         def seek(self, offset: int, whence: int = 0) -> int:
             place = super().seek(offset, whence)
-            if whence == os.SEEK_END:  # its size was asked: now it changes
+            if whence == os.SEEK_END:  # the client has read its size: now it changes
                 os.truncate(path, 4_000_000 if is_growing else 2_000_000)
             return place
 
@@ -293,7 +293,7 @@ def test_who_waits_for_a_log_can_be_interrupted(key: Key) -> None:
         waiting.join(10)
         assert heard == [b""]
         connection.close()
-        assert reader.read(wait=True) == b""  # nor does one that comes later
+        assert reader.read(wait=True) == b""  # nor does a later call
 
 
 def test_a_connection_is_kept_and_one_that_was_closed_meanwhile_is_replaced() -> None:
@@ -308,7 +308,7 @@ def test_a_connection_is_kept_and_one_that_was_closed_meanwhile_is_replaced() ->
             self.send_header("Content-Length", "5")
             self.end_headers()
             self.wfile.write(b"hello")
-            self.close_connection = len(served) == 2  # which nobody is told
+            self.close_connection = len(served) == 2  # without a header that says so
 
         def log_message(self, *arguments: object) -> None:
             pass

@@ -1,4 +1,4 @@
-"""What is said to people of futures, clients and the like: why something waits, and what it is."""
+"""Explanations of why a task waits, and the texts of futures and clients."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -28,7 +28,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ciel.Client]:
 
 
 def explained(client: ciel.Client, future: Any, state: str) -> Explanation:
-    """Return what is said of a future once its task is in a state."""
+    """Return the explanation of a future once its task is in a state."""
     until_s = time.monotonic() + WAIT_S
     while (found := client.explain(future)).state != state:
         assert time.monotonic() < until_s, f"it is {found.state}, not {state}"
@@ -54,7 +54,7 @@ def test_a_future_is_explained_from_its_beginning_to_its_end(client: ciel.Client
     assert (waiting.name, waiting.state) == ("cat", "waiting")
     assert f"it waits for {running.task}:out:0, made by task sleep" in waiting.why[0]
     others = [client.run(["true"], priority=-1) for _ in range(30)]
-    said = ""  # for a moment, until tasks are placed, the worker has room
+    said = ""  # until the tasks are placed, the worker has room
     while "could run, but every worker has as much" not in said:
         said = explained(client, others[-1], "runnable").why[0]
     assert explained(client, others[0], "assigned").why[0].endswith("waits there for its turn")

@@ -1,5 +1,5 @@
-"""A process that has a client and a cluster is forked: the child can use neither, and disturbs
-nobody.
+"""Forks of a process with a client and a cluster: the child can use neither, and does not disturb
+the parent.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import ciel
 from ciel.client.errors import ForkedError
 from ciel.testing.homes import Home, wait_for
 
-AT_ONCE_S = 20  # a child that waits for something is killed
+AT_ONCE_S = 20  # a child that waits longer is killed
 
 
 def double(number: int) -> int:
@@ -42,7 +42,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ciel.Client]:
 
 
 def in_child(act: Callable[[], object]) -> str:
-    """Return what it comes to in a forked child."""
+    """Return the result or the error of a function in a forked child."""
     read_fd, write_fd = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -61,7 +61,7 @@ def in_child(act: Callable[[], object]) -> str:
 
 
 def uses(client: ciel.Client) -> dict[str, Callable[[], Any]]:
-    """List all that a user can ask of a client, its futures, its jobs and its cluster."""
+    """List the uses of a client, its futures, its jobs and its cluster."""
     done, running = client.submit(double, 1), client.submit(slow, 1)
     assert done.result() == 2
     job = client.job()

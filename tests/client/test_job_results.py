@@ -1,4 +1,4 @@
-"""What a job makes of the messages of its master, with a fake session."""
+"""Results of a job, with a fake session."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SUMMARY = JobSummary(JobId("job"), 7, "", "active", "", {}, 0.0, None, 1, 0, 0)
 
 
 class FakeSession:
-    """A client whose master says what the test says, each time that somebody would wait."""
+    """A client that receives the next message of a test whenever the job waits."""
 
     def __init__(self) -> None:
         self.sent: list[Message] = []

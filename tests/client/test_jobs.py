@@ -185,7 +185,7 @@ def test_who_asks_is_told_of_results_as_they_come_and_again_when_made_again(
 
 
 class Keeper:
-    """A master that is asked what it thinks of a job, and says so."""
+    """A master that answers queries about the state of a job."""
 
     def __init__(self, acceptor: AcceptorLike, job: str) -> None:
         self.unsettled = 0
@@ -208,7 +208,7 @@ class Keeper:
 
 
 def lost_copy(acceptor: AcceptorLike, client: Client) -> tuple[Job, Keeper, Concrete]:
-    """A result whose only holder cannot be reached."""
+    """A result whose only worker cannot be reached."""
     job = client.job()
     keeper = Keeper(acceptor, job.id)
     ref = Concrete(job.run(["echo"]).id, 5000, frozenset(("127.0.0.1:1",)))
@@ -242,7 +242,7 @@ def test_a_result_that_the_master_does_not_think_lost_is_not_awaited_for_ever(
 def test_a_result_that_is_made_again_where_it_was_is_read_once_more(
     acceptor: AcceptorLike, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its reference is the same, so nothing else tells the client of it."""
+    """Its reference does not change, so no message reports the new copy."""
     monkeypatch.setattr(jobs, "LOSS_NOTICE_S", 0.05)
     job, _, ref = lost_copy(acceptor, client)
     monkeypatch.setattr(client, "read_chunks", lambda ref: iter([b"there again"]))

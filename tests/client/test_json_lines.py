@@ -62,7 +62,7 @@ JSON = st.recursive(
 
 
 def ways(value: Any, way: tuple[str | int, ...] = ()) -> list[tuple[str | int, ...]]:
-    """Every way into a value, in the order of its text."""
+    """Yield the paths to all values, in the order of the text."""
     if isinstance(value, dict | list):
         items = value.items() if isinstance(value, dict) else enumerate(value)
         return [way, *(deeper for key, item in items for deeper in ways(item, (*way, key)))]
@@ -71,7 +71,9 @@ def ways(value: Any, way: tuple[str | int, ...] = ()) -> list[tuple[str | int, .
 
 @given(JSON)
 def test_every_member_is_found_on_its_line(value: Any) -> None:
-    text = json.dumps(value, indent=0)  # each member begins a line; only brackets have others
+    text = json.dumps(
+        value, indent=0
+    )  # each member begins a line; all other lines have only brackets
     bare = [n for n, line in enumerate(text.splitlines(), 1) if line.strip("]},")]
     found = [line_of(text, way) for way in ways(value)]
     assert found == sorted(found)

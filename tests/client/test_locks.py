@@ -1,4 +1,4 @@
-"""Locks and waits that an interrupt finds at any moment, and that are whole afterwards."""
+"""Locks stay valid after interrupts at any moment."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Interrupted = Callable[[Callable[[], object], float], int]
 
 
 class Other:
-    """Another thread, which changes something all the time."""
+    """A thread that notifies of changes all the time."""
 
     def __init__(self, lock: Condition) -> None:
         self.changes = 0
@@ -29,7 +29,7 @@ class Other:
                 self._lock.notify_all()
 
     def end(self) -> bool:
-        """Whether it came to its end, and did not wait for a lock that nobody gives back."""
+        """Whether the thread has ended, and does not wait for a lock that is never released."""
         self._done = True
         self._thread.join(10)
         return not self._thread.is_alive()

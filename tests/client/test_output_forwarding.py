@@ -1,4 +1,4 @@
-"""What tasks print comes to the client: in order, whole, and before their results."""
+"""The output of tasks reaches the client in order, in complete lines, before their results."""
 
 import io
 import sys
@@ -28,7 +28,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ciel.LocalClus
 
 
 class Screen(io.StringIO):
-    """A file that somebody waits for."""
+    """A file for whose content a test can wait."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -89,7 +89,7 @@ def tell_in_pieces() -> None:
 
 
 def label_in(lines: list[str]) -> str:
-    """Return what stands in brackets before the first line."""
+    """Return the label before the first line."""
     return lines[0].partition("[")[2].partition("] ")[0]
 
 
@@ -159,7 +159,7 @@ def test_lines_of_several_tasks_stay_whole_and_in_order_and_say_whose_they_are(
 ) -> None:
     screen = io.StringIO()
     with ciel.Client(cluster, prints=screen) as client:
-        tell_much_alone = ciel.task(retries=1, name="much")(tell_much)  # each a task of its own
+        tell_much_alone = ciel.task(retries=1, name="much")(tell_much)  # one task for each call
         futures = [client.submit(tell_much_alone, who, 2000) for who in "abc"]  # over 64 KiB each
         for future in futures:
             future.result(WAIT_S)
@@ -197,7 +197,7 @@ def test_b7_standard_error_goes_to_standard_error_and_every_line_has_its_label(
 
     log.__name__ = "log"
     with ciel.Client(cluster) as client:
-        for _ in range(2):  # the second in a process that is warm
+        for _ in range(2):  # the second in a warm process
             client.submit(ciel.task(name="log", retries=1)(log)).result(WAIT_S)
     out, err = capsys.readouterr()
     assert out.splitlines() == ["[log 1] a result", "[log 2] a result"]
@@ -219,7 +219,7 @@ def settled(name: str) -> ObjectSettled:
 
 
 class Delivered:
-    """Prints, and what came behind them, each with what was written by then."""
+    """A forwarder, and the messages that it delivered, each with the output written before."""
 
     def __init__(self, screen: Any = None) -> None:
         self.screen = screen or io.StringIO()

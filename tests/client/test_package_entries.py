@@ -27,7 +27,7 @@ Write = Callable[..., Path]
 
 @pytest.fixture
 def write(tmp_path: Path) -> Write:
-    """Writes a file, or a package of entries, into the directory of all of them."""
+    """Writes a file, or a package with entries, into one directory."""
 
     def write(name: str, content: Any) -> Path:
         path = tmp_path / name
@@ -120,11 +120,11 @@ def test_a_package_is_a_file_of_bounded_length_in_utf_8(write: Write, tmp_path: 
     assert complaint(Path("/dev/zero")).endswith("zero: longer than 256 MiB")
 
 
-# --- bringing -------------------------------------------------------------------------------------
+# --- uploading ------------------------------------------------------------------------------------
 
 
 class Lab:
-    """Stands in for a client, its workers and a job; keeps what is brought, and runs `grab`."""
+    """A fake client, with its workers and a job; records uploads, and runs `grab`."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, workers: int = 3) -> None:
         self.held: dict[str, bytes] = {}
@@ -169,7 +169,7 @@ class Lab:
         return fetch(me, me, entries, upload(me, entries))
 
     def contents(self, index: Reference) -> list[bytes]:
-        """What the pieces of an index hold."""
+        """Return the contents of the pieces of an index."""
         assert isinstance(index, Value)
         return [self.held[ref.id] for ref in from_json(codec.decode(index.content))]
 

@@ -146,7 +146,7 @@ def test_options_say_how_the_job_is_scheduled() -> None:
         assert found.scheduling == Scheduling(expected)
 
 
-# --- what is refused ------------------------------------------------------------------------------
+# --- refusals -------------------------------------------------------------------------------------
 
 
 def with_entry(spec: Any) -> dict[str, Any]:
@@ -279,7 +279,7 @@ JSON = st.recursive(
 
 @given(JSON, JSON, JSON)
 def test_any_json_is_a_package_or_one_clear_error(files: Any, args: Any, result: Any) -> None:
-    # No error of another kind, whatever it is.
+    # No other error, whatever the package contains.
     with contextlib.suppress(PackageError):
         read({"package": files, "start": {"handler": "h", "args": args}, "result": result})
 

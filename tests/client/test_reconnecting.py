@@ -1,4 +1,4 @@
-"""A connection that is lost and comes back: what was said is said again, once."""
+"""A lost connection is opened again, and each message arrives once."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ciel.core.ids import JobId
 
 
 class Caller:
-    """Someone with a connection, who keeps what it delivers."""
+    """An owner of a connection that records its messages."""
 
     def __init__(self, acceptor: Any) -> None:
         self.messages: list[Message] = []
@@ -178,7 +178,7 @@ def test_one_that_is_known_to_be_dead_is_not_sought(acceptor: Any, caller: Calle
     acceptor.drop()
     caller.wait_for(lambda: caller.lost)
     assert str(caller.lost[0]).endswith("it closed the connection")
-    assert len(acceptor.hellos) <= 1  # the first may have come to nothing
+    assert len(acceptor.hellos) <= 1  # the first attempt may have failed
 
 
 def test_one_that_is_known_to_be_dead_meanwhile_is_sought_no_longer(
@@ -210,7 +210,7 @@ def test_a_close_does_not_wait_for_a_master_that_is_away(acceptor: Any, caller: 
 
 
 class Tearing:
-    """A socket, or a session, whose `send` is interrupted once: before, or when it was done."""
+    """A socket or a session whose `send` is interrupted once, before or after it has sent."""
 
     def __init__(self, real: Any, *, is_done: bool) -> None:
         self._real = real
@@ -263,6 +263,6 @@ def test_who_is_interrupted_while_he_sends_tears_nothing(
     eventually(lambda: "end" in heard(acceptor))
     numbers = [int(job[1:]) for job in heard(acceptor)[:-1]]
     doubled = sum(a >= b for a, b in itertools.pairwise(numbers))
-    assert doubled <= count  # a batch that was queued, though its sender did not learn of it
+    assert doubled <= count  # a batch that was queued although `send` was interrupted
     assert {*numbers} >= {*range(said)}
     assert caller.lost == []

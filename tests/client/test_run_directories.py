@@ -62,13 +62,15 @@ def test_a_sweeper_removes_directories_when_asked(tmp_path: Path) -> None:
 
 
 def test_the_sweeper_removes_what_was_half_removed_from_memory() -> None:
-    """As a worker leaves it that is killed meanwhile: under a name of its own (`leases`)."""
+    """A worker that is killed while it removes a directory leaves it under another name (see
+    `leases`).
+    """
     instance = Path("/dev/shm", f"ciel-{secrets.token_hex(8)}")
     half, other = Path(f"{instance}.{secrets.token_hex(8)}"), Path(f"{instance}x")
     for directory in (half, other):
         directory.mkdir()
         (directory / "object").write_bytes(b"content")
-    sweeper = Sweeper(2**22 + 1)  # which nobody is
+    sweeper = Sweeper(2**22 + 1)  # no process has this id
     sweeper.add([instance])
     sweeper.finish()
     assert not half.exists()
@@ -83,7 +85,7 @@ def test_a_sweeper_leaves_what_others_hold(tmp_path: Path) -> None:
     (tmp_path / "of * file").touch()
     holder = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
     held = [leases.hold(name, parent_fd=holder) for name in ("held", "of * 2")]
-    sweeper = Sweeper(2**22 + 1)  # which nobody is
+    sweeper = Sweeper(2**22 + 1)  # no process has this id
     leased = [*(str(paths[name]) for name in ("dead", "held")), f"{tmp_path}/of *"]
     sweeper.add_leased([*leased, f"{tmp_path}/link", f"{tmp_path}/absent"])
     sweeper.finish()

@@ -1,4 +1,4 @@
-"""A trace has what ran where and when, in the form that `chrome://tracing` reads."""
+"""Traces, in the format that `chrome://tracing` reads."""
 
 import json
 import time
@@ -30,7 +30,7 @@ def fail() -> None:
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """Read a trace as the rules for its form say ("Trace Event Format", JSON array format)."""
+    """Read a trace by the rules of its format ("Trace Event Format", JSON array format)."""
     events = json.loads(path.read_text())
     assert isinstance(events, list)
     rows: dict[tuple[int, int], list[tuple[float, float]]] = {}
@@ -47,7 +47,7 @@ def read(path: Path) -> list[dict[str, Any]]:
         else:
             assert event["name"] in ("process_name", "thread_name")
             assert isinstance(event["args"]["name"], str)
-    for bars in rows.values():  # complete events of a row are beside each other, or nested
+    for bars in rows.values():  # complete events of a row do not overlap, or are nested
         bars.sort(key=lambda bar: (bar[0], -bar[1]))
         around: list[tuple[float, float]] = []
         for start, end in bars:
