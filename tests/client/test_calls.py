@@ -386,7 +386,7 @@ def test_a_result_that_a_task_has_delegated_comes_from_the_other_object(
     assert moved.result(0) == 8
 
 
-def test_what_cannot_be_pickled_is_refused_at_once(cluster: FakeCluster) -> None:
+def test_an_argument_that_cannot_be_pickled_is_refused_at_once(cluster: FakeCluster) -> None:
     with pytest.raises(PackingError, match="argument 1"):
         submit(cluster, double, threading.Lock())
     assert cluster.tasks == []
@@ -505,7 +505,7 @@ def test_a_call_whose_future_is_dropped_is_not_sent(cluster: FakeCluster) -> Non
     assert sum(len(lot) for task in cluster.tasks for lot in task.bundle.lots) == 20
 
 
-def test_the_object_of_a_result_that_is_dropped_is_released(cluster: FakeCluster) -> None:
+def test_the_object_of_a_dropped_result_is_released(cluster: FakeCluster) -> None:
     future = submit(cluster, double, 1)
     cluster.finish_all()
     (output,) = cluster.tasks[0].outputs

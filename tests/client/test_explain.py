@@ -189,7 +189,7 @@ def test_a_value_is_shown(value: object, shown: str) -> None:
 # --- what things say of themselves ----------------------------------------------------------------
 
 
-def test_what_users_hold_says_what_it_is(client: ciel.Client) -> None:
+def test_objects_of_users_have_a_repr(client: ciel.Client) -> None:
     assert client.cluster is not None
     future = client.submit(divide, 6, 3)
     future.result(WAIT_S)

@@ -188,7 +188,7 @@ def prompt() -> Prompt:
         ("times", "change(3)"),
     ],
 )
-def test_a_function_is_packed_again_when_what_it_refers_to_was_said_anew(
+def test_a_function_is_packed_again_when_a_name_that_it_uses_is_redefined(
     prompt: Prompt, name: str, typed: str
 ) -> None:
     before = prompt.digest(name)
@@ -200,13 +200,13 @@ def test_a_function_is_packed_again_when_what_it_refers_to_was_said_anew(
     assert prompt.digest(name) == after
 
 
-def test_what_it_does_not_refer_to_is_of_no_account(prompt: Prompt) -> None:
+def test_changes_of_unused_variables_have_no_effect(prompt: Prompt) -> None:
     kept = prompt.functions.find(prompt.names["calls_helper"], USUAL)
     prompt.type("def other(x): pass\nkinds = 3\ndef calls_task(x): pass")
     assert prompt.functions.find(prompt.names["calls_helper"], USUAL) is kept
 
 
-def test_a_variable_that_comes_to_lie_where_another_one_lay_is_noticed(prompt: Prompt) -> None:
+def test_a_new_object_at_the_address_of_an_old_one_is_noticed(prompt: Prompt) -> None:
     before = prompt.digest("within")
     for number in range(20):  # the interpreter reuses memory that was just freed
         prompt.type(f"def helper(x): return {number}")
@@ -248,7 +248,7 @@ def test_a1_a_function_is_packed_again_when_something_in_it_has_changed(
     assert prompt.digest(name) == after
 
 
-def test_a1_one_that_cannot_be_watched_travels_once_as_long_as_it_is_the_same(
+def test_a1_a_function_whose_variables_cannot_be_compared_is_packed_once(
     prompt: Prompt,
 ) -> None:
     prompt.type(CHANGED)

@@ -35,7 +35,7 @@ class Other:
         return not self._thread.is_alive()
 
 
-def test_a_condition_is_whole_after_interrupts(interrupted: Interrupted) -> None:
+def test_a_condition_is_valid_after_interrupts(interrupted: Interrupted) -> None:
     condition = Condition()
     other = Other(condition)
 
@@ -50,7 +50,7 @@ def test_a_condition_is_whole_after_interrupts(interrupted: Interrupted) -> None
         assert not condition.wait(0)
 
 
-def test_changes_are_whole_after_interrupts(interrupted: Interrupted) -> None:
+def test_changes_are_valid_after_interrupts(interrupted: Interrupted) -> None:
     changes = Changes()
     other = Other(changes)
 
@@ -79,7 +79,7 @@ def test_a_condition_raises_what_is_raised_in_a_check() -> None:
         pass
 
 
-def test_a_flag_is_set_for_all_who_wait() -> None:
+def test_a_flag_wakes_all_waiting_threads() -> None:
     flag = Flag()
     assert not flag.wait(0)
     waiting = [threading.Thread(target=flag.wait) for _ in range(3)]

@@ -105,7 +105,7 @@ def label_in(lines: list[str]) -> str:
     ],
     ids=["lines", "both", "pieces"],
 )
-def test_what_a_task_printed_is_there_before_its_result(
+def test_the_output_of_a_task_is_there_before_its_result(
     cluster: ciel.LocalCluster, task: Callable[[], Any], lines: list[str]
 ) -> None:
     screen = io.StringIO()
@@ -123,7 +123,7 @@ def test_what_a_task_printed_is_there_before_its_result(
     [(tell_and_raise, LookupError, "before the end"), (tell_and_die, ciel.TaskError, "last words")],
     ids=["raised", "died"],
 )
-def test_so_is_what_it_printed_before_it_failed(
+def test_the_output_of_a_failed_task_is_there_before_its_failure(
     cluster: ciel.LocalCluster,
     task: Callable[[], None],
     error: type[Exception],
@@ -136,7 +136,7 @@ def test_so_is_what_it_printed_before_it_failed(
         assert screen.getvalue().rpartition("] ")[2] == f"{line}\n"
 
 
-def test_what_a_program_complains_is_a_print_too(cluster: ciel.LocalCluster) -> None:
+def test_the_standard_error_of_a_program_is_forwarded(cluster: ciel.LocalCluster) -> None:
     screen = io.StringIO()
     with ciel.Client(cluster, prints=screen) as client:
         assert client.run(["sh", "-c", "echo result; echo oh >&2"]).result(WAIT_S) == b"result\n"
@@ -230,7 +230,7 @@ class Delivered:
         self.messages += [(message, self.screen.getvalue()) for message in messages]
 
 
-def test_what_came_behind_waits_and_nothing_else_does() -> None:
+def test_only_messages_after_output_wait_for_it() -> None:
     delivered = Delivered()
     first, second, third = settled("a"), settled("b"), settled("c")
     messages: list[Message] = [first, printed("1\n"), second, printed("2\n"), third]
@@ -240,7 +240,7 @@ def test_what_came_behind_waits_and_nothing_else_does() -> None:
     assert delivered.prints.sift([first]) == [first]
 
 
-def test_a_worker_that_cannot_be_asked_holds_up_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unreachable_worker_does_not_delay_messages(capsys: pytest.CaptureFixture[str]) -> None:
     delivered = Delivered()
     delivered.prints.sift([printed(""), settled("a")])
     delivered.prints.close()
@@ -248,7 +248,7 @@ def test_a_worker_that_cannot_be_asked_holds_up_nothing(capsys: pytest.CaptureFi
     assert "the output of f 1 is lost: " in capsys.readouterr().err
 
 
-def test_a_screen_that_is_closed_holds_up_nothing() -> None:
+def test_a_closed_stream_does_not_delay_messages() -> None:
     class Closed(io.StringIO):
         def write(self, text: str, /) -> int:
             raise ValueError("I/O operation on closed file")
@@ -259,7 +259,7 @@ def test_a_screen_that_is_closed_holds_up_nothing() -> None:
     assert [message for message, _ in delivered.messages] == [settled("a")]
 
 
-def test_a_screen_of_few_characters_gets_the_others_escaped() -> None:
+def test_characters_that_a_stream_cannot_encode_are_escaped() -> None:
     binary = io.BytesIO()
     screen = io.TextIOWrapper(binary, "ascii", newline="")
     prints = OutputForwarder(Key.new(), lambda messages: None, screen)

@@ -101,7 +101,7 @@ def test_lists_are_read_and_blank_lines_passed_over(write: Write, tmp_path: Path
         ),
     ],
 )  # fmt: skip
-def test_what_is_not_there_is_said_before_anything_is_sent(
+def test_missing_files_are_reported_before_anything_is_sent(
     write: Write, tmp_path: Path, entry: Any, said: str
 ) -> None:
     (tmp_path / "d").mkdir()
@@ -211,7 +211,7 @@ LINES = b"".join(b"%d" % n * (n % 7) + b"\n" for n in range(200))
         (LINES, {}, [LINES]),
     ],
 )
-def test_a_file_is_cut_where_it_is_said(
+def test_a_file_is_divided_into_blocks(
     lab: Lab, write: Write, content: bytes, said: Any, blocks: list[bytes]
 ) -> None:
     write("f", content)
@@ -238,7 +238,7 @@ def test_listed_files_are_the_pieces_of_an_index(lab: Lab, write: Write) -> None
     assert lab.contents(brought.package["k"]) == [b"2", b"1", b"2"]
 
 
-def test_each_url_is_fetched_once_and_kept_with_the_job(lab: Lab, write: Write) -> None:
+def test_each_url_is_fetched_once_and_stays_with_the_job(lab: Lab, write: Write) -> None:
     urls = ["http://h/1", "swbs://h:9/x", "http://h/2", "http://h/1"]
     package = write("p", {"k": {"urls": urls, "repeat": 2}, "l": {"urls": urls[:1]}})
     brought = lab.bring(package)

@@ -80,7 +80,7 @@ def test_calls_and_programs_are_counted_by_name(client: ciel.Client) -> None:
     }
 
 
-def test_what_tasks_create_may_be_more_than_is_known(client: ciel.Client) -> None:
+def test_totals_grow_while_tasks_spawn_others(client: ciel.Client) -> None:
     with ciel.progress(client, stream=io.StringIO()) as shown:
         future = client.submit(begin_several, 3)
         rows = seen(shown, lambda rows: "linger" in rows and rows["linger"].grows)
@@ -97,7 +97,7 @@ def kind(name: str, executor: str, spawned: bool, running: int = 0, **counts: in
     }  # fmt: skip
 
 
-def test_numbers_of_client_and_master_are_put_together() -> None:
+def test_counts_of_client_and_master_are_combined() -> None:
     tally = Tally()
     tally.submitted, tally.done, tally.failed = 10, 4, 1
     kinds = [
@@ -143,7 +143,7 @@ class StubClient:
             listener()
 
 
-def test_a_master_is_asked_when_it_has_said_that_something_changed_and_may_be_away() -> None:
+def test_a_master_is_queried_after_a_change_and_may_be_unreachable() -> None:
     client = StubClient()
     with Progress(client, stream=io.StringIO()) as shown:  # type: ignore[arg-type]  # as far as it is used
         client.change(3)
@@ -230,7 +230,7 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_the_picture_depends_on_where_it_is_shown() -> None:
+def test_the_display_depends_on_the_stream() -> None:
     assert isinstance(Progress(stream=io.StringIO())._display, Plain)
     assert isinstance(Progress(stream=Terminal())._display, Lines)
     with mock.patch.dict(sys.modules, {"rich.live": None}):  # it is not installed
@@ -263,7 +263,7 @@ def test_lines_are_redrawn_on_a_terminal_and_stay_at_the_end() -> None:
     assert stream.getvalue().count("100 of ≥ 120") >= 2
 
 
-def test_plain_lines_come_now_and_then_and_at_the_end() -> None:
+def test_plain_lines_are_written_at_intervals_and_at_the_end() -> None:
     stream = io.StringIO()
     display = Plain(stream)
     display.show(VIEWS, is_last=False)

@@ -28,7 +28,7 @@ def test_the_last_runs_are_kept(environ: dict[str, str], tmp_path: Path) -> None
     assert sorted((tmp_path / "ciel" / "runs").iterdir()) == sorted(made[-RUNS_KEPT:])
 
 
-def test_a_run_that_goes_on_is_not_pruned(environ: dict[str, str]) -> None:
+def test_a_run_directory_in_use_is_not_pruned(environ: dict[str, str]) -> None:
     first = RunDirectory(environ)
     for _ in range(RUNS_KEPT + 1):
         RunDirectory(environ).release()
@@ -61,7 +61,7 @@ def test_a_sweeper_removes_directories_when_asked(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_sweeper_removes_what_was_half_removed_from_memory() -> None:
+def test_the_sweeper_removes_half_removed_directories_in_memory() -> None:
     """A worker that is killed while it removes a directory leaves it under another name (see
     `leases`).
     """
@@ -78,7 +78,7 @@ def test_the_sweeper_removes_what_was_half_removed_from_memory() -> None:
     shutil.rmtree(other)
 
 
-def test_a_sweeper_leaves_what_others_hold(tmp_path: Path) -> None:
+def test_a_sweeper_leaves_directories_with_a_held_lease(tmp_path: Path) -> None:
     names = ("dead", "held", "of * 1", "of * 2", "off")
     paths = {name: _full_directory(tmp_path / name) for name in names}
     (tmp_path / "link").symlink_to(paths["off"])
@@ -108,7 +108,7 @@ def test_a_sweeper_waits_for_the_launcher(tmp_path: Path) -> None:
     assert not path.exists()
 
 
-def test_a_sweeper_outlives_whoever_is_killed(tmp_path: Path) -> None:
+def test_a_sweeper_outlives_its_killed_process(tmp_path: Path) -> None:
     path = _full_directory(tmp_path / "spool")
     code = (
         "import sys, time; from pathlib import Path\n"
