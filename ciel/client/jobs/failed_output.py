@@ -26,15 +26,15 @@ class Printed(NamedTuple):
 
 def printed_before(client: JobClient, failure: Failure) -> Printed:
     """Return the standard output of a program that failed."""
-    told = _details(failure)
-    if "stdout" not in told or failure.reason in _NOT_ITS_OWN:
+    details = _details(failure)
+    if "stdout" not in details or failure.reason in _NOT_ITS_OWN:
         return Printed()
     try:
-        content = base64.b64decode(told["stdout"], validate=True)
-        size_bytes = int(told["stdout_bytes"])
+        content = base64.b64decode(details["stdout"], validate=True)
+        size_bytes = int(details["stdout_bytes"])
     except (KeyError, TypeError, ValueError):
         return Printed()
-    netloc, _, name = told.get("stdout_at", "").partition(" ")
+    netloc, _, name = details.get("stdout_at", "").partition(" ")
     if not name:
         return Printed(content)
     why = "only its beginning is kept"

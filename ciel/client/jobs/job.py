@@ -71,7 +71,7 @@ _ADDED_AT_ONCE = 256  # tasks in one frame; with more the master would wait for 
 _WANTED_AT_ONCE = 1000  # ids in one message
 _NAMED_BY_ONE_TASK = 1000  # some 100 KB of references
 LOSS_NOTICE_S: Final = 2 * LOST_AFTER_S
-"""Within this time the master declares a lost worker dead, and reports its objects as lost."""
+"""Within this time the master notices that a worker is lost, and reports this."""
 
 
 def archive_of(output: Reference) -> Future:

@@ -107,29 +107,29 @@ def _queried(
     has_failed: bool = False,
 ) -> Explanation:
     try:
-        told = ask("task", {"object": object_id})
+        answer = ask("task", {"object": object_id})
     except QueryError as error:
         if here:  # the master may have removed a task whose result the client has
             return Explanation(name, "done", here)
         return Explanation(name or object_id, "unknown", (error.reason,))
-    why, story = [[relocated(text) for text in told[key]] for key in ("why", "story")]
-    state = "running" if told["runs"] else told["state"]
+    why, story = [[relocated(text) for text in answer[key]] for key in ("why", "story")]
+    state = "running" if answer["runs"] else answer["state"]
     if has_failed:
         state = "failed"  # the program has succeeded: the error of the function is its result
         why = []  # the reasons of the master repeat that, or describe the program
         story = story if len(story) > 1 else []
-    inputs = [_reading(ref) for ref in from_json(told["inputs"])]
-    left_out = told["inputs_count"] - len(inputs)
+    inputs = [_reading(ref) for ref in from_json(answer["inputs"])]
+    left_out = answer["inputs_count"] - len(inputs)
     more = [f"and {left_out} more"] if left_out else []
     return Explanation(
-        name=name or told["name"] or told["task"],
+        name=name or answer["name"] or answer["task"],
         state=state,
         why=(*here, *why),
         story=tuple(story),
-        task=told["task"],
-        job=told["job"],
-        attempt=told["attempt"],
-        worker=told["worker"] or "",
+        task=answer["task"],
+        job=answer["job"],
+        attempt=answer["attempt"],
+        worker=answer["worker"] or "",
         inputs=(*inputs, *more),
     )
 

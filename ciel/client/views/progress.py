@@ -150,9 +150,9 @@ def rows_of(
 def _kinds_of(client: WatchedClient, job_id: str) -> list[dict[str, Any]]:
     """Query the master for the counts of a job's tasks; raises ClientError."""
     while True:  # for each answer the master counts a limited number of tasks
-        told = client.ask("progress", {"job": job_id})
-        if told["counted"]:
-            kinds: list[dict[str, Any]] = told["kinds"]
+        answer = client.ask("progress", {"job": job_id})
+        if answer["counted"]:
+            kinds: list[dict[str, Any]] = answer["kinds"]
             return kinds
 
 

@@ -83,8 +83,8 @@ def lay_out(attempts: Iterable[Attempt], slots: int, now_s: float) -> list[Bar]:
     listed = list(attempts)
     for attempt in reversed([attempt for attempt in listed if attempt.slots]):
         row = max(range(len(begins)), key=lambda number: begins[number])
-        told_s = now_s if attempt.ended_at_s is None else attempt.ended_at_s
-        end_s = min(told_s, begins[row])
+        reported_s = now_s if attempt.ended_at_s is None else attempt.ended_at_s
+        end_s = min(reported_s, begins[row])
         bar = Bar(attempt, row, end_s - attempt.run_s, end_s)
         begins[row] = bar.start_s
         bars.append(bar)
@@ -199,15 +199,19 @@ def _named(kind: str, process: int, row: int, name: str) -> dict[str, Any]:
 
 def _complete(bar: Bar, process: int, first_s: float) -> dict[str, Any]:
     attempt = bar.attempt
-    told: dict[str, Any] = {"task": attempt.task, "attempt": attempt.attempt, "job": attempt.job}
+    arguments: dict[str, Any] = {
+        "task": attempt.task,
+        "attempt": attempt.attempt,
+        "job": attempt.job,
+    }
     if attempt.parent:
-        told["parent"] = attempt.parent
+        arguments["parent"] = attempt.parent
     if attempt.given_at_s is not None:
         if attempt.ready_at_s:
-            told["waited_in_line_s"] = _rounded(attempt.given_at_s - attempt.ready_at_s)
-        told["waited_on_worker_s"] = _rounded(bar.start_s - attempt.given_at_s)
+            arguments["waited_in_line_s"] = _rounded(attempt.given_at_s - attempt.ready_at_s)
+        arguments["waited_on_worker_s"] = _rounded(bar.start_s - attempt.given_at_s)
     running = attempt.ended_at_s is None
-    told["outcome"] = attempt.fault or ("running" if running else "done")
+    arguments["outcome"] = attempt.fault or ("running" if running else "done")
     return {
         "name": attempt.name or attempt.executor,
         "cat": attempt.executor,
@@ -216,7 +220,7 @@ def _complete(bar: Bar, process: int, first_s: float) -> dict[str, Any]:
         "dur": round((bar.end_s - bar.start_s) * 1e6, 3),
         "pid": process,
         "tid": bar.row + 1,
-        "args": told,
+        "args": arguments,
     }
 
 
