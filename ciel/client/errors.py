@@ -166,7 +166,7 @@ class ObjectUnreadableError(ClientError):
 
     def __init__(self, object_id: str, reasons: Sequence[tuple[str, str]]) -> None:
         tried = "; ".join(f"{place}: {reason}" for place, reason in reasons)
-        super().__init__(f"cannot read object {object_id}: {tried or 'nobody holds it'}")
+        super().__init__(f"cannot read object {object_id}: {tried or 'no worker holds it'}")
         self.object_id = object_id
         self.reasons = list(reasons)
 

@@ -316,7 +316,7 @@ def test_an_impossible_number_of_workers_is_refused(cluster: LocalCluster) -> No
 def test_a_shared_store_has_a_fixed_number_of_cores() -> None:
     with LocalCluster(store="scc:capacity=64MiB,cores=2") as cluster:
         cluster.add_worker()
-        with pytest.raises(ClusterError, match="has seats for 2 workers, and all are taken"):
+        with pytest.raises(ClusterError, match="has cores for 2 workers, and all are in use"):
             cluster.add_worker()
         assert cluster.worker_count == 2
 

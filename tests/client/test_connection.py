@@ -352,10 +352,10 @@ class answering:  # noqa: N801  # reads as a verb
 @pytest.mark.parametrize(
     "data, why",
     [
-        (b"SSH-2.0-OpenSSH_9.2\r\n", "something else listens there"),
+        (b"SSH-2.0-OpenSSH_9.2\r\n", "another program listens there"),
         (b"HTTP/1.1 400 Bad Request\r\n\r\n", "an HTTP server"),
-        (b"\0\0\0\x02\0\0\0\x02[]", "something else listens there"),
-        (b"\x01\xff\xff\xff\0\0\0\0", "something else listens there"),
+        (b"\0\0\0\x02\0\0\0\x02[]", "another program listens there"),
+        (b"\x01\xff\xff\xff\0\0\0\0", "another program listens there"),
     ],
 )
 def test_another_server_is_recognised(
@@ -373,7 +373,7 @@ def test_a_peer_that_closes_the_connection_is_not_a_master(
     with answering(listener[0], b"", close=True):
         text = refused(listener[1], key)
     assert text.startswith("NotAMasterError")
-    assert text.endswith("it hung up; it is about to end, or no master")
+    assert text.endswith("it closed the connection: it is about to end, or it is not a master")
 
 
 class Quiet(http.server.BaseHTTPRequestHandler):
@@ -397,7 +397,7 @@ def test_a_silent_listener_costs_no_more_than_the_time_limit(
 ) -> None:
     start_s = time.monotonic()
     text = refused(listener[1], key, timeout_s=0.2)
-    assert text.endswith("it does not answer; it hangs, or is no master")
+    assert text.endswith("it does not answer: it hangs, or it is not a master")
     assert time.monotonic() - start_s < 10
 
 

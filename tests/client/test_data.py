@@ -186,7 +186,7 @@ def test_an_unreadable_object_has_all_reasons(holders: list[Holder], key: Key) -
 
 
 def test_the_client_holds_no_future(key: Key) -> None:
-    with pytest.raises(ObjectUnreadableError, match="object object: nobody holds it"):
+    with pytest.raises(ObjectUnreadableError, match="object object: no worker holds it"):
         read(Future(OBJECT), key)
 
 

@@ -235,7 +235,7 @@ def test_an_unreadable_result_that_is_not_lost_is_not_awaited_for_ever(
 ) -> None:
     monkeypatch.setattr(jobs, "LOSS_NOTICE_S", 0.05)
     job, _, ref = lost_copy(acceptor, client)
-    with pytest.raises(ObjectUnreadableError, match="nobody holds it"):
+    with pytest.raises(ObjectUnreadableError, match="no worker holds it"):
         job.await_copy(ObjectUnreadableError(ref.id, []), ref)
 
 
@@ -309,7 +309,9 @@ def test_an_exception_inside_cancels_the_job(acceptor: AcceptorLike, client: Cli
     with pytest.raises(KeyError), client.job():
         raise KeyError
     client.close()
-    assert [message.reason for message in said(acceptor, CancelJob)] == ["its client met KeyError"]
+    assert [message.reason for message in said(acceptor, CancelJob)] == [
+        "its client raised KeyError"
+    ]
 
 
 def test_a_lost_connection_ends_every_wait(acceptor: AcceptorLike, client: Client) -> None:

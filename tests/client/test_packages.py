@@ -288,5 +288,5 @@ def test_arguments_that_are_not_utf_8_only_name_files() -> None:
     word = b"\xff".decode(errors="surrogateescape")
     package = {"package": {"a": {"filename": {"__args__": 0}}}, "start": START}
     assert read(package, [word]).entries["a"] == WholeFile(Path(f"/jobs/{word}"))
-    said = "5: start.args.x: what was given for it is not UTF-8"
+    said = "5: start.args.x: its value is not UTF-8"
     assert complaint(with_args({"x": {"__args__": 0}}), [word]) == said

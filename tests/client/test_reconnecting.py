@@ -143,7 +143,7 @@ def test_received_messages_are_confirmed_at_intervals(
 def test_a_wrong_confirmation_ends_the_connection(acceptor: Any, caller: Caller) -> None:
     acceptor.say(Received(1))
     caller.wait_for(lambda: caller.lost)
-    assert "received 1 messages, which cannot be" in str(caller.lost[0])
+    assert "confirms 1 messages, which is impossible" in str(caller.lost[0])
 
 
 def test_a_master_that_does_not_know_the_session_is_asked_once(
@@ -154,7 +154,7 @@ def test_a_master_that_does_not_know_the_session_is_asked_once(
     acceptor.drop()
     caller.wait_for(lambda: caller.lost)
     assert str(caller.lost[0]).endswith(
-        "it closed the connection; it does not take us back: refused: nobody knows you"
+        "it closed the connection; it refused to resume the session: refused: nobody knows you"
     )
     assert len(acceptor.hellos) == 2
 

@@ -205,8 +205,8 @@ class LocalCluster(Shown):
             seats = self._stores.seats
             if seats is not None and number >= seats:
                 raise ClusterError(
-                    f"the scc store of this cluster has seats for {seats} workers, and all "
-                    "are taken; give it more from the start, as in store='scc:cores=8'"
+                    f"the scc store of this cluster has cores for {seats} workers, and all "
+                    "are in use; start the cluster with more, as in store='scc:cores=8'"
                 )
             self._add_spool()
             daemon = self._worker(number, slots or self.slots)
@@ -344,7 +344,7 @@ class LocalCluster(Shown):
         try:
             goes_on = daemon.listen()
         except ValueError:
-            raise failure(daemon, "said something else than ready") from None
+            raise failure(daemon, "did not report that it is ready") from None
         if daemon.refusal:
             raise refused(daemon)
         return goes_on

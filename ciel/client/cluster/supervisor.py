@@ -169,7 +169,7 @@ class Supervisor:
         try:
             start.daemon.listen()
         except ValueError:
-            self._fail(start, failure(start.daemon, "said something else than ready"))
+            self._fail(start, failure(start.daemon, "did not report that it is ready"))
 
     def _check(self, start: _Start) -> None:
         """Check whether a start has succeeded, or has failed."""

@@ -335,7 +335,7 @@ class Connection:
             if self._torn is not None:
                 return  # the next connection begins with a confirmation
             if not self._confirmed <= count <= self._confirmed + len(self._kept):
-                raise WireError(f"it says that it received {count} messages, which cannot be")
+                raise WireError(f"it confirms {count} messages, which is impossible")
             for _ in range(count - self._confirmed):
                 self._kept.popleft()
             self._confirmed = count
@@ -370,7 +370,7 @@ class Connection:
             try:
                 line = self._dialer.dial(min(_DIAL_S, max(left_s, _PAUSE_MAX_S)), self._received)
             except AccessRefusedError as error:
-                reason = f"; it does not take us back: {error.reason}"
+                reason = f"; it refused to resume the session: {error.reason}"
                 break
             except NoMasterError as error:
                 reason = error.reason

@@ -98,7 +98,7 @@ def _dial(address: str, timeout_s: float) -> socket.socket:
         is_silent = error.errno in (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN)
         raise NoMasterError(address, error.strerror or str(error), is_silent=is_silent) from None
     except (ValueError, OverflowError):
-        raise NoMasterError(address, "that is no address; expected HOST:PORT") from None
+        raise NoMasterError(address, "that is not an address; expected HOST:PORT") from None
 
 
 def _greet(
@@ -126,12 +126,14 @@ def _greet(
         raise AccessRefusedError(address, error.reason) from None
     except RemoteProtocolError as error:
         what = "an HTTP server" if seen.startswith(b"HTTP/") else error.reason
-        raise NotAMasterError(address, f"something else listens there ({what})") from None
+        raise NotAMasterError(address, f"another program listens there ({what})") from None
     except TimeoutError:
-        reason = "it does not answer; it hangs, or is no master"
+        reason = "it does not answer: it hangs, or it is not a master"
         raise NotAMasterError(address, reason, is_silent=True) from None
     except (ConnectionResetError, BrokenPipeError):
-        raise NotAMasterError(address, "it hung up; it is about to end, or no master") from None
+        raise NotAMasterError(
+            address, "it closed the connection: it is about to end, or it is not a master"
+        ) from None
     except OSError as error:
         raise NotAMasterError(address, error.strerror or str(error)) from None
 

@@ -43,7 +43,7 @@ def printed_before(client: JobClient, failure: Failure) -> Printed:
     except OutputGoneError as error:
         why = str(error)
     missing_bytes = size_bytes - len(content)
-    missing = f"{missing_bytes} bytes of what it had printed are left out: {why}"
+    missing = f"{missing_bytes} bytes of its output are missing: {why}"
     return Printed(content, missing if missing_bytes > 0 else "")
 
 

@@ -143,7 +143,7 @@ class Job(Shown):
             self.wait()
         else:
             try:
-                self.cancel(f"its client met {type(error).__name__}")
+                self.cancel(f"its client raised {type(error).__name__}")
             except ClientError:
                 pass  # the error of the block says more
 

@@ -175,7 +175,7 @@ def require_makers(client: JobClient, package: Package) -> None:
         except QueryError:
             found = None
         if found is None or (found["made_by"] is None and found["state"] == "expected"):
-            raise package.file.error(steps, f"no task is known that makes object {object_id}")
+            raise package.file.error(steps, f"no known task produces object {object_id}")
 
 
 def _futures(value: Any, steps: Steps) -> Iterator[tuple[Steps, str]]:

@@ -227,7 +227,7 @@ class _Reader:
             return self.filled((*steps, "default"), spec["default"])
         is_sent = steps[0] != "package"  # names of files are not sent
         if is_sent and any("\ud800" <= letter <= "\udfff" for letter in found):
-            self.fail(steps, "what was given for it is not UTF-8")
+            self.fail(steps, "its value is not UTF-8")
         return found
 
     def _variable(self, steps: Steps, name: Any) -> tuple[str | None, str]:

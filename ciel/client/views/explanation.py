@@ -71,10 +71,10 @@ def explain(ask: Ask, relocated: Callable[[str], str], future: Any) -> Explanati
     if isinstance(future, REFERENCE_TYPES):
         return _queried(ask, relocated, future.id, "", ())
     if not hasattr(future, "__ciel_future__"):
-        raise TypeError(f"a future is explained, or a reference, not {future!r:.80}")
+        raise TypeError(f"explain takes a future or a reference, not {future!r:.80}")
     name = str(getattr(future, "name", ""))
     if future.cancelled():
-        return Explanation(name, "cancelled", ("it was called off here",))
+        return Explanation(name, "cancelled", ("it was cancelled here",))
     here = _known_here(future)
     if not future.done():
         future.calls.expedite(future)
@@ -83,7 +83,7 @@ def explain(ask: Ask, relocated: Callable[[str], str], future: Any) -> Explanati
     if lot is None:
         return Explanation(name, "unsent", here or ("its call is on its way to the cluster",))
     if len(lot.functions) > 1:
-        here = (*here, f"its task makes the results of {len(lot.functions)} calls, this among them")
+        here = (*here, f"its task produces the results of {len(lot.functions)} calls")
     return _queried(ask, relocated, lot.id, name, here, has_failed=has_failed)
 
 
