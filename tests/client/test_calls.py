@@ -90,6 +90,7 @@ class FakeCluster:
     """Objects that no worker holds until they are recomputed."""
     recomputed: list[ObjectId] = field(default_factory=list)
     was_closed: bool = False
+    on_add: Callable[[], object] = lambda: None
 
     def __post_init__(self) -> None:
         self._numbers = itertools.count()
@@ -134,6 +135,7 @@ class FakeCluster:
         self, executor: str, arguments: dict[str, Any], *, n_outputs: int, needs: Needs,
         mentions: Mentions, name: str, sees_errors: bool,
     ) -> list[Future]:  # fmt: skip
+        self.on_add()
         task = next(self._numbers)
         outputs = [ObjectId(f"task{task}:out:{number}") for number in range(n_outputs)]
         inputs: list[Reference] = list(arguments["inputs"])
@@ -531,6 +533,14 @@ def test_a_lost_connection_fails_all_calls_also_later_ones(cluster: FakeCluster)
     assert done.result(0) == 0
     with pytest.raises(ConnectionLostError):
         submit(cluster, double, 2)
+
+
+def test_a_connection_that_is_lost_while_a_call_is_sent_fails_the_call(
+    cluster: FakeCluster,
+) -> None:
+    lost = ConnectionLostError("here", "it closed the connection")
+    cluster.on_add = lambda: cluster.calls.lose(lost)
+    assert submit(cluster, double, 1).exception(1) is lost
 
 
 def test_a_thread_that_waits_is_woken_by_the_loss_of_the_connection(cluster: FakeCluster) -> None:
